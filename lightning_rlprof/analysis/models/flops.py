@@ -1,0 +1,249 @@
+"""FLOPs of a transformer: forward, backward, recomputation, prefill and decode.
+
+A multiply and an add count one each. Matmuls alone count: norms, rotary positions, softmax and
+activations are left out, as in all published formulas. The look-up of an embedding costs nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lightning_rlprof.analysis.models.architecture import Experts, LinearAttention, Model, Vision
+
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of the patches of an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """FLOPs of one forward pass, by part.
+
+    Attributes:
+        linear: Matmuls of all layers.
+        attention: Queries with keys, and weights with values.
+        head: The output layer.
+        vision: The vision tower.
+        last: Of ``linear``, the last matmul of each dense layer.
+    """
+
+    linear: int
+    attention: int
+    head: int
+    vision: int = 0
+    last: int = 0
+
+    @property
+    def forward(self) -> int:
+        """All parts."""
+        return self.linear + self.attention + self.head + self.vision
+
+    @property
+    def backward(self) -> int:
+        """Gradients of inputs and of weights: two matmuls for each one.
+
+        Flash attention computes 2.5 instead of 2, as it recomputes; that is work, but not useful
+        work, and MFU does not count it.
+        """
+        return 2 * self.forward
+
+    @property
+    def training(self) -> int:
+        """Forward and backward, without recomputation: what MFU counts (PaLM, arXiv:2204.02311)."""
+        return self.forward + self.backward
+
+    @property
+    def recomputation(self) -> int:
+        """What checkpointing every layer repeats: the forward pass without the output layer."""
+        return self.forward - self.head
+
+    @property
+    def early_stop_recomputation(self) -> int:
+        """The same if ``use_reentrant=False``: it stops before the last matmul of a dense layer."""
+        return self.recomputation - self.last
+
+    def adapted(self, tokens: int, parameters: int) -> "tuple[int, int]":
+        """Return forward and backward of LoRA, by its trainable parameters.
+
+        The base model needs gradients of inputs alone: one matmul for each one forward, and two in
+        attention, whose inputs are both activations.
+        """
+        own = 2 * tokens * parameters
+        return self.forward + own, self.forward + self.attention + 2 * own
+
+
+def pairs(new: int, total: int | None = None, window: int | None = None) -> int:
+    """Return how many pairs of query and key a causal mask leaves.
+
+    Args:
+        new: Queries: the last tokens of the sequence.
+        total: Keys, None for a sequence without a cache.
+        window: Keys that a query sees, its own included.
+
+    Example::
+
+        >>> pairs(4), pairs(1, 25), pairs(4, window=2)
+        (10, 25, 7)
+    """
+    total = new if total is None else total
+    return _triangle(total, window) - _triangle(total - new, window)
+
+
+def _triangle(tokens: int, window: int | None) -> int:
+    if window is None or tokens <= window:
+        return tokens * (tokens + 1) // 2
+    return window * (window + 1) // 2 + (tokens - window) * window
+
+
+def forward(
+    model: Model,
+    lengths: Sequence[int],
+    *,
+    logits: int | None = None,
+    images: Iterable[Grid] = (),
+    causal: bool = True,
+) -> Flops:
+    """Return the FLOPs of a forward pass over sequences, packed or not, without their padding.
+
+    Args:
+        model: The model, see `read_model`.
+        lengths: Tokens of each sequence, of images the merged ones.
+        logits: Tokens for which the output layer runs; None for all.
+        images: Patches of each image.
+        causal: Count what the mask leaves. False counts every pair and ignores windows, as
+            FlopCounterMode, PaLM and torchtitan do.
+    """
+    whole = sum(length**2 for length in lengths)
+    seen = {
+        window: whole if not causal else sum(pairs(length, window=window) for length in lengths)
+        for window in {layer.attention.window for layer in model.layers}
+    }
+    tokens = sum(lengths)
+    return _passes(model, tokens, seen, tokens if logits is None else logits, images)
+
+
+def prefill(model: Model, prompts: Sequence[int], *, images: Iterable[Grid] = ()) -> Flops:
+    """Return the FLOPs of reading prompts: logits of the last token of each.
+
+    With prefix caching, the samples of one prompt share it: count it once.
+    """
+    return forward(model, prompts, logits=len(prompts), images=images)
+
+
+def decode(model: Model, prompts: Sequence[int], responses: Sequence[int]) -> Flops:
+    """Return the FLOPs of generating responses token by token behind their prompts.
+
+    The first token of a response is that of the prefill, and each step has all tokens before it
+    in the KV cache. Latent attention is absorbed, as in vLLM and SGLang.
+    """
+    steps = sum(max(response - 1, 0) for response in responses)
+    return _passes(model, steps, _decode_pairs(model, prompts, responses), steps, absorbed=True)
+
+
+def _decode_pairs(
+    model: Model, prompts: Sequence[int], responses: Sequence[int]
+) -> dict[int | None, int]:
+    """Return the pairs of query and key of all steps, by window."""
+    sizes = [(max(one - 1, 0), prompt) for prompt, one in zip(prompts, responses, strict=True)]
+    return {
+        window: sum(pairs(new, prompt + new, window) for new, prompt in sizes)
+        for window in {layer.attention.window for layer in model.layers}
+    }
+
+
+def decode_cache_bytes(
+    model: Model, prompts: Sequence[int], responses: Sequence[int], *, bytes_each: int = 2
+) -> int:
+    """Return the bytes of KV cache that decoding reads: each step, of each sequence, all of it."""
+    seen = _decode_pairs(model, prompts, responses)
+    per_pair = (
+        n * layer.attention.cached * seen[layer.attention.window]
+        for layer, n in model.kinds.items()
+    )
+    return bytes_each * sum(per_pair)
+
+
+def decode_weight_bytes(model: Model, batch: float, *, bytes_each: int = 2) -> float:
+    """Return the bytes of weights that one decode step of a batch reads.
+
+    Of E experts of which each token passes k, a batch of B hits ``E (1 - (1 - k/E)^B)`` if routing
+    is uniform (TraceLens' model). The input embedding is a look-up.
+    """
+    weights = float(model.head_parameters)
+    for layer, n in model.kinds.items():
+        own = layer.every_token(model.hidden) + layer.other
+        if isinstance(block := layer.block, Experts):
+            hit = block.count * (1 - (1 - block.per_token / block.count) ** batch)
+            own += hit * block.expert(model.hidden)
+        weights += n * own
+    return bytes_each * weights
+
+
+def cache_bytes_per_token(model: Model, *, bytes_each: int = 2) -> int:
+    """Return the bytes of KV cache per token, of all layers, as if no window was full."""
+    return bytes_each * sum(n * layer.attention.cached for layer, n in model.kinds.items())
+
+
+def cache_bytes(model: Model, lengths: Iterable[int], *, bytes_each: int = 2) -> int:
+    """Return the bytes of KV cache of sequences; layers with a window keep that many tokens.
+
+    A layer with linear attention keeps a state instead, in fp32.
+    """
+    lengths, found = list(lengths), 0
+    for layer, n in model.kinds.items():
+        attention = layer.attention
+        if isinstance(attention, LinearAttention):
+            heads = attention.value_heads * attention.key_dim * attention.value_dim
+            found += n * len(lengths) * 4 * (heads + attention.channels * attention.kernel)
+            continue
+        window = attention.window
+        kept = sum(length if window is None else min(length, window) for length in lengths)
+        found += n * attention.cached * kept * bytes_each
+    return found
+
+
+def vision_flops(tower: Vision, images: Iterable[Grid]) -> int:
+    """Return the FLOPs of a vision tower: each frame of an image or video sees itself."""
+    images = list(images)
+    patches = sum(frames * rows * columns for frames, rows, columns in images)
+    weights = tower.hidden * tower.patch + tower.depth * tower.layer_weights
+    whole = sum(frames * (rows * columns) ** 2 for frames, rows, columns in images)
+    full = tower.depth if tower.full is None else len(tower.full)
+    parts = sum(
+        frames * _squares(rows, tower.window) * _squares(columns, tower.window)
+        for frames, rows, columns in images
+        if full < tower.depth
+    )
+    core = 4 * tower.hidden * (full * whole + (tower.depth - full) * parts)
+    merged = patches // tower.merge**2
+    return 2 * patches * weights + 2 * merged * tower.merger_weights + core
+
+
+def _squares(patches: int, window: int) -> int:
+    """Return the sum of squared sizes of windows in a row of patches; the last may be smaller."""
+    return patches // window * window**2 + (patches % window) ** 2
+
+
+def _passes(
+    model: Model,
+    tokens: int,
+    seen: dict[int | None, int],
+    logits: int,
+    images: Iterable[Grid] = (),
+    *,
+    absorbed: bool = False,
+) -> Flops:
+    """Return the FLOPs of tokens, given the pairs that their masks leave."""
+    linear = attention = last = 0
+    kinds = dict(model.kinds)
+    if model.mtp:  # a layer more, that joins two tokens' states, and the output layer once more
+        final = model.layers[-1]
+        kinds[final] += model.mtp
+        linear = model.mtp * 2 * tokens * 2 * model.hidden**2
+    for layer, n in kinds.items():
+        linear += n * 2 * tokens * layer.active(model.hidden)
+        core = layer.attention.core_flops(tokens, seen[layer.attention.window], absorbed=absorbed)
+        attention += n * core
+        if not isinstance(layer.block, Experts):
+            last += n * 2 * tokens * layer.block.width * model.hidden
+    head = (1 + model.mtp) * 2 * logits * model.head_parameters
+    vision = vision_flops(model.vision, images) if model.vision else 0
+    return Flops(linear, attention, head, vision, last)

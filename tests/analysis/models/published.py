@@ -1,0 +1,78 @@
+"""Dimensions of published models: the facts of their `config.json` on the Hugging Face hub."""
+
+from typing import Any
+
+
+def _config(model_type: str, sizes: tuple[int, ...], **others: Any) -> dict[str, Any]:
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    keys = dict(zip((*names, "intermediate_size", "vocab_size"), sizes, strict=True))
+    return {"model_type": model_type, **keys, **others}
+
+
+_QWEN3_MOE = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8}
+_DEEPSEEK = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+_GPT_OSS = {"head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama-3-8B": _config("llama", (4096, 32, 32, 8, 14336, 128256)),
+    "Llama-3-70B": _config("llama", (8192, 80, 64, 8, 28672, 128256)),
+    "Qwen2.5-0.5B": _config("qwen2", (896, 24, 14, 2, 4864, 151936), tie_word_embeddings=True),
+    "Qwen2.5-1.5B": _config("qwen2", (1536, 28, 12, 2, 8960, 151936), tie_word_embeddings=True),
+    "Qwen2.5-3B": _config("qwen2", (2048, 36, 16, 2, 11008, 151936), tie_word_embeddings=True),
+    "Qwen2.5-7B": _config("qwen2", (3584, 28, 28, 4, 18944, 152064)),
+    "Qwen2.5-14B": _config("qwen2", (5120, 48, 40, 8, 13824, 152064)),
+    "Qwen2.5-32B": _config("qwen2", (5120, 64, 40, 8, 27648, 152064)),
+    "Qwen2.5-72B": _config("qwen2", (8192, 80, 64, 8, 29568, 152064)),
+    "Qwen3-8B": _config("qwen3", (4096, 36, 32, 8, 12288, 151936), head_dim=128),
+    "Qwen3-30B-A3B": _config(
+        "qwen3_moe", (2048, 48, 32, 4, 6144, 151936), **_QWEN3_MOE, moe_intermediate_size=768
+    ),
+    "Qwen3-235B-A22B": _config(
+        "qwen3_moe", (4096, 94, 64, 4, 12288, 151936), **_QWEN3_MOE, moe_intermediate_size=1536
+    ),
+    "DeepSeek-V3": _config(
+        "deepseek_v3",
+        (7168, 61, 128, 128, 18432, 129280),
+        **_DEEPSEEK,
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
+        n_shared_experts=1,
+        first_k_dense_replace=3,
+    ),
+    "DeepSeek-V2": _config(
+        "deepseek_v2",
+        (5120, 60, 128, 128, 12288, 102400),
+        **_DEEPSEEK,
+        n_routed_experts=160,
+        num_experts_per_tok=6,
+        moe_intermediate_size=1536,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+    ),
+    "Mixtral-8x7B": _config(
+        "mixtral",
+        (4096, 32, 32, 8, 14336, 32000),
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=None,
+    ),
+    "gpt-oss-120b": _config(
+        "gpt_oss", (2880, 36, 64, 8, 2880, 201088), **_GPT_OSS, num_local_experts=128
+    ),
+    "gpt-oss-20b": _config(
+        "gpt_oss", (2880, 24, 64, 8, 2880, 201088), **_GPT_OSS, num_local_experts=32
+    ),
+    "Gemma-2-9B": _config(
+        "gemma2", (3584, 42, 16, 8, 14336, 256000), head_dim=256, sliding_window=4096
+    ),
+    "Gemma-3-27B": _config(
+        "gemma3_text", (5376, 62, 32, 16, 21504, 262208), head_dim=128, sliding_window=1024
+    ),
+}
