@@ -12,7 +12,12 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
-from lightning_rlprof.analysis.efficiency.peak_flops import bandwidth_of, peak_of
+from lightning_rlprof.analysis.efficiency.peak_flops import (
+    Type,
+    bandwidth_of,
+    peak_of,
+    unconfirmed_note,
+)
 from lightning_rlprof.analysis.operators.call_tree import thread_lanes
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.tables.arrays import Int64s, Mask
@@ -21,7 +26,13 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 HALF = ("c10::BFloat16", "c10::Half")
-"""Types for which the peaks of devices are known."""
+_FLOAT8 = tuple(f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"))
+TYPES: Mapping[str, Type] = {
+    **dict.fromkeys(HALF, "bf16"),
+    **dict.fromkeys(_FLOAT8, "fp8"),
+    "signed char": "int8",
+}
+"""Types of torch, and of the peak they are compared with; FP32 may run as TF32, so it has none."""
 
 _COLUMNS = (
     *columns_of("text", "operator", "shapes", "type"),
@@ -50,16 +61,15 @@ _Kind = tuple[str, str, str | None, str | None]
 """Operator, dims, types and values of a call."""
 _Timed = tuple[_Kind, int, int, int]
 """Kind of calls, their time, their number, and that of calls whose time is known."""
-_Peaks = tuple[float | None, float | None]
-"""TFLOP/s and GB/s."""
+_Peaks = tuple[Mapping[str, float], float | None]
+"""TFLOP/s by type of torch, and GB/s."""
 _Dims = list[list[int]]
 _SIZES = {
     **dict.fromkeys(("float", "c10::complex<c10::Half>", "int", "unsigned int"), 4),
     **dict.fromkeys(("double", "c10::complex<float>", "long int", "long"), 8),
     **dict.fromkeys(HALF, 2),
     **dict.fromkeys(("signed char", "unsigned char", "bool"), 1),
-    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2"), 1),
-    **dict.fromkeys(("c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(_FLOAT8, 1),
 }
 _MOST, _LARGEST = 2**59, 2**40  # bytes stay below 64 bits
 
@@ -69,8 +79,8 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 
     ``time`` is that of the kernels that the calls launched, or host time if the run has no kernels.
     ``share`` is relative to the time of all kernels and copies. ``TFLOP/s`` is FLOPs, see
-    `work_of`, over that time. ``% of peak`` compares it with the device's dense peak, for 16-bit
-    types if the peak is known.
+    `work_of`, over that time. ``% of peak`` compares it with the device's dense peak of the
+    type: 16-bit, FP8 or INT8.
 
     ``GB/s`` is inputs and outputs, each once, over the time; ``% of bandwidth`` compares it with
     the device's memory. ``arithmetic intensity`` is FLOPs per byte. The last row is the sum; its
@@ -83,7 +93,7 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
         return Table("matmuls", _COLUMNS, abstained=" ".join([_NO_SHAPES.format(of), *notes]))
     whole = int(work.duration.sum()) if work.kernel_count else None  # copies are no matmul's time
-    peaks = _peaks(spans, ranks, notes) if whole else (None, None)
+    peaks = _peaks(spans, ranks, notes) if whole else ({}, None)
     if not whole:
         notes.append(_HOST)
     rows = sorted(_rows(calls, whole, peaks, notes), key=lambda row: -int(row[4] or 0))
@@ -140,23 +150,30 @@ def _peaks(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Pe
     """Return TFLOP/s and GB/s of the devices, each if it is known and the same on all ranks."""
     heads = spans.headers.items()
     devices = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
-    found = [{of(name) for name in devices} for of in (peak_of, bandwidth_of)]
-    tflops, gb_s = (each.pop() if len(each) == 1 else None for each in found)
-    if tflops is None:
+
+    def common(of: Callable[[str], float | None]) -> float | None:
+        found = {of(name) for name in devices}
+        return found.pop() if len(found) == 1 else None
+
+    by_type = {each: common(partial(peak_of, kind=kind)) for each, kind in TYPES.items()}
+    tflops = {each: peak for each, peak in by_type.items() if peak is not None}
+    if HALF[0] not in tflops:
         named = ", ".join(sorted(devices - {"unknown"}))
         notes.append(_UNKNOWN_PEAK.format(named or "the device"))
-    return tflops, gb_s
+    if remark := unconfirmed_note(devices, "tflops", "gb_s"):
+        notes.append(remark)
+    return tflops, common(bandwidth_of)
 
 
 def _rows(
     calls: list[_Timed], whole: int | None, peaks: _Peaks, notes: list[str]
 ) -> Iterator[_Row]:
     """Yield a row per kind of call; ``whole`` is the time of all kernels and copies."""
-    peak, bandwidth = peaks
+    tops, bandwidth = peaks
     for kind, time, count, timed in calls:
         work = work_of(*kind) or Work(None, None, kind[1], "")
         tflops = _rate(work.flops, timed, time, 1_000)
-        of_peak = _ratio(tflops, peak if work.type in HALF else None)
+        of_peak = _ratio(tflops, tops.get(work.type))
         if of_peak is not None and of_peak > 1:
             notes.append(_ABOVE)
             tflops = of_peak = None

@@ -1,7 +1,14 @@
 """Peak FLOP/s and bandwidth of devices by the names torch reports; FLOPs of transformers."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lightning_rlprof.errors import RlprofError
+
+Type = Literal["fp32", "tf32", "bf16", "fp8", "int8", "fp4"]
+"""Type of the numbers that a matmul multiplies; FP16 has the peak of BF16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,49 +17,230 @@ class Peak:
 
     Attributes:
         name: Pattern of the whole name that torch reports, ignoring case.
+        label: Name for people, with the memory: ``H100-80G``.
         tflops: 10^12 FLOP/s in BF16 or FP16 with FP32 accumulation, dense: without sparsity.
         gb_s: 10^9 bytes/s of its memory, None if a name has several or documents disagree.
+        memory_gb: Size of its memory on the data sheet.
         source: Document of the vendor. A number given with sparsity is halved.
+        others: Peaks of other types in 10^12 operations/s, dense.
+        unconfirmed: Which of these no document of the vendor confirms, or documents contradict:
+            ``tflops``, ``gb_s``, ``memory_gb``, and types of ``others``.
     """
 
     name: str
+    label: str
     tflops: float
     gb_s: float | None
+    memory_gb: int
     source: str
+    others: Mapping[Type, float] = field(default_factory=dict)
+    unconfirmed: tuple[str, ...] = ()
 
+    def of(self, kind: Type) -> float | None:
+        """Return the peak of a type, None if unknown."""
+        return self.tflops if kind == "bf16" else self.others.get(kind)
+
+    def shown(self, figure: str) -> str:
+        """Return a figure for people, with ``~`` before an unconfirmed one.
+
+        Example::
+
+            >>> h20 = next(device for device in DEVICES if device.label == "H20-96G")
+            >>> h20.shown("tflops"), h20.shown("memory_gb"), h20.shown("fp4")
+            ('~148', '96', '-')
+        """
+        value = self.others.get(figure) if figure in _TYPES else getattr(self, figure)
+        mark = "~" if figure in self.unconfirmed else ""
+        return "-" if value is None else f"{mark}{value:g}"
+
+
+_TYPES: tuple[Type, ...] = ("fp32", "tf32", "fp8", "int8", "fp4")
+
+
+def _types(*tops: float | None) -> dict[Type, float]:
+    """Return peaks by type: fp32, tf32, fp8, int8, fp4."""
+    given = zip(_TYPES, tops, strict=False)
+    return {kind: value for kind, value in given if value is not None}
+
+
+_ALL = ("tflops", "gb_s", "memory_gb", *_TYPES)
+_A100 = "NVIDIA A100 Tensor Core GPU data sheet"
+_A800 = "NVIDIA A800 Tensor Core GPU data sheet"
+_AMPERE = _types(19.5, 156, None, 624)
+_HOPPER = _types(67, 494.7, 1979, 1979)
+_HOPPER_CARD = _types(51.2, 378, 1513, 1513)
+_MI300 = _types(163.4, 653.7, 2614.9, 2614.9)
+_PLATFORM = "CANN platform_config: 2 x 16 x 16 x 16 x cube cores x clock"
 
 DEVICES = (
-    Peak("(NVIDIA )?A100-(SXM4|PCIE)-40GB", 312.0, 1555, "NVIDIA A100 Tensor Core GPU data sheet"),
-    Peak("(NVIDIA )?A100-SXM4-80GB", 312.0, 2039, "NVIDIA A100 Tensor Core GPU data sheet"),
-    Peak("NVIDIA A100 80GB PCIe", 312.0, 1935, "NVIDIA A100 Tensor Core GPU data sheet"),
-    Peak("NVIDIA A800-SXM4-40GB", 312.0, None, "NVIDIA A800 Tensor Core GPU data sheet"),
-    Peak("NVIDIA A800-SXM4-80GB", 312.0, 2039, "NVIDIA A800 Tensor Core GPU data sheet"),
-    Peak("NVIDIA A800 80GB PCIe", 312.0, 1935, "NVIDIA A800 Tensor Core GPU data sheet"),
-    Peak("NVIDIA H100 80GB HBM3", 989.4, 3350, "NVIDIA H100 Tensor Core GPU architecture, SXM5"),
-    Peak("NVIDIA H100 PCIe", 756.0, 2000, "NVIDIA H100 PCIe GPU product brief and data sheet"),
-    Peak("NVIDIA H100 NVL", 835.5, 3900, "NVIDIA H100 Tensor Core GPU data sheet, NVL"),
+    Peak("(NVIDIA )?A100-(SXM4|PCIE)-40GB", "A100-40G", 312.0, 1555, 40, _A100, _AMPERE),
+    Peak("(NVIDIA )?A100-SXM4-80GB", "A100-80G", 312.0, 2039, 80, _A100, _AMPERE),
+    Peak("NVIDIA A100 80GB PCIe", "A100-PCIe-80G", 312.0, 1935, 80, _A100, _AMPERE),
+    Peak("NVIDIA A800-SXM4-40GB", "A800-40G", 312.0, None, 40, _A800, _AMPERE),
+    Peak("NVIDIA A800-SXM4-80GB", "A800-80G", 312.0, 2039, 80, _A800, _AMPERE),
+    Peak("NVIDIA A800 80GB PCIe", "A800-PCIe-80G", 312.0, 1935, 80, _A800, _AMPERE),
+    Peak(
+        *("NVIDIA H100 80GB HBM3", "H100-80G", 989.4, 3350, 80),
+        *("NVIDIA H100 Tensor Core GPU architecture, SXM5", _HOPPER),
+    ),
+    Peak(
+        *("NVIDIA H100 PCIe", "H100-PCIe-80G", 756.0, 2000, 80),
+        *("NVIDIA H100 PCIe GPU product brief and data sheet", _HOPPER_CARD),
+    ),
+    Peak(
+        *("NVIDIA H100 NVL", "H100-NVL-94G", 835.5, 3900, 94),
+        "NVIDIA H100 Tensor Core GPU data sheet, NVL",
+    ),
     # In the driver's list of products, H800 is the SXM module and H800 PCIe the card.
-    Peak("NVIDIA H800", 989.4, 3350, "NVIDIA H800 Tensor Core GPU data sheet, SXM"),
-    Peak("NVIDIA H800 PCIe", 756.0, 2000, "NVIDIA H800 Tensor Core GPU data sheet, PCIe"),
-    Peak("NVIDIA H20", 148.0, 4000, "NVIDIA H20 GPU data sheet"),
-    Peak("NVIDIA H200", 989.4, 4800, "NVIDIA H200 Tensor Core GPU data sheet, SXM"),
-    Peak("NVIDIA H200 NVL", 835.5, 4800, "NVIDIA H200 Tensor Core GPU data sheet, NVL"),
-    Peak("NVIDIA GH200 (120|480)GB", 989.4, None, "NVIDIA GH200 Grace Hopper Superchip data sheet"),
-    Peak("NVIDIA B200", 2250.0, None, "NVIDIA Blackwell data sheet, HGX B200"),
-    Peak("NVIDIA GB200", 2500.0, 8000, "NVIDIA Blackwell data sheet, GB200 NVL72"),
-    Peak("NVIDIA L40S", 362.05, 864, "NVIDIA L40S data sheet"),
-    Peak("(NVIDIA )?A10", 125.0, 600, "NVIDIA A10 Tensor Core GPU data sheet"),
-    Peak("(Tesla|NVIDIA) T4", 65.0, None, "NVIDIA T4 Tensor Core GPU data sheet (FP16)"),
-    Peak("Tesla V100-SXM2-(16|32)GB(-LS)?", 125.0, 900, "NVIDIA V100 data sheet (FP16)"),
-    Peak("Tesla V100-PCIE-(16|32)GB", 112.0, 900, "NVIDIA V100 data sheet (FP16)"),
-    Peak("Tesla V100S-PCIE-32GB", 130.0, 1134, "NVIDIA V100 data sheet, V100S (FP16)"),
-    Peak("NVIDIA GeForce RTX 4090", 165.2, 1008, "NVIDIA Ada GPU architecture, appendix A"),
-    Peak("NVIDIA GeForce RTX 5090", 209.5, 1792, "NVIDIA RTX Blackwell architecture, appendix A"),
+    Peak(
+        *("NVIDIA H800", "H800-80G", 989.4, 3350, 80),
+        *("NVIDIA H800 Tensor Core GPU data sheet, SXM", _HOPPER),
+    ),
+    Peak(
+        *("NVIDIA H800 PCIe", "H800-PCIe-80G", 756.0, 2000, 80),
+        *("NVIDIA H800 Tensor Core GPU data sheet, PCIe", _HOPPER_CARD),
+    ),
+    Peak(
+        *("NVIDIA H20", "H20-96G", 148.0, 4000, 96),
+        "torchtitan, resellers; NVIDIA has no public data sheet. Measured: 136 to 138, 3300 GB/s",
+        _types(44, 74, 296, 296),
+        ("tflops", "gb_s", *_TYPES),
+    ),
+    Peak(
+        *("NVIDIA H20-3e", "H20-141G", 148.0, 4800, 141),
+        "resellers; NVIDIA has no public data sheet",
+        _types(44, 74, 296, 296),
+        ("tflops", "gb_s", *_TYPES),
+    ),
+    Peak(
+        *("NVIDIA H200", "H200-141G", 989.4, 4800, 141),
+        *("NVIDIA H200 Tensor Core GPU data sheet, SXM", _HOPPER),
+    ),
+    Peak(
+        *("NVIDIA H200 NVL", "H200-NVL-141G", 835.5, 4800, 141),
+        "NVIDIA H200 Tensor Core GPU data sheet, NVL",
+    ),
+    Peak(
+        *("NVIDIA GH200 (120|480)GB", "GH200-96G", 989.4, None, 96),
+        *("NVIDIA GH200 Grace Hopper Superchip data sheet", _HOPPER, ("memory_gb",)),
+    ),
+    Peak(
+        *("NVIDIA B200", "B200-180G", 2250.0, 8000, 180),
+        "NVIDIA Blackwell data sheet, HGX B200; others say 7700 GB/s, 192 GB",
+        _types(75, 1125, 4500, 4500, 9000),
+        ("gb_s", "memory_gb"),
+    ),
+    Peak(
+        *("NVIDIA GB200", "GB200-186G", 2500.0, 8000, 186),
+        "NVIDIA Blackwell data sheet, GB200 NVL72; others say 2450 TFLOP/s, 192 GB",
+        _types(80, 1250, 5000, 5000, 10000),
+        ("tflops", "memory_gb", *_TYPES),
+    ),
+    Peak(
+        *("NVIDIA B300", "B300-288G", 2250.0, 8000, 288),
+        "torchtitan, NeMo-RL; documents disagree on INT8, FP4 and memory",
+        _types(75, 1125, 4500, None, 14000),
+        ("memory_gb", "fp4"),
+    ),
+    Peak(
+        *("NVIDIA L40S", "L40S-48G", 362.05, 864, 48),
+        *("NVIDIA L40S data sheet", _types(91.6, 183, 733, 733), _TYPES),
+    ),
+    Peak(
+        *("NVIDIA L20", "L20-48G", 119.5, 864, 48),
+        *("tables on GitHub", _types(59.8, 59.8, 239, 239), _ALL),
+    ),
+    Peak(
+        *("(NVIDIA )?A10", "A10-24G", 125.0, 600, 24),
+        "NVIDIA A10 Tensor Core GPU data sheet",
+    ),
+    Peak(
+        *("(Tesla|NVIDIA) T4", "T4-16G", 65.0, None, 16),
+        "NVIDIA T4 Tensor Core GPU data sheet (FP16)",
+    ),
+    Peak(
+        *("Tesla V100-SXM2-(16|32)GB(-LS)?", "V100-32G", 125.0, 900, 32),
+        "NVIDIA V100 data sheet (FP16)",
+    ),
+    Peak(
+        *("Tesla V100-PCIE-(16|32)GB", "V100-PCIe-32G", 112.0, 900, 32),
+        "NVIDIA V100 data sheet (FP16)",
+    ),
+    Peak(
+        *("Tesla V100S-PCIE-32GB", "V100S-32G", 130.0, 1134, 32),
+        "NVIDIA V100 data sheet, V100S (FP16)",
+    ),
+    Peak(
+        *("NVIDIA GeForce RTX 4090", "RTX4090-24G", 165.2, 1008, 24),
+        *("NVIDIA Ada GPU architecture, appendix A", _types(82.6, 82.6, 330.3, 660.6)),
+    ),
+    Peak(
+        *("NVIDIA GeForce RTX 5090", "RTX5090-32G", 209.5, 1792, 32),
+        "NVIDIA RTX Blackwell architecture, appendix A",
+    ),
     # torch sees each of the two dies of an MI250X as a device.
-    Peak("AMD Instinct MI250X", 191.5, 1638, "AMD Instinct MI250X data sheet, half of 383"),
-    Peak("AMD Instinct MI300X( OAM)?", 1307.4, 5300, "AMD Instinct MI300X data sheet"),
-    Peak("AMD Instinct MI325X( OAM)?", 1307.4, 6000, "AMD Instinct MI325X data sheet"),
-    Peak("AMD Instinct MI355X( OAM)?", 2516.6, 8000, "AMD Instinct MI355X data sheet"),
+    Peak(
+        *("AMD Instinct MI250X", "MI250X-64G", 191.5, 1638, 64),
+        *("AMD Instinct MI250X data sheet, half of 383", _types(47.9, None, None, 191.5)),
+    ),
+    # VF is a cloud's slice of a whole device.
+    Peak(
+        *("AMD Instinct MI300X( OAM| VF)?", "MI300X-192G", 1307.4, 5300, 192),
+        *("AMD Instinct MI300X data sheet", _MI300),
+    ),
+    Peak(
+        *("AMD Instinct MI325X( OAM)?", "MI325X-256G", 1307.4, 6000, 256),
+        *("AMD Instinct MI325X data sheet", _MI300),
+    ),
+    Peak(
+        *("AMD Instinct MI350X( OAM)?", "MI350X-288G", 2309.6, 8000, 288),
+        *("torch's device_info.py", _types(144.2, None, 4614, 4614, 9228)),
+    ),
+    Peak(
+        *("AMD Instinct MI355X( OAM)?", "MI355X-288G", 2516.6, 8000, 288),
+        "AMD Instinct MI355X data sheet",
+        _types(157.3, None, 5033, 5033, 10066),
+        _TYPES,
+    ),
+    # Huawei publishes no clocks, and product pages state 6% more than the files of CANN. A name
+    # without a digit, Ascend910B, is a first-generation 910: unknown.
+    Peak(
+        *("Ascend910(B2|B2C)", "910B2-64G", 353.9, 1600, 64),
+        *(f"{_PLATFORM}, 24 at 1.8 GHz", _types(None, None, None, 708), _ALL),
+    ),
+    Peak(
+        *("Ascend910B1", "910B1-64G", 353.9, 1600, 64),
+        *(
+            "as 910B2, whose clock is known; product pages: 400",
+            _types(None, None, None, 708),
+            _ALL,
+        ),
+    ),
+    Peak(
+        *("Ascend910B3", "910B3-64G", 294.9, 1600, 64),
+        *(f"{_PLATFORM}, 20 at 1.8 GHz", _types(None, None, None, 590), _ALL),
+    ),
+    Peak(
+        *("Ascend910B4", "910B4-32G", 245.8, 800, 32),
+        *(f"{_PLATFORM}, 20 at 1.5 GHz", _types(None, None, None, 491.5), _ALL),
+    ),
+    Peak(
+        *("Ascend910B4-1", "910B4-1-64G", 245.8, 800, 64),
+        *(f"{_PLATFORM}, 20 at 1.5 GHz", _types(None, None, None, 491.5), _ALL),
+    ),
+    # torch_npu sees each of the two dies of a 910C as a device.
+    Peak(
+        *("Ascend910_(9391|9392|9381|9382)", "910C-64G", 376.0, 1600, 64),
+        *("CloudMatrix384 paper, half of 752", _types(None, None, None, 752), _ALL),
+    ),
+    Peak(
+        *("Ascend950PR_957(9|8|7|6|5|4|3|2|1|0)", "950PR-112G", 378.5, 1400, 112),
+        *(f"{_PLATFORM}, 28 at 1.65 GHz", _types(None, None, 757, None, 1514), _ALL),
+    ),
+    Peak(
+        *("Ascend950DT", "950DT-144G", 432.5, 4000, 144),
+        *(f"{_PLATFORM}, 32 at 1.65 GHz", _types(None, None, 865, None, 1730), _ALL),
+    ),
 )
 """What a vendor's document gives for exactly that name; a slice of a device (MIG) has another."""
 
@@ -67,15 +255,50 @@ _FORWARD = re.compile(
 )
 
 
-def peak_of(device: str) -> float | None:
+def device_of(name: str) -> Peak | None:
+    """Return the device of a name that torch reports, None if unknown or ambiguous.
+
+    Example::
+
+        >>> device_of("NVIDIA H100 80GB HBM3").label, device_of("NVIDIA H100")
+        ('H100-80G', None)
+    """
+    return next((peak for pattern, peak in _PEAKS if pattern.fullmatch(name)), None)
+
+
+def device_labeled(label: str) -> Peak:
+    """Return the device with a label, with or without the memory if only one has the rest.
+
+    Raises:
+        RlprofError: No device has it, or several have.
+
+    Example::
+
+        >>> device_labeled("H100-80G").tflops, device_labeled("h100").label
+        (989.4, 'H100-80G')
+    """
+    own = label.lower()
+    exact = [device for device in DEVICES if device.label.lower() == own]
+    found = exact or [
+        device for device in DEVICES if device.label.lower().rpartition("-")[0] == own
+    ]
+    if len(found) != 1:
+        names = ", ".join(device.label for device in found or DEVICES)
+        text = f"{label!r} may be several devices" if found else f"unknown device {label!r}"
+        raise RlprofError(text, hint=f"Known: {names}", code="device")
+    return found[0]
+
+
+def peak_of(device: str, kind: Type = "bf16") -> float | None:
     """Return the peak of a device in TFLOP/s, None if unknown or ambiguous.
 
     Example::
 
-        >>> peak_of("NVIDIA H100 80GB HBM3"), peak_of("NVIDIA H100"), peak_of("Ascend910B3")
-        (989.4, None, None)
+        >>> peak_of("NVIDIA H100 80GB HBM3"), peak_of("NVIDIA H100"), peak_of("NVIDIA H200", "fp8")
+        (989.4, None, 1979)
     """
-    return next((peak.tflops for name, peak in _PEAKS if name.fullmatch(device)), None)
+    found = device_of(device)
+    return found.of(kind) if found else None
 
 
 def bandwidth_of(device: str) -> float | None:
@@ -86,7 +309,27 @@ def bandwidth_of(device: str) -> float | None:
         >>> bandwidth_of("NVIDIA H100 80GB HBM3"), bandwidth_of("NVIDIA GH200 480GB")
         (3350, None)
     """
-    return next((peak.gb_s for name, peak in _PEAKS if name.fullmatch(device)), None)
+    found = device_of(device)
+    return found.gb_s if found else None
+
+
+def unconfirmed_note(devices: Iterable[str], *figures: str) -> str:
+    """Return a remark on the devices of which one of these figures is unconfirmed, or nothing.
+
+    Example::
+
+        >>> unconfirmed_note(["NVIDIA H20", "NVIDIA H200"], "gb_s")
+        'Unconfirmed: NVIDIA H20 ~4000 GB/s.'
+    """
+    units = {"tflops": "TFLOP/s", "gb_s": "GB/s"}
+    found = [
+        f"{name} {peak.shown(figure)} {units[figure]}"
+        for name in sorted({*devices})
+        if (peak := device_of(name))
+        for figure in figures
+        if figure in peak.unconfirmed
+    ]
+    return f"Unconfirmed: {', '.join(found)}." if found else ""
 
 
 def kind_of(stage: str) -> str | None:

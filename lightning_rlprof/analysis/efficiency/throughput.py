@@ -5,7 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of, token_flops
+from lightning_rlprof.analysis.efficiency.peak_flops import (
+    kind_of,
+    peak_of,
+    token_flops,
+    unconfirmed_note,
+)
 from lightning_rlprof.analysis.partition import containing_step
 from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.errors import RlprofError
@@ -51,6 +56,7 @@ class _Given(NamedTuple):
     per_token: PerStage
     parameters: float | PerStage | None
     peaks: Mapping[int, float | None]
+    looked_up: bool
 
 
 _NOTHING = Counter(np.empty(0, np.int64), np.empty(0))
@@ -84,7 +90,7 @@ def throughput(
     _check(spans, flops_per_token=flops_per_token, parameters=parameters, peak_tflops=peak_tflops)
     headers = spans.headers.items()
     peaks = {rank: peak_tflops or peak_of(header.hardware) for rank, header in headers}
-    given = _Given(flops_per_token or {}, parameters, peaks)
+    given = _Given(flops_per_token or {}, parameters, peaks, peak_tflops is None)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
     choice = counted(spans, steps)
     if len(steps):
@@ -230,6 +236,9 @@ def _mfu_notes(spans: Spans, rows: list[tuple[Cell, ...]], given: _Given) -> lis
     elif unknown:
         names = ", ".join(sorted(unknown))
         notes.append(f"No MFU on {names}: the peak is unknown. Pass --peak-tflops N.")
+    if given.looked_up and any(row[_MFU] is not None for row in rows):
+        devices = (head.hardware for head in spans.headers.values())
+        notes.append(unconfirmed_note(devices, "tflops"))
     jobs = {row[0] for row in rows if row[1] is None and row[_SOURCE] not in (None, _COUNTER)}
     by_rank = {row[0] for row in rows if row[1] is not None and row[_SOURCE] is not None}
     if shared := sorted(map(str, jobs - by_rank)):

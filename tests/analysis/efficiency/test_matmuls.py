@@ -127,7 +127,7 @@ def test_devices_of_one_peak_and_two_memories_share_no_bandwidth() -> None:
     assert row["% of bandwidth"] is None
 
 
-@pytest.mark.parametrize("device", ["Ascend910B3", "unknown", ""])
+@pytest.mark.parametrize("device", ["Ascend910B", "unknown", ""])
 def test_an_unknown_device_has_no_peak(device: str) -> None:
     found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5), device=device))
     assert rows_of(found)[0]["% of peak"] is None
@@ -136,7 +136,23 @@ def test_an_unknown_device_has_no_peak(device: str) -> None:
     assert found.note == f"The peak of {named} is unknown."
 
 
-def test_a_peak_is_that_of_16_bits_alone() -> None:
+def test_an_unconfirmed_peak_is_noted() -> None:
+    one = Kernel("gemm", 0, 9_000, launch=5)
+    found = matmuls(measured([product(0, 9)], one, device="Ascend910B3"))
+    assert rows_of(found)[0]["% of peak"] is not None
+    assert found.note == "Unconfirmed: Ascend910B3 ~294.9 TFLOP/s, Ascend910B3 ~1600 GB/s."
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"), [("c10::Float8_e4m3fn", 1979), ("signed char", 1979), ("c10::Half", 989.4)]
+)
+def test_a_peak_is_that_of_the_type(kind: str, peak: float) -> None:
+    row = product(0, 9, types=f'["{kind}","{kind}"]')
+    (own, _) = rows_of(matmuls(measured([row], Kernel("gemm", 0, 9_000, launch=5))))
+    assert own["% of peak"] == pytest.approx(float(own["TFLOP/s"] or 0) / peak)
+
+
+def test_fp32_has_no_peak_as_it_may_run_as_tf32() -> None:
     row = product(0, 9, types='["float","float"]')
     found = matmuls(measured([row], Kernel("gemm", 0, 9_000, launch=5)))
     assert (rows_of(found)[0]["type"], rows_of(found)[0]["% of peak"]) == ("float", None)

@@ -6,11 +6,16 @@ import pytest
 
 from lightning_rlprof.analysis.efficiency.peak_flops import (
     DEVICES,
+    Type,
     bandwidth_of,
+    device_labeled,
     kind_of,
     peak_of,
     token_flops,
+    unconfirmed_note,
 )
+from lightning_rlprof.errors import RlprofError
+from tests.places import ROOT
 
 
 @pytest.mark.parametrize(
@@ -31,6 +36,15 @@ from lightning_rlprof.analysis.efficiency.peak_flops import (
         ("NVIDIA GeForce RTX 4090", 165.2),
         ("AMD Instinct MI250X", 191.5),
         ("AMD Instinct MI300X", 1307.4),
+        ("AMD Instinct MI300X VF", 1307.4),
+        ("AMD Instinct MI325X", 1307.4),
+        ("NVIDIA L40S", 362.05),
+        ("Ascend910B1", 353.9),
+        ("Ascend910B2C", 353.9),
+        ("Ascend910B3", 294.9),
+        ("Ascend910B4", 245.8),
+        ("Ascend910_9392", 376.0),
+        ("Ascend950PR_9579", 378.5),
     ],
 )
 def test_the_names_that_torch_reports_have_a_peak(name: str, peak: float) -> None:
@@ -47,8 +61,8 @@ def test_the_names_that_torch_reports_have_a_peak(name: str, peak: float) -> Non
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "AMD Instinct MI250X/MI250",
-        "Ascend910B3",
-        "Ascend910_9392",
+        "Ascend910B",  # a first-generation 910
+        "Ascend910_9372",
         "cpu",
         "",
     ],
@@ -62,7 +76,7 @@ def test_a_name_of_several_devices_has_no_peak(name: str) -> None:
     [
         *(("NVIDIA A100-SXM4-80GB", 2039), ("A100-PCIE-40GB", 1555)),
         *(("NVIDIA H100 80GB HBM3", 3350), ("NVIDIA H200", 4800), ("NVIDIA GH200 480GB", None)),
-        *(("AMD Instinct MI300X", 5300), ("NVIDIA H100", None), ("Ascend910B3", None)),
+        *(("AMD Instinct MI300X", 5300), ("NVIDIA H100", None), ("Ascend910B", None)),
     ],
 )
 def test_the_bandwidth_is_that_of_exactly_one_device(name: str, gb_s: float | None) -> None:
@@ -103,3 +117,59 @@ def test_the_formula_is_that_of_the_paper() -> None:
 )
 def test_the_kind_of_a_stage_follows_from_its_name(kind: str, stages: str) -> None:
     assert {kind_of(stage) for stage in stages.split()} == {kind}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156),
+        ("NVIDIA A100-SXM4-80GB", "fp8", None),
+        ("NVIDIA H100 80GB HBM3", "fp8", 1979),
+        ("NVIDIA B200", "fp4", 9000),
+        ("NVIDIA GeForce RTX 4090", "fp8", 330.3),
+        ("AMD Instinct MI300X", "int8", 2614.9),
+        ("Ascend910B3", "int8", 590),
+        ("NVIDIA H100", "fp8", None),
+    ],
+)
+def test_peaks_by_type(name: str, kind: Type, peak: float | None) -> None:
+    assert peak_of(name, kind) == peak
+
+
+def test_ascend_peaks_follow_from_cores_and_clocks() -> None:
+    for label, cores, ghz in (
+        ("910B2", 24, 1.8),
+        ("910B3", 20, 1.8),
+        ("910B4-32G", 20, 1.5),
+        ("950PR", 28, 1.65),
+        ("950DT", 32, 1.65),
+    ):
+        own = 2 * 16**3 * cores * ghz / 1_000
+        assert device_labeled(label).tflops == pytest.approx(own, rel=1e-3)
+
+
+def test_unconfirmed_figures_are_shown_as_such() -> None:
+    named = ["NVIDIA H200", "Ascend910B3", "NVIDIA B200", "cpu"]
+    assert unconfirmed_note(named, "tflops") == "Unconfirmed: Ascend910B3 ~294.9 TFLOP/s."
+    assert "NVIDIA B200 ~8000 GB/s" in unconfirmed_note(named, "gb_s")
+    assert unconfirmed_note(["NVIDIA H200"], "tflops", "gb_s") == ""
+    assert all(device.unconfirmed for device in DEVICES if device.name.startswith("Ascend"))
+
+
+def test_a_label_names_one_device() -> None:
+    labels = [device.label.lower() for device in DEVICES]
+    assert len({*labels}) == len(labels)
+    assert device_labeled("910b4-1").memory_gb == 64
+    with pytest.raises(RlprofError, match="'A100' may be several devices") as error:
+        device_labeled("A100")
+    assert error.value.hint == "Known: A100-40G, A100-80G"
+    with pytest.raises(RlprofError, match="unknown device 'H1000'"):
+        device_labeled("H1000")
+
+
+def test_the_page_has_the_table_of_devices() -> None:
+    page = (ROOT / "docs" / "efficiency.md").read_text()
+    for device in DEVICES:
+        figures = ("fp32", "tf32", "tflops", "fp8", "int8", "fp4", "memory_gb", "gb_s")
+        cells = " | ".join(map(device.shown, figures))
+        assert f"| {device.label} | {cells} | {device.source} |" in page
