@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_rlprof.analysis.efficiency.model_flops import flops_of
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError, TraceError
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
@@ -43,6 +44,7 @@ __all__ = [
     "TraceError",
     "annotate",
     "count",
+    "flops_of",
     "gather_timings",
     "load",
     "log_memory",
@@ -74,6 +76,7 @@ _HOME = {
     "TraceError": "errors",
     "annotate": "recording.annotations",
     "count": "recording.annotations",
+    "flops_of": "analysis.efficiency.model_flops",
     "gather_timings": "recording.rank_timings",
     "load": "run",
     "log_memory": "recording.memory_log",

@@ -71,6 +71,12 @@ Peak = Annotated[
     ),
 ]
 
+ModelConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="PATH", help="throughput: config.json of the model, for FLOPs and MFU"
+    ),
+]
 SampleNumber = Annotated[
     int | None,
     typer.Option("--sample", metavar="N", help="sample_path: number of the sample to follow"),
@@ -78,6 +84,7 @@ SampleNumber = Annotated[
 _OPTIONS = {
     "parameters": ("--params", "throughput"),
     "peak_tflops": ("--peak-tflops", "throughput"),
+    "model": ("--model", "throughput"),
     "sample": ("--sample", "sample_path"),
 }
 
@@ -88,6 +95,7 @@ def show(
     rank: Rank = None,
     params: Params = None,
     peak_tflops: Peak = None,
+    model: ModelConfig = None,
     sample: SampleNumber = None,
 ) -> None:
     """Show one analysis. Omit NAME to list them all.
@@ -112,7 +120,8 @@ def show(
         if value is not None and not 0 < value < 1e18:
             text = f"{option} {value} is not between 0 and 1e18"
             raise RlprofError(text, hint=f"For example {option} {example}")
-    every = {"parameters": params, "peak_tflops": peak_tflops, "sample": sample}
+    every = {"parameters": params, "peak_tflops": peak_tflops, "model": model}
+    every["sample"] = sample
     given = {option: value for option, value in every.items() if value is not None}
     for option, analysis in map(_OPTIONS.__getitem__, given):
         if name != analysis:

@@ -183,6 +183,13 @@ class Options(Section):
             "in Megatron: `tp` first, then `cp`, `ep`, data parallel, and `pp` last."
         ),
     )
+    model: str | None = Field(
+        default=None,
+        description=(
+            "Path of the model's `config.json`, or of its folder, for MFU per stage from counted "
+            "tokens. Its content is kept in the run."
+        ),
+    )
     summary: bool = Field(
         True,
         description="Whether rank 0 prints a summary when training ends: step time, where it "

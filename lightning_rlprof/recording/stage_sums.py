@@ -6,7 +6,7 @@ from lightning_rlprof.records.records import Number
 RATE = "_tokens_per_s"
 """End of the names of metrics that are sums over ranks."""
 
-_COUNTERS = ("tokens", "flops")
+_COUNTERS = ("tokens", "samples", "flops")
 
 
 class StageSums:

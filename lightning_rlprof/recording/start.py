@@ -1,5 +1,6 @@
 """Start a rank's session: name the run, describe the rank, build its recorders."""
 
+import json
 import logging
 import os
 import secrets
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.errors import NOT_JSON, ConfigError, described
 from lightning_rlprof.recording.accelerator import device_name
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
@@ -74,13 +75,33 @@ def start_session(
     if on_finish is not None:
         called = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
         shown["on_finish"] = {**shown["on_finish"], "function": called}
+    shown["model"], why_not = _model_content(config.model)
     header = replace(header, config=shown, open_world=open_world)
     header = replace(header, versions={**header.versions, **_versions(packages)})
     session = Session(config, run, header, chosen)
     _remark(session, own=recorders is not None)
+    if why_not:
+        session.note("warning", why_not)
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
     _compare_clocks(session, hosts)
     return session
+
+
+def _model_content(path: str | None) -> tuple[Any, str]:
+    """Return the content of a model's ``config.json``, and why there is none: MFU needs it later.
+
+    A rank that cannot read it, such as on another host, trains on.
+    """
+    if path is None:
+        return None, ""
+    place = Path(path, "config.json") if Path(path).is_dir() else Path(path)
+    try:
+        content = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, *NOT_JSON) as error:
+        return None, f"model={path}: cannot be read, so it gives no MFU ({described(error)})"
+    if not isinstance(content, dict):
+        return None, f"model={path}: is not a config.json, so it gives no MFU"
+    return content, ""
 
 
 def _check_place(name: str | None, rank: int, world_size: int) -> None:

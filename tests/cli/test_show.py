@@ -12,6 +12,7 @@ from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.recorders.memory import build
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import make_header
+from tests.analysis.models.tiny import MODELS
 from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_run, header, write_rank
@@ -194,6 +195,19 @@ def test_throughput_takes_parameters_and_peak(rlprof: Run, tmp_path: Path) -> No
     assert "MFU" in names
     assert plain["abstained"] is stated["abstained"] is None
     assert all(row[names.index("MFU")] is None for row in plain["rows"])
+
+
+def test_throughput_takes_a_model(rlprof: Run, tmp_path: Path) -> None:
+    run, model = tmp_path / "run", tmp_path / "config.json"
+    counters = {"tokens": 80, "samples": 4}
+    write_rank(run, header(0, 1), [Row("actor_update", "stage", 1, 0, 9, counters=counters)])
+    model.write_text(json.dumps(MODELS["llama"]))
+    out = rlprof("show", run, "throughput", "--json", "--model", model)[1]
+    table = json.loads(out)["tables"][0]
+    source = [column["name"] for column in table["columns"]].index("FLOPs source")
+    assert "model" in {row[source] for row in table["rows"]}
+    status, _, err = rlprof("show", run, "throughput", "--model", tmp_path / "none.json")
+    assert (status, "cannot read the model configuration" in err) == (2, True)
 
 
 @pytest.mark.parametrize("option", ["--params", "--peak-tflops"])

@@ -39,6 +39,7 @@ def test_defaults() -> None:
         "optimizer_stages": [],
         "spans": True,
         "device_time": None,
+        "model": None,
         "summary": True,
         "log_report": False,
         "clock_sync_interval_minutes": 2,

@@ -1,7 +1,9 @@
 """Starting a session: names, headers, recorders, and what is refused before training."""
 
+import json
 import os
 import re
+import shutil
 import stat
 import sys
 import threading
@@ -20,6 +22,7 @@ from lightning_rlprof.records.run_directory import read_trace
 from lightning_rlprof.report.html.page import render_report
 from lightning_rlprof.report.html.run_facts import configuration
 from lightning_rlprof.testing import FakeRecorder
+from tests.analysis.models.tiny import MODELS
 
 
 def test_names_of_runs_sort_by_time_and_do_not_repeat():
@@ -53,6 +56,37 @@ def test_the_model_of_a_fake_device_tells_the_mfu_of_a_run(tmp_path, monkeypatch
     assert spans.headers[0].device == "cuda"
     (took,) = spans.duration_ns[spans.rows(name="actor_update")].tolist()
     assert throughput(spans).column("MFU") == [pytest.approx(1e12 / (took * 989.4e3))]
+
+
+def model_run(tmp_path, path):
+    config = ProfilerConfig.build(None, profile_save_path=str(tmp_path), model=str(path))
+    with start_session(config, name="mine", recorders=()) as session:
+        session.begin_step(1)
+        with stage("actor_update", tokens=10, samples=1):
+            pass
+        session.end_step()
+    return load(tmp_path / "mine")
+
+
+def test_the_content_of_the_models_configuration_is_kept_in_the_run(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MODELS["llama"]))
+    for place in (path, tmp_path):
+        spans = model_run(tmp_path, place)
+        shutil.rmtree(tmp_path / "mine")
+        assert spans.headers[0].config["model"] == MODELS["llama"]
+        assert throughput(spans).column("FLOPs source") == ["model"]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]"])
+def test_a_model_that_cannot_be_read_is_a_warning_of_the_run(tmp_path, content):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    spans = model_run(tmp_path, path)
+    assert spans.headers[0].config["model"] is None
+    (note,) = [note for note in spans.notes if "gives no MFU" in note.text]
+    assert (note.level, str(path) in note.text) == ("warning", True)
 
 
 def test_a_loop_of_ones_own_is_recorded(tmp_path):

@@ -5,12 +5,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.efficiency.model_flops import (
+    decode_bytes,
+    generates,
+    model_from,
+    recorded_model,
+    stage_flops,
+)
 from lightning_rlprof.analysis.efficiency.peak_flops import (
+    bandwidth_of,
     kind_of,
     peak_of,
     token_flops,
     unconfirmed_note,
 )
+from lightning_rlprof.analysis.models.architecture import Model
+from lightning_rlprof.analysis.models.huggingface import Source
 from lightning_rlprof.analysis.partition import containing_step
 from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.errors import RlprofError
@@ -28,12 +38,13 @@ _COLUMNS = (
     *columns_of("number", "tokens/s", "samples/s"),
     Column("MFU", "share"),
     *columns_of("number", "TFLOP/s", "peak TFLOP/s", unit="TFLOP/s"),
+    Column("% of bandwidth", "share"),
     Column("FLOPs source", "text"),
     *columns_of("count", "tokens", "samples"),
     Column("time", "duration", "ns"),
     Column("ranks", "count"),
 )
-_MFU, _SOURCE = 4, 7
+_MFU, _BANDWIDTH, _SOURCE = 4, 7, 8
 _NOTE = (
     "time: when a span of the stage with the counter was open on its rank. Rows without a rank are "
     "the whole job: the sum of all ranks over the mean of their times."
@@ -41,10 +52,18 @@ _NOTE = (
 _NO_COUNTS = (
     "No stage of this run has token, sample or FLOP counts. Call count(tokens=...) inside a stage."
 )
-_NO_MFU = "No MFU: pass --params N, or record count(flops=...)."
+_NO_MFU = "No MFU: pass --params N or --model config.json, or record count(flops=...)."
+_FROM_MODEL = (
+    "model: FLOPs of sequences of the mean length, or without attention if no samples were counted."
+)
+_DECODES = (
+    "% of bandwidth: what generating reads at least, in bf16: the weights once per token of a mean "
+    "response, and the KV cache of responses without their prompts."
+)
 _COUNTERS = ("tokens", "samples", "flops")
 _UNCOUNTED = "uncounted"  # ranks that ran a stage without counting tokens, while others did
-_COUNTER, _USER = "counter", "user"
+_COUNTER, _USER, _MODEL = "counter", "user", "model"
+_CALLS = "calls"  # spans that counted samples
 
 PerStage = Mapping[str, float]
 """A number by the name of a stage."""
@@ -57,6 +76,8 @@ class _Given(NamedTuple):
     parameters: float | PerStage | None
     peaks: Mapping[int, float | None]
     looked_up: bool
+    model: Model | None
+    gb_s: Mapping[int, float | None]
 
 
 _NOTHING = Counter(np.empty(0, np.int64), np.empty(0))
@@ -71,26 +92,34 @@ def throughput(
     flops_per_token: PerStage | None = None,
     parameters: float | PerStage | None = None,
     peak_tflops: float | None = None,
+    model: Source | None = None,
 ) -> Table:
     """Return tokens and samples per second of each stage, per rank and of the job, and its MFU.
 
     From the counters ``tokens``, ``samples`` and ``flops`` of spans, in steps without a capture.
-    FLOPs are those given per token ("user"), else the counter, else a formula ("6N estimate" in
-    training, "2N estimate" forward). MFU above 100% is omitted.
+    FLOPs are those given per token ("user"), else the counter, else those of the model, else a
+    formula ("6N estimate" in training, "2N estimate" forward). MFU above 100% is omitted.
+
+    With a model, stages that generate show how much of the memory bandwidth decoding uses at least.
 
     Args:
         spans: The run.
         flops_per_token: By stage.
         parameters: Of the model, one number or by stage, see `token_flops`.
         peak_tflops: Of each device; None looks up the device in the rank's header.
+        model: Path or content of a ``config.json``; None takes that of the configuration.
 
     Raises:
-        RlprofError: A number is not above 0 and below 1e18, or a stage is not in the run.
+        RlprofError: The model cannot be read, a number is not above 0 and below 1e18, or a stage is
+            not in the run.
     """
     _check(spans, flops_per_token=flops_per_token, parameters=parameters, peak_tflops=peak_tflops)
     headers = spans.headers.items()
     peaks = {rank: peak_tflops or peak_of(header.hardware) for rank, header in headers}
-    given = _Given(flops_per_token or {}, parameters, peaks, peak_tflops is None)
+    found_model, why_none = _model(spans, model)
+    gb_s = {rank: bandwidth_of(header.hardware) for rank, header in headers}
+    of_model = found_model if model is not None or parameters is None else None
+    given = _Given(flops_per_token or {}, parameters, peaks, peak_tflops is None, of_model, gb_s)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
     choice = counted(spans, steps)
     if len(steps):
@@ -109,9 +138,20 @@ def throughput(
         return Table("throughput", _COLUMNS, abstained=_NO_COUNTS)
     of_stages.sort(key=lambda each: -each[0])
     found = [row for _, rows in of_stages for row in rows]
-    notes = filter(None, [choice.note, *_mfu_notes(spans, found, given), _NOTE])
+    notes = filter(None, [choice.note, why_none, *_mfu_notes(spans, found, given), _NOTE])
     kept = [(*row[:_MFU], None, *row[_MFU + 1 :]) if _above_peak(row) else row for row in found]
     return Table("throughput", _COLUMNS, kept, " ".join(notes))
+
+
+def _model(spans: Spans, given: Source | None) -> tuple[Model | None, str]:
+    """Return the model that is given or recorded, and why there is none."""
+    if given is not None:
+        return model_from(given), ""
+    recorded = recorded_model([header.config for header in spans.headers.values()])
+    try:
+        return (None if recorded is None else model_from(recorded)), ""
+    except RlprofError as error:
+        return None, f"No FLOPs from the model: {error}."
 
 
 def _check(spans: Spans, **given: float | PerStage | None) -> None:
@@ -138,6 +178,8 @@ def _by_stage(spans: Spans, stages: Int64s, counter: Counter) -> dict[int, Count
 def _work_of_stage(spans: Spans, stage: Int64s, counters: Mapping[str, Counter]) -> dict[str, Work]:
     """Return each counter of a stage, and the ranks that ran it without counting tokens."""
     work = {name: _by_rank(spans, *counter) for name, counter in counters.items()}
+    samples = counters["samples"].rows
+    work[_CALLS] = _by_rank(spans, samples, np.ones(len(samples)))
     others = stage[~np.isin(spans.rank[stage], list(work["tokens"]))]
     work[_UNCOUNTED] = _by_rank(spans, others, np.zeros(len(others))) if work["tokens"] else {}
     return work
@@ -189,7 +231,8 @@ def _stage_rows(stage: str, work: Mapping[str, Work], given: _Given) -> list[tup
         done, peak = _sum(flops, doing), _peak(flops, doing, given.peaks)
         achieved = done.amount / done.ns / 1_000 if done.ns else None  # per ns it is 10^9 per s
         share = achieved / peak if achieved is not None and peak else None
-        rates = (tokens.per_second, samples.per_second, share, achieved, peak)
+        read = _bandwidth(stage, work, doing, given)
+        rates = (tokens.per_second, samples.per_second, share, achieved, peak, read)
         time = max(each.ns // max(each.ranks, 1) for each in (tokens, samples, done))
         counts = (tokens.total, samples.total, time, len(group))
         rows.append((stage, rank, *rates, source if done.ranks else None, *counts))
@@ -205,6 +248,22 @@ def _peak(flops: Work, ranks: list[int], peaks: Mapping[int, float | None]) -> f
     return sum((peak or 0) * time for peak, time in own) / ns
 
 
+def _bandwidth(
+    stage: str, work: Mapping[str, Work], ranks: list[int], given: _Given
+) -> float | None:
+    """Return the share of the memory's bandwidth that decoding uses at least."""
+    tokens, samples, calls = (_sum(work[name], ranks) for name in ("tokens", "samples", _CALLS))
+    speeds = [given.gb_s.get(rank) for rank in ranks]
+    if given.model is None or not generates(stage) or not samples.amount or not tokens.amount:
+        return None
+    ns = tokens.ns + _sum(work[_UNCOUNTED], ranks).ns
+    if not ns or not speeds or not all(speeds):
+        return None
+    read = decode_bytes(given.model, tokens.amount, samples.amount, calls.amount)
+    share = read / ns / (sum(filter(None, speeds)) / len(speeds))
+    return share if share <= 1 else None
+
+
 def _flops(stage: str, work: Mapping[str, Work], given: _Given) -> tuple[str, Work]:
     """Return the source of a stage's FLOPs, and by rank how many in how much time."""
     tokens = work["tokens"]
@@ -212,7 +271,17 @@ def _flops(stage: str, work: Mapping[str, Work], given: _Given) -> tuple[str, Wo
         return _USER, _times(tokens, given.per_token[stage]) | work[_UNCOUNTED]
     if work["flops"]:
         return _COUNTER, work["flops"]
-    size, kind = given.parameters, kind_of(stage)
+    model, kind = given.model, kind_of(stage)
+    if model is not None and kind is not None and tokens:
+        done = {
+            rank: (
+                stage_flops(model, stage, amount, work["samples"].get(rank, (0.0, 0))[0]) or 0.0,
+                ns,
+            )
+            for rank, (amount, ns) in tokens.items()
+        }
+        return _MODEL, done | work[_UNCOUNTED]
+    size = given.parameters
     if isinstance(size, Mapping):
         size = size.get(stage)
     if size is None or kind is None:
@@ -236,6 +305,10 @@ def _mfu_notes(spans: Spans, rows: list[tuple[Cell, ...]], given: _Given) -> lis
     elif unknown:
         names = ", ".join(sorted(unknown))
         notes.append(f"No MFU on {names}: the peak is unknown. Pass --peak-tflops N.")
+    if any(row[_SOURCE] == _MODEL for row in rows):
+        notes.append(_FROM_MODEL)
+    if any(row[_BANDWIDTH] is not None for row in rows):
+        notes.append(_DECODES)
     if given.looked_up and any(row[_MFU] is not None for row in rows):
         devices = (head.hardware for head in spans.headers.values())
         notes.append(unconfirmed_note(devices, "tflops"))

@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from lightning_rlprof.analysis.efficiency.model_flops import (
+    model_from,
+    recorded_model,
+    stage_flops,
+)
 from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of, token_flops
-from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.analysis.models.architecture import Model
+from lightning_rlprof.errors import ConfigError, RlprofError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.recording import accelerator
@@ -47,7 +53,7 @@ class StageMetrics(Callback):
 
     Args:
         parameters: Of the model, one number or by stage: MFU from tokens, where no ``flops`` are
-            counted.
+            counted. A ``model`` in the configuration goes before it.
         peak_tflops: Of one device, in 10^12 FLOP/s; None takes the vendor's number, if it is known.
 
     Raises:
@@ -59,7 +65,8 @@ class StageMetrics(Callback):
     """
 
     _seen: StepTotals | None = None
-    _failed = False
+    _failed = _model_is_read = False
+    _known_model: Model | None = None
 
     def __init__(
         self,
@@ -108,7 +115,8 @@ class StageMetrics(Callback):
         if every and (x + 1) % every == 0 and not loop._should_accumulate():
             sums = self._sums if self._sums.steps else self._captured
             peak = self._peak_tflops or peak_of(session.header.hardware)
-            own = {**sums.metrics(), **_mfu(sums, self._parameters, peak)}
+            model = self._model(session.header)
+            own = {**sums.metrics(), **_mfu(sums, self._parameters, peak, model)}
             self._sums, self._captured = StageSums(), StageSums()
             try:
                 metrics = self._ranks.combined(own, session.header)
@@ -122,6 +130,16 @@ class StageMetrics(Callback):
                 except Exception as error:  # the others get theirs
                     self.give_up(error)
 
+    def _model(self, header: Header) -> Model | None:
+        """Return the model that the configuration names; of an unknown type, none."""
+        if not self._model_is_read:
+            self._model_is_read, recorded = True, recorded_model([header.config])
+            try:
+                self._known_model = None if recorded is None else model_from(recorded)
+            except RlprofError as error:
+                log.warning("no MFU from the model: %s", error)
+        return self._known_model
+
     def give_up(self, error: Exception) -> None:
         """Drop this step's metrics, and say so the first time; the next step may fare better."""
         if not self._failed:
@@ -130,7 +148,10 @@ class StageMetrics(Callback):
 
 
 def _mfu(
-    sums: StageSums, parameters: Mapping[str, float | None], peak: float | None
+    sums: StageSums,
+    parameters: Mapping[str, float | None],
+    peak: float | None,
+    model: Model | None,
 ) -> dict[str, float]:
     """Return the share of the peak of each stage that counts FLOPs, or tokens of a known size.
 
@@ -140,9 +161,11 @@ def _mfu(
     for stage in sums.stages if peak else ():
         flops, ns = sums.counts.get((stage, "flops"), (0, 0))
         size, kind = parameters.get(stage, parameters.get("")), kind_of(stage)
-        if not ns and size and kind:
+        if not ns and kind and (model or size):
             tokens, ns = sums.counts.get((stage, "tokens"), (0, 0))
-            flops = tokens * token_flops(size, kind)
+            samples, _ = sums.counts.get((stage, "samples"), (0, 0))
+            known = stage_flops(model, stage, tokens, samples) if model else None
+            flops = token_flops(size or 0, kind) * tokens if known is None else known
         if ns and peak and 0 <= flops / ns / 1_000 <= peak:
             found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
     return found

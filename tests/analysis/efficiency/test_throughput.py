@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_rlprof.analysis.efficiency.model_flops import flops_of
 from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.models.flops import (
+    cache_bytes_per_token,
+    decode_weight_bytes,
+    forward,
+)
+from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell
+from tests.analysis.models.published import CONFIGS
 from tests.builders.runs import Row, loaded
 from tests.effort import examples
 
@@ -243,3 +251,80 @@ def test_thousands_of_stages_are_found_in_one_pass(monkeypatch: pytest.MonkeyPat
     table = throughput(spans)
     assert sorted(table.column("tokens")) == [*range(1, 2_001)]  # type: ignore[type-var]
     assert looked[0] < 30 * len(spans), "the spans are not searched for each stage"
+
+
+QWEN = CONFIGS["Qwen2.5-7B"]
+
+
+def test_flops_from_the_model_are_those_of_sequences_of_the_mean_length() -> None:
+    names = ("actor_update", "actor_compute_log_prob", "critic_update", "compute_reward")
+    rows = [
+        stage(name, at, at + 1, tokens=30_000, samples=30 * (name != "actor_compute_log_prob"))
+        for at, name in enumerate(names)
+    ]
+    rows[1].counters.pop("samples")
+    spans = on(H100, loaded(rows))
+    table = found(spans, model=QWEN)
+    model, lengths = read_model(QWEN), [1000] * 30
+    update = forward(model, lengths)
+    expected = {
+        "actor_update": update.training,
+        "actor_compute_log_prob": update.linear + update.head,
+        "critic_update": forward(model.critic(), lengths).training,
+    }
+    for name, flops in expected.items():
+        assert table[name, 0]["FLOPs source"] == "model"
+        assert table[name, 0]["TFLOP/s"] == pytest.approx(flops / 1e12)
+        assert table[name, 0]["% of bandwidth"] is None
+    assert table["compute_reward", 0]["FLOPs source"] is None
+    assert table["actor_update", 0]["MFU"] is None  # above the peak
+    assert "model: FLOPs of sequences of the mean length" in throughput(spans, model=QWEN).note
+
+
+def test_a_batch_counted_by_the_helper_is_the_same_as_from_the_model() -> None:
+    counted = stage("actor_update", 0, 9, tokens=30_000, samples=30)
+    by_hand = stage("actor_update", 0, 9, flops=flops_of(QWEN, [1000] * 30), tokens=1)
+    own = [found(on(H100, loaded([row])), model=QWEN) for row in (counted, by_hand)]
+    assert [row["actor_update", 0]["FLOPs source"] for row in own] == ["model", "counter"]
+    first, second = (row["actor_update", 0]["MFU"] for row in own)
+    assert first == pytest.approx(second)
+    assert flops_of(QWEN, [10], "forward") * 3 == flops_of(QWEN, [10])
+
+
+def test_decoding_uses_at_least_the_bandwidth_for_weights_and_cache() -> None:
+    calls = [stage("actor_generate", at, at + 20, tokens=64_000, samples=64) for at in (0, 20)]
+    spans = on(H100, loaded(calls))
+    row = found(spans, model=QWEN)["actor_generate", 0]
+    model = read_model(QWEN)
+    weights = 1000 * decode_weight_bytes(model, 64)
+    cache = 64 * cache_bytes_per_token(model) * 1000 * 1001 / 2
+    assert row["% of bandwidth"] == pytest.approx((weights + cache) / 20 / 3350e9)
+    assert "in bf16: the weights once per token" in throughput(spans, model=QWEN).note
+    assert found(on("cpu", spans), model=QWEN)["actor_generate", 0]["% of bandwidth"] is None
+
+
+def test_replicas_of_several_ranks_share_their_bandwidth() -> None:
+    one = stage("actor_generate", 0, 20, tokens=64_000, samples=64)
+    silent = stage("actor_generate", 0, 20)
+    alone = found(on(H100, loaded([one])), model=QWEN)["actor_generate", 0]
+    both = found(on(H100, loaded([one], [silent])), model=QWEN)["actor_generate", None]
+    assert both["% of bandwidth"] == pytest.approx(float(alone["% of bandwidth"] or 0) / 2)
+
+
+def test_a_recorded_model_is_used_unless_parameters_are_given() -> None:
+    spans = on(H100, loaded([stage("actor_update", 0, 9, tokens=1000, samples=1)]))
+    heads = {0: replace(spans.headers[0], config={"model": QWEN})}
+    spans = replace(spans, headers=heads)
+    assert found(spans)["actor_update", 0]["FLOPs source"] == "model"
+    assert found(spans, parameters=1e9)["actor_update", 0]["FLOPs source"] == "6N estimate"
+    heads = {0: replace(spans.headers[0], config={"model": {"model_type": "mamba2"}})}
+    note = throughput(replace(spans, headers=heads)).note
+    assert "No FLOPs from the model: unknown model type 'mamba2'." in note
+    with pytest.raises(RlprofError, match="unknown model type"):
+        throughput(spans, model={"model_type": "mamba2"})
+
+
+def test_an_unconfirmed_peak_is_noted_where_it_is_used() -> None:
+    spans = on("Ascend910B3", loaded([stage("actor_update", 0, 1, flops=1e14)]))
+    assert "Unconfirmed: Ascend910B3 ~294.9 TFLOP/s." in throughput(spans).note
+    assert "Unconfirmed" not in throughput(spans, peak_tflops=300).note

@@ -11,6 +11,7 @@ from lightning_rlprof.analysis.models.huggingface import KNOWN, read_model
 from lightning_rlprof.errors import RlprofError
 from tests.analysis.models.published import CONFIGS
 from tests.analysis.models.tiny import MODELS
+from tests.places import ROOT
 
 LLAMA = MODELS["llama"]
 
@@ -149,3 +150,8 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
 
 def test_published_configurations_are_all_read() -> None:
     assert {read_model(each).model_type for each in CONFIGS.values()} <= {*KNOWN}
+
+
+def test_the_page_names_all_types() -> None:
+    page = (ROOT / "docs" / "efficiency.md").read_text()
+    assert [name for name in KNOWN if f"`{name}`" not in page] == []

@@ -14,12 +14,15 @@ import torch
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_rlprof.analysis.models.flops import forward
+from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning import stage_metrics
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
 from lightning_rlprof.recording import annotations
 from lightning_rlprof.testing import FakeRecorder
+from tests.analysis.models.tiny import MODELS
 from tests.builders.models import (
     PACKAGES,
     Tiny,
@@ -208,8 +211,11 @@ class Counts(Tiny):
         return super().training_step(batch, batch_idx)
 
 
-def mfu_of(folder: Path, **options: Any) -> tuple[Any, dict[str, list[float]]]:
-    callback = ProfilerCallback(profile_save_path=str(folder / "runs"))
+def mfu_of(
+    folder: Path, model: Path | None = None, **options: Any
+) -> tuple[Any, dict[str, list[float]]]:
+    named = {} if model is None else {"model": str(model)}
+    callback = ProfilerCallback(profile_save_path=str(folder / "runs"), **named)
     logger = TensorBoardLogger(folder / "logs", name="", version="")
     make_trainer(callback, StageMetrics(**options), logger=logger).fit(Counts(), loader())
     events = Logged(folder / "logs")
@@ -226,6 +232,26 @@ def test_mfu_is_of_counted_flops_or_of_tokens_and_the_models_size(tmp_path: Path
         ]
         for name, each in flops.items()
     }
+
+
+def test_mfu_follows_from_the_model_that_the_configuration_names(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MODELS["llama"]))
+    trace, found = mfu_of(tmp_path, model=path, peak_tflops=1e6)
+    one = forward(read_model(path), [1])  # tokens without samples: without attention
+    flops = 8 * 3 * (one.forward - one.attention)
+    assert found["rlprof/actor_update_mfu"] == [
+        pytest.approx(flops / seconds(trace, "actor_update", at) / 1e18, rel=1e-5)
+        for at in range(4)
+    ]
+
+
+def test_a_model_of_an_unknown_type_is_said_once(tmp_path: Path, caplog: Any) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "mamba2"}')
+    _, found = mfu_of(tmp_path, model=path, peak_tflops=1e6)
+    assert list(found) == ["rlprof/compute_reward_mfu"]
+    assert caplog.text.count("no MFU from the model: unknown model type 'mamba2'") == 1
 
 
 def test_mfu_above_the_peak_is_left_out_as_is_one_without_a_peak(tmp_path: Path) -> None:
