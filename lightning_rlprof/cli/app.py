@@ -25,6 +25,7 @@ from lightning_rlprof.cli import (
     nsys,
     record,
     run_commands,
+    size,
 )
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
 from lightning_rlprof.cli.demo.command import demo
@@ -243,6 +244,7 @@ def _add(panel: str, name: str, verb: Any, *, formats: bool = False, json: bool 
 
 _add("Start", "demo", demo, json=False)
 _add("Start", "doctor", doctor)
+_add("Start", "size", size.size, formats=True)
 app.command("help", cls=_Verb, rich_help_panel="Start")(help_topic)
 _add("Inspect", "ls", run_commands.list_runs, formats=True)
 _add("Inspect", "summary", run_commands.summary, formats=True)

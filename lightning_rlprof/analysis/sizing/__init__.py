@@ -1,0 +1,1 @@
+"""Whether a training fits its devices, before it is started."""

@@ -1,0 +1,157 @@
+"""A training to be sized: model, devices, lengths, and how the model is divided."""
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+from lightning_rlprof.analysis.efficiency.peak_flops import Peak, device_labeled
+from lightning_rlprof.analysis.models.architecture import Experts, Model
+from lightning_rlprof.errors import RlprofError
+
+Algorithm = Literal["grpo", "ppo", "sft"]
+"""What is trained: GRPO has a reference, PPO also a critic, SFT neither and no rollout."""
+
+Shard = Literal["fsdp", "zero1", "zero2", "zero3", "megatron"]
+"""How states are divided among ranks."""
+
+_DEVICES = re.compile(r"(\d+)\s*[x×*]\s*(\S+)")
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `size` needs to know.
+
+    Attributes:
+        model: The model, see `read_model`.
+        device: What each device can do.
+        devices: How many there are.
+        prompt: Longest prompt, in tokens.
+        response: Longest response.
+        algorithm: ``grpo``, ``ppo`` or ``sft``.
+        shard: How states are divided: ``fsdp`` keeps FP32 weights, ``megatron`` has a distributed
+            optimizer.
+        batch: Prompts of a step; None if no times are wanted.
+        group: Responses per prompt.
+        tokens: Tokens of a micro-batch per device; None for one sequence of the full length.
+        tp: Tensor parallelism of the training.
+        pp: Pipeline parallelism.
+        ep: Expert parallelism; an expert is on one rank of a tensor-parallel group.
+        cp: Context or sequence parallelism: ranks that share a sequence.
+        rollout_tp: Tensor parallelism of the rollout; None for the least that fits.
+        rollout_devices: Devices of the rollout alone; 0 if rollout and training share all devices.
+        lora: Rank of adapters, 0 to train all parameters.
+        offload: Share of the optimizer that is on the host. If above 0, training states also leave
+            the device during the rollout.
+        checkpointing: Activations of layers are recomputed.
+    """
+
+    model: Model
+    device: Peak
+    devices: int
+    prompt: int
+    response: int
+    algorithm: Algorithm = "grpo"
+    shard: Shard = "fsdp"
+    batch: int | None = None
+    group: int = 8
+    tokens: int | None = None
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+    rollout_tp: int | None = None
+    rollout_devices: int = 0
+    lora: int = 0
+    offload: float = 0.0
+    checkpointing: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        ranks = self.training_devices
+        replica = self.tp * self.pp * self.cp
+        if ranks <= 0 or ranks % replica:
+            raise RlprofError(
+                f"{ranks} devices for training are not a multiple of tp x pp x cp = {replica}"
+            )
+        if self.shard != "megatron" and self.tp * self.pp * self.ep > 1:
+            raise RlprofError(f"tp, pp and ep need shard megatron, not {self.shard}")
+        experts = [each.block for each in self.model.layers if isinstance(each.block, Experts)]
+        fits = experts and experts[0].count % self.ep == ranks % (self.ep * self.pp) == 0
+        if self.ep > 1 and not fits:
+            has = f"{experts[0].count} experts" if experts else "no experts"
+            raise RlprofError(f"ep={self.ep} does not divide {has} among {ranks} devices")
+        if self.pp > len(self.model.layers):
+            raise RlprofError(f"pp={self.pp} is more than the {len(self.model.layers)} layers")
+        if self.rollout_tp and self.rollout_ranks % self.rollout_tp:
+            text = f"{self.rollout_ranks} devices for the rollout are not a multiple of"
+            raise RlprofError(f"{text} its tensor parallelism {self.rollout_tp}")
+
+    def _check_numbers(self) -> None:
+        for name, choices in (("algorithm", Algorithm), ("shard", Shard)):
+            if (value := getattr(self, name)) not in get_args(choices):
+                raise RlprofError(f"{name} {value!r} is not one of {', '.join(get_args(choices))}")
+        for name in ("prompt", "response", "devices", "tp", "pp", "ep", "cp", "group"):
+            if not 0 < getattr(self, name) < _MOST:
+                raise RlprofError(f"{name}={getattr(self, name)} is not a positive count")
+        for name in ("batch", "tokens", "rollout_tp"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < _MOST:
+                raise RlprofError(f"{name}={value} is not a positive count")
+        if not 0 <= self.offload <= 1:
+            raise RlprofError(f"offload={self.offload} is not a share from 0 to 1")
+        if self.lora < 0 or self.rollout_devices < 0:
+            raise RlprofError("lora and rollout_devices cannot be negative")
+
+    @property
+    def training_devices(self) -> int:
+        """Devices that train."""
+        return self.devices - self.rollout_devices
+
+    @property
+    def rollout_ranks(self) -> int:
+        """Devices that generate."""
+        return self.rollout_devices or self.devices
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that have the same part of the model, without context parallelism."""
+        return self.training_devices // (self.tp * self.pp * self.cp)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.prompt + self.response
+
+    @property
+    def micro_tokens(self) -> float:
+        """Tokens of a micro-batch on one device."""
+        return (self.tokens or self.length) / self.cp
+
+    @cached_property
+    def usable(self) -> float:
+        """Bytes of a device that torch can see: 99% of the GiB on its data sheet."""
+        return self.device.memory_gb * 2**30 * 0.99
+
+    def changed(self, **changes: object) -> "Job":
+        """Return another job."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def parse_devices(text: str) -> tuple[int, Peak]:
+    """Return the number and the kind of devices.
+
+    Raises:
+        RlprofError: The text is not a number, an x and a known device.
+
+    Example::
+
+        >>> number, device = parse_devices("8xH100-80G")
+        >>> number, device.label
+        (8, 'H100-80G')
+    """
+    found = _DEVICES.fullmatch(text.strip())
+    if found is None or not int(found[1]):
+        raise RlprofError(f"devices {text!r}: not a number and a device", hint="Such as 8xH100-80G")
+    return int(found[1]), device_labeled(found[2])

@@ -1,0 +1,181 @@
+"""`size`: whether a training fits, with how much to spare, and what to change if not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_rlprof.analysis.sizing.job import Job
+from lightning_rlprof.analysis.sizing.memory import (
+    GB,
+    Phase,
+    host_bytes,
+    rollout_phase,
+    rollout_tp,
+    update_phase,
+)
+from lightning_rlprof.analysis.sizing.step_time import concurrent, step_times
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
+
+Verdict = Literal["fits", "close", "does not fit"]
+"""``close``: the low end of the range fits, and the high end does not."""
+
+_ORDER: tuple[Verdict, ...] = ("fits", "close", "does not fit")
+_MEMORY = (
+    *columns_of("text", "phase", "part"),
+    *columns_of("number", "low", "high", unit="GB"),
+    Column("verdict", "text"),
+)
+_TIMES = (
+    Column("stage", "text"),
+    *columns_of("number", "low", "high", unit="s"),
+    Column("limit", "text"),
+)
+_CHANGES = (
+    Column("change", "text"),
+    Column("verdict", "text"),
+    Column("spare", "number", "GB"),
+)
+_ASSUMED = (
+    "Per device. States are within 2%, activations from -10% to +30%, logits 6 to 16 bytes per "
+    "token and vocabulary entry. Not included: other processes, datasets, vision activations."
+)
+_TIMES_ASSUMED = (
+    "Roofline: decode at 35 to 75% of bandwidth, prefill at 25 to 60% of peak, training at an MFU "
+    "of 20 to 40%. Low: responses of half the length. Whole steps take 3 to 10 times as long where "
+    "stages wait for each other or for the longest response."
+)
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What `size` found.
+
+    Attributes:
+        job: What was asked.
+        verdict: Of the phase with the least memory to spare.
+        phases: What is on a device.
+    """
+
+    job: Job
+    verdict: Verdict
+    phases: tuple[Phase, ...]
+
+    @property
+    def spare(self) -> tuple[float, float]:
+        """Bytes to spare in the fullest phase, from and to; below 0 they are missing."""
+        usable = self.job.usable
+        return (
+            usable - max(phase.high for phase in self.phases),
+            usable - max(phase.low for phase in self.phases),
+        )
+
+    def summary(self) -> str:
+        """Return one line for people."""
+        low, high = (each / GB for each in self.spare)
+        mark = "~" if "memory_gb" in self.job.device.unconfirmed else ""
+        have = f"{mark}{self.job.usable / GB:.1f} GB of {self.job.device.label}"
+        if self.verdict == "does not fit":
+            return f"Does not fit: {-high:.1f} to {-low:.1f} GB more than the {have}."
+        if self.verdict == "close":
+            return f"Close: from {-low:.1f} GB too much to {high:.1f} GB to spare of the {have}."
+        return f"Fits: {low:.1f} to {high:.1f} GB to spare of the {have}."
+
+    def memory(self) -> Table:
+        """Return bytes by phase and part, with the sum and the verdict of each phase."""
+        rows: list[tuple[Cell, ...]] = []
+        for phase in self.phases:
+            parts = [(phase.name, p.name, p.low / GB, p.high / GB, None) for p in phase.parts]
+            total = (phase.name, "total", phase.low / GB, phase.high / GB)
+            rows += [*parts, (*total, judge(phase, self.job.usable))]
+        notes = [_ASSUMED]
+        if self.job.algorithm != "sft":
+            number = min(concurrent(self.job), 1 << 20)
+            notes.append(
+                f"Rollout with tensor parallelism {rollout_tp(self.job)}: the KV cache of a "
+                f"replica has room for {number:,} sequences of {self.job.length:,} tokens."
+            )
+        if host := host_bytes(self.job):
+            notes.append(
+                f"Host memory of a node with 8 devices: {host / GB:,.0f} GB, up to twice that if "
+                "pinned."
+            )
+        return Table("sizing", _MEMORY, rows, " ".join(notes))
+
+    def times(self) -> Table:
+        """Return seconds by stage, and of the step."""
+        if self.job.batch is None:
+            return Table("step_time", _TIMES, abstained="No batch: pass --batch N (prompts).")
+        found = step_times(self.job)
+        rows: list[tuple[Cell, ...]] = [(t.stage, t.low, t.high, t.limit) for t in found]
+        rows.append(("step", sum(t.low for t in found), sum(t.high for t in found), None))
+        return Table("step_time", _TIMES, rows, _TIMES_ASSUMED)
+
+    def changes(self) -> Table:
+        """Return what to change, the cheapest first, and what follows from it; only if needed."""
+        rows: list[tuple[Cell, ...]] = []
+        if self.verdict != "fits":
+            for text, job in _candidates(self.job):
+                other = size(job)
+                if job.devices > self.job.devices and any(row[1] == "fits" for row in rows):
+                    continue  # more machines than needed
+                better = _ORDER.index(other.verdict) < _ORDER.index(self.verdict)
+                if better or other.spare[0] > self.spare[0] + 0.02 * self.job.usable:
+                    rows.append((text, other.verdict, other.spare[0] / GB))
+        none = "Nothing to change: it fits." if self.verdict == "fits" else "Nothing helps."
+        if not rows:
+            return Table("changes", _CHANGES, abstained=none)
+        return Table("changes", _CHANGES, rows, "spare: at least, below 0 it may be missing.")
+
+
+def judge(phase: Phase, usable: float) -> Verdict:
+    """Return whether a phase fits a device's memory."""
+    if phase.high <= usable:
+        return "fits"
+    return "close" if phase.low <= usable else "does not fit"
+
+
+def size(job: Job) -> Sizing:
+    """Return whether a training fits, from its model, devices and lengths. Nothing is run.
+
+    Amounts are ranges: what no formula shows, such as the code path of the logits, makes them wide.
+    """
+    phases = [update_phase(job)]
+    if job.algorithm != "sft":
+        phases.insert(0, rollout_phase(job))
+    verdicts = [judge(phase, job.usable) for phase in phases]
+    return Sizing(job, max(verdicts, key=_ORDER.index), tuple(phases))
+
+
+def _candidates(job: Job) -> Iterator[tuple[str, Job]]:
+    """Yield changes of a job that are possible, those without other machines first."""
+    experts = bool(job.model.expert_parameters)
+    tries: list[tuple[str, dict[str, object]]] = []
+    if job.tokens is not None and job.tokens > job.length:
+        tries.append(("tokens per micro-batch: one sequence", {"tokens": None}))
+    if not job.checkpointing:
+        tries.append(("gradient checkpointing", {"checkpointing": True}))
+    if job.offload < 1:
+        tries.append(("offload the optimizer, and states during rollout", {"offload": 1.0}))
+    if job.shard in ("zero1", "zero2"):
+        tries.append(("shard zero3", {"shard": "zero3"}))
+    if job.algorithm != "sft" and job.rollout_tp is not None:
+        tries.append((f"rollout tp {2 * job.rollout_tp}", {"rollout_tp": 2 * job.rollout_tp}))
+    tries.append((f"sequence parallelism, cp {2 * job.cp}", {"cp": 2 * job.cp}))
+    if job.shard == "megatron":
+        tries.append((f"tp {2 * job.tp}", {"tp": 2 * job.tp}))
+        tries.append((f"pp {2 * job.pp}", {"pp": 2 * job.pp}))
+        tries += [(f"ep {2 * job.ep}", {"ep": 2 * job.ep})] if experts else []
+    if not job.lora:
+        tries.append(("LoRA of rank 32", {"lora": 32}))
+    tries += [
+        (f"{job.devices * more} devices", {"devices": job.devices * more}) for more in (2, 4, 8)
+    ]
+    if job.offload < 1:
+        both: dict[str, object] = {"offload": 1.0, "devices": 2 * job.devices}
+        tries.append((f"{2 * job.devices} devices and offload", both))
+    for text, changes in tries:
+        try:
+            yield text, job.changed(**changes)
+        except RlprofError:  # it does not divide the devices
+            continue

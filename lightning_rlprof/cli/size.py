@@ -1,0 +1,178 @@
+"""The verb ``size``: whether a training fits its devices, before it is started."""
+
+from typing import Annotated, get_args
+
+import typer
+
+from lightning_rlprof.cli import console
+from lightning_rlprof.cli.open_run import as_json
+from lightning_rlprof.errors import RlprofError
+
+_MODEL, _SPLIT, _ROLLOUT = "Job", "Training", "Rollout"
+
+ModelPath = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH", help="config.json of the model, or its folder", rich_help_panel=_MODEL
+    ),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="NxDEVICE", help="Such as 8xH100-80G", rich_help_panel=_MODEL),
+]
+Algorithm = Annotated[
+    str, typer.Option(metavar="NAME", help="grpo, ppo or sft", rich_help_panel=_MODEL)
+]
+Prompt = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Longest prompt, in tokens", rich_help_panel=_MODEL),
+]
+Response = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Longest response, in tokens", rich_help_panel=_MODEL),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Prompts of a step, for step times", rich_help_panel=_MODEL),
+]
+Group = Annotated[
+    int, typer.Option(metavar="N", help="Responses per prompt", rich_help_panel=_MODEL)
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="fsdp, zero1, zero2, zero3 or megatron; default: fsdp, or megatron if tp, pp or ep",
+        rich_help_panel=_SPLIT,
+    ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Tokens of a micro-batch on a device; default: one sequence of full length",
+        rich_help_panel=_SPLIT,
+    ),
+]
+Tp = Annotated[int, typer.Option(metavar="N", help="Tensor parallel", rich_help_panel=_SPLIT)]
+Pp = Annotated[int, typer.Option(metavar="N", help="Pipeline parallel", rich_help_panel=_SPLIT)]
+Ep = Annotated[int, typer.Option(metavar="N", help="Expert parallel", rich_help_panel=_SPLIT)]
+Cp = Annotated[
+    int, typer.Option(metavar="N", help="Context or sequence parallel", rich_help_panel=_SPLIT)
+]
+Lora = Annotated[
+    int,
+    typer.Option(metavar="RANK", help="Train adapters of this rank", rich_help_panel=_SPLIT),
+]
+Offload = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the optimizer on the host; above 0, states leave the device in rollouts",
+        rich_help_panel=_SPLIT,
+    ),
+]
+Checkpointing = Annotated[
+    bool, typer.Option(help="Recompute activations of layers", rich_help_panel=_SPLIT)
+]
+RolloutTp = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Tensor parallel; default: the least that fits", rich_help_panel=_ROLLOUT
+    ),
+]
+RolloutDevices = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Devices of the rollout alone; 0: it shares those of the training",
+        rich_help_panel=_ROLLOUT,
+    ),
+]
+
+
+def size(
+    model: ModelPath = None,
+    devices: Devices = None,
+    algorithm: Algorithm = "grpo",
+    prompt_length: Prompt = None,
+    response_length: Response = None,
+    batch: Batch = None,
+    group: Group = 8,
+    shard: Shard = None,
+    tokens: Tokens = None,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    ep: Ep = 1,
+    cp: Cp = 1,
+    lora: Lora = 0,
+    offload: Offload = 0.0,
+    checkpointing: Checkpointing = True,
+    rollout_tp: RolloutTp = None,
+    rollout_devices: RolloutDevices = 0,
+) -> None:
+    """Estimate whether a training fits its devices: memory by phase, step time, what to change.
+
+    Example: rlprof size --model config.json --devices 8xH100-80G --prompt-length 1024
+    --response-length 2048
+    """
+    from lightning_rlprof.analysis.models.huggingface import read_model
+    from lightning_rlprof.analysis.sizing import job as jobs
+    from lightning_rlprof.analysis.sizing.sizing import size as sized
+
+    needed = {
+        "--model": model,
+        "--devices": devices,
+        "--prompt-length": prompt_length,
+        "--response-length": response_length,
+    }
+    if missing := [option for option, value in needed.items() if value is None]:
+        raise RlprofError(
+            f"size needs {', '.join(missing)}",
+            hint="Memory and time depend on lengths: give those of the longest, in tokens."
+            if any("length" in option for option in missing)
+            else "See rlprof size --help",
+            code="usage",
+        )
+    for option, value, choices in (
+        ("--algorithm", algorithm, get_args(jobs.Algorithm)),
+        ("--shard", shard, (None, *get_args(jobs.Shard))),
+    ):
+        if value not in choices:
+            known = ", ".join(filter(None, choices))
+            raise RlprofError(
+                f"{option} {value!r} is unknown", hint=f"Known: {known}", code="usage"
+            )
+    number, device = jobs.parse_devices(str(devices))
+    split = "megatron" if tp * pp * ep > 1 else "fsdp"
+    found = sized(
+        jobs.Job(
+            read_model(str(model)),
+            device,
+            number,
+            prompt_length or 0,
+            response_length or 0,
+            algorithm=algorithm,  # type: ignore[arg-type]
+            shard=shard or split,  # type: ignore[arg-type]
+            batch=batch,
+            group=group,
+            tokens=tokens,
+            tp=tp,
+            pp=pp,
+            ep=ep,
+            cp=cp,
+            rollout_tp=rollout_tp,
+            rollout_devices=rollout_devices,
+            lora=lora,
+            offload=offload,
+            checkpointing=checkpointing,
+        )
+    )
+    tables = [found.memory(), found.changes(), found.times()]
+    if console.is_json():
+        facts = {"verdict": found.verdict, "spare_bytes": [round(each) for each in found.spare]}
+        console.put_json(facts | {"tables": as_json(tables)})
+        return
+    console.status(found.summary())
+    shown = [tables[0], *(tables[1:2] if found.verdict != "fits" else []), tables[2]]
+    console.print_tables(shown)

@@ -1,0 +1,271 @@
+"""Sizing: published jobs are feasible, the next smaller ones are judged, and amounts are right."""
+
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.analysis.models.huggingface import read_model
+from lightning_rlprof.analysis.sizing.job import Job, parse_devices
+from lightning_rlprof.analysis.sizing.memory import GB, host_bytes, live_layer, rollout_tp
+from lightning_rlprof.analysis.sizing.sizing import Sizing, size
+from lightning_rlprof.analysis.sizing.step_time import concurrent
+from lightning_rlprof.errors import RlprofError
+from tests.analysis.models.published import CONFIGS
+
+
+def job(name: str, devices: str, **changes: Any) -> Job:
+    number, device = parse_devices(devices)
+    lengths = {"prompt": 1024, "response": 1024}
+    return Job(read_model(CONFIGS[name]), device, number, **{**lengths, **changes})
+
+
+def sized(name: str, devices: str, **changes: Any) -> Sizing:
+    return size(job(name, devices, **changes))
+
+
+def parts(found: Sizing, phase: str) -> dict[str, tuple[float, float]]:
+    (own,) = (each for each in found.phases if each.name == phase)
+    return {part.name: (part.low / GB, part.high / GB) for part in own.parts}
+
+
+LORA = {"lora": 32}
+NO = "does not fit"
+DENSE = {"shard": "megatron", "tp": 8}
+V3 = {"shard": "megatron", "tp": 8, "pp": 16, "ep": 8}
+LEAST = {**V3, "pp": 12, "offload": 1.0}
+WIDE = {**V3, "tp": 1, "ep": 32}
+BIG = {"shard": "megatron", "tp": 4, "pp": 8, "ep": 4}
+SMALL = {"shard": "megatron", "ep": 8, "offload": 1.0}
+TUNED: list[tuple[Any, ...]] = [
+    # verl's device tuning, smallest resources, and half of them
+    ("Qwen2.5-0.5B", "1xH100", LORA, None, {}, None),
+    ("Qwen2.5-1.5B", "1xH100", LORA, None, {}, None),
+    ("Qwen2.5-3B", "1xH100", LORA, None, {}, None),
+    ("Qwen2.5-7B", "1xH100", LORA, None, {}, None),
+    ("Qwen2.5-7B", "2xH800-80G", {}, "1xH800-80G", {}, NO),
+    ("Qwen2.5-14B", "4xH800-80G", {}, "2xH800-80G", {}, NO),
+    ("Qwen2.5-14B", "2xH100", LORA, "1xH100", {}, "fits"),
+    (
+        "Qwen2.5-32B",
+        "8xH20-96G",
+        {"shard": "megatron", "tp": 8},
+        "4xH20-96G",
+        {"tp": 4},
+        "does not fit",
+    ),
+    ("Qwen2.5-32B", "4xH100", LORA, "2xH100", {}, "fits"),
+    ("Qwen2.5-72B", "32xH20-96G", {}, "16xH20-96G", {}, "close"),
+    ("Qwen2.5-72B", "32xH800-80G", {}, "16xH800-80G", {}, "close"),
+    ("Qwen2.5-72B", "8xH100", LORA, "4xH100", {}, "fits"),
+    # verl's table of large mixtures of experts, on H20
+    (
+        "DeepSeek-V3",
+        "96xH20-96G",
+        {**V3, "pp": 12, "offload": 1.0},
+        "48xH20-96G",
+        {"pp": 6},
+        "does not fit",
+    ),
+    ("DeepSeek-V3", "128xH20-96G", {**V3, "offload": 0.5}, "64xH20-96G", {"pp": 8}, NO),
+    ("DeepSeek-V3", "256xH20-96G", V3, "128xH20-96G", {}, NO),
+    ("DeepSeek-V3", "512xH20-96G", WIDE, "256xH20-96G", {"ep": 16}, "fits"),
+    (
+        "Qwen3-235B-A22B",
+        "32xH20-96G",
+        {**BIG, "offload": 1.0},
+        "16xH20-96G",
+        {"pp": 4},
+        "does not fit",
+    ),
+    ("Qwen3-235B-A22B", "64xH20-96G", {**BIG, "offload": 0.5}, "32xH20-96G", {}, "close"),
+    ("Qwen3-235B-A22B", "128xH20-96G", BIG, "64xH20-96G", {}, "close"),
+    ("Qwen3-235B-A22B", "256xH20-96G", BIG, "128xH20-96G", {}, "fits"),
+    ("Qwen3-30B-A3B", "8xH20-96G", SMALL, "4xH20-96G", {"ep": 4}, "fits"),
+    ("Qwen3-30B-A3B", "16xH20-96G", SMALL, "8xH20-96G", {}, "fits"),
+    ("Qwen3-30B-A3B", "32xH20-96G", SMALL, "16xH20-96G", {}, "fits"),
+]
+
+
+@pytest.mark.parametrize(("name", "devices", "how", "fewer", "then", "verdict"), TUNED)
+def test_published_jobs_are_feasible_and_the_next_smaller_one_is_judged(
+    name: str,
+    devices: str,
+    how: dict[str, Any],
+    fewer: str | None,
+    then: dict[str, Any],
+    verdict: str | None,
+) -> None:
+    assert sized(name, devices, **how).verdict in ("fits", "close")
+    if fewer is not None:
+        assert sized(name, fewer, **{**how, **then}).verdict == verdict
+
+
+def test_states_of_the_worked_example_with_fsdp() -> None:
+    found = sized("Qwen2.5-7B", "8xH100", tokens=24_576)
+    update = parts(found, "update")
+    states = sum(update[name][0] for name in ("weights", "gradients", "optimizer"))
+    assert states == pytest.approx(15.23, abs=0.01)
+    assert update["reference"] == (0, pytest.approx(3.81, abs=0.01))
+    assert update["gathered layers"][1] == pytest.approx(0.93 + 2.18 + 0.93, abs=0.02)
+    kept, live = 24_576 * 200_704 / GB, 24_576 * 225_280 / GB
+    assert update["activations"][0] == pytest.approx(0.9 * (kept + live), rel=0.01)
+    logits = 24_576 * 152_064 / GB
+    assert update["logits"] == (pytest.approx(6 * logits), pytest.approx(16 * logits))
+    assert found.verdict == "close"  # fits without entropy
+
+
+def test_states_of_the_worked_example_with_megatron() -> None:
+    how = {**V3, "pp": 12, "offload": 1.0}
+    found = sized("DeepSeek-V3", "96xH20-96G", **how)
+    update = parts(found, "update")
+    assert update["weights"][0] + update["gradients"][0] == pytest.approx(52.5, rel=0.01)
+    assert found.phases[1].low / GB < 66 < found.phases[1].high / GB  # published
+    assert host_bytes(found.job) / 1e12 == pytest.approx(1.0, abs=0.01)
+    assert rollout_tp(job("DeepSeek-V3", "96xH20-96G", **how, rollout_tp=32)) == 32
+    engine = parts(sized("DeepSeek-V3", "96xH20-96G", **how, rollout_tp=32), "rollout")
+    assert engine["engine weights"][0] == pytest.approx(41.9, abs=0.1)
+    on_device = sized("DeepSeek-V3", "96xH20-96G", **{**how, "offload": 0.0})
+    assert on_device.verdict == "does not fit"
+
+
+def test_activations_are_those_measured_on_llama() -> None:
+    layer = read_model(CONFIGS["Llama-3-8B"]).layers[0]
+    assert live_layer(layer, 4096) == pytest.approx(200_700, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shard", "each"),
+    [
+        ("fsdp", (4 / 4, 4 / 4, 8 / 4)),
+        ("zero1", (2, 2, 12 / 4)),
+        ("zero2", (2, 2 / 4, 12 / 4)),
+        ("zero3", (2 / 4, 2 / 4, 12 / 4)),
+        ("megatron", (2, 4, 12 / 4)),
+    ],
+)
+def test_bytes_per_parameter_by_how_states_are_divided(
+    shard: str, each: tuple[float, float, float]
+) -> None:
+    update = parts(sized("Qwen2.5-7B", "4xH200", shard=shard), "update")
+    own = [update[name][0] for name in ("weights", "gradients", "optimizer")]
+    assert own == pytest.approx([7.615616512 * size for size in each])
+
+
+def test_adapters_keep_a_frozen_base_and_no_reference() -> None:
+    update = parts(sized("Qwen2.5-72B", "8xH100", **LORA), "update")
+    assert update["weights"][0] == pytest.approx(18.2, rel=0.06)
+    assert update["optimizer"][0] < 4
+    assert "reference" not in update
+
+
+def test_a_critic_is_a_second_model_and_supervised_training_has_one_phase() -> None:
+    ppo, grpo = (sized("Qwen2.5-7B", "8xH100", algorithm=name) for name in ("ppo", "grpo"))
+    names = [part.name for part in ppo.phases[1].parts]
+    assert {"critic weights", "critic gradients", "critic optimizer"} <= {*names}
+    assert ppo.phases[1].low > grpo.phases[1].low + 12 * GB
+    sft = sized("Qwen2.5-7B", "8xH100", algorithm="sft")
+    assert [phase.name for phase in sft.phases] == ["update"]
+    assert "reference" not in parts(sft, "update")
+
+
+def test_what_each_knob_does_to_the_phase_it_is_for() -> None:
+    base: dict[str, Any] = {"shard": "megatron", "tp": 2}
+    one = sized("Qwen2.5-32B", "16xH100", **base)
+    for change, part in (
+        ({"tp": 4}, "weights"),
+        ({"pp": 2}, "weights"),
+        ({"offload": 1.0}, "optimizer"),
+        ({"cp": 2}, "logits"),
+        ({"tokens": 512}, "activations"),
+    ):
+        other = sized("Qwen2.5-32B", "16xH100", **{**base, **change})
+        assert parts(other, "update")[part][0] < parts(one, "update")[part][0]
+    plain = sized("Qwen2.5-32B", "16xH100", **base, checkpointing=False)
+    assert parts(plain, "update")["activations"][0] > 4 * parts(one, "update")["activations"][0]
+    for change in ({"offload": 1.0}, {"rollout_devices": 8}):
+        other = sized("Qwen2.5-32B", "16xH100", **{**base, **change})
+        assert "training states" in parts(one, "rollout")
+        assert "training states" not in parts(other, "rollout")
+    experts = sized("Qwen3-30B-A3B", "8xH100", shard="megatron")
+    spread = sized("Qwen3-30B-A3B", "8xH100", shard="megatron", ep=8)
+    assert parts(spread, "update")["weights"][0] < 0.2 * parts(experts, "update")["weights"][0]
+
+
+def test_changes_are_tried_and_those_that_help_are_listed() -> None:
+    found = sized("Qwen2.5-7B", "1xH100")
+    assert found.verdict == "does not fit"
+    changes = dict(
+        zip(found.changes().column("change"), found.changes().column("verdict"), strict=True)
+    )
+    assert [name for name in changes if "devices" in name] == []  # LoRA fits already
+    assert changes["LoRA of rank 32"] == "fits"
+    assert "pp 2" not in changes
+    assert sized("Qwen2.5-0.5B", "8xH100").changes().abstained == "Nothing to change: it fits."
+
+
+def test_the_summary_says_how_much_is_missing_or_to_spare() -> None:
+    text = sized("Qwen2.5-7B", "1xH100").summary()
+    assert text.startswith("Does not fit: ")
+    assert text.endswith("GB more than the 85.0 GB of H100-80G.")
+    assert sized("Qwen2.5-7B", "2xH800-80G").summary().startswith("Close: from ")
+    assert "of the ~191.3 GB of B200-180G" in sized("Qwen2.5-7B", "8xB200").summary()
+
+
+def test_sums_are_those_of_the_parts() -> None:
+    table = sized("Qwen2.5-7B", "8xH100").memory()
+    for phase in ("rollout", "update"):
+        rows = [row for row in table.rows if row[0] == phase]
+        for at in (2, 3):
+            assert sum(float(row[at] or 0) for row in rows[:-1]) == pytest.approx(rows[-1][at])
+    assert all(row[2] <= row[3] for row in table.rows)  # type: ignore[operator]
+
+
+def test_a_step_takes_longer_with_longer_responses_and_needs_a_batch() -> None:
+    assert sized("Qwen2.5-7B", "8xH100").times().abstained is not None
+    short, long = (
+        sized("Qwen2.5-7B", "8xH100", batch=128, response=each).times() for each in (1024, 4096)
+    )
+    assert short.column("stage")[0] == "actor_generate"
+    assert short.column("limit")[0] == "memory"
+    for each in (short, long):
+        rows = each.rows
+        assert all(0 < float(row[1] or 0) < float(row[2] or 0) for row in rows)
+        assert rows[-1][1] == pytest.approx(sum(float(row[1] or 0) for row in rows[:-1]))
+    assert float(long.rows[-1][1] or 0) > 2 * float(short.rows[-1][1] or 0)
+
+
+def test_decoding_one_token_is_the_roofline_of_weights_and_cache() -> None:
+    one = sized("Qwen2.5-7B", "1xH100", batch=256, group=1, prompt=2048, response=3, **LORA)
+    assert concurrent(one.job) > 256
+    generate = one.times().rows[0]
+    # 13.2 ms per step at full bandwidth: weights 4.2 ms, cache of 256 x 2k tokens 9 ms
+    decode = 2 * 13.2e-3 / 0.35
+    reading = 256 * 2048 * 14.3e9 / 989.4e12 / 0.25
+    assert float(generate[2] or 0) == pytest.approx(decode + reading, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"tp": 3, "shard": "megatron"}, "not a multiple of tp x pp x cp = 3"),
+        ({"tp": 2}, "tp, pp and ep need shard megatron"),
+        ({"ep": 2, "shard": "megatron"}, "ep=2 does not divide no experts"),
+        ({"pp": 0}, "pp=0 is not a positive count"),
+        ({"prompt": -1}, "prompt=-1 is not a positive count"),
+        ({"tokens": 0}, "tokens=0 is not a positive count"),
+        ({"offload": 2.0}, "offload=2.0 is not a share"),
+        ({"lora": -1}, "cannot be negative"),
+        ({"rollout_devices": 8}, "0 devices for training"),
+        ({"rollout_tp": 3}, "not a multiple of its tensor parallelism 3"),
+        ({"algorithm": "dpo"}, "algorithm 'dpo' is not one of grpo, ppo, sft"),
+    ],
+)
+def test_jobs_that_cannot_be_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(RlprofError, match=text):
+        job("Qwen2.5-7B", "8xH100", **changes)
+
+
+@pytest.mark.parametrize("text", ["H100", "0xH100", "8", "xH100", "8xH1000"])
+def test_devices_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(RlprofError):
+        parse_devices(text)

@@ -1,0 +1,77 @@
+"""`rlprof size`: its tables, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.models.published import CONFIGS
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["Qwen2.5-7B"]))
+    return path
+
+
+def words(model: Path, devices: str = "2xH800-80G") -> tuple[object, ...]:
+    lengths = ("--prompt-length", 1024, "--response-length", 2048)
+    return ("size", "--model", model, "--devices", devices, *lengths)
+
+
+def test_a_close_job_has_its_memory_changes_and_times(rlprof: Run, model: Path) -> None:
+    status, out, _ = rlprof(*words(model), "--batch", 128)
+    assert status == 0
+    assert out.startswith("Close: from ")
+    assert all(name in out for name in ("optimizer", "KV cache", "changes", "actor_generate"))
+
+
+def test_a_job_that_fits_lists_no_changes(rlprof: Run, model: Path) -> None:
+    out = rlprof(*words(model, "8xH200"))[1]
+    assert out.startswith("Fits: ")
+    assert "changes" not in out
+    assert "No batch: pass --batch N" in out
+
+
+def test_json_has_the_verdict_and_all_tables(rlprof: Run, model: Path) -> None:
+    facts = json.loads(rlprof(*words(model, "1xH100"), "--lora", 16, "--json")[1])
+    assert facts["verdict"] == "fits"
+    assert facts["spare_bytes"][0] > 30e9
+    assert [table["name"] for table in facts["tables"]] == ["sizing", "changes", "step_time"]
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--prompt-length", "size needs --prompt-length\n  hint: Memory and time depend on"),
+        ("--response-length", "size needs --response-length\n  hint: Memory and time depend"),
+        ("--model", "size needs --model\n  hint: See rlprof size --help"),
+        ("--devices", "size needs --devices\n"),
+    ],
+)
+def test_what_is_missing_is_named(rlprof: Run, model: Path, option: str, error: str) -> None:
+    given = list(words(model))
+    del given[given.index(option) : given.index(option) + 2]
+    status, out, err = rlprof(*given)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"rlprof: error: {error}")
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        (("--algorithm", "dpo"), "--algorithm 'dpo' is unknown\n  hint: Known: grpo, ppo, sft"),
+        (("--shard", "fsdp3"), "--shard 'fsdp3' is unknown\n  hint: Known: fsdp, zero1"),
+        (("--tp", 3), "2 devices for training are not a multiple of tp x pp x cp = 3"),
+    ],
+)
+def test_what_cannot_be_is_an_error(
+    rlprof: Run, model: Path, more: tuple[object, ...], error: str
+) -> None:
+    status, _, err = rlprof(*words(model), *more)
+    assert status == 2
+    assert err.startswith(f"rlprof: error: {error}")
