@@ -301,6 +301,8 @@ def test_decoding_uses_at_least_the_bandwidth_for_weights_and_cache() -> None:
     assert row["% of bandwidth"] == pytest.approx((weights + cache) / 20 / 3350e9)
     assert "in bf16: the weights once per token" in throughput(spans, model=QWEN).note
     assert found(on("cpu", spans), model=QWEN)["actor_generate", 0]["% of bandwidth"] is None
+    fast = loaded([stage("actor_generate", 0, 1, tokens=64_000, samples=64)])  # cannot be
+    assert found(on(H100, fast), model=QWEN)["actor_generate", 0]["% of bandwidth"] is None
 
 
 def test_replicas_of_several_ranks_share_their_bandwidth() -> None:

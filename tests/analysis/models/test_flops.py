@@ -224,6 +224,8 @@ def test_linear_attention_keeps_a_state_of_fixed_size() -> None:
     full = 2 * 2 * 32 * 2  # one layer of four: keys and values, two heads, bf16
     assert cache_bytes_per_token(model) == full
     assert cache_bytes(model, [101]) - cache_bytes(model, [1]) == 100 * full
+    states = 3 * 4 * (4 * 16 * 16 + (2 * 2 * 16 + 4 * 16) * 4)  # three layers, fp32: heads, kernel
+    assert cache_bytes(model, [1, 1]) == 2 * (full + states)
 
 
 def test_towers() -> None:

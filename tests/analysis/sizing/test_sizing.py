@@ -269,3 +269,66 @@ def test_jobs_that_cannot_be_are_refused(changes: dict[str, Any], text: str) -> 
 def test_devices_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(RlprofError):
         parse_devices(text)
+
+
+def test_pipelines_keep_a_micro_batch_per_stage() -> None:
+    def activations(**how: Any) -> float:
+        found = sized("Qwen2.5-32B", "16xH100", shard="megatron", **how)
+        return parts(found, "update")["activations"][0]
+
+    assert activations(pp=2) == pytest.approx(activations())
+    assert activations(tp=2) == pytest.approx(activations() / 2)
+    assert activations(cp=2) == pytest.approx(activations() / 2)
+
+
+def test_a_cache_is_divided_by_heads_and_that_of_latent_attention_by_none() -> None:
+    cache = {"Qwen2.5-7B": 57_344 / 4, "DeepSeek-V3": 70_272}
+    for name, each in cache.items():
+        found = sized(name, "64xH200", rollout_tp=8, rollout_devices=32)
+        assert parts(found, "rollout")["KV cache of one sequence"][0] == 2048 * each / GB
+
+
+def test_optimizer_states_of_experts_have_their_own_copies() -> None:
+    model = read_model(CONFIGS["DeepSeek-V3"])
+    found = parts(sized("DeepSeek-V3", "512xH20-96G", **WIDE), "update")
+    experts = 4 * 256 * 3 * 7168 * 2048 / 32
+    assert found["weights"][0] > 2 * experts / GB
+    dense = found["weights"][0] / 2 - experts / GB
+    assert found["optimizer"][0] == pytest.approx(12 * (experts / GB + dense / 32))
+    twice = parts(sized("DeepSeek-V3", "1024xH20-96G", **WIDE), "update")
+    assert twice["optimizer"][0] == pytest.approx(found["optimizer"][0] / 2)
+    assert model.expert_parameters == 58 / 4 * 32 * experts
+
+
+def test_overhead_and_what_is_gathered() -> None:
+    update = parts(sized("Qwen2.5-7B", "8xH100"), "update")
+    others = sum(high for name, (_, high) in update.items() if name != "fragmentation")
+    context = update["context, communicators"]
+    assert context == (1, 2)
+    assert update["fragmentation"] == (0, pytest.approx(0.05 * (others - context[1])))
+    adapters = parts(sized("Qwen2.5-7B", "8xH100", **LORA), "update")
+    layer = read_model(CONFIGS["Qwen2.5-7B"]).layers[0].parameters(3584)
+    less = update["gathered layers"][1] - adapters["gathered layers"][1]
+    assert less == pytest.approx(4 * layer / GB)
+    assert "gathered layers" not in parts(sized("Qwen2.5-7B", "1xH200"), "update")
+
+
+def test_a_critic_takes_the_time_of_an_update() -> None:
+    table = sized("Qwen2.5-7B", "8xH100", algorithm="ppo", batch=8).times()
+    low = dict(zip(table.column("stage"), table.column("low"), strict=True))
+    assert low["critic_update"] == low["actor_update"]
+    assert low["actor_update"] == pytest.approx(3 * float(low["critic_compute_values"] or 0))
+    sft = sized("Qwen2.5-7B", "8xH100", algorithm="sft", batch=8).times()
+    assert sft.column("stage") == ["train", "step"]
+
+
+def test_sequences_beyond_the_cache_wait_for_the_next_round() -> None:
+    one = job("Qwen2.5-7B", "1xH100", response=8192, group=1, **LORA)
+    room = concurrent(one)
+    times = [
+        float(size(one.changed(batch=batch)).times().rows[0][2] or 0)
+        for batch in (room, room + 1, 2 * room)
+    ]
+    weights = 8192 * 14.1e9 / 3350e9 / 0.35  # read once more
+    assert times[1] - times[0] == pytest.approx(weights, rel=0.15)
+    assert times[2] == pytest.approx(2 * times[0], rel=0.01)
