@@ -15,7 +15,7 @@ Algorithm = Literal["grpo", "ppo", "sft"]
 Shard = Literal["fsdp", "zero1", "zero2", "zero3", "megatron"]
 """How states are divided among ranks."""
 
-_DEVICES = re.compile(r"(\d+)\s*[x×*]\s*(\S+)")
+_DEVICES = re.compile(r"([0-9]{1,9})\s*[x×*]\s*(\S+)")
 _MOST = 1 << 40
 
 

@@ -109,7 +109,8 @@ class Sizing:
         found = step_times(self.job)
         rows: list[tuple[Cell, ...]] = [(t.stage, t.low, t.high, t.limit) for t in found]
         rows.append(("step", sum(t.low for t in found), sum(t.high for t in found), None))
-        return Table("step_time", _TIMES, rows, _TIMES_ASSUMED)
+        unknown = "" if self.job.device.gb_s else " Without generation: the bandwidth is unknown."
+        return Table("step_time", _TIMES, rows, _TIMES_ASSUMED + unknown)
 
     def changes(self) -> Table:
         """Return what to change, the cheapest first, and what follows from it; only if needed."""

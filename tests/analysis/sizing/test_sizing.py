@@ -200,6 +200,8 @@ def test_changes_are_tried_and_those_that_help_are_listed() -> None:
     assert [name for name in changes if "devices" in name] == []  # LoRA fits already
     assert changes["LoRA of rank 32"] == "fits"
     assert "pp 2" not in changes
+    useless = sized("Qwen2.5-7B", "2xH800-80G", rollout_tp=1).changes()  # the update is full
+    assert "rollout tp 2" not in useless.column("change")
     assert sized("Qwen2.5-0.5B", "8xH100").changes().abstained == "Nothing to change: it fits."
 
 
@@ -265,7 +267,7 @@ def test_jobs_that_cannot_be_are_refused(changes: dict[str, Any], text: str) -> 
         job("Qwen2.5-7B", "8xH100", **changes)
 
 
-@pytest.mark.parametrize("text", ["H100", "0xH100", "8", "xH100", "8xH1000"])
+@pytest.mark.parametrize("text", ["H100", "0xH100", "8", "xH100", "8xH1000", "9" * 5000 + "xH100"])
 def test_devices_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(RlprofError):
         parse_devices(text)
@@ -320,6 +322,12 @@ def test_a_critic_takes_the_time_of_an_update() -> None:
     assert low["actor_update"] == pytest.approx(3 * float(low["critic_compute_values"] or 0))
     sft = sized("Qwen2.5-7B", "8xH100", algorithm="sft", batch=8).times()
     assert sft.column("stage") == ["train", "step"]
+
+
+def test_a_device_of_unknown_bandwidth_has_no_time_of_generation() -> None:
+    table = sized("Qwen2.5-0.5B", "8xGH200", batch=8).times()
+    assert "actor_generate" not in table.column("stage")
+    assert "the bandwidth is unknown" in table.note
 
 
 def test_sequences_beyond_the_cache_wait_for_the_next_round() -> None:
