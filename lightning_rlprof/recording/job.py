@@ -71,12 +71,12 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
 
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+    if "WG_PREFIX" in environ:  # verl numbers the workers of each group from 0
+        return None, None
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    # verl numbers the workers of each group from 0.
-    names = [] if "WG_PREFIX" in environ else [("RANK", "WORLD_SIZE")]
-    for rank, world in [*names, ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]:
+    for rank, world in [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]:
         found = environ.get(rank, ""), environ.get(world, "")
         if all(map(str.isdecimal, found)) and int(found[0]) < int(found[1]):
             return int(found[0]), int(found[1])

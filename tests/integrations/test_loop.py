@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,6 +277,21 @@ def test_the_place_comes_from_what_a_process_can_see(
     variables: dict[str, str], place: tuple[Any, ...]
 ) -> None:
     assert find_place(variables)[:3] == place
+
+
+def test_a_worker_of_verl_takes_no_rank_of_its_groups_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 0,
+        get_world_size=lambda: 2,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert find_place({"RLPROF_JOB": "j"})[:2] == (0, 2)
+    # Each of its groups has a rank 0, and so has the driver.
+    assert find_place({"RLPROF_JOB": "j", "WG_PREFIX": "actor"})[:3] == (None, None, 1)
 
 
 def test_arguments_win_and_a_rank_outside_the_world_is_refused(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         _BOTH_CONTEXTS,
         _own("message"),
         steps=("step",),
-        ignored=("train_critic_and_policy", "run_training"),
+        # In the asynchronous trainer the updates inside are on a thread of their own.
+        stages=(("train_critic_and_policy", "actor_update"),),
+        ignored=("run_training",),
     ),
     "nemo_rl.utils.timer": TimerClass(
         "Timer",

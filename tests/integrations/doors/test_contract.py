@@ -89,18 +89,27 @@ CASES = {
     "verl_worker": Case(
         4, {"reference_compute_log_prob": 0.2, "actor_update": 0.4, "idle": 0}, "worker"
     ),
-    "codetiming": Case(4, {"actor_generate": 0.3, "actor_update": 0.25}),
+    "codetiming": Case(
+        10,
+        {
+            "actor_generate": 0.1,
+            "actor_compute_log_prob": 0.05,
+            "compute_advantage": 0,
+            "actor_update": 0.25,
+        },
+    ),
     "opentelemetry": Case(4, {"actor_generate": 0.3, "actor_update": 0.25}),
-    "fabric": Case(4, {"actor_update": 0.01}),
+    "fabric": Case(10, {"actor_update": 0.2}),
 }
 UNTRACED = 0.25
 """Of a busy machine; docs/integrations says how much it is on a quiet one."""
 
 
 def program_of(name: str) -> str:
-    """Return an example, or a program for a double of a framework."""
+    """Return the program for a double of a framework, else the example for the real one."""
+    program = PROGRAMS / f"{name}.py"
     example = ROOT / "examples" / name / "train.py"
-    return (example if example.exists() else PROGRAMS / f"{name}.py").read_text()
+    return (program if program.exists() else example).read_text()
 
 
 def ran(program: str, folder: Path, *paths: Path, **variables: str) -> str:
