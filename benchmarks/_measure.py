@@ -88,9 +88,9 @@ class Report:
     facts: Sequence[str] = field(default_factory=list)
 
 
-def options(description: str) -> argparse.Namespace:
-    """Read the command line that every benchmark has."""
-    parser = argparse.ArgumentParser(description=description)
+def options(about: str | argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line that every benchmark has, and what a parser of its own adds."""
+    parser = argparse.ArgumentParser(description=about) if isinstance(about, str) else about
     parser.add_argument("--quick", action="store_true", help="see that it runs, judge nothing")
     parser.add_argument(
         "--markdown", action="store_true", help="print the tables of docs/internals/performance.md"

@@ -19,7 +19,7 @@ from verl.trainer.ppo.core_algos import (
 )
 from verl.utils.profiler import DistProfiler, DistProfilerExtension, marked_timer
 
-VOCABULARY, LENGTH, GROUP = 64, 32, 8
+VOCABULARY, LENGTH, GROUP, STEPS = 64, 32, 8, 10
 
 
 class ActorRolloutRefWorker(Worker, DistProfilerExtension):
@@ -93,40 +93,41 @@ class ActorRolloutRefWorker(Worker, DistProfilerExtension):
 class TaskRunner:
     """The driver, in an actor of its own, as verl has it."""
 
-    def run(self, steps):
-        """Train; returns the mean reward of the first step and of the last."""
+    def __init__(self):
         pool = RayResourcePool([2], use_gpu=False, max_colocate_count=1)
         worker = RayClassWithInitArgs(ray.remote(ActorRolloutRefWorker))
-        group = RayWorkerGroup(pool, worker)
-        rewards, timings = [], []
-        for _ in range(steps):
-            timing_raw = {}
-            with marked_timer("step", timing_raw):
-                prompts = torch.randint(VOCABULARY, (16, 4)).repeat_interleave(GROUP, 0)
-                batch = DataProto.from_dict({"prompts": prompts})
-                with marked_timer("gen", timing_raw, color="red"):
-                    batch = batch.union(group.generate_sequences(batch))
-                with marked_timer("reward", timing_raw, color="yellow"):
-                    scores = (batch.batch["responses"] < VOCABULARY // 8).float()
-                with marked_timer("old_log_prob", timing_raw, color="blue"):
-                    batch = batch.union(group.compute_log_prob(batch))
-                with marked_timer("ref", timing_raw, color="olive"):
-                    batch = batch.union(group.compute_ref_log_prob(batch))
-                with marked_timer("adv", timing_raw, color="brown"):
-                    mask, index = torch.ones_like(scores), torch.arange(16).repeat_interleave(GROUP)
-                    advantages, _ = compute_grpo_outcome_advantage(scores, mask, index.numpy())
-                    batch = batch.union(DataProto.from_dict({"advantages": advantages}))
-                with marked_timer("update_actor", timing_raw, color="red"):
-                    group.update_actor(batch)
-            rewards.append(scores.mean().item())
-            timings.append(timing_raw)
-        return rewards, timings
+        self.group = RayWorkerGroup(pool, worker)
+
+    def fit_step(self):
+        """Train one step; returns the mean reward and what verl's timers have measured."""
+        timing_raw, group = {}, self.group
+        with marked_timer("step", timing_raw):
+            prompts = torch.randint(VOCABULARY, (16, 4)).repeat_interleave(GROUP, 0)
+            batch = DataProto.from_dict({"prompts": prompts})
+            with marked_timer("gen", timing_raw, color="red"):
+                batch = batch.union(group.generate_sequences(batch))
+            with marked_timer("reward", timing_raw, color="yellow"):
+                scores = (batch.batch["responses"] < VOCABULARY // 8).float()
+            with marked_timer("old_log_prob", timing_raw, color="blue"):
+                batch = batch.union(group.compute_log_prob(batch))
+            with marked_timer("ref", timing_raw, color="olive"):
+                batch = batch.union(group.compute_ref_log_prob(batch))
+            with marked_timer("adv", timing_raw, color="brown"):
+                mask, index = torch.ones_like(scores), torch.arange(16).repeat_interleave(GROUP)
+                advantages, _ = compute_grpo_outcome_advantage(scores, mask, index.numpy())
+                batch = batch.union(DataProto.from_dict({"advantages": advantages}))
+            with marked_timer("update_actor", timing_raw, color="red"):
+                group.update_actor(batch)
+        return scores.mean().item(), timing_raw
 
 
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
-    rewards, timings = ray.get(TaskRunner.remote().run.remote(10))
-    print(f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
-    for name in timings[0]:
-        print(f"timing_s/{name}: {sum(each[name] for each in timings[1:]) / (len(timings) - 1):.4f}")
+    runner, seconds = TaskRunner.remote(), {}
+    for step in range(1, STEPS + 1):
+        reward, timing_raw = ray.get(runner.fit_step.remote())
+        print(f"step {step}: reward {reward:.3f}")
+        seconds = {name: seconds.get(name, 0) + each for name, each in timing_raw.items()}
+    for name, total in seconds.items():
+        print(f"timing_s/{name}: {total / STEPS:.4f}")
     ray.shutdown()
