@@ -230,6 +230,15 @@ CATEGORY_RULES: Mapping[Category, Rule] = {
 }
 """Rules on categories of the ledger, one per category but compute, custom stage and warm-up."""
 
+STARVED = CATEGORY_RULES[Category.DATA_WAIT]._replace(
+    title="Trainer waits for samples",
+    suggestion="Move ranks from training to rollout, generate faster (larger batches per engine, "
+    "shorter responses), or let rollouts run further ahead. rlprof whatif RUN predicts the first",
+    ruled_out_if="Complete samples are in the buffer while the trainer waits",
+    command="rlprof show RUN roles",
+)
+"""Reported instead if other ranks generate what the trainer waits for."""
+
 UNMATCHED = CATEGORY_RULES[Category.COMMUNICATION]._replace(
     title="Collectives are not overlapped with compute; transfer or waiting is unknown",
     suggestion="Capture the same steps on all ranks (ranks: all): then the ledger divides transfer "

@@ -37,6 +37,7 @@ from lightning_rlprof.analysis.findings.rules import (
     LOW_MFU,
     MEMORY_GROWTH,
     OUTLIER_STEP,
+    STARVED,
     STRAGGLER,
     UNMATCHED,
 )
@@ -44,6 +45,7 @@ from lightning_rlprof.analysis.findings.rules import TREND as TREND_RULE
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts
 from lightning_rlprof.analysis.memory import growth, lowest_by_step, memory_timeline
 from lightning_rlprof.analysis.memory_phases import leaking_phases
+from lightning_rlprof.analysis.stages.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.step_selection import states
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
@@ -199,6 +201,8 @@ def _category_share(
     if waits is not None and waits.explain_ranks(float(own.sum())):
         return NotChecked(rule.name, EXPLAINED)
     rows = np.flatnonzero((categories_of(spans.names) == category)[spans.name])
+    if category == Category.DATA_WAIT and _waits_for_samples(spans, rows):
+        rule = STARVED
     rows = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:_SHOWN]
     evidence = f"longest spans (rank/id): {_named(spans, rows)}"
     if not len(rows):
@@ -218,6 +222,14 @@ def _category_share(
         spans_query(spans, rows.tolist()),
         place_of(spans, rows),
     )
+
+
+def _waits_for_samples(spans: Spans, waits: Int64s) -> bool:
+    """Return whether other ranks generate what is waited for, rather than a DataLoader loads it."""
+    if execution_mode(spans) not in (Mode.SEPARATED, Mode.ASYNCHRONOUS) or not len(waits):
+        return False
+    times = np.bincount(spans.name[waits], spans.duration_ns[waits], len(spans.names))
+    return spans.names[int(np.argmax(times))] != "data_fetch"
 
 
 def _named(spans: Spans, rows: Int64s) -> str:

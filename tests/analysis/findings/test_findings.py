@@ -126,6 +126,32 @@ def test_the_link_of_a_rule_returns_its_evidence_and_its_place_is_the_first_of_i
     )
 
 
+@pytest.mark.parametrize(
+    ("waits", "generates_on", "title"),
+    [
+        ("wait_for_samples", 1, "Trainer waits for samples"),
+        ("data_fetch", 1, "Trainer waits for data"),
+        ("wait_for_samples", 0, "Trainer waits for data"),
+    ],
+)
+def test_who_waits_for_other_ranks_to_generate_needs_no_data_loader(
+    waits: str, generates_on: int, title: str
+) -> None:
+    ranks: tuple[list[Row], list[Row]] = [], []
+    for at in range(STEPS):
+        begin, middle, end = at * LENGTH, at * LENGTH + LENGTH // 2, (at + 1) * LENGTH
+        for rows in ranks:
+            rows.append(Row("step", "step", at + 1, begin, end))
+        ranks[0].append(Row(waits, "stage", at + 1, begin, middle))
+        ranks[0].append(Row("actor_update", "stage", at + 1, middle, end))
+        rollout = (begin, end) if generates_on else (begin, begin + LENGTH // 10)
+        ranks[generates_on].append(Row("actor_generate", "stage", at + 1, *rollout))
+    table = findings(loaded(*ranks))
+    named = [each for each in titles(table) if each.startswith("Trainer waits")]
+    assert named == [title]
+    assert ("DataLoader" in str(cells(table, title)["try"])) == (title == "Trainer waits for data")
+
+
 @every_category
 def test_a_rule_is_silent_below_its_threshold(category: Category) -> None:
     rule = CATEGORY_RULES[category]
