@@ -58,7 +58,12 @@ DOORS = (
     Door(
         "verl",
         "verl",
-        ("verl.utils.profiler.performance", "verl.utils.debug.performance", "verl.utils.tracking"),
+        (
+            "verl.utils.profiler.performance",
+            "verl.utils.debug.performance",
+            "verl.utils.tracking",
+            "verl.trainer.ppo.ray_trainer",
+        ),
         "verl",
         "0.9.1",
     ),

@@ -1,7 +1,8 @@
 """Door to verl: the timers of its driver, and the calls of its workers.
 
 On the driver a step is the timer ``step``. A worker has no steps of its own: each call of its
-update ends one. Where generation runs ahead, ``gen`` on the trainer waits for samples.
+update ends one. Where generation runs ahead, ``gen`` on the trainer waits for samples. Responses of
+a batch are samples; their fates are told when their advantages are known.
 """
 
 import functools
@@ -11,8 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit, Timers
-from lightning_rlprof.recording.annotations import record, stage
+from lightning_rlprof.recording.annotations import listener, record, stage
+from lightning_rlprof.recording.samples import sample
 from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.records.records import Fate
 
 KIT = Kit("verl", "verl", "vllm", "sglang", "ray", "transformers")
 _TIMERS = Timers(KIT, steps=("step",))
@@ -26,8 +29,10 @@ _UPDATES = ("actor_update", "train_batch", "critic_update", "update_actor", "upd
 
 
 def install(module: Any) -> None:
-    """Replace the timer of ``verl.utils.profiler.performance``, or the states of workers."""
-    if module.__name__ == "verl.utils.tracking":
+    """Replace the driver's timer, the states of workers, or what computes advantages."""
+    if module.__name__ == "verl.trainer.ppo.ray_trainer":
+        KIT.replace(module, "compute_advantage", _computes_advantage)
+    elif module.__name__ == "verl.utils.tracking":
         KIT.replace(KIT.find(module, "RLInsightLogger"), "trace_state", _trace_state)
     else:
         KIT.replace(module, "_timer", _timer)
@@ -53,6 +58,31 @@ def _stage_of(name: str) -> str:
     if name == "gen" and any(each in sys.modules for each in _ASYNCHRONOUS):
         return "wait_for_samples"
     return _TIMERS.stage_of(name)
+
+
+def _computes_advantage(function: Any) -> Any:
+    @functools.wraps(function)
+    def compute_advantage(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        if listener() is not None:
+            _record_samples(found)
+        return found
+
+    return compute_advantage
+
+
+@KIT.quiet
+def _record_samples(data: Any) -> None:
+    """Record each response of a batch: tokens, reward, and whether it has an advantage."""
+    batch, others = data.batch, data.non_tensor_batch
+    mask = batch["response_mask"].bool()
+    tokens = mask.sum(-1).tolist()
+    rewards = (batch["token_level_rewards"] * mask).sum(-1).tolist()
+    useful = ((batch["advantages"] != 0) & mask).any(-1).tolist()
+    groups = [str(each) for each in others["uid"]] if "uid" in others else range(len(tokens))
+    for group, count, reward, trains in zip(groups, tokens, rewards, useful, strict=True):
+        fate: Fate = "trained" if trains else "zero_advantage"
+        sample(group).end(fate, tokens=count, reward=reward)
 
 
 def _trace_state(function: Any) -> Any:

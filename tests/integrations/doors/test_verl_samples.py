@@ -1,0 +1,81 @@
+"""Samples of verl's batches, on a double of its `DataProto` and of `compute_advantage`."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_rlprof.analysis.samples.fates import samples
+from lightning_rlprof.analysis.samples.sample_book import sample_book
+from lightning_rlprof.integrations.doors import verl
+from lightning_rlprof.run import load
+
+
+def batch_of(rewards: list[list[float]]) -> Any:
+    """Return responses of 2 to 4 tokens, of which the last one has the reward, in groups."""
+    flat = torch.tensor([each for group in rewards for each in group])
+    lengths = torch.arange(len(flat)) % 3 + 2
+    mask = (torch.arange(4)[None] < lengths[:, None]).long()
+    scores = torch.zeros(len(flat), 4)
+    scores[torch.arange(len(flat)), lengths - 1] = flat
+    uid = np.array([f"uid-{at}" for at, group in enumerate(rewards) for _ in group], object)
+    batch = {"response_mask": mask, "token_level_rewards": scores}
+    return SimpleNamespace(batch=batch, non_tensor_batch={"uid": uid})
+
+
+def module() -> Any:
+    """Return a module whose advantages are rewards less the mean of their group."""
+
+    def compute_advantage(data: Any, adv_estimator: str, **options: Any) -> Any:
+        rewards, uid = data.batch["token_level_rewards"].sum(-1), data.non_tensor_batch["uid"]
+        means = torch.tensor([rewards[torch.tensor(uid == each)].mean() for each in uid])
+        data.batch["advantages"] = (rewards - means)[:, None] * data.batch["response_mask"]
+        return data
+
+    return SimpleNamespace(
+        __name__="verl.trainer.ppo.ray_trainer", compute_advantage=compute_advantage
+    )
+
+
+def test_each_response_of_a_batch_is_a_sample_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPROF__INTEGRATED__PROFILE_SAVE_PATH", str(tmp_path))
+    trainer, data = module(), batch_of([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    verl.install(trainer)
+    trainer.compute_advantage(data, "grpo")  # nothing records
+    session = verl.KIT.session(role="controller")
+    assert session is not None
+    with session:
+        session.begin_step(1)
+        assert trainer.compute_advantage(data, adv_estimator="grpo") is data
+        session.end_step()
+    run = load(session.run)
+    table = samples(run)
+    assert [row[:2] for row in table.rows] == [
+        ("generated", 6), ("zero_advantage", 3), ("trained", 3)
+    ]  # fmt: skip
+    assert table.column("tokens") == [18, 9, 9]
+    book = sample_book(run)
+    assert sorted(book.reward.tolist()) == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert sorted(book.prompts[each] for each in book.prompt) == ["uid-0"] * 3 + ["uid-1"] * 3
+
+
+def test_a_batch_of_another_form_trains_as_before_and_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RLPROF__INTEGRATED__PROFILE_SAVE_PATH", str(tmp_path))
+    trainer = SimpleNamespace(
+        __name__="verl.trainer.ppo.ray_trainer", compute_advantage=lambda data: data
+    )
+    verl.install(trainer)
+    session = verl.KIT.session(role="controller")
+    assert session is not None
+    with session:
+        session.begin_step(1)
+        assert [trainer.compute_advantage("batch") for _ in range(2)] == ["batch"] * 2
+        session.end_step()
+    assert caplog.text.count("the training continues") == 1
