@@ -1,4 +1,4 @@
-"""Chinese pages say what the English ones say: same sections, commands, tables, links and names.
+"""Chinese pages say what the English ones say: same sections, commands, tables, links, names, numbers.
 
 The words are those that users of verl and MindSpeed-RL know; each sentence is one line.
 """
@@ -28,6 +28,8 @@ KEPT_IN_NAVIGATION = {
     *("memory_timeline", "memory_phases", "weight_sync", "throughput", "lengths"),
 }
 _BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_TARGET = re.compile(r"\]\([^)]*\)|<https?:[^>]*>")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _HAN = "[\u4e00-\u9fff]"
 _MARK = "[，。：；（）、？！]"
 _TYPOS = {
@@ -81,10 +83,13 @@ def links(text: str) -> list[str]:
     return sorted(re.sub(r"\.zh(-CN)?\.md", ".md", each) for each in targets)
 
 
-def names(text: str) -> list[set[str]]:
-    """Return what is marked as code in the prose of each section."""
+def facts(text: str) -> list[set[str]]:
+    """Return the numbers of each section's prose, and what is marked there as code."""
     sections = re.split(r"^#+ ", _BLOCK.sub("", text), flags=re.MULTILINE)
-    return [set(re.findall(r"`([^`\n]+)`", section)) for section in sections]
+    return [
+        {*re.findall(r"`([^`\n]+)`", section), *_NUMBER.findall(_TARGET.sub("", section))}
+        for section in sections
+    ]
 
 
 def differences(english: str, chinese: str) -> list[str]:
@@ -98,10 +103,10 @@ def differences(english: str, chinese: str) -> list[str]:
         if ours != theirs
     ]
     for heading, ours, theirs in zip(
-        ["(top)", *HOOK.headings(english)], names(english), names(chinese), strict=True
+        ["(top)", *HOOK.headings(english)], facts(english), facts(chinese), strict=True
     ):
         if missing := ours - theirs:
-            found.append(f"{heading!r} lacks the names {sorted(missing)} in Chinese")
+            found.append(f"{heading!r} lacks {sorted(missing)} in Chinese")
     return found
 
 
@@ -183,7 +188,8 @@ rlprof summary  # 时间花在哪里
         ("rlprof summary", "rlprof findings", "code blocks"),
         ("| `x` | y |", "| `x` | y |\n| `x` | y |", "tables"),
         ("ledger.md", "ledger.md#columns", "links"),
-        ("`key`", "`other`", "lacks the names"),
+        ("`key`", "`other`", "lacks"),
+        ("ledger.md).", "ledger.md): 0.2 ms.", "lacks"),
     ],
 )
 def test_a_change_of_the_english_page_is_found(old: str, new: str, complaint: str | None) -> None:
