@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import markdown
+from mkdocs.exceptions import PluginError
 
 _PART = re.compile(r"^( *)```.*?^\1```|^#+ [^\n]+", re.MULTILINE | re.DOTALL)
 
@@ -30,7 +31,13 @@ def on_page_markdown(text: str, page: Any, **_: Any) -> str:
     chinese = Path(page.file.abs_src_path or "")
     if not chinese.name.endswith(".zh.md"):
         return text
-    ids = iter(anchors(chinese.with_name(chinese.name.replace(".zh.md", ".md")).read_text()))
+    found = anchors(chinese.with_name(chinese.name.replace(".zh.md", ".md")).read_text())
+    if len(found) != len(headings(text)):
+        raise PluginError(
+            f"{chinese.name} has {len(headings(text))} headings, its English page {len(found)}: "
+            "give it the same ones; tests/test_chinese.py names what else is missing"
+        )
+    ids = iter(found)
 
     def with_anchor(part: re.Match[str]) -> str:
         return f"{part[0]} {{#{next(ids)}}}" if part[0].startswith("#") else part[0]
