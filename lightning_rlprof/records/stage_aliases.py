@@ -8,7 +8,8 @@ STAGE_ALIASES = {
     "actor_generate": """
         actor_rollout agenerate decode gen gen_max generate generate_and_rm generate_async
         generate_batch generate_samples generate_sequences generation policy_generation prefill
-        rollout rollout_batch rollouts sglang_generate step_generate vllm_generate""",
+        rollout rollout_batch rollout_generate rollouts sglang_generate step_generate
+        vllm_generate""",
     "actor_compute_log_prob": """
         actor_log_prob cal_old_log_probs_values compute_actor_log_prob compute_log_prob
         compute_log_probs compute_logp get_logprobs log_prob log_probs old_log_prob old_log_probs

@@ -65,7 +65,7 @@ EXAMPLES = {
     ),
     "verl": Example(
         "verl",
-        {"rollout_generate": 0.05, "actor_update": 0.2, "idle": 0, **LOG_PROBS},
+        {"actor_generate": 0.05, "actor_update": 0.2, "idle": 0, **LOG_PROBS},
         ("controller", "worker", "worker"),
     ),
 }  # fmt: skip
