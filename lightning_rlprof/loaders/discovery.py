@@ -15,7 +15,7 @@ from lightning_rlprof.loaders.ascend.capture_folder import is_ascend, is_capture
 from lightning_rlprof.loaders.chrome.event_stream import read_head
 from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
 from lightning_rlprof.loaders.formats import KINETO_SUFFIXES, NSYS_SUFFIXES
-from lightning_rlprof.loaders.join_ranks import join
+from lightning_rlprof.loaders.join_ranks import as_one, join
 from lightning_rlprof.loaders.kineto.reader import (
     MOST_RANKS,
     Distributed,
@@ -25,7 +25,7 @@ from lightning_rlprof.loaders.kineto.reader import (
 from lightning_rlprof.loaders.kineto.trace import told
 from lightning_rlprof.loaders.nsys.export import Export
 from lightning_rlprof.loaders.nsys.nvtx_ranges import read_ranges
-from lightning_rlprof.loaders.rank_names import rank_in_name
+from lightning_rlprof.loaders.rank_names import labels_of_verl, rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import is_sqlite
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
 from lightning_rlprof.tables.spans import RunWarning, Spans
@@ -58,13 +58,24 @@ def read_ranks(
     """Read traces that are of different ranks as one run; None where they are not known to be.
 
     One that cannot be read is a problem of its rank. Raises the first reason where all are such.
-    Clocks are compared as `aligned` does it.
+    Clocks are compared as `aligned` does it. Each role of verl numbers its ranks from 0: ranks of
+    a role are numbered behind those of the roles before it.
 
     Args:
         files: The traces, all of one tool.
         read: Reads one.
         progress: Called after each with how many are read, and how many there are.
     """
+    roles: dict[str, list[Path]] = {}
+    for file in files:
+        roles.setdefault(labels_of_verl(file.name)[0], []).append(file)
+    if len(roles) > 1 and "" not in roles:
+        runs = [
+            read(own[0]) if len(own) == 1 else read_ranks(own, read, progress)
+            for own in roles.values()
+        ]
+        known = [run for run in runs if run is not None]
+        return as_one(known) if len(known) == len(runs) else None
     ranks = {file: told_ranks(file) for file in files}
     if not all(ranks.values()) or len(set().union(*ranks.values())) < 2:
         return None

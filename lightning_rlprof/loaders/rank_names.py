@@ -21,6 +21,26 @@ def rank_in_name(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
+_VERL = re.compile(
+    r"((?!step\d+_)[^_]+)?(?:_(?!step\d+_)[^_]+)?_?(?:step(\d{1,15})_)?"
+    r"rank\d+(?:-of-\d+)?_(?:[a-z0-9-]+_)?pid\d+_\d{17}(?!\d)"
+)
+
+
+def labels_of_verl(name: str) -> tuple[str, int]:
+    """Return role and step in the name of a trace that verl's profiler wrote; "" and 0 without.
+
+    Example::
+
+        >>> labels_of_verl("actor_train_step3_rank1-of-2_tp0-dp1_pid77_20261101120000123.json.gz")
+        ('actor', 3)
+        >>> labels_of_verl("step3_rank0_pid77_20261101120000123.json.gz")
+        ('', 3)
+    """
+    found = _VERL.match(name)
+    return (found[1] or "", int(found[2] or 0)) if found else ("", 0)
+
+
 def missing(world: int, seen: Iterable[int | None]) -> list[RunWarning]:
     """Name the ranks of a world that have no trace.
 

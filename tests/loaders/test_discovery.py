@@ -338,6 +338,19 @@ def test_traces_of_two_tools_are_not_mixed(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_each_role_of_verl_has_ranks_of_its_own(tmp_path: Path) -> None:
+    for role, ranks in (("actor", 2), ("critic", 1)):
+        for rank in range(ranks):
+            name = f"{role}_step3_rank{rank}-of-{ranks}_pid{rank}_20261101120000123.json"
+            chrome(tmp_path / name, rank, world=ranks)
+
+    run = load(tmp_path)
+
+    assert [header.role for header in run.headers.values()] == ["actor", "actor", "critic"]
+    assert (run.ranks, run.warnings) == ((0, 1, 2), ())
+    assert {*run.step.tolist()} == {3}
+
+
 def test_an_older_trace_of_the_same_rank_is_left_out_and_said(tmp_path: Path) -> None:
     chrome(tmp_path / "rank-0.json", 0, world=2)
     chrome(tmp_path / "rank-1.json", 1, late=500, world=2)

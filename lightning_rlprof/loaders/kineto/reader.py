@@ -34,6 +34,7 @@ from lightning_rlprof.loaders.kineto.tables import (
     shape_table,
 )
 from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace, ident, read_trace, told
+from lightning_rlprof.loaders.rank_names import labels_of_verl
 from lightning_rlprof.records.records import EXPORT, FORMAT, Header
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import Kernels
@@ -191,7 +192,7 @@ def _header(trace: KinetoTrace) -> Header:
         run_id=told(top, "trace_id", str, "") or trace.path.name,
         rank=rank,
         world_size=world,
-        role=role[1] if role else "",
+        role=labels_of_verl(trace.path.name)[0] or (role[1] if role else ""),
         host=told(top, "host_name", str, ""),
         pid=next((pid for pid in pids if isinstance(pid, int)), 0),
         device=next(filter(None, devices), "cpu" if no_device else "unknown"),

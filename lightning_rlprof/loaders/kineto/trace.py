@@ -26,6 +26,7 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     KERNEL,
     LAUNCH,
 )
+from lightning_rlprof.loaders.rank_names import labels_of_verl
 from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.system.memory_trim import give_back
@@ -135,8 +136,10 @@ class KinetoTrace:
     @property
     def file_step(self) -> int:
         """Step that the file's name tells, 0 without, or where the trace itself tells steps."""
+        if STEP in self.ranges.kind:
+            return 0
         found = _STEP_FILE.match(self.path.name) or _STEP_FILE.match(self.path.parent.name)
-        return int(found[1]) if found and STEP not in self.ranges.kind else 0
+        return int(found[1]) if found else labels_of_verl(self.path.name)[1]
 
     @property
     def zero_ns(self) -> int:

@@ -145,6 +145,17 @@ def test_the_header_says_what_the_trace_and_its_name_say(tmp_path: Path) -> None
     assert header.versions == {"cuda_runtime_version": "12040"}
 
 
+def test_role_and_step_are_in_the_name_of_a_trace_of_verl(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    trace.mark("actor_update", 0, 5)
+    name = "critic_train_step12_rank1-of-2_tp0-dp1_pid77_20261101120000123_mb0-3.json.gz"
+
+    spans = read(trace, tmp_path, name.removesuffix(".gz"))
+
+    assert (spans.headers[1].role, spans.headers[1].world_size) == ("critic", 2)
+    assert spans.step.tolist() == [12]
+
+
 @pytest.mark.parametrize("name", ["step-000007-x_actor_rank0-of-1.json", "step-000007.json"])
 def test_the_step_is_in_the_name_where_the_trace_counts_none(name: str, tmp_path: Path) -> None:
     trace = ChromeTrace()
