@@ -23,19 +23,20 @@ Verdict = Literal["fits", "close", "does not fit"]
 _ORDER: tuple[Verdict, ...] = ("fits", "close", "does not fit")
 _MEMORY = (
     *columns_of("text", "phase", "part"),
-    *columns_of("number", "low", "high", unit="GB"),
+    *columns_of("number", "low GB", "high GB", unit="GB"),
     Column("verdict", "text"),
 )
 _TIMES = (
     Column("stage", "text"),
-    *columns_of("number", "low", "high", unit="s"),
+    *columns_of("number", "low s", "high s", unit="s"),
     Column("limit", "text"),
 )
 _CHANGES = (
     Column("change", "text"),
     Column("verdict", "text"),
-    Column("spare", "number", "GB"),
+    Column("GB to spare", "number", "GB"),
 )
+_SPARE = "GB to spare: at least. A number below 0 is what may be missing."
 _ASSUMED = (
     "Per device. States are within 2%, activations from -10% to +30%, logits 6 to 16 bytes per "
     "token and vocabulary entry. Not included: other processes, datasets, vision activations."
@@ -93,7 +94,8 @@ class Sizing:
             number = min(concurrent(self.job), 1 << 20)
             notes.append(
                 f"Rollout with tensor parallelism {rollout_tp(self.job)}: the KV cache of a "
-                f"replica has room for {number:,} sequences of {self.job.length:,} tokens."
+                f"replica has room for {number:,} sequence{'s' * (number != 1)} of "
+                f"{self.job.length:,} tokens."
             )
         if host := host_bytes(self.job):
             notes.append(
@@ -126,7 +128,7 @@ class Sizing:
         none = "Nothing to change: it fits." if self.verdict == "fits" else "Nothing helps."
         if not rows:
             return Table("changes", _CHANGES, abstained=none)
-        return Table("changes", _CHANGES, rows, "spare: at least, below 0 it may be missing.")
+        return Table("changes", _CHANGES, rows, _SPARE)
 
 
 def judge(phase: Phase, usable: float) -> Verdict:

@@ -317,7 +317,7 @@ def test_overhead_and_what_is_gathered() -> None:
 
 def test_a_critic_takes_the_time_of_an_update() -> None:
     table = sized("Qwen2.5-7B", "8xH100", algorithm="ppo", batch=8).times()
-    low = dict(zip(table.column("stage"), table.column("low"), strict=True))
+    low = dict(zip(table.column("stage"), table.column("low s"), strict=True))
     assert low["critic_update"] == low["actor_update"]
     assert low["actor_update"] == pytest.approx(3 * float(low["critic_compute_values"] or 0))
     sft = sized("Qwen2.5-7B", "8xH100", algorithm="sft", batch=8).times()
