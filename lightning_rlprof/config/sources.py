@@ -118,7 +118,12 @@ def canonical(
         ConfigError: A misspelled or unsupported key, a reference that cannot be resolved.
     """
     with resolving():
-        data = resolvable(data, {*fields, *_LOOKED_AT} if _LOOKED_AT & {*data} else data)
+        if _LOOKED_AT & {*data}:
+            if isinstance(data.get("model"), Mapping):  # the training's own; ours is a path
+                fields = {*fields} - {"model"}
+            data = resolvable(data, {*fields, *_LOOKED_AT})
+        else:
+            data = resolvable(data, data)
         translation = translate(data)
         if translation is None and _WRAPPER not in data:
             return _with_save_path({str(key): plain(data[key]) for key in data})
@@ -201,7 +206,12 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
     origins: dict[str, str] = {}
     canonical(data, fields, origins)
     with resolving():
-        data = resolvable(data, {*fields, *_LOOKED_AT} if _LOOKED_AT & {*data} else data)
+        if _LOOKED_AT & {*data}:
+            if isinstance(data.get("model"), Mapping):  # the training's own; ours is a path
+                fields = {*fields} - {"model"}
+            data = resolvable(data, {*fields, *_LOOKED_AT})
+        else:
+            data = resolvable(data, data)
         keys: dict[str, list[str]] = {}
         for item in find(data):
             keys[item.key] = [own for own, key in origins.items() if key == item.key]

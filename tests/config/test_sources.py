@@ -139,6 +139,14 @@ def test_verls_keys_become_ours_and_ours_win() -> None:
     assert origins["steps"] == "global_profiler.steps"
 
 
+@pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
+def test_the_model_of_a_training_is_not_our_path_of_one(wrap: Any) -> None:
+    theirs = {"model": {"path": "${oc.env:NONE}"}, "global_profiler": {"steps": [1]}}
+    assert canonical(wrap(theirs), FIELDS) == {"steps": [1]}
+    ours = {"model": "config.json", "global_profiler": {"steps": [1]}}
+    assert canonical(wrap(ours), FIELDS) == {"steps": [1], "model": "config.json"}
+
+
 def whole_file() -> dict[str, Any]:
     actor = "actor_rollout_ref.actor.profiler"
     return {
