@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit, Timers
-from lightning_rlprof.recording.annotations import listener, record, stage
+from lightning_rlprof.recording.annotations import count, in_stage, listener, record, stage
 from lightning_rlprof.recording.samples import sample
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.records.records import Fate
@@ -79,10 +79,12 @@ def _record_samples(data: Any) -> None:
     tokens = mask.sum(-1).tolist()
     rewards = (batch["token_level_rewards"] * mask).sum(-1).tolist()
     useful = ((batch["advantages"] != 0) & mask).any(-1).tolist()
+    if in_stage():
+        count(lengths=tokens)
     groups = [str(each) for each in others["uid"]] if "uid" in others else range(len(tokens))
-    for group, count, reward, trains in zip(groups, tokens, rewards, useful, strict=True):
+    for group, length, reward, trains in zip(groups, tokens, rewards, useful, strict=True):
         fate: Fate = "trained" if trains else "zero_advantage"
-        sample(group).end(fate, tokens=count, reward=reward)
+        sample(group).end(fate, tokens=length, reward=reward)
 
 
 def _trace_state(function: Any) -> Any:

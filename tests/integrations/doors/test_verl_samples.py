@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_rlprof.analysis.findings.finding import rows_of
+from lightning_rlprof.analysis.lengths import lengths
 from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.sample_book import sample_book
 from lightning_rlprof.integrations.doors import verl
+from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.run import load
 
 
@@ -51,7 +54,8 @@ def test_each_response_of_a_batch_is_a_sample_of_its_group(
     assert session is not None
     with session:
         session.begin_step(1)
-        assert trainer.compute_advantage(data, adv_estimator="grpo") is data
+        with stage("compute_advantage"):
+            assert trainer.compute_advantage(data, adv_estimator="grpo") is data
         session.end_step()
     run = load(session.run)
     table = samples(run)
@@ -59,6 +63,8 @@ def test_each_response_of_a_batch_is_a_sample_of_its_group(
         ("generated", 6), ("zero_advantage", 3), ("trained", 3)
     ]  # fmt: skip
     assert table.column("tokens") == [18, 9, 9]
+    [responses] = rows_of(lengths(run))
+    assert (responses["stage"], responses["samples"]) == ("compute_advantage", 6)
     book = sample_book(run)
     assert sorted(book.reward.tolist()) == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert sorted(book.prompts[each] for each in book.prompt) == ["uid-0"] * 3 + ["uid-1"] * 3
