@@ -55,7 +55,7 @@ def forward(tokens):
 
 
 def train_critic_and_policy(tokens, old, advantages, timings):
-    """Update the policy once; there is no critic."""
+    """Update the policy once, without a critic."""
     with Timer("policy_train", timings):
         ratio = (log_probs(policy, tokens) - old).exp()
         loss = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()

@@ -204,8 +204,7 @@ def rollout_phase(job: Job) -> Phase:
     """Return what is on a device during generation, with one sequence of full length at least."""
     tp = rollout_tp(job)
     parts = []
-    if not job.rollout_devices and not job.offload:
-        resident = sum(sum(_states(job, model)) for model in _trained(job))
+    if resident := _resident(job):
         gradients = sum(_states(job, model)[1] for model in _trained(job))
         parts.append(Part("training states", resident - gradients, 1.02 * resident))
     own = 2 * job.model.parameters / tp
@@ -215,6 +214,13 @@ def rollout_phase(job: Job) -> Phase:
     parts.append(Part("KV cache of one sequence", one, one))
     overhead = Part("context, communicators", 1 * GB, (2 + (tp > 1)) * GB)
     return Phase("rollout", (*parts, overhead))
+
+
+def _resident(job: Job) -> float:
+    """Return bytes of training states that stay on a device during generation."""
+    if job.rollout_devices or job.offload:
+        return 0.0
+    return sum(sum(_states(job, model)) for model in _trained(job))
 
 
 def kv_bytes(job: Job, tp: int) -> float:
@@ -231,10 +237,7 @@ def rollout_tp(job: Job) -> int:
     """Return the tensor parallelism of the rollout: the least that leaves a quarter free."""
     if job.rollout_tp:
         return job.rollout_tp
-    resident = 0.0
-    if not job.rollout_devices and not job.offload:
-        resident = sum(sum(_states(job, model)) for model in _trained(job))
-    free = max(job.usable - resident - 6 * GB, 0.25 * job.usable)
+    free = max(job.usable - _resident(job) - 6 * GB, 0.25 * job.usable)
     sizes = [tp for tp in _TENSOR_PARALLEL if job.rollout_ranks % tp == 0]
     roomy = (tp for tp in sizes if 2 * job.model.parameters / tp <= 0.75 * free)
     return next(roomy, sizes[-1])

@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.integrations.doors.registry import DOORS, Door
+from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.recording.nsys.command_line import installed_version
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
@@ -142,13 +142,15 @@ class Framework(NamedTuple):
 
 def doors() -> list[Framework]:
     """Return the frameworks that ``rlprof run`` records, and which of them are installed."""
-    return [Framework(door.name, door.package, _installed(door), door.tested) for door in DOORS]
-
-
-def _installed(door: Door) -> str | None:
-    """Return the version of a door's framework; Fabric is in both packages of Lightning."""
-    also = "pytorch-lightning" if door.name == "Fabric" else door.package
-    return installed(door.package) or installed(also)
+    return [
+        Framework(
+            door.name,
+            door.package,
+            installed(door.package) or (installed(door.also) if door.also else None),
+            door.tested,
+        )
+        for door in DOORS
+    ]
 
 
 def installed(package: str) -> str | None:

@@ -24,6 +24,7 @@ class Door(NamedTuple):
         modules: Modules that are prepared once they are imported, each by ``install(module)``.
         home: Module of this package that has ``install``.
         tested: Versions that were tested, and how.
+        also: Another distribution that has the same modules.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Door(NamedTuple):
     modules: tuple[str, ...]
     home: str
     tested: str
+    also: str = ""
 
 
 _TIMERS = "timer_classes"
@@ -73,6 +75,7 @@ DOORS = (
         ("lightning.fabric.fabric", "lightning_fabric.fabric"),
         "fabric",
         "2.6",
+        also="pytorch-lightning",
     ),
     Door("sheeprl", "sheeprl", ("sheeprl.utils.timer",), _TIMERS, "0.8.4"),
     Door("codetiming", "codetiming", ("codetiming._timer",), _TIMERS, "1.4"),
