@@ -121,6 +121,8 @@ def verdict(report: Report, chosen: argparse.Namespace) -> int:
         state = "it runs; --quick is too short to judge"
     elif not report.quiet:
         state = "the machine was too noisy to judge"
+    elif not report.bounds:
+        state = "measured; it has no bound to judge"
     elif broken:
         state = f"{len(broken)} of {len(report.bounds)} bounds do not hold"
     else:

@@ -80,6 +80,14 @@ def test_the_exit_status_and_the_last_line_say_what_was_found(
     assert says in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_without_a_bound_none_is_said_to_hold(
+    measure: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unjudged = replace(report(measure, 0.9), bounds=[])
+    assert measure.verdict(unjudged, chosen()) == 0
+    assert capsys.readouterr().out.endswith("measured; it has no bound to judge\n")
+
+
 def test_markdown_is_a_page_and_json_is_everything(
     measure: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
