@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -126,6 +127,8 @@ class Session:
         self.child_marks = ChildMarks()
         self.remarks: list[str] = []  # to be said at the end
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
+        # `atexit` does not run in processes that multiprocessing starts; this runs there, too.
+        self._at_exit = Finalize(None, buffer.flush, exitpriority=100)
         _Process.session = self
         _watch_forks()
         self._tune()
@@ -397,6 +400,7 @@ class Session:
             self._closed = True
             if _Process.session is self:
                 _Process.session = None
+            self._at_exit.cancel()
             self._buffer.close()
             self._close_host()
             self.afterwards()
@@ -423,6 +427,7 @@ class Session:
         if _Process.session is self:
             _Process.session = None
         self.child_marks.remark()
+        self._at_exit.cancel()
         self._buffer.discard()
         self._close_host()
         with suppress(OSError):  # files of other ranks, or of captures
@@ -432,6 +437,7 @@ class Session:
         """Do nothing from now on, in a forked child: the run and its end are the parent's."""
         self._closed, self._may_capture, self.exchange = True, False, None
         self.append = lambda line: None  # of optimizers, which may go on for long
+        self._at_exit.cancel()
         self._buffer.leave()
         self._close_host()
 
