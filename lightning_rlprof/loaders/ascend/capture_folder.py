@@ -26,7 +26,7 @@ _MAX_RANKS = 2**20
 _NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
 _INFO_FILE = re.compile(r"profiler_info(?:_(\d{1,7}))?\.json")
 _DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
-# As `recording.capture` names captures: step-000003, step-000003-actor_update, step-000003-2.
+# As `recording.captures` names captures: step-000003, step-000003-actor_update, step-000003-2.
 _WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
 # Every database of torch_npu or msprof with any rows has one of these tables.
 _KNOWN_TABLES = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
