@@ -8,6 +8,7 @@ from lightning_rlprof.analysis.sizing.job import Job
 from lightning_rlprof.analysis.sizing.memory import (
     GB,
     Phase,
+    forward_phase,
     host_bytes,
     rollout_phase,
     rollout_tp,
@@ -39,7 +40,7 @@ _CHANGES = (
 _SPARE = "GB to spare: at least. A number below 0 is what may be missing."
 _ASSUMED = (
     "Per device. States are within 2%, activations from -10% to +30%, logits 6 to 16 bytes per "
-    "token and vocabulary entry. Not included: other processes, datasets, vision activations."
+    "token and vocabulary entry, 2 to 7 without backward. Not included: other processes, datasets."
 )
 _TIMES_ASSUMED = (
     "Roofline: decode at 35 to 75% of bandwidth, prefill at 25 to 60% of peak, training at an MFU "
@@ -90,10 +91,14 @@ class Sizing:
             total = (phase.name, "total", phase.low / GB, phase.high / GB)
             rows += [*parts, (*total, judge(phase, self.job.usable))]
         notes = [_ASSUMED]
-        if self.job.algorithm != "sft":
+        if self.job.model.vision and not self.job.image_tokens:
+            notes.append("Not included: activations of the vision tower; pass --image-tokens N.")
+        if self.job.generates:
             number = min(concurrent(self.job), 1 << 20)
+            experts = self.job.rollout_ep
+            wide = f", expert parallelism {experts}" if experts else ""
             notes.append(
-                f"Rollout with tensor parallelism {rollout_tp(self.job)}: the KV cache of a "
+                f"Rollout with tensor parallelism {rollout_tp(self.job)}{wide}: the KV cache of a "
                 f"replica has room for {number:,} sequence{'s' * (number != 1)} of "
                 f"{self.job.length:,} tokens."
             )
@@ -143,9 +148,9 @@ def size(job: Job) -> Sizing:
 
     Amounts are ranges: what no formula shows, such as the code path of the logits, makes them wide.
     """
-    phases = [update_phase(job)]
-    if job.algorithm != "sft":
-        phases.insert(0, rollout_phase(job))
+    phases = [rollout_phase(job)] if job.generates else []
+    phases += [forward_phase(job)] if job.algorithm != "sft" else []
+    phases.append(update_phase(job))
     verdicts = [judge(phase, job.usable) for phase in phases]
     return Sizing(job, max(verdicts, key=_ORDER.index), tuple(phases))
 
@@ -154,15 +159,17 @@ def _candidates(job: Job) -> Iterator[tuple[str, Job]]:
     """Yield changes of a job that are possible, those without other machines first."""
     experts = bool(job.model.expert_parameters)
     tries: list[tuple[str, dict[str, object]]] = []
-    if job.tokens is not None and job.tokens > job.length:
-        tries.append(("tokens per micro-batch: one sequence", {"tokens": None}))
+    least = job.sequences * job.length
+    if max(job.tokens or 0, job.forward_tokens or 0) > least:
+        what = "one sequence" if job.sequences == 1 else "one pair"
+        tries.append((f"tokens per micro-batch: {what}", {"tokens": None, "forward_tokens": None}))
     if not job.checkpointing:
         tries.append(("gradient checkpointing", {"checkpointing": True}))
     if job.offload < 1:
         tries.append(("offload the optimizer, and states during rollout", {"offload": 1.0}))
     if job.shard in ("zero1", "zero2"):
         tries.append(("shard zero3", {"shard": "zero3"}))
-    if job.algorithm != "sft" and job.rollout_tp is not None:
+    if job.rollout_tp is not None:
         tries.append((f"rollout tp {2 * job.rollout_tp}", {"rollout_tp": 2 * job.rollout_tp}))
     tries.append((f"sequence parallelism, cp {2 * job.cp}", {"cp": 2 * job.cp}))
     if job.shard == "megatron":

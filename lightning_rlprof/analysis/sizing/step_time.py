@@ -45,17 +45,20 @@ def step_times(job: Job) -> list[StageTime]:
     assert job.batch is not None
     peak = job.device.tflops * 1e12
     found = []
-    samples = job.batch * (1 if job.algorithm == "sft" else job.group)
-    if job.algorithm != "sft" and job.device.gb_s is not None:
+    samples = job.batch * (job.group if job.generates else job.sequences)
+    if job.generates and job.device.gb_s is not None:
         found.append(_generation(job, samples, peak, job.device.gb_s * 1e9))
     trained = peak * job.training_devices
     for stage, passes in _passes(job).items():
         low, high = (
-            passes * samples * forward(job.model, [job.prompt + response]).forward / trained / mfu
+            passes
+            * samples
+            * forward(job.model, [job.prompt + response], images=job.images).forward
+            / (trained * mfu)
             for response, mfu in zip((job.response // 2, job.response), _TRAINING, strict=True)
         )
         found.append(StageTime(stage, low, high, "compute"))
-    if job.algorithm != "sft":
+    if job.generates:
         size = 2 * job.model.parameters
         found.append(StageTime("weight_sync", size / _SYNC[0], size / _SYNC[1], "link"))
     return found
@@ -65,9 +68,22 @@ def _passes(job: Job) -> dict[str, int]:
     """Return the stages that train or go forward, in forward passes."""
     if job.algorithm == "sft":
         return {"train": 3}
+    if job.algorithm == "dpo":
+        return {"reference_compute_log_prob": 1, "actor_update": 3}
     critic = {"critic_compute_values": 1, "critic_update": 3} if job.algorithm == "ppo" else {}
     reference = {"reference_compute_log_prob": 1}
     return {"actor_compute_log_prob": 1, **reference, **critic, "actor_update": 3}
+
+
+def _weights_read(job: Job, tp: int, batch: int) -> float:
+    """Return bytes of weights that a device reads for one token of each sequence.
+
+    Expert parallelism divides the experts among replicas, which hit them with all their sequences.
+    """
+    ep = job.rollout_ep or tp
+    dense = decode_weight_bytes(job.model, 0)
+    experts = decode_weight_bytes(job.model, batch * ep / tp) - dense
+    return dense / tp + experts / ep
 
 
 def _generation(job: Job, samples: int, peak: float, bandwidth: float) -> StageTime:
@@ -79,11 +95,12 @@ def _generation(job: Job, samples: int, peak: float, bandwidth: float) -> StageT
     for response, of_memory, of_peak in zip(
         (max(job.response // 2, 2), job.response), _BANDWIDTH, _PREFILL, strict=True
     ):
-        weights = waves * response * decode_weight_bytes(job.model, batch)
+        weights = waves * response * _weights_read(job, tp, batch)
         cache = each * decode_cache_bytes(job.model, [job.prompt], [response])
-        read = (weights + cache) / bandwidth / tp / of_memory
+        read = (weights + cache / tp) / bandwidth / of_memory
         compute = each * decode(job.model, [job.prompt], [response]).forward / peak / tp / of_peak
-        reading = -(-each // job.group) * prefill(job.model, [job.prompt]).forward
+        once = prefill(job.model, [job.prompt], images=job.images).forward
+        reading = -(-each // job.group) * once
         bounds.append(max(read, compute) + reading / peak / tp / of_peak)
         limit = "memory" if read > compute else "compute"
     return StageTime("actor_generate", bounds[0], bounds[1], limit)
