@@ -101,6 +101,14 @@ RolloutEp = Annotated[
         rich_help_panel=_ROLLOUT,
     ),
 ]
+RolloutMemory = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Of a device that the engine may use: gpu_memory_utilization; default: 0.9",
+        rich_help_panel=_ROLLOUT,
+    ),
+]
 RolloutDevices = Annotated[
     int,
     typer.Option(
@@ -132,6 +140,7 @@ def size(
     checkpointing: Checkpointing = True,
     rollout_tp: RolloutTp = None,
     rollout_ep: RolloutEp = None,
+    rollout_memory: RolloutMemory = None,
     rollout_devices: RolloutDevices = 0,
 ) -> None:
     """Estimate whether a training fits its devices: memory by phase, step time, what to change.
@@ -188,6 +197,7 @@ def size(
             cp=cp,
             rollout_tp=rollout_tp,
             rollout_ep=rollout_ep,
+            rollout_memory=rollout_memory,
             rollout_devices=rollout_devices,
             lora=lora,
             offload=offload,

@@ -50,6 +50,8 @@ class Job:
         rollout_tp: Tensor parallelism of the rollout; None for the least that fits.
         rollout_ep: Expert parallelism of the rollout, over replicas if above ``rollout_tp``; None
             for the same.
+        rollout_memory: Share of a device that the engine may use with all that is on it; None for
+            all of it, of which the KV cache gets up to 90%.
         rollout_devices: Devices of the rollout alone; 0 if rollout and training share all devices.
         lora: Rank of adapters, 0 to train all parameters.
         offload: Share of the optimizer that is on the host. If above 0, training states also leave
@@ -75,6 +77,7 @@ class Job:
     cp: int = 1
     rollout_tp: int | None = None
     rollout_ep: int | None = None
+    rollout_memory: float | None = None
     rollout_devices: int = 0
     lora: int = 0
     offload: float = 0.0
@@ -105,7 +108,7 @@ class Job:
                 raise RlprofError(f"{name}={value} is less than the {least} tokens of {what}")
 
     def _check_rollout(self, experts: int | None) -> None:
-        given = ("rollout_tp", "rollout_ep", "rollout_devices")
+        given = ("rollout_tp", "rollout_ep", "rollout_memory", "rollout_devices")
         if not self.generates and (named := [each for each in given if getattr(self, each)]):
             raise RlprofError(f"{named[0]}: {self.algorithm} has no rollout")
         for size, kind in ((self.rollout_tp, "tensor"), (self.rollout_ep, "expert")):
@@ -132,6 +135,8 @@ class Job:
             value = getattr(self, name)
             if value is not None and not 0 < value < _MOST:
                 raise RlprofError(f"{name}={value} is not a positive count")
+        if self.rollout_memory is not None and not 0 < self.rollout_memory <= 1:
+            raise RlprofError(f"rollout_memory={self.rollout_memory} is not a share above 0, to 1")
         if not 0 <= self.offload <= 1:
             raise RlprofError(f"offload={self.offload} is not a share from 0 to 1")
         if self.lora < 0 or self.rollout_devices < 0:

@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.sizing.memory import (
     rollout_tp,
     update_phase,
 )
-from lightning_rlprof.analysis.sizing.step_time import concurrent, step_times
+from lightning_rlprof.analysis.sizing.step_time import KV_SHARE, concurrent, step_times
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -66,10 +66,10 @@ class Sizing:
     @property
     def spare(self) -> tuple[float, float]:
         """Bytes to spare in the fullest phase, from and to; below 0 they are missing."""
-        usable = self.job.usable
+        limits = [(phase, available(self.job, phase)) for phase in self.phases]
         return (
-            usable - max(phase.high for phase in self.phases),
-            usable - max(phase.low for phase in self.phases),
+            min(limit - phase.high for phase, limit in limits),
+            min(limit - phase.low for phase, limit in limits),
         )
 
     def summary(self) -> str:
@@ -83,25 +83,28 @@ class Sizing:
             return f"Close: from {-low:.1f} GB too much to {high:.1f} GB to spare of the {have}."
         return f"Fits: {low:.1f} to {high:.1f} GB to spare of the {have}."
 
+    def _rollout(self) -> str:
+        """Return how the rollout is divided, and how many sequences it has room for."""
+        job, number = self.job, min(concurrent(self.job), 1 << 20)
+        wide = f", expert parallelism {job.rollout_ep}" if job.rollout_ep else ""
+        return (
+            f"Rollout with tensor parallelism {rollout_tp(job)}{wide} and "
+            f"{job.rollout_memory or KV_SHARE:.0%} of the device: the KV cache of a replica has "
+            f"room for {number:,} sequence{'s' * (number != 1)} of {job.length:,} tokens."
+        )
+
     def memory(self) -> Table:
         """Return bytes by phase and part, with the sum and the verdict of each phase."""
         rows: list[tuple[Cell, ...]] = []
         for phase in self.phases:
             parts = [(phase.name, p.name, p.low / GB, p.high / GB, None) for p in phase.parts]
             total = (phase.name, "total", phase.low / GB, phase.high / GB)
-            rows += [*parts, (*total, judge(phase, self.job.usable))]
+            rows += [*parts, (*total, judge(phase, available(self.job, phase)))]
         notes = [_ASSUMED]
         if self.job.model.vision and not self.job.image_tokens:
             notes.append("Not included: activations of the vision tower; pass --image-tokens N.")
         if self.job.generates:
-            number = min(concurrent(self.job), 1 << 20)
-            experts = self.job.rollout_ep
-            wide = f", expert parallelism {experts}" if experts else ""
-            notes.append(
-                f"Rollout with tensor parallelism {rollout_tp(self.job)}{wide}: the KV cache of a "
-                f"replica has room for {number:,} sequence{'s' * (number != 1)} of "
-                f"{self.job.length:,} tokens."
-            )
+            notes.append(self._rollout())
         if host := host_bytes(self.job):
             notes.append(
                 f"Host memory of a node with 8 devices: {host / GB:,.0f} GB, up to twice that if "
@@ -136,6 +139,12 @@ class Sizing:
         return Table("changes", _CHANGES, rows, _SPARE)
 
 
+def available(job: Job, phase: Phase) -> float:
+    """Return bytes of a device that a phase may use: an engine has a limit of its own."""
+    limit = job.rollout_memory if phase.name == "rollout" else None
+    return job.usable * (limit or 1)
+
+
 def judge(phase: Phase, usable: float) -> Verdict:
     """Return whether a phase fits a device's memory."""
     if phase.high <= usable:
@@ -151,7 +160,7 @@ def size(job: Job) -> Sizing:
     phases = [rollout_phase(job)] if job.generates else []
     phases += [forward_phase(job)] if job.algorithm != "sft" else []
     phases.append(update_phase(job))
-    verdicts = [judge(phase, job.usable) for phase in phases]
+    verdicts = [judge(phase, available(job, phase)) for phase in phases]
     return Sizing(job, max(verdicts, key=_ORDER.index), tuple(phases))
 
 
@@ -169,6 +178,8 @@ def _candidates(job: Job) -> Iterator[tuple[str, Job]]:
         tries.append(("offload the optimizer, and states during rollout", {"offload": 1.0}))
     if job.shard in ("zero1", "zero2"):
         tries.append(("shard zero3", {"shard": "zero3"}))
+    if (job.rollout_memory or 1) < KV_SHARE:
+        tries.append((f"rollout memory {KV_SHARE}", {"rollout_memory": KV_SHARE}))
     if job.rollout_tp is not None:
         tries.append((f"rollout tp {2 * job.rollout_tp}", {"rollout_tp": 2 * job.rollout_tp}))
     tries.append((f"sequence parallelism, cp {2 * job.cp}", {"cp": 2 * job.cp}))

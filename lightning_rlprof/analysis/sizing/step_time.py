@@ -12,6 +12,9 @@ from lightning_rlprof.analysis.models.flops import (
 from lightning_rlprof.analysis.sizing.job import Job
 from lightning_rlprof.analysis.sizing.memory import kv_bytes, rollout_phase, rollout_tp
 
+KV_SHARE = 0.9
+"""Of a device, with all that is on it, up to which the KV cache grows unless a share is given."""
+
 _BANDWIDTH = (0.75, 0.35)
 _PREFILL = (0.60, 0.25)
 _TRAINING = (0.40, 0.20)
@@ -33,7 +36,7 @@ def concurrent(job: Job) -> int:
     """Return how many sequences of full length fit the KV cache of one replica of the rollout."""
     tp = rollout_tp(job)
     one = kv_bytes(job, tp)
-    free = 0.9 * job.usable - rollout_phase(job).low + one
+    free = (job.rollout_memory or KV_SHARE) * job.usable - rollout_phase(job).low + one
     return max(int(free / one), 1) if one else 1 << 20
 
 

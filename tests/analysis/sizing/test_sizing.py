@@ -198,6 +198,8 @@ def test_decoding_one_token_is_the_roofline_of_weights_and_cache() -> None:
         ({"algorithm": "rloo"}, "algorithm 'rloo' is not one of grpo, ppo, dpo, sft"),
         ({"algorithm": "dpo", "rollout_devices": 4}, "rollout_devices: dpo has no rollout"),
         ({"algorithm": "sft", "rollout_tp": 4}, "rollout_tp: sft has no rollout"),
+        ({"rollout_memory": 0.0}, "rollout_memory=0.0 is not a share above 0, to 1"),
+        ({"algorithm": "dpo", "rollout_memory": 0.5}, "rollout_memory: dpo has no rollout"),
         ({"image_tokens": 64}, "image_tokens: qwen2 has no vision tower"),
         ({"image_tokens": -1}, "image_tokens: qwen2 has no vision tower"),
         ({"tokens": 2047}, "tokens=2047 is less than the 2048 tokens of one sequence"),
@@ -391,3 +393,21 @@ def test_images_take_time_in_every_pass() -> None:
             assert images == without
         else:
             assert float(images[2] or 0) > float(without[2] or 0)
+
+
+def test_an_engine_has_a_share_of_the_device() -> None:
+    how: dict[str, Any] = {"offload": 1.0, "rollout_tp": 1}
+    rooms = {
+        share: concurrent(job("Qwen2.5-7B", "8xH100", **how, rollout_memory=share))
+        for share in (None, 0.9, 0.5)
+    }
+    assert rooms[None] == rooms[0.9] > 1.9 * rooms[0.5]
+    one = job("Qwen2.5-7B", "8xH100", **how)
+    assert (rooms[0.9] - rooms[0.5]) * 2048 * 57_344 == pytest.approx(0.4 * one.usable, rel=0.01)
+    free = [job("Qwen2.5-7B", "8xH100", offload=1.0, rollout_memory=each) for each in (None, 0.2)]
+    assert [rollout_tp(each) for each in free] == [1, 2]
+    tight = sized("Qwen2.5-7B", "8xH100", **how, rollout_memory=0.2)
+    assert [row[4] for row in tight.memory().rows if row[4]] == ["does not fit", "fits", "fits"]
+    assert tight.spare[1] == pytest.approx(0.2 * one.usable - tight.phases[0].low)
+    assert tight.changes().rows[0][:2] == ("rollout memory 0.9", "fits")
+    assert "20% of the device: the KV cache" in tight.memory().note
