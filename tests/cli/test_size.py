@@ -12,7 +12,10 @@ from tests.analysis.models.published import CONFIGS
 from tests.places import ROOT
 
 Run = Callable[..., tuple[int, str, str]]
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("sizing",)]
+PAGES = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("sizing", "guides/device-tables", "guides/large-models", "guides/memory-math")
+]
 _EXAMPLE = re.compile(r"^```bash\n((?:rlprof size)[^`]*)```(.*?)^```text\n(.*?)^```", re.M | re.S)
 
 
