@@ -174,6 +174,11 @@ class Job:
         return self.algorithm in ("grpo", "ppo")
 
     @property
+    def colocated(self) -> bool:
+        """Whether rollout and training share all devices."""
+        return self.generates and not self.rollout_devices
+
+    @property
     def sequences(self) -> int:
         """Sequences that a micro-batch has at least: in DPO a chosen and a rejected one."""
         return 2 if self.algorithm == "dpo" else 1

@@ -185,11 +185,16 @@ def _logits(job: Job, tokens: float, low: float, high: float) -> Part:
 
 
 def _overhead(job: Job, parts: list[Part]) -> list[Part]:
-    """Return context and communicators of a process, and fragments of the allocator."""
+    """Return context and communicators of a process, and fragments of the allocator.
+
+    A colocated engine that sleeps keeps CUDA graphs and communicators (vllm issue 47654).
+    """
     groups = sum(size > 1 for size in (job.tp, job.pp, job.ep, job.cp))
     low, high = sum(part.low for part in parts), sum(part.high for part in parts)
+    asleep = (1.5 + (rollout_tp(job) > 1)) * GB
     return [
         *parts,
+        *([Part("sleeping engine", 0.0, asleep)] if job.colocated else []),
         Part("context, communicators", 1 * GB, (2 + groups) * GB),
         Part("fragmentation", 0.0, 0.05 * high if low else 0.0),
     ]

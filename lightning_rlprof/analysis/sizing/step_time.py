@@ -37,7 +37,7 @@ def concurrent(job: Job) -> int:
     tp = rollout_tp(job)
     one = kv_bytes(job, tp)
     free = (job.rollout_memory or KV_SHARE) * job.usable - rollout_phase(job).low + one
-    return max(int(free / one), 1) if one else 1 << 20
+    return max(int(free / one), 0) if one else 1 << 20
 
 
 def step_times(job: Job) -> list[StageTime]:
@@ -92,7 +92,7 @@ def _weights_read(job: Job, tp: int, batch: int) -> float:
 def _generation(job: Job, samples: int, peak: float, bandwidth: float) -> StageTime:
     tp = rollout_tp(job)
     each = -(-samples * tp // job.rollout_ranks)  # of one replica
-    batch = min(each, concurrent(job))
+    batch = min(each, concurrent(job) or 1)
     waves = -(-each // batch)
     bounds, limit = [], "memory"
     for response, of_memory, of_peak in zip(

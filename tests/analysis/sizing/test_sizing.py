@@ -251,9 +251,13 @@ def test_optimizer_states_of_experts_have_their_own_copies() -> None:
 def test_overhead_and_what_is_gathered() -> None:
     update = parts(sized("Qwen2.5-7B", "8xH100"), "update")
     others = sum(high for name, (_, high) in update.items() if name != "fragmentation")
-    context = update["context, communicators"]
-    assert context == (1, 2)
-    assert update["fragmentation"] == (0, pytest.approx(0.05 * (others - context[1])))
+    context, asleep = update["context, communicators"], update["sleeping engine"]
+    assert (context, asleep) == ((1, 2), (0, 1.5))
+    assert update["fragmentation"] == (0, pytest.approx(0.05 * (others - context[1] - asleep[1])))
+    for how in ({"algorithm": "sft"}, {"rollout_devices": 4}):
+        assert "sleeping engine" not in parts(sized("Qwen2.5-7B", "8xH100", **how), "update")
+    wide = parts(sized("Qwen2.5-7B", "8xH100", rollout_tp=2), "forward")
+    assert wide["sleeping engine"] == (0, 2.5)
     adapters = parts(sized("Qwen2.5-7B", "8xH100", **LORA), "update")
     layer = read_model(CONFIGS["Qwen2.5-7B"]).layers[0].parameters(3584)
     less = update["gathered layers"][1] - adapters["gathered layers"][1]
@@ -410,4 +414,4 @@ def test_an_engine_has_a_share_of_the_device() -> None:
     assert [row[4] for row in tight.memory().rows if row[4]] == ["does not fit", "fits", "fits"]
     assert tight.spare[1] == pytest.approx(0.2 * one.usable - tight.phases[0].low)
     assert tight.changes().rows[0][:2] == ("rollout memory 0.9", "fits")
-    assert "20% of the device: the KV cache" in tight.memory().note
+    assert "20% of the device: the KV cache of a replica has room for 0 seq" in tight.memory().note
