@@ -244,7 +244,7 @@ def forward_phase(job: Job) -> Phase:
     trained = [_states(job, model) for model in _trained(job)]
     parts = []
     if job.offload:  # one model at a time, without its optimizer
-        weights, gradients, _ = max(trained)
+        weights, gradients, _ = trained[0]
         parts.append(Part("weights", weights, 1.02 * (weights + gradients)))
     else:
         states = sum(sum(each) for each in trained)

@@ -300,6 +300,10 @@ def test_forward_only_passes_free_each_layer_and_have_tokens_of_their_own() -> N
     live = 2048 * 225_280 / GB
     assert one["activations"] == pytest.approx((0.5 * live, live))
     assert one["logits"][1] == pytest.approx(7 * 2048 * 152_064 / GB)
+    whole = parts(sized("Qwen2.5-7B", "8xH100", tokens=2048), "forward")
+    assert whole == one
+    shared = parts(sized("Qwen2.5-7B", "8xH100", forward_tokens=2 * 2048, cp=2), "forward")
+    assert shared["logits"] == one["logits"]
     for part in ("activations", "logits"):
         assert two[part] == pytest.approx([4 * each for each in one[part]])
     states = 16 * 7.615616512 / 8
@@ -332,6 +336,8 @@ def test_preferences_are_pairs_with_a_reference_and_without_a_rollout() -> None:
     assert "reference" in parts(dpo, "update")
     for part in ("activations", "logits"):
         pair = parts(dpo, "update")[part]
+        if part == "logits":  # no entropy
+            assert pair[1] / pair[0] == pytest.approx(14 / 6)
         assert pair == pytest.approx([2 * each for each in parts(sft, "update")[part]])
     dpo, sft = (sized("Qwen2.5-7B", "8xH100", algorithm=name, batch=8) for name in ("dpo", "sft"))
     low = dict(zip(dpo.times().column("stage"), dpo.times().column("low s"), strict=True))
@@ -355,6 +361,8 @@ def test_experts_of_a_rollout_are_divided_among_its_replicas() -> None:
         job("DeepSeek-V3", "256xH20-96G", **{**how, "rollout_ep": 2})
     free = job("DeepSeek-V3", "256xH20-96G", **{**how, "rollout_tp": None}, rollout_ep=64)
     assert rollout_tp(free) == 1  # attention is small, and experts are divided already
+    small = job("Qwen3-235B-A22B", "64xH20-96G", shard="megatron", tp=8, ep=8, rollout_ep=2)
+    assert rollout_tp(small) == 2  # a replica is not wider than its experts
 
 
 def test_replicas_that_share_experts_read_each_expert_once() -> None:
@@ -364,6 +372,11 @@ def test_replicas_that_share_experts_read_each_expert_once() -> None:
         for ep in (None, 8)
     ]
     assert float(times[1][2] or 0) < 0.5 * float(times[0][2] or 0)
+    few = [
+        sized("Qwen3-30B-A3B", "8xH100", **how, batch=8, group=1, rollout_ep=ep).times().rows[0]
+        for ep in (None, 8)
+    ]  # 8 tokens hit 52 experts, so each of 8 devices reads 6.5 of them instead of 8
+    assert 0.8 < float(few[1][2] or 0) / float(few[0][2] or 0) < 0.95
 
 
 def test_a_vision_tower_has_activations_by_the_tokens_of_its_images() -> None:
@@ -382,6 +395,9 @@ def test_a_vision_tower_has_activations_by_the_tokens_of_its_images() -> None:
     )
     assert whole["vision activations"][0] == pytest.approx(0.9 * 2 * patches * live * 32 / GB)
     assert found.job.images == [(1, 32, 32)]
+    how: dict[str, Any] = {"image_tokens": 256, "tokens": 4096, "cp": 2}
+    shared = parts(sized("Qwen2.5-VL-7B", "8xH100", **how), "update")
+    assert shared["vision activations"] == update["vision activations"]  # cp divides the text alone
     with pytest.raises(RlprofError, match="image_tokens=2000 is not from 0 to the prompt's 1024"):
         job("Qwen2.5-VL-7B", "8xH100", image_tokens=2000)
 
