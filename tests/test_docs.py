@@ -1,5 +1,6 @@
 """Pages are true: their Python runs, their YAML is valid, their commands and links exist."""
 
+import inspect
 import re
 import runpy
 import shlex
@@ -112,6 +113,45 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
     for block in blocks(page.read_text(), "bash", "console"):
         for words in commands(block):
             check_command(words)
+
+
+GUIDES = [*sorted(ROOT.glob("docs/guides/*.md")), ROOT / "docs" / "faq.md"]
+GUIDES = [page for page in GUIDES if page.is_file() and ".zh" not in page.name]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=by_name)
+def test_commands_in_the_sentences_of_a_guide_exist(page: Path) -> None:
+    commands = re.findall(r"`(rlprof [^`]+)`", re.sub(FENCE, "", page.read_text()))
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        check_command(words[: words.index("--")] if "--" in words else words)
+        if words[:2] == ["rlprof", "show"] and len(words) > 3:
+            assert words[3] in ANALYSES, command
+
+
+def test_settings_of_trl_and_lightning_in_the_tuning_guide_exist() -> None:
+    import pytorch_lightning.strategies
+    from torch.utils.data import DataLoader
+    from trl.trainer.grpo_config import GRPOConfig
+
+    rows = re.findall(r"^\| `[a-z0-9-]+` \|(.*)\|$", text_of("docs/guides/tuning.md"), re.MULTILINE)
+    cells = [re.split(r"(?<!\\)\|", row) for row in rows]
+    fields = GRPOConfig.__dataclass_fields__
+    of_trl = [name for row in cells for name in re.findall("`([a-z_0-9]+)[:`]", row[2])]
+    inner = {"version", "reshard_after_forward", "activation_checkpointing"}  # of fsdp_config
+    assert {name for name in of_trl if name not in fields} - inner == set()
+    assert len(of_trl) > 15
+    places = {"Trainer": pytorch_lightning.Trainer, "DataLoader": DataLoader}
+    calls = [call for row in cells for call in re.findall(r"`(\w+)\((.*?)\)`", row[4])]
+    for name, arguments in calls:
+        made = places.get(name) or getattr(pytorch_lightning.strategies, name)
+        parameters = inspect.signature(made).parameters
+        given = re.findall(r"(\w+)=", arguments)
+        assert given
+        if "kwargs" not in parameters:
+            assert set(given) <= set(parameters), name
+    assert len(calls) > 10
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=by_name)
