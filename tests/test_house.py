@@ -119,6 +119,14 @@ def test_the_walks_of_the_architecture_name_what_exists() -> None:
     assert missing == []
 
 
+def test_the_guide_to_extending_names_what_exists() -> None:
+    page = (ROOT / "docs" / "internals" / "extending.md").read_text()
+    names = re.findall(r"(?:`|pytest |ARGS=\")((?:docs|lightning_rlprof|tests)/[\w./]+)", page)
+    names += re.findall(r"[ ](tests/[\w./]+)", page)
+    assert len(names) > 25
+    assert [each for each in names if not (ROOT / each).exists()] == []
+
+
 def defined_in(path: Path) -> set[str]:
     """Return the names that a module defines at its top, and the methods of its classes."""
     found = set()
