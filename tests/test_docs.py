@@ -1,5 +1,6 @@
 """Pages are true: their Python runs, their YAML is valid, their commands and links exist."""
 
+import ast
 import inspect
 import re
 import runpy
@@ -208,6 +209,30 @@ def test_every_message_that_troubleshooting_explains_is_in_the_code() -> None:
     assert len(messages) > 15
     parts = [part.strip(" '") for each in messages for part in each.split("…")]
     assert [part for part in parts if part not in code] == []
+
+
+def test_every_warning_of_a_recording_is_explained() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", text_of("docs/troubleshooting.md"), re.MULTILINE)
+    known = [each.split("…") for row in rows for each in re.findall("`([^`]+)`", row)]
+    found = [
+        text
+        for path in ROOT.glob("lightning_rlprof/recording/**/*.py")
+        for text in warnings_of(ast.parse(path.read_text()))
+    ]
+    assert len(found) > 15
+    for text in found:
+        assert any(all(part in text for part in parts) for parts in known), text
+
+
+def warnings_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts, of three words or more, that are notes of the level warning or error."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(args=[ast.Constant("warning" | "error"), ast.JoinedStr(values=parts)]):
+                said = [each.value if isinstance(each, ast.Constant) else "…" for each in parts]
+                text = "".join(map(str, said))
+                if len(re.findall("[A-Za-z]+", text)) > 2:
+                    yield text
 
 
 def text_of(name: str) -> str:
