@@ -119,8 +119,9 @@ def test_the_walks_of_the_architecture_name_what_exists() -> None:
     assert missing == []
 
 
-def test_the_guide_to_extending_names_what_exists() -> None:
-    page = (ROOT / "docs" / "internals" / "extending.md").read_text()
+@pytest.mark.parametrize("name", ["internals/extending.md", "reliability.md"])
+def test_a_page_that_names_files_names_those_that_exist(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text()
     names = re.findall(r"(?:`|pytest |ARGS=\")((?:docs|lightning_rlprof|tests)/[\w./]+)", page)
     names += re.findall(r"[ ](tests/[\w./]+)", page)
     assert len(names) > 25
