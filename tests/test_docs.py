@@ -131,6 +131,13 @@ def test_commands_in_the_sentences_of_a_guide_exist(page: Path) -> None:
             assert words[3] in ANALYSES, command
 
 
+def test_every_rule_of_the_tuning_guide_has_an_anchor_and_settings() -> None:
+    for page in ("docs/guides/tuning.md", "docs/guides/tuning.zh.md"):
+        found = re.findall(r'^\| <a id="([a-z0-9-]+)"></a>`\1` \|', text_of(page), re.MULTILINE)
+        assert len(found) == len(set(found)) > 60
+        assert re.findall(r"^\| `([a-z0-9-]+)` \|", text_of(page), re.MULTILINE) == found
+
+
 def test_settings_of_trl_and_lightning_in_the_tuning_guide_exist() -> None:
     import pytorch_lightning.strategies
     from torch.utils.data import DataLoader
