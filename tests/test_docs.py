@@ -131,6 +131,11 @@ def test_commands_in_the_sentences_of_a_guide_exist(page: Path) -> None:
             assert words[3] in ANALYSES, command
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=by_name)
+def test_a_heading_after_a_table_is_no_row_of_it(page: Path) -> None:
+    assert re.findall(r"^\|.*\n#+ .*", re.sub(FENCE, "", page.read_text()), re.MULTILINE) == []
+
+
 def test_every_rule_of_the_tuning_guide_has_an_anchor_and_settings() -> None:
     for page in ("docs/guides/tuning.md", "docs/guides/tuning.zh.md"):
         found = re.findall(r'^\| <a id="([a-z0-9-]+)"></a>`\1` \|', text_of(page), re.MULTILINE)
