@@ -88,7 +88,7 @@ def test_each_key_of_verls_nsight_guide_is_shown_with_what_it_means(answers: Ask
     assert found["role actor"] == "ranks 0, 1"
     assert json.loads(found["nsys of the worker in Ray"])["trace"] == "cuda,nvtx"
     assert json.loads(found["nsys of the controller in Ray"])["trace"] == "cuda,nvtx,cublas,ucx"
-    idle = "trainer.npu_profile.options.level (null, or of what is off)"
+    idle = "trainer.npu_profile.options.level (null, a default, or of what is off)"
     assert found["without effect"] == idle
     place = "key actor_rollout_ref.actor.profiler"
     assert {name: text for name, text in found.items() if name.startswith("key")} == {
