@@ -132,8 +132,8 @@ def report(
 def export(
     run: Run = SAVE_PATH,
     target: Annotated[
-        Literal["perfetto", "parquet", "csv"],
-        typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv"),
+        Literal["perfetto", "parquet", "csv", "samples"],
+        typer.Option("--format", metavar="FORMAT", help="perfetto, parquet, csv or samples"),
     ] = "perfetto",
     output: Output = None,
     kernels: Annotated[
@@ -147,11 +147,16 @@ def export(
 ) -> None:
     """Export the run as a Perfetto trace (.json or .json.gz), or its tables as files.
 
+    The format samples is a file of JSON lines, one per sample.
+
     Example: rlprof export RUN --kernels
     """
     if target != "perfetto":
         if kernels or allow_unsynced:
             raise RlprofError("--kernels and --allow-unsynced apply to --format perfetto only")
+        if target == "samples":
+            _export_samples(run, output, force=force)
+            return
         _export_tables(run, target, output, force=force)
         return
     spans = open_run(run)
@@ -177,6 +182,22 @@ def export(
         console.warn(f"{unsynced}: don't compare times of different ranks in this trace.")
     console.wrote(path)
     console.status("Open it in https://ui.perfetto.dev (it stays in your browser).")
+
+
+def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
+    """Write one JSON line per sample of a run."""
+    spans = open_run(run)
+    path = console.destination(output, spans.path, "samples.jsonl", force=force)
+    from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
+    from lightning_rlprof.report.sample_log import write_sample_log
+
+    with console.bar("Writing") as step, console.writing(path):
+        number = write_sample_log(spans, path, step)
+    print_warnings(spans)
+    if unsynced := unsynchronized_clocks(spans):
+        console.warn(f"{unsynced}: don't compare times of different ranks in this file.")
+    console.wrote(path)
+    console.status(console.count(number, "sample"))
 
 
 def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) -> None:

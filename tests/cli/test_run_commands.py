@@ -221,6 +221,21 @@ def test_a_trace_shows_device_kernels_on_demand(rlprof: Run, tmp_path: Path) -> 
     assert "device 0, stream 7" in [event.get("args", {}).get("name") for event in events]
 
 
+def test_samples_are_exported_as_json_lines(rlprof: Run, tmp_path: Path) -> None:
+    counters = {"sample": 7, "tokens": 3}
+    rows = [*grpo_rows(3), Row("sample stale", "mark", 1, 5, 5, counters=counters)]
+    write_rank(tmp_path / "run", header(), rows)
+    words = ("export", tmp_path / "run", "--format", "samples")
+    status, out, _ = rlprof(*words)
+    assert (status, out) == (0, f"Wrote {tmp_path}/run/samples.jsonl\n1 sample\n")
+    line = json.loads((tmp_path / "run" / "samples.jsonl").read_text())
+    assert (line["id"], line["fate"], line["tokens"]) == (7, "stale", 3)
+    assert rlprof(*words)[0] == 2  # exists already
+    assert rlprof(*words, "--force")[0] == 0
+    assert "apply to --format perfetto only" in rlprof(*words, "--kernels")[2]
+    assert rlprof("summary", tmp_path / "run")[0] == 0  # the log is no part of the run
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_tables_are_exported_as_files(rlprof: Run, tmp_path: Path, suffix: str) -> None:
     grpo_run(tmp_path / "run", steps=2)
