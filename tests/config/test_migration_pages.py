@@ -1,4 +1,4 @@
-"""docs/migrate: of two YAML blocks in a row, the first is the other framework's, the second ours."""
+"""docs/migrate: of two YAML blocks in a row, the second says in our keys what the first says."""
 
 import re
 
