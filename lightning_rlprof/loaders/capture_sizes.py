@@ -19,6 +19,7 @@ from lightning_rlprof.loaders.chrome.byte_source import Source
 from lightning_rlprof.loaders.run_list import rank_ends
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import (
+    capture_in_name,
     rank_directory,
     rank_file,
     rank_files,
@@ -28,7 +29,7 @@ from lightning_rlprof.records.run_directory import (
 _MOST_RUNS, _MOST_RANKS = 50, 4  # that are looked at
 _PART = 1 << 24  # bytes of a trace whose events are counted
 _EVENT = b'"ph":'
-_WINDOW = re.compile(r"step-?0*(\d{1,15})(?:-([^-\d][^-]*))?(?:-\d+)?")
+_REPORT = re.compile(r".*_step(\d[^.]*)\.nsys-rep")
 _ENDINGS = {
     ".trace.json.gz": "torch_profiler",
     "_ascend_pt": "npu_profiler",
@@ -277,11 +278,11 @@ def _of_run(
         folder = rank_directory(run, rank)
         for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
             tool = next((name for end, name in _ENDINGS.items() if path.name.endswith(end)), "")
-            place = path.name if path.parent == folder else path.parent.name
-            windows = [*_WINDOW.finditer(place)]
-            if tool not in tools or not windows or path.is_symlink():
+            report = _REPORT.fullmatch(path.name)  # of nsys, which has no folder of its own
+            window = capture_in_name(f"step-{report[1]}" if report else path.parent.name)
+            if tool not in tools or window is None or path.is_symlink():
                 continue
-            first, stage = int(windows[-1][1]), (windows[-1][2] or "").removesuffix(".nsys")
+            first, stage = window
             part = found.setdefault((tool, stage), _Captured())
             part.windows += 1
             part.steps |= {(rank, step) for step in _steps_from(first, run, rank, config)}

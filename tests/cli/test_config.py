@@ -305,7 +305,7 @@ def test_more_than_the_free_disk_is_a_warning(
     ("limit", "warning"),
     [
         ("_LARGE", "take long to copy and to read"),
-        ("_BROWSER", "ui.perfetto.dev opens about 0.0 kB of one trace"),
+        ("_BROWSER", "ui.perfetto.dev may not open a trace of 1.1 kB"),
     ],
 )
 def test_what_is_large_is_a_warning(
