@@ -104,7 +104,7 @@ def init(
     """
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.config.sources import from_words
-    from lightning_rlprof.config.wrap_proposal import find_script, lightning_modules
+    from lightning_rlprof.config.wrap_proposal import ModuleCode, find_script, lightning_modules
 
     names = [f"{output.stem}-{name}{output.suffix}" for name in _ON_ASCEND if ascend]
     wanted = [output.with_name(name) for name in names or [output.name]]
@@ -112,6 +112,8 @@ def init(
     script = find_script(source) if source else _only_script()
     ask = not yes and sys.stdin.isatty() and console.on_terminal()
     found = lightning_modules(script)
+    if ascend and not found:  # a loop of the user's own, which marks its stages
+        found = [ModuleCode(script.stem, script)]
     if not found:
         raise RlprofError(
             f"{script} and the files beside it that it imports define no LightningModule",

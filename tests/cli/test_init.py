@@ -299,3 +299,13 @@ def test_ascend_refuses_what_is_not_one_stage(rlprof: Run, stage: str) -> None:
     assert status == 2
     assert f"captures one stage after the light capture, not '{stage}'\n  hint: Give one: " in err
     assert not Path(ORDER[0]).exists()
+
+
+def test_a_loop_without_lightning_gets_the_files_for_ascend_without_rules(rlprof: Run) -> None:
+    Path("loop.py").write_text("from lightning_rlprof import start_session\n")
+    assert rlprof("init", "loop.py")[0] == 2
+    status, out, _ = rlprof("init", "loop.py", "--ascend")
+    assert (status, "note: no method's name means a stage" in out) == (0, True)
+    assert [("wrap" in written(name), rlprof("config", "check", name)[0]) for name in ORDER] == [
+        (False, 0)
+    ] * 3
