@@ -175,7 +175,7 @@ def _too_large(config: "ProfilerConfig", found: "Estimate", ranks: int, steps: i
         texts.append(f"{size_text(round(total))} exceed the {size_text(free)} free in {place}")
     elif total > _LARGE:
         texts.append(f"{size_text(round(total))} take long to copy and to read")
-    if found.raw * _PARSED_BY > free:
+    if found.raw * joined * _PARSED_BY > free:
         texts.append(
             f"parsing one capture may take {_PARSED_BY} times its raw data, more than the "
             f"{size_text(free)} free in {place}"

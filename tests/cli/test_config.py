@@ -301,6 +301,24 @@ def test_more_than_the_free_disk_is_a_warning(
     assert "size warning" not in answers(text)
 
 
+def test_what_parsing_an_ascend_capture_needs_is_a_warning(
+    answers: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"steps: [3]\nintegrated: {{profile_save_path: {tmp_path}/data}}"
+    config = ProfilerConfig.build(steps=[3], profile_save_path=str(tmp_path / "data"))
+    head = header(config=config.masked(), device="npu")
+    write_rank(tmp_path / "data" / "old", head, grpo_rows(9))
+    folder = tmp_path / "data" / "old" / "rank-00000" / "step-000003" / "h_1_ascend_pt" / "PROF_1"
+    folder.mkdir(parents=True)
+    (folder / "raw").write_bytes(bytes(1000))
+    free = SimpleNamespace(free=20_000)
+    monkeypatch.setattr("lightning_rlprof.cli.config.shutil.disk_usage", lambda place: free)
+    assert answers(text)["size per step"] == "1.0 kB per rank"
+    assert "size warning" not in answers(text)
+    free.free -= 1
+    assert "parsing one capture may take 20 times its raw data" in answers(text)["size warning"]
+
+
 @pytest.mark.parametrize(
     ("limit", "warning"),
     [
