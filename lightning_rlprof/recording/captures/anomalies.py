@@ -37,13 +37,16 @@ class Anomaly:
 class StepTimes:
     """Learn the usual time of a step, and find steps that exceed it.
 
-    With y the logarithm of a step's time, its level the median of the last 200 and s their scatter
-    (1.4826 MAD, at least 1%): a spike is a step above the level by ln 2.5 and by 8 s, and 1.25
-    times above the highest such step of the last 1,500, so that periodic checkpoints are found
-    once. A lasting change is 7 of 8 steps above the level by ln 1.2 and by 2 s. Then 200 steps are
-    silent, and after a lasting change the level is learned from the new steps. In 150 runs of 2,000 healthy steps
-    under AR(0.9) noise of 3% nothing was found; a step of five times the usual is found at once, a
-    lasting change of 1.3 times at the seventh step.
+    Times are compared by their logarithms. The usual one is the median of the last 200 steps; s is
+    their scatter, 1.4826 MAD and at least 1%.
+
+    A spike is a step that exceeds the usual time by ln 2.5 and by 8 s. It must also be 1.25 times
+    as long as the highest such step of the last 1,500: periodic checkpoints are found once. A
+    lasting change is 7 of 8 steps that exceed it by ln 1.2 and by 2 s; the usual time is then
+    learned from them. After a find, 200 steps are silent.
+
+    Nothing was found in 150 runs of 2,000 healthy steps under AR(0.9) noise of 3%. A step of five
+    times the usual time is found at once, a lasting change of 1.3 times at the seventh step.
 
     Example::
 
