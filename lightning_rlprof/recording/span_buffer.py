@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording.open_spans import Line
+from lightning_rlprof.recording.open_spans import Line, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
@@ -287,6 +287,27 @@ class Buffer:
                     if line[1] in names:
                         return last, line
         return last, None
+
+    def around(self, thread: int, start_ns: int, end_ns: int) -> int | None:
+        """Return the id of the innermost span of a thread around an interval of this step.
+
+        Spans that are still open count if they are of the calling thread.
+        """
+        open_ = opened.get()
+        lines = [*self._flushed, *self._spans]
+        while open_ is not None:
+            if open_[0][5] is None:
+                lines.append(open_[0])
+            open_ = open_[1]
+        found = [
+            (line[4], line[7])
+            for line in lines
+            if line[2] in ("stage", "region")
+            and line[6] == thread
+            and line[4] <= start_ns
+            and (line[5] is None or line[5] >= end_ns)
+        ]
+        return max(found)[1] if found else None
 
     def follow(self) -> int:
         """Return the thread whose stages count in this step, and let them be those of its totals.
