@@ -6,6 +6,9 @@ from typing import NamedTuple
 BACKGROUND_METRICS = "background_metrics"
 """Name of the table with the samples."""
 
+GC_PAUSE, GC_COUNT = "gc_pause_ns", "gc_collections"
+"""Counters of steps: pauses of Python's garbage collection, in all threads, and how many."""
+
 
 class Metric(NamedTuple):
     """Unit and meaning of a metric; ``is_rate`` if a value is the mean since the sample before."""

@@ -101,6 +101,15 @@ def counter_samples(
         yield Samples(rank, device, codes, time, value, duration).rows(keep), metrics
 
 
+def background_samples(spans: Spans, metric: str) -> Samples | None:
+    """Return the samples of a background metric by rank, device and time; None without any."""
+    for samples, metrics in counter_samples(spans, [], (BACKGROUND_METRICS,)):
+        if metric in metrics:
+            own = samples.rows(samples.metric == metrics.index(metric))
+            return own.rows(np.lexsort((own.time, own.device, own.rank))) if len(own.time) else None
+    return None
+
+
 def _rows(spans: Spans, samples: Samples, metrics: Sequence[str]) -> list[tuple[Cell, ...]]:
     """Summarize the counters of a table, ordered by metric, device and rank, the whole first."""
     ranks, rank = np.unique(samples.rank, return_inverse=True)

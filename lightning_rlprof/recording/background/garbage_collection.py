@@ -10,6 +10,8 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+from lightning_rlprof.records.background_metrics import GC_COUNT, GC_PAUSE
+
 LONG_NS = 1_000_000
 """A pause of this length or more becomes a region."""
 
@@ -79,7 +81,7 @@ class GcPauses:
         """Return ``gc_pause_ns`` and ``gc_collections`` since the last call, and long pauses."""
         self.add_up()
         with self._lock:
-            found = {"gc_pause_ns": self._ns, "gc_collections": self._count}, [*self._long]
+            found = {GC_PAUSE: self._ns, GC_COUNT: self._count}, [*self._long]
             self._ns = self._count = 0
             self._long.clear()
         return found
