@@ -25,13 +25,14 @@ def nvidia_part(index: int, uuid: str | None) -> Part:
 
 
 class _Nvml:
-    """Ask NVML, one function after the other; one that fails at first is not asked again."""
+    """Ask NVML, one function after the other; one that fails the first time is not asked again."""
 
     def __init__(self, index: int, uuid: str | None) -> None:
         self._index, self._uuid = index, uuid
         self._nvml: Any = None
         self._handle: Any = None
         self._asked: list[Callable[[], Reading]] = []
+        self._has_read = False
 
     def read(self) -> Reading:
         """Return all that can be read. Raises if nothing can."""
@@ -52,7 +53,9 @@ class _Nvml:
             values.update(found.values)
         if why is not None and len(failed) == len(self._asked):
             raise why
-        self._asked = [ask for ask in self._asked if ask not in failed]
+        if not self._has_read:
+            self._asked = [ask for ask in self._asked if ask not in failed]
+            self._has_read = True
         return Reading(totals, values)
 
     def _open(self) -> None:
