@@ -73,7 +73,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread. A process that may have no more threads goes on without it."""
+        """Start the thread. A process that may have no more threads trains without it."""
         # A daemon, since it may be inside a driver that never answers when the process ends.
         thread = threading.Thread(target=self._run, name="rlprof-background", daemon=True)
         try:
