@@ -244,14 +244,21 @@ def _upwards(root: str, point: str, path: str) -> Iterator[str]:
 
 
 def _first(
-    files: HostFiles, controller: str, has: Callable[[str, bool], bool], what: str
-) -> tuple[str, bool]:
-    """Return the innermost cgroup folder that has something. Raises OSError."""
+    files: HostFiles, controller: str, has: Callable[[str, bool], bool]
+) -> tuple[str, bool] | None:
+    """Return the innermost cgroup folder that has something; None if none of them has it.
+
+    Raises OSError if no folder says whether it has.
+    """
+    said = False
     for folder, is_v2 in cgroup_folders(files, controller):
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(OSError):
             if has(folder, is_v2):
                 return folder, is_v2
-    raise OSError(what)
+            said = True
+    if not said:
+        raise OSError("no cgroup has it")
+    return None
 
 
 def _container_parts(files: HostFiles) -> list[Part]:
@@ -283,10 +290,10 @@ def _container_cpu(files: HostFiles) -> Callable[[], Reading]:
     def has(folder: str, is_v2: bool) -> bool:
         return bool(files.read(f"{folder}/{'cpu.stat' if is_v2 else 'cpuacct.usage'}"))
 
-    try:
-        folder, is_v2 = _first(files, "cpuacct", has, "")
-    except OSError:
-        raise OSError("no cgroup has it") from None
+    found = _first(files, "cpuacct", has)
+    if found is None:
+        return Reading
+    folder, is_v2 = found
 
     def read() -> Reading:
         if is_v2:
@@ -312,7 +319,10 @@ def _quota(files: HostFiles) -> Callable[[], Reading]:
     def has(folder: str, is_v2: bool) -> bool:
         return _quota_cores(files, folder, is_v2) is not None
 
-    folder, is_v2 = _first(files, "cpu", has, "no quota is set")
+    found = _first(files, "cpu", has)
+    if found is None:  # no quota is set, so there is nothing to sample
+        return Reading
+    folder, is_v2 = found
 
     def read() -> Reading:
         # Not the time: it is summed over CPUs, and may be longer than the time that has passed.
@@ -328,12 +338,16 @@ def _quota(files: HostFiles) -> Callable[[], Reading]:
 
 def _memory_limit(files: HostFiles) -> Callable[[], Reading]:
     def limit(folder: str, is_v2: bool) -> int:
-        return int(files.read(f"{folder}/{'memory.max' if is_v2 else 'memory.limit_in_bytes'}"))
+        text = files.read(f"{folder}/{'memory.max' if is_v2 else 'memory.limit_in_bytes'}")
+        return _NO_LIMIT if text.strip() == "max" else int(text)
 
     def has(folder: str, is_v2: bool) -> bool:
         return limit(folder, is_v2) < _NO_LIMIT
 
-    folder, is_v2 = _first(files, "memory", has, "no limit is set")
+    found = _first(files, "memory", has)
+    if found is None:  # no limit is set
+        return Reading
+    folder, is_v2 = found
 
     def read() -> Reading:
         used = int(files.read(f"{folder}/{'memory.current' if is_v2 else 'memory.usage_in_bytes'}"))
@@ -357,7 +371,8 @@ def _pressure(files: HostFiles, resource: str) -> Callable[[], Reading]:
 
     path = f"/proc/pressure/{resource}"
     with suppress(OSError):
-        path = f"{_first(files, resource, has, '')[0]}/{resource}.pressure"
+        if found := _first(files, resource, has):
+            path = f"{found[0]}/{resource}.pressure"
 
     def read() -> Reading:
         lines = dict(line.split(" ", 1) for line in files.read(path).splitlines())

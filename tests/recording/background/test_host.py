@@ -200,14 +200,19 @@ def test_memory_of_cgroup_v2(machine: Machine) -> None:
     assert machine.part("memory limit").values["container_memory_bytes"] == 650
 
 
-def test_no_limit_is_said_as_such(machine: Machine) -> None:
+def test_without_a_limit_there_is_nothing_to_sample_and_nothing_missing(machine: Machine) -> None:
     in_v2(machine)
     machine.put("sys/fs/cgroup/pod/c1/cpu.max", "max 100000\n")
     machine.put("sys/fs/cgroup/pod/c1/memory.max", "max\n")
-    with pytest.raises(OSError, match="no quota is set"):
-        machine.part("CPU quota")
-    with pytest.raises(OSError, match="no limit is set"):
-        machine.part("memory limit")
+    assert machine.part("CPU quota") == Reading()
+    assert machine.part("memory limit") == Reading()
+
+
+def test_a_cgroup_that_says_nothing_is_missing(machine: Machine) -> None:
+    in_v2(machine)
+    for name in ("CPU quota", "memory limit", "CPU of the container"):
+        with pytest.raises(OSError, match="no cgroup has it"):
+            machine.part(name)
 
 
 def test_pressure_is_the_containers_else_the_machines(machine: Machine) -> None:

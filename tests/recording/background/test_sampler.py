@@ -113,14 +113,14 @@ def test_what_is_missing_is_said_once_with_the_reason(
     make: Callable[..., Background], lines: Lines
 ) -> None:
     absent, broken, works = Source(), Source(), Source()
-    absent.error, broken.error = OSError("no quota is set"), ValueError("half a line")
+    absent.error, broken.error = OSError("there is no disk"), ValueError("half a line")
     works.values = {"host_available_bytes": 7}
-    parts = {"CPU quota": absent, "swap": broken, "memory": works}
+    parts = {"disk": absent, "swap": broken, "memory": works}
     background = make(*(Part(name, source.read) for name, source in parts.items()))
     for _ in range(3):
         background.sample()
     notes = [line for line in lines if line[0] == "note"]
-    text = "background metrics lack: CPU quota (no quota is set); swap (ValueError: half a line)"
+    text = "background metrics lack: disk (there is no disk); swap (ValueError: half a line)"
     assert notes == [("note", "info", text)]
     assert len(lines) == 1 + 3
 
