@@ -42,7 +42,7 @@ def sampled_run(
 
     Args:
         metrics: What was sampled on which rank and device.
-        rows: Spans of rank 0 besides its steps.
+        rows: Spans of rank 0 besides its steps, whose ids come after those of the steps.
         ranks: How many.
         seconds: How many steps.
         counters: Of each step.
@@ -56,7 +56,10 @@ def sampled_run(
             ]
             every = [*steps, *(rows if rank == 0 else ())]
             writer.write(
-                [("span", *row[:6], at, None, row.counters) for at, row in enumerate(every, 1)]
+                [
+                    ("span", *row[:6], at, row.parent, row.counters)
+                    for at, row in enumerate(every, 1)
+                ]
             )
             for whose, device, own in metrics:
                 if whose == rank:

@@ -147,7 +147,7 @@ def test_a_value_counts_to_the_stage_that_was_open_when_it_was_read() -> None:
 
 
 def test_the_end_of_a_capture_does_not_end_what_is_sampled_in_the_background() -> None:
-    rows = [Row("rlprof close capture", "region", 1, S, S + 5)]
+    rows = [Row("rlprof close capture", "region", 1, S + S // 2, 2 * S)]
     spans = sampled_run([(0, None, {"host_available_bytes": [1, 3, 9]})], rows, seconds=3)
     assert background(found(spans), "host_available_bytes") == {"all": 2.0}
 

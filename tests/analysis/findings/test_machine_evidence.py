@@ -233,11 +233,12 @@ def test_pauses_fire_with_their_cost_though_none_is_a_span() -> None:
 
 def test_short_pauses_do_not_fire_and_pauses_are_not_checked_twice() -> None:
     assert gc_pauses(RunData(collected(1_000_000))) == []
-    rows = [
-        Row(name, kind, at + 1, at * S, at * S + S // part)  # type: ignore[arg-type]
-        for at in range(30)
-        for name, kind, part in (("actor_update", "stage", 1), ("garbage_collection", "region", 2))
-    ]
+    rows = []
+    for at in range(30):
+        start, stage = at * S, 31 + 2 * at
+        rows.append(Row("actor_update", "stage", at + 1, start, start + S))
+        pause = Row("garbage_collection", "region", at + 1, start + 1, start + S // 2)
+        rows.append(pause._replace(parent=stage))
     counters = {"gc_pause_ns": S // 2, "gc_collections": 1}
     table = findings(sampled_run([], rows, seconds=30, counters=counters))
     assert table.column("finding").count("Python GC pauses the ranks") == 1

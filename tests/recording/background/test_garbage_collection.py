@@ -174,6 +174,8 @@ def test_steps_have_the_counters_and_long_pauses_lie_in_their_stage(tmp_path: Pa
     with stage("compute_reward"):
         clock.advance(9 * MS)
     feed(background._pauses, (20 * MS, -1), 22 * MS)  # of a thread that marks nothing
+    feed(background._pauses, (28 * MS, here), 32 * MS)  # when the stages have ended
+    clock.advance(9 * MS)
     session.end_step()
     session.begin_step(2)
     clock.advance(5)
@@ -187,12 +189,13 @@ def test_steps_have_the_counters_and_long_pauses_lie_in_their_stage(tmp_path: Pa
         ("region", 0, 2),
         ("region", 1, 3),
         ("region", 1, 2),
+        ("region", 1, 4),
     ]
     parents = [span.parent and by_id[span.parent].name for span in pauses]
-    assert parents == [None, "backward", None]
+    assert parents == [None, "backward", None, None]
     steps = [span.counters or {} for span in run if span.kind == "step"]
-    assert [each["gc_pause_ns"] for each in steps] == [5 * MS + 5, 0]
-    assert [each["gc_collections"] for each in steps] == [3, 0]
+    assert [each["gc_pause_ns"] for each in steps] == [9 * MS + 5, 0]
+    assert [each["gc_collections"] for each in steps] == [4, 0]
 
 
 def test_a_stage_that_is_still_open_has_its_pauses(tmp_path: Path) -> None:
