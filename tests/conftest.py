@@ -60,7 +60,7 @@ def _no_background_metrics(request: pytest.FixtureRequest, monkeypatch: pytest.M
     from lightning_rlprof.recording.background import sampler
 
     if "background_metrics" not in request.fixturenames:
-        monkeypatch.setattr(sampler, "start", lambda *_: None)
+        monkeypatch.setattr(sampler, "start", lambda *_, **__: None)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
-from lightning_rlprof.recording.background.garbage_collection import Pause
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.background.sampler import Background
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
@@ -215,16 +214,11 @@ class Session:
         if self.background is None:
             return {}
         counters, pauses = self.background.end_step()
-        for pause in pauses:
-            self._add_pause(pause)
+        for pause, parent in zip(pauses, self._buffer.around(pauses), strict=True):
+            line = made(_PAUSE, self.step_at(pause.start_ns), pause.start_ns, pause.end_ns, None)
+            line[6], line[8] = pause.thread, parent
+            self.append(line)
         return counters
-
-    def _add_pause(self, pause: Pause) -> None:
-        step = self.step_at(pause.start_ns)
-        line = made(_PAUSE, step, pause.start_ns, pause.end_ns, None)
-        line[6] = pause.thread
-        line[8] = self._buffer.around(*pause)
-        self.append(line)
 
     def _move_window(self, step: int) -> None:
         action = capture.at_step(self.config, self.header.rank, step, is_open=self._capture.is_open)

@@ -5,6 +5,7 @@ What one step spent on its stages, on one thread.
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -288,26 +289,30 @@ class Buffer:
                         return last, line
         return last, None
 
-    def around(self, thread: int, start_ns: int, end_ns: int) -> int | None:
-        """Return the id of the innermost span of a thread around an interval of this step.
+    def around(self, intervals: Sequence[tuple[int, int, int]]) -> list[int | None]:
+        """Return of intervals of this step the id of the innermost span around each, or None.
 
         Spans that are still open count if they are of the calling thread.
+
+        Args:
+            intervals: Thread, start and end of each, ascending in time.
         """
-        open_ = opened.get()
-        lines = [*self._flushed, *self._spans]
+        lines, open_ = [*self._flushed, *self._spans], opened.get()
         while open_ is not None:
-            if open_[0][5] is None:
-                lines.append(open_[0])
+            lines += [open_[0]] if open_[0][5] is None else []
             open_ = open_[1]
-        found = [
-            (line[4], line[7])
-            for line in lines
-            if line[2] in ("stage", "region")
-            and line[6] == thread
-            and line[4] <= start_ns
-            and (line[5] is None or line[5] >= end_ns)
-        ]
-        return max(found)[1] if found else None
+        starts = [start for _, start, _ in intervals]
+        found = [(-1, -1)] * len(starts)  # start and id of the span around it
+        for _, _, kind, _, start, end, thread, number, _, _ in lines:
+            if kind not in ("stage", "region"):
+                continue
+            at = bisect_left(starts, start)
+            while at < len(starts) and (end is None or starts[at] < end):
+                own, _, last = intervals[at]
+                if own == thread and (end is None or last <= end):
+                    found[at] = max(found[at], (start, number))
+                at += 1
+        return [None if number < 0 else number for _, number in found]
 
     def follow(self) -> int:
         """Return the thread whose stages count in this step, and let them be those of its totals.

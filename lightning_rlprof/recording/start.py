@@ -86,8 +86,12 @@ def start_session(
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
     if config.background_metrics:
         session.background = sampler.start(
-            *(session.add, session.note, session.clock, header.run_id, device),
-            partial(used_device, device),
+            session.add,
+            session.note,
+            session.clock,
+            run_id=header.run_id,
+            kind=device,
+            device=partial(used_device, device),
         )
     _compare_clocks(session, hosts)
     return session

@@ -210,7 +210,7 @@ def _quota_finding(
 def _by_neighbors(spans: Spans, waits: Finding) -> Finding:
     """Name programs outside of the container if they keep the CPUs busy."""
     host, own, count = (
-        background_samples(spans, f"{name}")
+        background_samples(spans, name)
         for name in ("host_cpu_cores", "container_cpu_cores", "host_cpu_count")
     )
     if host is None or own is None or count is None:

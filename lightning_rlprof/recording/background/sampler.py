@@ -192,6 +192,7 @@ def start(
     add: Callable[[tuple[Any, ...]], None],
     note: Callable[[str, str], None],
     clock: Callable[[], int],
+    *,
     run_id: str,
     kind: str,
     device: Callable[[], Device | None],
