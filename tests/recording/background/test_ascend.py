@@ -171,3 +171,10 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ascend, "_TIMEOUT_S", 0.01)
     with pytest.raises(OSError, match="TimeoutExpired"):
         NpuSmi(str(program), 0)
+
+
+@pytest.mark.npu
+def test_a_real_npu_tells_its_clock_and_temperature() -> None:
+    values = ascend_part(0, None).read().values
+    assert 0 < values["device_clock_mhz"] <= values["device_max_clock_mhz"]
+    assert 0 < values["device_temperature_celsius"] < 120

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.recording.accelerator import used_device
 from lightning_rlprof.recording.background import nvidia
 from lightning_rlprof.recording.background.nvidia import nvidia_part
 from lightning_rlprof.recording.background.readings import Reading, Total
@@ -197,3 +198,18 @@ def test_without_pynvml_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(nvidia.importlib, "import_module", absent)
     with pytest.raises(OSError, match="pynvml is not installed: pip install nvidia-ml-py"):
         read()
+
+
+@pytest.mark.cuda
+def test_a_real_gpu_tells_its_clock_and_power() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("pynvml")
+    torch.ones(1, device="cuda")
+    used = used_device("cuda")
+    assert used is not None
+    part = nvidia_part(*used)
+    values = part.read().values
+    assert 0 < values["device_clock_mhz"] <= values["device_max_clock_mhz"]
+    assert 0 < values["device_temperature_celsius"] < 120
+    assert values["device_memory_used_bytes"] > 0
+    assert values["device_power_throttled"] in (0, 1)
