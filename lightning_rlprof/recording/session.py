@@ -454,6 +454,7 @@ class Session:
         self._buffer.leave()
         if self.background is not None:
             self.background.leave()
+            self.background = None
         self._close_host()
 
     def _end_background(self) -> None:

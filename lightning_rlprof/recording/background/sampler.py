@@ -124,12 +124,14 @@ class Background:
             self._note("warning", f"background metrics ended early ({described(error)})")
 
     def _loop(self) -> None:
-        self.sample()  # which opens files and libraries: its cost is not that of others
+        self.sample()  # which opens files: its cost is not that of others
         pause = PERIOD_S
         while not self._end.wait(pause):
+            sets_up = self._found is not None  # imports the device's library, once
             begin = time.thread_time()
             self.sample()
-            pause = max(PERIOD_S, (time.thread_time() - begin) / MOST_SHARE)
+            took = 0.0 if sets_up else time.thread_time() - begin
+            pause = max(PERIOD_S, took / MOST_SHARE)
 
     def sample(self) -> None:
         """Read all parts once, and add their lines. Never raises an `Exception` of a part."""

@@ -15,6 +15,7 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.background import sampler
+from lightning_rlprof.recording.background.host import HostFiles
 from lightning_rlprof.recording.background.readings import Part, Reading, Total
 from lightning_rlprof.recording.background.sampler import Background
 from lightning_rlprof.recording.start import start_session
@@ -181,8 +182,9 @@ def test_a_slow_sample_is_followed_by_a_longer_pause(
     make: Callable[..., Background], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that it takes a thousandth of a core at most, whatever the machine."""
-    times, waits = iter([0.0, 0.0004, 1.0, 1.005]), []  # type: ignore[var-annotated]
-    background = make()
+    times, waits = iter([0.0, 0.0004, 1.0, 1.005, 2.0, 2.04]), []  # type: ignore[var-annotated]
+    monkeypatch.setitem(sampler._DEVICES, "cuda", lambda *_: Part("NVML", Reading))
+    background = make(device=lambda: (0, "8f"), kind="cuda")
 
     class End:
         def set(self) -> None:
@@ -190,12 +192,14 @@ def test_a_slow_sample_is_followed_by_a_longer_pause(
 
         def wait(self, seconds: float) -> bool:
             waits.append(seconds)
-            return len(waits) == 3
+            if len(waits) == 3:
+                background.end_step()  # from which on the device is known
+            return len(waits) == 4
 
-    monkeypatch.setattr(sampler.time, "thread_time", lambda: next(times))
+    monkeypatch.setattr(sampler.time, "thread_time", times.__next__)
     monkeypatch.setattr(background, "_end", End())
     background._run()
-    assert waits == [1.0, 1.0, pytest.approx(5.0)]
+    assert waits == [1.0, 1.0, pytest.approx(5.0), 1.0]  # importing a library costs once
 
 
 def test_what_ends_the_thread_is_noted(
@@ -221,18 +225,32 @@ def threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name == "rlprof-background"]
 
 
-def test_a_session_samples_this_machine_and_leaves_no_thread(
+def test_a_session_leaves_neither_a_thread_nor_a_callback(
     tmp_path: Path, background_metrics: None
 ) -> None:
     before = [*gc.callbacks]
+    with session(tmp_path):
+        assert threads() == ["rlprof-background"]
+        assert len(gc.callbacks) == len(before) + 1
+    assert threads() == []
+    assert gc.callbacks == before
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample when the test says so, not on a thread."""
+    monkeypatch.setattr(Background, "start", lambda self: None)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux' /proc")
+def test_a_session_samples_this_machine(
+    tmp_path: Path, background_metrics: None, by_hand: None
+) -> None:
     with session(tmp_path) as running:
         running.begin_step(1)
-        assert threads() == ["rlprof-background"]
         running.background.sample()
         running.background.sample()
         running.end_step()
-    assert threads() == []
-    assert gc.callbacks == before
     run = load(tmp_path / "run")
     assert "gc_pause_ns" in run.counters
     table = run.table("background_metrics")
@@ -278,6 +296,23 @@ def test_a_process_that_may_have_no_more_threads_trains_on(
     assert "no background metrics: RuntimeError: can't start new thread" in texts
 
 
+def test_a_process_without_proc_trains_on_and_says_what_is_missing_once(
+    tmp_path: Path, background_metrics: None, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "HostFiles", lambda: HostFiles(tmp_path / "no such machine"))
+    with session(tmp_path) as running:
+        running.begin_step(1)
+        for _ in range(2):
+            running.background.sample()
+        running.end_step()
+    run = load(tmp_path / "run")
+    assert run.statuses == {0: "finished"}
+    assert "background_metrics" not in run.tables
+    [text] = {note.text for note in run.notes if note.text.startswith("background metrics")}
+    assert text.startswith("background metrics lack: process (FileNotFoundError: ")
+    assert text.count("(") == 12
+
+
 def test_a_driver_that_does_not_answer_is_left_behind(
     make: Callable[..., Background], lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +349,7 @@ session.begin_step(1)
 child = os.fork()
 if not child:
     gc.collect()
+    session.end_step()
     print(json.dumps([threading.active_count(), len(gc.callbacks), current() is None]), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
