@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
         return _read_traces(path, names, progress)
-    newest = max(runs, key=lambda run: (_started_ns(run), run.name))
+    newest = newest_run(runs)
     spans = _read_run(newest, progress)
     if len(runs) == 1:
         return spans
@@ -179,6 +179,11 @@ def _entries(path: Path) -> list[str]:
         raise TraceError(f"{path}: not a regular file") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def newest_run(runs: Iterable[Path]) -> Path:
+    """Return the run directory that started last, of one or more."""
+    return max(runs, key=lambda run: (_started_ns(run), run.name))
 
 
 def _started_ns(run: Path) -> int:

@@ -155,6 +155,7 @@ def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] 
 
 log = logging.getLogger(__name__)
 
+_RECENT = 300
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
 _thread_of = itemgetter(6)
 
@@ -229,13 +230,32 @@ class Buffer:
     def flush(self) -> None:
         """Append everything to the file."""
         with self._lock:
-            if self._writes:
-                return
-            self._writes = True
+            self._flush_once()
+
+    def flush_if_free(self) -> None:
+        """Append everything to the file, unless another thread does so, or is stuck in it."""
+        if self._lock.acquire(blocking=False):
             try:
-                self._flush()
+                self._flush_once()
             finally:
-                self._writes = False
+                self._lock.release()
+
+    def _flush_once(self) -> None:
+        if self._writes:
+            return
+        self._writes = True
+        try:
+            self._flush()
+        finally:
+            self._writes = False
+
+    def recent(self) -> list[Line]:
+        """Return the last spans that ended, in that order: some hundred of this step and the last.
+
+        Any thread may ask.
+        """
+        parts = self._last[0], self._flushed, self._spans
+        return [line for part in parts for line in part[-_RECENT:]]
 
     def _look(self) -> None:
         """Say once what was done to the file from outside: in the log, and in the file."""

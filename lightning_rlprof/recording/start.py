@@ -25,6 +25,7 @@ from lightning_rlprof.recording.on_finish import OnFinish, run_finish
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
 from lightning_rlprof.recording.session import Session
+from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.records import FORMAT, Header
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,8 @@ def start_session(
         session.note("warning", why_not)
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
     _compare_clocks(session, hosts)
+    if config.hang_timeout is not None:
+        session.watchdog = Watchdog(session, config.hang_timeout).start()
     return session
 
 
