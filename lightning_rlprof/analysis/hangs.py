@@ -26,7 +26,7 @@ State = Literal[
 ]
 """What a rank does: it waits for others, hangs by its own code, or has not reported a hang."""
 
-_ABSENT = ("killed", "stopped", "silent", "failed", "finished")
+_LOST = ("killed", "stopped", "silent", "failed")
 _SILENT_S = 15.0  # three missed signs of life
 _FAR_S = 60.0  # reports of one hang, beyond what the clocks of hosts differ by
 _SHORTEST_S = 1.0  # of being quiet: what reports because another rank hangs may run
@@ -142,8 +142,8 @@ class _Wait(NamedTuple):
 def find_hang(evidence: Sequence[RankEvidence], now_unix_ns: int) -> Hang:
     """Return which ranks the others wait for.
 
-    A rank that has not reported although others hang is the cause: it was killed, stopped, or has
-    ended. Else, in each process group it is the ranks that have not come to the collective in which
+    A rank that has not reported although others hang, and was killed, stopped or has failed, is the
+    cause. Else, in each process group it is the ranks that have not come to the collective in which
     others are; if these wait in another group, those that they wait for. Without collectives, it
     is the ranks whose stack is outside of torch.distributed while those of others are inside. What
     is left are ranks that hang, each by its own code.
@@ -207,7 +207,7 @@ def _state(
         return RankState(each.rank, what, f"has ended: {each.end}")
     process = f"process {each.header.pid} on {each.header.host}"
     if each.process in ("gone", "Z", "X"):
-        return RankState(each.rank, "killed", f"was killed or crashed: no {process}")
+        return RankState(each.rank, "killed", f"was killed or crashed: there is no {process}")
     if each.process in ("T", "t"):
         return RankState(each.rank, "stopped", f"is stopped (SIGSTOP, or a debugger): {process}")
     if each.beat is not None:
@@ -285,8 +285,8 @@ def _name(one: Collective) -> str:
 
 def _causes(states: Sequence[RankState], waits: Sequence[_Wait]) -> Iterable[RankState]:
     hung = [each for each in states if each.state in ("hangs", "waits")]
-    if absent := [each for each in states if each.state in _ABSENT]:
-        return absent
+    if lost := [each for each in states if each.state in _LOST]:
+        return lost
     by_rank = {wait.rank: wait for wait in waits}
     missing = {rank for wait in waits for rank in wait.missing}
     if missing:
@@ -294,8 +294,10 @@ def _causes(states: Sequence[RankState], waits: Sequence[_Wait]) -> Iterable[Ran
         return [each for each in states if each.rank in (ends or missing)]
     if odd := _odd(waits):
         return [each for each in states if each.rank in odd]
-    outside = [each for each in hung if each.state == "hangs"]
-    return outside or ([] if len(hung) > 1 else hung)
+    if outside := [each for each in hung if each.state == "hangs"]:
+        return outside
+    ended = [each for each in states if each.state in ("finished", "no file")]
+    return ended or ([] if len(hung) > 1 else hung)
 
 
 def _odd(waits: Sequence[_Wait]) -> set[int]:
@@ -397,8 +399,8 @@ def _ranks(states: Sequence[RankState]) -> str:
 def _without_reports(states: Sequence[RankState], evidence: Sequence[RankEvidence]) -> Hang:
     """Return what is known where no rank has reported a hang."""
     every = tuple(states)
-    gone = tuple(each for each in states if each.state in ("killed", "stopped", "silent", "failed"))
-    if gone:
+    found = (each for each in states if each.state in _LOST)
+    if gone := tuple(sorted(found, key=lambda each: _LOST.index(each.state))):
         text = "; ".join(f"rank {each.rank} {each.reason}" for each in gone[:_MOST_NAMED])
         return Hang(f"No rank has reported a hang, but {text}.", gone, every, ())
     if all(each.state in ("finished", "no file") for each in states):

@@ -1,8 +1,8 @@
 """Which spans are open, of all threads and tasks.
 
 Markers keep what is open in context variables, which no other thread can read. It costs them
-nothing that the garbage collector knows the lines, too: some 30 ms for a million objects. So this
-is for the moment in which a rank seems to hang.
+nothing that the garbage collector knows the lines, too. To ask it takes 0.25 s for 400,000 objects
+on a busy machine, so this is for a rank that has been quiet for minutes.
 """
 
 import gc

@@ -107,9 +107,10 @@ class Watchdog:
         self._quiet_ns = 0
         self._seen: tuple[Any, ...] = ()
         self._number = next(numbers)
-        self._places: tuple[str, ...] | None = None  # names of open spans, outermost first
+        self._open: tuple[str, ...] | None = None  # outermost first; known in a long silence only
+        self._last = self._after = ""  # the span that ended last, now and as the silence began
         self._known: set[str] = set()
-        self._longest_s: dict[str, float] = {}
+        self._longest_s: dict[str, float] = {}  # after which span
         self._alarms = 0  # in this hang
         self._reports = 0
         self._reported_ns: int | None = None
@@ -150,8 +151,6 @@ class Watchdog:
         else:
             self._quiet_ns += round(min(passed_s, _LONGEST_TICK_S) * 1e9)
         quiet_s = self._quiet_ns / 1e9
-        if quiet_s >= self._timeout_s / _LEARNED and self._places is None:
-            self._places = open_names(self._session.training_thread)
         if self._beat_ns is None or now - self._beat_ns >= min(_BEAT_S, self._timeout_s) * 1e9:
             self._beat(now, quiet_s)
         if self._is_due(quiet_s):
@@ -168,13 +167,15 @@ class Watchdog:
         """Return whether the rank has been quiet for too long, again if it has reported that."""
         if quiet_s < self._timeout_s or self._alarms == len(_AGAIN):
             return False
+        if self._open is None:
+            self._open = open_names(self._session.training_thread)
         return quiet_s >= self._limit_s() * _AGAIN[self._alarms] and not self._is_excused()
 
     def _has_progress(self) -> bool:
         """Return whether a span or a step has begun or ended since the last look."""
         session, before = self._session, self._number
         recent = session.recent()
-        last = recent[-1][7] if recent else None
+        last, self._last = (recent[-1][7], recent[-1][1]) if recent else (None, "")
         # Spans take their numbers from there: a gap tells of others, and costs them nothing.
         self._number = next(numbers)
         seen = (last, session.step, session.waiting)
@@ -186,32 +187,25 @@ class Watchdog:
 
     def _end_quiet(self) -> None:
         quiet_s, self._quiet_ns = self._quiet_ns / 1e9, 0
-        if self._places is not None:
-            place = self._place()
-            self._longest_s[place] = max(self._longest_s.get(place, 0.0), quiet_s)
-            self._places = None
+        if quiet_s >= self._timeout_s / _LEARNED:
+            self._longest_s[self._after] = max(self._longest_s.get(self._after, 0.0), quiet_s)
+        self._open, self._after = None, self._last
         if self._alarms:
             self._alarms = 0
             self._report("recovered", quiet_s)
             self._session.note("info", f"progress again after {quiet_s:.0f} s without any")
 
-    def _place(self) -> str:
-        """Return where the rank is quiet: the outermost open span, or where between them."""
-        if self._places:
-            return self._places[0]
-        return "\0between steps" if self._session.waiting else "\0in a step"
-
     def _limit_s(self) -> float:
         """Return how long the rank may be quiet where it is."""
-        session, place = self._session, self._place()
-        known = place in self._known or (not self._places and not session.waiting)
-        times = 1 if session.has_steps and known else _UNKNOWN
-        return max(times * self._timeout_s, _LEARNED * self._longest_s.get(place, 0.0))
+        session, inside = self._session, self._open or ()
+        is_known = inside[0] in self._known if inside else not session.waiting
+        times = 1 if session.has_steps and is_known else _UNKNOWN
+        return max(times * self._timeout_s, _LEARNED * self._longest_s.get(self._after, 0.0))
 
     def _is_excused(self) -> bool:
         """Return whether it is right to wait here, for however long."""
         session = self._session
-        is_idle = session.waiting and not self._places
+        is_idle = session.waiting and not self._open
         if is_idle and (session.idles or hasattr(sys, "ps1")):
             return True
         return in_debugger(session.training_thread)
@@ -227,7 +221,7 @@ class Watchdog:
 
     def _raise_alarm(self, quiet_s: float) -> None:
         session, is_first = self._session, self._alarms == 1
-        where = f" in {self._places[-1]}" if self._places else ""
+        where = f" in {self._open[-1]}" if self._open else ""
         if is_first:
             text = f"no progress for {quiet_s:.0f} s{where}, step {session.step}"
             session.note("warning", f"{text}. See where: rlprof hang {self._run}")
@@ -247,7 +241,6 @@ class Watchdog:
             OpenSpan(line[1], line[2], line[3], now - line[4], line[6] == thread)
             for line in open_now()
         ]
-        recent = session.recent()
         collectives, groups, remarks = last_collectives()
         report = HangReport(
             rank=self._rank,
@@ -258,7 +251,7 @@ class Watchdog:
             limit_s=self._limit_s(),
             step=session.step,
             in_step=not session.waiting,
-            last_span=recent[-1][1] if recent else None,
+            last_span=self._last or None,
             spans=tuple(spans),
             threads=() if cause == "recovered" else thread_stacks(thread, self._end),
             collectives=collectives,
