@@ -30,6 +30,7 @@ _LOST = ("killed", "stopped", "silent", "failed")
 _SILENT_S = 15.0  # three missed signs of life
 _FAR_S = 60.0  # reports of one hang, beyond what the clocks of hosts differ by
 _SHORTEST_S = 1.0  # of being quiet: what reports because another rank hangs may run
+_BUSY = 0.1  # of a CPU, which a thread that waits does not use
 _MOST_NAMED = 8
 _MOST_FRAMES = 12
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
@@ -198,7 +199,9 @@ def _state(
     if report is not None:
         stack = next((thread.frames for thread in report.threads if thread.is_training), ())
         waits_in = _wait_of(stack)
-        state: State = "runs" if report.quiet_s < _SHORTEST_S else "hangs"
+        state: State = "hangs"
+        if report.quiet_s < _SHORTEST_S:
+            state = "finished" if each.end == "finished" else "runs"
         if state == "hangs" and waits_in.startswith("torch.distributed"):
             state = "waits"
         return RankState(each.rank, state, ended, _own_line(stack), stack, waits_in, report)
@@ -248,29 +251,27 @@ def _wait_of(stack: Sequence[Frame]) -> str:
 
 def _waits(states: Sequence[RankState], evidence: Sequence[RankEvidence]) -> list[_Wait]:
     """Return the collective that each rank waits in, as far as torch's flight recorder knew it."""
-    known: dict[int, tuple[Collective, ...]] = {}
-    groups: dict[str, set[int]] = {}
+    is_open: dict[int, Collective] = {}
+    last: dict[str, dict[int, int]] = {}  # by group and rank, the number of its last collective
     for state, each in zip(states, evidence, strict=True):
-        entries = () if state.report is None else state.report.collectives
-        known[each.rank] = shared = tuple(one for one in entries or each.dump if not one.is_p2p)
-        for one in shared:
-            groups.setdefault(one.group, set()).add(each.rank)
-        for name, ranks in (state.report.groups if state.report else {}).items():
-            groups.setdefault(name, set()).update(ranks)
-    found = []
-    for state in states:
-        is_open = [one for one in known[state.rank] if not one.is_done]
-        if not is_open or state.state not in ("hangs", "waits"):
-            continue
-        first = is_open[0]
-        missing = [
-            rank
-            for rank in sorted(groups[first.group] - {state.rank})
-            if max((e.seq for e in known.get(rank, ()) if e.group == first.group), default=-1)
-            < first.seq
-        ]
-        found.append(_Wait(state.rank, first, tuple(missing)))
-    return found
+        report = state.report
+        for name, ranks in (report.groups if report else {}).items():
+            for rank in ranks:
+                last.setdefault(name, {}).setdefault(rank, -1)
+        for one in (report.collectives if report else ()) or each.dump:
+            if one.is_p2p:
+                continue
+            seqs = last.setdefault(one.group, {})
+            seqs[each.rank] = max(seqs.get(each.rank, -1), one.seq)
+            if not one.is_done and state.state in ("hangs", "waits"):
+                is_open.setdefault(each.rank, one)
+    missing: dict[tuple[str, int], tuple[int, ...]] = {}
+    for one in is_open.values():
+        key = one.group, one.seq
+        if key not in missing:
+            seqs = last[one.group]
+            missing[key] = tuple(sorted(rank for rank in seqs if seqs[rank] < one.seq))
+    return [_Wait(rank, one, missing[one.group, one.seq]) for rank, one in is_open.items()]
 
 
 def _waiting(state: RankState, wait: _Wait | None) -> RankState:
@@ -360,9 +361,9 @@ def _doing(each: RankState, waits: Sequence[_Wait]) -> str:
 def _facts(each: RankState, report: HangReport) -> list[str]:
     """Return what else shows why a rank stands where it is."""
     found = []
-    moving = [thread.is_moving for thread in report.threads if thread.is_training]
-    if moving == [True]:
-        found.append("its stack changes: it computes")
+    shares = [thread.cpu_share or 0.0 for thread in report.threads if thread.is_training]
+    if any(share >= _BUSY for share in shares):
+        found.append(f"its thread uses {shares[0]:.0%} of a CPU")
     if each.waits_in in ("a DataLoader worker", "another process"):
         bad = [child for child in report.children if child.state in ("T", "t", "Z", "D")]
         states = {"T": "stopped", "t": "stopped", "Z": "dead", "D": "in an uninterruptible wait"}

@@ -49,11 +49,11 @@ def hang_evidence(run: Path) -> tuple[RankEvidence, ...]:
     """Return what is known of each rank of a run, in order, also of those that have no file.
 
     Raises:
-        TraceError: No file of a rank can be read.
+        TraceError: There is no file of a rank, or none that can be read.
     """
     files = rank_files(run)
     found: dict[int, RankEvidence] = {}
-    problems = []
+    problems = [] if files else [f"{run} has no rank-*.jsonl"]
     for path in files:
         try:
             header = read_header(path)

@@ -45,13 +45,13 @@ class Frame:
 class ThreadStack:
     """What one thread was doing: its frames, innermost first.
 
-    ``is_moving`` says whether its frames changed within half a second; None if that is unknown.
+    ``cpu_share`` is how much of a CPU the training thread used just then; None if it is unknown.
     """
 
     name: str
     frames: tuple[Frame, ...]
     is_training: bool = False
-    is_moving: bool | None = None
+    cpu_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def at(seq: int, *, name: str = "gloo:all_reduce", group: str = "0", done: bool 
 
 def report(rank: int, stack=(), collectives=(), *, inside=("actor_update",), **more) -> HangReport:
     spans = tuple(OpenSpan(name, "stage", 3, 10**11, is_training=True) for name in inside)
-    threads = (ThreadStack("MainThread", stack, is_training=True, is_moving=False),)
+    threads = (ThreadStack("MainThread", stack, is_training=True, cpu_share=0.0),)
     given = {"number": 1, "cause": "hang", "quiet_s": 300.0, "unix_ns": NOW - 10**10, **more}
     return HangReport(
         rank=rank,
@@ -200,11 +200,11 @@ def test_c_code_that_keeps_pythons_lock_is_told_from_a_rank_that_runs():
 
 
 def test_a_loop_that_computes_is_told_from_one_that_waits():
-    thread = ThreadStack("MainThread", IN_REWARD, is_training=True, is_moving=True)
+    thread = ThreadStack("MainThread", IN_REWARD, is_training=True, cpu_share=0.97)
     hang = find_hang(of(report(0, threads=(thread,), inside=("compute_reward",))), NOW)
     assert hang.headline == (
-        "rank 0 is in compute_reward, at grpo/rewards.py:12 score (while not done:), its stack "
-        "changes: it computes."
+        "rank 0 is in compute_reward, at grpo/rewards.py:12 score (while not done:), its thread "
+        "uses 97% of a CPU."
     )
 
 

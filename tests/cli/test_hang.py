@@ -45,7 +45,7 @@ def hung(tmp_path):
                 step=3,
                 in_step=True,
                 spans=(OpenSpan(stage, "stage", 3, 9, is_training=True),),
-                threads=(ThreadStack("MainThread", stack, is_training=True, is_moving=False),),
+                threads=(ThreadStack("MainThread", stack, is_training=True),),
                 collectives=(Collective("0", seq, "gloo:all_reduce", is_done=rank == 1),),
             ),
         )

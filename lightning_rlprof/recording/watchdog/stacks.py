@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from lightning_rlprof.system.process_state import child_states
 
 _MOST_THREADS, _MOST_FRAMES, _MOST_CHILDREN = 100, 64, 64
 _LONGEST_TEXT = 200
-_LOOKS, _BETWEEN_S = 5, 0.1
+_LOOK_S = 0.5
 _DEBUGGERS = {"pdb", "bdb", "pydevd", "debugpy", "ipdb"}
 _NATIVE_TIMEOUT_S = 20
 _MOST_NATIVE = 1 << 20
@@ -25,7 +26,7 @@ _MOST_NATIVE = 1 << 20
 def thread_stacks(training: int, end: threading.Event) -> tuple[ThreadStack, ...]:
     """Return the stack of each thread but the calling one, that of the training first.
 
-    The training thread is looked at five times within half a second, or until ``end`` is set.
+    It takes half a second, in which the CPU time of the training thread is measured.
     """
     names = {each.ident: each.name for each in threading.enumerate()}
     own = threading.get_ident()
@@ -37,16 +38,22 @@ def thread_stacks(training: int, end: threading.Event) -> tuple[ThreadStack, ...
     found.sort(key=lambda each: not each.is_training)
     if not found or not found[0].is_training:
         return tuple(found[:_MOST_THREADS])
-    first, is_moving = found[0], False
-    for _ in range(_LOOKS - 1):
-        if end.wait(_BETWEEN_S) or is_moving:
-            break
-        frame = sys._current_frames().get(training)
-        is_moving = frame is None or _places(frame) != [
-            (each.file, each.line) for each in first.frames
-        ]
-        del frame  # which would keep the tensors in it alive
-    return (replace(first, is_moving=is_moving), *found[1:_MOST_THREADS])
+    return (replace(found[0], cpu_share=_cpu_share(training, end)), *found[1:_MOST_THREADS])
+
+
+def _cpu_share(thread: int, end: threading.Event) -> float | None:
+    """Return how much of a CPU a thread uses within half a second, or until ``end`` is set.
+
+    Its stack does not tell: Python hands over between threads at the same line of a loop each time.
+    """
+    try:
+        clock = time.pthread_getcpuclockid(thread)
+        start, used = time.perf_counter(), time.clock_gettime(clock)
+        end.wait(_LOOK_S)
+        used, passed = time.clock_gettime(clock) - used, time.perf_counter() - start
+    except (AttributeError, OSError):  # not Linux, or the thread has ended
+        return None
+    return round(min(used / max(passed, 1e-9), 1.0), 3)
 
 
 def _frames(frame: FrameType) -> tuple[Frame, ...]:
@@ -56,10 +63,6 @@ def _frames(frame: FrameType) -> tuple[Frame, ...]:
         name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
         found.append(Frame(code.co_filename, line, name, text))
     return tuple(found)
-
-
-def _places(frame: FrameType) -> list[tuple[str, int]]:
-    return [(code.co_filename, line) for code, line in _calls(frame)]
 
 
 def _calls(frame: FrameType | None) -> list[tuple[CodeType, int]]:
