@@ -14,20 +14,21 @@ _LENGTH = 10
 _MOST = 200
 
 
-def open_now() -> list[Line]:
+def open_now(since: int) -> list[Line]:
     """Return the lines of open spans in the order in which they began, the first 200.
 
-    Spans are left out whose surroundings have ended, as of a generator that is suspended.
+    Spans are left out whose surroundings have ended, as of a generator that is suspended, and those
+    whose number is not above ``since``: what an earlier session left open.
     """
     found = [
         each
         for each in gc.get_objects()
         if type(each) is list and len(each) == _LENGTH and each[0] is _TAG and each[5] is None
     ]
-    lines = [line for line in found if not is_left((line, None, None, None))]
+    lines = [line for line in found if line[7] > since and not is_left((line, None, None, None))]
     return sorted(lines, key=lambda line: line[7])[:_MOST]
 
 
-def open_names(thread: int) -> tuple[str, ...]:
+def open_names(since: int, thread: int) -> tuple[str, ...]:
     """Return the names of the open spans of a thread, outermost first."""
-    return tuple(line[1] for line in open_now() if line[6] == thread)
+    return tuple(line[1] for line in open_now(since) if line[6] == thread)

@@ -106,7 +106,7 @@ class Watchdog:
         self._ticked_ns = self._clock()
         self._quiet_ns = 0
         self._seen: tuple[Any, ...] = ()
-        self._number = next(numbers)
+        self._first = self._number = next(numbers)  # of the spans of this session
         self._open: tuple[str, ...] | None = None  # outermost first; known in a long silence only
         self._last = self._after = ""  # the span that ended last, now and as the silence began
         self._known: set[str] = set()
@@ -168,7 +168,7 @@ class Watchdog:
         if quiet_s < self._timeout_s or self._alarms == len(_AGAIN):
             return False
         if self._open is None:
-            self._open = open_names(self._session.training_thread)
+            self._open = open_names(self._first, self._session.training_thread)
         return quiet_s >= self._limit_s() * _AGAIN[self._alarms] and not self._is_excused()
 
     def _has_progress(self) -> bool:
@@ -239,7 +239,7 @@ class Watchdog:
         self._reported_ns = now = self._clock()
         spans = [
             OpenSpan(line[1], line[2], line[3], now - line[4], line[6] == thread)
-            for line in open_now()
+            for line in open_now(self._first)
         ]
         collectives, groups, remarks = last_collectives()
         report = HangReport(

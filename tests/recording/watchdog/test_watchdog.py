@@ -112,6 +112,21 @@ def test_spans_with_counters_and_of_other_threads_are_known_too(watched):
     assert "rewards" in [each.name for each in report.threads]
 
 
+def test_a_span_that_an_earlier_session_left_open_is_not_open_now(start, clock, monkeypatch):
+    monkeypatch.setattr(stacks, "_LOOK_S", 0)
+    left = stage("left_open")
+    before = start()
+    left.__enter__()
+    before.discard()
+    watched = Watched(start(), clock)
+    watched.steps(1, 2)
+    watched.session.begin_step(3)
+    with stage("actor_update"):
+        watched.wait(TIMEOUT_S + 1)
+    (report,) = watched.reports
+    assert [span.name for span in report.spans] == ["actor_update"]
+
+
 def test_a_hang_is_reported_again_twice_and_then_no_more(watched):
     watched.steps(1, 2)
     watched.session.begin_step(3)
