@@ -122,7 +122,7 @@ def place(frame: Frame) -> str:
 
     Example::
 
-        >>> place(Frame("/home/me/project/rewards.py", 12, "score", "while True:"))
+        >>> place(Frame("/code/project/rewards.py", 12, "score", "while True:"))
         'project/rewards.py:12 score'
     """
     return f"{'/'.join(frame.file.split('/')[-2:])}:{frame.line} {frame.function}"
@@ -210,7 +210,7 @@ def _state(
         return RankState(each.rank, what, f"has ended: {each.end}")
     process = f"process {each.header.pid} on {each.header.host}"
     if each.process in ("gone", "Z", "X"):
-        return RankState(each.rank, "killed", f"was killed or crashed: there is no {process}")
+        return RankState(each.rank, "killed", f"was killed or crashed: {process} does not exist")
     if each.process in ("T", "t"):
         return RankState(each.rank, "stopped", f"is stopped (SIGSTOP, or a debugger): {process}")
     if each.beat is not None:

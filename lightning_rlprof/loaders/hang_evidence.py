@@ -49,7 +49,7 @@ def hang_evidence(run: Path) -> tuple[RankEvidence, ...]:
     """Return what is known of each rank of a run, in order, also of those that have no file.
 
     Raises:
-        TraceError: There is no file of a rank, or none that can be read.
+        TraceError: No file of a rank exists, or none can be read.
     """
     files = rank_files(run)
     found: dict[int, RankEvidence] = {}

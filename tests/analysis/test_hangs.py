@@ -22,15 +22,15 @@ TORCH = "/venv/lib/python3.11/site-packages/torch"
 IN_ALL_REDUCE = (
     Frame(f"{TORCH}/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()"),
     Frame(f"{TORCH}/distributed/c10d_logger.py", 83, "_exception_logger.<locals>.wrapper", ""),
-    Frame("/home/me/grpo/train.py", 61, "update", "dist.all_reduce(grad)"),
+    Frame("/code/grpo/train.py", 61, "update", "dist.all_reduce(grad)"),
 )
-IN_REWARD = (Frame("/home/me/grpo/rewards.py", 12, "score", "while not done:"),)
+IN_REWARD = (Frame("/code/grpo/rewards.py", 12, "score", "while not done:"),)
 IN_LOADER = (
     Frame("/usr/lib/python3.11/selectors.py", 415, "select", ""),
     Frame("/usr/lib/python3.11/multiprocessing/connection.py", 948, "wait", ""),
     Frame("/usr/lib/python3.11/multiprocessing/queues.py", 113, "get", ""),
     Frame(f"{TORCH}/utils/data/dataloader.py", 1275, "_try_get_data", ""),
-    Frame("/home/me/grpo/train.py", 40, "fit", "for batch in loader:"),
+    Frame("/code/grpo/train.py", 40, "fit", "for batch in loader:"),
 )
 
 

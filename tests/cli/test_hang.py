@@ -17,10 +17,10 @@ from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
 
 REWARD = (
-    Frame("/home/me/grpo/rewards.py", 12, "score", "while not done:"),
-    Frame("/home/me/grpo/train.py", 40, "<module>", "rewards = score(texts)"),
+    Frame("/code/grpo/rewards.py", 12, "score", "while not done:"),
+    Frame("/code/grpo/train.py", 40, "<module>", "rewards = score(texts)"),
 )
-UPDATE = (Frame("/home/me/grpo/train.py", 61, "update", "dist.all_reduce(grad)"),)
+UPDATE = (Frame("/code/grpo/train.py", 61, "update", "dist.all_reduce(grad)"),)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_rank_line_and_what_the_others_wait_in_are_printed_with_the_stack(rlprof
     assert status == 0
     assert "rank 1 has not come to gloo:all_reduce #6 of group 0" in text
     assert "at grpo/rewards.py:12 score (while not done:). Rank 0 waits in gloo:all_red" in text
-    assert "Stack of rank 1, training thread: /home/me/grpo/rewards.py:12 score" in text
+    assert "Stack of rank 1, training thread: /code/grpo/rewards.py:12 score" in text
     assert "rewards = score(texts)" in text
     assert "\x1b[2J" not in out
 

@@ -43,6 +43,7 @@ def test_defaults() -> None:
         "summary": True,
         "log_report": False,
         "clock_sync_interval_minutes": 2,
+        "hang_timeout": 300,
         "token_start": None,
         "token_end": None,
         "tools": None,

@@ -82,7 +82,7 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """Report when no span has begun or ended for long, until `stop`; the training goes on.
+    """Report when no span has begun or ended for long, until `stop`; training continues.
 
     A rank may be quiet for ``timeout_s``, or five times as long as it was before where it is now,
     if that is more. It may for six times ``timeout_s`` before the first step has ended, between
