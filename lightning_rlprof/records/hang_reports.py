@@ -24,7 +24,7 @@ MOST_REPORTS = 12
 """Reports that one rank writes in a run."""
 
 Cause = Literal["hang", "still", "asked", "recovered"]
-"""Why a report was written: the rank hangs, or still does, another one does, or it has recovered."""
+"""Why a report was written: the rank hangs, still does, another one does, or it has recovered."""
 
 _MOST_BYTES = 1 << 23
 _BEAT_BYTES = 256

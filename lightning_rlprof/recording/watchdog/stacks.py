@@ -108,5 +108,6 @@ def write_native_stacks(path: Path) -> None:
             if done.returncode == 0:
                 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 with os.fdopen(file, "wb") as opened:
-                    opened.write(done.stdout[:_MOST_NATIVE])
+                    # The first line is the command line, which may hold secrets.
+                    opened.write(done.stdout.partition(b"\n")[2][:_MOST_NATIVE])
                 return

@@ -265,7 +265,7 @@ class Watchdog:
         except OSError as error:
             log.warning("the report of a hang cannot be written: %s", error)
             return
-        if cause != "recovered":
+        if cause in ("hang", "still"):  # it stops the process for some 0.3 s
             write_native_stacks(path.with_suffix(".native.txt"))
 
     def _alarm_time(self) -> int | None:
