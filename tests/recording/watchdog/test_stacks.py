@@ -54,12 +54,13 @@ def test_the_cpu_share_tells_a_loop_from_a_wait():
         while not end.is_set():
             pass
 
-    shares = []
-    for target in (loop, end.wait):
-        thread = threading.Thread(target=target)
+    threads = [threading.Thread(target=target) for target in (loop, end.wait)]
+    for thread in threads:
         thread.start()
-        shares.append(thread_stacks(thread.ident, threading.Event())[0].cpu_share)
+    shares = [thread_stacks(thread.ident, threading.Event())[0].cpu_share for thread in threads]
     end.set()
+    for thread in threads:
+        thread.join()
     assert shares[0] > 10 * shares[1]
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -207,10 +208,21 @@ def test_a_slow_step_with_progress_is_no_hang(watched, what):
     assert watched.causes == []
 
 
+def test_spans_that_only_begin_are_progress_too(watched):
+    watched.steps(1, 2)
+    watched.session.begin_step(3)
+    with ExitStack() as around:
+        for _ in range(20):
+            around.enter_context(stage("actor_update"))
+            watched.wait(TIMEOUT_S - 10)
+    assert watched.causes == []
+
+
 def test_time_in_which_the_process_was_stopped_does_not_count(watched):
     watched.steps(1, 2)
     watched.session.begin_step(3)
     with stage("actor_update"):
+        watched.wait(1)
         watched.wait(3600, every=3600)
         watched.wait(200)
         assert watched.causes == []
