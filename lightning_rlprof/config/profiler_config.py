@@ -42,6 +42,7 @@ from lightning_rlprof.config.sources import (
 )
 from lightning_rlprof.config.stage_names import CustomStages, OptimizerStages, check_stages
 from lightning_rlprof.config.validation import (
+    Positive,
     RankList,
     Section,
     Steps,
@@ -219,6 +220,14 @@ class Options(Section):
         description=(
             "Minutes between clock comparisons of several hosts, which also run at the start and "
             "at the end; 0 turns them off. One takes under 1 ms."
+        ),
+    )
+    hang_timeout: Positive | None = Field(
+        default=300,
+        description=(
+            "Seconds without any progress after which a rank writes a report for `rlprof hang`; "
+            "null turns this off. Six times as long before the first step has ended, between steps "
+            "and in a stage for the first time."
         ),
     )
     token_start: NonNegativeInt | None = Field(

@@ -36,6 +36,7 @@ from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.recording.stage_sums import StageSums
+from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import rank_directory
@@ -127,6 +128,7 @@ class Session:
         self.append, self.add = buffer.append, buffer.add
         self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
         self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
+        self.recent, self.flush_if_free = buffer.recent, buffer.flush_if_free
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: StepTotals | None = None
         self.waiting = self._closed = False
@@ -146,6 +148,7 @@ class Session:
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
         self.background: Background | None = None  # what samples host and device meanwhile
+        self.watchdog: Watchdog | None = None  # of a rank that makes no progress
         self._mode = ""
         self._told: Callable[[], object] | None = None
         self._may_capture = config.captures and config.wants_rank(header.rank)
@@ -323,6 +326,11 @@ class Session:
         return self._steps[at][1] if at >= 0 else self.step if not self._steps else 0
 
     @property
+    def training_thread(self) -> int:
+        """Identity of the thread whose stages count in a step."""
+        return self._trainer_thread
+
+    @property
     def has_steps(self) -> bool:
         """Whether a step has ended."""
         return self._ended > 0
@@ -465,6 +473,7 @@ class Session:
             return
         self.status = status
         self._end_background()
+        self._stop_watchdog()
         for remove in self.before_close:
             try:
                 remove()
@@ -504,6 +513,7 @@ class Session:
     def discard(self) -> None:
         """End without a run: remove what this rank has written."""
         self._end_background()
+        self._stop_watchdog()
         self.abandon_step(interrupted=False)
         self._capture.finish()
         self._closed = True
@@ -531,6 +541,10 @@ class Session:
     def _end_background(self) -> None:
         if self.background is not None:
             self.background.stop()
+
+    def _stop_watchdog(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.stop()
 
     def _close_host(self) -> None:
         for part in self._host:

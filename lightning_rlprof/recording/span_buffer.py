@@ -159,6 +159,7 @@ log = logging.getLogger(__name__)
 # How long steps may stay in memory: encoding and writing costs a step of 7 ms 44 µs, and 8 µs if 14
 # steps share one write. SIGKILL loses at most this long of them.
 _WRITE_NS = 100_000_000
+_RECENT = 300
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
 _thread_of = itemgetter(6)
 
@@ -230,25 +231,45 @@ class Buffer:
         """Close the account of a step, and write everything unless that was done just now."""
         if self._late:
             self._ask_late()
-        if self._clock() - self._written_ns < _WRITE_NS:
-            with self._lock:
+        with self._lock:
+            if self._clock() - self._written_ns < _WRITE_NS:
                 self._collect()
-        else:
-            self.flush()
-        self._last = self._flushed, self._tally
-        self._flushed, self._tally = [], Tally(self._thread)
+            else:
+                self._flush_once()
+            self._last = self._flushed, self._tally
+            self._flushed, self._tally = [], Tally(self._thread)
 
     def flush(self) -> None:
         """Append everything to the file."""
         with self._lock:
-            if self._writes:
-                return
-            self._writes = True
+            self._flush_once()
+
+    def flush_if_free(self) -> None:
+        """Append everything to the file, unless another thread does so, or is stuck in it."""
+        if self._lock.acquire(blocking=False):
             try:
-                self._flush()
+                self._flush_once()
             finally:
-                self._writes = False
-                self._written_ns = self._clock()
+                self._lock.release()
+
+    def _flush_once(self) -> None:
+        if self._writes:
+            return
+        self._writes = True
+        try:
+            self._flush()
+        finally:
+            self._writes = False
+            self._written_ns = self._clock()
+            self._written_ns = self._clock()
+
+    def recent(self) -> list[Line]:
+        """Return the last spans that ended, in that order: some hundred of this step and the last.
+
+        Any thread may ask.
+        """
+        parts = self._last[0], self._flushed, self._spans
+        return [line for part in parts for line in part[-_RECENT:]]
 
     def _look(self) -> None:
         """Say once what was done to the file from outside: in the log, and in the file."""

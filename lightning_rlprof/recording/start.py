@@ -26,6 +26,7 @@ from lightning_rlprof.recording.on_finish import OnFinish, run_finish
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
 from lightning_rlprof.recording.session import Session
+from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.records import FORMAT, Header
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ def start_session(
             device=partial(used_device, device),
         )
     _compare_clocks(session, hosts)
+    if config.hang_timeout is not None:
+        session.watchdog = Watchdog(session, config.hang_timeout).start()
     return session
 
 
