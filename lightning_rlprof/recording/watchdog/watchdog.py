@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from lightning_rlprof.errors import described
 from lightning_rlprof.recording.open_spans import Line, numbers
 from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump, last_collectives
 from lightning_rlprof.recording.watchdog.open_now import open_names, open_now
@@ -118,8 +119,11 @@ class Watchdog:
         self._alarm_seen = self._alarm_time()
 
     def start(self) -> "Watchdog":
-        """Begin to watch."""
-        self._thread.start()
+        """Begin to watch. A process that may have no more threads trains without it."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._session.note("warning", f"hangs are not watched for: {described(error)}")
         return self
 
     def stop(self) -> None:
