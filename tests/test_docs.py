@@ -90,10 +90,12 @@ def nbformat_read(notebook: Path) -> Any:
 
 
 def executed(notebook: Path, folder: Path) -> Any:
-    """Return a notebook as a kernel of Jupyter leaves it that runs in a folder."""
+    """Return a notebook as a kernel of Jupyter leaves it that runs in a copy of its folder."""
     import nbclient
 
-    found, place = nbformat_read(notebook), {"metadata": {"path": str(folder)}}
+    for name in ("notebooks", "examples"):  # a notebook may read ../examples
+        shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
+    found, place = nbformat_read(notebook), {"metadata": {"path": str(folder / "notebooks")}}
     return nbclient.NotebookClient(found, timeout=300, resources=place).execute()
 
 

@@ -32,9 +32,7 @@ def rank(lengths: list[int], slots: int, first: int = 1, kind: str = "region") -
     ]
     for number, (start, stop) in enumerate(times, start=first):
         told = {"sample": number, "tokens": stop - start}
-        rows.append(
-            Row("generate", kind, 1, start * MS, stop * MS, thread=number, counters=told)
-        )
+        rows.append(Row("generate", kind, 1, start * MS, stop * MS, thread=number, counters=told))
         what = {"sample": number, "reward": number % 2}
         rows.append(Row("sample trained", "mark", 1, 900 * MS, 900 * MS, counters=what))
     return rows
