@@ -1,5 +1,6 @@
 """Pages are true: their Python runs, their YAML is valid, their commands and links exist."""
 
+import itertools
 import json
 import re
 import runpy
@@ -253,7 +254,7 @@ def check_command(words: list[str]) -> None:
         return
     command: Any = typer.main.get_command(app)  # typer brings its own click
     options = {"--help", "--version"}
-    for word in words[1:]:
+    for word in itertools.takewhile(lambda word: word != "--", words[1:]):  # then a program
         if word.startswith("-"):
             name = word.split("=")[0]
             assert name in options, f"{command.name} has no option {name}"
