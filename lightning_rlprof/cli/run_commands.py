@@ -35,7 +35,7 @@ from lightning_rlprof.cli.open_run import (
     warn_of_ranks,
 )
 from lightning_rlprof.errors import RlprofError, TraceError
-from lightning_rlprof.system.location import local_path, place
+from lightning_rlprof.system.location import RemotePath, local_path, place
 from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.table import Table
 
 _LIMIT, _SHOWN_RUNS = 50, 20
+_CHROME = (".json", ".json.gz")  # traces that Perfetto reads
 
 
 class _Part(str, Enum):
@@ -146,9 +147,10 @@ def open_in_perfetto(
         bool, typer.Option("--no-browser", help="Print the address and open nothing")
     ] = False,
 ) -> None:
-    """Show the run in Perfetto, offline, until you press Ctrl-C. Leaves no file.
+    """Show a run in Perfetto, offline, until you press Ctrl-C. Leaves no file.
 
-    The address has a secret, and answers on this machine only.
+    A trace that is one .json or .json.gz file is shown as it is. The address has a secret, and
+    answers on this machine only.
     """
     from lightning_rlprof.report.chrome_trace.viewer import TraceServer, perfetto_ui
 
@@ -157,13 +159,17 @@ def open_in_perfetto(
         raise RlprofError(
             "Perfetto's UI is not installed", hint='pip install "lightning-rlprof[viewer]"'
         )
-    spans = open_run(run)
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json.gz")
-        remarks = _write_perfetto(spans, path, kernels=kernels, allow_unsynced=allow_unsynced)
-        trace = path.read_bytes()
-    _print_remarks(spans, remarks)
-    with TraceServer(ui, trace, spans.path.name or "run") as server:
+    check_exists(run)
+    if not isinstance(run, RemotePath) and run.is_file() and run.name.endswith(_CHROME):
+        trace, name = run.read_bytes(), run.name
+    else:
+        spans = open_run(run)
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json.gz")
+            remarks = _write_perfetto(spans, path, kernels=kernels, allow_unsynced=allow_unsynced)
+            trace, name = path.read_bytes(), spans.path.name or "run"
+        _print_remarks(spans, remarks)
+    with TraceServer(ui, trace, name) as server:
         console.say(f"Perfetto: {server.address}")
         console.status("It ends with Ctrl-C.")
         if not no_browser:

@@ -275,6 +275,22 @@ def test_perfetto_opens_what_an_export_would_write(
     assert served == [(tmp_path / "run" / "trace.json.gz").read_bytes()]
 
 
+def test_perfetto_opens_a_trace_as_it_is(
+    rlprof: Run, tmp_path: Path, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[str, bytes]] = []
+
+    def serve(self: TraceServer) -> None:
+        served.append((self.name, self.trace))
+
+    monkeypatch.setattr(TraceServer, "serve_forever", serve)
+    trace = write_trace(tmp_path / "rank0.pt.trace.json")
+    assert rlprof("open", trace)[0] == 0
+    assert served == [("rank0.pt.trace.json", trace.read_bytes())]
+    status, _, err = rlprof("open", tmp_path / "none.json")
+    assert (status, "no such run or trace" in err) == (2, True)
+
+
 def test_perfetto_that_is_not_installed_names_the_command(
     rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
