@@ -49,8 +49,9 @@ def unpacked() -> Iterator[Path]:
     place, before = Path.cwd(), dict(os.environ)
     with TemporaryDirectory() as folder, tarfile.open(ARCHIVE) as archive:
         archive.extractall(folder, filter="data")
-        os.environ.update(COLUMNS=_WIDTH, NO_COLOR="1", TERM="dumb", XDG_CACHE_HOME=folder)
-        os.environ.pop("FORCE_COLOR", None)
+        os.environ.update(COLUMNS=_WIDTH, NO_COLOR="1", XDG_CACHE_HOME=folder)
+        for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+            os.environ.pop(name, None)
         os.chdir(folder)
         try:
             yield Path(folder)
