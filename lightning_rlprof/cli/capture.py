@@ -1,6 +1,5 @@
 """The verb ``capture``: profile the next steps of a training that runs."""
 
-import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from lightning_rlprof.records.capture_request import CaptureRequest
 
 _MOST_STEPS = 100
-# A rank looks for requests every 0.5 s and writes what it did 0.1 s later at most; twice of both.
-_AHEAD_NS = 1_200_000_000
 _POLL_S, _PATIENCE_S = 0.2, 60
 
 
@@ -46,7 +43,11 @@ def capture(
     without one, torch.profiler, or torch_npu.profiler on Ascend.
     """
     from lightning_rlprof.loaders.live_run import progress
-    from lightning_rlprof.records.capture_request import CaptureRequest, write_request
+    from lightning_rlprof.records.capture_request import (
+        CaptureRequest,
+        steps_ahead,
+        write_request,
+    )
 
     check_exists(run)
     if isinstance(run, RemotePath):
@@ -60,7 +61,7 @@ def capture(
     chosen = _chosen(ranks, found, folder)
     now = max(each.last_step for each in found)
     slowest = max((each.step_ns or 0.0 for each in found), default=0.0)
-    lead = 2 + (math.ceil(_AHEAD_NS / slowest) if slowest else 0)
+    lead = steps_ahead(slowest)
     request = CaptureRequest(
         id=secrets.token_hex(8),
         unix_ns=time.time_ns(),

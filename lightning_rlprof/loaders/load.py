@@ -55,7 +55,7 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
         return _read_traces(path, names, progress)
-    newest = max(runs, key=lambda run: (_started_ns(run), run.name))
+    newest = newest_run(path)
     spans = _read_run(newest, progress)
     if len(runs) == 1:
         return spans
@@ -179,6 +179,12 @@ def _entries(path: Path) -> list[str]:
         raise TraceError(f"{path}: not a regular file") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def newest_run(path: Path) -> Path:
+    """Return the newest run of a directory of runs; the path itself if it is none."""
+    runs = [] if rank_files(path) or not path.is_dir() else filter(rank_files, path.iterdir())
+    return max(runs, key=lambda run: (_started_ns(run), run.name), default=path)
 
 
 def _started_ns(run: Path) -> int:

@@ -7,17 +7,20 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from multiprocessing.util import Finalize
 from pathlib import Path
+from statistics import median
 from time import perf_counter_ns
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.recording import annotations, capture
+from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
-from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
-from lightning_rlprof.recording.capture_requests import CaptureRequests
+from lightning_rlprof.recording.captures import capture
+from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.captures.requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
@@ -32,6 +35,7 @@ from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.recording.stage_sums import StageSums
+from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import rank_directory
 
@@ -54,6 +58,30 @@ class _Process:
 def current() -> "Session | None":
     """Return the session that records in this process, or None."""
     return _Process.session
+
+
+def request_capture(
+    steps: int = 1,
+    ranks: Sequence[int] | None = None,
+    stages: Sequence[str] = (),
+    why: str = "request_capture()",
+) -> int:
+    """Capture coming steps of this training, when a condition of your own holds.
+
+    Call it on one rank: all ranks of the run capture the same steps, or those in ``ranks``. Whole
+    steps are captured unless ``stages`` are given. A run serves 20 requests. ``why`` is kept in it.
+
+    Returns:
+        The first step that is captured, some 1.2 s ahead, so that no rank has begun it; 0 if
+        nothing is being recorded in this process.
+
+    Example::
+
+        >>> request_capture(steps=2, why="the reward fell to 0")
+        0
+    """
+    session = current()
+    return session.request_capture(steps, ranks, stages, why) if session is not None else 0
 
 
 class Session:
@@ -159,6 +187,7 @@ class Session:
 
     def end_step(self) -> None:
         """End the step, write it, and expect the next one: what follows belongs to that."""
+        start = self._step_start
         end = self._end_step(None)
         self._edge, self._ended, self._totals = end, self.step, None
         self._steps = [*self._steps[-_MOST_STEPS:], (self._step_start or end, self.step)]
@@ -166,11 +195,30 @@ class Session:
         if self._may_capture:
             self._end_window()
         self._buffer.end_step()
+        if self.idles:  # what calls an actor may kill it at any time
+            self._buffer.flush()
         if self.exchange is not None and self.exchange.after(self.step):
             self._edge = None
-        self._requests.after(self.step, end)
+        self._ask_for_captures(start, end)
         self._open_step(self.step + 1)
         self.waiting = True
+
+    def _ask_for_captures(self, start: int | None, end: int) -> None:
+        usual = not (self._capture.saw(self.step) or self._buffer.had_validation())
+        if start is not None and usual:
+            self._requests.learn(self.step, end - start, end)
+        self._requests.after(self.step, end)
+
+    def request_capture(
+        self, steps: int, ranks: Sequence[int] | None, stages: Sequence[str], why: str
+    ) -> int:
+        """See the function `request_capture`."""
+        starts = [start for start, _ in self._steps[-20:]]
+        times = [later - earlier for earlier, later in pairwise(starts)]
+        first = self.step + steps_ahead(median(times) if times else None)
+        chosen = None if ranks is None else [int(rank) for rank in ranks]
+        self._requests.ask(first, max(int(steps), 1), chosen, stages, why)
+        return first
 
     def abandon_step(self, *, interrupted: bool) -> None:
         """Leave a step that will not end; one that had begun stays in the run, marked as such."""

@@ -21,6 +21,7 @@ how it ended. The header of a file that was truncated meanwhile comes again, lat
 import codecs
 import errno
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -299,6 +300,23 @@ def rank_file(run: Path, rank: int) -> Path:
 def rank_directory(run: Path, rank: int) -> Path:
     """Return the folder of a rank's device artefacts inside a run directory."""
     return run / f"rank-{rank:05d}"
+
+
+# As `recording.capture` names captures.
+_WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
+
+
+def capture_in_name(name: str) -> tuple[int, str] | None:
+    """Return step and stage of a capture by its folder's name, ``""`` for a whole step.
+
+    Example::
+
+        >>> capture_in_name("step-000003-actor_update-2"), capture_in_name("step-000003")
+        ((3, 'actor_update'), (3, ''))
+        >>> capture_in_name("oom-step-000003")
+    """
+    found = _WINDOW.fullmatch(name)
+    return (int(found[1]), found[2] or "") if found else None
 
 
 def is_inside(run: Path, path: Path) -> bool:

@@ -98,7 +98,7 @@ PANELS = {
     "Inspect": ["ls", "summary", "show", "report", "open", "sql"],
     "Diagnose": ["findings", "ledger", "stragglers", "critical-path", "whatif", "compare"],
     "Export": ["export", "upload", "ingest"],
-    "Record": ["init", "run", "nsys", "config", "ascend"],
+    "Record": ["init", "run", "capture", "nsys", "config", "ascend"],
 }
 
 
