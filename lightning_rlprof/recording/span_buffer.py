@@ -5,6 +5,7 @@ What one step spent on its stages, on one thread.
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording.open_spans import Line
+from lightning_rlprof.recording.open_spans import Line, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
@@ -302,6 +303,31 @@ class Buffer:
                     if line[1] in names:
                         return last, line
         return last, None
+
+    def around(self, intervals: Sequence[tuple[int, int, int]]) -> list[int | None]:
+        """Return of intervals of this step the id of the innermost span around each, or None.
+
+        Spans that are still open count if they are of the calling thread.
+
+        Args:
+            intervals: Thread, start and end of each, ascending in time.
+        """
+        lines, open_ = [*self._flushed, *self._spans], opened.get()
+        while open_ is not None:
+            lines += [open_[0]] if open_[0][5] is None else []
+            open_ = open_[1]
+        starts = [start for _, start, _ in intervals]
+        found = [(-1, -1)] * len(starts)  # start and id of the span around it
+        for _, _, kind, _, start, end, thread, number, _, _ in lines:
+            if kind not in ("stage", "region"):
+                continue
+            at = bisect_left(starts, start)
+            while at < len(starts) and (end is None or starts[at] < end):
+                own, _, last = intervals[at]
+                if own == thread and (end is None or last <= end):
+                    found[at] = max(found[at], (start, number))
+                at += 1
+        return [None if number < 0 else number for _, number in found]
 
     def follow(self) -> int:
         """Return the thread whose stages count in this step, and let them be those of its totals.
