@@ -24,7 +24,7 @@ from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.headline import headline, lead_tables
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.lengths import lengths
-from lightning_rlprof.analysis.links import links
+from lightning_rlprof.analysis.links.links import link_matrix, links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.memory_phases import memory_phases
 from lightning_rlprof.analysis.operators.costs import modules, operators
@@ -85,6 +85,7 @@ class Run(Spans):
     ledger = ledger
     length_balance = length_balance
     lengths = lengths
+    link_matrix = link_matrix
     links = links
     long_tail = long_tail
     matmuls = matmuls

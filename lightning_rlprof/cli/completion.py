@@ -45,6 +45,7 @@ ANALYSIS_NAMES = (
     "communication",
     "weight_sync",
     "links",
+    "link_matrix",
     "memory_timeline",
     "memory_phases",
     "throughput",
