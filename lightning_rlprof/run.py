@@ -17,6 +17,7 @@ from lightning_rlprof.analysis.device.device_critical_path import device_critica
 from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.launches import launches
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.efficiency.experts import experts
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
@@ -75,6 +76,7 @@ class Run(Spans):
     data_quality = data_quality
     device_counters = device_counters
     device_critical_path = device_critical_path
+    experts = experts
     findings = findings
     gaps = gaps
     headline = headline

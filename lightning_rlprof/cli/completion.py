@@ -46,6 +46,7 @@ ANALYSIS_NAMES = (
     "weight_sync",
     "links",
     "link_matrix",
+    "experts",
     "memory_timeline",
     "memory_phases",
     "throughput",

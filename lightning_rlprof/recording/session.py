@@ -95,6 +95,7 @@ class Session:
         self.append, self.add = buffer.append, buffer.add
         self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
         self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
+        self.later_experts = buffer.later_experts
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: StepTotals | None = None
         self.waiting = self._closed = False

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording.open_spans import Line
+from lightning_rlprof.recording.open_spans import ExpertTokens, Line
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
+from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
@@ -215,12 +216,13 @@ class Buffer:
         self._tally = Tally(self._thread)  # of that step, too: more lines than are kept
         self._last: tuple[list[Line], Tally] = ([], self._tally)
         self._late: list[tuple[Line, Late]] = []
+        self._experts: list[tuple[Line, Callable[[], ExpertTokens | None]]] = []
         self._numbers_lost = False
         self.keeps_stages, self.stages_seen = False, set[str]()
 
     def end_step(self) -> None:
         """Write everything, and close the account of a step."""
-        if self._late:
+        if self._late or self._experts:
             self._ask_late()
         self.flush()
         self._last = self._flushed, self._tally
@@ -331,6 +333,10 @@ class Buffer:
         """Write a span's further numbers once they are known: after its step, or at the end."""
         self._late += [(span, ask) for ask in asks]
 
+    def later_experts(self, span: Line, ask: Callable[[], ExpertTokens | None]) -> None:
+        """Write the tokens of experts in a span once they are known."""
+        self._experts.append((span, ask))
+
     def close(self) -> None:
         """Flush and close the file."""
         try:
@@ -364,6 +370,16 @@ class Buffer:
         return tally.totals()
 
     def _ask_late(self) -> None:
+        experts, self._experts = self._experts, []
+        for span, read in experts:
+            try:
+                if (tokens := read()) is None:
+                    self._experts.append((span, read))
+                else:
+                    self.add(("experts", span[7], tokens))
+            except Exception as error:
+                self._lose_numbers(f"{EXPERTS} of <{span[2]} {span[1]}> ({described(error)})")
+        del self._experts[:-_MOST_LATE]
         asked, self._late = self._late, []
         for span, ask in asked:
             try:
@@ -383,7 +399,7 @@ class Buffer:
     def _lose_numbers(self, which: str) -> None:
         """Say it once, as it may come with every span."""
         if not self._numbers_lost:
-            text = f"lost numbers that a recorder should have returned: {which}"
+            text = f"lost numbers that should have been known after the step: {which}"
             log.warning("%s", text)
             self.add(("note", self._clock(), "error", text))
         self._numbers_lost = True
