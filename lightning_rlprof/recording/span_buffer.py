@@ -5,6 +5,7 @@ What one step spent on its stages, on one thread.
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,11 +31,13 @@ class Spent(NamedTuple):
         ns: Nanoseconds in which at least one span of the stage was open.
         counters: Sum of each counter.
         counted_ns: The same time of only those spans that carry that counter.
+        spans: How many these are.
     """
 
     ns: int
     counters: dict[str, Number]
     counted_ns: dict[str, int]
+    spans: dict[str, int]
 
 
 class StepTotals(NamedTuple):
@@ -64,6 +67,7 @@ class Tally:
         self._captured = False
         self._times: dict[tuple[str, str], _Union] = {}
         self._sums: dict[tuple[str, str], Number] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._apart = _Union()  # validations
 
     def follow(self, thread: int) -> None:
@@ -96,10 +100,11 @@ class Tally:
         stages = {}
         for (stage, counter), union in self._times.items():
             if not counter:
-                stages[stage] = Spent(union.within(low, high), {}, {})
+                stages[stage] = Spent(union.within(low, high), {}, {}, {})
         for (stage, counter), value in self._sums.items():
             stages[stage].counters[counter] = value
             stages[stage].counted_ns[counter] = self._times[stage, counter].within(low, high)
+            stages[stage].spans[counter] = self._counts[stage, counter]
         return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
 
     def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
@@ -110,6 +115,7 @@ class Tally:
                 key = stage, counter
                 self._times.setdefault(key, _Union()).add(start, end)
                 self._sums[key] = self._sums.get(key, 0) + value
+                self._counts[key] += 1
 
 
 def _trained(lines: Sequence[Line]) -> list[Line]:

@@ -1,6 +1,7 @@
 """Tokens and samples per second of each stage, and MFU: the share of the devices' peak."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -141,6 +142,19 @@ def throughput(
     notes = filter(None, [choice.note, why_none, *_mfu_notes(spans, found, given), _NOTE])
     kept = [(*row[:_MFU], None, *row[_MFU + 1 :]) if _above_peak(row) else row for row in found]
     return Table("throughput", _COLUMNS, kept, " ".join(notes))
+
+
+def efficiency(spans: Spans) -> Table | None:
+    """Return the stages of the whole job in `throughput`, None if no rate has a peak to compare.
+
+    That is MFU, and for decoding the share of memory bandwidth, from what the run recorded.
+    """
+    table = throughput(spans)
+    several = {row[0] for row in table.rows if row[1] is None}
+    rows = [row for row in table.rows if row[1] is None or row[0] not in several]
+    if not any(row[_MFU] is not None or row[_BANDWIDTH] is not None for row in rows):
+        return None
+    return replace(table, rows=rows)
 
 
 def _model(spans: Spans, given: Source | None) -> tuple[Model | None, str]:
