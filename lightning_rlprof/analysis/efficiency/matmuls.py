@@ -5,7 +5,7 @@ FLOPs and bytes follow from the shapes of a call's inputs, see `work_of`.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,9 @@ from lightning_rlprof.analysis.efficiency.operator_work import (
     work_of,
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import (
+    Peak,
     Type,
-    bandwidth_of,
-    peak_of,
+    recorded_device,
     unconfirmed_note,
 )
 from lightning_rlprof.analysis.operators.call_tree import thread_lanes
@@ -200,21 +200,21 @@ def _ranges(work: DeviceWork, call: Int64s, calls: int) -> Coded:
 
 def _peaks(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Peaks:
     """Return TFLOP/s and GB/s of the devices, each if it is known and the same on all ranks."""
-    heads = spans.headers.items()
-    devices = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
+    heads = [head for rank, head in spans.headers.items() if ranks is None or rank in ranks]
+    devices = [recorded_device(head) for head in heads]
 
-    def common(of: Callable[[str], float | None]) -> float | None:
-        found = {of(name) for name in devices}
+    def common(of: Callable[[Peak], float | None]) -> float | None:
+        found = {None if device is None else of(device) for device in devices}
         return found.pop() if len(found) == 1 else None
 
-    by_type = {each: common(partial(peak_of, kind=kind)) for each, kind in TYPES.items()}
+    by_type = {each: common(methodcaller("of", kind)) for each, kind in TYPES.items()}
     tflops = {each: peak for each, peak in by_type.items() if peak is not None}
     if HALF[0] not in tflops:
-        named = ", ".join(sorted(devices - {"unknown"}))
+        named = ", ".join(sorted({head.hardware for head in heads} - {"unknown"}))
         notes.append(_UNKNOWN_PEAK.format(named or "the device"))
-    if remark := unconfirmed_note(devices, "tflops", "gb_s"):
+    if remark := unconfirmed_note(heads, "tflops", "gb_s"):
         notes.append(remark)
-    return tflops, common(bandwidth_of)
+    return tflops, common(attrgetter("gb_s"))
 
 
 def _rows(

@@ -14,9 +14,8 @@ from lightning_rlprof.analysis.efficiency.model_flops import (
     stage_flops,
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import (
-    bandwidth_of,
     kind_of,
-    peak_of,
+    recorded_device,
     token_flops,
     unconfirmed_note,
 )
@@ -115,10 +114,11 @@ def throughput(
             not in the run.
     """
     _check(spans, flops_per_token=flops_per_token, parameters=parameters, peak_tflops=peak_tflops)
-    headers = spans.headers.items()
-    peaks = {rank: peak_tflops or peak_of(header.hardware) for rank, header in headers}
+    devices = {rank: recorded_device(header) for rank, header in spans.headers.items()}
+    tops = {rank: device.tflops if device else None for rank, device in devices.items()}
+    peaks = {rank: peak_tflops or top for rank, top in tops.items()}
     found_model, why_none = _model(spans, model)
-    gb_s = {rank: bandwidth_of(header.hardware) for rank, header in headers}
+    gb_s = {rank: device.gb_s if device else None for rank, device in devices.items()}
     of_model = found_model if model is not None or parameters is None else None
     given = _Given(flops_per_token or {}, parameters, peaks, peak_tflops is None, of_model, gb_s)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
@@ -324,8 +324,7 @@ def _mfu_notes(spans: Spans, rows: list[tuple[Cell, ...]], given: _Given) -> lis
     if any(row[_BANDWIDTH] is not None for row in rows):
         notes.append(_DECODES)
     if given.looked_up and any(row[_MFU] is not None for row in rows):
-        devices = (head.hardware for head in spans.headers.values())
-        notes.append(unconfirmed_note(devices, "tflops"))
+        notes.append(unconfirmed_note(spans.headers.values(), "tflops"))
     jobs = {row[0] for row in rows if row[1] is None and row[_SOURCE] not in (None, _COUNTER)}
     by_rank = {row[0] for row in rows if row[1] is not None and row[_SOURCE] is not None}
     if shared := sorted(map(str, jobs - by_rank)):

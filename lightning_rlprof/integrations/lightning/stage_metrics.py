@@ -14,9 +14,8 @@ from lightning_rlprof.analysis.efficiency.model_flops import (
     stage_flops,
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import (
-    bandwidth_of,
     kind_of,
-    peak_of,
+    recorded_device,
     token_flops,
 )
 from lightning_rlprof.analysis.models.architecture import Model
@@ -124,9 +123,10 @@ class StageMetrics(Callback):
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
         if every and (x + 1) % every == 0 and not loop._should_accumulate():
             sums = self._sums if self._sums.steps else self._captured
-            peak = self._peak_tflops or peak_of(session.header.hardware)
+            device = recorded_device(session.header)
+            peak = self._peak_tflops or (device.tflops if device else None)
             model = self._model(session.header)
-            gb_s = bandwidth_of(session.header.hardware)
+            gb_s = device.gb_s if device else None
             rates = _mfu(sums, self._parameters, peak, model) | _bandwidth(sums, gb_s, model)
             own = {**sums.metrics(), **rates}
             self._sums, self._captured = StageSums(), StageSums()

@@ -15,6 +15,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_rlprof.analysis.efficiency.model_flops import decode_bytes
+from lightning_rlprof.analysis.efficiency.peak_flops import Peak
 from lightning_rlprof.analysis.models.flops import forward
 from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.errors import ConfigError
@@ -258,7 +259,8 @@ class Generates(Tiny):
 def test_bandwidth_of_decoding_is_that_of_throughput(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_metrics, "bandwidth_of", lambda device: 1e9)
+    fast = Peak("cpu", "cpu", 1.0, 1e9, 1, "a test")
+    monkeypatch.setattr(stage_metrics, "recorded_device", lambda header: fast)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(MODELS["llama"]))
     callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"), model=str(path))
