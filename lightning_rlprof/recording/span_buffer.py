@@ -163,6 +163,7 @@ def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] 
 log = logging.getLogger(__name__)
 
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
+_RETURNED = "numbers that a recorder should have returned:"
 _thread_of = itemgetter(6)
 
 
@@ -384,7 +385,7 @@ class Buffer:
                 else:
                     self.add(("experts", span[7], tokens))
             except Exception as error:
-                self._lose_numbers(f"{EXPERTS} of <{span[2]} {span[1]}> ({described(error)})")
+                self._lose_numbers(f"{EXPERTS} of <{span[2]} {span[1]}>: {described(error)}")
         del self._experts[:-_MOST_LATE]
         asked, self._late = self._late, []
         for span, ask in asked:
@@ -397,15 +398,17 @@ class Buffer:
             except BaseException as error:
                 if is_for_the_process(error):
                     raise
-                self._lose_numbers(f"of <{span[2]} {span[1]}> ({described(error)})")
+                self._lose_numbers(f"{_RETURNED} of <{span[2]} {span[1]}> ({described(error)})")
         if len(self._late) > _MOST_LATE:
-            self._lose_numbers(f"of more than {_MOST_LATE} spans, as they are never told")
+            self._lose_numbers(
+                f"{_RETURNED} of more than {_MOST_LATE} spans, as they are never told"
+            )
             del self._late[:-_MOST_LATE]
 
     def _lose_numbers(self, which: str) -> None:
         """Say it once, as it may come with every span."""
         if not self._numbers_lost:
-            text = f"lost numbers that should have been known after the step: {which}"
+            text = f"lost {which}"
             log.warning("%s", text)
             self.add(("note", self._clock(), "error", text))
         self._numbers_lost = True

@@ -52,7 +52,7 @@ def test_numbers_that_are_owed_and_are_garbage_cost_themselves(garbage, start, c
     assert [span.step for span in spans(session, "actor_update")] == [1, 2, 3]
     assert (
         sum(
-            "lost numbers that should have been known after the step:" in one.text
+            "lost numbers that a recorder should have returned:" in one.text
             for one in read(session).notes
         )
         == 1
