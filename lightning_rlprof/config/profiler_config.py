@@ -201,6 +201,13 @@ class Options(Section):
         description="Whether rank 0 logs the HTML report as an artifact of the Trainer's W&B and "
         "MLflow loggers when training ends.",
     )
+    capture_anomalies: bool = Field(
+        False,
+        description=(
+            "Capture the next two steps on all ranks (the first 8) after a step, or several, that "
+            "took unusually long; at most 3 times an hour, and 10 times in a run."
+        ),
+    )
     clock_sync_interval_minutes: NonNegativeFloat = Field(
         default=2,
         description=(

@@ -35,14 +35,10 @@ def run_directory(path: Path) -> Path:
     Raises:
         TraceError: There is none.
     """
-    run = path.parent if path.is_file() else path
-    try:
-        runs = [run] if rank_files(run) else [each for each in run.iterdir() if rank_files(each)]
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    if not runs:
+    run = newest_run(path.parent if path.is_file() else path)
+    if not rank_files(run):
         raise TraceError(f"{path}: no run of rlprof; only those have reports of hangs")
-    return newest_run(runs)
+    return run
 
 
 def hang_evidence(run: Path) -> tuple[RankEvidence, ...]:

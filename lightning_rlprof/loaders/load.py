@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
         return _read_traces(path, names, progress)
-    newest = newest_run(runs)
+    newest = newest_run(path)
     spans = _read_run(newest, progress)
     if len(runs) == 1:
         return spans
@@ -181,9 +181,10 @@ def _entries(path: Path) -> list[str]:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def newest_run(runs: Iterable[Path]) -> Path:
-    """Return the run directory that started last, of one or more."""
-    return max(runs, key=lambda run: (_started_ns(run), run.name))
+def newest_run(path: Path) -> Path:
+    """Return the newest run of a directory of runs; the path itself if it is none."""
+    runs = [] if rank_files(path) or not path.is_dir() else filter(rank_files, path.iterdir())
+    return max(runs, key=lambda run: (_started_ns(run), run.name), default=path)
 
 
 def _started_ns(run: Path) -> int:

@@ -7,15 +7,20 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
+from multiprocessing.util import Finalize
 from pathlib import Path
+from statistics import median
 from time import perf_counter_ns
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.recording import annotations, capture
+from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
-from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.captures import capture
+from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.captures.requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
@@ -31,6 +36,7 @@ from lightning_rlprof.recording.recorders.base import Late, Recorder
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.recording.stage_sums import StageSums
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import rank_directory
 
@@ -53,6 +59,30 @@ class _Process:
 def current() -> "Session | None":
     """Return the session that records in this process, or None."""
     return _Process.session
+
+
+def request_capture(
+    steps: int = 1,
+    ranks: Sequence[int] | None = None,
+    stages: Sequence[str] = (),
+    why: str = "request_capture()",
+) -> int:
+    """Capture coming steps of this training, when a condition of your own holds.
+
+    Call it on one rank: all ranks of the run capture the same steps, or those in ``ranks``. Whole
+    steps are captured unless ``stages`` are given. A run serves 20 requests. ``why`` is kept in it.
+
+    Returns:
+        The first step that is captured, some 1.2 s ahead, so that no rank has begun it; 0 if
+        nothing is being recorded in this process.
+
+    Example::
+
+        >>> request_capture(steps=2, why="the reward fell to 0")
+        0
+    """
+    session = current()
+    return session.request_capture(steps, ranks, stages, why) if session is not None else 0
 
 
 class Session:
@@ -129,6 +159,9 @@ class Session:
         self.child_marks = ChildMarks()
         self.remarks: list[str] = []  # to be said at the end
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
+        self._requests = CaptureRequests(self, clock)
+        # `atexit` does not run in processes that multiprocessing starts; this runs there, too.
+        self._at_exit = Finalize(None, buffer.flush, exitpriority=100)
         _Process.session = self
         _watch_forks()
         self._tune()
@@ -157,6 +190,7 @@ class Session:
 
     def end_step(self) -> None:
         """End the step, write it, and expect the next one: what follows belongs to that."""
+        start = self._step_start
         end = self._end_step(None)
         self._edge, self._ended, self._totals = end, self.step, None
         self._steps = [*self._steps[-_MOST_STEPS:], (self._step_start or end, self.step)]
@@ -164,10 +198,30 @@ class Session:
         if self._may_capture:
             self._end_window()
         self._buffer.end_step()
+        if self.idles:  # what calls an actor may kill it at any time
+            self._buffer.flush()
         if self.exchange is not None and self.exchange.after(self.step):
             self._edge = None
+        self._ask_for_captures(start, end)
         self._open_step(self.step + 1)
         self.waiting = True
+
+    def _ask_for_captures(self, start: int | None, end: int) -> None:
+        usual = not (self._capture.saw(self.step) or self._buffer.had_validation())
+        if start is not None and usual:
+            self._requests.learn(self.step, end - start, end)
+        self._requests.after(self.step, end)
+
+    def request_capture(
+        self, steps: int, ranks: Sequence[int] | None, stages: Sequence[str], why: str
+    ) -> int:
+        """See the function `request_capture`."""
+        starts = [start for start, _ in self._steps[-20:]]
+        times = [later - earlier for earlier, later in pairwise(starts)]
+        first = self.step + steps_ahead(median(times) if times else None)
+        chosen = None if ranks is None else [int(rank) for rank in ranks]
+        self._requests.ask(first, max(int(steps), 1), chosen, stages, why)
+        return first
 
     def abandon_step(self, *, interrupted: bool) -> None:
         """Leave a step that will not end; one that had begun stays in the run, marked as such."""
@@ -205,6 +259,20 @@ class Session:
             if self._may_capture:
                 self._buffer.later(span, late)
         return now
+
+    def switch(self, config: ProfilerConfig, recorders: Sequence[Recorder] | None) -> bool:
+        """Capture the next steps as another configuration says, with other recorders.
+
+        Returns:
+            Whether that is possible now: it isn't while a capture is open.
+        """
+        if recorders is not None and self._capture.is_open:
+            return False
+        self._capture.use(recorders)
+        self.config = config
+        self._may_capture = config.captures and config.wants_rank(self.header.rank)
+        self._tune()
+        return True
 
     def _move_window(self, step: int) -> None:
         action = capture.at_step(self.config, self.header.rank, step, is_open=self._capture.is_open)
@@ -406,6 +474,7 @@ class Session:
             self._closed = True
             if _Process.session is self:
                 _Process.session = None
+            self._at_exit.cancel()
             self._buffer.close()
             self._close_host()
             self.afterwards()
@@ -433,6 +502,7 @@ class Session:
         if _Process.session is self:
             _Process.session = None
         self.child_marks.remark()
+        self._at_exit.cancel()
         self._buffer.discard()
         self._close_host()
         with suppress(OSError):  # files of other ranks, or of captures
@@ -442,6 +512,7 @@ class Session:
         """Do nothing from now on, in a forked child: the run and its end are the parent's."""
         self._closed, self._may_capture, self.exchange = True, False, None
         self.append = lambda line: None  # of optimizers, which may go on for long
+        self._at_exit.cancel()
         self._buffer.leave()
         self._close_host()
 

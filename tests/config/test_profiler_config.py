@@ -42,6 +42,7 @@ def test_defaults() -> None:
         "model": None,
         "summary": True,
         "log_report": False,
+        "capture_anomalies": False,
         "clock_sync_interval_minutes": 2,
         "hang_timeout": 300,
         "token_start": None,
