@@ -21,7 +21,8 @@ def hang(run: Run = SAVE_PATH) -> None:
     Works while the run hangs, and after it was killed.
     """
     from lightning_rlprof.analysis.hangs import find_hang
-    from lightning_rlprof.loaders.hang_evidence import hang_evidence, run_directory
+    from lightning_rlprof.loaders.hang_evidence import hang_evidence
+    from lightning_rlprof.loaders.load import run_directory
 
     check_exists(run)
     with local(run) as path:

@@ -177,6 +177,13 @@ class Options(Section):
             "if there is an accelerator."
         ),
     )
+    background_metrics: bool = Field(
+        default=True,
+        description=(
+            "Sample host and device once a second (CPU, memory, disk, network, power, clocks), "
+            "and count pauses of garbage collection."
+        ),
+    )
     parallel: ParallelConfig = Field(
         default_factory=ParallelConfig,
         description=(

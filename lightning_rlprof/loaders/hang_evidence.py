@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.load import newest_run
 from lightning_rlprof.records.collective_entries import as_collectives
 from lightning_rlprof.records.hang_reports import (
     Collective,
@@ -27,18 +26,6 @@ from lightning_rlprof.system.plain_pickle import read_plain_pickle
 from lightning_rlprof.system.process_state import process_state
 
 _TAIL = 1 << 16
-
-
-def run_directory(path: Path) -> Path:
-    """Return the run that a path stands for: itself, that of a rank's file, or the newest below.
-
-    Raises:
-        TraceError: There is none.
-    """
-    run = newest_run(path.parent if path.is_file() else path)
-    if not rank_files(run):
-        raise TraceError(f"{path}: no run of rlprof; only those have reports of hangs")
-    return run
 
 
 def hang_evidence(run: Path) -> tuple[RankEvidence, ...]:

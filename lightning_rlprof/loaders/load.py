@@ -181,6 +181,18 @@ def _entries(path: Path) -> list[str]:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
+def run_directory(path: Path) -> Path:
+    """Return the run that a path stands for: itself, that of a rank's file, or the newest below.
+
+    Raises:
+        TraceError: There is none.
+    """
+    run = path.parent if path.is_file() else newest_run(path)
+    if not rank_files(run):
+        raise TraceError(f"{path}: is not a run of rlprof: it has no rank-*.jsonl")
+    return run
+
+
 def newest_run(path: Path) -> Path:
     """Return the newest run of a directory of runs; the path itself if it is none."""
     runs = [] if rank_files(path) or not path.is_dir() else filter(rank_files, path.iterdir())

@@ -18,6 +18,8 @@ from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
+from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
+from lightning_rlprof.recording.background.sampler import Background
 from lightning_rlprof.recording.captures import capture
 from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.captures.requests import CaptureRequests
@@ -29,7 +31,6 @@ from lightning_rlprof.recording.end_remarks import (
     never_marked,
     never_reached,
 )
-from lightning_rlprof.recording.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _STEP = annotations.Marker("step", "step")
 _IDLE = annotations.Marker("idle", "stage")
+_PAUSE = annotations.Marker("garbage_collection", "region")
 _MOST_STEPS = 1_000  # whose starts are kept for intervals that are recorded late
 _ASKED_NS = 50_000_000
 _STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
@@ -145,6 +147,7 @@ class Session:
         self.keeps_window: Callable[[Line], bool] = _closes
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
+        self.background: Background | None = None  # what samples host and device meanwhile
         self.watchdog: Watchdog | None = None  # of a rank that makes no progress
         self._mode = ""
         self._told: Callable[[], object] | None = None
@@ -234,6 +237,8 @@ class Session:
         self.waiting = False
 
     def _open_step(self, step: int) -> None:
+        if self._edge is None:  # garbage collection before it is of no step
+            self._end_of_background_step()
         self.step = step
         if self._may_capture:
             self._capture.exit(self._mirrored_step)  # of a step that was expected and never came
@@ -251,7 +256,8 @@ class Session:
             late = known.late
         if start is not None:
             memory, cpu = self._host
-            counters = {**memory.counters(), **cpu.counters(), **(counters or {})}
+            host = {**memory.counters(), **cpu.counters(), **self._end_of_background_step()}
+            counters = {**host, **(counters or {})}
             span = made(_STEP, self.step, start, now, counters or None)
             if self.follows_threads:
                 span[6] = self._trainer_thread = self._buffer.follow()
@@ -273,6 +279,17 @@ class Session:
         self._may_capture = config.captures and config.wants_rank(self.header.rank)
         self._tune()
         return True
+
+    def _end_of_background_step(self) -> dict[str, int]:
+        """Return the counters of garbage collection, and add its long pauses as regions."""
+        if self.background is None:
+            return {}
+        counters, pauses = self.background.end_step()
+        for pause, parent in zip(pauses, self._buffer.around(pauses), strict=True):
+            line = made(_PAUSE, self.step_at(pause.start_ns), pause.start_ns, pause.end_ns, None)
+            line[6], line[8] = pause.thread, parent
+            self.append(line)
+        return counters
 
     def _move_window(self, step: int) -> None:
         action = capture.at_step(self.config, self.header.rank, step, is_open=self._capture.is_open)
@@ -455,6 +472,7 @@ class Session:
         if self._closed:
             return
         self.status = status
+        self._end_background()
         self._stop_watchdog()
         for remove in self.before_close:
             try:
@@ -494,6 +512,7 @@ class Session:
 
     def discard(self) -> None:
         """End without a run: remove what this rank has written."""
+        self._end_background()
         self._stop_watchdog()
         self.abandon_step(interrupted=False)
         self._capture.finish()
@@ -514,7 +533,14 @@ class Session:
         self.append = lambda line: None  # of optimizers, which may go on for long
         self._at_exit.cancel()
         self._buffer.leave()
+        if self.background is not None:
+            self.background.leave()
+            self.background = None
         self._close_host()
+
+    def _end_background(self) -> None:
+        if self.background is not None:
+            self.background.stop()
 
     def _stop_watchdog(self) -> None:
         if self.watchdog is not None:

@@ -79,4 +79,4 @@ def test_csv_has_the_table_alone(rlprof, hung):
 def test_what_is_no_run_is_one_line(rlprof, tmp_path):
     status, _, err = rlprof("hang", tmp_path)
     assert status == 2
-    assert "no run of rlprof; only those have reports of hangs" in err
+    assert "is not a run of rlprof" in err

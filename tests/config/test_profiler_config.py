@@ -39,6 +39,7 @@ def test_defaults() -> None:
         "optimizer_stages": [],
         "spans": True,
         "device_time": None,
+        "background_metrics": True,
         "model": None,
         "summary": True,
         "log_report": False,

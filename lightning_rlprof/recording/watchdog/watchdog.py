@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from lightning_rlprof.errors import described
 from lightning_rlprof.recording.open_spans import Line, numbers
 from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump, last_collectives
 from lightning_rlprof.recording.watchdog.open_now import open_names, open_now
@@ -118,8 +119,11 @@ class Watchdog:
         self._alarm_seen = self._alarm_time()
 
     def start(self) -> "Watchdog":
-        """Begin to watch."""
-        self._thread.start()
+        """Begin to watch. A process that may have no more threads trains without it."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._session.note("warning", f"hangs are not watched for: {described(error)}")
         return self
 
     def stop(self) -> None:
@@ -150,6 +154,7 @@ class Watchdog:
             self._end_quiet()
         else:
             self._quiet_ns += round(min(passed_s, _LONGEST_TICK_S) * 1e9)
+            self._session.flush_if_free()  # steps that ended just after the last write
         quiet_s = self._quiet_ns / 1e9
         if self._beat_ns is None or now - self._beat_ns >= min(_BEAT_S, self._timeout_s) * 1e9:
             self._beat(now, quiet_s)
