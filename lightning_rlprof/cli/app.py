@@ -155,7 +155,7 @@ def _own_exits() -> Iterator[None]:
         raise typer.Exit(_INTERRUPTED) from error
     except _USAGE_ERROR as error:
         path = error.ctx.command_path if error.ctx else "rlprof"
-        text = str(error.format_message()).rstrip(".")
+        text = str(error.format_message()).rstrip(".").replace("Value error, ", "")  # Typer's
         hint = f"See {path} --help"
         raise RlprofError(f"{text[:1].lower()}{text[1:]}", hint=hint, code="usage") from error
 

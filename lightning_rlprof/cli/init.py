@@ -73,7 +73,7 @@ Stage = Annotated[
     str | None, typer.Option(metavar="STAGE", help="Stage to capture, all, or none [default: none]")
 ]
 Steps = Annotated[
-    str | None, typer.Option(metavar="STEPS", help="Steps to capture [default: \\[3]]")
+    str | None, typer.Option(metavar="STEPS", help="Steps to capture; default: the third, [3]")
 ]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing, take the defaults")]
 Ascend = Annotated[

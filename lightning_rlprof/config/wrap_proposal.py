@@ -138,7 +138,8 @@ def find_script(word: str) -> Path:
     """
     if Path(word).is_file():
         return Path(word)
-    found = [] if "/" in word else [*_places(word, 0, Path("x"), Path("x"))]
+    dotted = all(part.isidentifier() for part in word.split("."))
+    found = [*_places(word, 0, Path("x"), Path("x"))] if dotted else []
     if not found:
         raise ConfigError(f"{word} is neither a Python file nor a module below this directory")
     return found[0]

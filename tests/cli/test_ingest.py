@@ -53,7 +53,7 @@ def test_usage_errors(rlprof: Run, folder: Path) -> None:
     assert rlprof("ingest", folder / "no")[2].startswith("rlprof: error: ")
     status, _, err = rlprof("ingest", folder, "--engine", "spark")
     assert status == 2
-    assert "'spark' is not one of 'local', 'ray'" in err
+    assert "invalid value for '--engine': 'spark' is not one of 'local', 'ray'" in err
 
 
 def test_what_an_engine_prints_does_not_spoil_the_json(

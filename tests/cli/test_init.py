@@ -228,6 +228,8 @@ def test_an_imported_file_that_is_not_python_is_left_out(rlprof: Run) -> None:
     ("words", "error"),
     [
         (["nowhere.py"], "nowhere.py is neither a Python file nor a module"),
+        (["."], ". is neither a Python file nor a module"),
+        ([".."], ".. is neither a Python file nor a module"),
         (["--class", "GRP"], "unknown LightningModule 'GRP'\n  hint: did you mean 'GRPO'?"),
         (["--stage", "actor_updat"], "did you mean 'actor_update'"),
         (["--steps", "[1"], "steps=[1 is not valid YAML"),
