@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from lightning_rlprof.cli import (
+    advise,
     analysis_commands,
     ascend,
     compare,
@@ -252,6 +253,8 @@ _add("Inspect", "show", analysis_commands.show, formats=True)
 _add("Inspect", "report", run_commands.report, json=False)
 _add("Inspect", "sql", run_commands.sql, formats=True)
 _add("Diagnose", "findings", analysis_commands.findings, formats=True)
+_add("Diagnose", "advise", advise.advise, formats=True)
+_add("Diagnose", "explain", advise.explain)
 _add("Diagnose", "ledger", analysis_commands.ledger, formats=True)
 _add("Diagnose", "stragglers", analysis_commands.stragglers, formats=True)
 _add("Diagnose", "critical-path", analysis_commands.critical_path, formats=True)

@@ -96,7 +96,16 @@ def test_usage_errors_have_a_hint(rlprof: Run, words: list[str], error: str, hin
 PANELS = {
     "Start": ["demo", "doctor", "size", "help"],
     "Inspect": ["ls", "summary", "show", "report", "sql"],
-    "Diagnose": ["findings", "ledger", "stragglers", "critical-path", "whatif", "compare"],
+    "Diagnose": [
+        "findings",
+        "advise",
+        "explain",
+        "ledger",
+        "stragglers",
+        "critical-path",
+        "whatif",
+        "compare",
+    ],
     "Export": ["export", "upload", "ingest"],
     "Record": ["init", "run", "nsys", "config", "ascend"],
 }

@@ -42,6 +42,7 @@ def test_defaults() -> None:
         "model": None,
         "summary": True,
         "log_report": False,
+        "ignore_advice": [],
         "clock_sync_interval_minutes": 2,
         "token_start": None,
         "token_end": None,

@@ -25,7 +25,7 @@ from lightning_rlprof.tables.table import Cell, Table, columns_of
 _COLUMNS = (
     *columns_of("text", "advice", "verdict", "title"),
     *columns_of("share", "saved", "CI low", "CI high"),
-    *columns_of("text", "saving", "evidence", "missing", "settings"),
+    *columns_of("text", "saving", "evidence", "missing", "record", "settings"),
     *columns_of("text", "effect", "risk", "guide"),
 )
 _VERDICTS = (GIVEN, UNDECIDED, NOT_GIVEN)
@@ -33,21 +33,22 @@ _MORE_STEPS = "Record more steps"
 
 
 class _Judged(NamedTuple):
-    """A rule with its verdict, the evidence in words, and what is missing to decide."""
+    """A rule with its verdict, the evidence in words, what is missing, and how to record it."""
 
     rule: Rule
     verdict: str
     evidence: str
     missing: str
+    record: str
 
 
 def advice(spans: Spans, *, ignore: Collection[str] = ()) -> Table:
     """List what to change, by what it saves; then what could not be decided, and what is not given.
 
     A rule is ``given`` if the whole interval of each of its quantities is beyond its limit, and
-    ``not given`` if one of them contradicts it. Else it is ``undecided``: ``missing`` is what to
-    record. ``saved`` is a share of the step: of a replay of the recorded steps, or at most the time
-    that the advice is about. It is empty for advice on memory or quality.
+    ``not given`` if one of them contradicts it. Else it is ``undecided``: ``missing`` is why, and
+    ``record`` how to get the data. ``saved`` is a share of the step: of a replay of the recorded
+    steps, or at most the time that the advice is about. It is empty for memory or quality.
 
     ``settings`` are those of the frameworks whose versions the run has, of all if it has none.
     Rules of the configuration key ``ignore_advice`` are left out.
@@ -111,15 +112,19 @@ def _state(condition: Condition, found: Measurement) -> str:
 
 def _judged(rule: Rule, measured: dict[Quantity, Measurement]) -> _Judged:
     verdict = verdict_of(rule, measured)
-    evidence, missing = [], []
+    evidence: list[str] = []
+    missing: list[str] = []
+    record: list[str] = []
     for each in rule.conditions:
         found = measured[each.quantity]
         if not isinstance(found, NoData):
             evidence.append(each.measured(found))
         if verdict == UNDECIDED and _state(each, found) == UNDECIDED:
             lacks = found if isinstance(found, NoData) else _includes(each)
-            missing.append(f"{lacks.why}. {lacks.how}.")
-    return _Judged(rule, verdict, "; ".join(evidence), " ".join(dict.fromkeys(missing)))
+            missing.append(lacks.why)
+            record.append(lacks.how)
+    texts = ("; ".join(dict.fromkeys(each)) for each in (evidence, missing, record))
+    return _Judged(rule, verdict, *texts)
 
 
 def _includes(condition: Condition) -> NoData:
@@ -139,7 +144,7 @@ def _row(each: _Judged, saving: Effect | None, own: list[str]) -> tuple[Cell, ..
     return (
         *(rule.id, each.verdict, rule.title, *numbers),
         None if saving is None else saving.source,
-        *(each.evidence, each.missing, settings_text(rule, own)),
+        *(each.evidence, each.missing, each.record, settings_text(rule, own)),
         *(rule.effect, rule.risk, rule.guide),
     )
 

@@ -59,10 +59,7 @@ ASCEND_RULES = (
         "npu-cube-rate",
         "Choose shapes that keep the cube units busy",
         (holds(ON_NPU), below(MATMUL_RATE, 0.8)),
-        (
-            Setting("MindSpeed-RL", "megatron_training.micro_batch_size", "raise it", "1"),
-            Setting("MindSpeed-RL", "megatron_training.pad_to_multiple_of", "multiple of 16", "8"),
-        ),
+        (Setting("MindSpeed-RL", "megatron_training.micro_batch_size", "raise it"),),
         "Operators of 50 µs and more can use 80% of the cubes.",
         "Tails aligned to 512 bytes. A multiple of 16 KB makes cores read the same memory bank.",
     ),

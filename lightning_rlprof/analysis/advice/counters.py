@@ -23,6 +23,7 @@ _ENGINE = re.compile(
 _BUSY = 50.0  # percent: an idle device lowers its clock on purpose
 _FIRST_VLLM = (0, 8, 3)
 _HOW = "Set background_metrics: true"
+_HOW_VERSIONS = "Record through rlprof's integration of verl or TRL"
 _PERCENT = 100.0
 
 
@@ -68,7 +69,7 @@ def _mean(run: Evidence, found: _Samples) -> Measurement:
     keep = np.isin(found.step, run.included)
     place = np.searchsorted(run.included, found.step[keep])
     count = np.bincount(place, minlength=len(run.included)).astype(np.float64)
-    sums = np.bincount(place, found.value[keep], len(run.included))
+    sums = np.bincount(place, found.value[keep], len(run.included)).astype(np.float64)
     return share_by_step(sums[count > 0], count[count > 0])
 
 
@@ -96,7 +97,7 @@ def _background(run: Evidence, *names: str) -> dict[str, dict[tuple[int, int, in
     time = table.numbers("time") + table.numbers("duration")
     values = table.column("value")
     for name in names:
-        own = np.flatnonzero(code == texts.index(name)) if name in texts else []
+        own = np.flatnonzero(code == texts.index(name)).tolist() if name in texts else []
         for at in own:
             if (value := values[at]) is not None:
                 found[name][int(rank[at]), int(device[at]), int(time[at])] = float(value)
@@ -109,8 +110,8 @@ def sampled(text: str, names: tuple[str, ...], scale: float = 1.0) -> Quantity:
     def measure(run: Evidence) -> Measurement:
         highest: dict[tuple[int, int, int], float] = {}
         for samples in _background(run, *names).values():
-            for key, value in samples.items():
-                highest[key] = max(value, highest.get(key, value))
+            for key, each in samples.items():
+                highest[key] = max(each, highest.get(key, each))
         if not highest:
             return NoData(f"No {names[0]} was sampled", _HOW)
         rank, _, time = np.array([*highest], np.int64).T
@@ -141,12 +142,19 @@ def _on_npu(run: Evidence) -> Measurement:
     return Measured(*(float(found),) * 3)
 
 
+def _engine(run: Evidence) -> Measurement:
+    """Return whether the run has a version of vLLM or SGLang."""
+    packages = {name for head in run.spans.headers.values() for name in head.versions}
+    if packages & {"vllm", "sglang"}:
+        return Measured(1.0, 1.0, 1.0)
+    return NoData("No version of a rollout engine was recorded", _HOW_VERSIONS)
+
+
 def _old_vllm(run: Evidence) -> Measurement:
     """Return whether vLLM is older than 0.8.3, by the versions in the headers."""
     versions = {head.versions.get("vllm", "") for head in run.spans.headers.values()} - {""}
     if not versions:
-        how = "Record through rlprof's integration of verl or TRL"
-        return NoData("No version of vLLM was recorded", how)
+        return NoData("No version of vLLM was recorded", _HOW_VERSIONS)
     found = float(any(_numbers(each) < _FIRST_VLLM for each in versions))
     return Measured(found, found, found)
 
@@ -185,5 +193,6 @@ DISK_PRESSURE = sampled(
 MEMORY_PRESSURE = sampled(
     "time in which every thread waited for memory", ("memory_full_pressure_percent",), _PERCENT
 )
+ENGINE = Quantity("a rollout engine is in use", "yes/no", _engine)
 ON_NPU = Quantity("the devices are Ascend NPUs", "yes/no", _on_npu)
 OLD_VLLM = Quantity("vLLM is older than 0.8.3", "yes/no", _old_vllm)

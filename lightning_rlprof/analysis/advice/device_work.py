@@ -190,7 +190,7 @@ def graph_share(text: str, stage: str) -> Quantity:
 def _by_count(run: Evidence, part: Float64s, whole: Float64s) -> Measured:
     """Return a share with its interval, by parts with equally many entries."""
     at = np.arange(len(part)) * PARTS // len(part)
-    own, every = (np.bincount(at, each, PARTS) for each in (part, whole))
+    own, every = (np.bincount(at, each, PARTS).astype(np.float64) for each in (part, whole))
     return Measured(float(part.sum() / whole.sum()), *share_interval(own, every))
 
 

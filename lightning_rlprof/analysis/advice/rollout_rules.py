@@ -1,6 +1,6 @@
 """Rules on rollouts: engine memory and batching, lengths, the long tail, and who waits for whom."""
 
-from lightning_rlprof.analysis.advice.counters import ENGINE_COUNTERS, KV_USAGE, OLD_VLLM
+from lightning_rlprof.analysis.advice.counters import ENGINE, ENGINE_COUNTERS, KV_USAGE, OLD_VLLM
 from lightning_rlprof.analysis.advice.device_work import (
     ROLLOUT_COMMUNICATION,
     ROLLOUT_GRAPHS,
@@ -40,7 +40,7 @@ ROLLOUT_RULES = (
     Rule(
         "engine-statistics",
         "Switch on the statistics of the rollout engine",
-        (above(ROLLOUT, 0.5), fails(ENGINE_COUNTERS)),
+        (above(ROLLOUT, 0.5), fails(ENGINE_COUNTERS), holds(ENGINE)),
         (
             Setting("verl", f"{_ROLLOUT}.disable_log_stats", "False", "True"),
             Setting("vLLM", "EngineArgs.disable_log_stats", "False", "False"),
@@ -54,7 +54,10 @@ ROLLOUT_RULES = (
         (above(ROLLOUT, 0.3), above(ROLLOUT_ROOM, 0.2)),
         (
             Setting(
-                "verl", f"{_ROLLOUT}.gpu_memory_utilization", "0.6 to 0.7; 0.8 with offload", "0.5"
+                "verl",
+                f"{_ROLLOUT}.gpu_memory_utilization",
+                "0.6 to 0.7, or 0.8 with offload",
+                "0.5",
             ),
             Setting("MindSpeed-RL", f"{_GENERATE}.gpu_memory_utilization", "0.6 to 0.8", "0.5"),
             Setting("TRL", "GRPOConfig.vllm_gpu_memory_utilization", "0.5 to 0.7", "0.3"),
@@ -272,7 +275,7 @@ ROLLOUT_RULES = (
         (
             Setting("verl", "reward.num_workers", "more workers", "8"),
             Setting("MindSpeed-RL", "rl_config.verifier_parallel", "more workers", "1"),
-            Setting("TRL", "reward_funcs of GRPOTrainer", "async functions"),
+            Setting("TRL", "GRPOTrainer(reward_funcs=)", "async functions"),
         ),
         "Rewards overlap with rollout. At best their time is gone.",
         "Sandboxes and reward models may share CPUs or devices with training.",

@@ -31,7 +31,7 @@ UPDATE_RULES = (
         "Pack sequences: the update computes padding",
         (above(PADDING, 0.1),),
         (
-            Setting("verl", f"{_MODEL}.use_remove_padding", "True"),
+            Setting("verl", f"{_MODEL}.use_remove_padding", "True", "True"),
             Setting("MindSpeed-RL", "rl_config.use_remove_padding", "True", "False"),
             Setting("TRL", "SFTConfig.padding_free", "True, for SFT", "False"),
         ),
@@ -73,7 +73,7 @@ UPDATE_RULES = (
         (
             Setting("verl", f"{_ACTOR}.ppo_micro_batch_size_per_gpu", "double it", "null"),
             Setting("verl", f"{_ACTOR}.ppo_max_token_len_per_gpu", "double it", "16384"),
-            Setting("MindSpeed-RL", "megatron_training.micro_batch_size", "double it", "1"),
+            Setting("MindSpeed-RL", "megatron_training.micro_batch_size", "double it"),
             Setting("TRL", "GRPOConfig.per_device_train_batch_size", "double it", "8"),
             Setting("Lightning", "Trainer(accumulate_grad_batches=)", "halve it", "1"),
             Setting("PyTorch", "DataLoader(batch_size=)", "double it", "1"),
@@ -162,7 +162,7 @@ UPDATE_RULES = (
         (below(MFU, 0.2),),
         (
             Setting("verl", f"{_ACTOR}.ppo_max_token_len_per_gpu", "raise it", "16384"),
-            Setting("verl", f"{_MODEL}.use_remove_padding", "True"),
+            Setting("verl", f"{_MODEL}.use_remove_padding", "True", "True"),
             Setting("TRL", "GRPOConfig.bf16", "True"),
             Setting("Lightning", "Trainer(precision=)", "bf16-true or bf16-mixed", "32-true"),
             Setting("PyTorch", "torch.compile", "compile the model"),

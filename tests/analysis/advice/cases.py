@@ -1,4 +1,4 @@
-"""Three runs for each rule of advice: it is given, one condition is contradicted, it is undecided."""
+"""Three runs for each rule of advice: it is given, it is contradicted, it is undecided."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -137,7 +137,9 @@ def clocks(mhz: float, busy: float = 99.0) -> dict[str, float]:
 
 CASES: dict[str, Case] = {
     "engine-statistics": Case(
-        Fact(spans=HALF), counted("actor_generate", num_preempted=0), Fact(spans={"a": 0.5})
+        Fact(spans=HALF, versions={"vllm": "0.11.0"}),
+        counted("actor_generate", num_preempted=0),
+        Fact(spans=HALF),
     ),
     "rollout-memory-fraction": Case(
         memory("actor_generate", 0.5), memory("actor_generate", 0.9), Fact(spans=HALF)
@@ -186,7 +188,7 @@ CASES: dict[str, Case] = {
         counted("actor_generate", samples=10),
     ),
     "rollout-tail": Case(
-        Fact(spans=ROLLS, requests=[0.2] * 8 + [1.0]),
+        Fact(spans=ROLLS, requests=[0.2] * 9 + [1.0]),
         Fact(spans=ROLLS, requests=[0.9, 0.95] * 4 + [1.0]),
         Fact(spans=ROLLS),
     ),
