@@ -35,7 +35,7 @@ def run_summary(spans: Spans, *, ended: str = "") -> list[str]:
     lines = [f"rlprof: {run_line(series)}{_comma(ended)}"]
     if int(series.included.sum()) >= FEWEST:
         lines += _bars(series)
-        lines += advice(whole)
+        lines += what_to_fix(whole)
     lines.append(f"Recording: {_quality(spans)}, in {path} ({_bytes(spans.path)})")
     lines.append(f"See it:    rlprof report {path} --open")
     return [plain(line) for line in lines]
@@ -92,7 +92,7 @@ def _bar(part: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def advice(spans: Spans, *, tables: bool = False) -> list[str]:
+def what_to_fix(spans: Spans, *, tables: bool = False) -> list[str]:
     """Return the first finding with its price and what to try, and the next in a line.
 
     Args:

@@ -90,7 +90,7 @@ HOST_RULES = (
             Setting("Lightning", "FSDPStrategy(state_dict_type=)", "sharded", "full"),
             Setting("MindSpeed-RL", "megatron_training.save_interval", "raise it"),
         ),
-        "Training goes on while a file is written.",
+        "Training continues while a file is written.",
         "A crash loses more steps.",
         "removed",
     ),

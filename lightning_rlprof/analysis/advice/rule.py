@@ -107,6 +107,8 @@ class Condition:
         """Return the evidence in words: value, interval and limit."""
         quantity = self.quantity
         value, low, high = (quantity.shown(each) for each in found[:3])
+        if quantity.kind == "yes/no":
+            return f"{quantity.text}: {value}"
         interval = "" if low == high else f" ({found.interval} {low}–{high})"
         return f"{quantity.text}: {value}{interval}, limit {self.bound}"
 
