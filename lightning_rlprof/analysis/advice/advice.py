@@ -29,7 +29,8 @@ _COLUMNS = (
     *columns_of("text", "effect", "risk", "guide"),
 )
 _VERDICTS = (GIVEN, UNDECIDED, NOT_GIVEN)
-_MORE_STEPS = "Record more steps"
+_MORE_STEPS, _MORE_CAPTURES = "Record more steps", "Capture more steps"
+_CAPTURED = ("captured time", "kernels")  # in the text of what captures show
 
 
 class _Judged(NamedTuple):
@@ -130,7 +131,8 @@ def _judged(rule: Rule, measured: dict[Quantity, Measurement]) -> _Judged:
 def _includes(condition: Condition) -> NoData:
     quantity = condition.quantity
     limit = quantity.shown(condition.limit)
-    return NoData(f"The interval of {quantity.text} includes the limit of {limit}", _MORE_STEPS)
+    how = _MORE_CAPTURES if any(each in quantity.text for each in _CAPTURED) else _MORE_STEPS
+    return NoData(f"The interval of {quantity.text} includes the limit of {limit}", how)
 
 
 def _order(each: _Judged, savings: dict[str, Effect]) -> tuple[int, float]:

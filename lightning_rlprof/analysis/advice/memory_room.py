@@ -142,8 +142,8 @@ def _host_room(run: Evidence) -> Measurement:
     most = np.zeros((len(steps), width), np.int64)  # each rank at its highest
     np.maximum.at(most, (step, spans.rank[rows]), rss[rows])
     used = np.zeros((len(steps), len(names)))
-    for rank, host in enumerate(of_rank.tolist()):
-        used[:, host] += most[:, rank]
+    for rank, place in enumerate(of_rank.tolist()):
+        used[:, place] += most[:, rank]
     free = (1 - used / limits).min(axis=1)
     return Measured(float(np.median(free)), float(free.min()), float(free.max()), "range")
 

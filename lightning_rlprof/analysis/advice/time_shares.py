@@ -37,18 +37,20 @@ def share_by_step(part: Float64s, whole: Float64s) -> Measurement:
     return Measured(float(part.sum() / whole.sum()), *share_interval(part, whole))
 
 
-def category_share(category: Category, text: str, name: str) -> Quantity:
+def category_share(category: Category, text: str, name: str, how: str = "") -> Quantity:
     """Return the share of the step time that the ledger gives to a category of spans.
 
     Args:
         category: One that spans show.
         text: What the quantity is.
         name: A span's name that has this category, for the advice how to record it.
+        how: How to record it, if not by marking it.
     """
 
     def measure(run: Evidence) -> Measurement:
         if category not in run.accounts.sources:
-            return NoData("No span of this kind was recorded", _MARK.format(name, name))
+            how_to = how or _MARK.format(name, name)
+            return NoData(f"No span of {category.text} was recorded", how_to)
         ns = run.category_ns
         return share_by_step(ns[:, category], ns.sum(axis=1))
 
@@ -161,7 +163,7 @@ def named_share(text: str, names: str, how: str) -> Quantity:
     def measure(run: Evidence) -> Measurement:
         rows = named_rows(run, wanted)
         if not len(rows):
-            return NoData("No span of this kind was recorded", how)
+            return NoData(f"No span of {text} was recorded", how)
         return share_by_step(run.by_step(rows, None), run.wall_ns)
 
     def covers(name: str) -> bool:
@@ -201,6 +203,14 @@ def step_counter_share(text: str, counter: str, how: str) -> Quantity:
     return Quantity(f"{text}, of the step time", "share", measure)
 
 
+def _profiler(run: Evidence) -> Measurement:
+    """Return the time of opening and closing captures: none in a run of rlprof without any."""
+    ours = any(head.config for head in run.spans.headers.values())
+    if Category.PROFILER not in run.accounts.sources and ours:
+        return Measured(0.0, 0.0, 0.0)
+    return _CAPTURES.measure(run)
+
+
 def _garbage(run: Evidence) -> Measurement:
     counted = _GC_COUNTER.measure(run)
     if isinstance(counted, Measured):
@@ -238,14 +248,20 @@ _LOGGING = """
     dump_rollout_generations write_logs logger"""
 
 ROLLOUT = category_share(Category.ROLLOUT, "rollout", "actor_generate")
-TAIL = category_share(Category.ROLLOUT_TAIL, "rollout tail", "rollout_tail")
+TAIL = category_share(
+    Category.ROLLOUT_TAIL,
+    "rollout tail",
+    "rollout_tail",
+    "Record a span per request: wrap each response in sample(), with a phase",
+)
 WEIGHT_SYNC = category_share(Category.WEIGHT_SYNC, "weight sync", "weight_sync")
 REWARD = category_share(Category.REWARD, "rewards, tools and environments", "compute_reward")
 DATA_WAIT = category_share(Category.DATA_WAIT, "waiting for data", "data_fetch")
 BACKPRESSURE = category_share(Category.BACKPRESSURE, "backpressure", "backpressure")
 OFFLOAD = category_share(Category.OFFLOAD, "offload and onload", "offload")
 BATCH_TRANSFER = category_share(Category.MEMCPY, "copies to the device", "batch_transfer")
-PROFILER = category_share(Category.PROFILER, "opening and closing captures", "start_profile")
+_CAPTURES = category_share(Category.PROFILER, "opening and closing captures", "start_profile")
+PROFILER = Quantity(_CAPTURES.text, "share", _profiler)
 UNTRACED = category_share(Category.UNTRACED, "untraced", "my_stage")
 EXPOSED_COMMUNICATION = device_share(Category.COMMUNICATION, "exposed communication", CAPTURE_ALL)
 HOST_BOUND = Quantity("host-bound idle, of the captured time", "share", _host_bound)

@@ -377,7 +377,11 @@ CASES: dict[str, Case] = {
         Fact(spans=HALF, matmuls=0.95, device=NPU, work=[Work()]),
         Fact(spans=HALF, device=NPU),
     ),
-    "smaller-captures": share("start_profile", 0.2, 0.001),
+    "smaller-captures": Case(
+        share("start_profile", 0.2, 0.001).given,
+        Fact(spans=HALF),
+        share("start_profile", 0.2, 0.001, steps=4).given,
+    ),
     "untraced-time": Case(
         Fact(spans={"actor_update": 0.5}),
         Fact(spans=HALF),
