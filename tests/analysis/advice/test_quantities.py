@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.advice.effects import AT_MOST, REPLAY
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Counter, Spans
 from lightning_rlprof.tables.table import Table
 from tests.analysis.advice.cases import CASES, HALF, counted, device, memory, talk
 from tests.analysis.findings.test_findings import job
@@ -104,6 +105,16 @@ def test_warm_up_is_left_out() -> None:
     fact = Fact(spans={"data_fetch": 0.01, "actor_update": 0.99})
     assert verdict(advised(replace(fact, warm_up="data_fetch")), "data-workers") == "not given"
     assert verdict(job("data_fetch", [0.9] + [0.01] * 11), "data-workers") != "not given"
+
+
+def test_of_stages_warm_up_and_captured_steps_are_left_out() -> None:
+    fact = Fact(spans={"save_checkpoint": 0.01, "actor_update": 0.99}, warm_up="save_checkpoint")
+    assert verdict(advised(fact), "checkpoint-cost") == "not given"
+    spans = job("save_checkpoint", [0.01] * 9 + [0.9] * 3)
+    assert verdict(spans, "checkpoint-cost") != "not given"
+    steps = spans.rows(kind="step")[-3:]
+    captured = replace(spans, counters={"capture": Counter(steps, np.ones(3, np.int64))})
+    assert verdict(captured, "checkpoint-cost") == "not given"
 
 
 def test_an_interval_around_the_limit_does_not_decide() -> None:
