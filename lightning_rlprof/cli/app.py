@@ -20,6 +20,7 @@ from lightning_rlprof.cli import (
     advise,
     analysis_commands,
     ascend,
+    capture,
     compare,
     config,
     init,
@@ -180,7 +181,7 @@ RUN is one of:
   a URL of one of these      s3://bucket/runs/my-run, for any fsspec store""",
     "exit-codes": """\
 0    done; a table without data is also 0
-1    check failed: compare --fail-if-slower, config check, doctor, ingest, ascend parse
+1    check failed: compare --fail-if-slower, config check, doctor, ingest, ascend parse, capture
 2    usage error, unreadable input or missing dependency
 3    inconclusive: compare --fail-if-slower only
 70   bug of rlprof: a traceback is printed, please report it
@@ -276,6 +277,7 @@ _BEHIND: dict[str, Any] = {"allow_interspersed_args": False}  # options of the t
 
 _add("Record", "init", init.init, json=False)
 app.command("run", cls=_Verb, rich_help_panel="Record", context_settings=_BEHIND)(record.run)
+app.command("capture", cls=_Verb, rich_help_panel="Record")(capture.capture)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", cls=_Verb, context_settings=_BEHIND)(nsys.run)
 _config = _group("config", "Check a configuration, or print its schema.")

@@ -129,7 +129,8 @@ class Capture:
     def __init__(self, run: Run, folder: Path, recorders: Sequence[Recorder]) -> None:
         self.is_open = False
         self._run, self._folder = run, folder
-        self._recorders = self._all = tuple(recorders)
+        self._recorders = self._all = self._own = tuple(recorders)
+        self._failed: list[Recorder] = []
         self._listening = self._now_listening()
         for recorder in recorders:
             recorder.note = run.note
@@ -140,6 +141,20 @@ class Capture:
         self._steps: set[int] = set()
         self._captured: set[str] = set()
         self.seen: set[str] = set()
+
+    def use(self, recorders: Sequence[Recorder] | None) -> None:
+        """Capture with other recorders than those of the configuration; None brings those back.
+
+        Recorders that listen outside of captures, too, stay.
+        """
+        if recorders is None:
+            self._recorders = tuple(one for one in self._own if one not in self._failed)
+        else:
+            for recorder in recorders:
+                recorder.note = self._run.note
+            self._all = (*self._all, *recorders)
+            self._recorders = (*(one for one in self._recorders if one.always), *recorders)
+        self._listening = self._now_listening()
 
     @property
     def mirrors(self) -> bool:
@@ -303,6 +318,7 @@ class Capture:
 
     def _drop(self, recorder: Recorder, error: BaseException) -> None:
         self._recorders = tuple(kept for kept in self._recorders if kept is not recorder)
+        self._failed.append(recorder)
         self._listening = self._now_listening()
         log.debug("a recorder failed", exc_info=error)
         name = type(recorder).__name__

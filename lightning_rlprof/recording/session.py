@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -16,6 +17,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.capture_requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
@@ -126,6 +128,9 @@ class Session:
         self.child_marks = ChildMarks()
         self.remarks: list[str] = []  # to be said at the end
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
+        self._requests = CaptureRequests(self, clock)
+        # `atexit` does not run in processes that multiprocessing starts; this runs there, too.
+        self._at_exit = Finalize(None, buffer.flush, exitpriority=100)
         _Process.session = self
         _watch_forks()
         self._tune()
@@ -163,6 +168,7 @@ class Session:
         self._buffer.end_step()
         if self.exchange is not None and self.exchange.after(self.step):
             self._edge = None
+        self._requests.after(self.step, end)
         self._open_step(self.step + 1)
         self.waiting = True
 
@@ -202,6 +208,20 @@ class Session:
             if self._may_capture:
                 self._buffer.later(span, late)
         return now
+
+    def switch(self, config: ProfilerConfig, recorders: Sequence[Recorder] | None) -> bool:
+        """Capture the next steps as another configuration says, with other recorders.
+
+        Returns:
+            Whether that is possible now: it isn't while a capture is open.
+        """
+        if recorders is not None and self._capture.is_open:
+            return False
+        self._capture.use(recorders)
+        self.config = config
+        self._may_capture = config.captures and config.wants_rank(self.header.rank)
+        self._tune()
+        return True
 
     def _move_window(self, step: int) -> None:
         action = capture.at_step(self.config, self.header.rank, step, is_open=self._capture.is_open)
@@ -397,6 +417,7 @@ class Session:
             self._closed = True
             if _Process.session is self:
                 _Process.session = None
+            self._at_exit.cancel()
             self._buffer.close()
             self._close_host()
             self.afterwards()
@@ -423,6 +444,7 @@ class Session:
         if _Process.session is self:
             _Process.session = None
         self.child_marks.remark()
+        self._at_exit.cancel()
         self._buffer.discard()
         self._close_host()
         with suppress(OSError):  # files of other ranks, or of captures
@@ -432,6 +454,7 @@ class Session:
         """Do nothing from now on, in a forked child: the run and its end are the parent's."""
         self._closed, self._may_capture, self.exchange = True, False, None
         self.append = lambda line: None  # of optimizers, which may go on for long
+        self._at_exit.cancel()
         self._buffer.leave()
         self._close_host()
 

@@ -40,6 +40,8 @@ CACHE_FOLDER = ".rlprof-cache"
 
 _SUFFIX = ".jsonl"
 _RESERVE = 400  # bytes behind the header
+_MOST_WAITING = 8 << 20  # bytes in memory; some 8,000 steps
+_NEWLINE = ord("\n")
 _LONGEST_LINE = 1 << 24  # bytes; the longest that were seen have some thousand
 _LONGEST_NOTE = 4_000  # characters
 _Reading = tuple[int, int, int, int]
@@ -130,6 +132,11 @@ class RankTrace:
 class TraceWriter:
     """Append one rank's lines to a file of its own, each call one ``write(2)``.
 
+    What the disk refuses waits in memory for the next call: the newest 8 MB of it.
+
+    Attributes:
+        dropped: How many lines no longer wait, as newer ones took their place.
+
     Args:
         run: The run directory; made if missing.
         header: Written at once as the first line.
@@ -156,15 +163,21 @@ class TraceWriter:
         # and notes are the training's and may be secret, so that only its user reads them.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._place = self.path.absolute()  # the training may change its directory
-        self._torn = False
+        self._waiting = b""
+        self._torn = False  # whether the file ends within a line
+        self.dropped = 0
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
         self._header = header
         self._write_header()
 
     def _write_header(self) -> None:
-        line = msgspec.json.encode(self._header)
-        self.write([msgspec.Raw(line + b" " * _RESERVE)])
+        line = msgspec.json.encode(self._header) + b" " * _RESERVE + b"\n"
+        waiting, self._waiting = self._waiting, b""
+        try:
+            self._append(b"\n" * self._torn + line)
+        finally:
+            self._waiting += waiting
         self._reserved_at = self._size - _RESERVE - 1
 
     def damage(self) -> str:
@@ -175,6 +188,8 @@ class TraceWriter:
         """
         found = os.fstat(self._file)
         if found.st_size < self._size:
+            if self._torn:  # the rest of a line whose begin is gone
+                self._waiting = self._waiting[self._waiting.find(b"\n") + 1 :]
             self._torn, self._size = found.st_size > 0, found.st_size
             self._write_header()
             return "was truncated: what was cut off is lost"
@@ -198,7 +213,11 @@ class TraceWriter:
             os.close(file)
 
     def write(self, lines: Sequence[Any]) -> None:
-        """Append lines; what JSON has no form for is changed, see `_plain`. Raises OSError."""
+        """Append lines; what JSON has no form for is changed, see `_plain`.
+
+        Raises:
+            OSError: They, or a part of them, wait for the next call.
+        """
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
@@ -207,20 +226,42 @@ class TraceWriter:
                 if isinstance(line, list):
                     line[:] = own  # a counter's tensor is not held any longer
             data = self._encode(plain)
-        if self._torn:  # a failure may have left half a line, which must not swallow the next one
-            data = b"\n" + data
-        self._torn = True
-        while data:
-            written = os.write(self._file, data)
-            self._size += written
-            data = data[written:]
-        self._torn = False
+        self._append(self._waiting + data if self._waiting else data)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            while data:
+                written = os.write(self._file, data)
+                self._size += written
+                self._torn = data[written - 1] != _NEWLINE
+                data = data[written:]
+        finally:
+            self._waiting = data
+            if len(data) > _MOST_WAITING:
+                self._drop()
+
+    def _drop(self) -> None:
+        """Let the oldest lines go."""
+        start = self._waiting.find(b"\n", len(self._waiting) - _MOST_WAITING) + 1
+        self.dropped += _count_lines(self._waiting[:start])
+        # The line that was cut must not swallow the next one.
+        self._waiting = b"\n" * self._torn + self._waiting[start:]
+
+    @property
+    def waiting(self) -> int:
+        """How many lines wait, as the disk took none of them."""
+        return _count_lines(self._waiting)
 
     def close(self) -> None:
         """Close the file; further calls do nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _count_lines(data: bytes) -> int:
+    """Count lines that end; an empty one at the start ends what was cut before."""
+    return data.count(b"\n") - data.startswith(b"\n")
 
 
 def _plain(item: Any) -> Any:

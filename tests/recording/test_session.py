@@ -185,21 +185,67 @@ class FullDisk:
         monkeypatch.setattr(run_directory.os, "write", write)
 
 
-def test_a_full_disk_costs_lines_is_logged_once_and_noted_later(start, clock, monkeypatch, caplog):
+def run_slow_steps(session, clock, steps):
+    """Each is written when it ends, as the last write was long ago."""
+    for step in steps:
+        clock.advance(100_000_000)
+        run_steps(session, clock, [step])
+
+
+def test_steps_that_end_just_after_a_write_wait_for_the_next_one(start, clock):
+    session = start()
+
+    def written():
+        return [span.step for span in spans(session, "step")]
+
+    run_steps(session, clock, [1])
+    assert written() == [1]
+    run_steps(session, clock, [2, 3])
+    assert written() == [1]
+    clock.advance(99_999_900)
+    run_steps(session, clock, [4])
+    assert written() == [1]
+    clock.advance(100)
+    run_steps(session, clock, [5])
+    assert written() == [1, 2, 3, 4, 5]
+    run_steps(session, clock, [6])
+    session.close()
+    assert written() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(start, clock, monkeypatch, caplog):
+    disk = FullDisk(monkeypatch)
+    session = start()
+    for step in range(1, 6):
+        disk.full = step < 4
+        run_slow_steps(session, clock, [step])
+    session.close()
+    trace = read(session)
+    assert [span.step for span in spans(session, "step")] == [1, 2, 3, 4, 5]
+    assert [note.text for note in trace.notes] == [
+        "the disk took nothing for 0.3 s; what waited in memory is written"
+    ]
+    assert (trace.lost_lines, len(trace.threads)) == (0, 1)
+    assert len([r for r in caplog.records if "cannot write" in r.message]) == 1
+
+
+def test_a_disk_that_is_full_for_long_costs_the_oldest_lines(start, clock, monkeypatch):
+    monkeypatch.setattr(run_directory, "_MOST_WAITING", 1_000)
     disk = FullDisk(monkeypatch)
     session = start()
     disk.full = True
-    for step in (1, 2, 3):
-        disk.full = step < 3
-        clock.advance(60_000_000)
-        run_steps(session, clock, [step])
+    run_slow_steps(session, clock, range(1, 30))
+    disk.full = False
+    run_slow_steps(session, clock, [30, 31])
     session.close()
-    assert [span.step for span in spans(session, "step")] == [3]
-    assert [note.text for note in read(session).notes] == [
-        "4 lines were lost, because they could not be written"
-    ]
-    assert len([r for r in caplog.records if "cannot write" in r.message]) == 1
-    assert len(read(session).threads) == 1, "the name of the thread was lost with the first lines"
+    trace = read(session)
+    found = [span.step for span in trace.spans]
+    assert found == sorted(found)
+    assert set(found) == set(range(min(found), 32)), "the newest ones are there"
+    (lost,) = [note.text for note in trace.notes if "lost" in note.text]
+    # Two spans a step, and the name of their thread, which is written again.
+    assert lost == f"{2 * 31 + 1 - len(found)} lines were lost, because they could not be written"
+    assert len(trace.threads) == 1, "the name of the thread was lost with the first lines"
 
 
 def test_a_disk_that_stays_full_does_not_stop_the_end_and_the_run_says_so(
@@ -207,9 +253,9 @@ def test_a_disk_that_stays_full_does_not_stop_the_end_and_the_run_says_so(
 ):
     disk = FullDisk(monkeypatch)
     session = start()
-    run_steps(session, clock, [1])
+    run_slow_steps(session, clock, [1])
     disk.full = True
-    run_steps(session, clock, [2])
+    run_slow_steps(session, clock, [2])
     session.close()
     trace = read(session)
     assert (trace.status, trace.lost_lines) == ("finished", 0)
@@ -224,10 +270,10 @@ def test_a_disk_that_stays_full_does_not_stop_the_end_and_the_run_says_so(
 def test_steps_after_a_file_was_truncated_are_read(start, clock, caplog, size):
     session = start()
     path = session.run / "rank-00000.jsonl"
-    run_steps(session, clock, range(1, 30))
+    run_slow_steps(session, clock, range(1, 30))
     assert path.stat().st_size > 4000
     os.truncate(path, size)
-    run_steps(session, clock, range(30, 34))
+    run_slow_steps(session, clock, range(30, 34))
     (said,) = [record.message for record in caplog.records]
     assert said == f"{path} was truncated: what was cut off is lost"
     session.close()
@@ -258,28 +304,13 @@ def test_a_run_that_is_moved_is_said_when_it_happens_and_noted_in_it(start, cloc
         moved = session.run.rename(session.run.with_name("elsewhere")) / path.name
     else:
         moved = path.rename(path.with_name("old.jsonl"))
-    run_steps(session, clock, [2, 3])
+    run_slow_steps(session, clock, [2, 3])
     (said,) = [record.message for record in caplog.records]
     assert said == f"{path} was moved: this rank still writes to it"
     session.close()
     trace = read_trace(moved)
     assert [span.step for span in trace.spans if span.kind == "step"] == [1, 2, 3]
     assert [note.text for note in trace.notes] == [said]
-
-
-def test_a_disk_that_fills_up_later_costs_the_steps_while_it_is_full(start, clock, monkeypatch):
-    disk = FullDisk(monkeypatch)
-    session = start()
-    run_steps(session, clock, [1])
-    disk.full = True
-    run_steps(session, clock, [2])
-    disk.full = False
-    run_steps(session, clock, [3])
-    session.close()
-    assert [span.step for span in spans(session, "step")] == [1, 3]
-    assert [note.text for note in read(session).notes] == [
-        "2 lines were lost, because they could not be written"
-    ]
 
 
 def test_counters_that_are_no_numbers_cost_only_themselves(start, clock):

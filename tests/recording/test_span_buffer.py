@@ -87,11 +87,12 @@ def test_a_counter_that_is_no_number_is_left_out(wrong, start):
     assert spans(session, "actor_update")[0].counters == {"samples": 3}
 
 
-def test_a_run_that_was_deleted_while_it_was_written_is_said(start, caplog):
+def test_a_run_that_was_deleted_while_it_was_written_is_said(start, clock, caplog):
     session = start()
     session.begin_step(1)
     session.end_step()
     shutil.rmtree(session.run)
+    clock.advance(100_000_000)
     session.begin_step(2)
     session.end_step()
     said = f"{session.run / 'rank-00000.jsonl'} was deleted: what this rank records is lost"

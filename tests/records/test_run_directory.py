@@ -145,7 +145,7 @@ def test_a_name_that_is_no_unicode_is_repaired(writer):
     assert read_trace(writer.path).spans[0].name == "bad ? name"
 
 
-def test_a_write_that_stopped_half_way_never_swallows_the_next_line(writer, monkeypatch):
+def test_a_write_that_stopped_half_way_is_continued_by_the_next_one(writer, monkeypatch):
     real, calls = os.write, []
 
     def half_then_full(file, data):
@@ -159,7 +159,29 @@ def test_a_write_that_stopped_half_way_never_swallows_the_next_line(writer, monk
         writer.write([SPAN])
     writer.write([SPAN])
     trace = read_trace(writer.path)
-    assert (len(trace.spans), trace.lost_lines) == (1, 1)
+    assert (len(trace.spans), trace.lost_lines) == (2, 0)
+
+
+def test_half_a_line_whose_rest_is_dropped_never_swallows_the_next_one(writer, monkeypatch):
+    real, room = os.write, [20]
+
+    def nearly_full(file, data):
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(file, data[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(run_directory.os, "write", nearly_full)
+    monkeypatch.setattr(run_directory, "_MOST_WAITING", 150)
+    for _ in range(4):
+        with pytest.raises(OSError, match="No space left"):
+            writer.write([SPAN])
+    room[0] = 10_000
+    writer.write([SPAN])
+    trace = read_trace(writer.path)
+    assert trace.lost_lines == 1
+    assert 1 < len(trace.spans) == 5 - writer.dropped
 
 
 def test_a_remark_can_be_added_when_the_rank_has_ended(writer):

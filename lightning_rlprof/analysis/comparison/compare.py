@@ -370,7 +370,8 @@ def compare(
     stays within, else ``inconclusive``; ``mixed`` if the ratio of means lies over 5% beyond it.
     ``relative low`` and ``high`` bound the change beside the other stages; a common pace of the
     machine cancels in it. If only that is sure, it decides; ``changed`` says which of them did:
-    ``this stage`` or ``whole step``. ``detectable`` is the smallest change that these runs would
+    ``this stage`` or ``whole step``. ``slower than the rest`` is a stage of 0.96x if the others
+    became faster still. ``detectable`` is the smallest change that these runs would
     show with 80% chance; ``steps needed`` how many steps a run would decide an inconclusive row.
 
     Args:
@@ -447,6 +448,8 @@ def verdict(row: Judged) -> str:
     if found != INCONCLUSIVE or row.relative is None:
         return found
     relative = _called(*row.relative.interval(row.chance))
+    if relative == ("faster" if row.adjusted > 1 else "slower"):
+        return f"{relative} than the rest"  # as 0.96x is where all else is 0.8x
     return AS_THE_REST if relative == "unchanged" else relative
 
 

@@ -78,6 +78,15 @@ def build_recorders(config: ProfilerConfig, header: Header) -> list[Recorder]:
     return [build_recorder(name, config, header) for name in names]
 
 
+def build_capturing(config: ProfilerConfig, header: Header) -> list[Recorder]:
+    """Build the recorders of captures alone, without those that work outside of them.
+
+    Raises:
+        RecorderError: One of them cannot work on this machine.
+    """
+    return [build_recorder(name, config, header) for name in _captured(config, header.device)]
+
+
 def build_recorder(name: str, config: ProfilerConfig, header: Header) -> Recorder:
     """Build one recorder by its name; its module is imported here, so a run loads only its own."""
     module = "torch_profiler.recorder" if name == "torch_profiler" else name

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from tests.builders.models import (
     loader,
     make_trainer,
     module_of,
-    of,
     only_run,
     steps_of,
 )
@@ -113,7 +113,7 @@ def test_a_rank_beyond_two_ranks_is_refused_by_every_rank(tmp_path: Path) -> Non
         pytest.param("spawn", (1,), marks=pytest.mark.deep),
     ],
 )
-def test_an_exception_in_ranks_that_lightning_starts_leaves_every_finished_step(
+def test_an_exception_in_ranks_that_lightning_starts_leaves_every_finished_step_of_one(
     start: str, ranks: tuple[int, ...], tmp_path: Path
 ) -> None:
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
@@ -121,9 +121,11 @@ def test_an_exception_in_ranks_that_lightning_starts_leaves_every_finished_step(
         make_trainer(callback, strategy=f"ddp_{start}", **two_ranks).fit(FailsOn(*ranks), loader())
     traces = only_run(tmp_path)
     assert len(traces) == 2
-    for trace in traces:
-        assert steps_of(trace) == [1, 2]
-        assert trace.lost_lines == 0
+    found = [steps_of(trace) for trace in traces]
+    assert [1, 2] in found
+    # Lightning sends SIGTERM to the other one, which may not get to write the last 100 ms.
+    assert all(steps in ([1], [1, 2]) for steps in found)
+    assert [trace.lost_lines for trace in traces] == [0, 0]
     assert set(load(tmp_path).statuses) == {0, 1}
 
 
@@ -155,13 +157,38 @@ def signalled(folder: Path, number: int, package: Any = PACKAGES[0]) -> tuple[in
     return process.exitcode, trace
 
 
-def test_kill_9_in_the_middle_of_a_step_loses_that_step_alone(tmp_path: Path) -> None:
-    code, trace = signalled(tmp_path, signal.SIGKILL)
-    assert code == -signal.SIGKILL
-    assert (steps_of(trace), cut_steps(trace)) == ([1, 2], [])
-    assert (trace.status, trace.lost_lines) == (None, 0)
-    assert [span.step for span in of(trace, "actor_update")] == [1, 2]
-    assert load(tmp_path).statuses == {0: None}
+def fit_until_killed(folder: Path, times: str) -> None:
+    """Train in short steps, and note when each began and ended, until SIGKILL after 0.4 s."""
+    with open(times, "w", buffering=1) as file:
+
+        def on_batch(batch_idx: int) -> None:
+            now = time.perf_counter()
+            print(now, file=file)
+            if now - start > 0.4:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        module, callback = Tiny(), ProfilerCallback(profile_save_path=str(folder))
+        module.on_batch = on_batch
+        start = time.perf_counter()
+        batches = loader(100_000)
+        make_trainer(callback, max_epochs=1).fit(module, batches)
+
+
+def test_kill_9_loses_the_steps_of_the_last_100_ms_at_most(tmp_path: Path) -> None:
+    run, times = tmp_path / "runs", tmp_path / "times"
+    process = get_context("fork").Process(target=fit_until_killed, args=(run, str(times)))
+    process.start()
+    process.join(SECONDS)
+    assert process.exitcode == -signal.SIGKILL
+    (trace,) = only_run(run)
+    began = [float(line) for line in times.read_text().split()]
+    # Step n ended before step n + 1 began. If a later step ended 100 ms after that, both are there.
+    sure = max((n for n in range(1, len(began)) if began[-2] - began[n] > 0.1), default=0)
+    found = steps_of(trace)
+    assert found == list(range(1, len(found) + 1))
+    assert max(sure, 1) <= len(found) < len(began)
+    assert (trace.status, trace.lost_lines, cut_steps(trace)) == (None, 0, [])
+    assert load(run).statuses == {0: None}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

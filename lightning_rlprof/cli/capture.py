@@ -1,0 +1,174 @@
+"""The verb ``capture``: profile the next steps of a training that runs."""
+
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lightning_rlprof.cli import console
+from lightning_rlprof.cli.completion import SAVE_PATH, complete_stage
+from lightning_rlprof.cli.open_run import Run, check_exists
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.system.location import RemotePath
+
+if TYPE_CHECKING:
+    from lightning_rlprof.loaders.live_run import RankProgress
+    from lightning_rlprof.records.capture_request import CaptureRequest
+
+_MOST_STEPS = 100
+# A rank looks for requests every 0.5 s and writes what it did 0.1 s later at most; twice of both.
+_AHEAD_NS = 1_200_000_000
+_POLL_S, _PATIENCE_S = 0.2, 60
+
+
+def capture(
+    run: Run = SAVE_PATH,
+    steps: Annotated[
+        int, typer.Option(min=1, max=_MOST_STEPS, metavar="N", help="How many steps")
+    ] = 1,
+    ranks: Annotated[str, typer.Option(metavar="RANKS", help="all, or a list such as 0,3")] = "0",
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE",
+            autocompletion=complete_stage,
+            help="Capture this stage instead of whole steps; may be repeated",
+        ),
+    ] = None,
+) -> None:
+    """Capture the next steps of a running training, without a restart.
+
+    All ranks capture the same steps. The profilers are those of the training's configuration;
+    without one, torch.profiler, or torch_npu.profiler on Ascend.
+    """
+    from lightning_rlprof.loaders.live_run import progress
+    from lightning_rlprof.records.capture_request import CaptureRequest, write_request
+
+    check_exists(run)
+    if isinstance(run, RemotePath):
+        raise RlprofError(
+            f"'{run}' is not a directory of this machine",
+            hint="Run it where the training writes its run, or where that directory is mounted",
+            code="usage",
+        )
+    folder = _newest(run)
+    found = progress(folder)
+    chosen = _chosen(ranks, found, folder)
+    now = max(each.last_step for each in found)
+    slowest = max((each.step_ns or 0.0 for each in found), default=0.0)
+    lead = 2 + (math.ceil(_AHEAD_NS / slowest) if slowest else 0)
+    request = CaptureRequest(
+        id=secrets.token_hex(8),
+        unix_ns=time.time_ns(),
+        first_step=now + lead,
+        steps=steps,
+        ranks=None if ranks == "all" else [each.rank for each in chosen],
+        stages=stage or [],
+        why="rlprof capture",
+    )
+    write_request(folder, request)
+    where = f"step {request.first_step}"
+    if steps > 1:
+        where = f"steps {request.first_step} to {request.last_step}"
+    seconds = lead * slowest / 1e9
+    ahead = f", in about {seconds:.0f} s" if seconds >= 1 else ""
+    console.status(f"Requested {where} on {_ranks_text(chosen)}{ahead}. Ctrl-C stops waiting.")
+    if not _report(chosen, _wait(chosen, request, seconds), request):
+        raise console.CheckFailedError(
+            f"{where} was not captured", hint="Ask again: rlprof capture"
+        )
+    console.next_command("rlprof", "summary", folder)
+
+
+def _newest(run: Path) -> Path:
+    """Return a run directory: the newest one of a directory of runs."""
+    from lightning_rlprof.records.run_directory import rank_files
+
+    folder = run.parent if run.is_file() else run
+    if rank_files(folder):
+        return folder
+    runs = sorted({file.parent for file in folder.glob("*/rank-*.jsonl")})
+    if not runs:
+        raise RlprofError(
+            f"'{run}' is not a run of rlprof: it has no rank-*.jsonl", code="not_found"
+        )
+    return max(runs, key=lambda each: each.stat().st_mtime)
+
+
+def _chosen(ranks: str, found: "Sequence[RankProgress]", run: Path) -> "list[RankProgress]":
+    """Return the ranks that were asked for, which must record."""
+    by_rank = {each.rank: each for each in found}
+    if not by_rank or all(each.status is not None for each in found):
+        raise RlprofError(
+            f"the training of '{run}' has ended; only a running one can be captured",
+            hint="To capture from the start: rlprof run --stage actor_update -- python train.py",
+        )
+    if ranks == "all":
+        return list(found)
+    numbers = [part.strip() for part in ranks.split(",")]
+    unknown = [part for part in numbers if not part.isdecimal() or int(part) not in by_rank]
+    if unknown:
+        known = f"0 to {max(by_rank)}" if len(by_rank) > 1 else str(*by_rank)
+        raise RlprofError(
+            f"--ranks {ranks}: {unknown[0]!r} is not a rank of this run",
+            hint=f"Ranks of this run: {known}. All of them: --ranks all",
+            code="usage",
+        )
+    return [by_rank[number] for number in sorted({int(part) for part in numbers})]
+
+
+def _wait(
+    chosen: "Sequence[RankProgress]", request: "CaptureRequest", seconds: float
+) -> dict[int, list[str]]:
+    """Return what each rank said about the request, once it has, or ended."""
+    from lightning_rlprof.loaders.live_run import new_lines
+
+    places = {each.rank: (each.path, each.size) for each in chosen}
+    said: dict[int, list[str]] = {rank: [] for rank in places}
+    open_ranks = set(places)
+    until = time.monotonic() + _PATIENCE_S + 5 * seconds * (1 + request.steps)
+    while open_ranks and time.monotonic() < until:
+        time.sleep(_POLL_S)
+        for rank in sorted(open_ranks):
+            path, start = places[rank]
+            lines, end = new_lines(path, start)
+            places[rank] = path, end
+            texts = [str(line[3]) for line in lines if line[0] == "note" and len(line) > 3]
+            said[rank] += [text for text in texts if "captur" in text]
+            if any(_is_over(line, request) for line in lines):
+                open_ranks.discard(rank)
+    return said
+
+
+def _is_over(line: list[object], request: "CaptureRequest") -> bool:
+    from lightning_rlprof.loaders.live_run import step_of
+
+    step = step_of(line)
+    return line[0] == "end" or (step is not None and step[0] >= request.last_step)
+
+
+def _report(
+    chosen: "Sequence[RankProgress]", said: dict[int, list[str]], request: "CaptureRequest"
+) -> bool:
+    """Say what each rank captured; return whether one captured something."""
+    some = False
+    for each in chosen:
+        texts = said[each.rank]
+        for text in texts:
+            if text.startswith("captured "):
+                console.say(f"rank {each.rank}: {text}")
+        if any(text.startswith("captured ") for text in texts):
+            some = True
+        else:
+            reason = texts[-1] if texts else f"it didn't reach step {request.last_step} in time"
+            console.warn(f"rank {each.rank} captured nothing: {reason}")
+    return some
+
+
+def _ranks_text(chosen: "Sequence[RankProgress]") -> str:
+    numbers = ", ".join(str(each.rank) for each in chosen[:8]) + ", …" * (len(chosen) > 8)
+    return f"rank{'s' * (len(chosen) > 1)} {numbers}"

@@ -1,0 +1,137 @@
+"""Captures that are asked for while the training runs: found, waited for, and limited."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.recording.recorders.registry import build_capturing
+from lightning_rlprof.records.capture_request import CaptureRequest, read_request, request_file
+from lightning_rlprof.records.records import Header
+
+LOOK_NS = 500_000_000
+"""How often a rank looks for a request, in ns: a look takes up to 0.1 ms on a busy machine."""
+
+_MOST = 20  # captures of a run that nobody planned
+_CHOICES = ("roles", "ranks", "all_ranks", "steps", "discrete", "token_start", "token_end")
+
+
+class Run(Protocol):
+    """What requests need of the session."""
+
+    run: Path
+    header: Header
+    config: ProfilerConfig
+
+    def note(self, level: str, text: str) -> None:
+        """Log a remark and keep it in the run."""
+
+    def switch(self, config: ProfilerConfig, recorders: Sequence[Recorder] | None) -> bool:
+        """Capture as another configuration says; return whether that is possible now."""
+
+
+def requested(config: ProfilerConfig, request: CaptureRequest) -> ProfilerConfig:
+    """Return a configuration that captures what is asked for, with the tools that were chosen.
+
+    Raises:
+        ValidationError: They don't go together.
+    """
+    kept = {
+        key: value
+        for key, value in config.model_dump(exclude_unset=True).items()
+        if key not in _CHOICES
+    }
+    block = dict(kept.get("integrated", {}))
+    block.pop("profile_ranks", None)
+    block |= {"profile": True, "stage": request.stages or "all"}
+    kept |= {
+        "integrated": block,
+        "steps": list(range(request.first_step, request.last_step + 1)),
+        "profile_continuous_steps": None if request.stages else True,
+    }
+    kept |= {"all_ranks": True} if request.ranks is None else {"ranks": request.ranks}
+    return ProfilerConfig.model_validate(kept)
+
+
+class CaptureRequests:
+    """Ask after each step whether to capture the next ones.
+
+    Args:
+        run: The session.
+        clock: Monotonic nanoseconds.
+    """
+
+    def __init__(self, run: Run, clock: Callable[[], int]) -> None:
+        self._run = run
+        self._own = run.config
+        self._look_at = clock() + LOOK_NS
+        self._stamp = _stamp(run.run)
+        self._waiting: CaptureRequest | None = None
+        self._open: CaptureRequest | None = None
+        self._count = 0
+
+    def after(self, step: int, now_ns: int) -> None:
+        """Look for a request if it is time; switch to it before its first step, and back."""
+        if self._open is not None and step >= self._open.last_step:
+            self._open = None
+            self._run.switch(self._own, None)
+        if now_ns >= self._look_at:
+            self._look_at = now_ns + LOOK_NS
+            self._look(step)
+        waiting = self._waiting
+        if waiting is not None and step + 1 >= waiting.first_step and self._open is None:
+            self._waiting = None
+            self._begin(waiting)
+
+    def _look(self, step: int) -> None:
+        stamp = _stamp(self._run.run)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        request = read_request(self._run.run)
+        if request is None or request.unix_ns < self._run.header.unix_ns:
+            return
+        if request.ranks is not None and self._run.header.rank not in request.ranks:
+            return
+        if request.first_step <= step:
+            text = f"capture of step {request.first_step} was requested too late, in step {step}"
+            self._run.note("warning", f"{text} ({request.why})")
+        elif self._count >= _MOST:
+            self._run.note("warning", f"no capture: {_MOST} were requested in this run already")
+        else:
+            self._waiting = request
+
+    def _begin(self, request: CaptureRequest) -> None:
+        self._count += 1
+        where = _where(request)
+        try:
+            config = requested(self._own, request)
+            recorders = build_capturing(config, self._run.header)
+        except (RlprofError, ValidationError) as error:
+            self._run.note("warning", f"{where} cannot be captured: {error}".splitlines()[0])
+            return
+        if self._run.switch(config, recorders):
+            self._open = request
+            self._run.note("info", f"capturing {where} ({request.why})")
+        else:
+            text = f"{where} cannot be captured: another capture is open ({request.why})"
+            self._run.note("warning", text)
+
+
+def _where(request: CaptureRequest) -> str:
+    if request.steps == 1:
+        return f"step {request.first_step}"
+    return f"steps {request.first_step} to {request.last_step}"
+
+
+def _stamp(run: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(request_file(run))
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,71 @@
+"""A request to capture a few steps of a training that runs: a file in its run directory."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from lightning_rlprof.system.files import open_file
+
+_NAME = "capture-request.json"
+_MOST = 100_000  # bytes; a longer one is not ours
+
+
+class CaptureRequest(msgspec.Struct, frozen=True):
+    """Which steps, ranks and stages to capture, and who asked why.
+
+    Attributes:
+        id: Unique in the run.
+        unix_ns: When it was written.
+        first_step: The first step to capture. It must lie so far ahead that no rank has begun it.
+        steps: How many.
+        ranks: On which ranks; None means all.
+        stages: Which stages, one capture each; empty means whole steps.
+        why: For people: ``rlprof capture``, or what was unusual.
+    """
+
+    id: str
+    unix_ns: int
+    first_step: int
+    steps: int
+    ranks: list[int] | None = None
+    stages: list[str] = []
+    why: str = ""
+
+    @property
+    def last_step(self) -> int:
+        """The last step to capture."""
+        return self.first_step + self.steps - 1
+
+
+def request_file(run: Path) -> Path:
+    """Return the path of a run's newest request."""
+    return run / _NAME
+
+
+def write_request(run: Path, request: CaptureRequest) -> None:
+    """Put a request where all ranks of the run find it; it takes the place of the last one.
+
+    Raises:
+        OSError: The run directory cannot be written.
+    """
+    path = request_file(run)
+    partial = path.with_name(f"{_NAME}.{request.id}.partial")
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(msgspec.json.encode(request))
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_request(run: Path) -> CaptureRequest | None:
+    """Return the newest request of a run, None if there is none that can be read."""
+    try:
+        with open_file(request_file(run)) as file:
+            request = msgspec.json.decode(file.read(_MOST), type=CaptureRequest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return request if request.first_step > 0 and request.steps > 0 else None

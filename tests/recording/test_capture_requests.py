@@ -1,0 +1,229 @@
+"""Captures that are asked for while a session records: their steps, and what stops them."""
+
+import os
+
+import pytest
+
+from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.recording import capture_requests
+from lightning_rlprof.records.capture_request import (
+    CaptureRequest,
+    read_request,
+    request_file,
+    write_request,
+)
+from lightning_rlprof.testing import FakeRecorder
+from tests.builders.recording import read, run_steps, spans
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Recorders that requests got, in order."""
+    found = []
+
+    def build(config, header):
+        found.append(FakeRecorder())
+        return found[-1:]
+
+    monkeypatch.setattr(capture_requests, "build_capturing", build)
+    return found
+
+
+def ask(session, first_step, steps=1, name="a", unix_ns=None, **options):
+    when = session.header.unix_ns + 1 if unix_ns is None else unix_ns
+    options = {"why": "a test", **options}
+    request = CaptureRequest(name, when, first_step, steps, **options)
+    write_request(session.run, request)
+    return request
+
+
+def look(session, clock):
+    """Let the next end of a step look for requests."""
+    clock.advance(capture_requests.LOOK_NS)
+
+
+def notes(session):
+    return [note.text for note in read(session).notes]
+
+
+def opened(recorder):
+    return [call for call in recorder.calls if call.startswith("open")]
+
+
+def captured(session):
+    return [span.step for span in spans(session, "step") if (span.counters or {}).get("capture")]
+
+
+def test_the_steps_that_were_asked_for_are_captured_and_no_others(start, clock, built):
+    session = start()
+    run_steps(session, clock, [1, 2])
+    ask(session, 5, steps=2)
+    look(session, clock)
+    run_steps(session, clock, range(3, 10))
+    session.close()
+    (recorder,) = built
+    assert recorder.calls == [
+        "open step-000005",
+        *["enter step", "enter actor_update", "exit actor_update", "exit step"] * 2,
+        "close",
+        "finish",
+    ]
+    assert captured(session) == [5, 6]
+    assert notes(session) == [
+        "capturing steps 5 to 6 (a test)",
+        "captured step-000005 with FakeRecorder",
+    ]
+
+
+def test_a_stage_alone_is_captured(start, clock, built):
+    session = start()
+    ask(session, 2, stages=["actor_update"])
+    look(session, clock)
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert opened(built[0]) == ["open step-000002-actor_update"]
+
+
+def test_the_configured_captures_go_on_with_their_own_recorder(start, clock, built):
+    own = FakeRecorder()
+    session = start([own], steps=[2, 8])
+    run_steps(session, clock, [1, 2])
+    ask(session, 5)
+    look(session, clock)
+    run_steps(session, clock, range(3, 10))
+    session.close()
+    assert [call for call in own.calls if "open" in call] == [
+        "open step-000002",
+        "open step-000008",
+    ]
+    assert [call for call in built[0].calls if "open" in call] == ["open step-000005"]
+    assert captured(session) == [2, 5, 8]
+
+
+def test_a_rank_that_was_not_asked_captures_nothing_and_says_nothing(start, clock, built):
+    session = start(rank=1)
+    ask(session, 3, ranks=[0, 2])
+    look(session, clock)
+    run_steps(session, clock, range(1, 6))
+    session.close()
+    assert (built, notes(session)) == ([], [])
+
+
+def test_each_request_is_served_once(start, clock, built):
+    session = start()
+    for first in (3, 7):
+        ask(session, first, name=f"request {first}")
+        look(session, clock)
+        run_steps(session, clock, range(first - 2, first + 2))
+        look(session, clock)
+    session.close()
+    assert (len(built), captured(session)) == (2, [3, 7])
+
+
+def test_a_request_that_comes_too_late_is_noted(start, clock, built):
+    session = start()
+    run_steps(session, clock, [1, 2, 3])
+    ask(session, 2)
+    look(session, clock)
+    run_steps(session, clock, [4])
+    session.close()
+    assert built == []
+    assert notes(session) == ["capture of step 2 was requested too late, in step 4 (a test)"]
+
+
+def test_a_request_while_a_capture_is_open_is_noted(start, clock, built):
+    own = FakeRecorder()
+    session = start([own], profile_step_start=1, profile_step_end=9)
+    ask(session, 3)
+    look(session, clock)
+    run_steps(session, clock, range(1, 6))
+    session.close()
+    assert "step 3 cannot be captured: another capture is open (a test)" in notes(session)
+    assert opened(own) == ["open step-000001"]
+
+
+def test_a_profiler_that_cannot_work_is_noted(start, clock, monkeypatch):
+    def build(config, header):
+        raise RecorderError("nsys has the device")
+
+    monkeypatch.setattr(capture_requests, "build_capturing", build)
+    session = start()
+    ask(session, 3)
+    look(session, clock)
+    run_steps(session, clock, range(1, 6))
+    session.close()
+    assert notes(session) == ["step 3 cannot be captured: nsys has the device"]
+
+
+def test_a_run_serves_so_many_requests_and_then_no_more(start, clock, built, monkeypatch):
+    monkeypatch.setattr(capture_requests, "_MOST", 2)
+    session = start()
+    for number in range(1, 4):
+        ask(session, 10 * number, name=str(number))
+        look(session, clock)
+        run_steps(session, clock, range(10 * number - 5, 10 * number + 2))
+    session.close()
+    assert captured(session) == [10, 20]
+    assert notes(session)[-1] == "no capture: 2 were requested in this run already"
+
+
+def test_a_request_that_was_there_before_the_session_is_not_its_own(start, clock, built, tmp_path):
+    write_request(tmp_path, CaptureRequest("old", -1, 2, 1))
+    session = start()
+    look(session, clock)
+    run_steps(session, clock, [1, 2, 3])
+    os.utime(request_file(session.run))  # as a copy or a restart does
+    look(session, clock)
+    run_steps(session, clock, [4, 5])
+    session.close()
+    assert (built, notes(session)) == ([], [])
+
+
+def test_training_that_ends_before_the_step_leaves_no_capture(start, clock, built):
+    session = start()
+    ask(session, 50)
+    look(session, clock)
+    run_steps(session, clock, [1, 2])
+    session.close()
+    assert (built, captured(session), read(session).status) == ([], [], "finished")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"id": 5}',
+        b'{"id": "a", "unix_ns": 9, "first_step": 0, "steps": 1}',
+        b'{"id": "a", "unix_ns": 9, "first_step": 2, "steps": -1}',
+        b'{"id": "a", "unix_ns": 9, "first_step": 2, "steps": 1, "ranks": "all"}',
+        b"[" * 200_000,
+    ],
+    ids=lambda content: content[:20].decode("latin-1"),
+)
+def test_a_file_that_is_no_request_is_ignored(content, start, clock, built):
+    session = start()
+    request_file(session.run).write_bytes(content)
+    look(session, clock)
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert (built, notes(session)) == ([], [])
+    assert read_request(session.run) is None
+
+
+def test_a_pipe_in_place_of_a_request_stops_nothing(start, clock, built):
+    session = start()
+    os.mkfifo(request_file(session.run))
+    look(session, clock)
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert built == []
+
+
+def test_only_the_user_may_read_a_request(start):
+    session = start()
+    ask(session, 5)
+    assert request_file(session.run).stat().st_mode & 0o777 == 0o600
