@@ -30,6 +30,7 @@ ADVICE_IDS: tuple[str, ...] = (
     "critic-share",
     "sequence-parallel",
     "fused-kernels",
+    "megatron-options",
     "low-mfu",
     "host-bound-update",
     "out-of-memory",

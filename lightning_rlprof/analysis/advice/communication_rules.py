@@ -117,8 +117,8 @@ COMMUNICATION_RULES = (
             Setting("MindSpeed-RL", "megatron_training.moe_tp_extend_ep", "True"),
         ),
         "Tokens reach their experts with less waiting.",
-        "DeepEP needs NVLink and RDMA. In rollouts of large models, experts in parallel can be "
-        "slower than tensors in parallel: measure both.",
+        "DeepEP needs NVLink and RDMA. Experts in parallel can be slower than tensors in parallel: "
+        "measure both. Ulysses uses all-to-alls, too.",
         "share",
     ),
     Rule(

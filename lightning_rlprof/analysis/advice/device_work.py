@@ -295,6 +295,9 @@ UPDATE_COMMUNICATION = exposed_in_stage("exposed communication in the update", "
 ROLLOUT_HOST_BOUND = host_bound_in_stage("host-bound idle in rollout", "actor_generate")
 ROLLOUT_GRAPHS = graph_share("graph replays in rollout", "actor_generate")
 POINTWISE = kernel_share("pointwise and reduction kernels", _POINTWISE)
+ROUTING = kernel_share(
+    "routing and permutation of experts", r"permut|top_?k|router|moe_(?:align|sum|dispatch|combine)"
+)
 MATMUL_RATE = Quantity("rate of long matmuls, of the device's peak", "share", _matmul_rate)
 MESSAGE_BYTES = Quantity("median size of a gradient reduction", "bytes", _message_bytes)
 MFU = Quantity("training MFU", "share", _mfu)

@@ -1,7 +1,7 @@
 """Rules on the update and on passes for log-probs and values: batches, padding, kernels."""
 
 from lightning_rlprof.analysis.advice.counters import ON_NPU
-from lightning_rlprof.analysis.advice.device_work import MFU, POINTWISE
+from lightning_rlprof.analysis.advice.device_work import MFU, POINTWISE, ROUTING
 from lightning_rlprof.analysis.advice.memory_room import (
     CRITIC_ROOM,
     LOG_PROB_ROOM,
@@ -24,6 +24,7 @@ from lightning_rlprof.analysis.advice.time_shares import (
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
+_TRANSFORMER = f"{_ACTOR}.megatron.override_transformer_config"
 
 UPDATE_RULES = (
     Rule(
@@ -155,6 +156,25 @@ UPDATE_RULES = (
         ),
         "Norms, activations and rotary embeddings read memory once, not once per operator.",
         "Results change in the last digits. verl switches off Liger's cross-entropy.",
+    ),
+    Rule(
+        "megatron-options",
+        "Fuse the routing and permutation of experts",
+        (above(ROUTING, 0.1),),
+        (
+            Setting("verl", f"{_TRANSFORMER}.moe_permute_fusion", "True"),
+            Setting("verl", f"{_TRANSFORMER}.moe_router_dtype", "fp32"),
+            Setting("verl", f"{_TRANSFORMER}.gradient_accumulation_fusion", "True"),
+            Setting("MindSpeed-RL", "megatron_training.moe_grouped_gemm", "True", "False"),
+            Setting(
+                "MindSpeed-RL",
+                "megatron_training.use_fused_moe_token_permute_and_unpermute",
+                "True",
+                "False",
+            ),
+        ),
+        "Tokens are sorted by expert in one kernel each way.",
+        "A router in FP32 costs a little, and keeps training stable.",
     ),
     Rule(
         "low-mfu",

@@ -257,6 +257,11 @@ CASES: dict[str, Case] = {
         device(Work("gemm")),
         Fact(spans=HALF),
     ),
+    "megatron-options": Case(
+        device(Work("permute_kernel", 0.0, 0.3), Work("gemm", 0.3, 1.0)),
+        device(Work("gemm")),
+        Fact(spans=HALF),
+    ),
     "low-mfu": Case(
         counted("actor_update", flops=0.05 * 989.4e12 * 0.0004),
         counted("actor_update", flops=0.5 * 989.4e12 * 0.0004),
