@@ -204,7 +204,7 @@ def describe(spans: "Spans") -> None:
     from lightning_rlprof.analysis.headline import headline, is_device_trace, lead_tables
     from lightning_rlprof.analysis.stages.overviews import host_vs_device
     from lightning_rlprof.analysis.step_selection import FEWEST
-    from lightning_rlprof.report.run_summary import run_line, what_to_fix
+    from lightning_rlprof.report.run_summary import run_line, what_to_fix, what_to_set
     from lightning_rlprof.report.step_series import StepSeries
 
     series = StepSeries(spans)
@@ -222,7 +222,7 @@ def describe(spans: "Spans") -> None:
         return
     first, *more = what_to_fix(spans, tables=bare)
     console.say(first, "bold")
-    for line in more:
+    for line in [*more, *what_to_set(spans, tables=bare)]:
         console.say(line)
 
 

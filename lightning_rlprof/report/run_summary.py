@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.step_selection import FEWEST
+from lightning_rlprof.report.advice_cards import advice_cards
 from lightning_rlprof.report.overview import Headline, headlines, overview
 from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.report.terminal import duration, percent, plain, size
@@ -115,6 +117,18 @@ def what_to_fix(spans: Spans, *, tables: bool = False) -> list[str]:
     # Of a long one the first sentence, whole: it may have a command.
     lines.insert(1, act if len(act) <= _LINE else act.partition(". ")[0])
     return lines
+
+
+def what_to_set(spans: Spans, *, tables: bool = False) -> list[str]:
+    """Return the first advice in one line with the command that lists all; nothing without any.
+
+    Args:
+        spans: The run.
+        tables: Whether to read tables of profilers, too, which can take minutes.
+    """
+    cards = advice_cards(advice(spans if tables else replace(spans, tables={})))
+    path = shlex.quote(str(spans.path))
+    return [f"Set: {cards[0].title}. See: rlprof advise {path}"] if cards else []
 
 
 def _price(one: Headline) -> str:

@@ -71,6 +71,15 @@ def test_json_has_every_rule_and_csv_has_rows(rlprof: Run, tmp_path: Path) -> No
     assert rlprof("show", run, "advice", "--json")[1] == rlprof("show", run, "advice", "--json")[1]
 
 
+def test_the_summary_has_the_first_advice_in_a_line(rlprof: Run, tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    lines = rlprof("summary", run)[1].splitlines()
+    line = f"Set: Generate the next batch during the update. See: rlprof advise '{run}'"
+    assert line in lines
+    other = recorded(tmp_path / "other", ignore_advice=["rollout-overlap"])
+    assert "Set: " not in rlprof("summary", other)[1]
+
+
 def test_a_run_without_steps_has_no_data(rlprof: Run, tmp_path: Path) -> None:
     write_rank(tmp_path / "empty", header(), [])
     assert "No data. no complete step was recorded" in rlprof("advise", tmp_path / "empty")[1]

@@ -107,7 +107,7 @@ PANELS = {
         "compare",
     ],
     "Export": ["export", "upload", "ingest"],
-    "Record": ["init", "run", "nsys", "config", "ascend"],
+    "Record": ["init", "run", "capture", "nsys", "config", "ascend"],
 }
 
 
