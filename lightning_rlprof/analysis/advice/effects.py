@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.advice.evidence import Evidence
 from lightning_rlprof.analysis.advice.rule import Measured, Measurement, Quantity, Rule
+from lightning_rlprof.analysis.advice.time_shares import COLLECTIVE_WAIT
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.whatif.whatif import BALANCED, Rollout, whatif
 from lightning_rlprof.errors import TraceError
@@ -39,6 +40,9 @@ def effects(
     """
     own = [rule for rule in rules if rule.saving != "none"]
     found = {rule.id: limit for rule in own if (limit := _at_most(rule, measured)) is not None}
+    for rule in own:
+        if rule.saving == "balance" and isinstance(wait := COLLECTIVE_WAIT.measure(run), Measured):
+            found[rule.id] = Effect(AT_MOST, *wait[:3])
     stages = {rule.id: name for rule in own if (name := _only_stage(run, rule)) is not None}
     asked = {
         kind: [stages[rule.id] for rule in own if rule.saving == kind and rule.id in stages]

@@ -257,6 +257,7 @@ TAIL = category_share(
 WEIGHT_SYNC = category_share(Category.WEIGHT_SYNC, "weight sync", "weight_sync")
 REWARD = category_share(Category.REWARD, "rewards, tools and environments", "compute_reward")
 DATA_WAIT = category_share(Category.DATA_WAIT, "waiting for data", "data_fetch")
+COLLECTIVE_WAIT = category_share(Category.COLLECTIVE_WAIT, "waiting for other ranks", "barrier")
 BACKPRESSURE = category_share(Category.BACKPRESSURE, "backpressure", "backpressure")
 OFFLOAD = category_share(Category.OFFLOAD, "offload and onload", "offload")
 BATCH_TRANSFER = category_share(Category.MEMCPY, "copies to the device", "batch_transfer")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.advice.effects import AT_MOST, REPLAY
+from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Counter, Spans
 from lightning_rlprof.tables.table import Table
@@ -17,6 +18,7 @@ from tests.builders.advised import TOTAL, Fact, Work, advised
 from tests.builders.device_trace import KERNELS, table, thinned
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, header, loaded
+from tests.builders.scripted import Script, play
 from tests.effort import examples
 
 
@@ -173,6 +175,14 @@ def test_a_stage_that_overlaps_or_goes_is_replayed() -> None:
     assert row(advice(spans), "reward-workers")["saved"] == pytest.approx(0.3, rel=0.01)
     copies = row(advice(advised(CASES["offload-less"].given)), "offload-less")
     assert (copies["saving"], copies["saved"]) == (REPLAY, pytest.approx(0.2, rel=0.01))
+
+
+def test_balance_saves_at_most_what_ranks_wait_if_no_replay_shows_it() -> None:
+    spans = play(Script(ranks=4, steps=40, uneven=0.3), 1).spans
+    found = row(advice(spans), "length-balance")
+    assert (found["verdict"], found["saving"]) == ("given", AT_MOST)
+    shares = dict(zip(*(ledger(spans).column(name) for name in ("category", "share")), strict=True))
+    assert found["saved"] == pytest.approx(shares["collective wait"], rel=0.1)
 
 
 def test_memory_and_quality_have_no_saving() -> None:
