@@ -26,9 +26,12 @@ _FEWEST_SAMPLES = 20
 
 
 def _told(run: Evidence) -> tuple[Int64s, Int64s] | None:
-    """Return samples with a fate in included steps, and the step of each; None if too few."""
+    """Return samples of the training with a fate in included steps, and the step of each.
+
+    None if they are too few.
+    """
     book = sample_book(run.spans)
-    at = np.flatnonzero(book.fate_row >= 0)
+    at = np.flatnonzero((book.fate_row >= 0) & ~book.fates("evaluation"))
     step = run.spans.step[book.fate_row[at]]
     keep = np.isin(step, run.included)
     return (at[keep], step[keep]) if np.count_nonzero(keep) >= _FEWEST_SAMPLES else None
@@ -50,15 +53,19 @@ def _clipped(run: Evidence) -> Measurement:
         return _NO_SAMPLES
     at, step = told
     limits = run.spans.amounts(_LIMIT, np.int64).values
+    limits = limits[limits > 0]
     truncated = book.fates("truncated")[at]
     if len(limits):
         known = book.tokens[at] >= 0
         at, step, truncated = at[known], step[known], truncated[known]
-        truncated = truncated | (book.tokens[at] >= int(limits.max()))
+        own = run.spans.per_row(_LIMIT, 0)[book.fate_row[at]]
+        # What a stage counts twice is a sum, so that the least one is the limit.
+        own = np.where(own > 0, own, int(limits.min()))
+        truncated = truncated | (book.tokens[at] >= own)
     elif not truncated.any():
         return NoData(
             "No response has the fate truncated, and no limit was counted",
-            f"Call count({_LIMIT}=...) in the stage that generates",
+            f"Pass {_LIMIT}=... to end() of each sample, or count it in the stage that generates",
         )
     if not len(at):
         return NoData("No response has tokens", "Call count(tokens=...) in its phase")

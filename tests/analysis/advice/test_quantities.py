@@ -103,6 +103,21 @@ def test_responses_that_end_together_are_clipped_only_at_the_limit(
     assert verdict(advised(fact), "clipped-responses") == expected
 
 
+def test_the_limit_of_a_sample_counts_before_that_of_the_stage_and_evaluations_do_not() -> None:
+    ends = [("trained", {"tokens": 100, "response_limit": 100})] * 2
+    others = [("evaluation", {"tokens": 9, "response_limit": 9})] * 3
+    more = [("trained", {"tokens": 50, "response_limit": 100})] * 2
+    found = row(
+        advice(advised(Fact(spans=HALF, samples=[*ends, *others, *more]))), "clipped-responses"
+    )
+    assert found["verdict"] == "given"
+    assert "responses that reach the limit of their length: 50%" in str(found["evidence"])
+    assert (
+        verdict(advised(Fact(spans=HALF, samples=[*others, *more])), "clipped-responses")
+        == "not given"
+    )
+
+
 def test_warm_up_is_left_out() -> None:
     fact = Fact(spans={"data_fetch": 0.01, "actor_update": 0.99})
     assert verdict(advised(replace(fact, warm_up="data_fetch")), "data-workers") == "not given"
