@@ -16,7 +16,7 @@ from lightning_rlprof.analysis.advice.time_shares import (
 )
 from lightning_rlprof.analysis.collectives import read_calls
 from lightning_rlprof.analysis.device.timeline import HOST_BOUND, Lane, idle_causes
-from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, NO_REPLAY
+from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, NO_REPLAY, NO_STAGE
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.findings.finding import (
     FEWEST_KERNELS,
@@ -27,10 +27,17 @@ from lightning_rlprof.analysis.findings.finding import (
     share_interval,
 )
 from lightning_rlprof.analysis.findings.run_evidence import training_mfu
+from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s
-from lightning_rlprof.tables.intervals import covered_before, unions
+from lightning_rlprof.tables.intervals import (
+    cells_of,
+    covered_before,
+    edges,
+    open_count,
+    unions,
+)
 
 _FEWEST_CALLS = 20
 _LONG_NS = 50_000  # of a matmul: shorter ones are launch overhead
@@ -89,15 +96,17 @@ def _in_parts(
 
 
 def _stage_times(run: Evidence, lane: Lane, stage: str) -> _Times:
-    """Return when the host was in a stage and the device was profiled."""
-    host, names = lane.host, run.devices.stages
-    own = [standard_stage(name) == stage for name in names]
-    keep = np.array([*own, False], dtype=bool)[host.stage]
-    inside = _times(lane, host.start_ns[keep], host.end_ns[keep])
-    profiled = _times(lane, *lane.profiled)
-    cuts = np.unique(np.concatenate([*inside, *profiled]))
-    held = np.diff(_common(inside, profiled, cuts)) > 0
-    return _Times(cuts[:-1][held], cuts[1:][held])
+    """Return when a stage was the host's innermost one and the device was profiled."""
+    host = lane.host
+    own = np.array([*(standard_stage(name) == stage for name in run.devices.stages), False])
+    times = edges(host.start_ns, host.end_ns, *lane.profiled)
+    count = max(len(times) - 1, 0)
+    if not count:
+        return _times(lane, times, times)
+    innermost = paint(*cells_of(times, host.start_ns, host.end_ns), count)
+    inside = own[np.append(host.stage, NO_STAGE)[innermost]]
+    inside &= open_count(*cells_of(times, *lane.profiled), count) > 0
+    return _times(lane, times[:-1][inside], times[1:][inside])
 
 
 def _exposed(lane: Lane, start: Int64s, end: Int64s) -> tuple[_Times, _Times]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.findings.finding import RunData
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
+from lightning_rlprof.analysis.partition import exclusive_ns, partition
 from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.arrays import Float64s, Int64s
@@ -31,6 +32,11 @@ class Evidence(RunData):
         of_job = self.accounts.job_ns[:OUTSIDE].astype(np.float64)
         own = of_job[np.isin(self.accounts.steps, self.included)]
         return own[~(own[:, Category.WARM_UP] > 0)]
+
+    @cached_property
+    def exclusive_ns(self) -> Int64s:
+        """Time of each span in steps without that of the stages inside it; 0 for other kinds."""
+        return exclusive_ns(self.spans, partition(self.spans).divided)
 
     def by_step(self, rows: Int64s, values: Float64s | None) -> Float64s:
         """Sum values of spans by included step; without values, their lengths.

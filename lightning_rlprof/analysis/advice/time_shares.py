@@ -123,12 +123,21 @@ def stage_share(text: str, *stages: str) -> Quantity:
         rows = stage_rows(run, *stages)
         if not len(rows):
             return NoData(f"No stage {stages[0]} was recorded", _MARK.format(stages[0], stages[0]))
-        return share_by_step(run.by_step(rows, None), run.wall_ns)
+        return share_by_step(_exclusive(run, *stages), run.wall_ns)
 
     def covers(name: str) -> bool:
         return standard_stage(name) in stages
 
     return Quantity(f"{text}, of the step time", "share", measure, covers)
+
+
+def _exclusive(run: Evidence, *stages: str) -> Float64s:
+    """Return the time of stages by step, without the stages inside them: a rollout in an update."""
+    spans = run.spans
+    names = [standard_stage(name) in stages for name in spans.names]
+    keep = np.array([*names, False], dtype=bool)[spans.name]
+    rows = np.flatnonzero(keep & (spans.kind == KINDS.index("stage")))
+    return run.by_step(rows, run.exclusive_ns[rows].astype(np.float64))
 
 
 def stage_rows(run: Evidence, *stages: str) -> Int64s:
@@ -180,7 +189,7 @@ def stage_ratio(text: str, stages: tuple[str, ...], other: tuple[str, ...]) -> Q
         for name, found in ((stages[0], rows), (other[0], others)):
             if not len(found):
                 return NoData(f"No stage {name} was recorded", _MARK.format(name, name))
-        return share_by_step(run.by_step(rows, None), run.by_step(others, None))
+        return share_by_step(_exclusive(run, *stages), _exclusive(run, *other))
 
     return Quantity(text, "ratio", measure)
 

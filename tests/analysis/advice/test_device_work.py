@@ -21,7 +21,12 @@ from tests.builders.runs import Row, loaded
 
 LENGTH = 4_000
 NAMES = ("gemm", "vectorized_elementwise", "ncclDevKernel_AllGather", "ncclDevKernel_AllReduce")
-STAGES = ((0, 1_500, "actor_generate"), (1_700, 2_900, "actor_update"), (3_000, 3_600, "rollout"))
+STAGES = (
+    (0, 1_500, "actor_generate"),
+    (1_700, 2_900, "actor_update"),
+    (1_900, 2_200, "rollout"),  # inside the update
+    (3_000, 3_600, "rollout"),
+)
 
 
 def random_run(seed: int, count: int = 230) -> tuple[Spans, list[Cells]]:
@@ -57,9 +62,10 @@ def at_each_ns(kernels: list[Cells], *words: str) -> np.ndarray:
 
 
 def inside(*names: str) -> np.ndarray:
+    """Return for every nanosecond whether the innermost stage has one of some names."""
     found = np.zeros(LENGTH, bool)
     for start, end, name in STAGES:
-        found[start:end] |= name in names
+        found[start:end] = name in names
     return found
 
 

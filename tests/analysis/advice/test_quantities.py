@@ -8,6 +8,9 @@ from hypothesis import given, settings
 
 from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.advice.effects import AT_MOST, REPLAY
+from lightning_rlprof.analysis.advice.evidence import Evidence
+from lightning_rlprof.analysis.advice.rule import Measured
+from lightning_rlprof.analysis.advice.time_shares import UPDATE
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Counter, Spans
@@ -190,6 +193,18 @@ def test_a_stage_that_overlaps_or_goes_is_replayed() -> None:
     assert row(advice(spans), "reward-workers")["saved"] == pytest.approx(0.3, rel=0.01)
     copies = row(advice(advised(CASES["offload-less"].given)), "offload-less")
     assert (copies["saving"], copies["saved"]) == (REPLAY, pytest.approx(0.2, rel=0.01))
+
+
+def test_a_rollout_inside_an_update_is_no_part_of_it() -> None:
+    rows = []
+    for step in range(1, 13):
+        now = step * 1_000
+        rows += [Row("step", "step", step, now, now + 1_000)]
+        rows += [Row("actor_update", "stage", step, now, now + 1_000)]
+        rows += [Row("actor_generate", "stage", step, now, now + 600, parent=len(rows))]
+    found = UPDATE.measure(Evidence(loaded(rows)))
+    assert isinstance(found, Measured)
+    assert found.value == pytest.approx(0.4)
 
 
 def test_balance_saves_at_most_what_ranks_wait_if_no_replay_shows_it() -> None:
