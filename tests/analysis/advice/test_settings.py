@@ -15,9 +15,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from lightning_rlprof.analysis.advice.rule import Setting
+from lightning_rlprof.analysis.advice.rule import GUIDE, Setting
 from lightning_rlprof.analysis.advice.rules import RULES
 from lightning_rlprof.records.advice_ids import ADVICE_IDS
+from tests.places import ROOT
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # TRL says that what is experimental may change
@@ -116,3 +117,13 @@ def test_the_budget_of_a_critics_forward_has_its_real_key() -> None:
 
 def test_cards_can_split_settings() -> None:
     assert not any("; " in each.text for each in SETTINGS)
+
+
+def test_the_guide_has_an_anchor_of_each_rule() -> None:
+    page = ROOT / GUIDE
+    if not page.is_file():
+        pytest.skip(f"no {GUIDE} yet")
+    text = page.read_text()
+    assert [
+        name for name in RULES if f'id="{name}"' not in text and f"{{#{name}}}" not in text
+    ] == []
