@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.recording.rank_timings import gather_timings, reduce_timings, tail_ratio
     from lightning_rlprof.recording.recorders.base import Recorder
     from lightning_rlprof.recording.samples import Sample, sample
+    from lightning_rlprof.recording.session import request_capture
     from lightning_rlprof.records.records import FATES, STAGES, Span
     from lightning_rlprof.run import Run, load
 
@@ -53,6 +54,7 @@ __all__ = [
     "ray_runtime_env",
     "record",
     "reduce_timings",
+    "request_capture",
     "sample",
     "stage",
     "start_session",
@@ -84,6 +86,7 @@ _HOME = {
     "mark": "recording.annotations",
     "ray_runtime_env": "integrations.ray",
     "reduce_timings": "recording.rank_timings",
+    "request_capture": "recording.session",
     "stage": "recording.annotations",
     "record": "recording.annotations",
     "sample": "recording.samples",

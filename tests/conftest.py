@@ -54,6 +54,20 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _no_background_metrics(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample no host in this process; the fixture `background_metrics` does it again."""
+    from lightning_rlprof.recording.background import sampler
+
+    if "background_metrics" not in request.fixturenames:
+        monkeypatch.setattr(sampler, "start", lambda *_, **__: None)
+
+
+@pytest.fixture
+def background_metrics() -> None:
+    """Sample the host and its device in sessions of this test, as outside of tests."""
+
+
 @pytest.fixture
 def clock() -> Any:
     from lightning_rlprof.testing import FakeClock
@@ -68,7 +82,7 @@ def start(
     """Start a session on a fake clock; whatever a test leaves open is closed."""
 
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.recording.host_usage import CpuWait, HostMemory
+    from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
     from lightning_rlprof.recording.session import Session, current
     from lightning_rlprof.testing import make_header
 

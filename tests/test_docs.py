@@ -1,5 +1,7 @@
 """Pages are true: their Python runs, their YAML is valid, their commands and links exist."""
 
+import ast
+import inspect
 import re
 import runpy
 import shlex
@@ -115,6 +117,57 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
             check_command(words)
 
 
+GUIDES = [*sorted(ROOT.glob("docs/guides/*.md")), ROOT / "docs" / "faq.md"]
+GUIDES = [page for page in GUIDES if page.is_file() and ".zh" not in page.name]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=by_name)
+def test_commands_in_the_sentences_of_a_guide_exist(page: Path) -> None:
+    commands = re.findall(r"`(rlprof [^`]+)`", re.sub(FENCE, "", page.read_text()))
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        check_command(words[: words.index("--")] if "--" in words else words)
+        if words[:2] == ["rlprof", "show"] and len(words) > 3:
+            assert words[3] in ANALYSES, command
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=by_name)
+def test_a_heading_after_a_table_is_no_row_of_it(page: Path) -> None:
+    assert re.findall(r"^\|.*\n#+ .*", re.sub(FENCE, "", page.read_text()), re.MULTILINE) == []
+
+
+def test_every_rule_of_the_tuning_guide_has_an_anchor_and_settings() -> None:
+    for page in ("docs/guides/tuning.md", "docs/guides/tuning.zh.md"):
+        found = re.findall(r'^\| <a id="([a-z0-9-]+)"></a>`\1` \|', text_of(page), re.MULTILINE)
+        assert len(found) == len(set(found)) > 60
+        assert re.findall(r"^\| `([a-z0-9-]+)` \|", text_of(page), re.MULTILINE) == found
+
+
+def test_settings_of_trl_and_lightning_in_the_tuning_guide_exist() -> None:
+    import pytorch_lightning.strategies
+    from torch.utils.data import DataLoader
+    from trl.trainer.grpo_config import GRPOConfig
+
+    rows = re.findall(r"^\| `[a-z0-9-]+` \|(.*)\|$", text_of("docs/guides/tuning.md"), re.MULTILINE)
+    cells = [re.split(r"(?<!\\)\|", row) for row in rows]
+    fields = GRPOConfig.__dataclass_fields__
+    of_trl = [name for row in cells for name in re.findall("`([a-z_0-9]+)[:`]", row[2])]
+    inner = {"version", "reshard_after_forward", "activation_checkpointing"}  # of fsdp_config
+    assert {name for name in of_trl if name not in fields} - inner == set()
+    assert len(of_trl) > 15
+    places = {"Trainer": pytorch_lightning.Trainer, "DataLoader": DataLoader}
+    calls = [call for row in cells for call in re.findall(r"`(\w+)\((.*?)\)`", row[4])]
+    for name, arguments in calls:
+        made = places.get(name) or getattr(pytorch_lightning.strategies, name)
+        parameters = inspect.signature(made).parameters
+        given = re.findall(r"(\w+)=", arguments)
+        assert given
+        if "kwargs" not in parameters:
+            assert set(given) <= set(parameters), name
+    assert len(calls) > 10
+
+
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=by_name)
 def test_the_links_of_a_page_outside_docs_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
@@ -170,6 +223,30 @@ def test_every_message_that_troubleshooting_explains_is_in_the_code() -> None:
     assert len(messages) > 15
     parts = [part.strip(" '") for each in messages for part in each.split("…")]
     assert [part for part in parts if part not in code] == []
+
+
+def test_every_warning_of_a_recording_is_explained() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", text_of("docs/troubleshooting.md"), re.MULTILINE)
+    known = [each.split("…") for row in rows for each in re.findall("`([^`]+)`", row)]
+    found = [
+        text
+        for path in ROOT.glob("lightning_rlprof/recording/**/*.py")
+        for text in warnings_of(ast.parse(path.read_text()))
+    ]
+    assert len(found) > 15
+    for text in found:
+        assert any(all(part in text for part in parts) for parts in known), text
+
+
+def warnings_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts, of three words or more, that are notes of the level warning or error."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(args=[ast.Constant("warning" | "error"), ast.JoinedStr(values=parts)]):
+                said = [each.value if isinstance(each, ast.Constant) else "…" for each in parts]
+                text = "".join(map(str, said))
+                if len(re.findall("[A-Za-z]+", text)) > 2:
+                    yield text
 
 
 def text_of(name: str) -> str:

@@ -119,6 +119,15 @@ def test_the_walks_of_the_architecture_name_what_exists() -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("name", ["internals/extending.md", "reliability.md"])
+def test_a_page_that_names_files_names_those_that_exist(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text()
+    names = re.findall(r"(?:`|pytest |ARGS=\")((?:docs|lightning_rlprof|tests)/[\w./]+)", page)
+    names += re.findall(r"[ ](tests/[\w./]+)", page)
+    assert len(names) > 25
+    assert [each for each in names if not (ROOT / each).exists()] == []
+
+
 def defined_in(path: Path) -> set[str]:
     """Return the names that a module defines at its top, and the methods of its classes."""
     found = set()

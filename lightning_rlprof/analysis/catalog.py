@@ -113,7 +113,7 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(memory_timeline, "Memory", "Peak, fragmentation and growth of device memory"),
     Analysis(memory_phases, "Memory", "What each stage leaves in memory, and which one leaks"),
     Analysis(throughput, "Diagnosis", "Tokens/s, samples/s and MFU of each stage"),
-    Analysis(device_counters, "Device", "Counters of device tools, over time and by stage"),
+    Analysis(device_counters, "Device", "Counters of hosts and devices, over time and by stage"),
 )
 """All analyses, in reading order."""
 

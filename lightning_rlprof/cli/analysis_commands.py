@@ -158,8 +158,10 @@ def _list_analyses(spans: "Spans", run: Run) -> None:
 
 def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
     """Return whether an analysis has data; of large tables only whether they exist is checked."""
+    from lightning_rlprof.analysis.device.device_counters import COUNTERS
+
     if analysis.name == "device_counters":
-        return bool({"counters", "gpu_metrics"} & spans.tables.keys())
+        return not spans.tables.keys().isdisjoint(COUNTERS)
     if analysis.name == "communication":
         return "collectives" in spans.tables
     if analysis.group == "Device" and not analysis.summary:

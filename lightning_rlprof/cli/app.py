@@ -23,6 +23,7 @@ from lightning_rlprof.cli import (
     capture,
     compare,
     config,
+    hang,
     init,
     nsys,
     record,
@@ -262,6 +263,7 @@ _add("Diagnose", "critical-path", analysis_commands.critical_path, formats=True)
 _add("Diagnose", "whatif", analysis_commands.whatif, formats=True)
 _add("Diagnose", "whatif check", analysis_commands.whatif_check, formats=True)
 _add("Diagnose", "compare", compare.compare, formats=True)
+_add("Diagnose", "hang", hang.hang, formats=True)
 _add("Export", "export", run_commands.export, json=False)
 _add("Export", "upload", run_commands.upload, json=False)
 _add("Export", "ingest", run_commands.ingest)

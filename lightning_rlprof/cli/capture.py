@@ -1,6 +1,5 @@
 """The verb ``capture``: profile the next steps of a training that runs."""
 
-import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from lightning_rlprof.records.capture_request import CaptureRequest
 
 _MOST_STEPS = 100
-# A rank looks for requests every 0.5 s and writes what it did 0.1 s later at most; twice of both.
-_AHEAD_NS = 1_200_000_000
 _POLL_S, _PATIENCE_S = 0.2, 60
 
 
@@ -46,7 +43,12 @@ def capture(
     without one, torch.profiler, or torch_npu.profiler on Ascend.
     """
     from lightning_rlprof.loaders.live_run import progress
-    from lightning_rlprof.records.capture_request import CaptureRequest, write_request
+    from lightning_rlprof.loaders.load import run_directory
+    from lightning_rlprof.records.capture_request import (
+        CaptureRequest,
+        steps_ahead,
+        write_request,
+    )
 
     check_exists(run)
     if isinstance(run, RemotePath):
@@ -55,12 +57,12 @@ def capture(
             hint="Run it where the training writes its run, or where that directory is mounted",
             code="usage",
         )
-    folder = _newest(run)
+    folder = run_directory(run)
     found = progress(folder)
     chosen = _chosen(ranks, found, folder)
     now = max(each.last_step for each in found)
     slowest = max((each.step_ns or 0.0 for each in found), default=0.0)
-    lead = 2 + (math.ceil(_AHEAD_NS / slowest) if slowest else 0)
+    lead = steps_ahead(slowest)
     request = CaptureRequest(
         id=secrets.token_hex(8),
         unix_ns=time.time_ns(),
@@ -82,21 +84,6 @@ def capture(
             f"{where} was not captured", hint="Ask again: rlprof capture"
         )
     console.next_command("rlprof", "summary", folder)
-
-
-def _newest(run: Path) -> Path:
-    """Return a run directory: the newest one of a directory of runs."""
-    from lightning_rlprof.records.run_directory import rank_files
-
-    folder = run.parent if run.is_file() else run
-    if rank_files(folder):
-        return folder
-    runs = sorted({file.parent for file in folder.glob("*/rank-*.jsonl")})
-    if not runs:
-        raise RlprofError(
-            f"'{run}' is not a run of rlprof: it has no rank-*.jsonl", code="not_found"
-        )
-    return max(runs, key=lambda each: each.stat().st_mtime)
 
 
 def _chosen(ranks: str, found: "Sequence[RankProgress]", run: Path) -> "list[RankProgress]":

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,39 @@ if TYPE_CHECKING:
 _NONE = "none"
 _BY_GRAD = "{by_grad: {no_grad: actor_compute_log_prob, grad: actor_update}}"
 _STEPS = "[3]"  # the first ones are warm-up
+_ONE_STAGE = "actor_update"
+
+# The order in which MindSpeed-RL's documents capture on Ascend: the more a capture records of a
+# rank, the fewer stages and ranks it is taken of.
+_ON_ASCEND: dict[str, tuple[str, dict[str, object]]] = {
+    "1-light": (
+        "All stages and ranks, markers only: little data. `rlprof summary` shows the longest "
+        "stage, `rlprof stragglers` the slow ranks.",
+        {
+            "profile_level": "level_none",
+            "profile_with_cpu": False,
+            "profile_with_npu": True,
+            "profile_ranks": "all",
+        },
+    ),
+    "2-stage": (
+        "One stage of all ranks, with operators and communication. Set stage to the longest one "
+        "of the first file.",
+        {"profile_level": "level1", "profile_export_type": "db", "profile_ranks": "all"},
+    ),
+    "3-few-ranks": (
+        "The same stage in detail. Set profile_ranks to rank 0 and the slow ranks of the first "
+        "two files.",
+        {
+            "profile_level": "level1",
+            "profile_export_type": "db",
+            "profile_record_shapes": True,
+            "profile_with_memory": True,
+            "profile_with_module": True,
+            "profile_ranks": [0],
+        },
+    ),
+}
 
 Source = Annotated[
     str | None,
@@ -42,6 +76,13 @@ Steps = Annotated[
     str | None, typer.Option(metavar="STEPS", help="Steps to capture [default: \\[3]]")
 ]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing, take the defaults")]
+Ascend = Annotated[
+    bool,
+    typer.Option(
+        "--ascend",
+        help="Write three files for an NPU, from light to detailed: markers, one stage, few ranks",
+    ),
+]
 
 
 def init(
@@ -52,21 +93,27 @@ def init(
     steps: Steps = None,
     yes: Yes = False,
     force: Force = False,
+    ascend: Ascend = False,
 ) -> None:
     """Write a configuration for a training, proposed from its code. Nothing is imported or run.
 
-    On a terminal it asks what no option says: at most three questions.
+    On a terminal it asks what no option says: at most three questions. With --ascend it also prints
+    the commands that use the three files, in their order.
 
     Example: rlprof init train.py --stage actor_update
     """
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.config.sources import from_words
-    from lightning_rlprof.config.wrap_proposal import find_script, lightning_modules
+    from lightning_rlprof.config.wrap_proposal import ModuleCode, find_script, lightning_modules
 
-    path = console.destination(output, Path(), output.name, force=force)
+    names = [f"{output.stem}-{name}{output.suffix}" for name in _ON_ASCEND if ascend]
+    wanted = [output.with_name(name) for name in names or [output.name]]
+    paths = [console.destination(path, Path(), path.name, force=force) for path in wanted]
     script = find_script(source) if source else _only_script()
     ask = not yes and sys.stdin.isatty() and console.on_terminal()
     found = lightning_modules(script)
+    if ascend and not found:  # a loop of the user's own, which marks its stages
+        found = [ModuleCode(script.stem, script)]
     if not found:
         raise RlprofError(
             f"{script} and the files beside it that it imports define no LightningModule",
@@ -76,7 +123,15 @@ def init(
     code = _chosen(found, module, ask=ask)
     if stage is None:
         known = [_NONE, "all", *dict.fromkeys(each.stage for each in code.targets.values())]
-        stage = _answer(f"Capture which stage? ({', '.join(known)})", _NONE, ask=ask)
+        known = known[2:] if ascend else known
+        default = _ONE_STAGE if ascend else _NONE
+        stage = _answer(f"Capture which stage? ({', '.join(known)})", default, ask=ask)
+    if ascend and stage in (_NONE, "all"):
+        raise RlprofError(
+            f"--ascend captures one stage after the light capture, not '{stage}'",
+            hint=f"Give one: --stage {_ONE_STAGE}",
+            code="usage",
+        )
     if steps is None and stage != _NONE:
         steps = _answer("Capture in which steps?", _STEPS, ask=ask)
     capture = {}
@@ -85,15 +140,22 @@ def init(
         capture = from_words(words)
     targets = {name: each.stage for name, each in code.targets.items() if each.sure}
     ProfilerConfig.build({"wrap": targets}, **capture)
-    with console.writing(path):
-        path.write_text(_text(script, path, code, capture), encoding="utf-8")
-    console.wrote(path)
+    parts = [*_ON_ASCEND.values()] if ascend else []
+    captures = [_on_ascend(*each, capture) for each in parts] or [_commented(capture)]
+    for path, lines in zip(paths, captures, strict=True):
+        with console.writing(path):
+            path.write_text(_text(script, path, code, lines), encoding="utf-8")
+        console.wrote(path)
     console.status(f"{code.name} in {code.file}: {console.count(len(targets), 'wrap rule')}")
     if not code.targets and not code.marked:
         console.note(
             "no method's name means a stage. Add rules by hand, or mark stages in the code"
         )
-    console.next_command("rlprof", "config", "check", path)
+    if ascend:
+        console.status("Run them in this order, and read each run before the next one:")
+        for path in paths:
+            console.say(f"  {_command(path, script)}")
+    console.next_command("rlprof", "config", "check", paths[0])
 
 
 def _only_script() -> Path:
@@ -133,13 +195,16 @@ def _answer(question: str, default: str, *, ask: bool) -> str:
     return str(typer.prompt(question, default=default, err=True)) if ask else default
 
 
-def _text(script: Path, path: Path, code: "ModuleCode", capture: Mapping[str, object]) -> str:
-    """Return the YAML file."""
-    run = shlex.join(["rlprof", "run", "--config", str(path), "--", "python", str(script)])
+def _command(path: Path, script: Path) -> str:
+    return shlex.join(["rlprof", "run", "--config", str(path), "--", "python", str(script)])
+
+
+def _text(script: Path, path: Path, code: "ModuleCode", capture: Sequence[str]) -> str:
+    """Return the YAML file: its rules, then the lines of a capture."""
     lines = [
         f"# What rlprof records of {code.name} in {code.file}.",
         f"# Check: {shlex.join(['rlprof', 'config', 'check', str(path)])}",
-        f"# Use:   {run}",
+        f"# Use:   {_command(path, script)}",
         "",
         "# Methods, by dotted name from the LightningModule, and the stage that each is.",
     ]
@@ -159,15 +224,36 @@ def _text(script: Path, path: Path, code: "ModuleCode", capture: Mapping[str, ob
         f"{indent}# If one method serves two stages, by whether gradients are on:",
         f"{indent}# policy.forward: {_BY_GRAD}",
         "",
-        "# Spans of all stages are recorded in every step. A capture records more, and costs more.",
+        *capture,
     ]
-    lines += [
+    return "\n".join(lines) + "\n"
+
+
+def _commented(capture: Mapping[str, object]) -> list[str]:
+    """Return the lines of what is captured, with examples of what isn't."""
+    return [
+        "# Spans of all stages are recorded in every step. A capture records more, and costs more.",
         _line("steps", capture.get("steps"), [3]),
         "integrated:",
         f"  {_line('stage', capture.get('stage'), 'actor_update')}",
         f"  profile_save_path: {SAVE_PATH}  # runs go here",
     ]
-    return "\n".join(lines) + "\n"
+
+
+def _on_ascend(
+    purpose: str, keys: Mapping[str, object], capture: Mapping[str, object]
+) -> list[str]:
+    """Return the lines of one of the captures of `_ON_ASCEND`."""
+    stage = "all" if keys["profile_level"] == "level_none" else capture["stage"]
+    block = {"profile": True, "mstx": True, "stage": stage, **keys}
+    return [
+        *(f"# {line}" for line in textwrap.wrap(purpose, 96)),
+        "# Parse it after the training: rlprof ascend parse profiler_data",
+        _line("steps", capture["steps"], None),
+        "integrated:",
+        *(f"  {_line(key, value, None)}" for key, value in block.items()),
+        f"  profile_save_path: {SAVE_PATH}  # runs go here",
+    ]
 
 
 def _line(key: str, given: object, example: object) -> str:

@@ -132,8 +132,12 @@ def report(
 def export(
     run: Run = SAVE_PATH,
     target: Annotated[
-        Literal["perfetto", "parquet", "csv"],
-        typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv"),
+        Literal["perfetto", "parquet", "csv", "samples", "tensorboard", "insight"],
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="perfetto, parquet, csv, samples, tensorboard or insight",
+        ),
     ] = "perfetto",
     output: Output = None,
     kernels: Annotated[
@@ -147,11 +151,20 @@ def export(
 ) -> None:
     """Export the run as a Perfetto trace (.json or .json.gz), or its tables as files.
 
+    The format samples is a file of JSON lines, one per sample. tensorboard and insight are folders
+    of captures for TensorBoard's torch.profiler plugin and MindStudio Insight.
+
     Example: rlprof export RUN --kernels
     """
     if target != "perfetto":
         if kernels or allow_unsynced:
             raise RlprofError("--kernels and --allow-unsynced apply to --format perfetto only")
+        if target == "samples":
+            _export_samples(run, output, force=force)
+            return
+        if target in ("tensorboard", "insight"):
+            _export_captures(run, target, output, force=force)
+            return
         _export_tables(run, target, output, force=force)
         return
     spans = open_run(run)
@@ -177,6 +190,56 @@ def export(
         console.warn(f"{unsynced}: don't compare times of different ranks in this trace.")
     console.wrote(path)
     console.status("Open it in https://ui.perfetto.dev (it stays in your browser).")
+
+
+def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
+    """Write one JSON line per sample of a run."""
+    spans = open_run(run)
+    path = console.destination(output, spans.path, "samples.jsonl", force=force)
+    from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
+    from lightning_rlprof.report.sample_log import write_sample_log
+
+    with console.bar("Writing") as step, console.writing(path):
+        number = write_sample_log(spans, path, step)
+    print_warnings(spans)
+    if unsynced := unsynchronized_clocks(spans):
+        console.warn(f"{unsynced}: don't compare times of different ranks in this file.")
+    console.wrote(path)
+    console.status(console.count(number, "sample"))
+
+
+def _export_captures(run: Path, viewer: str, output: Path | None, *, force: bool) -> None:
+    """Put the captures of a run into folders for another viewer."""
+    from lightning_rlprof.loaders.load import newest_run
+    from lightning_rlprof.report.capture_folders import insight_folders, tensorboard_folders
+
+    check_exists(run)
+    raw: list[Path] = []
+    with local(run) as copy:
+        source = newest_run(copy)
+        name = source.name or source.absolute().name
+        out = output or Path(f"{name}-{viewer}")
+        if out.exists() and not out.is_dir():
+            raise RlprofError(f"{out} is not a directory", hint="Choose another one with -o.")
+        if out.exists() and any(out.iterdir()) and not force:
+            hint = "Replace files with --force, or choose another directory with -o."
+            raise RlprofError(f"{out} exists already", hint=hint)
+        with console.writing(out):
+            if viewer == "tensorboard":
+                folders = tensorboard_folders(source, out)
+            else:
+                folders, raw = insight_folders(source, out)
+    parse = shlex.join(["rlprof", "ascend", "parse", str(run)])
+    if raw and not folders:
+        raise RlprofError(f"the captures of {run} are not parsed", hint=f"Parse them: {parse}")
+    if raw:
+        console.warn(f"{console.count(len(raw), 'capture')} left out, not parsed: {parse}")
+    for folder in folders:
+        console.wrote(folder)
+    if viewer == "tensorboard":
+        console.next_command("tensorboard", "--logdir", out)
+    else:
+        console.status("Import one of them into MindStudio Insight.")
 
 
 def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) -> None:

@@ -21,7 +21,7 @@ Devices = Annotated[
     typer.Option(metavar="NxDEVICE", help="Such as 8xH100-80G", rich_help_panel=_MODEL),
 ]
 Algorithm = Annotated[
-    str, typer.Option(metavar="NAME", help="grpo, ppo or sft", rich_help_panel=_MODEL)
+    str, typer.Option(metavar="NAME", help="grpo, ppo, dpo or sft", rich_help_panel=_MODEL)
 ]
 Prompt = Annotated[
     int | None,
@@ -31,12 +31,16 @@ Response = Annotated[
     int | None,
     typer.Option(metavar="N", help="Longest response, in tokens", rich_help_panel=_MODEL),
 ]
+ImageTokens = Annotated[
+    int,
+    typer.Option(metavar="N", help="Tokens of the prompt that are images", rich_help_panel=_MODEL),
+]
 Batch = Annotated[
     int | None,
     typer.Option(metavar="N", help="Prompts of a step, for step times", rich_help_panel=_MODEL),
 ]
 Group = Annotated[
-    int, typer.Option(metavar="N", help="Responses per prompt", rich_help_panel=_MODEL)
+    int, typer.Option(metavar="N", help="Responses per prompt; dpo: 2", rich_help_panel=_MODEL)
 ]
 Shard = Annotated[
     str | None,
@@ -50,7 +54,15 @@ Tokens = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Tokens of a micro-batch on a device; default: one sequence of full length",
+        help="Tokens of a micro-batch, before cp divides them; default: one longest sequence",
+        rich_help_panel=_SPLIT,
+    ),
+]
+ForwardTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="The same without backward: log-probabilities, values; default: --tokens",
         rich_help_panel=_SPLIT,
     ),
 ]
@@ -81,6 +93,22 @@ RolloutTp = Annotated[
         metavar="N", help="Tensor parallel; default: the least that fits", rich_help_panel=_ROLLOUT
     ),
 ]
+RolloutEp = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Expert parallel, over replicas if above its tensor parallel; default: the same",
+        rich_help_panel=_ROLLOUT,
+    ),
+]
+RolloutMemory = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Of a device that the engine may use: gpu_memory_utilization; default: 0.9",
+        rich_help_panel=_ROLLOUT,
+    ),
+]
 RolloutDevices = Annotated[
     int,
     typer.Option(
@@ -97,10 +125,12 @@ def size(
     algorithm: Algorithm = "grpo",
     prompt_length: Prompt = None,
     response_length: Response = None,
+    image_tokens: ImageTokens = 0,
     batch: Batch = None,
     group: Group = 8,
     shard: Shard = None,
     tokens: Tokens = None,
+    forward_tokens: ForwardTokens = None,
     tp: Tp = 1,
     pp: Pp = 1,
     ep: Ep = 1,
@@ -109,6 +139,8 @@ def size(
     offload: Offload = 0.0,
     checkpointing: Checkpointing = True,
     rollout_tp: RolloutTp = None,
+    rollout_ep: RolloutEp = None,
+    rollout_memory: RolloutMemory = None,
     rollout_devices: RolloutDevices = 0,
 ) -> None:
     """Estimate whether a training fits its devices: memory by phase, step time, what to change.
@@ -152,16 +184,20 @@ def size(
             number,
             prompt_length or 0,
             response_length or 0,
+            image_tokens=image_tokens,
             algorithm=algorithm,  # type: ignore[arg-type]
             shard=shard or split,  # type: ignore[arg-type]
             batch=batch,
             group=group,
             tokens=tokens,
+            forward_tokens=forward_tokens,
             tp=tp,
             pp=pp,
             ep=ep,
             cp=cp,
             rollout_tp=rollout_tp,
+            rollout_ep=rollout_ep,
+            rollout_memory=rollout_memory,
             rollout_devices=rollout_devices,
             lora=lora,
             offload=offload,

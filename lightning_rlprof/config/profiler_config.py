@@ -42,6 +42,7 @@ from lightning_rlprof.config.sources import (
 )
 from lightning_rlprof.config.stage_names import CustomStages, OptimizerStages, check_stages
 from lightning_rlprof.config.validation import (
+    Positive,
     RankList,
     Section,
     Steps,
@@ -177,6 +178,13 @@ class Options(Section):
             "if there is an accelerator."
         ),
     )
+    background_metrics: bool = Field(
+        default=True,
+        description=(
+            "Sample host and device once a second (CPU, memory, disk, network, power, clocks), "
+            "and count pauses of garbage collection."
+        ),
+    )
     parallel: ParallelConfig = Field(
         default_factory=ParallelConfig,
         description=(
@@ -206,11 +214,26 @@ class Options(Section):
         description="Ids of advice that `rlprof advise` leaves out, such as `[rollout-overlap]`. "
         "`rlprof explain` lists them.",
     )
+    capture_anomalies: bool = Field(
+        False,
+        description=(
+            "Capture the next two steps on all ranks (the first 8) after a step, or several, that "
+            "took unusually long; at most 3 times an hour, and 10 times in a run."
+        ),
+    )
     clock_sync_interval_minutes: NonNegativeFloat = Field(
         default=2,
         description=(
             "Minutes between clock comparisons of several hosts, which also run at the start and "
             "at the end; 0 turns them off. One takes under 1 ms."
+        ),
+    )
+    hang_timeout: Positive | None = Field(
+        default=300,
+        description=(
+            "Seconds without any progress after which a rank writes a report for `rlprof hang`; "
+            "null turns this off. Six times as long before the first step has ended, between steps "
+            "and in a stage for the first time."
         ),
     )
     token_start: NonNegativeInt | None = Field(

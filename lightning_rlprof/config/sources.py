@@ -12,7 +12,7 @@ from lightning_rlprof.config.blocks import IntegratedConfig
 from lightning_rlprof.config.omegaconf import plain, resolvable, resolving
 from lightning_rlprof.config.validation import near, near_match
 from lightning_rlprof.config.verl.find_keys import find
-from lightning_rlprof.config.verl.key_table import ROLES
+from lightning_rlprof.config.verl.key_table import ANYTHING, ROLES
 from lightning_rlprof.config.verl.translate import Translation, translate
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import redact
@@ -215,12 +215,28 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
         keys: dict[str, list[str]] = {}
         for item in find(data):
             keys[item.key] = [own for own, key in origins.items() if key == item.key]
-            if not keys[item.key] and item.place is None and item.value is not None:
-                keys[item.key] = [own for own in origins if own == item.row.ours]  # of a role, too
+            twice = item.place is None or item.row.theirs.endswith(".tool")  # of a role and of all
+            if not keys[item.key] and twice and item.value is not None:
+                keys[item.key] = [own for own in origins if own == item.row.ours]
         for home in (data.get(_WRAPPER) or {}, data):
             block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
             keys |= {key: [key] for key in _dotted(_with_save_path(block))}
     return keys
+
+
+def keys_without_meaning(data: Mapping[str, Any]) -> list[str]:
+    """Return the keys of verl in a mapping that say something to verl's own code alone.
+
+    Example::
+
+        >>> keys_without_meaning({"global_profiler": {"_target_": "verl.ProfilerConfig"}})
+        ['global_profiler._target_']
+    """
+    with resolving():
+        found = find(resolvable(data, {*data} & _LOOKED_AT))
+        return [
+            each.key for each in found if each.row.accepts == ANYTHING and each.value is not None
+        ]
 
 
 def _dotted(block: Mapping[str, Any]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
         return _read_traces(path, names, progress)
-    newest = max(runs, key=lambda run: (_started_ns(run), run.name))
+    newest = newest_run(path)
     spans = _read_run(newest, progress)
     if len(runs) == 1:
         return spans
@@ -179,6 +179,24 @@ def _entries(path: Path) -> list[str]:
         raise TraceError(f"{path}: not a regular file") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def run_directory(path: Path) -> Path:
+    """Return the run that a path stands for: itself, that of a rank's file, or the newest below.
+
+    Raises:
+        TraceError: There is none.
+    """
+    run = path.parent if path.is_file() else newest_run(path)
+    if not rank_files(run):
+        raise TraceError(f"{path}: is not a run of rlprof: it has no rank-*.jsonl")
+    return run
+
+
+def newest_run(path: Path) -> Path:
+    """Return the newest run of a directory of runs; the path itself if it is none."""
+    runs = [] if rank_files(path) or not path.is_dir() else filter(rank_files, path.iterdir())
+    return max(runs, key=lambda run: (_started_ns(run), run.name), default=path)
 
 
 def _started_ns(run: Path) -> int:

@@ -13,8 +13,15 @@ from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, cl
 from lightning_rlprof.loaders.process_roles import drivers_wait, give_steps
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
-from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLine, read_trace
+from lightning_rlprof.records.run_directory import (
+    MetricsLine,
+    RankTrace,
+    SampleLine,
+    SpanLine,
+    read_trace,
+)
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.background_metrics import background_metrics
 from lightning_rlprof.tables.sample_names import sample_names
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
@@ -98,6 +105,7 @@ class _Rank:
     problems: list[RunWarning]
     meetings: Meetings
     samples: list[SampleLine]
+    metrics: list[MetricsLine]
 
 
 def read_run(
@@ -257,7 +265,10 @@ def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]
     ]
     named = [each for each in trace.samples if 0 <= each.id < _LARGEST]
     parts = head, columns, counters, trace.notes, trace.status, problems, exchanges, named
-    return _Rank(file, *parts)
+    metrics = [
+        each for each in trace.metrics if -_LARGEST < each.since_ns <= each.clock_ns < _LARGEST
+    ]
+    return _Rank(file, *parts, metrics)
 
 
 def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
@@ -372,6 +383,10 @@ def _assemble(
     if any(rank.samples for rank in ranks.values()):
         named = sample_names({number: rank.samples for number, rank in ranks.items()})
         tables[named.name] = lambda known=named: known
+    sampled = {number: rank.metrics for number, rank in ranks.items() if rank.metrics}
+    if sampled:
+        table = background_metrics(sampled, lambda rank, times: clocks[rank].unix(times) - zero)
+        tables[table.name] = lambda known=table: known
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero

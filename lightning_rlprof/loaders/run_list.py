@@ -43,7 +43,7 @@ def run_list(folder: Path) -> Table:
     return Table("runs", _COLUMNS, rows)
 
 
-class _Ends(NamedTuple):
+class RankEnds(NamedTuple):
     """What the two ends of a rank's file say: numbers of steps, their times, and its status."""
 
     first: int | None
@@ -58,7 +58,7 @@ def _row(run: Path) -> tuple[Cell, ...]:
     total = sum(file.stat().st_size for file in files)
     try:
         header = read_header(files[0])
-        ends = _ends(files[0])
+        ends = rank_ends(files[0])
     except (TraceError, OSError) as error:
         return (run.name, f"not readable: {error}", *(None,) * 2, len(files), *(None,) * 2, total)
     steps = None if ends.first is None or ends.last is None else ends.last - ends.first + 1
@@ -70,7 +70,7 @@ def _row(run: Path) -> tuple[Cell, ...]:
     return (run.name, state, steps, took, ranks, _started(header), header.hardware, total)
 
 
-def _state(file: Path, ends: _Ends) -> str:
+def _state(file: Path, ends: RankEnds) -> str:
     if ends.status is not None:
         return ends.status
     age = time.time() - file.stat().st_mtime
@@ -82,7 +82,7 @@ def _started(header: Header) -> str:
     return f"{moment:%Y-%m-%d %H:%M}"
 
 
-def _ends(path: Path) -> _Ends:
+def rank_ends(path: Path) -> RankEnds:
     """Read the spans of steps and the end of a file out of its first and last lines."""
     with path.open("rb") as file:
         head = file.read(_PART).split(b"\n")
@@ -92,9 +92,9 @@ def _ends(path: Path) -> _Ends:
     ended = [str(line[2]) for line in map(_line, tail) if line[:1] == ["end"] and len(line) > 2]
     status = ended[-1] if ended else None
     if not steps:
-        return _Ends(None, None, 0, 0, status)
+        return RankEnds(None, None, 0, 0, status)
     first, last = (pick(steps, key=lambda line: line[3]) for pick in (min, max))
-    return _Ends(first[3], last[3], first[4], last[5], status)
+    return RankEnds(first[3], last[3], first[4], last[5], status)
 
 
 def _is_step(line: list[Any]) -> bool:

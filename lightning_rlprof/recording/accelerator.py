@@ -64,6 +64,17 @@ def device_index() -> int | None:
     return _number(_ask(device_kind(), "current_device_index", "current_device"))
 
 
+def used_device(kind: str) -> tuple[int, str | None] | None:
+    """Return number and UUID of the device that the calling thread uses, None until it uses one.
+
+    To ask torch which one is current would make it start the device, for some hundred megabytes.
+    """
+    if not _ask(kind, "is_initialized") or (index := device_index()) is None:
+        return None
+    uuid = getattr(_call(kind, ("get_device_properties",), index), "uuid", None)
+    return index, None if uuid is None else str(uuid)
+
+
 def device_memory() -> tuple[int | None, int | None]:
     """Return (used, total) bytes of this thread's accelerator, by all processes on it."""
     return _used_and_total(device_kind())

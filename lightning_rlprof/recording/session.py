@@ -7,17 +7,22 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from multiprocessing.util import Finalize
 from pathlib import Path
+from statistics import median
 from time import perf_counter_ns
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.recording import annotations, capture
+from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
-from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
-from lightning_rlprof.recording.capture_requests import CaptureRequests
+from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
+from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.recording.captures import capture
+from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.captures.requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
@@ -26,12 +31,13 @@ from lightning_rlprof.recording.end_remarks import (
     never_marked,
     never_reached,
 )
-from lightning_rlprof.recording.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.recording.stage_sums import StageSums
+from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import rank_directory
 
@@ -39,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _STEP = annotations.Marker("step", "step")
 _IDLE = annotations.Marker("idle", "stage")
+_PAUSE = annotations.Marker("garbage_collection", "region")
 _MOST_STEPS = 1_000  # whose starts are kept for intervals that are recorded late
 _ASKED_NS = 50_000_000
 _STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
@@ -54,6 +61,30 @@ class _Process:
 def current() -> "Session | None":
     """Return the session that records in this process, or None."""
     return _Process.session
+
+
+def request_capture(
+    steps: int = 1,
+    ranks: Sequence[int] | None = None,
+    stages: Sequence[str] = (),
+    why: str = "request_capture()",
+) -> int:
+    """Capture coming steps of this training, when a condition of your own holds.
+
+    Call it on one rank: all ranks of the run capture the same steps, or those in ``ranks``. Whole
+    steps are captured unless ``stages`` are given. A run serves 20 requests. ``why`` is kept in it.
+
+    Returns:
+        The first step that is captured, some 1.2 s ahead, so that no rank has begun it; 0 if
+        nothing is being recorded in this process.
+
+    Example::
+
+        >>> request_capture(steps=2, why="the reward fell to 0")
+        0
+    """
+    session = current()
+    return session.request_capture(steps, ranks, stages, why) if session is not None else 0
 
 
 class Session:
@@ -97,6 +128,7 @@ class Session:
         self.append, self.add = buffer.append, buffer.add
         self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
         self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
+        self.recent, self.flush_if_free = buffer.recent, buffer.flush_if_free
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: StepTotals | None = None
         self.waiting = self._closed = False
@@ -115,6 +147,8 @@ class Session:
         self.keeps_window: Callable[[Line], bool] = _closes
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
+        self.background: Background | None = None  # what samples host and device meanwhile
+        self.watchdog: Watchdog | None = None  # of a rank that makes no progress
         self._mode = ""
         self._told: Callable[[], object] | None = None
         self._may_capture = config.captures and config.wants_rank(header.rank)
@@ -159,6 +193,7 @@ class Session:
 
     def end_step(self) -> None:
         """End the step, write it, and expect the next one: what follows belongs to that."""
+        start = self._step_start
         end = self._end_step(None)
         self._edge, self._ended, self._totals = end, self.step, None
         self._steps = [*self._steps[-_MOST_STEPS:], (self._step_start or end, self.step)]
@@ -166,11 +201,30 @@ class Session:
         if self._may_capture:
             self._end_window()
         self._buffer.end_step()
+        if self.idles:  # what calls an actor may kill it at any time
+            self._buffer.flush()
         if self.exchange is not None and self.exchange.after(self.step):
             self._edge = None
-        self._requests.after(self.step, end)
+        self._ask_for_captures(start, end)
         self._open_step(self.step + 1)
         self.waiting = True
+
+    def _ask_for_captures(self, start: int | None, end: int) -> None:
+        usual = not (self._capture.saw(self.step) or self._buffer.had_validation())
+        if start is not None and usual:
+            self._requests.learn(self.step, end - start, end)
+        self._requests.after(self.step, end)
+
+    def request_capture(
+        self, steps: int, ranks: Sequence[int] | None, stages: Sequence[str], why: str
+    ) -> int:
+        """See the function `request_capture`."""
+        starts = [start for start, _ in self._steps[-20:]]
+        times = [later - earlier for earlier, later in pairwise(starts)]
+        first = self.step + steps_ahead(median(times) if times else None)
+        chosen = None if ranks is None else [int(rank) for rank in ranks]
+        self._requests.ask(first, max(int(steps), 1), chosen, stages, why)
+        return first
 
     def abandon_step(self, *, interrupted: bool) -> None:
         """Leave a step that will not end; one that had begun stays in the run, marked as such."""
@@ -183,6 +237,8 @@ class Session:
         self.waiting = False
 
     def _open_step(self, step: int) -> None:
+        if self._edge is None:  # garbage collection before it is of no step
+            self._end_of_background_step()
         self.step = step
         if self._may_capture:
             self._capture.exit(self._mirrored_step)  # of a step that was expected and never came
@@ -200,7 +256,8 @@ class Session:
             late = known.late
         if start is not None:
             memory, cpu = self._host
-            counters = {**memory.counters(), **cpu.counters(), **(counters or {})}
+            host = {**memory.counters(), **cpu.counters(), **self._end_of_background_step()}
+            counters = {**host, **(counters or {})}
             span = made(_STEP, self.step, start, now, counters or None)
             if self.follows_threads:
                 span[6] = self._trainer_thread = self._buffer.follow()
@@ -222,6 +279,17 @@ class Session:
         self._may_capture = config.captures and config.wants_rank(self.header.rank)
         self._tune()
         return True
+
+    def _end_of_background_step(self) -> dict[str, int]:
+        """Return the counters of garbage collection, and add its long pauses as regions."""
+        if self.background is None:
+            return {}
+        counters, pauses = self.background.end_step()
+        for pause, parent in zip(pauses, self._buffer.around(pauses), strict=True):
+            line = made(_PAUSE, self.step_at(pause.start_ns), pause.start_ns, pause.end_ns, None)
+            line[6], line[8] = pause.thread, parent
+            self.append(line)
+        return counters
 
     def _move_window(self, step: int) -> None:
         action = capture.at_step(self.config, self.header.rank, step, is_open=self._capture.is_open)
@@ -256,6 +324,11 @@ class Session:
             return self.step
         at = bisect_right(self._steps, (time_ns, sys.maxsize)) - 1
         return self._steps[at][1] if at >= 0 else self.step if not self._steps else 0
+
+    @property
+    def training_thread(self) -> int:
+        """Identity of the thread whose stages count in a step."""
+        return self._trainer_thread
 
     @property
     def has_steps(self) -> bool:
@@ -399,6 +472,8 @@ class Session:
         if self._closed:
             return
         self.status = status
+        self._end_background()
+        self._stop_watchdog()
         for remove in self.before_close:
             try:
                 remove()
@@ -437,6 +512,8 @@ class Session:
 
     def discard(self) -> None:
         """End without a run: remove what this rank has written."""
+        self._end_background()
+        self._stop_watchdog()
         self.abandon_step(interrupted=False)
         self._capture.finish()
         self._closed = True
@@ -456,7 +533,18 @@ class Session:
         self.append = lambda line: None  # of optimizers, which may go on for long
         self._at_exit.cancel()
         self._buffer.leave()
+        if self.background is not None:
+            self.background.leave()
+            self.background = None
         self._close_host()
+
+    def _end_background(self) -> None:
+        if self.background is not None:
+            self.background.stop()
+
+    def _stop_watchdog(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.stop()
 
     def _close_host(self) -> None:
         for part in self._host:

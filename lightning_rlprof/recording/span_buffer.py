@@ -5,6 +5,7 @@ What one step spent on its stages, on one thread.
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording.open_spans import Line
+from lightning_rlprof.recording.open_spans import Line, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
@@ -158,6 +159,7 @@ log = logging.getLogger(__name__)
 # How long steps may stay in memory: encoding and writing costs a step of 7 ms 44 µs, and 8 µs if 14
 # steps share one write. SIGKILL loses at most this long of them.
 _WRITE_NS = 100_000_000
+_RECENT = 300
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
 _thread_of = itemgetter(6)
 
@@ -229,25 +231,45 @@ class Buffer:
         """Close the account of a step, and write everything unless that was done just now."""
         if self._late:
             self._ask_late()
-        if self._clock() - self._written_ns < _WRITE_NS:
-            with self._lock:
+        with self._lock:
+            if self._clock() - self._written_ns < _WRITE_NS:
                 self._collect()
-        else:
-            self.flush()
-        self._last = self._flushed, self._tally
-        self._flushed, self._tally = [], Tally(self._thread)
+            else:
+                self._flush_once()
+            self._last = self._flushed, self._tally
+            self._flushed, self._tally = [], Tally(self._thread)
 
     def flush(self) -> None:
         """Append everything to the file."""
         with self._lock:
-            if self._writes:
-                return
-            self._writes = True
+            self._flush_once()
+
+    def flush_if_free(self) -> None:
+        """Append everything to the file, unless another thread does so, or is stuck in it."""
+        if self._lock.acquire(blocking=False):
             try:
-                self._flush()
+                self._flush_once()
             finally:
-                self._writes = False
-                self._written_ns = self._clock()
+                self._lock.release()
+
+    def _flush_once(self) -> None:
+        if self._writes:
+            return
+        self._writes = True
+        try:
+            self._flush()
+        finally:
+            self._writes = False
+            self._written_ns = self._clock()
+            self._written_ns = self._clock()
+
+    def recent(self) -> list[Line]:
+        """Return the last spans that ended, in that order: some hundred of this step and the last.
+
+        Any thread may ask.
+        """
+        parts = self._last[0], self._flushed, self._spans
+        return [line for part in parts for line in part[-_RECENT:]]
 
     def _look(self) -> None:
         """Say once what was done to the file from outside: in the log, and in the file."""
@@ -303,6 +325,31 @@ class Buffer:
                         return last, line
         return last, None
 
+    def around(self, intervals: Sequence[tuple[int, int, int]]) -> list[int | None]:
+        """Return of intervals of this step the id of the innermost span around each, or None.
+
+        Spans that are still open count if they are of the calling thread.
+
+        Args:
+            intervals: Thread, start and end of each, ascending in time.
+        """
+        lines, open_ = [*self._flushed, *self._spans], opened.get()
+        while open_ is not None:
+            lines += [open_[0]] if open_[0][5] is None else []
+            open_ = open_[1]
+        starts = [start for _, start, _ in intervals]
+        found = [(-1, -1)] * len(starts)  # start and id of the span around it
+        for _, _, kind, _, start, end, thread, number, _, _ in lines:
+            if kind not in ("stage", "region"):
+                continue
+            at = bisect_left(starts, start)
+            while at < len(starts) and (end is None or starts[at] < end):
+                own, _, last = intervals[at]
+                if own == thread and (end is None or last <= end):
+                    found[at] = max(found[at], (start, number))
+                at += 1
+        return [None if number < 0 else number for _, number in found]
+
     def follow(self) -> int:
         """Return the thread whose stages count in this step, and let them be those of its totals.
 
@@ -320,6 +367,10 @@ class Buffer:
     def has_stages(self) -> bool:
         """Return whether a stage has ended since the step began; those in validations are none."""
         return bool(_trained([*self._flushed, *self._spans]))
+
+    def had_validation(self) -> bool:
+        """Return whether the last step contained a validation."""
+        return any(line[1] in VALIDATIONS for line in self._last[0])
 
     @property
     def stage_count(self) -> int:

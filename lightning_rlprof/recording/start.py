@@ -18,13 +18,15 @@ from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import NOT_JSON, ConfigError, described
-from lightning_rlprof.recording.accelerator import device_name
+from lightning_rlprof.recording.accelerator import device_name, used_device
+from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
 from lightning_rlprof.recording.on_finish import OnFinish, run_finish
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
 from lightning_rlprof.recording.session import Session
+from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.records import FORMAT, Header
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,18 @@ def start_session(
     if why_not:
         session.note("warning", why_not)
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
+    if config.background_metrics:
+        session.background = sampler.start(
+            session.add,
+            session.note,
+            session.clock,
+            run_id=header.run_id,
+            kind=device,
+            device=partial(used_device, device),
+        )
     _compare_clocks(session, hosts)
+    if config.hang_timeout is not None:
+        session.watchdog = Watchdog(session, config.hang_timeout).start()
     return session
 
 

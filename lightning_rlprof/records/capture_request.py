@@ -1,5 +1,6 @@
 """A request to capture a few steps of a training that runs: a file in its run directory."""
 
+import math
 import os
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import msgspec
 from lightning_rlprof.system.files import open_file
 
 _NAME = "capture-request.json"
+# A rank looks every 0.5 s, and a request may take as long to reach its file system: with some room.
+_AHEAD_NS = 1_200_000_000
 _MOST = 100_000  # bytes; a longer one is not ours
 
 
@@ -36,6 +39,19 @@ class CaptureRequest(msgspec.Struct, frozen=True):
     def last_step(self) -> int:
         """The last step to capture."""
         return self.first_step + self.steps - 1
+
+
+def steps_ahead(step_ns: float | None) -> int:
+    """Return how many steps ahead of the last one a capture must be requested.
+
+    Ranks are a step apart at most if each step has a collective.
+
+    Example::
+
+        >>> steps_ahead(20_000_000), steps_ahead(5_000_000_000), steps_ahead(None)
+        (62, 3, 3)
+    """
+    return 2 + (math.ceil(_AHEAD_NS / step_ns) if step_ns else 1)
 
 
 def request_file(run: Path) -> Path:

@@ -8,6 +8,7 @@ array whose first item says what it is::
     ["count", id, counters]          numbers of a span that became known later
     ["note", clock_ns, level, text]
     ["sample", id, prompt, group, attempt]
+    ["metrics", since_ns, clock_ns, device, rates, values]           background metrics
     ["clock", rank, [[sent, arrived, answered, received], …]]    its clock, by ping-pongs with it
     ["end", clock_ns, status]
 
@@ -21,6 +22,7 @@ how it ended. The header of a file that was truncated meanwhile comes again, lat
 import codecs
 import errno
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -91,13 +93,32 @@ class _ClockLine(msgspec.Struct, array_like=True, tag="clock", frozen=True):
     readings: list[_Reading]
 
 
+class MetricsLine(msgspec.Struct, array_like=True, tag="metrics", frozen=True, gc=False):
+    """One sample of background metrics: rates since the one before, and values at its time."""
+
+    since_ns: int
+    clock_ns: int
+    device: int | None
+    rates: dict[str, float | None]
+    values: dict[str, Number | None]
+
+
 class _EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
     clock_ns: int
     status: str
 
 
-_KINDS = {"span", "count", "thread", "sample", "note", "clock", "end"}
-_Line = SpanLine | _CountLine | _ThreadLine | SampleLine | _NoteLine | _ClockLine | _EndLine
+_KINDS = {"span", "count", "thread", "sample", "metrics", "note", "clock", "end"}
+_Line = (
+    SpanLine
+    | _CountLine
+    | _ThreadLine
+    | SampleLine
+    | MetricsLine
+    | _NoteLine
+    | _ClockLine
+    | _EndLine
+)
 
 
 @dataclass
@@ -111,6 +132,7 @@ class RankTrace:
         late: Counters that were written after their span, by its id.
         threads: Names of threads by identity.
         samples: What samples are called.
+        metrics: Background metrics.
         notes: What the recording had to say.
         exchanges: Of each meeting the other rank, and `clock.from_exchange` readings.
         status: ``finished``, the reason of an interruption, or None when the file just stops.
@@ -123,6 +145,7 @@ class RankTrace:
     late: dict[int, dict[str, Number | None]] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     samples: list[SampleLine] = field(default_factory=list)
+    metrics: list[MetricsLine] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     exchanges: list[tuple[int, list[_Reading]]] = field(default_factory=list)
     status: str | None = None
@@ -301,6 +324,23 @@ def rank_directory(run: Path, rank: int) -> Path:
     return run / f"rank-{rank:05d}"
 
 
+# As `recording.capture` names captures.
+_WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
+
+
+def capture_in_name(name: str) -> tuple[int, str] | None:
+    """Return step and stage of a capture by its folder's name, ``""`` for a whole step.
+
+    Example::
+
+        >>> capture_in_name("step-000003-actor_update-2"), capture_in_name("step-000003")
+        ((3, 'actor_update'), (3, ''))
+        >>> capture_in_name("oom-step-000003")
+    """
+    found = _WINDOW.fullmatch(name)
+    return (int(found[1]), found[2] or "") if found else None
+
+
 def is_inside(run: Path, path: Path) -> bool:
     """Return whether a path of a run directory is in it, and not a link to somewhere else."""
     return path.resolve().is_relative_to(run.resolve())
@@ -428,6 +468,8 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
             trace.threads[line.ident] = line.name
         case SampleLine():
             trace.samples.append(line)
+        case MetricsLine():
+            trace.metrics.append(line)
         case _NoteLine():
             trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text)))
         case _ClockLine():

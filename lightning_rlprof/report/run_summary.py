@@ -15,7 +15,7 @@ from lightning_rlprof.report.advice_cards import advice_cards
 from lightning_rlprof.report.overview import Headline, headlines, overview
 from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.report.terminal import duration, percent, plain, size
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
 from lightning_rlprof.tables.table import figure
 
 _BAR, _ROWS, _LINE = 24, 5, 100
@@ -101,12 +101,13 @@ def what_to_fix(spans: Spans, *, tables: bool = False) -> list[str]:
         spans: The run.
         tables: Whether to read tables of profilers, too, which can take minutes.
     """
-    read = spans if tables else replace(spans, tables={})
+    own = {name: read for name, read in spans.tables.items() if name in OF_RANK_FILES}
+    read = spans if tables else replace(spans, tables=own)
     first = headlines(rows_of(findings(read)))
     if not first:
         text = "No problem found"
         more = f" outside captures. For these: rlprof findings {shlex.quote(str(spans.path))}"
-        return [f"{text}{more}" if spans.tables and not tables else f"{text}."]
+        return [f"{text}{more}" if len(own) < len(spans.tables) and not tables else f"{text}."]
     top, lines = first[0], []
     label = "Improve first" if top.word == "takes" else "Fix first"
     lines.append(f"{label}: {top.title}{_price(top)}")

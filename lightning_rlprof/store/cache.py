@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
 # What rlprof's own commands write into a run's directory does not belong to the run.
-_WRITTEN = {"predictions.jsonl", "report.html", "trace.json.gz"}
+_WRITTEN = {"predictions.jsonl", "report.html", "samples.jsonl", "trace.json.gz"}
 
 
 @dataclass(frozen=True)

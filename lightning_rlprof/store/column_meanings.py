@@ -133,6 +133,7 @@ _OF_COLUMN = {
     "zero_unix_ns": "wall clock at time zero of the tables",
 }
 _OF_TABLE = {
+    ("background_metrics", "duration_ns"): "time of which the value is the mean; 0: of one instant",
     ("calls", "kind"): "python, operator, runtime or module",
     ("collectives", "bytes"): "larger of what the rank sent and received",
     ("headers", "device"): "kind of device, such as cuda",

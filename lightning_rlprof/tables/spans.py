@@ -288,7 +288,10 @@ class Spans:
 
 
 CORE = ("spans", "headers", "notes", "warnings")
-"""Tables that every run has; all others come from profilers."""
+"""Tables that every run has."""
+
+OF_RANK_FILES = ("background_metrics", "clocks", "sample_names")
+"""Further tables of what ranks wrote; all others come from profilers, and may be large."""
 
 _MOST_COUNTERS = 256
 _SPANS = (

@@ -105,6 +105,7 @@ PANELS = {
         "critical-path",
         "whatif",
         "compare",
+        "hang",
     ],
     "Export": ["export", "upload", "ingest"],
     "Record": ["init", "run", "capture", "nsys", "config", "ascend"],

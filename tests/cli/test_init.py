@@ -243,3 +243,69 @@ def test_several_scripts_have_to_be_named(rlprof: Run) -> None:
     Path("eval.py").write_text("Trainer().test()")
     _, _, err = rlprof("init")
     assert "2 here train with Lightning (eval.py, train.py)\n  hint: Name it: rlprof init" in err
+
+
+# ---- Ascend: light, one stage, few ranks
+
+ORDER = ["rlprof-1-light.yaml", "rlprof-2-stage.yaml", "rlprof-3-few-ranks.yaml"]
+
+
+def test_ascend_goes_from_light_to_one_stage_to_few_ranks(rlprof: Run) -> None:
+    status, out, _ = rlprof("init", "--ascend", "--stage", "actor_generate", "--steps", "[4]")
+    assert status == 0
+    commands = [line.strip() for line in out.splitlines() if line.startswith("  ")]
+    assert commands == [f"rlprof run --config {name} -- python train.py" for name in ORDER]
+    light, stage, ranks = map(ProfilerConfig.build, ORDER)
+    assert light.lightweight
+    assert [config.integrated.stage for config in (light, stage, ranks)] == [
+        "all",
+        "actor_generate",
+        "actor_generate",
+    ]
+    assert [config.wanted_ranks for config in (light, stage, ranks)] == ["all", "all", [0]]
+    assert {config.wants_step(4) for config in (light, stage, ranks)} == {True}
+    assert [each.integrated.profile_with_memory for each in (stage, ranks)] == [False, True]
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_each_file_for_ascend_passes_the_check_and_has_the_rules(rlprof: Run, name: str) -> None:
+    rlprof("init", "--ascend")
+    assert written(name)["wrap"] == EXPECTED
+    status, out, err = rlprof("config", "check", name)
+    assert (status, err) == (0, "")
+    assert "tools on npu" in out
+    assert "npu_profiler, mstx" in out
+    assert "note on npu" not in out  # a key without effect there
+
+
+def test_files_for_ascend_are_named_after_the_output(rlprof: Run) -> None:
+    Path("files").mkdir()
+    assert rlprof("init", "--ascend", "-o", "files/npu.yaml")[0] == 0
+    names = sorted(path.name for path in Path("files").iterdir())
+    assert names == ["npu-1-light.yaml", "npu-2-stage.yaml", "npu-3-few-ranks.yaml"]
+
+
+def test_one_existing_file_for_ascend_keeps_all_from_being_written(rlprof: Run) -> None:
+    Path(ORDER[2]).write_text("mine")
+    status, _, err = rlprof("init", "--ascend")
+    assert (status, f"{ORDER[2]} exists already" in err) == (2, True)
+    assert not Path(ORDER[0]).exists()
+    assert Path(ORDER[2]).read_text() == "mine"
+
+
+@pytest.mark.parametrize("stage", ["all", "none"])
+def test_ascend_refuses_what_is_not_one_stage(rlprof: Run, stage: str) -> None:
+    status, _, err = rlprof("init", "--ascend", "--stage", stage)
+    assert status == 2
+    assert f"captures one stage after the light capture, not '{stage}'\n  hint: Give one: " in err
+    assert not Path(ORDER[0]).exists()
+
+
+def test_a_loop_without_lightning_gets_the_files_for_ascend_without_rules(rlprof: Run) -> None:
+    Path("loop.py").write_text("from lightning_rlprof import start_session\n")
+    assert rlprof("init", "loop.py")[0] == 2
+    status, out, _ = rlprof("init", "loop.py", "--ascend")
+    assert (status, "note: no method's name means a stage" in out) == (0, True)
+    assert [("wrap" in written(name), rlprof("config", "check", name)[0]) for name in ORDER] == [
+        (False, 0)
+    ] * 3

@@ -221,6 +221,71 @@ def test_a_trace_shows_device_kernels_on_demand(rlprof: Run, tmp_path: Path) -> 
     assert "device 0, stream 7" in [event.get("args", {}).get("name") for event in events]
 
 
+def test_samples_are_exported_as_json_lines(rlprof: Run, tmp_path: Path) -> None:
+    counters = {"sample": 7, "tokens": 3}
+    rows = [*grpo_rows(3), Row("sample stale", "mark", 1, 5, 5, counters=counters)]
+    write_rank(tmp_path / "run", header(), rows)
+    words = ("export", tmp_path / "run", "--format", "samples")
+    status, out, _ = rlprof(*words)
+    assert (status, out) == (0, f"Wrote {tmp_path}/run/samples.jsonl\n1 sample\n")
+    line = json.loads((tmp_path / "run" / "samples.jsonl").read_text())
+    assert (line["id"], line["fate"], line["tokens"]) == (7, "stale", 3)
+    assert rlprof(*words)[0] == 2  # exists already
+    assert rlprof(*words, "--force")[0] == 0
+    assert "apply to --format perfetto only" in rlprof(*words, "--kernels")[2]
+    assert rlprof("summary", tmp_path / "run")[0] == 0  # the log is no part of the run
+
+
+def test_captures_are_exported_for_tensorboard(
+    rlprof: Run, tmp_path: Path, hints: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rank(tmp_path / "run", header(), grpo_rows(3))
+    words = ("export", "run", "--format", "tensorboard")
+    assert rlprof(*words)[2] == "rlprof: error: run contains no captures of torch.profiler\n"
+    folder = tmp_path / "run" / "rank-00000" / "step-000002"
+    folder.mkdir(parents=True)
+    (folder / "x.pt.trace.json.gz").write_bytes(b"")
+    status, out, err = rlprof(*words)
+    assert (status, out) == (0, "Wrote run-tensorboard/steps\n")
+    assert err == "next: tensorboard --logdir run-tensorboard\n"
+    assert "run-tensorboard exists already" in rlprof(*words)[2]
+    assert rlprof(*words, "--force")[0] == 0
+    assert rlprof(*words, "-o", "run/rank-00000.jsonl")[0] == 2
+    out = rlprof("export", tmp_path, "--format", "tensorboard", "-o", "newest")[1]
+    assert out == "Wrote newest/steps\n"
+
+
+def test_captures_are_exported_for_insight_once_they_are_parsed(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rank(tmp_path / "run", header(), grpo_rows(3))
+    folder = tmp_path / "run" / "rank-00000" / "step-000002" / "h_1_20261121153342445_ascend_pt"
+    (folder / "PROF_1").mkdir(parents=True)
+    words = ("export", "run", "--format", "insight", "-o", "out")
+    status, _, err = rlprof(*words)
+    assert (status, err.splitlines()) == (
+        2,
+        [
+            "rlprof: error: the captures of run are not parsed",
+            "  hint: Parse them: rlprof ascend parse run",
+        ],
+    )
+    (folder / "ASCEND_PROFILER_OUTPUT").mkdir()
+    (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text("[]")
+    (folder.with_name("g_2_20261121153342445_ascend_pt") / "PROF_1").mkdir(parents=True)
+    status, out, _ = rlprof(*words)
+    assert (status, out.splitlines()) == (
+        0,
+        [
+            "warning: 1 capture left out, not parsed: rlprof ascend parse run",
+            "Wrote out/step-000002",
+            "Import one of them into MindStudio Insight.",
+        ],
+    )
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_tables_are_exported_as_files(rlprof: Run, tmp_path: Path, suffix: str) -> None:
     grpo_run(tmp_path / "run", steps=2)

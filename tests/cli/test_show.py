@@ -16,6 +16,7 @@ from tests.analysis.models.tiny import MODELS
 from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_run, header, write_rank
+from tests.builders.sampled import S, metric_lines
 from tests.test_run import recorded
 
 Run = Callable[..., tuple[int, str, str]]
@@ -246,3 +247,35 @@ def test_a_truncated_trace_says_how_much_was_read_and_what_is_missing(
         assert out.count(f"warning: rank 0: {text}\n") == 1
         assert out.count(" truncated") == 1
         assert json.loads(rlprof(*verb, "--json")[1])["warnings"][0]["text"] == text
+
+
+@pytest.mark.parametrize("name", ["host_cpu_percent", "PCIe [rx", "link] (GB/s)", "[/red]", "{x"])
+def test_background_metrics_of_any_name_are_shown_by_stage(
+    rlprof: Run, tmp_path: Path, name: str
+) -> None:
+    rows = [Row("actor_generate", "stage", 1, 0, 10**9), Row("step", "step", 1, 0, 10**9)]
+    path = write_rank(tmp_path / "run", header(), rows, status=None)
+    lines = [["metrics", 10, 10**9, 0, {name: 25.5}, {}], ["end", 10**9, "finished"]]
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    listed = json.loads(rlprof("show", path.parent, "--json")[1])["analyses"]
+    assert {each["name"]: each["data"] for each in listed}["device_counters"]
+    status, out, err = rlprof("show", path.parent, "device_counters")
+    assert (status, err) == (0, "")
+    assert [line.split(name)[0] for line in out.splitlines() if "actor_generate" in line] == [""]
+    assert rlprof("show", path.parent, "device_counters", "--format", "markdown")[0] == 0
+    status, out, _ = rlprof("sql", path.parent, "select name, value from background_metrics")
+    assert (status, name in out) == (0, True)
+
+
+def test_findings_on_background_metrics_are_printed_with_their_query(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    rows = [Row("step", "step", at + 1, at * S, (at + 1) * S) for at in range(100)]
+    path = write_rank(tmp_path / "run", header(), rows, status=None)
+    lines = metric_lines({"cpu_throttled_percent": [60.0] * 100})
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in [*lines, ["end", 0, "finished"]])
+    status, out, err = rlprof("findings", path.parent)
+    assert (status, err) == (0, "")
+    assert "The CPU quota of the container is used up in 60% of its periods" in out

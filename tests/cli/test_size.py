@@ -1,14 +1,22 @@
 """`rlprof size`: its tables, and what it refuses."""
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.analysis.models.published import CONFIGS
+from tests.places import ROOT
 
 Run = Callable[..., tuple[int, str, str]]
+PAGES = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("sizing", "guides/device-tables", "guides/large-models", "guides/memory-math")
+]
+_EXAMPLE = re.compile(r"^```bash\n((?:rlprof size)[^`]*)```(.*?)^```text\n(.*?)^```", re.M | re.S)
 
 
 @pytest.fixture
@@ -64,9 +72,11 @@ def test_what_is_missing_is_named(rlprof: Run, model: Path, option: str, error: 
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        (("--algorithm", "dpo"), "--algorithm 'dpo' is unknown\n  hint: Known: grpo, ppo, sft"),
+        (("--algorithm", "rloo"), "--algorithm 'rloo' is unknown\n  hint: Known: grpo, ppo, dpo"),
         (("--shard", "fsdp3"), "--shard 'fsdp3' is unknown\n  hint: Known: fsdp, zero1"),
         (("--tp", 3), "2 devices for training are not a multiple of tp x pp x cp = 3"),
+        (("--tokens", 2048), "tokens=2048 is less than the 3072 tokens of one sequence"),
+        (("--forward-tokens", 9), "forward_tokens=9 is less than the 3072 tokens of one sequence"),
     ],
 )
 def test_what_cannot_be_is_an_error(
@@ -75,3 +85,26 @@ def test_what_cannot_be_is_an_error(
     status, _, err = rlprof(*words(model), *more)
     assert status == 2
     assert err.startswith(f"rlprof: error: {error}")
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder per published model, with its `config.json`, in the working directory."""
+    for name, config in CONFIGS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_shows_is_what_size_prints(rlprof: Run, page: Path) -> None:
+    examples = _EXAMPLE.findall(page.read_text())
+    assert examples
+    for command, _, shown in examples:
+        _, *given = shlex.split(command.replace("\\\n", " "))
+        status, out, _ = rlprof(*given)
+        assert status == 0
+        printed = {" ".join(line.split()) for line in out.splitlines()}
+        lines = [" ".join(line.split()) for line in shown.splitlines()]
+        assert [line for line in lines if line not in printed] == []

@@ -171,7 +171,9 @@ def _native(folder: Path) -> tuple[Path, Path]:
         head = header(rank, 2, host=f"node-{rank}", device_name="NVIDIA H100 80GB HBM3")
         path = write_rank(folder / "run", head, rows, notes=[(5, "info", "hello")], status=None)
         met = [["clock", 0, [[at, at + 10, at + 20, at + 30]]] for at in (0, ends)]
-        lines = [*(met if rank else ()), ["count", 1, {"late": 2.5}], ["end", ends, "finished"]]
+        sampled = ["metrics", 0, ends, 0, {"device_power_watts": 9.5}, {"device_clock_mhz": 9}]
+        more = [["count", 1, {"late": 2.5}], sampled, ["end", ends, "finished"]]
+        lines = [*(met if rank else ()), *more]
         with path.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
     return path, path.parent

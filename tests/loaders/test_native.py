@@ -291,3 +291,35 @@ def test_a_rollout_in_a_validation_is_validation() -> None:
     assert generated.values[counted].tolist() == [9]
     shares = dict(zip(*map(ledger(spans).column, ("category", "total")), strict=True))
     assert (shares["rollout"], shares["checkpoint/eval"]) == (60, 140)
+
+
+def test_background_metrics_are_a_table_on_the_axis_of_the_run(tmp_path: Path) -> None:
+    for rank, skew in enumerate((0, 1_000)):
+        head = header(rank, 2, unix_ns=header().unix_ns + skew, host=f"node-{rank}")
+        path = write_rank(tmp_path, head, [Row("step", "step", 1, 500, 9_000)], status=None)
+        lines = [
+            ["metrics", 600, 600, None, {}, {"host_cpu_count": 8}],
+            ["metrics", 600, 1_600, None, {"host_cpu_percent": 25.5}, {}],
+            ["metrics", 600, 1_600, 3, {"device_power_watts": 300}, {"device_clock_mhz": None}],
+            ["metrics", 2**61, 2**61, None, {}, {"host_cpu_count": 9}],
+            ["metrics", 9, 5, None, {"host_cpu_percent": 1}, {}],  # ends before it starts
+            ["end", 9_000, "finished"],
+        ]
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    spans = load(tmp_path)
+    table = spans.table("background_metrics")
+    assert [column.name for column in table.columns] == [
+        "rank", "device", "metric", "time", "duration", "value",
+    ]  # fmt: skip
+    own = [
+        (None, "host_cpu_count", 100, 0, 8.0),
+        (None, "host_cpu_percent", 100, 1_000, 25.5),
+        (3, "device_power_watts", 100, 1_000, 300.0),
+    ]
+    off = [(device, name, at + 1_000, length, value) for device, name, at, length, value in own]
+    assert [*table.rows] == [(rank, *row) for rank, rows in enumerate((own, off)) for row in rows]
+
+
+def test_a_run_without_background_metrics_has_no_such_table(tmp_path: Path) -> None:
+    assert "background_metrics" not in grpo_run(tmp_path, steps=2, ranks=1).tables

@@ -169,6 +169,31 @@ def test_a_fake_mps_tells_what_it_holds_and_may_hold(monkeypatch: pytest.MonkeyP
     assert device.device_memory() == (None, 9)
 
 
+@pytest.mark.parametrize(
+    ("started", "properties", "expected"),
+    [
+        (True, SimpleNamespace(uuid="8d3f"), (2, "8d3f")),
+        (True, SimpleNamespace(), (2, None)),
+        (False, SimpleNamespace(uuid="8d3f"), None),
+    ],
+)
+def test_a_fake_device_is_used_from_when_it_was_started(
+    started: bool, properties: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    module = fake_module(
+        "torch.cuda",
+        is_initialized=lambda: started,
+        current_device=lambda: asked.append("which") or 2,
+        get_device_properties=lambda index: asked.append(index) or properties,
+    )
+    monkeypatch.setattr(torch, "accelerator", fake_accelerator("cuda", available=True))
+    monkeypatch.setattr(torch, "cuda", module)
+    assert device.used_device("cuda") == expected
+    assert asked == (["which", 2] if started else [])  # which would start it
+    assert device.used_device("cpu") is None
+
+
 def test_a_fake_device_that_keeps_its_peak_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_accelerator("npu", available=True, reset_peak_memory_stats=unknown)
     monkeypatch.setattr(torch, "accelerator", fake)

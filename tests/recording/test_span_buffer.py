@@ -7,13 +7,16 @@ import asyncio
 import logging
 import shutil
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_rlprof.recording import span_buffer
 from lightning_rlprof.recording.annotations import count, mark, stage
-from lightning_rlprof.recording.span_buffer import Tally
+from lightning_rlprof.recording.span_buffer import Buffer, Tally
 from tests.builders.recording import read, spans
 
 
@@ -204,3 +207,30 @@ def test_without_a_step_nothing_is_told(start):
     with stage("actor_update"):
         pass
     assert session.step_totals == (0, False, {})
+
+
+NESTED = [(1, 0, 18), (1, 2, 9), (1, 2, 5), (1, 12, 18), (2, 3, 7), (0, 4, 4)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 9)), max_size=8),
+    st.permutations(range(len(NESTED))),
+)
+def test_an_interval_is_inside_the_innermost_span_of_its_thread(
+    intervals: list[tuple[int, int, int]], order: list[int]
+) -> None:
+    """Against every span, one by one."""
+    buffer = Buffer(SimpleNamespace(), lambda: 0)
+    for number in order:
+        thread, start, end = NESTED[number]
+        kind = "region" if number % 2 else "stage"
+        buffer.append(["span", "a", kind, 1, start, end, thread, number, None, None])
+    buffer.append(["span", "step", "step", 1, 0, 30, 1, 99, None, None])
+    asked = sorted(((t, at, at + size) for t, at, size in intervals), key=lambda each: each[1])
+    for (thread, start, end), found in zip(asked, buffer.around(asked), strict=True):
+        inside = [
+            (begin, number)
+            for number, (own, begin, over) in enumerate(NESTED)
+            if own == thread and begin <= start < over and end <= over
+        ]
+        assert found == (max(inside)[1] if inside else None)

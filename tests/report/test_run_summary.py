@@ -7,6 +7,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.run_summary import run_summary, what_to_fix
 from lightning_rlprof.tables.table import Table
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
+from tests.builders.sampled import S, sampled_run
 from tests.builders.scripted import Script, play
 
 
@@ -83,3 +84,13 @@ def test_a_command_to_try_is_whole_however_long_the_path(tmp_path: Path) -> None
     lines = run_summary(load(run))
     at = lines.index("Fix first: Memory grows every step: host on rank 0")
     assert lines[at + 1] == f"  Find the stage with rlprof show {run} memory_phases"
+
+
+def test_background_metrics_are_no_captures_and_their_findings_are_named() -> None:
+    rows = [Row("actor_update", "stage", at + 1, at * S, (at + 1) * S) for at in range(100)]
+    quiet = sampled_run([(0, None, {"cpu_throttled_percent": [0.0] * 100})], rows)
+    assert advice(quiet) == ["No problem found."]
+    busy = sampled_run([(0, None, {"cpu_throttled_percent": [60.0] * 100})], rows)
+    assert advice(busy)[0] == (
+        "Fix first: The CPU quota of the container is used up in 60% of its periods"
+    )

@@ -15,6 +15,7 @@ from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.run_store import Store
 from tests.builders.chrome import ChromeTrace
 from tests.builders.runs import grpo_run
+from tests.builders.sampled import sampled_run
 from tests.places import ROOT, SHARED_DATA
 
 QUERIES = re.findall(r"\| `((?:select|from) [^`]+)` \|", (ROOT / "docs/sql.md").read_text())
@@ -69,6 +70,8 @@ def test_columns_of_all_tables_are_no_reserved_words_and_have_meanings(tmp_path:
         for name, reader in _READERS.items()
     }
     found["clocks"] = [column.name for column in sql_columns(CLOCK_COLUMNS)]
+    sampled = sampled_run([(0, None, {"host_cpu_percent": [5.0]})])
+    found["background_metrics"] = columns_of(Run.of(sampled))["background_metrics"]
     check(found)
 
 

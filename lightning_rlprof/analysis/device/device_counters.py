@@ -8,6 +8,7 @@ import numpy as np
 from lightning_rlprof.analysis.device.work import optional_numbers
 from lightning_rlprof.analysis.partition import open_spans
 from lightning_rlprof.analysis.step_selection import CLOSED
+from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -23,10 +24,19 @@ _NOTE = (
     "Mean and percentiles are over time: a value lasts until the next sample of its counter. A "
     "sample counts to the stage that its host was in."
 )
-_NO_COUNTERS = (
-    "This run has no device counters. Record with nsys --gpu-metrics-devices or torch.profiler."
+_BACKGROUND_NOTE = (
+    "Background metrics: a rate is the mean of the time between two samples, and counts to a stage "
+    "that was open all that time."
 )
-_TABLES = ("counters", "gpu_metrics")
+_NO_COUNTERS = (
+    "This run has no device counters. Record with background_metrics: true, nsys "
+    "--gpu-metrics-devices or torch.profiler."
+)
+CAPTURED = ("counters", "gpu_metrics")
+"""Tables of counters that profilers recorded in captures."""
+
+COUNTERS = (*CAPTURED, BACKGROUND_METRICS)
+"""All tables of counters."""
 _ALL = "all"
 _NONE = -1
 
@@ -34,7 +44,9 @@ _NONE = -1
 class Samples(NamedTuple):
     """Samples as columns; -1 if rank, device or name are unknown.
 
-    ``time`` is in nanoseconds.
+    ``time`` is in nanoseconds, as is ``duration``: how long a rate lasted, which begins at its
+    time; 0 of a value at one instant, which lasts until the next one; -1 of one in a capture, which
+    also ends with it.
     """
 
     rank: Int64s
@@ -42,6 +54,7 @@ class Samples(NamedTuple):
     metric: Int64s
     time: Int64s
     value: Float64s
+    duration: Int64s
 
     def rows(self, at: Any) -> "Samples":
         """Return some samples, by positions or a mask."""
@@ -60,19 +73,22 @@ def device_counters(spans: Spans) -> Table:
     """
     notes: list[str] = []
     rows: list[tuple[Cell, ...]] = []
-    for samples, metrics in counter_samples(spans, notes):
+    for samples, metrics in counter_samples(spans, notes, COUNTERS):
         rows += _rows(spans, samples, metrics)
     if not rows:
         return Table("device_counters", _COLUMNS, abstained=" ".join([_NO_COUNTERS, *notes]))
-    return Table("device_counters", _COLUMNS, rows, " ".join([*notes, _NOTE]))
+    own = [_BACKGROUND_NOTE] if BACKGROUND_METRICS in spans.tables else []
+    return Table("device_counters", _COLUMNS, rows, " ".join([*notes, _NOTE, *own]))
 
 
-def counter_samples(spans: Spans, notes: list[str]) -> Iterator[tuple[Samples, Sequence[str]]]:
-    """Yield the samples with a value, and the names of their metrics, of each table of counters.
+def counter_samples(
+    spans: Spans, notes: list[str], tables: Sequence[str]
+) -> Iterator[tuple[Samples, Sequence[str]]]:
+    """Yield the samples with a value, and the names of their metrics, of tables of counters.
 
     What is left out is noted.
     """
-    for name in _TABLES:
+    for name in tables:
         if (table := spans.try_table(name, notes)) is None:
             continue
         value = np.array(table.column("value"), dtype=np.float64)  # None becomes nan
@@ -81,7 +97,17 @@ def counter_samples(spans: Spans, notes: list[str]) -> Iterator[tuple[Samples, S
             notes.append(f"Left out of {name}: {lost} samples without a value.")
         codes, metrics = table.texts("metric")
         rank, device = (optional_numbers(table, each, _NONE) for each in ("rank", "device"))
-        yield Samples(rank, device, codes, table.numbers("time"), value).rows(keep), metrics
+        time, duration = table.numbers("time"), optional_numbers(table, "duration", _NONE)
+        yield Samples(rank, device, codes, time, value, duration).rows(keep), metrics
+
+
+def background_samples(spans: Spans, metric: str) -> Samples | None:
+    """Return the samples of a background metric by rank, device and time; None without any."""
+    for samples, metrics in counter_samples(spans, [], (BACKGROUND_METRICS,)):
+        if metric in metrics:
+            own = samples.rows(samples.metric == metrics.index(metric))
+            return own.rows(np.lexsort((own.time, own.device, own.rank))) if len(own.time) else None
+    return None
 
 
 def _rows(spans: Spans, samples: Samples, metrics: Sequence[str]) -> list[tuple[Cell, ...]]:
@@ -111,32 +137,40 @@ def _rows(spans: Spans, samples: Samples, metrics: Sequence[str]) -> list[tuple[
 
 
 def _lasting(spans: Spans, key: Int64s, samples: Samples) -> Int64s:
-    """Return how long each value lasted: to the next sample, or to the end of the capture."""
+    """Return how long each value lasted: to the next sample, or to the end of the capture.
+
+    A rate lasted for its duration.
+    """
     time = samples.time
     lasting = np.diff(time, append=time[-1:])
     lasting[np.flatnonzero(np.diff(key))] = 0  # the last one of its counter
     rows = spans.rows(kind="region", name=CLOSED)
     for each in np.unique(spans.rank[rows]).tolist():
         closed = np.sort(spans.start_ns[rows[spans.rank[rows] == each]])
-        own = np.flatnonzero(samples.rank == each)
+        own = np.flatnonzero((samples.rank == each) & (samples.duration < 0))
         at = np.searchsorted(closed, time[own], side="right")
         until = np.append(closed, np.iinfo(np.int64).max)[at]
         lasting[own] = np.minimum(lasting[own], until - time[own])
-    return lasting
+    return np.where(samples.duration > 0, samples.duration, lasting)
 
 
 def _stages(spans: Spans, samples: Samples) -> Int64s:
     """Return the code of the innermost stage that each sample's host was in, or `_NONE`.
 
-    In a run with one rank, a sample without a rank belongs to it.
+    In a run with one rank, a sample without a rank belongs to it. A rate belongs to a stage that
+    was open all the time.
     """
     found = np.full(len(samples.time), _NONE)
     only = spans.ranks[0] if len(spans.ranks) == 1 else _NONE
     rank = np.where(samples.rank == _NONE, only, samples.rank)
     for each in np.unique(rank[rank != _NONE]).tolist():
         own = np.flatnonzero(rank == each)
-        row = open_spans(spans, "stage", each, samples.time[own])
-        found[own] = np.append(spans.name, _NONE)[row]
+        first, last = (
+            samples.time[own],
+            samples.time[own] + np.maximum(samples.duration[own] - 1, 0),
+        )
+        row, end = (open_spans(spans, "stage", each, times) for times in (first, last))
+        found[own] = np.append(spans.name, _NONE)[np.where(row == end, row, _NONE)]
     return found
 
 

@@ -18,7 +18,7 @@ EXPLAINED = "training threads waited for a CPU meanwhile"
 
 
 class CpuWaits(NamedTuple):
-    """Waiting for a CPU in complete steps.
+    """Waiting for a CPU in complete steps, or what else their counters say of lost time.
 
     Attributes:
         steps: Their numbers, ascending.
@@ -49,7 +49,12 @@ class CpuWaits(NamedTuple):
 
 def cpu_waits(spans: Spans) -> CpuWaits | None:
     """Return the waiting for a CPU of a run; None if no step has it."""
-    rows, ns = spans.amounts(CPU_WAIT, np.int64)
+    return counted_in_steps(spans, CPU_WAIT)
+
+
+def counted_in_steps(spans: Spans, counter: str) -> CpuWaits | None:
+    """Return the time that a counter of steps says was lost; None if no step has it."""
+    rows, ns = spans.amounts(counter, np.int64)
     steps = rows[spans.kind[rows] == KINDS.index("step")]
     steps = steps[states(spans, steps) == 0]
     if not len(steps):

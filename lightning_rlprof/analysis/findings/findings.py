@@ -12,10 +12,15 @@ from lightning_rlprof.analysis.findings.device_evidence import (
     small_collectives,
 )
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, Results, RunData
-from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, CPU_CONTENTION, STRAGGLER
+from lightning_rlprof.analysis.findings.machine_evidence import (
+    cpu_contention,
+    gc_pauses,
+    gpu_throttling,
+    memory_pressure,
+)
+from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, CPU_RULES, STRAGGLER
 from lightning_rlprof.analysis.findings.run_evidence import (
     category_shares,
-    cpu_contention,
     low_mfu,
     memory_growth,
     slow_ranks,
@@ -33,6 +38,9 @@ CHECKS: tuple[Callable[[RunData], Results], ...] = (
     memory_growth,
     step_changes,
     cpu_contention,
+    gpu_throttling,
+    memory_pressure,
+    gc_pauses,
     low_mfu,
     category_shares,
 )
@@ -88,7 +96,7 @@ def findings(spans: Spans) -> Table:
     if not results and not len(spans.rows(kind="step")) and not run.devices.lanes:
         return Table("findings", _COLUMNS, abstained="no complete step was recorded")
     found, explained = _without_effects([each for each in results if isinstance(each, Finding)])
-    found.sort(key=lambda each: (each.rule is CPU_CONTENTION, each.rule.idea, -(each.cost or 0)))
+    found.sort(key=lambda each: (each.rule in CPU_RULES, each.rule.idea, -(each.cost or 0)))
     path = shlex.quote(str(spans.path))
     rows = [_row(each, run.accounts.total_ns, path) for each in found]
     not_checked: dict[str, list[str]] = {}

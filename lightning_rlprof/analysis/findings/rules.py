@@ -94,6 +94,58 @@ CPU_CONTENTION = Rule(
     "The wait stays with fewer threads than CPUs and without other jobs",
     "rlprof show RUN steps",
 )
+NEIGHBORS = CPU_CONTENTION._replace(
+    title="Training threads wait for a CPU: other programs use {share:.0%} of the machine",
+    suggestion="Move the other programs off the machine, or reserve CPUs for this job (cpuset, "
+    "exclusive nodes)",
+    ruled_out_if="The wait stays when the other programs are stopped",
+    command="rlprof show RUN device_counters",
+)
+"""Reported instead if programs outside this job's container keep the CPUs busy."""
+
+CPU_QUOTA = Rule(
+    "CPU quota",
+    "The CPU quota of the container is used up in {share:.0%} of its periods",
+    0.05,
+    "Raise the CPU limit of the container, or use fewer DataLoader workers and threads "
+    "(OMP_NUM_THREADS)",
+    "The steps take as long with a higher limit",
+    "rlprof show RUN device_counters",
+)
+"""Reported instead of `CPU_CONTENTION`, too, if there is a quota and it is used up."""
+
+CPU_RULES = (CPU_CONTENTION, NEIGHBORS, CPU_QUOTA)
+
+MEMORY_PRESSURE = Rule(
+    "memory pressure",
+    "Memory of the host is short: {what}",
+    0.05,  # of the time
+    "Use fewer DataLoader workers, pin less memory, offload less to the host, or raise the "
+    "memory limit of the container",
+    "The pressure stays when this job is stopped: then another program takes the memory",
+    "rlprof show RUN device_counters",
+)
+HEAT = Rule(
+    "GPU throttling",
+    "The GPU of {who} is throttled by heat: its clock is {drop:.0%} lower in {share:.0%} of the "
+    "time",
+    0.05,  # of the clock cycles
+    "Check fans, air flow and dust of that machine: nvidia-smi -q -d PERFORMANCE,TEMPERATURE. "
+    "Move the job to another one meanwhile",
+    "Its steps take as long at full clock: the work is limited by memory or the host",
+    "rlprof show RUN device_counters",
+)
+POWER = HEAT._replace(
+    title="The GPU of {who} is throttled by its power limit: its clock is {drop:.0%} lower in "
+    "{share:.0%} of the time",
+    suggestion="Compare its power limit with that of other machines: nvidia-smi -q -d POWER. "
+    "Raise it if it was lowered",
+    idea=True,  # a GPU that computes at full load runs at this limit
+)
+SLOWDOWN = HEAT._replace(
+    title="The GPU of {who} is slowed down by hardware, because of heat or power: its clock is "
+    "{drop:.0%} lower in {share:.0%} of the time",
+)
 STRAGGLER = Rule(
     "straggler",
     "{who} is a straggler{where} ({verdict})",

@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.device.timeline import idle_causes
 from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY
 from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of
-from lightning_rlprof.analysis.findings.cpu_contention import CPU_WAIT, EXPLAINED
+from lightning_rlprof.analysis.findings.cpu_contention import EXPLAINED
 from lightning_rlprof.analysis.findings.finding import (
     FEWEST_KERNELS,
     FEWEST_STEPS,
@@ -34,7 +34,6 @@ from lightning_rlprof.analysis.findings.finding import (
 )
 from lightning_rlprof.analysis.findings.rules import (
     CATEGORY_RULES,
-    CPU_CONTENTION,
     LEVEL_CHANGE,
     LOW_MFU,
     MEMORY_GROWTH,
@@ -57,6 +56,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     SLOW_UNCOUNTED,
 )
 from lightning_rlprof.analysis.time_categories import COLLECTIVE_NAMES, Category, categories_of
+from lightning_rlprof.records.background_metrics import GC_PAUSE
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing
@@ -99,6 +99,8 @@ def category_shares(run: RunData) -> Results:
     for category, rule in CATEGORY_RULES.items():
         source = run.accounts.sources.get(category)
         by_device = source == "kernels" or (source == "both" and _too_few(by_step))
+        if category == Category.PYTHON_GC and GC_PAUSE in run.spans.counters:
+            continue  # `gc_pauses` checks all of them, not only those that are spans
         if category in _BY_DEVICE and by_device:
             found.append(_device_share(run, category, rule))
         elif by_step.any() and (source is not None or category not in _IDLE):
@@ -448,34 +450,6 @@ def step_changes(run: RunData) -> Results:
         else:
             found.append(_change_finding(spans, row))
     return found
-
-
-def cpu_contention(run: RunData) -> Results:
-    """Report that training threads wait for a CPU; nothing if that was not recorded."""
-    spans, waits = run.spans, run.cpu_waits
-    if waits is None:
-        return []
-    if len(waits.steps) < FEWEST_STEPS:
-        why = f"needs {FEWEST_STEPS} steps, has {len(waits.steps)}"
-        return [NotChecked(CPU_CONTENTION.name, why)]
-    own, whole = waits.ns.sum(axis=1).astype(np.float64), waits.wall_ns.astype(np.float64)
-    low, high = share_interval(own, whole)
-    decision = judge(CPU_CONTENTION, low, high)
-    if decision is None or isinstance(decision, NotChecked):
-        return [] if decision is None else [decision]
-    longest = int(waits.steps[np.argmax(own)])
-    rows = spans.rows(kind="step")
-    finding = Finding(
-        CPU_CONTENTION,
-        CPU_CONTENTION.title,
-        *(int(own.sum()), int(low * whole.sum()), int(high * whole.sum())),
-        decision,
-        f"{len(waits.steps)} steps, most of it in step {longest}",
-        f"select rank, step, duration_ns, {CPU_WAIT} from spans where kind = 'step' "
-        f"and {CPU_WAIT} is not null order by {CPU_WAIT} desc",
-        place_of(spans, rows[spans.step[rows] == longest]),
-    )
-    return [finding]
 
 
 _CHANGE_RULES = {LEVEL: LEVEL_CHANGE, TREND: TREND_RULE, OUTLIER: OUTLIER_STEP}

@@ -3,14 +3,19 @@
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isqrt
 from typing import Literal, get_args
 
 from lightning_rlprof.analysis.efficiency.peak_flops import Peak, device_labeled
 from lightning_rlprof.analysis.models.architecture import Experts, Model
+from lightning_rlprof.analysis.models.flops import Grid
 from lightning_rlprof.errors import RlprofError
 
-Algorithm = Literal["grpo", "ppo", "sft"]
-"""What is trained: GRPO has a reference, PPO also a critic, SFT neither and no rollout."""
+Algorithm = Literal["grpo", "ppo", "dpo", "sft"]
+"""What is trained: GRPO has a reference, PPO also a critic.
+
+DPO has a reference, pairs of sequences and no rollout; SFT has neither a reference nor a rollout.
+"""
 
 Shard = Literal["fsdp", "zero1", "zero2", "zero3", "megatron"]
 """How states are divided among ranks."""
@@ -29,17 +34,24 @@ class Job:
         devices: How many there are.
         prompt: Longest prompt, in tokens.
         response: Longest response.
-        algorithm: ``grpo``, ``ppo`` or ``sft``.
+        image_tokens: Tokens of the prompt that are images, taken as one square image.
+        algorithm: ``grpo``, ``ppo``, ``dpo`` or ``sft``.
         shard: How states are divided: ``fsdp`` keeps FP32 weights, ``megatron`` has a distributed
             optimizer.
         batch: Prompts of a step; None if no times are wanted.
-        group: Responses per prompt.
-        tokens: Tokens of a micro-batch per device; None for one sequence of the full length.
+        group: Responses per prompt; DPO has two.
+        tokens: Tokens of a micro-batch, which context parallelism divides; None for one sequence of
+            the full length, of DPO one pair.
+        forward_tokens: The same for passes without a backward pass; None for ``tokens``.
         tp: Tensor parallelism of the training.
         pp: Pipeline parallelism.
         ep: Expert parallelism; an expert is on one rank of a tensor-parallel group.
         cp: Context or sequence parallelism: ranks that share a sequence.
         rollout_tp: Tensor parallelism of the rollout; None for the least that fits.
+        rollout_ep: Expert parallelism of the rollout, over replicas if above ``rollout_tp``; None
+            for the same.
+        rollout_memory: Share of a device that the engine may use with all that is on it; None for
+            all of it, of which the KV cache gets up to 90%.
         rollout_devices: Devices of the rollout alone; 0 if rollout and training share all devices.
         lora: Rank of adapters, 0 to train all parameters.
         offload: Share of the optimizer that is on the host. If above 0, training states also leave
@@ -52,16 +64,20 @@ class Job:
     devices: int
     prompt: int
     response: int
+    image_tokens: int = 0
     algorithm: Algorithm = "grpo"
     shard: Shard = "fsdp"
     batch: int | None = None
     group: int = 8
     tokens: int | None = None
+    forward_tokens: int | None = None
     tp: int = 1
     pp: int = 1
     ep: int = 1
     cp: int = 1
     rollout_tp: int | None = None
+    rollout_ep: int | None = None
+    rollout_memory: float | None = None
     rollout_devices: int = 0
     lora: int = 0
     offload: float = 0.0
@@ -84,9 +100,29 @@ class Job:
             raise RlprofError(f"ep={self.ep} does not divide {has} among {ranks} devices")
         if self.pp > len(self.model.layers):
             raise RlprofError(f"pp={self.pp} is more than the {len(self.model.layers)} layers")
-        if self.rollout_tp and self.rollout_ranks % self.rollout_tp:
-            text = f"{self.rollout_ranks} devices for the rollout are not a multiple of"
-            raise RlprofError(f"{text} its tensor parallelism {self.rollout_tp}")
+        self._check_rollout(experts[0].count if experts else None)
+        for name in ("tokens", "forward_tokens"):
+            value, least = getattr(self, name), self.sequences * self.length
+            if value is not None and value < least:
+                what = "one pair of sequences" if self.sequences > 1 else "one sequence"
+                raise RlprofError(f"{name}={value} is less than the {least} tokens of {what}")
+
+    def _check_rollout(self, experts: int | None) -> None:
+        given = ("rollout_tp", "rollout_ep", "rollout_memory", "rollout_devices")
+        if not self.generates and (named := [each for each in given if getattr(self, each)]):
+            raise RlprofError(f"{named[0]}: {self.algorithm} has no rollout")
+        for size, kind in ((self.rollout_tp, "tensor"), (self.rollout_ep, "expert")):
+            if size and self.rollout_ranks % size:
+                text = f"{self.rollout_ranks} devices for the rollout are not a multiple of"
+                raise RlprofError(f"{text} its {kind} parallelism {size}")
+        if self.rollout_ep and (not experts or experts % self.rollout_ep):
+            raise RlprofError(
+                f"rollout_ep={self.rollout_ep} does not divide {experts or 'no'} experts"
+            )
+        if self.rollout_ep and self.rollout_ep % (self.rollout_tp or 1):
+            raise RlprofError(
+                f"rollout_ep={self.rollout_ep} is not a multiple of rollout_tp={self.rollout_tp}"
+            )
 
     def _check_numbers(self) -> None:
         for name, choices in (("algorithm", Algorithm), ("shard", Shard)):
@@ -95,14 +131,22 @@ class Job:
         for name in ("prompt", "response", "devices", "tp", "pp", "ep", "cp", "group"):
             if not 0 < getattr(self, name) < _MOST:
                 raise RlprofError(f"{name}={getattr(self, name)} is not a positive count")
-        for name in ("batch", "tokens", "rollout_tp"):
+        for name in ("batch", "tokens", "forward_tokens", "rollout_tp", "rollout_ep"):
             value = getattr(self, name)
             if value is not None and not 0 < value < _MOST:
                 raise RlprofError(f"{name}={value} is not a positive count")
+        if self.rollout_memory is not None and not 0 < self.rollout_memory <= 1:
+            raise RlprofError(f"rollout_memory={self.rollout_memory} is not a share above 0, to 1")
         if not 0 <= self.offload <= 1:
             raise RlprofError(f"offload={self.offload} is not a share from 0 to 1")
         if self.lora < 0 or self.rollout_devices < 0:
             raise RlprofError("lora and rollout_devices cannot be negative")
+        if self.image_tokens and self.model.vision is None:
+            raise RlprofError(f"image_tokens: {self.model.model_type} has no vision tower")
+        if not 0 <= self.image_tokens <= self.prompt:
+            raise RlprofError(
+                f"image_tokens={self.image_tokens} is not from 0 to the prompt's {self.prompt}"
+            )
 
     @property
     def training_devices(self) -> int:
@@ -125,9 +169,37 @@ class Job:
         return self.prompt + self.response
 
     @property
+    def generates(self) -> bool:
+        """Whether responses are generated."""
+        return self.algorithm in ("grpo", "ppo")
+
+    @property
+    def colocated(self) -> bool:
+        """Whether rollout and training share all devices."""
+        return self.generates and not self.rollout_devices
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that a micro-batch has at least: in DPO a chosen and a rejected one."""
+        return 2 if self.algorithm == "dpo" else 1
+
+    @property
+    def images(self) -> list[Grid]:
+        """Patches of the image of a sequence."""
+        if self.model.vision is None or not self.image_tokens:
+            return []
+        side = self.model.vision.merge * isqrt(self.image_tokens)
+        return [(1, side, -(-self.image_tokens * self.model.vision.merge**2 // side))]
+
+    @property
     def micro_tokens(self) -> float:
-        """Tokens of a micro-batch on one device."""
-        return (self.tokens or self.length) / self.cp
+        """Tokens of a micro-batch of the update on one device."""
+        return (self.tokens or self.sequences * self.length) / self.cp
+
+    @property
+    def forward_micro_tokens(self) -> float:
+        """Tokens of a micro-batch of forward-only passes on one device."""
+        return self.forward_tokens / self.cp if self.forward_tokens else self.micro_tokens
 
     @cached_property
     def usable(self) -> float:

@@ -2,7 +2,8 @@
 
 Sources, of which docs/sizing.md has the list: DeepSpeed's ZeRO paper and Megatron's
 theoretical_memory_usage.py for states; saved tensors of transformers' Llama and Qwen2 in BF16 for
-activations; measured peaks of log-softmax and entropy for logits.
+activations; measured peaks of log-softmax and entropy for logits; verl's tuning guide for those of
+forward-only passes.
 """
 
 from collections import Counter
@@ -16,6 +17,7 @@ from lightning_rlprof.analysis.models.architecture import (
     Layer,
     LinearAttention,
     Model,
+    Vision,
 )
 from lightning_rlprof.analysis.models.flops import cache_bytes
 from lightning_rlprof.analysis.sizing.job import Job
@@ -111,13 +113,13 @@ def _adapters(job: Job, model: Model) -> float:
     )
 
 
-def _gathered(job: Job, model: Model) -> float:
+def _gathered(job: Job, model: Model, *, backward: bool) -> float:
     """Return bytes of what FSDP and ZeRO-3 gather: two layers, the ends, one layer's gradients."""
     if job.shard not in ("fsdp", "zero3") or job.training_devices == 1:
         return 0.0
     largest = max(layer.parameters(model.hidden) for layer in model.kinds)
     ends = model.embedding_parameters + (0 if model.tied else model.head_parameters)
-    return 2 * 2 * largest + 2 * ends + (0 if job.lora else 4 * largest)
+    return 2 * 2 * largest + 2 * ends + (4 * largest if backward and not job.lora else 0)
 
 
 def live_layer(layer: Layer, hidden: int) -> int:
@@ -151,16 +153,48 @@ def _activations(job: Job, model: Model) -> float:
     return job.micro_tokens * (kept + live * job.checkpointing) / job.tp
 
 
-def _logits(job: Job, model: Model, each: float) -> float:
-    return job.micro_tokens * model.vocabulary * each / job.tp
+def live_patch(tower: Vision) -> int:
+    """Return bytes that backward needs of one layer of a vision tower per patch, BF16.
+
+    Measured on transformers' towers: 30 h + 8 i of Qwen2.5-VL, whose blocks are gated, and
+    22 h + 4 i of Qwen3-VL.
+    """
+    if tower.matrices == 3:
+        return 30 * tower.hidden + 8 * tower.width
+    return 22 * tower.hidden + 4 * tower.width
+
+
+def _vision(job: Job, tokens: float, *, backward: bool) -> list[Part]:
+    """Return activations of the vision tower, which each tensor-parallel rank has whole."""
+    tower = job.model.vision
+    if tower is None or not job.images:
+        return []
+    patches = job.image_tokens * tower.merge**2 * tokens * job.cp / job.length
+    live, depth = live_patch(tower), tower.depth
+    if not backward:
+        low, high = 0.5 * live, float(live)
+    else:
+        kept = 2 * tower.hidden * depth + live if job.checkpointing else live * depth
+        low, high = 0.9 * kept, 1.3 * kept
+    return [Part("vision activations", patches * low, patches * high)]
+
+
+def _logits(job: Job, tokens: float, low: float, high: float) -> Part:
+    entries = tokens * job.model.vocabulary / job.tp
+    return Part("logits", entries * low, entries * high)
 
 
 def _overhead(job: Job, parts: list[Part]) -> list[Part]:
-    """Return context and communicators of a process, and fragments of the allocator."""
+    """Return context and communicators of a process, and fragments of the allocator.
+
+    A colocated engine that sleeps keeps CUDA graphs and communicators (vllm issue 47654).
+    """
     groups = sum(size > 1 for size in (job.tp, job.pp, job.ep, job.cp))
     low, high = sum(part.low for part in parts), sum(part.high for part in parts)
+    asleep = (1.5 + (rollout_tp(job) > 1)) * GB
     return [
         *parts,
+        *([Part("sleeping engine", 0.0, asleep)] if job.colocated else []),
         Part("context, communicators", 1 * GB, (2 + groups) * GB),
         Part("fragmentation", 0.0, 0.05 * high if low else 0.0),
     ]
@@ -191,13 +225,40 @@ def update_phase(job: Job) -> Phase:
         sizes = zip(names, _states(job, model), strict=True)
         parts += [Part(who + name, size, 1.02 * size) for name, size in sizes]
     parts += _reference(job)
-    gathered = _gathered(job, job.model)
+    gathered = _gathered(job, job.model, backward=True)
     parts += [Part("gathered layers", gathered / 2, gathered)] if gathered else []
     kept = _activations(job, job.model)
     parts.append(Part("activations", 0.9 * kept, 1.3 * kept))
-    most = 14 if job.algorithm == "sft" else 16
-    parts.append(Part("logits", _logits(job, job.model, 6), _logits(job, job.model, most)))
+    parts += _vision(job, job.micro_tokens, backward=True)
+    parts.append(_logits(job, job.micro_tokens, 6, 16 if job.generates else 14))
     return Phase("update", tuple(_overhead(job, parts)))
+
+
+def forward_phase(job: Job) -> Phase:
+    """Return what is on a device during passes without a backward pass.
+
+    These are the log-probabilities of actor and reference, and the values of the critic. Each layer
+    frees what it computed: 8 h + 6 i bytes per token at most, measured on transformers' Llama and
+    Qwen2, which is 0.6 of what backward needs.
+    """
+    trained = [_states(job, model) for model in _trained(job)]
+    parts = []
+    if job.offload:  # one model at a time, without its optimizer
+        weights, gradients, _ = trained[0]
+        parts.append(Part("weights", weights, 1.02 * (weights + gradients)))
+    else:
+        states = sum(sum(each) for each in trained)
+        gradients = sum(each[1] for each in trained)
+        parts.append(Part("training states", states - gradients, 1.02 * states))
+    parts += _reference(job)
+    gathered = _gathered(job, job.model, backward=False)
+    parts += [Part("gathered layers", gathered / 2, gathered)] if gathered else []
+    live = max(live_layer(layer, job.model.hidden) for layer in job.model.kinds)
+    passing = job.forward_micro_tokens * live / job.tp
+    parts.append(Part("activations", 0.5 * passing, passing))
+    parts += _vision(job, job.forward_micro_tokens, backward=False)
+    parts.append(_logits(job, job.forward_micro_tokens, 2, 7))
+    return Phase("forward", tuple(_overhead(job, parts)))
 
 
 def rollout_phase(job: Job) -> Phase:
@@ -207,13 +268,19 @@ def rollout_phase(job: Job) -> Phase:
     if resident := _resident(job):
         gradients = sum(_states(job, model)[1] for model in _trained(job))
         parts.append(Part("training states", resident - gradients, 1.02 * resident))
-    own = 2 * job.model.parameters / tp
+    own = _engine_weights(job, tp)
     parts.append(Part("engine weights", own, own))
     parts.append(Part("engine activations, graphs", 1.5 * GB, 4.5 * GB))
     one = kv_bytes(job, tp)
     parts.append(Part("KV cache of one sequence", one, one))
     overhead = Part("context, communicators", 1 * GB, (2 + (tp > 1)) * GB)
     return Phase("rollout", (*parts, overhead))
+
+
+def _engine_weights(job: Job, tp: int) -> float:
+    """Return bytes of the rollout's weights on one device, in BF16."""
+    experts = job.model.expert_parameters
+    return 2 * ((job.model.parameters - experts) / tp + experts / (job.rollout_ep or tp))
 
 
 def _resident(job: Job) -> float:
@@ -237,9 +304,11 @@ def rollout_tp(job: Job) -> int:
     """Return the tensor parallelism of the rollout: the least that leaves a quarter free."""
     if job.rollout_tp:
         return job.rollout_tp
-    free = max(job.usable - _resident(job) - 6 * GB, 0.25 * job.usable)
-    sizes = [tp for tp in _TENSOR_PARALLEL if job.rollout_ranks % tp == 0]
-    roomy = (tp for tp in sizes if 2 * job.model.parameters / tp <= 0.75 * free)
+    usable = job.usable * (job.rollout_memory or 1)
+    free = max(usable - _resident(job) - 6 * GB, 0.25 * usable)
+    whole = job.rollout_ep or job.rollout_ranks
+    sizes = [tp for tp in _TENSOR_PARALLEL if job.rollout_ranks % tp == whole % tp == 0]
+    roomy = (tp for tp in sizes if _engine_weights(job, tp) <= 0.75 * free)
     return next(roomy, sizes[-1])
 
 

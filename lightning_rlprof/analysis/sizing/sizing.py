@@ -8,12 +8,13 @@ from lightning_rlprof.analysis.sizing.job import Job
 from lightning_rlprof.analysis.sizing.memory import (
     GB,
     Phase,
+    forward_phase,
     host_bytes,
     rollout_phase,
     rollout_tp,
     update_phase,
 )
-from lightning_rlprof.analysis.sizing.step_time import concurrent, step_times
+from lightning_rlprof.analysis.sizing.step_time import KV_SHARE, concurrent, step_times
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -39,7 +40,7 @@ _CHANGES = (
 _SPARE = "GB to spare: at least. A number below 0 is what may be missing."
 _ASSUMED = (
     "Per device. States are within 2%, activations from -10% to +30%, logits 6 to 16 bytes per "
-    "token and vocabulary entry. Not included: other processes, datasets, vision activations."
+    "token and vocabulary entry, 2 to 7 without backward. Not included: other processes, datasets."
 )
 _TIMES_ASSUMED = (
     "Roofline: decode at 35 to 75% of bandwidth, prefill at 25 to 60% of peak, training at an MFU "
@@ -65,10 +66,10 @@ class Sizing:
     @property
     def spare(self) -> tuple[float, float]:
         """Bytes to spare in the fullest phase, from and to; below 0 they are missing."""
-        usable = self.job.usable
+        limits = [(phase, available(self.job, phase)) for phase in self.phases]
         return (
-            usable - max(phase.high for phase in self.phases),
-            usable - max(phase.low for phase in self.phases),
+            min(limit - phase.high for phase, limit in limits),
+            min(limit - phase.low for phase, limit in limits),
         )
 
     def summary(self) -> str:
@@ -82,21 +83,28 @@ class Sizing:
             return f"Close: from {-low:.1f} GB too much to {high:.1f} GB to spare of the {have}."
         return f"Fits: {low:.1f} to {high:.1f} GB to spare of the {have}."
 
+    def _rollout(self) -> str:
+        """Return how the rollout is divided, and how many sequences it has room for."""
+        job, number = self.job, min(concurrent(self.job), 1 << 20)
+        wide = f", expert parallelism {job.rollout_ep}" if job.rollout_ep else ""
+        return (
+            f"Rollout with tensor parallelism {rollout_tp(job)}{wide} and "
+            f"{job.rollout_memory or KV_SHARE:.0%} of the device: the KV cache of a replica has "
+            f"room for {number:,} sequence{'s' * (number != 1)} of {job.length:,} tokens."
+        )
+
     def memory(self) -> Table:
         """Return bytes by phase and part, with the sum and the verdict of each phase."""
         rows: list[tuple[Cell, ...]] = []
         for phase in self.phases:
             parts = [(phase.name, p.name, p.low / GB, p.high / GB, None) for p in phase.parts]
             total = (phase.name, "total", phase.low / GB, phase.high / GB)
-            rows += [*parts, (*total, judge(phase, self.job.usable))]
+            rows += [*parts, (*total, judge(phase, available(self.job, phase)))]
         notes = [_ASSUMED]
-        if self.job.algorithm != "sft":
-            number = min(concurrent(self.job), 1 << 20)
-            notes.append(
-                f"Rollout with tensor parallelism {rollout_tp(self.job)}: the KV cache of a "
-                f"replica has room for {number:,} sequence{'s' * (number != 1)} of "
-                f"{self.job.length:,} tokens."
-            )
+        if self.job.model.vision and not self.job.image_tokens:
+            notes.append("Not included: activations of the vision tower; pass --image-tokens N.")
+        if self.job.generates:
+            notes.append(self._rollout())
         if host := host_bytes(self.job):
             notes.append(
                 f"Host memory of a node with 8 devices: {host / GB:,.0f} GB, up to twice that if "
@@ -131,6 +139,12 @@ class Sizing:
         return Table("changes", _CHANGES, rows, _SPARE)
 
 
+def available(job: Job, phase: Phase) -> float:
+    """Return bytes of a device that a phase may use: an engine has a limit of its own."""
+    limit = job.rollout_memory if phase.name == "rollout" else None
+    return job.usable * (limit or 1)
+
+
 def judge(phase: Phase, usable: float) -> Verdict:
     """Return whether a phase fits a device's memory."""
     if phase.high <= usable:
@@ -143,10 +157,10 @@ def size(job: Job) -> Sizing:
 
     Amounts are ranges: what no formula shows, such as the code path of the logits, makes them wide.
     """
-    phases = [update_phase(job)]
-    if job.algorithm != "sft":
-        phases.insert(0, rollout_phase(job))
-    verdicts = [judge(phase, job.usable) for phase in phases]
+    phases = [rollout_phase(job)] if job.generates else []
+    phases += [forward_phase(job)] if job.algorithm != "sft" else []
+    phases.append(update_phase(job))
+    verdicts = [judge(phase, available(job, phase)) for phase in phases]
     return Sizing(job, max(verdicts, key=_ORDER.index), tuple(phases))
 
 
@@ -154,15 +168,19 @@ def _candidates(job: Job) -> Iterator[tuple[str, Job]]:
     """Yield changes of a job that are possible, those without other machines first."""
     experts = bool(job.model.expert_parameters)
     tries: list[tuple[str, dict[str, object]]] = []
-    if job.tokens is not None and job.tokens > job.length:
-        tries.append(("tokens per micro-batch: one sequence", {"tokens": None}))
+    least = job.sequences * job.length
+    if max(job.tokens or 0, job.forward_tokens or 0) > least:
+        what = "one sequence" if job.sequences == 1 else "one pair"
+        tries.append((f"tokens per micro-batch: {what}", {"tokens": None, "forward_tokens": None}))
     if not job.checkpointing:
         tries.append(("gradient checkpointing", {"checkpointing": True}))
     if job.offload < 1:
         tries.append(("offload the optimizer, and states during rollout", {"offload": 1.0}))
     if job.shard in ("zero1", "zero2"):
         tries.append(("shard zero3", {"shard": "zero3"}))
-    if job.algorithm != "sft" and job.rollout_tp is not None:
+    if (job.rollout_memory or 1) < KV_SHARE:
+        tries.append((f"rollout memory {KV_SHARE}", {"rollout_memory": KV_SHARE}))
+    if job.rollout_tp is not None:
         tries.append((f"rollout tp {2 * job.rollout_tp}", {"rollout_tp": 2 * job.rollout_tp}))
     tries.append((f"sequence parallelism, cp {2 * job.cp}", {"cp": 2 * job.cp}))
     if job.shard == "megatron":

@@ -17,8 +17,8 @@ from lightning_rlprof.errors import ConfigError, RlprofError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.recording import accelerator
+from lightning_rlprof.recording.background.host_usage import host_rss_bytes
 from lightning_rlprof.recording.clock_sync import default_store
-from lightning_rlprof.recording.host_usage import host_rss_bytes
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.recording.span_buffer import StepTotals
 from lightning_rlprof.recording.stage_sums import RATE, StageSums

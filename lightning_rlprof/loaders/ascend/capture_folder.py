@@ -13,7 +13,7 @@ import msgspec
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
-from lightning_rlprof.records.run_directory import rank_files
+from lightning_rlprof.records.run_directory import capture_in_name, rank_files
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 """Folder that the parser of torch_npu writes in a capture."""
@@ -26,8 +26,6 @@ _MAX_RANKS = 2**20
 _NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
 _INFO_FILE = re.compile(r"profiler_info(?:_(\d{1,7}))?\.json")
 _DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
-# As `recording.capture` names captures: step-000003, step-000003-actor_update, step-000003-2.
-_WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
 # Every database of torch_npu or msprof with any rows has one of these tables.
 _KNOWN_TABLES = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
 
@@ -67,8 +65,7 @@ class Capture:
     def window(self) -> tuple[int, str]:
         """First step and stage of the window; 0 and "" if rlprof did not record the capture."""
         names = [self.metadata.get("rlprof_window"), self.path.parent.name, self.path.name]
-        found = next((f for name in names if (f := _WINDOW.fullmatch(str(name)))), None)
-        return (int(found[1]), found[2] or "") if found else (0, "")
+        return next(filter(None, (capture_in_name(str(name)) for name in names)), (0, ""))
 
     @property
     def groups(self) -> dict[str, list[Any]]:

@@ -22,7 +22,8 @@ import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError, described
-from lightning_rlprof.recording import accelerator, host_usage
+from lightning_rlprof.recording import accelerator
+from lightning_rlprof.recording.background import host_usage
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.records.records import Header, Kind, Number
 

@@ -1,9 +1,14 @@
-"""Counters of a rank over time as tracks of a Chrome trace: tokens per second, and memory."""
+"""Counters of a rank over time as tracks of a Chrome trace.
 
-from collections.abc import Iterator
+Tokens per second, memory, and what was sampled in the background.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
+from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.report.chrome_trace.encoding import encoded, micro
 from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.tables.arrays import Float64s, Int64s
@@ -35,6 +40,7 @@ class CounterTracks:
             own = self._spans.name[rows] == self._spans.names.index(series.tokens[0])
             rows, amounts = rows[own], amounts[own]
         self._tokens = rows, amounts
+        self._background = [*counter_samples(self._spans, [], (BACKGROUND_METRICS,))]
 
     def events(self, rank: int, pid: int) -> Iterator[str]:
         """Yield the counters of a rank; one event where a value changes."""
@@ -44,6 +50,8 @@ class CounterTracks:
             low, high = np.searchsorted(rows, bounds)
             times, order = spans.end_ns[rows[low:high]], np.argsort(spans.end_ns[rows[low:high]])
             yield from track(pid, title, times[order], values[low:high][order].astype(np.float64))
+        for samples, metrics in self._background:
+            yield from sample_tracks(samples.rows(samples.rank == rank), metrics, pid)
 
     def _rates(self, bounds: Int64s, pid: int) -> Iterator[str]:
         spans, (rows, amounts) = self._spans, self._tokens
@@ -60,6 +68,18 @@ class CounterTracks:
         order = np.argsort(spans.start_ns[steps], kind="stable")
         times = np.append(spans.start_ns[steps][order], spans.end_ns[steps].max())
         yield from track(pid, "tokens/s", times, np.append(rates[order], 0.0))
+
+
+def sample_tracks(samples: Samples, metrics: Sequence[str], pid: int) -> Iterator[str]:
+    """Yield what was sampled on one rank, a track per metric and device."""
+    samples = samples.rows(np.lexsort((samples.time, samples.device, samples.metric)))
+    heads = np.flatnonzero((np.diff(samples.metric) != 0) | (np.diff(samples.device) != 0)) + 1
+    for rows in np.split(np.arange(len(samples.time)), heads) if len(samples.time) else ():
+        own = samples.rows(rows)
+        code, device = int(own.metric[0]), int(own.device[0])
+        name = metrics[code] if code >= 0 else "counter"
+        title = name if device < 0 else f"device {device} {name}"
+        yield from track(pid, title, np.maximum(own.time, 0), own.value)
 
 
 def track(pid: int, name: str, times: Int64s, values: Float64s) -> Iterator[str]:

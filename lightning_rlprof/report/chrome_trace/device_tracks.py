@@ -1,17 +1,17 @@
 """What devices ran as tracks of a Chrome trace: kernels and copies, one track per stream."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
+from lightning_rlprof.analysis.device.device_counters import CAPTURED, counter_samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS, copy_name
-from lightning_rlprof.report.chrome_trace.counter_tracks import track
+from lightning_rlprof.report.chrome_trace.counter_tracks import sample_tracks, track
 from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
 from lightning_rlprof.report.chrome_trace.waits import MOST_FLOWS
 from lightning_rlprof.tables.arrays import Int64s
@@ -46,7 +46,7 @@ class DeviceTracks:
         if not parts and not self.remarks:
             self.remarks.append("no kernels: the run holds no capture of a device")
         self._spans = spans
-        self._counters = [*counter_samples(spans, self.remarks)]
+        self._counters = [*counter_samples(spans, self.remarks, CAPTURED)]
         names = (*_NUMBERS, *_TEXTS)
         none = np.empty(0, np.int64)
         found = {name: np.concatenate([none, *(part[name] for part in parts)]) for name in names}
@@ -80,7 +80,9 @@ class DeviceTracks:
         if high > low:
             yield [*self._busy(low, high, pid), *self._queued(low, high, pid)]
         for samples, metrics in self._counters:
-            if sampled := [*self._sampled(samples, metrics, rank, pid)]:
+            first = rank == self._spans.ranks[0]  # has what has no rank
+            own = samples.rows((samples.rank == rank) | (first & (samples.rank < 0)))
+            if sampled := [*sample_tracks(own, metrics, pid)]:
                 yield sampled
 
     def _busy(self, low: int, high: int, pid: int) -> Iterator[str]:
@@ -124,22 +126,6 @@ class DeviceTracks:
             times, depth = times[order], np.cumsum(change[order])
             last = np.append(times[1:] != times[:-1], True)  # of changes at one time
             yield from track(pid, f"{_device(device)} launch queue depth", times[last], depth[last])
-
-    def _sampled(
-        self, samples: Samples, metrics: Sequence[str], rank: int, pid: int
-    ) -> Iterator[str]:
-        """Yield what a profiler sampled; what has no rank is at the first one."""
-        first = rank == self._spans.ranks[0]
-        mine = samples.rows((samples.rank == rank) | (first & (samples.rank < 0)))
-        order = np.lexsort((mine.time, mine.device, mine.metric))
-        mine = mine.rows(order)
-        heads = np.flatnonzero((np.diff(mine.metric) != 0) | (np.diff(mine.device) != 0)) + 1
-        for rows in np.split(np.arange(len(order)), heads) if len(order) else ():
-            own = mine.rows(rows)
-            code, device = int(own.metric[0]), int(own.device[0])
-            name = metrics[code] if code >= 0 else "counter"
-            title = name if device < 0 else f"device {device} {name}"
-            yield from track(pid, title, own.time, own.value)
 
     def flow_events(self, tracks: Int64s, first_id: int) -> Iterator[str]:
         """Yield arrows from each mark to the first and the last kernel that was launched in it.

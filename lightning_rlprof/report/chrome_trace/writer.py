@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.records.records import EXPORT, KINDS, Number
 from lightning_rlprof.report.chrome_trace.counter_tracks import CounterTracks
 from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
@@ -179,7 +180,8 @@ def _write(
 
 def _without_captures(spans: Spans) -> Spans:
     """Leave out the tables of profilers, which can take minutes to read."""
-    return replace(spans, tables={k: read for k, read in spans.tables.items() if k == "clocks"})
+    kept = {"clocks", BACKGROUND_METRICS}
+    return replace(spans, tables={k: read for k, read in spans.tables.items() if k in kept})
 
 
 def _watermark(spans: Spans, text: str) -> Iterator[str]:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.device_counters import device_counters
+from lightning_rlprof.analysis.device.device_counters import background_samples, device_counters
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import Row, loaded
+from tests.builders.sampled import S, sampled_run
 from tests.effort import examples
 
 Sample = tuple[int | None, int | None, str | None, int, float | None]
@@ -110,6 +111,68 @@ def test_it_abstains_without_counters() -> None:
         assert str(device_counters(spans).abstained).startswith("This run has no device counters.")
     spans = replace(loaded([]), tables={"counters": broken})
     assert "trace.json: is no trace" in str(device_counters(spans).abstained)
+
+
+# ---- background metrics
+
+
+def background(found_: dict[Any, dict[str, Cell]], metric: str) -> dict[Any, Cell]:
+    return {key[3]: row["mean"] for key, row in found_.items() if key[0] == metric}
+
+
+def test_a_rate_lasts_for_its_own_time_and_counts_to_a_stage_that_was_open_all_of_it() -> None:
+    rows = [stage("actor_generate", 0, 3 * S), stage("actor_update", 3 * S, int(4.5 * S))]
+    spans = sampled_run([(0, None, {"swap_in_bytes_per_s": [10, 20, 60, 7, 100]})], rows, seconds=5)
+    assert background(found(spans), "swap_in_bytes_per_s") == {
+        "all": pytest.approx(197 / 5),
+        "actor_generate": 30.0,
+        "actor_update": 7.0,  # the second in which it ended belongs to no stage
+    }
+
+
+def test_a_rate_over_several_short_stages_belongs_to_none_of_them() -> None:
+    rows = [stage("a", at, at + S // 4) for at in range(0, 2 * S, S // 4)]
+    spans = sampled_run([(0, None, {"host_cpu_percent": [50, 70]})], rows, seconds=2)
+    assert background(found(spans), "host_cpu_percent") == {"all": 60.0}
+
+
+def test_a_value_counts_to_the_stage_that_was_open_when_it_was_read() -> None:
+    """Not to that in which its line was written, which is later."""
+    rows = [stage("actor_generate", 0, int(2.5 * S)), stage("actor_update", int(2.5 * S), 5 * S)]
+    watts = [100.0, 200.0, 400.0, 600.0]  # at 1 to 4 s
+    spans = sampled_run([(0, 3, {"device_clock_mhz": watts})], rows, seconds=5)
+    rows_ = found(spans)
+    assert rows_["device_clock_mhz", 0, 3, "actor_generate"]["mean"] == 150.0
+    assert rows_["device_clock_mhz", 0, 3, "actor_update"]["max"] == 600.0
+
+
+def test_the_end_of_a_capture_does_not_end_what_is_sampled_in_the_background() -> None:
+    rows = [Row("rlprof close capture", "region", 1, S + S // 2, 2 * S)]
+    spans = sampled_run([(0, None, {"host_available_bytes": [1, 3, 9]})], rows, seconds=3)
+    assert background(found(spans), "host_available_bytes") == {"all": 2.0}
+
+
+def test_background_metrics_and_counters_of_captures_are_listed_together() -> None:
+    spans = sampled_run([(0, None, {"host_cpu_percent": [50, 70]})], seconds=2)
+    both = with_samples(spans, (0, 0, "SM", 0, 5.0))
+    both = replace(both, tables={**spans.tables, **both.tables})
+    assert {key[0] for key in found(both)} == {"SM", "host_cpu_percent"}
+    assert "Background metrics: a rate is" in device_counters(both).note
+    assert (
+        "Background metrics" not in device_counters(with_samples(spans, (0, 0, "a", 0, 5.0))).note
+    )
+
+
+def test_samples_of_one_background_metric_are_by_rank_device_and_time() -> None:
+    values = {"device_clock_mhz": [1.0, 2.0]}
+    spans = sampled_run([(1, 0, values), (0, 2, values), (0, 1, values)], ranks=2, seconds=2)
+    samples = background_samples(spans, "device_clock_mhz")
+    assert samples is not None
+    assert samples.rank.tolist() == [0, 0, 0, 0, 1, 1]
+    assert samples.device.tolist() == [1, 1, 2, 2, 0, 0]
+    assert samples.time.tolist() == [S, 2 * S] * 3
+    assert background_samples(spans, "device_power_watts") is None
+    assert background_samples(loaded([]), "device_clock_mhz") is None
 
 
 SAMPLES = st.lists(

@@ -29,6 +29,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2.5-14B": _config("qwen2", (5120, 48, 40, 8, 13824, 152064)),
     "Qwen2.5-32B": _config("qwen2", (5120, 64, 40, 8, 27648, 152064)),
     "Qwen2.5-72B": _config("qwen2", (8192, 80, 64, 8, 29568, 152064)),
+    "Qwen2.5-VL-7B": {
+        **_config("qwen2_5_vl", (3584, 28, 28, 4, 18944, 152064)),
+        "vision_config": {
+            **{"hidden_size": 1280, "intermediate_size": 3420, "depth": 32, "num_heads": 16},
+            **{"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+            "out_hidden_size": 3584,
+        },
+    },
     "Qwen3-8B": _config("qwen3", (4096, 36, 32, 8, 12288, 151936), head_dim=128),
     "Qwen3-30B-A3B": _config(
         "qwen3_moe", (2048, 48, 32, 4, 6144, 151936), **_QWEN3_MOE, moe_intermediate_size=768

@@ -1,4 +1,4 @@
-"""Sizing: published jobs are feasible, the next smaller ones are judged, and amounts are right."""
+"""Sizing: amounts of published and of small jobs, what each option changes, what is refused."""
 
 from typing import Any
 
@@ -29,75 +29,8 @@ def parts(found: Sizing, phase: str) -> dict[str, tuple[float, float]]:
 
 
 LORA = {"lora": 32}
-NO = "does not fit"
-DENSE = {"shard": "megatron", "tp": 8}
 V3 = {"shard": "megatron", "tp": 8, "pp": 16, "ep": 8}
-LEAST = {**V3, "pp": 12, "offload": 1.0}
 WIDE = {**V3, "tp": 1, "ep": 32}
-BIG = {"shard": "megatron", "tp": 4, "pp": 8, "ep": 4}
-SMALL = {"shard": "megatron", "ep": 8, "offload": 1.0}
-TUNED: list[tuple[Any, ...]] = [
-    # verl's device tuning, smallest resources, and half of them
-    ("Qwen2.5-0.5B", "1xH100", LORA, None, {}, None),
-    ("Qwen2.5-1.5B", "1xH100", LORA, None, {}, None),
-    ("Qwen2.5-3B", "1xH100", LORA, None, {}, None),
-    ("Qwen2.5-7B", "1xH100", LORA, None, {}, None),
-    ("Qwen2.5-7B", "2xH800-80G", {}, "1xH800-80G", {}, NO),
-    ("Qwen2.5-14B", "4xH800-80G", {}, "2xH800-80G", {}, NO),
-    ("Qwen2.5-14B", "2xH100", LORA, "1xH100", {}, "fits"),
-    (
-        "Qwen2.5-32B",
-        "8xH20-96G",
-        {"shard": "megatron", "tp": 8},
-        "4xH20-96G",
-        {"tp": 4},
-        "does not fit",
-    ),
-    ("Qwen2.5-32B", "4xH100", LORA, "2xH100", {}, "fits"),
-    ("Qwen2.5-72B", "32xH20-96G", {}, "16xH20-96G", {}, "close"),
-    ("Qwen2.5-72B", "32xH800-80G", {}, "16xH800-80G", {}, "close"),
-    ("Qwen2.5-72B", "8xH100", LORA, "4xH100", {}, "fits"),
-    # verl's table of large mixtures of experts, on H20
-    (
-        "DeepSeek-V3",
-        "96xH20-96G",
-        {**V3, "pp": 12, "offload": 1.0},
-        "48xH20-96G",
-        {"pp": 6},
-        "does not fit",
-    ),
-    ("DeepSeek-V3", "128xH20-96G", {**V3, "offload": 0.5}, "64xH20-96G", {"pp": 8}, NO),
-    ("DeepSeek-V3", "256xH20-96G", V3, "128xH20-96G", {}, NO),
-    ("DeepSeek-V3", "512xH20-96G", WIDE, "256xH20-96G", {"ep": 16}, "fits"),
-    (
-        "Qwen3-235B-A22B",
-        "32xH20-96G",
-        {**BIG, "offload": 1.0},
-        "16xH20-96G",
-        {"pp": 4},
-        "does not fit",
-    ),
-    ("Qwen3-235B-A22B", "64xH20-96G", {**BIG, "offload": 0.5}, "32xH20-96G", {}, "close"),
-    ("Qwen3-235B-A22B", "128xH20-96G", BIG, "64xH20-96G", {}, "close"),
-    ("Qwen3-235B-A22B", "256xH20-96G", BIG, "128xH20-96G", {}, "fits"),
-    ("Qwen3-30B-A3B", "8xH20-96G", SMALL, "4xH20-96G", {"ep": 4}, "fits"),
-    ("Qwen3-30B-A3B", "16xH20-96G", SMALL, "8xH20-96G", {}, "fits"),
-    ("Qwen3-30B-A3B", "32xH20-96G", SMALL, "16xH20-96G", {}, "fits"),
-]
-
-
-@pytest.mark.parametrize(("name", "devices", "how", "fewer", "then", "verdict"), TUNED)
-def test_published_jobs_are_feasible_and_the_next_smaller_one_is_judged(
-    name: str,
-    devices: str,
-    how: dict[str, Any],
-    fewer: str | None,
-    then: dict[str, Any],
-    verdict: str | None,
-) -> None:
-    assert sized(name, devices, **how).verdict in ("fits", "close")
-    if fewer is not None:
-        assert sized(name, fewer, **{**how, **then}).verdict == verdict
 
 
 def test_states_of_the_worked_example_with_fsdp() -> None:
@@ -119,7 +52,7 @@ def test_states_of_the_worked_example_with_megatron() -> None:
     found = sized("DeepSeek-V3", "96xH20-96G", **how)
     update = parts(found, "update")
     assert update["weights"][0] + update["gradients"][0] == pytest.approx(52.5, rel=0.01)
-    assert found.phases[1].low / GB < 66 < found.phases[1].high / GB  # published
+    assert found.phases[-1].low / GB < 66 < found.phases[-1].high / GB  # published
     assert host_bytes(found.job) / 1e12 == pytest.approx(1.0, abs=0.01)
     assert rollout_tp(job("DeepSeek-V3", "96xH20-96G", **how, rollout_tp=32)) == 32
     engine = parts(sized("DeepSeek-V3", "96xH20-96G", **how, rollout_tp=32), "rollout")
@@ -160,9 +93,9 @@ def test_adapters_keep_a_frozen_base_and_no_reference() -> None:
 
 def test_a_critic_is_a_second_model_and_supervised_training_has_one_phase() -> None:
     ppo, grpo = (sized("Qwen2.5-7B", "8xH100", algorithm=name) for name in ("ppo", "grpo"))
-    names = [part.name for part in ppo.phases[1].parts]
+    names = [part.name for part in ppo.phases[-1].parts]
     assert {"critic weights", "critic gradients", "critic optimizer"} <= {*names}
-    assert ppo.phases[1].low > grpo.phases[1].low + 12 * GB
+    assert ppo.phases[-1].low > grpo.phases[-1].low + 12 * GB
     sft = sized("Qwen2.5-7B", "8xH100", algorithm="sft")
     assert [phase.name for phase in sft.phases] == ["update"]
     assert "reference" not in parts(sft, "update")
@@ -176,10 +109,11 @@ def test_what_each_knob_does_to_the_phase_it_is_for() -> None:
         ({"pp": 2}, "weights"),
         ({"offload": 1.0}, "optimizer"),
         ({"cp": 2}, "logits"),
-        ({"tokens": 512}, "activations"),
     ):
         other = sized("Qwen2.5-32B", "16xH100", **{**base, **change})
         assert parts(other, "update")[part][0] < parts(one, "update")[part][0]
+    longer = sized("Qwen2.5-32B", "16xH100", **base, tokens=4096)
+    assert parts(longer, "update")["activations"][0] > parts(one, "update")["activations"][0]
     plain = sized("Qwen2.5-32B", "16xH100", **base, checkpointing=False)
     assert parts(plain, "update")["activations"][0] > 4 * parts(one, "update")["activations"][0]
     for change in ({"offload": 1.0}, {"rollout_devices": 8}):
@@ -259,7 +193,19 @@ def test_decoding_one_token_is_the_roofline_of_weights_and_cache() -> None:
         ({"lora": -1}, "cannot be negative"),
         ({"rollout_devices": 8}, "0 devices for training"),
         ({"rollout_tp": 3}, "not a multiple of its tensor parallelism 3"),
-        ({"algorithm": "dpo"}, "algorithm 'dpo' is not one of grpo, ppo, sft"),
+        ({"rollout_ep": 2}, "rollout_ep=2 does not divide no experts"),
+        ({"rollout_ep": 3}, "not a multiple of its expert parallelism 3"),
+        ({"algorithm": "rloo"}, "algorithm 'rloo' is not one of grpo, ppo, dpo, sft"),
+        ({"algorithm": "dpo", "rollout_devices": 4}, "rollout_devices: dpo has no rollout"),
+        ({"algorithm": "sft", "rollout_tp": 4}, "rollout_tp: sft has no rollout"),
+        ({"rollout_memory": 0.0}, "rollout_memory=0.0 is not a share above 0, to 1"),
+        ({"algorithm": "dpo", "rollout_memory": 0.5}, "rollout_memory: dpo has no rollout"),
+        ({"image_tokens": 64}, "image_tokens: qwen2 has no vision tower"),
+        ({"image_tokens": -1}, "image_tokens: qwen2 has no vision tower"),
+        ({"tokens": 2047}, "tokens=2047 is less than the 2048 tokens of one sequence"),
+        ({"tokens": 2047, "cp": 2}, "tokens=2047 is less than the 2048 tokens"),
+        ({"forward_tokens": 99}, "forward_tokens=99 is less than the 2048 tokens of one sequence"),
+        ({"tokens": 4095, "algorithm": "dpo"}, "less than the 4096 tokens of one pair"),
     ],
 )
 def test_jobs_that_cannot_be_are_refused(changes: dict[str, Any], text: str) -> None:
@@ -305,9 +251,13 @@ def test_optimizer_states_of_experts_have_their_own_copies() -> None:
 def test_overhead_and_what_is_gathered() -> None:
     update = parts(sized("Qwen2.5-7B", "8xH100"), "update")
     others = sum(high for name, (_, high) in update.items() if name != "fragmentation")
-    context = update["context, communicators"]
-    assert context == (1, 2)
-    assert update["fragmentation"] == (0, pytest.approx(0.05 * (others - context[1])))
+    context, asleep = update["context, communicators"], update["sleeping engine"]
+    assert (context, asleep) == ((1, 2), (0, 1.5))
+    assert update["fragmentation"] == (0, pytest.approx(0.05 * (others - context[1] - asleep[1])))
+    for how in ({"algorithm": "sft"}, {"rollout_devices": 4}):
+        assert "sleeping engine" not in parts(sized("Qwen2.5-7B", "8xH100", **how), "update")
+    wide = parts(sized("Qwen2.5-7B", "8xH100", rollout_tp=2), "forward")
+    assert wide["sleeping engine"] == (0, 2.5)
     adapters = parts(sized("Qwen2.5-7B", "8xH100", **LORA), "update")
     layer = read_model(CONFIGS["Qwen2.5-7B"]).layers[0].parameters(3584)
     less = update["gathered layers"][1] - adapters["gathered layers"][1]
@@ -340,3 +290,144 @@ def test_sequences_beyond_the_cache_wait_for_the_next_round() -> None:
     weights = 8192 * 14.1e9 / 3350e9 / 0.35  # read once more
     assert times[1] - times[0] == pytest.approx(weights, rel=0.15)
     assert times[2] == pytest.approx(2 * times[0], rel=0.01)
+
+
+def test_forward_only_passes_free_each_layer_and_have_tokens_of_their_own() -> None:
+    one, two = (
+        parts(sized("Qwen2.5-7B", "8xH100", forward_tokens=each), "forward")
+        for each in (None, 4 * 2048)
+    )
+    live = 2048 * 225_280 / GB
+    assert one["activations"] == pytest.approx((0.5 * live, live))
+    assert one["logits"][1] == pytest.approx(7 * 2048 * 152_064 / GB)
+    whole = parts(sized("Qwen2.5-7B", "8xH100", tokens=2048), "forward")
+    assert whole == one
+    shared = parts(sized("Qwen2.5-7B", "8xH100", forward_tokens=2 * 2048, cp=2), "forward")
+    assert shared["logits"] == one["logits"]
+    for part in ("activations", "logits"):
+        assert two[part] == pytest.approx([4 * each for each in one[part]])
+    states = 16 * 7.615616512 / 8
+    assert one["training states"] == pytest.approx((0.75 * states, 1.02 * states))
+    assert one["gathered layers"][1] == pytest.approx(0.93 + 2.18, abs=0.02)  # no gradients
+    assert one["reference"][1] == pytest.approx(3.81, abs=0.01)
+
+
+def test_offload_leaves_one_model_for_its_forward_pass() -> None:
+    found = sized("Qwen2.5-7B", "8xH100", algorithm="ppo", offload=1.0)
+    forward = parts(found, "forward")
+    assert forward["weights"][0] == pytest.approx(4 * 7.615616512 / 8)
+    assert "training states" not in forward
+    both = parts(sized("Qwen2.5-7B", "8xH100", algorithm="ppo"), "forward")
+    assert both["training states"][0] > 5 * forward["weights"][0]
+
+
+def test_forward_only_passes_may_decide() -> None:
+    found = sized("Qwen2.5-7B", "2xH800-80G", forward_tokens=128 * 2048, offload=1.0)
+    verdicts = {row[0]: row[4] for row in found.memory().rows if row[1] == "total"}
+    assert verdicts == {"rollout": "fits", "forward": "does not fit", "update": "fits"}
+    assert found.verdict == "does not fit"
+    changes = found.changes()
+    assert changes.rows[0][:2] == ("tokens per micro-batch: one sequence", "fits")
+
+
+def test_preferences_are_pairs_with_a_reference_and_without_a_rollout() -> None:
+    dpo, sft = (sized("Qwen2.5-7B", "8xH100", algorithm=name) for name in ("dpo", "sft"))
+    assert [phase.name for phase in dpo.phases] == ["forward", "update"]
+    assert "reference" in parts(dpo, "update")
+    for part in ("activations", "logits"):
+        pair = parts(dpo, "update")[part]
+        if part == "logits":  # no entropy
+            assert pair[1] / pair[0] == pytest.approx(14 / 6)
+        assert pair == pytest.approx([2 * each for each in parts(sft, "update")[part]])
+    dpo, sft = (sized("Qwen2.5-7B", "8xH100", algorithm=name, batch=8) for name in ("dpo", "sft"))
+    low = dict(zip(dpo.times().column("stage"), dpo.times().column("low s"), strict=True))
+    assert [*low] == ["reference_compute_log_prob", "actor_update", "step"]
+    assert low["actor_update"] == pytest.approx(2 * float(sft.times().rows[0][1] or 0))
+    assert "Rollout" not in dpo.memory().note
+
+
+def test_experts_of_a_rollout_are_divided_among_its_replicas() -> None:
+    how: dict[str, Any] = {**V3, "pp": 8, "ep": 32, "offload": 1.0, "rollout_tp": 4, "batch": 512}
+    one = sized("DeepSeek-V3", "256xH20-96G", **how)
+    wide = sized("DeepSeek-V3", "256xH20-96G", **how, rollout_ep=64)
+    model = one.job.model
+    dense = model.parameters - model.expert_parameters
+    weights = 2 * (dense / 4 + model.expert_parameters / 64) / GB
+    assert parts(wide, "rollout")["engine weights"][0] == pytest.approx(weights)
+    assert parts(one, "rollout")["engine weights"][0] == pytest.approx(671.03 * 2 / 4, rel=1e-4)
+    assert "expert parallelism 64" in wide.memory().note
+    assert wide.verdict == "fits"
+    with pytest.raises(RlprofError, match="rollout_ep=2 is not a multiple of rollout_tp=4"):
+        job("DeepSeek-V3", "256xH20-96G", **{**how, "rollout_ep": 2})
+    free = job("DeepSeek-V3", "256xH20-96G", **{**how, "rollout_tp": None}, rollout_ep=64)
+    assert rollout_tp(free) == 1  # attention is small, and experts are divided already
+    small = job("Qwen3-235B-A22B", "64xH20-96G", shard="megatron", tp=8, ep=8, rollout_ep=2)
+    assert rollout_tp(small) == 2  # a replica is not wider than its experts
+
+
+def test_replicas_that_share_experts_read_each_expert_once() -> None:
+    how: dict[str, Any] = {"shard": "megatron", "ep": 8, "offload": 1.0, "rollout_tp": 1}
+    times = [
+        sized("Qwen3-30B-A3B", "8xH100", **how, batch=64, rollout_ep=ep).times().rows[0]
+        for ep in (None, 8)
+    ]
+    assert float(times[1][2] or 0) < 0.5 * float(times[0][2] or 0)
+    few = [
+        sized("Qwen3-30B-A3B", "8xH100", **how, batch=8, group=1, rollout_ep=ep).times().rows[0]
+        for ep in (None, 8)
+    ]  # 8 tokens hit 52 experts, so each of 8 devices reads 6.5 of them instead of 8
+    assert 0.8 < float(few[1][2] or 0) / float(few[0][2] or 0) < 0.95
+
+
+def test_a_vision_tower_has_activations_by_the_tokens_of_its_images() -> None:
+    plain = sized("Qwen2.5-VL-7B", "8xH100")
+    assert "pass --image-tokens N" in plain.memory().note
+    assert "vision activations" not in parts(plain, "update")
+    found = sized("Qwen2.5-VL-7B", "8xH100", image_tokens=256, tokens=4096, forward_tokens=8192)
+    patches, live = 256 * 4, 30 * 1280 + 8 * 3420
+    kept = 2 * patches * (2 * 1280 * 32 + live)  # two sequences
+    update, forward = parts(found, "update"), parts(found, "forward")
+    assert update["vision activations"] == pytest.approx((0.9 * kept / GB, 1.3 * kept / GB))
+    assert forward["vision activations"][1] == pytest.approx(4 * patches * live / GB)
+    whole = parts(
+        sized("Qwen2.5-VL-7B", "8xH100", image_tokens=256, tokens=4096, checkpointing=False),
+        "update",
+    )
+    assert whole["vision activations"][0] == pytest.approx(0.9 * 2 * patches * live * 32 / GB)
+    assert found.job.images == [(1, 32, 32)]
+    how: dict[str, Any] = {"image_tokens": 256, "tokens": 4096, "cp": 2}
+    shared = parts(sized("Qwen2.5-VL-7B", "8xH100", **how), "update")
+    assert shared["vision activations"] == update["vision activations"]  # cp divides the text alone
+    with pytest.raises(RlprofError, match="image_tokens=2000 is not from 0 to the prompt's 1024"):
+        job("Qwen2.5-VL-7B", "8xH100", image_tokens=2000)
+
+
+def test_images_take_time_in_every_pass() -> None:
+    rows = [
+        sized("Qwen2.5-VL-7B", "8xH100", batch=8, image_tokens=tokens).times().rows
+        for tokens in (0, 1024)
+    ]
+    assert [row[0] for row in rows[0]] == [row[0] for row in rows[1]]
+    for without, images in zip(*rows, strict=True):
+        if without[0] == "weight_sync":
+            assert images == without
+        else:
+            assert float(images[2] or 0) > float(without[2] or 0)
+
+
+def test_an_engine_has_a_share_of_the_device() -> None:
+    how: dict[str, Any] = {"offload": 1.0, "rollout_tp": 1}
+    rooms = {
+        share: concurrent(job("Qwen2.5-7B", "8xH100", **how, rollout_memory=share))
+        for share in (None, 0.9, 0.5)
+    }
+    assert rooms[None] == rooms[0.9] > 1.9 * rooms[0.5]
+    one = job("Qwen2.5-7B", "8xH100", **how)
+    assert (rooms[0.9] - rooms[0.5]) * 2048 * 57_344 == pytest.approx(0.4 * one.usable, rel=0.01)
+    free = [job("Qwen2.5-7B", "8xH100", offload=1.0, rollout_memory=each) for each in (None, 0.2)]
+    assert [rollout_tp(each) for each in free] == [1, 2]
+    tight = sized("Qwen2.5-7B", "8xH100", **how, rollout_memory=0.2)
+    assert [row[4] for row in tight.memory().rows if row[4]] == ["does not fit", "fits", "fits"]
+    assert tight.spare[1] == pytest.approx(0.2 * one.usable - tight.phases[0].low)
+    assert tight.changes().rows[0][:2] == ("rollout memory 0.9", "fits")
+    assert "20% of the device: the KV cache of a replica has room for 0 seq" in tight.memory().note

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.recording import accelerator, host_usage
+from lightning_rlprof.recording import accelerator
 from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.background import host_usage
 from lightning_rlprof.recording.recorders import memory
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.memory import (

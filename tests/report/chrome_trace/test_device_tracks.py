@@ -15,6 +15,7 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.chrome_tracks import Tracks
 from tests.builders.runs import Row, loaded
+from tests.builders.sampled import sampled_run
 from tests.places import SHARED_DATA
 
 KINETO = SHARED_DATA / "kineto"
@@ -166,6 +167,28 @@ def test_counters_of_a_profiler_are_tracks_of_their_rank(tmp_path: Path) -> None
         ("rank 0 (node-a)", "device 0 SM active (%)"): [(5, 1.0)],
         ("rank 1 (node-a)", "power (W)"): [(6, 300.0)],
     }
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_background_metrics_are_tracks_with_and_without_kernels(
+    tmp_path: Path, kernels: bool
+) -> None:
+    metrics = {"swap_in_bytes_per_s": [10.0, 30.0], "device_clock_mhz": [5.0, 7.0]}
+    spans = sampled_run([(0, None, {"host_available_bytes": [8.0]}), (1, 2, metrics)], ranks=2)
+    found = Tracks(spans, tmp_path / "t.json", kernels=kernels).counters
+    second = 1_000_000_000
+    assert found == {
+        ("rank 0 (node-a)", "host_available_bytes"): [(second, 8.0)],
+        ("rank 1 (node-a)", "device 2 swap_in_bytes_per_s"): [(0, 10.0), (second, 30.0)],
+        ("rank 1 (node-a)", "device 2 device_clock_mhz"): [(second, 5.0), (2 * second, 7.0)],
+    }
+
+
+def test_what_was_sampled_before_the_first_span_is_at_the_start(tmp_path: Path) -> None:
+    late = [Row("step", "step", 1, 1_500_000_000, 3_000_000_000)]
+    spans = sampled_run([(0, None, {"host_cpu_percent": [20.0, 40.0]})], late, seconds=0)
+    found = Tracks(spans, tmp_path / "t.json", kernels=False).counters
+    assert found["rank 0 (node-a)", "host_cpu_percent"] == [(0, 20.0), (0, 40.0)]
 
 
 def test_many_kernels_are_written_some_at_a_time(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def label(text: str) -> str:
 
 
 def trace_name(window: str, role: str, rank: int, world_size: int, batches: str = "") -> str:
-    """Return the name of a trace of this process.
+    """Return the name of a trace of this process; TensorBoard's plugin needs its ending.
 
     Args:
         window: Name of the window's folder.
@@ -60,25 +60,25 @@ def trace_name(window: str, role: str, rank: int, world_size: int, batches: str 
     Example::
 
         >>> trace_name("step-000003", "value_model", 3, 8)  # doctest: +ELLIPSIS
-        'step-000003_value-model_rank3-of-8_pid...trace.json.gz'
+        'step-000003_value-model_rank3-of-8_pid...pt.trace.json.gz'
     """
     grid = "-".join(f"{name}{place}" for name, place in topology().items())
     fields = [label(window), label(role), f"rank{rank}-of-{world_size}", grid]
     fields += [f"pid{os.getpid()}", batches]
-    return "_".join(field for field in fields if field) + ".trace.json.gz"
+    return "_".join(field for field in fields if field) + ".pt.trace.json.gz"
 
 
 def unused(path: Path) -> Path:
-    """Return the path, or where it is taken the first of ``…-2.trace.json.gz``, ``-3`` and so on.
+    """Return the path, or if it is taken the first of ``…-2.pt.trace.json.gz``, ``-3``, and so on.
 
     A plain file beside it takes it, too: that is a trace on its way into it.
 
     Example::
 
-        >>> unused(Path("step-000003.trace.json.gz"))
-        PosixPath('step-000003.trace.json.gz')
+        >>> unused(Path("step-000003.pt.trace.json.gz"))
+        PosixPath('step-000003.pt.trace.json.gz')
     """
-    stem, dot, suffix = path.name.partition(".trace.")
+    stem, dot, suffix = path.name.partition(".pt.trace.")
     number = 1
     while path.exists() or path.with_suffix("").exists():
         number += 1

@@ -182,11 +182,12 @@ class TorchProfilerOptions:
 
 
 class TorchProfilerRecorder(Recorder):
-    """Write one Chrome trace per window, ``<window>_<role>_rank0-of-8_pid4.trace.json.gz``.
+    """Write one Chrome trace per window, ``<window>_<role>_rank0-of-8_pid4.pt.trace.json.gz``.
 
-    With a schedule it is one per cycle of mini-batches, ``…_pid4_mb3-4.trace.json.gz``. Each span
-    is a row. Stopping and writing take 5 to 8 µs per event on the training thread; a thread of its
-    own compresses, and `finish` awaits it. What fails there is noted, and costs that trace alone.
+    With a schedule it is one per cycle of mini-batches, ``…_pid4_mb3-4.pt.trace.json.gz``. Each
+    span is a row. Stopping and writing take 5 to 8 µs per event on the training thread; a thread of
+    its own compresses, and `finish` awaits it. What fails there is noted, and costs that trace
+    alone.
 
     Args:
         options: What to capture.

@@ -32,7 +32,7 @@ from lightning_rlprof.recording.recorders.torch_profiler.export import (
 from tests.builders.recorder_traces import Noted, events_of, forward, options
 
 KERNEL = '{"ph": "X", "cat": "kernel", "name": "gemm"}'
-NAME = "window.trace.json.gz"
+NAME = "window.pt.trace.json.gz"
 
 
 class Text:
@@ -110,8 +110,8 @@ def test_nothing_is_overwritten(exports: Exports, tmp_path: Path) -> None:
     found = {path.name: gzip.decompress(path.read_bytes()) for path in tmp_path.iterdir()}
     assert found == {
         NAME: b'{"number": 0}',
-        "window-2.trace.json.gz": b'{"number": 1}',
-        "window-3.trace.json.gz": b'{"number": 2}',
+        "window-2.pt.trace.json.gz": b'{"number": 1}',
+        "window-3.pt.trace.json.gz": b'{"number": 2}',
     }
 
 
@@ -124,7 +124,7 @@ def test_a_device_trace_without_a_kernel_is_told_once_as_a_warning(
     exports.exporter.finish()
     assert [level for level, _ in exports.notes] == ["warning", "info"]
     assert exports.notes[0][1].startswith(
-        "window.trace.json.gz has no kernels: the device was idle, or another profiler in"
+        "window.pt.trace.json.gz has no kernels: the device was idle, or another profiler in"
     )
     assert "NVTX_INJECTION64_PATH" in exports.notes[0][1]
 
@@ -147,12 +147,12 @@ def test_a_trace_that_ends_in_the_middle_is_lost_and_told(
     text: str, exports: Exports, tmp_path: Path
 ) -> None:
     exports.write(Text(text), tmp_path / NAME)
-    exports.write(Text('{"whole": 1}\n'), tmp_path / "next.trace.json.gz")
+    exports.write(Text('{"whole": 1}\n'), tmp_path / "next.pt.trace.json.gz")
     exports.exporter.finish()
     ((level, told),) = exports.notes
     assert level == "error"
     assert told == f"{NAME} was not written (OSError: the file is truncated; is the disk full?)"
-    assert [path.name for path in tmp_path.iterdir()] == ["next.trace.json.gz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["next.pt.trace.json.gz"]
 
 
 def test_a_disk_that_fills_up_costs_that_trace_alone(
@@ -208,13 +208,13 @@ def test_a_folder_lost_during_the_window_costs_that_trace_alone(tmp_path: Path) 
     ((level, text),) = recorder.notes
     assert level == "error"
     assert text.startswith("window_actor_rank0-of-1_pid")
-    assert ".trace.json.gz was not written (" in text
+    assert ".pt.trace.json.gz was not written (" in text
     recorder.window(tmp_path / "next", forward)
     assert len(list((tmp_path / "next").iterdir())) == 1
     assert len(recorder.notes) == 1
 
 
-SUFFIX = f"_pid{os.getpid()}.trace.json.gz"
+SUFFIX = f"_pid{os.getpid()}.pt.trace.json.gz"
 
 
 class FakeParallelState(SimpleNamespace):
@@ -254,7 +254,7 @@ def test_roles_on_one_rank_and_steps_have_names_of_their_own() -> None:
 
 def test_mini_batches_come_last_and_an_empty_role_leaves_no_gap() -> None:
     name = trace_name("step-000003", "", 0, 1, batches="mb3-4")
-    assert name == f"step-000003_rank0-of-1_pid{os.getpid()}_mb3-4.trace.json.gz"
+    assert name == f"step-000003_rank0-of-1_pid{os.getpid()}_mb3-4.pt.trace.json.gz"
 
 
 @pytest.mark.parametrize(
@@ -327,9 +327,9 @@ def test_the_grid_of_a_real_device_mesh_is_in_the_name_of_every_rank(tmp_path: P
 
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
-    path = tmp_path / "window_pid4.trace.json.gz"
+    path = tmp_path / "window_pid4.pt.trace.json.gz"
     assert unused(path) == path
     path.touch()
-    assert unused(path).name == "window_pid4-2.trace.json.gz"
-    (tmp_path / "window_pid4-2.trace.json").touch()  # on its way into a .gz
-    assert unused(path).name == "window_pid4-3.trace.json.gz"
+    assert unused(path).name == "window_pid4-2.pt.trace.json.gz"
+    (tmp_path / "window_pid4-2.pt.trace.json").touch()  # on its way into a .gz
+    assert unused(path).name == "window_pid4-3.pt.trace.json.gz"

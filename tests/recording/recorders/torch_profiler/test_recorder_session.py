@@ -45,7 +45,7 @@ def test_a_window_of_a_step_is_one_trace_with_a_row_per_span(tmp_path: Path) -> 
             torch.ones(2) + 1
         session.end_step()
     folder = tmp_path / "rank-00003" / "step-000001"
-    name = f"step-000001_value-model_rank3-of-8_pid{os.getpid()}.trace.json.gz"
+    name = f"step-000001_value-model_rank3-of-8_pid{os.getpid()}.pt.trace.json.gz"
     assert [path.name for path in folder.iterdir()] == [name]
     assert rows(folder / name) == ["ProfilerStep#1", "actor_update", "optimizer", "updated"]
     found = {e["name"]: e for e in events_of(folder / name)}

@@ -11,10 +11,10 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.recording import host_usage
 from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import annotate, stage
-from lightning_rlprof.recording.host_usage import HostMemory, host_rss_bytes
+from lightning_rlprof.recording.background import host_usage
+from lightning_rlprof.recording.background.host_usage import HostMemory, host_rss_bytes
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.system import process_memory
 from lightning_rlprof.testing import FakeClock, make_header

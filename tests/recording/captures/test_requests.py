@@ -5,7 +5,9 @@ import os
 import pytest
 
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.recording import capture_requests
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.captures import requests as capture_requests
+from lightning_rlprof.recording.session import request_capture
 from lightning_rlprof.records.capture_request import (
     CaptureRequest,
     read_request,
@@ -227,3 +229,104 @@ def test_only_the_user_may_read_a_request(start):
     session = start()
     ask(session, 5)
     assert request_file(session.run).stat().st_mode & 0o777 == 0o600
+
+
+def steps_of(session, clock, times_ns, first=1):
+    for step, ns in enumerate(times_ns, first):
+        session.begin_step(step)
+        clock.advance(ns)
+        session.end_step()
+
+
+MS = 1_000_000
+
+
+def test_a_slow_step_makes_one_capture_that_comes_when_every_rank_can_know_of_it(
+    start, clock, built
+):
+    session = start(capture_anomalies=True)
+    steps_of(session, clock, [100 * MS] * 60 + [900 * MS] + [100 * MS] * 300)
+    session.close()
+    # 1.2 s are 12 steps, and two more.
+    assert captured(session) == [75, 76]
+    assert notes(session)[0] == (
+        "step 61 took 9.0 times the usual 100 ms; requested a capture of steps 75 to 76"
+    )
+
+
+def test_a_lasting_change_makes_one_capture(start, clock, built):
+    session = start(capture_anomalies=True)
+    steps_of(session, clock, [100 * MS] * 60 + [140 * MS] * 500)
+    session.close()
+    assert captured(session) == [81, 82]
+    assert notes(session)[0].startswith("the last steps took 1.4 times the usual 100 ms")
+
+
+def test_captured_steps_validations_and_other_ranks_ask_for_nothing(start, clock, built):
+    slow = [100 * MS] * 60 + [900 * MS] + [100 * MS] * 60
+    session = start(rank=1, capture_anomalies=True)
+    steps_of(session, clock, slow)
+    session.close()
+    assert request_file(session.run).exists() is False
+
+
+def test_a_step_with_a_validation_or_a_capture_is_not_an_anomaly(start, clock, built):
+    session = start([FakeRecorder()], capture_anomalies=True, steps=[70])
+    steps_of(session, clock, [100 * MS] * 60)
+    session.begin_step(61)
+    with stage("validation"):
+        clock.advance(900 * MS)
+    session.end_step()
+    steps_of(session, clock, [100 * MS] * 8 + [900 * MS] + [100 * MS] * 60, first=62)
+    session.close()
+    assert captured(session) == [70]
+    assert request_file(session.run).exists() is False
+
+
+def test_without_the_option_nothing_is_asked_for(start, clock, built):
+    session = start()
+    steps_of(session, clock, [100 * MS] * 60 + [900 * MS] + [100 * MS] * 60)
+    session.close()
+    assert request_file(session.run).exists() is False
+
+
+def test_anomalies_are_captured_three_times_an_hour(start, clock, built):
+    session = start(capture_anomalies=True)
+    first = 1
+    for number in range(5):
+        steps_of(session, clock, [100 * MS] * 210 + [1000 * MS * 2**number], first)
+        first += 211
+    an_hour = 3600 * 1000 * MS
+    steps_of(session, clock, [100 * MS] * 210 + [an_hour] + [100 * MS] * 30, first)
+    session.close()
+    assert len(captured(session)) == 2 * 4
+    assert sum("not captured" in note for note in notes(session)) == 2
+
+
+def test_a_condition_of_the_users_asks_from_any_rank(start, clock, built):
+    session = start(rank=3)
+    steps_of(session, clock, [500 * MS] * 20)
+    assert (
+        request_capture(2, why="reward is 0") == 26
+    )  # 1.2 s are 3 steps, and 2 more: step 21 has begun
+    steps_of(session, clock, [500 * MS] * 10, first=21)
+    session.close()
+    assert captured(session) == [26, 27]
+    assert notes(session)[0] == "reward is 0; requested a capture of steps 26 to 27"
+
+
+def test_a_run_directory_that_cannot_be_written_costs_the_request_alone(
+    start, clock, built, monkeypatch
+):
+    def refuse(run, request):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(capture_requests, "write_request", refuse)
+    session = start()
+    run_steps(session, clock, [1])
+    request_capture()
+    run_steps(session, clock, [2])
+    session.close()
+    assert notes(session) == [
+        "request_capture(); the capture cannot be requested: [Errno 30] Read-only file system"
+    ]

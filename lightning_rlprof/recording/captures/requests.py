@@ -1,6 +1,8 @@
 """Captures that are asked for while the training runs: found, waited for, and limited."""
 
 import os
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -9,15 +11,24 @@ from pydantic import ValidationError
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.recording.captures.anomalies import StepTimes
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_capturing
-from lightning_rlprof.records.capture_request import CaptureRequest, read_request, request_file
+from lightning_rlprof.records.capture_request import (
+    CaptureRequest,
+    read_request,
+    request_file,
+    steps_ahead,
+    write_request,
+)
 from lightning_rlprof.records.records import Header
 
 LOOK_NS = 500_000_000
 """How often a rank looks for a request, in ns: a look takes up to 0.1 ms on a busy machine."""
 
-_MOST = 20  # captures of a run that nobody planned
+_MOST = 20  # captures of a run that its configuration does not name
+_ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
+_STEPS, _RANKS = 2, 8  # of an anomaly
 _CHOICES = ("roles", "ranks", "all_ranks", "steps", "discrete", "token_start", "token_end")
 
 
@@ -74,6 +85,35 @@ class CaptureRequests:
         self._waiting: CaptureRequest | None = None
         self._open: CaptureRequest | None = None
         self._count = 0
+        self._times = StepTimes() if run.config.capture_anomalies and not run.header.rank else None
+        self._anomalies: list[int] = []  # when they were found
+
+    def learn(self, step: int, ns: int, now_ns: int) -> None:
+        """Let a step that was not captured and had no validation count; it may be unusual."""
+        if self._times is None or ns <= 0 or (found := self._times.add(step, ns)) is None:
+            return
+        lately = [time for time in self._anomalies if time > now_ns - _HOUR_NS]
+        if len(self._anomalies) >= _ANOMALIES or len(lately) >= _PER_HOUR:
+            self._run.note("info", f"{found}; not captured, as {len(lately)} were in this hour")
+            return
+        self._anomalies.append(now_ns)
+        ahead = step + steps_ahead(found.usual_ns)
+        world = self._run.header.world_size
+        ranks = None if world <= _RANKS else list(range(_RANKS))
+        self.ask(ahead, _STEPS, ranks, (), str(found))
+
+    def ask(
+        self, first: int, steps: int, ranks: list[int] | None, stages: Sequence[str], why: str
+    ) -> None:
+        """Request a capture on all ranks of the run."""
+        name = secrets.token_hex(8)
+        request = CaptureRequest(name, time.time_ns(), first, steps, ranks, list(stages), why)
+        try:
+            write_request(self._run.run, request)
+        except OSError as error:
+            self._run.note("warning", f"{why}; the capture cannot be requested: {error}")
+        else:
+            self._run.note("info", f"{why}; requested a capture of {_where(request)}")
 
     def after(self, step: int, now_ns: int) -> None:
         """Look for a request if it is time; switch to it before its first step, and back."""

@@ -1,0 +1,436 @@
+"""Which rank a job waits for, the line at which it is, and what the others wait in."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from lightning_rlprof.records.hang_reports import (
+    Collective,
+    Frame,
+    HangReport,
+    RankEvidence,
+)
+from lightning_rlprof.tables.table import Cell, Column, Table
+
+State = Literal[
+    "waits",
+    "hangs",
+    "runs",
+    "killed",
+    "stopped",
+    "silent",
+    "failed",
+    "finished",
+    "no file",
+]
+"""What a rank does: it waits for others, hangs by its own code, or has not reported a hang."""
+
+_LOST = ("killed", "stopped", "silent", "failed")
+_SILENT_S = 15.0  # three missed signs of life
+_FAR_S = 60.0  # reports of one hang, beyond what the clocks of hosts differ by
+_SHORTEST_S = 1.0  # of being quiet: what reports because another rank hangs may run
+_BUSY = 0.1  # of a CPU, which a thread that waits does not use
+_MOST_NAMED = 8
+_MOST_FRAMES = 12
+_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
+_OWN = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
+_COLLECTIVE = re.compile(r"/torch(_npu)?/distributed/")
+_WRAPPERS = re.compile(r"(^|[.>])wrapper$")
+
+# Files whose functions wait for something that is not a rank, in the order in which they decide.
+_WAITS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"/torch/utils/data/"), "a DataLoader worker"),
+    (re.compile(r"/ray/"), "Ray"),
+    (re.compile(r"/multiprocessing/"), "another process"),
+    (re.compile(r"/concurrent/futures/|/threading\.py$|/queue\.py$"), "another thread"),
+    (re.compile(r"/subprocess\.py$"), "a program"),
+    (re.compile(r"/(socket|ssl|selectors)\.py$|/http/"), "the network"),
+)
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one rank does.
+
+    Attributes:
+        rank: Global rank.
+        state: See `State`.
+        reason: What is known beyond its report, as the rest of a sentence that begins with it.
+        at: The innermost line of the training's own code; None without a report.
+        stack: Of the training thread, innermost first.
+        waits_in: The collective, or what else it waits for; empty if it does not.
+        report: The newest one of the hang.
+    """
+
+    rank: int
+    state: State
+    reason: str = ""
+    at: Frame | None = None
+    stack: tuple[Frame, ...] = ()
+    waits_in: str = ""
+    report: HangReport | None = None
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What a job waits for.
+
+    Attributes:
+        headline: The answer in a sentence or two.
+        causes: The ranks that others wait for, or that hang alone.
+        ranks: All of them.
+        hints: What to try.
+    """
+
+    headline: str
+    causes: tuple[RankState, ...]
+    ranks: tuple[RankState, ...]
+    hints: tuple[str, ...] = ()
+
+    def table(self) -> Table:
+        """Return a row per rank, the causes first."""
+        columns = (
+            Column("rank", "count"),
+            Column("state", "text"),
+            Column("quiet", "duration", "ns"),
+            Column("in", "text"),
+            Column("waits for", "text"),
+            Column("at", "text"),
+            Column("step", "count"),
+        )
+        causes = {each.rank for each in self.causes}
+        ranks = sorted(self.ranks, key=lambda each: (each.rank not in causes, each.rank))
+        return Table("ranks", columns, [_row(each) for each in ranks])
+
+
+def _row(each: RankState) -> tuple[Cell, ...]:
+    report = each.report
+    return (
+        each.rank,
+        each.state,
+        None if report is None else round(report.quiet_s * 1e9),
+        " > ".join(_open_names(report)) or None,
+        each.waits_in or None,
+        None if each.at is None else place(each.at),
+        None if report is None else report.step,
+    )
+
+
+def place(frame: Frame) -> str:
+    """Return file, line and function of a frame; of the path the last two parts.
+
+    Example::
+
+        >>> place(Frame("/code/project/rewards.py", 12, "score", "while True:"))
+        'project/rewards.py:12 score'
+    """
+    return f"{'/'.join(frame.file.split('/')[-2:])}:{frame.line} {frame.function}"
+
+
+def _open_names(report: HangReport | None) -> list[str]:
+    return [] if report is None else [span.name for span in report.spans if span.is_training]
+
+
+class _Wait(NamedTuple):
+    """One rank waits in a collective for those that have not come to it."""
+
+    rank: int
+    collective: Collective
+    missing: tuple[int, ...]
+
+
+def find_hang(evidence: Sequence[RankEvidence], now_unix_ns: int) -> Hang:
+    """Return which ranks the others wait for.
+
+    A rank that has not reported although others hang, and was killed, stopped or has failed, is the
+    cause. Else, in each process group it is the ranks that have not come to the collective in which
+    others are; if these wait in another group, those that they wait for. Without collectives, it
+    is the ranks whose stack is outside of torch.distributed while those of others are inside. What
+    is left are ranks that hang, each by its own code.
+
+    Args:
+        evidence: Of all ranks.
+        now_unix_ns: The time by which signs of life are judged.
+    """
+    reports = _of_last_hang(evidence)
+    latest = max((one.beat.unix_ns for one in evidence if one.beat is not None), default=0)
+    states = [_state(each, reports.get(each.rank), latest, now_unix_ns) for each in evidence]
+    if not reports:
+        return _without_reports(states, evidence)
+    waits = _waits(states, evidence)
+    open_in = {wait.rank: wait for wait in waits}
+    states = [_waiting(each, open_in.get(each.rank)) for each in states]
+    causes = tuple(_causes(states, waits))
+    headline = _headline(causes, states, waits)
+    if all(_has_recovered(each, reports[each.rank]) for each in evidence if each.rank in reports):
+        longest = max(report.quiet_s for each in evidence for report in each.reports)
+        headline = f"Progress came back after {longest:.0f} s. Until then: {headline}"
+    return Hang(headline, causes, tuple(states), _hints(causes, evidence))
+
+
+def _of_last_hang(evidence: Sequence[RankEvidence]) -> dict[int, HangReport]:
+    """Return the newest report of each rank, without those of earlier hangs."""
+    newest = {}
+    for each in evidence:
+        if found := [report for report in each.reports if report.cause != "recovered"]:
+            newest[each.rank] = found[-1]
+    if not newest:
+        return {}
+    last = max(newest.values(), key=lambda report: report.unix_ns)
+    since = last.unix_ns - (last.quiet_s + _FAR_S) * 1e9
+    return {rank: report for rank, report in newest.items() if report.unix_ns >= since}
+
+
+def _has_recovered(each: RankEvidence, report: HangReport) -> bool:
+    later = [other.cause for other in each.reports if other.number > report.number]
+    return "recovered" in later or each.end == "finished"
+
+
+# ---- each rank by itself
+
+
+def _state(
+    each: RankEvidence, report: HangReport | None, latest_ns: int, now_unix_ns: int
+) -> RankState:
+    if each.header is None:
+        return RankState(each.rank, "no file", "has no file in this run directory")
+    ended = "" if each.end in (None, "finished") else f"ended later: {each.end}"
+    if report is not None:
+        stack = next((thread.frames for thread in report.threads if thread.is_training), ())
+        waits_in = _wait_of(stack)
+        state: State = "hangs"
+        if report.quiet_s < _SHORTEST_S:
+            state = "finished" if each.end == "finished" else "runs"
+        if state == "hangs" and waits_in.startswith("torch.distributed"):
+            state = "waits"
+        return RankState(each.rank, state, ended, _own_line(stack), stack, waits_in, report)
+    if each.end is not None:
+        what: State = "failed" if ended else "finished"
+        return RankState(each.rank, what, f"has ended: {each.end}")
+    process = f"process {each.header.pid} on {each.header.host}"
+    if each.process in ("gone", "Z", "X"):
+        return RankState(each.rank, "killed", f"was killed or crashed: {process} does not exist")
+    if each.process in ("T", "t"):
+        return RankState(each.rank, "stopped", f"is stopped (SIGSTOP, or a debugger): {process}")
+    if each.beat is not None:
+        # In a run that is over, the signs of life of others are the time.
+        behind_s = ((now_unix_ns if each.process else latest_ns) - each.beat.unix_ns) / 1e9
+        if behind_s > _SILENT_S:
+            text = f"has given no sign of life for {behind_s:.0f} s, {process}: killed or stopped, "
+            return RankState(each.rank, "silent", f"{text}or C code holds Python's lock")
+    return RankState(each.rank, "runs", "has not reported")
+
+
+def _own_line(stack: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the training's own code, else the innermost one."""
+    own = (frame for frame in stack if _is_own(frame))
+    return next(own, stack[0] if stack else None)
+
+
+def _is_own(frame: Frame) -> bool:
+    return not _LIBRARY.search(frame.file) and not _OWN.search(frame.file)
+
+
+def _wait_of(stack: Sequence[Frame]) -> str:
+    """Return what the training waits for, by the library that its own code has called."""
+    own = next((at for at, frame in enumerate(stack) if _is_own(frame)), len(stack))
+    called = stack[:own]
+    outermost = called[::-1]
+    for frame in outermost:
+        if _COLLECTIVE.search(frame.file) and not _WRAPPERS.search(frame.function):
+            return f"torch.distributed {frame.function}"
+    for pattern, what in _WAITS:
+        if any(pattern.search(frame.file) for frame in called):
+            return what
+    return ""
+
+
+# ---- ranks among each other
+
+
+def _waits(states: Sequence[RankState], evidence: Sequence[RankEvidence]) -> list[_Wait]:
+    """Return the collective that each rank waits in, as far as torch's flight recorder knew it."""
+    is_open: dict[int, Collective] = {}
+    last: dict[str, dict[int, int]] = {}  # by group and rank, the number of its last collective
+    for state, each in zip(states, evidence, strict=True):
+        report = state.report
+        for name, ranks in (report.groups if report else {}).items():
+            for rank in ranks:
+                last.setdefault(name, {}).setdefault(rank, -1)
+        for one in (report.collectives if report else ()) or each.dump:
+            if one.is_p2p:
+                continue
+            seqs = last.setdefault(one.group, {})
+            seqs[each.rank] = max(seqs.get(each.rank, -1), one.seq)
+            if not one.is_done and state.state in ("hangs", "waits"):
+                is_open.setdefault(each.rank, one)
+    missing: dict[tuple[str, int], tuple[int, ...]] = {}
+    for one in is_open.values():
+        key = one.group, one.seq
+        if key not in missing:
+            seqs = last[one.group]
+            missing[key] = tuple(sorted(rank for rank in seqs if seqs[rank] < one.seq))
+    return [_Wait(rank, one, missing[one.group, one.seq]) for rank, one in is_open.items()]
+
+
+def _waiting(state: RankState, wait: _Wait | None) -> RankState:
+    if wait is None:
+        return state
+    return replace(state, state="waits", waits_in=_name(wait.collective))
+
+
+def _name(one: Collective) -> str:
+    return f"{one.name} #{one.seq} of group {one.group}"
+
+
+def _causes(states: Sequence[RankState], waits: Sequence[_Wait]) -> Iterable[RankState]:
+    hung = [each for each in states if each.state in ("hangs", "waits")]
+    if lost := [each for each in states if each.state in _LOST]:
+        return lost
+    by_rank = {wait.rank: wait for wait in waits}
+    missing = {rank for wait in waits for rank in wait.missing}
+    if missing:
+        ends = {rank for rank in missing if not (rank in by_rank and by_rank[rank].missing)}
+        return [each for each in states if each.rank in (ends or missing)]
+    if odd := _odd(waits):
+        return [each for each in states if each.rank in odd]
+    if outside := [each for each in hung if each.state == "hangs"]:
+        return outside
+    ended = [each for each in states if each.state in ("finished", "no file")]
+    return ended or ([] if len(hung) > 1 else hung)
+
+
+def _odd(waits: Sequence[_Wait]) -> set[int]:
+    """Return the ranks that are in another collective than most of their group, at its number."""
+    found: set[int] = set()
+    same: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for rank, one, _ in waits:
+        kinds = same.setdefault((one.group, one.seq), {})
+        kinds.setdefault(one.name, []).append(rank)
+    for kinds in same.values():
+        if len(kinds) > 1:
+            most = max(map(len, kinds.values()))
+            most_common = [ranks for ranks in kinds.values() if len(ranks) == most]
+            found.update(*(r for r in kinds.values() if len(most_common) > 1 or len(r) < most))
+    return found
+
+
+# ---- in words
+
+
+def _headline(
+    causes: Sequence[RankState], states: Sequence[RankState], waits: Sequence[_Wait]
+) -> str:
+    others = [each for each in states if each not in causes and each.state in ("hangs", "waits")]
+    ends = "; ".join(f"rank {each.rank} {_doing(each, waits)}" for each in causes[:_MOST_NAMED])
+    if more := len(causes) - _MOST_NAMED:
+        ends += f"; and {more} more" if more > 0 else ""
+    if not causes:
+        if not others:
+            return "No rank hangs any longer."
+        return (
+            f"{_ranks(others)} wait in {others[0].waits_in}, and none is behind: look at the "
+            "network and the devices."
+        )
+    if not others:
+        return f"{ends}."
+    return f"{ends}. {_ranks(others)} {_verb(others)} {_waits_in(others)}."
+
+
+def _doing(each: RankState, waits: Sequence[_Wait]) -> str:
+    """Return what a cause does, as the rest of a sentence."""
+    report = each.report
+    if report is None:
+        return each.reason
+    parts = []
+    behind = [wait.collective for wait in waits if each.rank in wait.missing]
+    if behind:
+        parts.append(f"has not come to {_name(behind[0])}")
+    if names := _open_names(report):
+        parts.append(f"is in {names[-1]}")
+    if each.at is not None:
+        text = f" ({each.at.text})" if each.at.text else ""
+        parts.append(f"at {place(each.at)}{text}")
+    if each.waits_in:
+        parts.append(f"waits for {each.waits_in}")
+    parts += _facts(each, report)
+    return ", ".join(parts) or "hangs"
+
+
+def _facts(each: RankState, report: HangReport) -> list[str]:
+    """Return what else shows why a rank stands where it is."""
+    found = []
+    shares = [thread.cpu_share or 0.0 for thread in report.threads if thread.is_training]
+    if any(share >= _BUSY for share in shares):
+        found.append(f"its thread uses {shares[0]:.0%} of a CPU")
+    if each.waits_in in ("a DataLoader worker", "another process"):
+        bad = [child for child in report.children if child.state in ("T", "t", "Z", "D")]
+        states = {"T": "stopped", "t": "stopped", "Z": "dead", "D": "in an uninterruptible wait"}
+        found += [f"child process {child.pid} is {states[child.state]}" for child in bad[:3]]
+    if each.reason:
+        found.append(each.reason)
+    return found
+
+
+def _waits_in(others: Sequence[RankState]) -> str:
+    kinds = dict.fromkeys(each.waits_in for each in others if each.waits_in)
+    return " or ".join(list(kinds)[:3]) or "for it"
+
+
+def _verb(others: Sequence[RankState]) -> str:
+    verb = "waits" if len(others) == 1 else "wait"
+    return f"{verb} in" if any(each.waits_in for each in others) else verb
+
+
+def _ranks(states: Sequence[RankState]) -> str:
+    """Return ``Rank 3`` or ``Ranks 0, 1, 4-7``."""
+    numbers = sorted(each.rank for each in states)
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [f"{low}" if low == high else f"{low}-{high}" for low, high in ranges]
+    shown = ", ".join(texts[:_MOST_NAMED]) + (" …" if len(texts) > _MOST_NAMED else "")
+    return f"Rank{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _without_reports(states: Sequence[RankState], evidence: Sequence[RankEvidence]) -> Hang:
+    """Return what is known where no rank has reported a hang."""
+    every = tuple(states)
+    found = (each for each in states if each.state in _LOST)
+    if gone := tuple(sorted(found, key=lambda each: _LOST.index(each.state))):
+        text = "; ".join(f"rank {each.rank} {each.reason}" for each in gone[:_MOST_NAMED])
+        return Hang(f"No rank has reported a hang, but {text}.", gone, every, ())
+    if all(each.state in ("finished", "no file") for each in states):
+        return Hang("The run has finished, and no rank has reported a hang.", (), every, ())
+    timeouts = {_timeout(each) for each in evidence if each.header is not None}
+    if timeouts == {None}:
+        text = "Hangs are not watched in this run: hang_timeout is null."
+        return Hang(text, (), every, ("Set hang_timeout in the configuration, e.g. 300",))
+    least = min(timeout for timeout in timeouts if timeout is not None)
+    text = f"No rank has reported a hang. They do so after {least:g} s without progress, later "
+    return Hang(f"{text}before the first step has ended and between steps.", (), every, ())
+
+
+def _timeout(each: RankEvidence) -> float | None:
+    config: Mapping[str, object] = {} if each.header is None else each.header.config
+    value = config.get("hang_timeout")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _hints(causes: Sequence[RankState], evidence: Sequence[RankEvidence]) -> tuple[str, ...]:
+    """Return what to try."""
+    found = []
+    known = {each.rank: each for each in evidence}
+    for each in causes[:1]:
+        header, process = known[each.rank].header, known[each.rank].process
+        if header is not None and each.state == "stopped":
+            found.append(f"Continue it: kill -CONT {header.pid}")
+        elif header is not None and process in ("R", "S", "D"):
+            found.append(f"Native frames of it: py-spy dump --native --pid {header.pid}")
+        if each.waits_in == "a DataLoader worker":
+            found.append("Let the training fail instead: DataLoader(..., timeout=300)")
+    return tuple(found)

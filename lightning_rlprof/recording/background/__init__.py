@@ -1,0 +1,1 @@
+"""What the host, its container, this process and its device do while a session records."""

@@ -1,0 +1,279 @@
+"""A thread that looks once a second whether the training makes progress, and reports if not."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from lightning_rlprof.errors import described
+from lightning_rlprof.recording.open_spans import Line, numbers
+from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump, last_collectives
+from lightning_rlprof.recording.watchdog.open_now import open_names, open_now
+from lightning_rlprof.recording.watchdog.stacks import (
+    child_processes,
+    in_debugger,
+    thread_stacks,
+    write_native_stacks,
+)
+from lightning_rlprof.records.hang_reports import (
+    FOLDER,
+    MOST_REPORTS,
+    Cause,
+    HangReport,
+    Heartbeat,
+    OpenSpan,
+    alarm_file,
+    alive_file,
+    write_beat,
+    write_report,
+)
+from lightning_rlprof.records.records import Header
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_BEAT_S = 5.0
+_LONGEST_TICK_S = 2.0  # of a pause that counts: the process may have been stopped in it
+_UNKNOWN = 6  # times the timeout, where nothing is known of how long it may take
+_LEARNED = 5  # times the longest that the same took before, as in NVRx
+_AGAIN = (1, 2, 4)  # times the limit
+_MOST_NAMES = 10_000
+
+
+class Watched(Protocol):
+    """What the watchdog needs of a session."""
+
+    step: int
+    waiting: bool
+    idles: bool
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+
+    @property
+    def header(self) -> Header:
+        """The first line of the rank's file."""
+
+    @property
+    def clock(self) -> Callable[[], int]:
+        """Monotonic nanoseconds."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step has ended."""
+
+    @property
+    def training_thread(self) -> int:
+        """Identity of the thread whose stages count."""
+
+    def recent(self) -> list[Line]:
+        """Return spans that ended lately."""
+
+    def note(self, level: str, text: str) -> None:
+        """Log a remark and keep it in the run."""
+
+    def flush_if_free(self) -> None:
+        """Append everything to the file, unless another thread does it or is stuck in it."""
+
+
+class Watchdog:
+    """Report when no span has begun or ended for long, until `stop`; training continues.
+
+    A rank may be quiet for ``timeout_s``, or five times as long as it was before where it is now,
+    if that is more. It may for six times ``timeout_s`` before the first step has ended, between
+    steps, and in a stage or region that it enters for the first time: compilation, the first
+    checkpoint, a validation. An actor that waits for its next call, and a session at a prompt, may
+    wait for ever. A training thread that stands in a debugger is left alone.
+
+    Time in which the whole process was stopped does not count.
+
+    Args:
+        session: Whose progress is watched.
+        timeout_s: Seconds.
+    """
+
+    def __init__(self, session: Watched, timeout_s: float) -> None:
+        self._session, self._timeout_s = session, timeout_s
+        self._clock, self._rank, self._run = session.clock, session.header.rank, session.run
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rlprof-watchdog", daemon=True)
+        self._began_unix_s = time.time()
+        self._ticked_ns = self._clock()
+        self._quiet_ns = 0
+        self._seen: tuple[Any, ...] = ()
+        self._first = self._number = next(numbers)  # of the spans of this session
+        self._open: tuple[str, ...] | None = None  # outermost first; known in a long silence only
+        self._last = self._after = ""  # the span that ended last, now and as the silence began
+        self._known: set[str] = set()
+        self._longest_s: dict[str, float] = {}  # after which span
+        self._alarms = 0  # in this hang
+        self._reports = 0
+        self._reported_ns: int | None = None
+        self._beat_ns: int | None = None
+        self._alarm_seen = self._alarm_time()
+
+    def start(self) -> "Watchdog":
+        """Begin to watch. A process that may have no more threads trains without it."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._session.note("warning", f"hangs are not watched for: {described(error)}")
+        return self
+
+    def stop(self) -> None:
+        """Leave the session alone from now on, and remove the sign of life."""
+        self._end.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_TICK_S)
+        if self._beat_ns is not None:
+            with suppress(OSError):
+                alive_file(self._run, self._rank).unlink(missing_ok=True)
+                (self._run / FOLDER).rmdir()  # unless there are reports, or other ranks live
+
+    def _watch(self) -> None:
+        while not self._end.wait(_TICK_S):
+            try:
+                self.look()
+            except Exception as error:  # of any kind: the training continues
+                log.warning("the watchdog for hangs stopped: %s", error, exc_info=error)
+                return
+
+    # ---- once a second
+
+    def look(self) -> None:
+        """Look once: at the progress, at alarms of other ranks; write what is due."""
+        now = self._clock()
+        passed_s, self._ticked_ns = (now - self._ticked_ns) / 1e9, now
+        if self._has_progress():
+            self._end_quiet()
+        else:
+            self._quiet_ns += round(min(passed_s, _LONGEST_TICK_S) * 1e9)
+            self._session.flush_if_free()  # steps that ended just after the last write
+        quiet_s = self._quiet_ns / 1e9
+        if self._beat_ns is None or now - self._beat_ns >= min(_BEAT_S, self._timeout_s) * 1e9:
+            self._beat(now, quiet_s)
+        if self._is_due(quiet_s):
+            self._alarms += 1
+            self._raise_alarm(quiet_s)
+        elif self._alarm_seen != (alarm := self._alarm_time()):
+            self._alarm_seen = alarm
+            if self._reported_ns is None or now - self._reported_ns > self._timeout_s * 5e8:
+                self._report("asked", quiet_s)
+        if self._reports and quiet_s:
+            keep_dump(self._run, self._rank, self._began_unix_s)
+
+    def _is_due(self, quiet_s: float) -> bool:
+        """Return whether the rank has been quiet for too long, again if it has reported that."""
+        if quiet_s < self._timeout_s or self._alarms == len(_AGAIN):
+            return False
+        if self._open is None:
+            self._open = open_names(self._first, self._session.training_thread)
+        return quiet_s >= self._limit_s() * _AGAIN[self._alarms] and not self._is_excused()
+
+    def _has_progress(self) -> bool:
+        """Return whether a span or a step has begun or ended since the last look."""
+        session, before = self._session, self._number
+        recent = session.recent()
+        last, self._last = (recent[-1][7], recent[-1][1]) if recent else (None, "")
+        # Spans take their numbers from there: a gap tells of others, and costs them nothing.
+        self._number = next(numbers)
+        seen = (last, session.step, session.waiting)
+        changed = self._number != before + 1 or seen != self._seen
+        self._seen = seen
+        if changed and len(self._known) < _MOST_NAMES:
+            self._known.update(line[1] for line in recent)
+        return changed
+
+    def _end_quiet(self) -> None:
+        quiet_s, self._quiet_ns = self._quiet_ns / 1e9, 0
+        if quiet_s >= self._timeout_s / _LEARNED:
+            self._longest_s[self._after] = max(self._longest_s.get(self._after, 0.0), quiet_s)
+        self._open, self._after = None, self._last
+        if self._alarms:
+            self._alarms = 0
+            self._report("recovered", quiet_s)
+            self._session.note("info", f"progress again after {quiet_s:.0f} s without any")
+
+    def _limit_s(self) -> float:
+        """Return how long the rank may be quiet where it is."""
+        session, inside = self._session, self._open or ()
+        is_known = inside[0] in self._known if inside else not session.waiting
+        times = 1 if session.has_steps and is_known else _UNKNOWN
+        return max(times * self._timeout_s, _LEARNED * self._longest_s.get(self._after, 0.0))
+
+    def _is_excused(self) -> bool:
+        """Return whether it is right to wait here, for however long."""
+        session = self._session
+        is_idle = session.waiting and not self._open
+        if is_idle and (session.idles or hasattr(sys, "ps1")):
+            return True
+        return in_debugger(session.training_thread)
+
+    # ---- what is written
+
+    def _beat(self, now: int, quiet_s: float) -> None:
+        with suppress(OSError):  # a full disk, or one that is gone
+            (self._run / FOLDER).mkdir(exist_ok=True)
+            beat = Heartbeat(time.time_ns(), self._session.step, round(quiet_s, 3))
+            write_beat(alive_file(self._run, self._rank), beat)
+        self._beat_ns = now
+
+    def _raise_alarm(self, quiet_s: float) -> None:
+        session, is_first = self._session, self._alarms == 1
+        where = f" in {self._open[-1]}" if self._open else ""
+        if is_first:
+            text = f"no progress for {quiet_s:.0f} s{where}, step {session.step}"
+            session.note("warning", f"{text}. See where: rlprof hang {self._run}")
+        self._report("hang" if is_first else "still", quiet_s)
+        with suppress(OSError):
+            alarm_file(self._run).touch(0o600)
+        self._alarm_seen = self._alarm_time()
+        session.flush_if_free()
+
+    def _report(self, cause: Cause, quiet_s: float) -> None:
+        if self._reports >= MOST_REPORTS or self._end.is_set():
+            return
+        self._reports += 1
+        session, thread = self._session, self._session.training_thread
+        self._reported_ns = now = self._clock()
+        spans = [
+            OpenSpan(line[1], line[2], line[3], now - line[4], line[6] == thread)
+            for line in open_now(self._first)
+        ]
+        collectives, groups, remarks = last_collectives()
+        report = HangReport(
+            rank=self._rank,
+            number=self._reports,
+            cause=cause,
+            unix_ns=time.time_ns(),
+            quiet_s=round(quiet_s, 3),
+            limit_s=self._limit_s(),
+            step=session.step,
+            in_step=not session.waiting,
+            last_span=self._last or None,
+            spans=tuple(spans),
+            threads=() if cause == "recovered" else thread_stacks(thread, self._end),
+            collectives=collectives,
+            groups=groups,
+            children=child_processes(),
+            remarks=remarks,
+        )
+        try:
+            (self._run / FOLDER).mkdir(exist_ok=True)
+            path = write_report(self._run, report)
+        except OSError as error:
+            log.warning("the report of a hang cannot be written: %s", error)
+            return
+        if cause in ("hang", "still"):  # it stops the process for some 0.3 s
+            write_native_stacks(path.with_suffix(".native.txt"))
+
+    def _alarm_time(self) -> int | None:
+        with suppress(OSError):
+            return os.stat(alarm_file(self._run)).st_mtime_ns
+        return None

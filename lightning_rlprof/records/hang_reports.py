@@ -1,0 +1,225 @@
+"""What a rank writes while it makes no progress, and how it is read back.
+
+In the folder ``watchdog`` of a run directory, each rank has a file that it overwrites every few
+seconds, ``rank-00000.alive``, and one per report, ``rank-00000-01.json``. A rank that raises an
+alarm touches the file ``alarm``, so that all others report, too.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from lightning_rlprof.errors import NOT_JSON
+from lightning_rlprof.records.records import Header
+from lightning_rlprof.system.files import open_file
+
+FOLDER = "watchdog"
+"""Where these files are, in a run directory."""
+
+MOST_REPORTS = 12
+"""Reports that one rank writes in a run."""
+
+Cause = Literal["hang", "still", "asked", "recovered"]
+"""Why a report was written: the rank hangs, still does, another one does, or it has recovered."""
+
+_MOST_BYTES = 1 << 23
+_BEAT_BYTES = 256
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call of a stack: where it is, and the text of the line."""
+
+    file: str
+    line: int
+    function: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """What one thread was doing: its frames, innermost first.
+
+    ``cpu_share`` is how much of a CPU the training thread used just then; None if it is unknown.
+    """
+
+    name: str
+    frames: tuple[Frame, ...]
+    is_training: bool = False
+    cpu_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpan:
+    """A span that had not ended, and for how long it was open; ``kind`` is that of a `Span`."""
+
+    name: str
+    kind: str
+    step: int
+    age_ns: int
+    is_training: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One entry of torch's flight recorder.
+
+    Attributes:
+        group: Name of the process group.
+        seq: Number of the collective in its group, the same on all of its ranks.
+        name: Such as ``gloo:all_reduce``.
+        sizes: Shapes of the inputs, as text.
+        is_done: Whether it is complete.
+        is_p2p: Whether it is a send or a receive, whose numbers others do not share.
+    """
+
+    group: str
+    seq: int
+    name: str
+    sizes: str = ""
+    is_done: bool = False
+    is_p2p: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChildProcess:
+    """A process that the rank started, and its state as in ``/proc``."""
+
+    pid: int
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangReport:
+    """What one rank knew of itself at one moment.
+
+    Attributes:
+        rank: Global rank.
+        number: Of the reports of this rank, from 1.
+        cause: Why it was written.
+        unix_ns: When.
+        quiet_s: For how long no span had begun or ended.
+        limit_s: How long that may take here before the rank reports it.
+        step: The step that was open, or expected.
+        in_step: Whether it had begun.
+        last_span: Name of the span that ended last.
+        spans: Open spans, outermost first.
+        threads: The training thread first.
+        collectives: The last ones, by group in order.
+        groups: Ranks of each process group, by its name.
+        children: Child processes, such as DataLoader workers.
+        remarks: What could not be found out, and why.
+    """
+
+    rank: int
+    number: int
+    cause: Cause
+    unix_ns: int
+    quiet_s: float
+    limit_s: float
+    step: int
+    in_step: bool
+    last_span: str | None = None
+    spans: tuple[OpenSpan, ...] = ()
+    threads: tuple[ThreadStack, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    children: tuple[ChildProcess, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The last sign of life of a rank: its watchdog thread ran, whatever the training did."""
+
+    unix_ns: int
+    step: int
+    quiet_s: float
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """All that is known of one rank when its run is asked for a hang.
+
+    Attributes:
+        rank: Global rank.
+        header: Of its file; None if the run lacks it.
+        end: Its status at the end, None if it has not ended.
+        last_ns: Unix time of its last line.
+        process: State of the process as in ``/proc``; ``gone``, or empty on another host.
+        beat: Its last sign of life; it removes that when it ends.
+        reports: In the order in which they were written.
+        dump: What torch's own file of this rank has, read without running it.
+    """
+
+    rank: int
+    header: Header | None = None
+    end: str | None = None
+    last_ns: int | None = None
+    process: str = ""
+    beat: Heartbeat | None = None
+    reports: tuple[HangReport, ...] = ()
+    dump: tuple[Collective, ...] = ()
+
+
+def alive_file(run: Path, rank: int) -> Path:
+    """Return the file that a rank overwrites every few seconds."""
+    return run / FOLDER / f"rank-{rank:05d}.alive"
+
+
+def dump_file(run: Path, rank: int) -> Path:
+    """Return where a rank keeps a copy of the file that torch's flight recorder wrote."""
+    return run / FOLDER / f"rank-{rank:05d}-flight-recorder.pickle"
+
+
+def alarm_file(run: Path) -> Path:
+    """Return the file that is touched when a rank hangs."""
+    return run / FOLDER / "alarm"
+
+
+def write_beat(path: Path, beat: Heartbeat) -> None:
+    """Overwrite a sign of life; raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(file, msgspec.json.encode(beat).ljust(_BEAT_BYTES), 0)
+    finally:
+        os.close(file)
+
+
+def write_report(run: Path, report: HangReport) -> Path:
+    """Write a report, whole or not at all; raises OSError."""
+    path = run / FOLDER / f"rank-{report.rank:05d}-{report.number:02d}.json"
+    draft = path.with_suffix(".draft")
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(file, "wb") as opened:
+        opened.write(msgspec.json.encode(report))
+    draft.replace(path)
+    return path
+
+
+def read_beat(run: Path, rank: int) -> Heartbeat | None:
+    """Read a sign of life; None without one that can be read."""
+    return _read(alive_file(run, rank), Heartbeat)
+
+
+def read_reports(run: Path, rank: int) -> tuple[HangReport, ...]:
+    """Read the reports of a rank, without those that cannot be read."""
+    paths = [
+        run / FOLDER / f"rank-{rank:05d}-{number:02d}.json" for number in range(1, MOST_REPORTS + 1)
+    ]
+    found = [_read(path, HangReport) for path in paths]
+    return tuple(report for report in found if report is not None)
+
+
+def _read(path: Path, kind: type[_T]) -> _T | None:
+    with suppress(OSError, *NOT_JSON):
+        with open_file(path) as file:
+            data = file.read(_MOST_BYTES)
+        return msgspec.json.decode(data.strip(), type=kind)
+    return None

@@ -1,0 +1,100 @@
+"""What a report has of threads and child processes."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from lightning_rlprof.recording.watchdog.stacks import (
+    child_processes,
+    thread_stacks,
+    write_native_stacks,
+)
+
+ENDED = threading.Event()
+ENDED.set()
+
+
+def test_frames_are_innermost_first_with_their_lines_and_the_training_comes_first():
+    entered, end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        entered.set()
+        end.wait()
+
+    thread = threading.Thread(target=other, name="rewards")
+    thread.start()
+    entered.wait()
+    try:
+        first, *rest = thread_stacks(thread.ident, ENDED)
+    finally:
+        end.set()
+        thread.join()
+    assert (first.name, first.is_training) == ("rewards", True)
+    own = next(frame for frame in first.frames if frame.file == __file__)
+    assert own.text == "end.wait()"
+    assert own.function.endswith("other")
+    assert threading.current_thread().name not in [each.name for each in rest], "the watchdog's own"
+
+
+def test_a_deep_stack_is_cut():
+    def down(depth: int) -> int:
+        return down(depth - 1) if depth else len(thread_stacks(me, ENDED)[0].frames)
+
+    me = threading.get_ident()
+    assert down(200) == 64
+
+
+def test_the_cpu_share_tells_a_loop_from_a_wait():
+    end = threading.Event()
+
+    def loop() -> None:
+        while not end.is_set():
+            pass
+
+    threads = [threading.Thread(target=target) for target in (loop, end.wait)]
+    for thread in threads:
+        thread.start()
+    shares = [thread_stacks(thread.ident, threading.Event())[0].cpu_share for thread in threads]
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert shares[0] > 10 * shares[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_child_processes_have_names_and_states():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        states = {each.pid: each.state for each in child_processes()}
+    finally:
+        child.communicate(b"\n")
+    assert states[child.pid] in ("R", "S", "D")
+
+
+PY_SPY = """#!/bin/sh
+echo "Process 1: train.py --token SECRET"
+[ "$2" = --native ] && exit 1
+echo "Thread 1 (active): \\"MainThread\\" $*"
+"""
+
+
+def test_native_stacks_come_from_py_spy_without_the_command_line(tmp_path, monkeypatch):
+    """Its first way, which needs more permissions, fails here."""
+    program, path = tmp_path / "py-spy", tmp_path / "native.txt"
+    program.write_text(PY_SPY)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_native_stacks(path)
+    assert path.read_text() == (
+        f'Thread 1 (active): "MainThread" dump --nonblocking --pid {os.getpid()}\n'
+    )
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_py_spy_there_is_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    write_native_stacks(tmp_path / "native.txt")
+    assert [*tmp_path.iterdir()] == []
