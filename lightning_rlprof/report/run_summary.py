@@ -101,13 +101,14 @@ def what_to_fix(spans: Spans, *, tables: bool = False) -> list[str]:
         spans: The run.
         tables: Whether to read tables of profilers, too, which can take minutes.
     """
-    own = {name: read for name, read in spans.tables.items() if name in OF_RANK_FILES}
-    read = spans if tables else replace(spans, tables=own)
-    first = headlines(rows_of(findings(read)))
+    own = _without_profilers(spans)
+    first = headlines(rows_of(findings(spans if tables else own)))
     if not first:
         text = "No problem found"
         more = f" outside captures. For these: rlprof findings {shlex.quote(str(spans.path))}"
-        return [f"{text}{more}" if len(own) < len(spans.tables) and not tables else f"{text}."]
+        return [
+            f"{text}{more}" if len(own.tables) < len(spans.tables) and not tables else f"{text}."
+        ]
     top, lines = first[0], []
     label = "Improve first" if top.word == "takes" else "Fix first"
     lines.append(f"{label}: {top.title}{_price(top)}")
@@ -120,6 +121,12 @@ def what_to_fix(spans: Spans, *, tables: bool = False) -> list[str]:
     return lines
 
 
+def _without_profilers(spans: Spans) -> Spans:
+    """Return the run with the tables of its own files alone."""
+    own = {name: read for name, read in spans.tables.items() if name in OF_RANK_FILES}
+    return replace(spans, tables=own)
+
+
 def what_to_set(spans: Spans, *, tables: bool = False) -> list[str]:
     """Return the first advice in one line with the command that lists all; nothing without any.
 
@@ -127,7 +134,7 @@ def what_to_set(spans: Spans, *, tables: bool = False) -> list[str]:
         spans: The run.
         tables: Whether to read tables of profilers, too, which can take minutes.
     """
-    cards = advice_cards(advice(spans if tables else replace(spans, tables={})))
+    cards = advice_cards(advice(spans if tables else _without_profilers(spans)))
     path = shlex.quote(str(spans.path))
     return [f"Set: {cards[0].title}. See: rlprof advise {path}"] if cards else []
 

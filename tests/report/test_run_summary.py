@@ -89,8 +89,8 @@ def test_a_command_to_try_is_whole_however_long_the_path(tmp_path: Path) -> None
 def test_background_metrics_are_no_captures_and_their_findings_are_named() -> None:
     rows = [Row("actor_update", "stage", at + 1, at * S, (at + 1) * S) for at in range(100)]
     quiet = sampled_run([(0, None, {"cpu_throttled_percent": [0.0] * 100})], rows)
-    assert advice(quiet) == ["No problem found."]
+    assert what_to_fix(quiet) == ["No problem found."]
     busy = sampled_run([(0, None, {"cpu_throttled_percent": [60.0] * 100})], rows)
-    assert advice(busy)[0] == (
+    assert what_to_fix(busy)[0] == (
         "Fix first: The CPU quota of the container is used up in 60% of its periods"
     )

@@ -9,12 +9,13 @@ import numpy as np
 from lightning_rlprof.analysis.advice.evidence import Evidence
 from lightning_rlprof.analysis.advice.rule import Measured, Measurement, NoData, Quantity
 from lightning_rlprof.analysis.advice.time_shares import share_by_step
-from lightning_rlprof.analysis.device.device_counters import counter_samples
+from lightning_rlprof.analysis.device.device_counters import (
+    COUNTERS,
+    background_samples,
+    counter_samples,
+)
 from lightning_rlprof.analysis.partition import open_spans
 from lightning_rlprof.tables.arrays import Float64s, Int64s
-
-BACKGROUND = "background_metrics"
-"""Table of what is sampled of hosts and devices once a second."""
 
 _KV_USAGE = re.compile(r"(?:.*:)?(?:gpu_|kv_)cache_usage(?:_perc)?|(?:.*:)?token_usage")
 _ENGINE = re.compile(
@@ -25,6 +26,7 @@ _FIRST_VLLM = (0, 8, 3)
 _HOW = "Set background_metrics: true"
 _HOW_VERSIONS = "Record through rlprof's integration of verl or TRL"
 _PERCENT = 100.0
+_Key = tuple[int, int, int]
 
 
 class _Samples(NamedTuple):
@@ -50,7 +52,7 @@ def _engine_samples(run: Evidence, names: re.Pattern[str]) -> _Samples:
     """Return what tables of counters hold under matching names, and what spans counted."""
     spans = run.spans
     parts: list[_Samples] = []
-    for found, metrics in counter_samples(spans, []):
+    for found, metrics in counter_samples(spans, [], COUNTERS):
         match = np.array([*(bool(names.fullmatch(each.lower())) for each in metrics), False])
         own = found.rows(match[found.metric])
         parts.append(_Samples(_steps_at(run, own.rank, own.time), own.value))
@@ -86,31 +88,23 @@ def _engine_counters(run: Evidence) -> Measurement:
     return Measured(found, found, found)
 
 
-def _background(run: Evidence, *names: str) -> dict[str, dict[tuple[int, int, int], float]]:
-    """Return samples of metrics by name, then by rank, device and time."""
-    table = run.spans.try_table(BACKGROUND, [])
-    found: dict[str, dict[tuple[int, int, int], float]] = {name: {} for name in names}
-    if table is None:
-        return found
-    code, texts = table.texts("metric")
-    rank, device = table.numbers("rank", -1), table.numbers("device", -1)
-    time = table.numbers("time") + table.numbers("duration")
-    values = table.column("value")
-    for name in names:
-        own = np.flatnonzero(code == texts.index(name)).tolist() if name in texts else []
-        for at in own:
-            if (value := values[at]) is not None:
-                found[name][int(rank[at]), int(device[at]), int(time[at])] = float(value)
-    return found
+def _background(run: Evidence, metric: str) -> dict[_Key, float]:
+    """Return the samples of a background metric by rank, device and the time when they ended."""
+    found = background_samples(run.spans, metric)
+    if found is None:
+        return {}
+    time = found.time + np.maximum(found.duration, 0)
+    keys = zip(*(each.tolist() for each in (found.rank, found.device, time)), strict=True)
+    return dict(zip(keys, found.value.tolist(), strict=True))
 
 
 def sampled(text: str, names: tuple[str, ...], scale: float = 1.0) -> Quantity:
     """Return the mean over samples of the highest of some background metrics, by ``scale``."""
 
     def measure(run: Evidence) -> Measurement:
-        highest: dict[tuple[int, int, int], float] = {}
-        for samples in _background(run, *names).values():
-            for key, each in samples.items():
+        highest: dict[_Key, float] = {}
+        for name in names:
+            for key, each in _background(run, name).items():
                 highest[key] = max(each, highest.get(key, each))
         if not highest:
             return NoData(f"No {names[0]} was sampled", _HOW)
@@ -123,8 +117,10 @@ def sampled(text: str, names: tuple[str, ...], scale: float = 1.0) -> Quantity:
 
 def _clock(run: Evidence) -> Measurement:
     """Return the clock of busy devices by the highest that they may have."""
-    found = _background(run, "device_clock_mhz", "device_max_clock_mhz", "device_busy_percent")
-    clock, most, busy = found.values()
+    clock, most, busy = (
+        _background(run, f"device_{name}")
+        for name in ("clock_mhz", "max_clock_mhz", "busy_percent")
+    )
     limits = {key[:2]: value for key, value in most.items() if value > 0}
     keys = [key for key in clock if key[:2] in limits and busy.get(key, 0.0) >= _BUSY]
     if not keys:

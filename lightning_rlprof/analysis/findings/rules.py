@@ -316,7 +316,8 @@ def rules_by_id() -> dict[str, list[Rule]]:
     """Return all rules by id; several have one id if only their evidence differs."""
     single = (
         *(SHORT_GAPS, LONG_GAPS, DOMINANT_KERNEL, SMALL_COLLECTIVES, LOW_MFU, MEMORY_GROWTH),
-        *(LEVEL_CHANGE, TREND, OUTLIER_STEP, CPU_CONTENTION, STRAGGLER),
+        *(LEVEL_CHANGE, TREND, OUTLIER_STEP, *CPU_RULES, MEMORY_PRESSURE, HEAT, POWER),
+        *(SLOWDOWN, STRAGGLER),
     )
     found: dict[str, list[Rule]] = {}
     for rule in chain(single, CATEGORY_RULES.values(), (STARVED, UNMATCHED)):
