@@ -17,8 +17,7 @@ _HEAD = """\
 # Rules of advice
 
 All {count} rules of [`rlprof advise`](../advice.md). A rule is given if every quantity is beyond
-its limit, with its whole interval. `rlprof explain ID` prints one of them. The tuning guide has a
-section of each, under its id.
+its limit, with its whole interval. `rlprof explain ID` prints one of them.
 
 "At most" in the output is the time that a rule is about. Rules marked "replay" are predicted by
 [what-if](../critical-path.md#what-if) instead, if the run has what the replay needs.
@@ -72,6 +71,7 @@ def _section(rule: Rule) -> Iterator[str]:
     yield ""
     yield f"- Effect: {rule.effect}"
     yield f"- Risk: {rule.risk}"
+    yield f"- Guide: [Performance tuning](../guides/tuning.md#{rule.id})"
 
 
 def main(arguments: list[str]) -> int:

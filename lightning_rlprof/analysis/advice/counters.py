@@ -23,7 +23,7 @@ _ENGINE = re.compile(
 )
 _BUSY = 50.0  # percent: an idle device lowers its clock on purpose
 _FIRST_VLLM = (0, 8, 3)
-_HOW = "Set background_metrics: true"
+_HOW = "Record background_metrics on a machine that reports it"
 _HOW_VERSIONS = "Record through rlprof's integration of verl or TRL"
 _PERCENT = 100.0
 _Key = tuple[int, int, int]

@@ -303,7 +303,7 @@ CPU_WAIT = step_counter_share(
 _GC_COUNTER = step_counter_share(
     "garbage collection",
     "gc_pause_ns",
-    "Set background_metrics: true, so that steps have gc_pause_ns",
+    "Record background_metrics: steps then have gc_pause_ns",
 )
 _GC_SPANS = category_share(Category.PYTHON_GC, "garbage collection", "gc_collect")
 GARBAGE = Quantity(_GC_COUNTER.text, "share", _garbage)
