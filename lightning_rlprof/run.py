@@ -112,6 +112,10 @@ class Run(Spans):
     weight_sync = weight_sync
     whatif = whatif
 
+    def __repr__(self) -> str:
+        """Return its name and its size, without the arrays."""
+        return f"Run({self.path.name!r}, {len(self):,} spans)"
+
     @classmethod
     def of(cls, spans: Spans) -> "Run":
         """Return a run with the spans, tables and notes of ``spans``; nothing is copied."""

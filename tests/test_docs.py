@@ -2,12 +2,16 @@
 
 import ast
 import inspect
+import itertools
+import json
 import re
 import runpy
 import shlex
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +20,12 @@ import yaml
 
 from lightning_rlprof.analysis.advice.rules import RULES
 from lightning_rlprof.analysis.catalog import ANALYSES
+from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.cli.app import app
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.loaders.load import load
+from tests.builders.runs import grpo_run
 from tests.places import ROOT, SHARED_DATA
 
 PAGES = [
@@ -87,10 +94,12 @@ def nbformat_read(notebook: Path) -> Any:
 
 
 def executed(notebook: Path, folder: Path) -> Any:
-    """Return a notebook as a kernel of Jupyter leaves it that runs in a folder."""
+    """Return a notebook as a kernel of Jupyter leaves it that runs in a copy of its folder."""
     import nbclient
 
-    found, place = nbformat_read(notebook), {"metadata": {"path": str(folder)}}
+    for name in ("notebooks", "examples"):  # a notebook may read ../examples
+        shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
+    found, place = nbformat_read(notebook), {"metadata": {"path": str(folder / "notebooks")}}
     return nbclient.NotebookClient(found, timeout=300, resources=place).execute()
 
 
@@ -191,6 +200,47 @@ def test_a_generated_page_is_written_and_then_fresh(
     assert [each for each in names if f"`{each}`" not in text and f" {each}" not in text] == []
 
 
+EXAMPLES = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "generate_examples.py")))
+
+
+def test_what_a_command_prints_of_an_example_run_is_kept_in_its_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = "<!-- example runs -->\n\n```console\n$ rlprof {}\n```\n"
+    page, hand = tmp_path / "README.md", "```console\n$ rlprof ls\nby hand\n```\n"
+    page.write_text(hand + block.format("stragglers slow"))
+    assert EXAMPLES.main(["--check"], tmp_path) == 1
+    assert "README.md is stale: python docs/generate_examples.py" in capsys.readouterr().err
+    assert EXAMPLES.main([], tmp_path) == 0
+    assert EXAMPLES.main(["--check"], tmp_path) == 0
+    text = page.read_text()
+    assert "   1  slow host " in text
+    assert text.startswith(hand)
+    page.write_text(text.replace("slow host", "slow device"))
+    assert EXAMPLES.main(["--check"], tmp_path) == 1
+
+
+def test_the_example_runs_name_neither_a_machine_nor_a_user() -> None:
+    assert EXAMPLES.ARCHIVE.stat().st_size < 300_000
+    with tarfile.open(EXAMPLES.ARCHIVE) as archive:
+        members = archive.getmembers()
+        texts = [archive.extractfile(each).read().decode() for each in members]  # type: ignore[union-attr]
+    assert len(members) == 3 * 2
+    assert {(each.uname, each.uid, each.mtime) for each in members} == {("", 0, 0)}
+    assert {json.loads(text.split("\n", 1)[0])["host"] for text in texts} == {"node-1"}
+    assert [path for text in texts for path in re.findall(r"[^\w.]/\w+/[\w/]*", text)] == []
+
+
+def test_packing_a_run_leaves_out_the_host(tmp_path: Path) -> None:
+    before = grpo_run(tmp_path / "run", ranks=2)
+    EXAMPLES.pack({"kept": tmp_path / "run"}, tmp_path / "runs.tar.gz")
+    with tarfile.open(tmp_path / "runs.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    after = load(tmp_path / "kept")
+    assert {header.host for header in after.headers.values()} == {"node-1"}
+    assert stages(before).rows == stages(after).rows
+
+
 def test_a_wrong_block_is_found() -> None:
     page = "```bash\n$ rlprof sums run\n```\n\n```yaml\nstge: all\n```\n"
     with pytest.raises(AssertionError, match="sums"):
@@ -283,7 +333,7 @@ def check_command(words: list[str]) -> None:
         return
     command: Any = typer.main.get_command(app)  # typer brings its own click
     options = {"--help", "--version"}
-    for word in words[1:]:
+    for word in itertools.takewhile(lambda word: word != "--", words[1:]):  # then a program
         if word.startswith("-"):
             name = word.split("=")[0]
             assert name in options, f"{command.name} has no option {name}"

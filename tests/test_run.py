@@ -37,6 +37,10 @@ def test_every_analysis_is_a_method_with_the_same_answer(tmp_path: Path) -> None
     assert run.compare(run) == compare(run, run)
 
 
+def test_a_run_shows_its_name_and_size_and_no_arrays(tmp_path: Path) -> None:
+    assert repr(recorded(tmp_path)) == "Run('run', 2 spans)"
+
+
 def test_a_run_stays_one_when_a_part_is_replaced(tmp_path: Path) -> None:
     assert isinstance(dataclasses.replace(recorded(tmp_path), unix_ns=1), Run)
 

@@ -1,15 +1,16 @@
-"""The verbs around whole runs: summary, report, export, sql, ingest, upload."""
+"""The verbs around whole runs: summary, report, open, export, sql, ingest, upload."""
 
 import os
 import re
 import shlex
 import sys
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -34,7 +35,7 @@ from lightning_rlprof.cli.open_run import (
     warn_of_ranks,
 )
 from lightning_rlprof.errors import RlprofError, TraceError
-from lightning_rlprof.system.location import local_path, place
+from lightning_rlprof.system.location import RemotePath, local_path, place
 from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.table import Table
 
 _LIMIT, _SHOWN_RUNS = 50, 20
+_CHROME = (".json", ".json.gz")  # traces that Perfetto reads
 
 
 class _Part(str, Enum):
@@ -129,6 +131,55 @@ def report(
     console.next_command("rlprof", "findings", run)
 
 
+Kernels = Annotated[
+    bool, typer.Option("--kernels", help="Include device kernels from captures, by stream")
+]
+AllowUnsynced = Annotated[
+    bool, typer.Option("--allow-unsynced", help="Merge ranks of hosts with unsynchronized clocks")
+]
+
+
+def open_in_perfetto(
+    run: Run = SAVE_PATH,
+    kernels: Kernels = False,
+    allow_unsynced: AllowUnsynced = False,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address and open nothing")
+    ] = False,
+) -> None:
+    """Show a run in Perfetto, offline, until you press Ctrl-C. Leaves no file.
+
+    A trace that is one .json or .json.gz file is shown as it is. The address has a secret, and
+    answers on this machine only.
+    """
+    from lightning_rlprof.report.chrome_trace.viewer import TraceServer, perfetto_ui
+
+    ui = perfetto_ui()
+    if ui is None:
+        raise RlprofError(
+            "Perfetto's UI is not installed", hint='pip install "lightning-rlprof[viewer]"'
+        )
+    check_exists(run)
+    if not isinstance(run, RemotePath) and run.is_file() and run.name.endswith(_CHROME):
+        trace, name = run.read_bytes(), run.name
+    else:
+        spans = open_run(run)
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json.gz")
+            remarks = _write_perfetto(spans, path, kernels=kernels, allow_unsynced=allow_unsynced)
+            trace, name = path.read_bytes(), spans.path.name or "run"
+        _print_remarks(spans, remarks)
+    with TraceServer(ui, trace, name) as server:
+        console.say(f"Perfetto: {server.address}")
+        console.status("It ends with Ctrl-C.")
+        if not no_browser:
+            webbrowser.open(server.address_for_once())
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.status("Ended.")
+
+
 def export(
     run: Run = SAVE_PATH,
     target: Annotated[
@@ -140,14 +191,9 @@ def export(
         ),
     ] = "perfetto",
     output: Output = None,
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Include device kernels from captures, by stream")
-    ] = False,
+    kernels: Kernels = False,
     force: Force = False,
-    allow_unsynced: Annotated[
-        bool,
-        typer.Option("--allow-unsynced", help="Merge ranks of hosts with unsynchronized clocks"),
-    ] = False,
+    allow_unsynced: AllowUnsynced = False,
 ) -> None:
     """Export the run as a Perfetto trace (.json or .json.gz), or its tables as files.
 
@@ -169,6 +215,16 @@ def export(
         return
     spans = open_run(run)
     path = console.destination(output, spans.path, "trace.json.gz", force=force)
+    remarks = _write_perfetto(spans, path, kernels=kernels, allow_unsynced=allow_unsynced)
+    _print_remarks(spans, remarks)
+    console.wrote(path)
+    console.status("Open it in https://ui.perfetto.dev (it stays in your browser).")
+
+
+def _write_perfetto(
+    spans: "Spans", path: Path, *, kernels: bool, allow_unsynced: bool
+) -> list[str]:
+    """Write the Perfetto trace of a run; returns what its reader has to know."""
     from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
     from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
     from lightning_rlprof.report.chrome_trace.writer import write_trace
@@ -177,19 +233,22 @@ def export(
     if unsynced and not allow_unsynced:
         raise RlprofError(
             f"{spans.path}: {unsynced}, so the order of events across ranks would be wrong",
-            hint="Export one rank's file, or pass --allow-unsynced.",
+            hint="Pass one rank's file, or --allow-unsynced.",
             code="unsynchronized_clocks",
         )
     with console.bar("Writing") as step, console.writing(path):
         devices = DeviceTracks(spans) if kernels else None
         write_trace(spans, path, devices=devices, watermark=unsynced, progress=step)
-    print_warnings(spans)
-    for remark in devices.remarks if devices else ():
-        console.warn(remark)
+    remarks = list(devices.remarks) if devices else []
     if unsynced:
-        console.warn(f"{unsynced}: don't compare times of different ranks in this trace.")
-    console.wrote(path)
-    console.status("Open it in https://ui.perfetto.dev (it stays in your browser).")
+        remarks.append(f"{unsynced}: don't compare times of different ranks in this trace.")
+    return remarks
+
+
+def _print_remarks(spans: "Spans", remarks: Sequence[str]) -> None:
+    print_warnings(spans)
+    for remark in remarks:
+        console.warn(remark)
 
 
 def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:

