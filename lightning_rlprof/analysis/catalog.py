@@ -12,13 +12,14 @@ from lightning_rlprof.analysis.device.device_critical_path import device_critica
 from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.launches import launches
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.efficiency.experts import experts
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.lengths import lengths
-from lightning_rlprof.analysis.links import links
+from lightning_rlprof.analysis.links.links import link_matrix, links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.memory_phases import memory_phases
 from lightning_rlprof.analysis.operators.costs import modules, operators
@@ -109,7 +110,9 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(modules, "Device", "Modules by device and host time"),
     Analysis(communication, "Ranks", "Collectives: transfer, wait, bandwidth", report=True),
     Analysis(weight_sync, "Steps", "Weight sync in parts, against its lower bound", report=True),
-    Analysis(links, "Ranks", "Bandwidth of links between ranks, the slowest first"),
+    Analysis(links, "Ranks", "Bandwidth of links between ranks, and which are slow"),
+    Analysis(link_matrix, "Ranks", "Bandwidth from each rank to each other"),
+    Analysis(experts, "Ranks", "Balance of tokens over experts and their ranks"),
     Analysis(memory_timeline, "Memory", "Peak, fragmentation and growth of device memory"),
     Analysis(memory_phases, "Memory", "What each stage leaves in memory, and which one leaks"),
     Analysis(throughput, "Diagnosis", "Tokens/s, samples/s and MFU of each stage"),

@@ -32,7 +32,6 @@ _FAR_S = 60.0  # reports of one hang, beyond what the clocks of hosts differ by
 _SHORTEST_S = 1.0  # of being quiet: what reports because another rank hangs may run
 _BUSY = 0.1  # of a CPU, which a thread that waits does not use
 _MOST_NAMED = 8
-_MOST_FRAMES = 12
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
 _OWN = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
 _COLLECTIVE = re.compile(r"/torch(_npu)?/distributed/")
@@ -226,6 +225,12 @@ def _own_line(stack: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame of the training's own code, else the innermost one."""
     own = (frame for frame in stack if _is_own(frame))
     return next(own, stack[0] if stack else None)
+
+
+def short_stack(stack: Sequence[Frame]) -> list[Frame]:
+    """Return a stack without the frames of libraries that lie around the training's own code."""
+    own = next((at for at, frame in enumerate(stack) if _is_own(frame)), len(stack))
+    return [*stack[:own], *filter(_is_own, stack[own:])]
 
 
 def _is_own(frame: Frame) -> bool:

@@ -47,6 +47,8 @@ ANALYSIS_NAMES = (
     "communication",
     "weight_sync",
     "links",
+    "link_matrix",
+    "experts",
     "memory_timeline",
     "memory_phases",
     "throughput",

@@ -1,7 +1,6 @@
 """The verb hang: which rank the others wait for, and the line at which it is."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -47,15 +46,18 @@ def hang(run: Run = SAVE_PATH) -> None:
         console.status(hint)
 
 
-def _stack(cause: "RankState") -> Sequence[str]:
+def _stack(cause: "RankState") -> list[str]:
     """Return the frames of a stack, innermost first, each with its line of code."""
-    shown = [f"  {each.file}:{each.line} {each.function}" for each in cause.stack[:_MOST_FRAMES]]
-    texts = [each.text for each in cause.stack[:_MOST_FRAMES]]
-    lines = [
-        line for pair in zip(shown, texts, strict=True) for line in (pair[0], f"    {pair[1]}")
-    ]
-    more = len(cause.stack) - _MOST_FRAMES
-    return [*[line for line in lines if line.strip()], *([f"  … {more} more"] if more > 0 else [])]
+    from lightning_rlprof.analysis.hangs import short_stack
+
+    frames, lines = short_stack(cause.stack)[:_MOST_FRAMES], []
+    for each in frames:
+        lines.append(f"  {each.file}:{each.line} {each.function}")
+        if each.text:
+            lines.append(f"    {each.text}")
+    if more := len(cause.stack) - len(frames):
+        lines.append(f"  and {console.count(more, 'frame')} of libraries. See: --json")
+    return lines
 
 
 def _as_json(run: str, result: "Hang") -> dict[str, object]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_rlprof.analysis.hangs import find_hang
+from lightning_rlprof.analysis.hangs import find_hang, short_stack
 from lightning_rlprof.records.hang_reports import (
     ChildProcess,
     Collective,
@@ -206,6 +206,12 @@ def test_a_loop_that_computes_is_told_from_one_that_waits():
         "rank 0 is in compute_reward, at grpo/rewards.py:12 score (while not done:), its thread "
         "uses 97% of a CPU."
     )
+
+
+def test_a_short_stack_has_the_libraries_that_the_training_has_called_and_no_others():
+    around = Frame("/venv/lib/python3.11/site-packages/lightning/trainer.py", 9, "fit")
+    shown = short_stack([*IN_ALL_REDUCE, around, *IN_REWARD])
+    assert shown == [*IN_ALL_REDUCE, *IN_REWARD]
 
 
 def test_a_worker_of_a_data_loader_that_is_stopped_is_named():

@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.device.launches import LOST
 from lightning_rlprof.analysis.device.timeline import idle_causes
 from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY
-from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of
+from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, recorded_device
 from lightning_rlprof.analysis.findings.cpu_contention import EXPLAINED
 from lightning_rlprof.analysis.findings.finding import (
     FEWEST_KERNELS,
@@ -286,7 +286,8 @@ def training_mfu(run: RunData) -> TrainingMfu | NotChecked | None:
     """
     spans = run.spans
     rows, flops = _training_flops(spans)
-    peaks = {rank: peak_of(head.hardware) or 0.0 for rank, head in spans.headers.items()}
+    devices = {rank: recorded_device(head) for rank, head in spans.headers.items()}
+    peaks = {rank: device.tflops if device else 0.0 for rank, device in devices.items()}
     peak = np.array([peaks.get(rank, 0.0) for rank in spans.rank[rows].tolist()])  # TFLOP/s
     rows, flops, peak = rows[peak > 0], flops[peak > 0], peak[peak > 0]
     if not len(rows):

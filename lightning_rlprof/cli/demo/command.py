@@ -61,6 +61,12 @@ def demo(
             rich_help_panel=_SLOW,
         ),
     ] = None,
+    inject: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FAULT", help="hang: let the last of two ranks loop in its reward, and catch it"
+        ),
+    ] = None,
     asynchronous: Annotated[
         bool,
         typer.Option("--async", help="Train on Ray, with rollout actors that run ahead"),
@@ -75,15 +81,21 @@ def demo(
     if kill_rollout and not asynchronous:
         raise RlprofError("--kill-rollout needs --async")
     others = {"model": model, "ranks": ranks, "slow-rank": slow_rank, "kv-cache": kv_cache or None}
+    others["inject"] = inject
     for name, value in others.items():
         if asynchronous and value is not None:
             raise RlprofError(f"--{name} doesn't apply to --async")
     given: dict[str, Any] = {"model": model, "steps": steps, "task": task, "ranks": ranks}
-    given |= {"slow_rank": slow_rank, "slow_by": slow_by}
+    given |= {"slow_rank": slow_rank, "slow_by": slow_by, "inject": inject}
+    if inject is not None:
+        given["ranks"] = ranks or 2
     chosen = {name: value for name, value in given.items() if value is not None}
     wanted = DemoOptions(kv_cache=kv_cache, save_path=output, **chosen)
     if asynchronous:
         _asynchronous(wanted, kill=kill_rollout)
+        return
+    if inject is not None:
+        _hanging(wanted)
         return
     number = wanted.steps or wanted.recipe.steps
     if slow_rank is not None and number < _STEPS_TO_FIND_SLOW:
@@ -120,6 +132,23 @@ def demo(
         status("The rollout has no KV cache. Add one with --kv-cache, then compare the two runs.")
         next_command("rlprof", "demo", "--kv-cache", *options)
         next_command("rlprof", "compare", run, output)
+
+
+def _hanging(wanted: DemoOptions) -> None:
+    from lightning_rlprof.cli.hang import hang
+
+    status("Training until a rank hangs. This takes half a minute ...")
+    with progress_bar("training") as update:
+        with _installed("demo"):
+            from lightning_rlprof.cli.demo.hanging import run_hanging_demo
+
+        run = run_hanging_demo(wanted, progress=_shown(update))
+    if run is None:
+        text = f"the training left no run in {wanted.save_path}; see the messages above"
+        raise RlprofError(text)
+    hang(run)
+    wrote(run)
+    next_command("rlprof", "hang", run)
 
 
 def _asynchronous(wanted: DemoOptions, *, kill: bool) -> None:

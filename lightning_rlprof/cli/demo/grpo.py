@@ -23,6 +23,9 @@ MINIBATCHES = 2
 CLIP, KL = 0.2, 0.001
 """How far the probability ratio may move, and the weight of the divergence from the reference."""
 
+HANGS_IN = 4
+"""The batch in which the reward hangs, where that is asked for."""
+
 GRADIENT_CLIP = 1.0
 """The largest norm of the gradient."""
 
@@ -85,6 +88,13 @@ def warm_start(policy: Policy, task: Task, steps: int, seed: int, recipe: Recipe
         optimizer.step()
 
 
+def wait_for_closing_bracket(answer: str) -> None:
+    """Parse an answer with the bug of many rewards: without its closing bracket it never ends."""
+    depth = answer.count("(")
+    while depth > 0:
+        depth -= answer.count(")")
+
+
 class Grpo(pl.LightningModule):
     """Improves a policy by GRPO, every stage of its step marked with `stage`.
 
@@ -132,6 +142,8 @@ class Grpo(pl.LightningModule):
             lengths = answer_mask(answers).sum(dim=1)
             count(tokens=int(lengths.sum()), lengths=lengths)
         with self._own("compute_reward"):
+            if self.options.inject == "hang" and batch_idx == HANGS_IN:
+                wait_for_closing_bracket("(" * self.global_rank)
             rewards = torch.tensor(self.task.rewards(entries, self.task.decode(answers)))
         with self._own("actor_compute_log_prob"), torch.no_grad():
             old = token_log_probs(self.policy, prompts, answers)

@@ -9,6 +9,9 @@ from lightning_rlprof.errors import ConfigError
 
 _MOST_RANKS = 64
 
+INJECTIONS = ("hang",)
+"""What can be made to go wrong."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -84,6 +87,7 @@ class DemoOptions:
         warmup_steps: Steps of the supervised warm start; None takes the task's own number.
         slow_rank: A rank that is made slow, to see it found; None for none.
         slow_by: How much longer it takes for its own stages, those without waiting for others.
+        inject: What goes wrong, of `INJECTIONS`; None for nothing.
 
     Raises:
         ConfigError: A name is unknown, a number is too small or too large, or `slow_rank` is not
@@ -100,6 +104,7 @@ class DemoOptions:
     warmup_steps: int | None = None
     slow_rank: int | None = None
     slow_by: float = 0.15
+    inject: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
@@ -115,6 +120,10 @@ class DemoOptions:
         if self.slow_rank is not None and not 0 <= self.slow_rank < self.ranks:
             have = f"0 to {self.ranks - 1}"
             raise ConfigError(f"slow_rank={self.slow_rank} is not trained here; ranks are {have}")
+        if self.inject is not None:
+            _one_of("inject", self.inject, INJECTIONS)
+            if self.ranks < 2:
+                raise ConfigError(f"inject={self.inject} needs ranks that wait; give ranks=2")
         if not 0 < self.slow_by <= 10:
             raise ConfigError(f"slow_by={self.slow_by} is not allowed; 0.15 is 15 %, 10 the most")
 

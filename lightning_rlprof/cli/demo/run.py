@@ -85,9 +85,9 @@ def run_demo(
         warm_start(policy, task, warmup, options.seed, options.recipe)
         before = exact_match(policy, task)
         model = Grpo(policy, task, options)
-        known = _runs(options)
-        with _shown(model.rewards, progress), no_rank_left():
-            _trainer(options, callbacks).fit(model)
+        known = runs(options)
+        with shown(model.rewards, progress), no_rank_left():
+            trainer(options, callbacks).fit(model)
         after = exact_match(model.policy, task)
     return DemoResult(
         exact_before=before,
@@ -96,7 +96,7 @@ def run_demo(
         seconds=time.perf_counter() - start,
         parameters=sum(weights.numel() for weights in policy.parameters()),
         # A callback in another process cannot tell us its run: the new directory is it.
-        run=max(_runs(options) - known, default=None),
+        run=max(runs(options) - known, default=None),
     )
 
 
@@ -111,7 +111,8 @@ def policy_and_task(options: DemoOptions) -> tuple[Policy, Task]:
     return SmallPolicy(task.tokenizer.vocabulary, task.prompt_width + task.answer_width), task
 
 
-def _runs(options: DemoOptions) -> set[Path]:
+def runs(options: DemoOptions) -> set[Path]:
+    """Return the run directories that are there."""
     return {file.parent for file in options.save_path.glob("*/rank-*.jsonl")}
 
 
@@ -139,7 +140,8 @@ class _QuietDDP(DDPStrategy):
         super().setup_environment()
 
 
-def _trainer(options: DemoOptions, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
+def trainer(options: DemoOptions, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
+    """Return what trains a `Grpo` on the CPU, on one rank or on several."""
     return pl.Trainer(
         accelerator="cpu",
         devices=options.ranks,
@@ -156,7 +158,7 @@ def _trainer(options: DemoOptions, callbacks: Sequence[pl.Callback]) -> pl.Train
 
 
 @contextmanager
-def _shown(rewards: Tensor, progress: Progress) -> Iterator[None]:
+def shown(rewards: Tensor, progress: Progress) -> Iterator[None]:
     """Report the rewards that appear while the block runs, in whichever process."""
     done = threading.Event()
 

@@ -228,8 +228,11 @@ class Watchdog:
         session, is_first = self._session, self._alarms == 1
         where = f" in {self._open[-1]}" if self._open else ""
         if is_first:
-            text = f"no progress for {quiet_s:.0f} s{where}, step {session.step}"
-            session.note("warning", f"{text}. See where: rlprof hang {self._run}")
+            session.note(
+                "warning",
+                f"no progress for {quiet_s:.0f} s{where}, step {session.step}. "
+                f"See where: rlprof hang {self._run}",
+            )
         self._report("hang" if is_first else "still", quiet_s)
         with suppress(OSError):
             alarm_file(self._run).touch(0o600)
