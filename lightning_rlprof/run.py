@@ -7,6 +7,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
+from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.changes import changes
 from lightning_rlprof.analysis.collectives import communication
 from lightning_rlprof.analysis.comparison.compare import compare
@@ -17,6 +18,7 @@ from lightning_rlprof.analysis.device.device_critical_path import device_critica
 from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.launches import launches
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.efficiency.experts import experts
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
@@ -24,7 +26,7 @@ from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.headline import headline, lead_tables
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.lengths import lengths
-from lightning_rlprof.analysis.links import links
+from lightning_rlprof.analysis.links.links import link_matrix, links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.memory_phases import memory_phases
 from lightning_rlprof.analysis.operators.costs import modules, operators
@@ -66,6 +68,7 @@ class Run(Spans):
         >>> run.stages(per_rank=True).to_pandas()             # doctest: +SKIP
     """
 
+    advice = advice
     background_stages = background_stages
     breakdown = breakdown
     changes = changes
@@ -75,6 +78,7 @@ class Run(Spans):
     data_quality = data_quality
     device_counters = device_counters
     device_critical_path = device_critical_path
+    experts = experts
     findings = findings
     gaps = gaps
     headline = headline
@@ -85,6 +89,7 @@ class Run(Spans):
     ledger = ledger
     length_balance = length_balance
     lengths = lengths
+    link_matrix = link_matrix
     links = links
     long_tail = long_tail
     matmuls = matmuls

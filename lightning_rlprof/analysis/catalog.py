@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.changes import changes
 from lightning_rlprof.analysis.collectives import communication
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
@@ -11,13 +12,14 @@ from lightning_rlprof.analysis.device.device_critical_path import device_critica
 from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.launches import launches
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.efficiency.experts import experts
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.lengths import lengths
-from lightning_rlprof.analysis.links import links
+from lightning_rlprof.analysis.links.links import link_matrix, links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.memory_phases import memory_phases
 from lightning_rlprof.analysis.operators.costs import modules, operators
@@ -72,6 +74,7 @@ class Analysis(NamedTuple):
 CATALOG: tuple[Analysis, ...] = (
     Analysis(data_quality, "Diagnosis", "Checks of the data, before any number", True, True),
     Analysis(findings, "Diagnosis", "What to fix first: cost, evidence, what to try", True, True),
+    Analysis(advice, "Diagnosis", "What to set: evidence, savings, risks", report=True),
     Analysis(ledger, "Diagnosis", "GPU-hours of the whole job by category", True, True),
     Analysis(stragglers, "Ranks", "Ranks that slow the others down, at equal work", True, True),
     Analysis(critical_path, "Steps", "Work that decides step time, and slack", True, True),
@@ -107,7 +110,9 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(modules, "Device", "Modules by device and host time"),
     Analysis(communication, "Ranks", "Collectives: transfer, wait, bandwidth", report=True),
     Analysis(weight_sync, "Steps", "Weight sync in parts, against its lower bound", report=True),
-    Analysis(links, "Ranks", "Bandwidth of links between ranks, the slowest first"),
+    Analysis(links, "Ranks", "Bandwidth of links between ranks, and which are slow"),
+    Analysis(link_matrix, "Ranks", "Bandwidth from each rank to each other"),
+    Analysis(experts, "Ranks", "Balance of tokens over experts and their ranks"),
     Analysis(memory_timeline, "Memory", "Peak, fragmentation and growth of device memory"),
     Analysis(memory_phases, "Memory", "What each stage leaves in memory, and which one leaks"),
     Analysis(throughput, "Diagnosis", "Tokens/s, samples/s and MFU of each stage"),

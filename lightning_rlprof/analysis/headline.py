@@ -6,6 +6,7 @@ from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, device_headline, idle
 from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.analysis.stages.stage_times import stages, stages_headline
 from lightning_rlprof.analysis.step_selection import FEWEST
@@ -40,11 +41,13 @@ def is_device_trace(spans: Spans) -> bool:
 
 
 def lead_tables(spans: Spans) -> list[Table]:
-    """Return the table of stages, and that of roles if there are several.
+    """Return the table of stages, that of roles if there are several, and that of efficiency.
 
-    Of a device trace it is breakdown, largest kernels, and idle time.
+    The last is `throughput` of the whole job, if MFU or the bandwidth of decoding is known. Of a
+    device trace it is breakdown, largest kernels, and idle time.
     """
     if is_device_trace(spans):
         return [breakdown(spans), kernels(spans, top=_KERNELS), idle(spans)]
-    several = roles(spans)
-    return [stages(spans)] if several.abstained is not None else [stages(spans), several]
+    several, rates = roles(spans), efficiency(spans)
+    tables = [stages(spans)] if several.abstained is not None else [stages(spans), several]
+    return tables if rates is None else [*tables, rates]

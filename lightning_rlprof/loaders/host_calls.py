@@ -147,10 +147,40 @@ def forwards(numbered: Grown) -> Iterator[Columns]:
 
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")
 PRODUCTS = frozenset(
-    [f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")]
-    + [f"aten::_scaled_dot_product_{name}{way}" for name in _ATTENTION for way in ("", "_backward")]
+    [
+        f"aten::{name}"
+        for name in (
+            *("mm", "addmm", "bmm", "baddbmm", "_int_mm", "_scaled_mm", "_scaled_mm_v2"),
+            *("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
+        )
+    ]
+    + [
+        f"aten::_scaled_dot_product_{name}{way}"
+        for name in (*_ATTENTION, "flash_attention_for_cpu")
+        for way in ("", "_backward")
+    ]
+    + [f"aten::_{name}_{way}" for name in _ATTENTION for way in ("forward", "backward")]
+    + [
+        f"flash_attn::_flash_attn_{name}ward"
+        for name in ("for", "back", "varlen_for", "varlen_back")
+    ]
+    + [
+        f"{engine}::{way}_fused_experts"
+        for engine in ("vllm", "sglang")
+        for way in ("inplace", "outplace")
+    ]
+    + [
+        *("GroupedGemm", "sgl_kernel::fp8_scaled_mm", "_C::cutlass_scaled_mm"),
+        *("vllm::unified_attention", "vllm::unified_attention_with_output"),
+        *("_vllm_fa2_C::varlen_fwd", "_rocm_C::paged_attention"),
+        *("_C::paged_attention_v1", "_C::paged_attention_v2"),
+        *("_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash"),
+    ]
 )
-"""Those that multiply matrices and call no other of them."""
+"""Operators of torch, flash-attention, vLLM and SGLang that multiply matrices, or fill a KV cache.
+
+Some call others of them, as attention of torch calls its parts.
+"""
 
 NPU_PRODUCTS = PRODUCTS | {"aten::matmul"}
 """Those on Ascend: ``matmul`` is torch_npu's own there, and calls no other for an NPU's tensors."""

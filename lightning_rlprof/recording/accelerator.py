@@ -7,7 +7,12 @@ is one that the device cannot answer, so only `reset_peak` and `use_device` rais
 """
 
 import logging
+import os
+import re
 from collections.abc import Callable, Iterator
+from configparser import ConfigParser, Error
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +25,11 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
 
 log = logging.getLogger(__name__)
 
+# Section and key in CANN's files, and what is above any chip.
+_CHIP = {
+    "cube_cores": ("SoCInfo", "cube_core_cnt", 1_000),
+    "cube_mhz": ("AICoreSpec", "cube_freq", 10_000),
+}
 _BACKENDS = {"cuda": "nccl", "npu": "hccl", "xpu": "xccl"}
 
 # Counter, key of torch's memory_stats, and the question of a device without them (mps).
@@ -52,6 +62,34 @@ def device_name(kind: str | None = None) -> str | None:
     """Return the model of this process's accelerator, e.g. ``NVIDIA H100 80GB HBM3``, or None."""
     name = _ask(device_kind() if kind is None else kind, "get_device_name")
     return None if name is None else str(name)
+
+
+def chip_facts(name: str | None) -> dict[str, int]:
+    """Return cores and clock of an Ascend as CANN's ``platform_config`` on this machine has them.
+
+    Product pages state other clocks, and none is published. Empty without that file, or if it
+    has no plausible numbers.
+
+    Args:
+        name: What `device_name` returns, ``Ascend910B2``: the name of the file.
+    """
+    home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
+    if not home or not name or not re.fullmatch(r"[\w-]{1,64}", name):
+        return {}
+    found = {}
+    for folder in ("data", "*/data", "*/*/data"):
+        for path in sorted(Path(home).glob(f"{folder}/platform_config/{name}.ini")):
+            parser = ConfigParser(strict=False, interpolation=None)
+            with suppress(Error, OSError, UnicodeDecodeError):
+                parser.read_string(path.read_text(encoding="utf-8"))
+            for fact, (section, key, most) in _CHIP.items():
+                text = parser.get(section, key, fallback="").strip()
+                if text.isdecimal() and 0 < int(text) < most:
+                    found[fact] = int(text)
+            if len(found) == len(_CHIP):
+                return found
+            found = {}
+    return {}
 
 
 def device_count() -> int | None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar, overload
 from lightning_rlprof.recording import open_spans
 from lightning_rlprof.recording.call_wrapping import within
 from lightning_rlprof.recording.open_spans import Line, Open, innermost, made, numbers, opened
+from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.records import Kind, Number
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,6 +97,10 @@ class Sink(Protocol):
 
     def add(self, line: tuple[Any, ...], /) -> None:
         """Add a line of another kind."""
+
+    @property
+    def later_experts(self) -> Callable[[Line, Callable[[], open_spans.ExpertTokens | None]], None]:
+        """Where tokens of experts go that are known after the step."""
 
     def flush(self) -> None:
         """Bring completed spans to the disk."""
@@ -183,6 +188,7 @@ class LoopMarker(OwnMarker):
 
 _stages: dict[str, Marker] = {}
 _sink: Sink | None = None
+_said: set[str] = set()
 
 
 @overload
@@ -314,7 +320,9 @@ _VERSION, _VERSION_END = "version", "version_end"
 def count(**numbers: Any) -> None:
     """Add numbers to the innermost open span of this thread or task; outside of spans do nothing.
 
-    A list or a tensor of several numbers is kept as a histogram, four bins per doubling. A
+    A list or a tensor of several numbers is kept as a histogram, four bins per doubling.
+    ``tokens_per_expert``, a list or tensor of layers and experts, or by layer, keeps every number:
+    the tokens that each expert of this rank computed. It is copied, and read after the step. A
     ``version`` of the weights is not added up: the first one stays, and the last one that differs
     is ``version_end``, as of a response that was continued after a weight sync.
 
@@ -328,6 +336,8 @@ def count(**numbers: Any) -> None:
     span = innermost()
     if span is not None:
         line = span[0]
+        if EXPERTS in numbers and _sink is not None:
+            _keep_experts(_sink, line, numbers[EXPERTS])
         total = dict(line[9] or {})  # a copy: the marker's own are those of every span of it
         for name, number in open_spans.counters_of(numbers).items():
             try:
@@ -339,6 +349,17 @@ def count(**numbers: Any) -> None:
             except Exception:  # tensors that do not fit: the training continues
                 total[name] = number
         line[9] = total
+
+
+def _keep_experts(sink: Sink, line: Line, given: Any) -> None:
+    """Let a session read the tokens of experts after the step, and say what they cannot be."""
+    try:
+        sink.later_experts(line, open_spans.later_experts(given))
+    except Exception as error:  # of any kind: the training continues
+        text = f"count({EXPERTS}=…) takes a list or tensor of layers and experts: {error!r}"
+        if text not in _said:
+            _said.add(text)
+            sink.note("warning", text)
 
 
 def listen(

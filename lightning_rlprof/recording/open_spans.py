@@ -1,15 +1,17 @@
 """Open and made spans as they live in memory: the lines of the file, and which is open where."""
 
 import itertools
+import sys
 from _thread import get_ident
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from lightning_rlprof.records.histograms import bin_name, bin_of
+from lightning_rlprof.records.histograms import EXPERTS, bin_name, bin_of
 from lightning_rlprof.records.records import Kind, Number
 
 # A span is the list that the file will hold, so that no code of rlprof runs per span when it is
@@ -116,11 +118,76 @@ def counters_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
+        if name == EXPERTS:
+            continue  # `later_experts` keeps them
         if isinstance(value, list | tuple) or getattr(value, "ndim", False):
             with suppress(Exception):  # of any kind: the training continues
                 found.update(histogram_counters(name, value))
         elif not isinstance(value, str | dict):
             found[name] = value
+    return found
+
+
+class ExpertTokens(dict[int, list[int]]):
+    """Tokens of each expert, by layer, which have a line of their own in the file."""
+
+
+def later_experts(given: Any) -> Callable[[], ExpertTokens | None]:
+    """Keep tokens per expert as they are now, and return what tells them once they are known.
+
+    Takes some microseconds and waits for no device: a tensor of a device is copied in its stream.
+
+    Args:
+        given: By layer a list or a tensor; or one of layers and experts; or of the experts of one.
+
+    Raises:
+        TypeError: It is nothing of these.
+    """
+    layers = given.items() if isinstance(given, Mapping) else [(None, given)]
+    kept = [(layer, _kept(tokens)) for layer, tokens in layers]
+    ready = [done for _, tokens in layers if (done := _copied(tokens)) is not None]
+    return partial(_expert_tokens, kept, ready)
+
+
+def _kept(tokens: Any) -> Any:
+    """Return a copy of a tensor, an array or a list: its owner may count on in it."""
+    if hasattr(tokens, "detach"):
+        tokens = tokens.detach()
+        on_host = tokens.device.type == "cpu"
+        return tokens.clone() if on_host else tokens.to("cpu", non_blocking=True)
+    if hasattr(tokens, "tolist"):
+        return tokens.copy()
+    return [list(each) if isinstance(each, list | tuple) else each for each in tokens]
+
+
+def _copied(tokens: Any) -> Callable[[], bool] | None:
+    """Return what tells whether the copy of a tensor from its device is done; None on the host."""
+    kind = getattr(getattr(tokens, "device", None), "type", "cpu")
+    if kind == "cpu":
+        return None
+    event = getattr(sys.modules["torch"], kind).Event()
+    event.record()
+    query: Callable[[], bool] = event.query
+    return query
+
+
+def _expert_tokens(
+    kept: list[tuple[int | None, Any]], ready: list[Callable[[], bool]]
+) -> ExpertTokens | None:
+    if not all(each() for each in ready):
+        return None
+    found = ExpertTokens()
+    for layer, tokens in kept:
+        listed = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+        by_layer = {layer: listed} if layer is not None else dict(enumerate(listed))
+        if layer is None and not any(isinstance(each, list) for each in listed):
+            by_layer = {0: listed}
+        for number, counts in by_layer.items():
+            listed = counts.tolist() if hasattr(counts, "tolist") else counts
+            whole = listed if {*map(type, listed)} <= {int} else [*map(round, listed)]
+            if min(whole, default=0) < 0:
+                raise ValueError("a number of tokens is below 0")
+            found[int(number)] = whole
     return found
 
 

@@ -129,6 +129,7 @@ class Session:
         self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
         self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
         self.recent, self.flush_if_free = buffer.recent, buffer.flush_if_free
+        self.later_experts = buffer.later_experts
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: StepTotals | None = None
         self.waiting = self._closed = False

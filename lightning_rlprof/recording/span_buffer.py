@@ -6,6 +6,7 @@ What one step spent on its stages, on one thread.
 import logging
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording.open_spans import Line, opened
+from lightning_rlprof.recording.open_spans import ExpertTokens, Line, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
+from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
@@ -30,11 +32,13 @@ class Spent(NamedTuple):
         ns: Nanoseconds in which at least one span of the stage was open.
         counters: Sum of each counter.
         counted_ns: The same time of only those spans that carry that counter.
+        spans: How many these are.
     """
 
     ns: int
     counters: dict[str, Number]
     counted_ns: dict[str, int]
+    spans: dict[str, int]
 
 
 class StepTotals(NamedTuple):
@@ -64,6 +68,7 @@ class Tally:
         self._captured = False
         self._times: dict[tuple[str, str], _Union] = {}
         self._sums: dict[tuple[str, str], Number] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._apart = _Union()  # validations
 
     def follow(self, thread: int) -> None:
@@ -96,10 +101,11 @@ class Tally:
         stages = {}
         for (stage, counter), union in self._times.items():
             if not counter:
-                stages[stage] = Spent(union.within(low, high), {}, {})
+                stages[stage] = Spent(union.within(low, high), {}, {}, {})
         for (stage, counter), value in self._sums.items():
             stages[stage].counters[counter] = value
             stages[stage].counted_ns[counter] = self._times[stage, counter].within(low, high)
+            stages[stage].spans[counter] = self._counts[stage, counter]
         return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
 
     def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
@@ -110,6 +116,7 @@ class Tally:
                 key = stage, counter
                 self._times.setdefault(key, _Union()).add(start, end)
                 self._sums[key] = self._sums.get(key, 0) + value
+                self._counts[key] += 1
 
 
 def _trained(lines: Sequence[Line]) -> list[Line]:
@@ -161,6 +168,7 @@ log = logging.getLogger(__name__)
 _WRITE_NS = 100_000_000
 _RECENT = 300
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
+_RETURNED = "numbers that a recorder should have returned:"
 _thread_of = itemgetter(6)
 
 
@@ -224,12 +232,13 @@ class Buffer:
         self._tally = Tally(self._thread)  # of that step, too: more lines than are kept
         self._last: tuple[list[Line], Tally] = ([], self._tally)
         self._late: list[tuple[Line, Late]] = []
+        self._experts: list[tuple[Line, Callable[[], ExpertTokens | None]]] = []
         self._numbers_lost = False
         self.keeps_stages, self.stages_seen = False, set[str]()
 
     def end_step(self) -> None:
         """Close the account of a step, and write everything unless that was done just now."""
-        if self._late:
+        if self._late or self._experts:
             self._ask_late()
         with self._lock:
             if self._clock() - self._written_ns < _WRITE_NS:
@@ -397,6 +406,10 @@ class Buffer:
         """Write a span's further numbers once they are known: after its step, or at the end."""
         self._late += [(span, ask) for ask in asks]
 
+    def later_experts(self, span: Line, ask: Callable[[], ExpertTokens | None]) -> None:
+        """Write the tokens of experts in a span once they are known."""
+        self._experts.append((span, ask))
+
     def close(self) -> None:
         """Flush and close the file."""
         try:
@@ -430,6 +443,16 @@ class Buffer:
         return tally.totals()
 
     def _ask_late(self) -> None:
+        experts, self._experts = self._experts, []
+        for span, read in experts:
+            try:
+                if (tokens := read()) is None:
+                    self._experts.append((span, read))
+                else:
+                    self.add(("experts", span[7], tokens))
+            except Exception as error:
+                self._lose_numbers(f"{EXPERTS} of <{span[2]} {span[1]}>: {described(error)}")
+        del self._experts[:-_MOST_LATE]
         asked, self._late = self._late, []
         for span, ask in asked:
             try:
@@ -441,15 +464,17 @@ class Buffer:
             except BaseException as error:
                 if is_for_the_process(error):
                     raise
-                self._lose_numbers(f"of <{span[2]} {span[1]}> ({described(error)})")
+                self._lose_numbers(f"{_RETURNED} of <{span[2]} {span[1]}> ({described(error)})")
         if len(self._late) > _MOST_LATE:
-            self._lose_numbers(f"of more than {_MOST_LATE} spans, as they are never told")
+            self._lose_numbers(
+                f"{_RETURNED} of more than {_MOST_LATE} spans, as they are never told"
+            )
             del self._late[:-_MOST_LATE]
 
     def _lose_numbers(self, which: str) -> None:
         """Say it once, as it may come with every span."""
         if not self._numbers_lost:
-            text = f"lost numbers that a recorder should have returned: {which}"
+            text = f"lost {which}"
             log.warning("%s", text)
             self.add(("note", self._clock(), "error", text))
         self._numbers_lost = True

@@ -16,6 +16,7 @@ class StageSums:
         steps: How many they are.
         stages: Nanoseconds of each stage.
         counts: By stage and counter, its sum, and the nanoseconds of the spans that counted.
+        spans: By stage and counter, how many spans counted.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,7 @@ class StageSums:
         self._memory_gb: float | None = None
         self.stages: dict[str, int] = {}
         self.counts: dict[tuple[str, str], tuple[Number, int]] = {}
+        self.spans: dict[tuple[str, str], int] = {}
 
     def reach(self, memory_gb: float | None) -> None:
         """Add an amount of memory, of which the highest counts."""
@@ -40,6 +42,8 @@ class StageSums:
                     total, ns = self.counts.get((name, counter), (0, 0))
                     total += spent.counters[counter]
                     self.counts[name, counter] = total, ns + spent.counted_ns[counter]
+                    number = self.spans.get((name, counter), 0)
+                    self.spans[name, counter] = number + spent.spans[counter]
 
     def metrics(self) -> dict[str, float]:
         """Return means per step in seconds, shares, tokens per second, and memory."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import NOT_JSON, ConfigError, described
-from lightning_rlprof.recording.accelerator import device_name, used_device
+from lightning_rlprof.recording.accelerator import chip_facts, device_name, used_device
 from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
@@ -191,6 +191,7 @@ def make_header(
         config=config.masked(),
         versions=versions,
         device_name=model,
+        chip=chip_facts(model) if device == "npu" else {},
     )
 
 

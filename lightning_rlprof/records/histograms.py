@@ -7,6 +7,9 @@ whatever its batch.
 import math
 import re
 
+EXPERTS = "tokens_per_expert"
+"""Counts of tokens by layer and expert: a histogram per layer, ``tokens_per_expert[3]``."""
+
 _PER_DOUBLING = 4
 _NAME = re.compile(r"(.+)\[(\d+)\]")
 
@@ -48,3 +51,21 @@ def bin_in_name(counter: str) -> tuple[str, int] | None:
     """
     found = _NAME.fullmatch(counter)
     return None if found is None else (found[1], int(found[2]))
+
+
+def expert_name(layer: int, expert: int) -> str:
+    """Return the counter of an expert's tokens.
+
+    Example::
+
+        >>> expert_name(3, 17), expert_in_name("tokens_per_expert[3][17]")
+        ('tokens_per_expert[3][17]', (3, 17))
+    """
+    return bin_name(bin_name(EXPERTS, layer), expert)
+
+
+def expert_in_name(counter: str) -> tuple[int, int] | None:
+    """Return the layer and the expert whose tokens a counter counts, None if it does not."""
+    found = bin_in_name(counter)
+    layer = None if found is None else bin_in_name(found[0])
+    return None if found is None or layer is None or layer[0] != EXPERTS else (layer[1], found[1])

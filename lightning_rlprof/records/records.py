@@ -118,8 +118,9 @@ class Header:
 
     ``unix_ns`` and ``clock_ns`` are read together: ``unix = t - clock_ns + unix_ns`` turns a span's
     time into the host's wall clock. ``device`` is the kind, ``device_name`` the model; what other
-    tools recorded has the model alone, as ``device``. ``world_size`` of an open world, where
-    processes come and go, is that of the ranks up to this one.
+    tools recorded has the model alone, as ``device``. ``chip`` is what CANN's files say of an
+    Ascend: ``cube_cores`` and ``cube_mhz``. ``world_size`` of an open world, where processes come
+    and go, is that of the ranks up to this one.
     """
 
     format: int
@@ -136,6 +137,7 @@ class Header:
     versions: Mapping[str, str] = field(default_factory=dict)
     device_name: str | None = None
     open_world: bool = False
+    chip: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def hardware(self) -> str:

@@ -6,6 +6,7 @@ array whose first item says what it is::
     ["span", name, kind, step, start_ns, end_ns, thread, id, parent, counters]
     ["thread", ident, name]
     ["count", id, counters]          numbers of a span that became known later
+    ["experts", id, {layer: [tokens, …]}]    tokens of each expert in a span, by layer
     ["note", clock_ns, level, text]
     ["sample", id, prompt, group, attempt]
     ["metrics", since_ns, clock_ns, device, rates, values]           background metrics
@@ -34,6 +35,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.records.histograms import expert_name
 from lightning_rlprof.records.records import FORMAT, Header, Kind, Note, Number, as_number
 from lightning_rlprof.system.files import open_file
 
@@ -73,6 +75,11 @@ class _CountLine(msgspec.Struct, array_like=True, tag="count", frozen=True, gc=F
     counters: dict[str, Number | None]
 
 
+class _ExpertsLine(msgspec.Struct, array_like=True, tag="experts", frozen=True, gc=False):
+    id: int
+    tokens: dict[int, list[int]]
+
+
 class SampleLine(msgspec.Struct, array_like=True, tag="sample", frozen=True, gc=False):
     """What a sample is called; its phases are spans with its number."""
 
@@ -108,10 +115,11 @@ class _EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
     status: str
 
 
-_KINDS = {"span", "count", "thread", "sample", "metrics", "note", "clock", "end"}
+_KINDS = {"span", "count", "experts", "thread", "sample", "metrics", "note", "clock", "end"}
 _Line = (
     SpanLine
     | _CountLine
+    | _ExpertsLine
     | _ThreadLine
     | SampleLine
     | MetricsLine
@@ -464,6 +472,12 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
             trace.spans.append(line)
         case _CountLine():
             trace.late.setdefault(line.id, {}).update(line.counters)
+        case _ExpertsLine():
+            known = trace.late.setdefault(line.id, {})
+            for layer, tokens in line.tokens.items():
+                for expert, count in enumerate(tokens):
+                    name = expert_name(layer, expert)
+                    known[name] = (known.get(name) or 0) + count
         case _ThreadLine():
             trace.threads[line.ident] = line.name
         case SampleLine():

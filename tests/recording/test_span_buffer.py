@@ -50,7 +50,10 @@ def test_many_lines_without_a_step_are_summed_up(start, clock, monkeypatch):
         session.flush()
         assert len(session._buffer._flushed) <= 3, number
     session.end_step()
-    assert session.step_totals.stages["compute_reward"] == (40, {"samples": 20}, {"samples": 40})
+    assert session.step_totals.stages["compute_reward"] == (
+        *(40, {"samples": 20}, {"samples": 40}),
+        {"samples": 10},
+    )
     session.end_step()
     assert "compute_reward" not in session.step_totals.stages
 
@@ -137,7 +140,7 @@ def test_a_stage_inside_of_itself_counts_once(start, clock):
             clock.advance(4)
         clock.advance(3)
     session.end_step()
-    assert spent(session, "actor_generate") == (10, {"tokens": 7}, {"tokens": 10})
+    assert spent(session, "actor_generate") == (10, {"tokens": 7}, {"tokens": 10}, {"tokens": 2})
 
 
 def test_tasks_that_run_at_once_share_the_time(start, clock):
@@ -154,7 +157,7 @@ def test_tasks_that_run_at_once_share_the_time(start, clock):
 
     asyncio.run(rollouts())
     session.end_step()
-    assert spent(session, "actor_generate") == (80, {"tokens": 8}, {"tokens": 80})
+    assert spent(session, "actor_generate") == (80, {"tokens": 8}, {"tokens": 80}, {"tokens": 8})
 
 
 def test_spans_without_a_counter_take_no_part_in_its_rate(start, clock):
@@ -167,7 +170,7 @@ def test_spans_without_a_counter_take_no_part_in_its_rate(start, clock):
             clock.advance(10)
             count(tokens=tokens)
     session.end_step()
-    assert spent(session, "actor_generate") == (130, {"tokens": 6}, {"tokens": 10})
+    assert spent(session, "actor_generate") == (130, {"tokens": 6}, {"tokens": 10}, {"tokens": 1})
 
 
 def test_what_lies_before_the_step_is_not_of_it(start, clock):
@@ -179,7 +182,7 @@ def test_what_lies_before_the_step_is_not_of_it(start, clock):
         session.begin_step(1)
         clock.advance(20)
     session.end_step()
-    assert session.step_totals == (20, False, {"actor_update": (20, {}, {})})
+    assert session.step_totals == (20, False, {"actor_update": (20, {}, {}, {})})
 
 
 def test_a_stage_called_step_and_other_threads_do_not_mix_in(start, clock):
@@ -191,7 +194,7 @@ def test_a_stage_called_step_and_other_threads_do_not_mix_in(start, clock):
     thread.start()
     thread.join()
     session.end_step()
-    assert session.step_totals == (16, False, {"step": (7, {}, {})})
+    assert session.step_totals == (16, False, {"step": (7, {}, {}, {})})
 
 
 def test_more_intervals_than_are_kept_are_added_up(monkeypatch):

@@ -107,6 +107,18 @@ class DeviceWork:
         return self._rows(codes), names
 
     @cached_property
+    def ranges(self) -> _Texts:
+        """Codes and names of the annotation around each launch; code -1 without one."""
+        codes: list[Int64s] = []
+        names: list[str] = []
+        for table in self.tables:
+            known = _has(table, "range")
+            code, texts = table.texts("range") if known else (np.full(len(table.rows), -1), [])
+            codes.append(np.where(code < 0, -1, code + len(names)))
+            names += texts
+        return self._rows(codes), names
+
+    @cached_property
     def kind(self) -> Int64s:
         """`COMPUTE`, `COMMUNICATION` or `COPY` of each row, by its name."""
         kind: Int64s = self.name_kinds[self.named[0]]

@@ -3,33 +3,38 @@
 FLOPs and bytes follow from the shapes of a call's inputs, see `work_of`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
-from math import prod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
+from lightning_rlprof.analysis.efficiency.operator_work import (
+    ENGINES,
+    FLOAT8,
+    HALF,
+    MOVES,
+    Work,
+    work_of,
+)
 from lightning_rlprof.analysis.efficiency.peak_flops import (
+    Peak,
     Type,
-    bandwidth_of,
-    peak_of,
+    recorded_device,
     unconfirmed_note,
 )
 from lightning_rlprof.analysis.operators.call_tree import thread_lanes
-from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.interval_nesting import NONE, innermost
+from lightning_rlprof.tables.kernels import Coded
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
-HALF = ("c10::BFloat16", "c10::Half")
-_FLOAT8 = tuple(f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"))
 TYPES: Mapping[str, Type] = {
     **dict.fromkeys(HALF, "bf16"),
-    **dict.fromkeys(_FLOAT8, "fp8"),
+    **dict.fromkeys(FLOAT8, "fp8"),
     "signed char": "int8",
 }
 """Types of torch, and of the peak they are compared with; FP32 may run as TF32, so it has none."""
@@ -41,6 +46,7 @@ _COLUMNS = (
     Column("share", "share"),
     Column("TFLOP/s", "number"),
     Column("% of peak", "share"),
+    *columns_of("number", "TFLOP/s from", "TFLOP/s to"),
     Column("GB/s", "number"),
     Column("% of bandwidth", "share"),
     Column("arithmetic intensity", "number", "FLOP/byte"),
@@ -54,24 +60,27 @@ _HOST = "No kernels were recorded: times are host times."
 _UNTIMED = "{} calls have no known kernel and count in no rate."
 _UNKNOWN_PEAK = "The peak of {} is unknown."
 _ABOVE = "Rates above the peak of the device are omitted."
+_BOUNDS = "TFLOP/s of {} calls are bounds: {}."
 _CACHED = "Rows above peak memory bandwidth hit the cache; their % of bandwidth is omitted."
 
 _Row = tuple[Cell, ...]
-_Kind = tuple[str, str, str | None, str | None]
-"""Operator, dims, types and values of a call."""
+_Kind = tuple[str, str, str | None, str | None, str]
+"""Operator, dims, types and values of a call, and what an engine wrote around it."""
 _Timed = tuple[_Kind, int, int, int]
 """Kind of calls, their time, their number, and that of calls whose time is known."""
+
+
+class _Part(NamedTuple):
+    """Calls of one row that cost the same: their time, number, and how many have a known time."""
+
+    work: Work
+    time: int
+    calls: int
+    timed: int
+
+
 _Peaks = tuple[Mapping[str, float], float | None]
 """TFLOP/s by type of torch, and GB/s."""
-_Dims = list[list[int]]
-_SIZES = {
-    **dict.fromkeys(("float", "c10::complex<c10::Half>", "int", "unsigned int"), 4),
-    **dict.fromkeys(("double", "c10::complex<float>", "long int", "long"), 8),
-    **dict.fromkeys(HALF, 2),
-    **dict.fromkeys(("signed char", "unsigned char", "bool"), 1),
-    **dict.fromkeys(_FLOAT8, 1),
-}
-_MOST, _LARGEST = 2**59, 2**40  # bytes stay below 64 bits
 
 
 def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -81,6 +90,10 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     ``share`` is relative to the time of all kernels and copies. ``TFLOP/s`` is FLOPs, see
     `work_of`, over that time. ``% of peak`` compares it with the device's dense peak of the
     type: 16-bit, FP8 or INT8.
+
+    If shapes do not decide the FLOPs, ``TFLOP/s from`` and ``TFLOP/s to`` are bounds instead, and
+    the note says why. Of calls inside one another, such as the parts of attention, the inner ones
+    are shown.
 
     ``GB/s`` is inputs and outputs, each once, over the time; ``% of bandwidth`` compares it with
     the device's memory. ``arithmetic intensity`` is FLOPs per byte. The last row is the sum; its
@@ -109,19 +122,30 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed
     rank, ranks = table.numbers("rank"), work.ranks
     rows = np.flatnonzero(np.ones_like(rank) if ranks is None else np.isin(rank, list(ranks)))
     columns = [table.texts(name) for name in ("operator", "dims", "types", "values")]
-    kind = np.zeros(len(rows), np.int64)
-    for code, texts in columns:
-        kind = np.unique(kind * (len(texts) + 1) + code[rows] + 1, return_inverse=True)[1]
-    heads = rows[np.unique(kind, return_index=True)[1]]
-    coded = [([*texts, None], code[heads].tolist()) for code, texts in columns]
-    kinds = [*zip(*([texts[at] for at in codes] for texts, codes in coded), strict=True)]
-    start, duration = (table.numbers(name)[rows] for name in ("start", "duration"))
-    thread, timed = table.numbers("thread", NOT_RECORDED)[rows], np.ones(len(rows), bool)
+    start, duration = (table.numbers(name) for name in ("start", "duration"))
+    thread = table.numbers("thread", NOT_RECORDED)
+    operator = columns[0]
+    rows = rows[~_outer(operator, rows, rank, thread, start, start + duration)]
+    start, duration, thread = start[rows], duration[rows], thread[rows]
+    timed = np.ones(len(rows), bool)
     called = thread != NOT_RECORDED  # the others are kernels, which have their own time
+    engine = np.full(len(rows), NONE)
+    ranges: Sequence[str] = []
     if work.kernel_count and called.any():
         calls = (rank[rows], thread, start, start + duration)
-        own = _kernel_time(work, *(column[called] for column in calls))
-        duration[called], timed[called] = own
+        launched, count = _launched(work, *(each[called] for each in calls)), int(called.sum())
+        duration[called], timed[called] = _kernel_time(work, launched, count)
+        of_engines = _named(operator, rows, ENGINES)
+        if of_engines.any():
+            engine[called], ranges = _ranges(work, launched, count)
+            engine[~of_engines] = NONE
+    kind = np.zeros(len(rows), np.int64)
+    coded = [(code[rows], [*texts, None]) for code, texts in columns]
+    coded.append((engine, [*ranges, ""]))
+    for code, texts in coded:
+        kind = np.unique(kind * len(texts) + code + 1, return_inverse=True)[1]
+    heads = np.unique(kind, return_index=True)[1]
+    kinds = [*zip(*([texts[at] for at in code[heads]] for code, texts in coded), strict=True)]
     if untimed := len(rows) - np.count_nonzero(timed):
         notes.append(_UNTIMED.format(untimed))
     time = np.zeros(len(kinds), np.int64)
@@ -130,67 +154,124 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed
     return [*zip(kinds, time.tolist(), *(each.tolist() for each in counts), strict=True)]
 
 
-def _kernel_time(
-    work: DeviceWork, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s
-) -> tuple[Int64s, Mask]:
-    """Return the time of the kernels that each call launched, and whether it launched any."""
+def _outer(
+    operator: Coded, rows: Int64s, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s
+) -> Mask:
+    """Return which calls have another one inside that computes, to which their work belongs."""
+    found = np.zeros(len(start), bool)
+    own = rows[(thread[rows] != NOT_RECORDED) & ~_named(operator, rows, MOVES)]
+    own = own[np.lexsort((-end[own], start[own], thread[own], rank[own]))]
+    same = ~differs(rank[own], thread[own])[1:]
+    found[own[:-1]] = same & (start[own[1:]] < end[own[:-1]])
+    return found[rows]
+
+
+def _named(operator: Coded, rows: Int64s, names: Collection[str]) -> Mask:
+    """Return which rows are calls of some operators."""
+    code, texts = operator
+    return np.array([*(text in names for text in texts), False])[code[rows]]
+
+
+def _launched(work: DeviceWork, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Return the call that launched each kernel, else `NONE`."""
     kernels = slice(work.kernel_count)
     kernel_thread, launch = (work.numbers(name)[kernels] for name in ("thread", "launch"))
     threads = np.unique(thread)
     lane = thread_lanes(threads, rank, thread)
     kernel_lane = thread_lanes(threads, work.rank[kernels], kernel_thread)
     kernel_lane[launch == NOT_RECORDED] = NONE
-    call = innermost(lane, start, end, kernel_lane, launch)
-    found = np.zeros(len(start), np.int64)
-    np.add.at(found, call[call >= 0], work.duration[kernels][call >= 0])
-    return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
+    return innermost(lane, start, end, kernel_lane, launch)
+
+
+def _kernel_time(work: DeviceWork, call: Int64s, calls: int) -> tuple[Int64s, Mask]:
+    """Return the time of the kernels that each call launched, and whether it launched any."""
+    found = np.zeros(calls, np.int64)
+    np.add.at(found, call[call >= 0], work.duration[: work.kernel_count][call >= 0])
+    return found, np.bincount(call[call >= 0], minlength=calls) > 0
+
+
+def _ranges(work: DeviceWork, call: Int64s, calls: int) -> Coded:
+    """Return the range in which each call launched a kernel, `NONE` if it launched none."""
+    codes, names = work.ranges
+    found = np.full(calls, NONE)
+    found[call[call >= 0]] = codes[: work.kernel_count][call >= 0]
+    return found, names
 
 
 def _peaks(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Peaks:
     """Return TFLOP/s and GB/s of the devices, each if it is known and the same on all ranks."""
-    heads = spans.headers.items()
-    devices = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
+    heads = [head for rank, head in spans.headers.items() if ranks is None or rank in ranks]
+    devices = [recorded_device(head) for head in heads]
 
-    def common(of: Callable[[str], float | None]) -> float | None:
-        found = {of(name) for name in devices}
+    def common(of: Callable[[Peak], float | None]) -> float | None:
+        found = {None if device is None else of(device) for device in devices}
         return found.pop() if len(found) == 1 else None
 
-    by_type = {each: common(partial(peak_of, kind=kind)) for each, kind in TYPES.items()}
+    by_type = {each: common(methodcaller("of", kind)) for each, kind in TYPES.items()}
     tflops = {each: peak for each, peak in by_type.items() if peak is not None}
     if HALF[0] not in tflops:
-        named = ", ".join(sorted(devices - {"unknown"}))
+        named = ", ".join(sorted({head.hardware for head in heads} - {"unknown"}))
         notes.append(_UNKNOWN_PEAK.format(named or "the device"))
-    if remark := unconfirmed_note(devices, "tflops", "gb_s"):
+    if remark := unconfirmed_note(heads, "tflops", "gb_s"):
         notes.append(remark)
-    return tflops, common(bandwidth_of)
+    return tflops, common(attrgetter("gb_s"))
 
 
 def _rows(
     calls: list[_Timed], whole: int | None, peaks: _Peaks, notes: list[str]
 ) -> Iterator[_Row]:
-    """Yield a row per kind of call; ``whole`` is the time of all kernels and copies."""
+    """Yield a row per operator, shapes and type; ``whole`` is the time of all kernels and copies.
+
+    Calls that differ in numbers and flags alone, such as the batch of an engine, are summed.
+    """
     tops, bandwidth = peaks
+    rows: dict[tuple[str, str, str], list[_Part]] = {}
+    bounded: Counter[str] = Counter()
     for kind, time, count, timed in calls:
-        work = work_of(*kind) or Work(None, None, kind[1], "")
-        tflops = _rate(work.flops, timed, time, 1_000)
-        of_peak = _ratio(tflops, tops.get(work.type))
-        if of_peak is not None and of_peak > 1:
+        work = work_of(*kind) or Work(None, None, None, kind[1], "")
+        if work.why:
+            bounded[work.why] += count
+        rows.setdefault((kind[0], work.text, work.type), []).append(_Part(work, time, count, timed))
+    for (operator, text, own_type), parts in rows.items():
+        time, count = sum(part.time for part in parts), sum(part.calls for part in parts)
+        least = _total((part.work.least, part.timed) for part in parts)
+        most = _total((part.work.most, part.timed) for part in parts)
+        moved = _total((part.work.moved, part.timed) for part in parts)
+        low, high = (_rate(amount, time, 1_000) for amount in (least, most))
+        top = tops.get(own_type)
+        if top is not None and low is not None and low > top:
             notes.append(_ABOVE)
-            tflops = of_peak = None
-        gb_s = _rate(work.moved, timed, time, 1)
+            low = high = None
+        exact = low if low == high else None
+        bounds = (None, None) if exact is not None else (low, high)
+        if least == most == 0:
+            exact, bounds = None, (None, None)
+        gb_s = _rate(moved, time, 1)
         of_bandwidth = _ratio(gb_s, bandwidth)
         if of_bandwidth is not None and of_bandwidth > 1:
             notes.append(_CACHED)
             of_bandwidth = None
-        intensity = work.flops / work.moved if work.flops and work.moved else None
-        head = (kind[0], work.text, work.type.removeprefix("c10::") or None, count, time)
-        rates = (tflops, of_peak, gb_s, of_bandwidth, intensity)
+        intensity = least / moved if least and least == most and moved else None
+        head = (operator, text, own_type.removeprefix("c10::") or None, count, time)
+        rates = (exact, _ratio(exact, top), *bounds, gb_s, of_bandwidth, intensity)
         yield (*head, time / whole if whole else None, *rates)
+    notes += [_BOUNDS.format(count, why) for why, count in bounded.most_common()]
 
 
-def _rate(each: int | None, number: int, time: int, unit: int) -> float | None:
-    """Return an amount per call over a time, in 10^9 a second, divided by ``unit``."""
-    return each * number / time / unit if each is not None and time else None
+def _total(amounts: Iterable[tuple[int | None, int]]) -> int | None:
+    """Return the sum of an amount over calls of known time, None if one is unknown."""
+    total, known = 0, False
+    for amount, timed in amounts:
+        if timed:
+            if amount is None:
+                return None
+            total, known = total + amount * timed, True
+    return total if known else None
+
+
+def _rate(amount: int | None, time: int, unit: int) -> float | None:
+    """Return an amount over a time, in 10^9 a second, divided by ``unit``."""
+    return amount / time / unit if amount is not None and time else None
 
 
 def _ratio(rate: float | None, most: float | None) -> float | None:
@@ -204,146 +285,4 @@ def _sum(rows: Sequence[Any], whole: int | None) -> _Row:
     spent = sum(own for _, own in rated)
     rate = sum(rate * own for rate, own in rated) / spent if spent else None
     share = time / whole if whole else None
-    return (_TOTAL, None, None, count, time, share, rate, None, None, None, None)
-
-
-class Work(NamedTuple):
-    """What one call computes and moves.
-
-    Attributes:
-        flops: Floating-point operations; a multiply and an add count one each. None if unknown.
-        moved: Bytes of its inputs and outputs, each once; None if unknown.
-        text: Its shapes as text: ``8944x1024 @ 1024x1024``.
-        type: The type of its first matrix, as torch's C++ names it.
-    """
-
-    flops: int | None
-    moved: int | None
-    text: str
-    type: str
-
-
-class _Formula(NamedTuple):
-    """Which inputs of an operator are the matrices, and what it costs.
-
-    Attributes:
-        inputs: Position of the matrices among the inputs.
-        cost: Returns FLOPs and the elements of inputs and outputs, None if shapes do not fit.
-        causal: Position of ``is_causal`` among the inputs.
-    """
-
-    inputs: slice
-    cost: Callable[[_Dims, bool | None], tuple[int | None, int] | None]
-    causal: int | None = None
-
-
-def _matmul(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
-    """Count [.., m, k] @ [.., k, n]: 2 m k n, times the batch.
-
-    As in torch.matmul, a vector is a row or a column, and batches are broadcast.
-    """
-    first, second = dims
-    if not first or not second:
-        return None
-    rows = first if len(first) > 1 else [1, *first]
-    columns = second if len(second) > 1 else [*second, 1]
-    ones = [1] * abs(len(rows) - len(columns))
-    shorter, longer = sorted((rows[:-2], columns[:-2]), key=len)
-    batches = [*zip(ones + shorter, longer, strict=True)]
-    if rows[-1] != columns[-2] or any(1 not in pair and len({*pair}) > 1 for pair in batches):
-        return None
-    out = prod(map(max, batches)) * rows[-2] * columns[-1]
-    return 2 * out * rows[-1], prod(first) + prod(second) + out
-
-
-def _attention(
-    dims: _Dims, causal: bool | None, *, backward: bool = False
-) -> tuple[int | None, int] | None:
-    """Count softmax(q k') v: two matmuls forward, five backward, of what a causal mask leaves."""
-    query, key, value = dims
-    if {len(each) for each in dims} != {4} or query[3] != key[3] or key[2] != value[2]:
-        return None
-    batch, heads, rows, size = query
-    pairs = rows * (rows + 1) // 2 if causal else rows * key[2]
-    known = causal is not None and (not causal or rows == key[2])  # else it depends on the kernel
-    out = batch * heads * rows * value[3]
-    elements = sum(map(prod, dims)) + out
-    each = 3 * size + 2 * value[3] if backward else size + value[3]
-    return (2 * batch * heads * pairs * each if known else None), elements * (1 + backward)
-
-
-_SDPA = "aten::_scaled_dot_product_"
-_backward = partial(_attention, backward=True)
-FORMULAS: Mapping[str, _Formula] = {
-    **dict.fromkeys(
-        ("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::matmul"),
-        _Formula(slice(0, 2), _matmul),
-    ),
-    **dict.fromkeys(("aten::addmm", "aten::baddbmm"), _Formula(slice(1, 3), _matmul)),
-    **{
-        f"{batch}MatMul{version}": _Formula(slice(0, 2), _matmul)
-        for batch in ("", "Batch")
-        for version in ("", "V2", "V3")
-    },
-    f"{_SDPA}flash_attention": _Formula(slice(0, 3), _attention, 4),
-    f"{_SDPA}efficient_attention": _Formula(slice(0, 3), _attention, 6),
-    f"{_SDPA}cudnn_attention": _Formula(slice(0, 3), _attention, 6),
-    f"{_SDPA}flash_attention_backward": _Formula(slice(1, 4), _backward, 11),
-    f"{_SDPA}efficient_attention_backward": _Formula(slice(1, 4), _backward, 11),
-    f"{_SDPA}cudnn_attention_backward": _Formula(slice(1, 4), _backward, 14),
-}
-"""By operator, after torch's signatures (aten/src/ATen/native/native_functions.yaml).
-
-``MatMul`` and the like are kernels of CANN.
-"""
-
-
-def work_of(operator: str, dims: str, types: str | None, values: str | None) -> Work | None:
-    """Return what a call computes and moves, from JSON of torch.profiler; None if unknown.
-
-    FLOPs are counted as torch.utils.flop_counter does: ``2 m k n`` for a matmul, without what is
-    added to it. Unlike torch, attention under a causal mask counts only what the mask leaves.
-
-    Example::
-
-        >>> work_of("aten::mm", "[[4,8],[8,2]]", '["float","float"]', None)
-        Work(flops=128, moved=224, text='4x8 @ 8x2', type='float')
-    """
-    formula = FORMULAS.get(operator)
-    if formula is None:
-        return None
-    inputs = formula.inputs
-    matrices = _list(dims)[inputs]
-    if len(matrices) < inputs.stop - inputs.start or not all(map(_is_shape, matrices)):
-        return None
-    flag = "" if formula.causal is None else _at(_list(values), formula.causal)
-    found = formula.cost(matrices, {"True": True, "False": False}.get(flag))
-    if found is None or max(found[0] or 0, found[1]) > _MOST:
-        return None
-    kind = _at(_list(types), inputs.start)
-    size = _SIZES.get(kind)
-    shapes = ("x".join(map(str, each)) for each in matrices)
-    text = (" @ " if formula.causal is None else ", ").join(shapes)
-    return Work(found[0], None if size is None else found[1] * size, text, kind)
-
-
-def _list(text: str | None) -> list[Any]:
-    """Return what a JSON list contains, nothing if the text is none."""
-    try:
-        found: list[Any] = msgspec.json.decode(text or "[]", type=list[Any])
-    except NOT_JSON:
-        return []
-    return found
-
-
-def _is_shape(sizes: Any) -> bool:
-    """Return whether this is a possible shape of a matrix."""
-    return isinstance(sizes, list) and all(
-        type(size) is int and 0 < size < _LARGEST for size in sizes
-    )
-
-
-def _at(values: list[Any], place: int) -> str:
-    """Return the text at a place, "" if there is none."""
-    found = values[place] if place < len(values) else ""
-    return found if isinstance(found, str) else ""
+    return (_TOTAL, None, None, count, time, share, rate, *[None] * 6)

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.records import Header
 
 Type = Literal["fp32", "tf32", "bf16", "fp8", "int8", "fp4"]
 """Type of the numbers that a matmul multiplies; FP16 has the peak of BF16."""
@@ -289,46 +290,52 @@ def device_labeled(label: str) -> Peak:
     return found[0]
 
 
-def peak_of(device: str, kind: Type = "bf16") -> float | None:
-    """Return the peak of a device in TFLOP/s, None if unknown or ambiguous.
+def recorded_device(header: Header) -> Peak | None:
+    """Return the device of a rank, with the peak of the chip where the run recorded that.
+
+    CANN's cores and clock go before the table: each cube multiplies 16 x 16 by 16 x 16 matrices in
+    a cycle in BF16, and other types in proportion.
 
     Example::
 
-        >>> peak_of("NVIDIA H100 80GB HBM3"), peak_of("NVIDIA H100"), peak_of("NVIDIA H200", "fp8")
-        (989.4, None, 1979)
+        >>> head = Header(1, "r", 0, 1, "actor", "a", 1, "npu", 0, 0, device_name="Ascend910B2")
+        >>> recorded_device(head).shown("tflops")
+        '~353.9'
+        >>> head = replace(head, chip={"cube_cores": 24, "cube_mhz": 1800})
+        >>> recorded_device(head).shown("tflops")
+        '353.894'
     """
-    found = device_of(device)
-    return found.of(kind) if found else None
+    found, chip = device_of(header.hardware), header.chip
+    cores, clock = chip.get("cube_cores", 0), chip.get("cube_mhz", 0)
+    if not cores or not clock:
+        return found
+    tflops = 2 * 16**3 * cores * clock / 1e6
+    source = f"CANN platform_config of the machine: {cores} cores at {clock} MHz"
+    if found is None:
+        name = header.hardware
+        return Peak(re.escape(name), name, tflops, None, 0, source, {"int8": 2 * tflops})
+    others = {kind: top * tflops / found.tflops for kind, top in found.others.items()}
+    open_ = tuple(each for each in found.unconfirmed if each in ("gb_s", "memory_gb"))
+    return replace(found, tflops=tflops, source=source, others=others, unconfirmed=open_)
 
 
-def bandwidth_of(device: str) -> float | None:
-    """Return the bandwidth of a device's memory in GB/s, None if unknown.
-
-    Example::
-
-        >>> bandwidth_of("NVIDIA H100 80GB HBM3"), bandwidth_of("NVIDIA GH200 480GB")
-        (3350, None)
-    """
-    found = device_of(device)
-    return found.gb_s if found else None
-
-
-def unconfirmed_note(devices: Iterable[str], *figures: str) -> str:
+def unconfirmed_note(headers: Iterable[Header], *figures: str) -> str:
     """Return a remark on the devices of which one of these figures is unconfirmed, or nothing.
 
     Example::
 
-        >>> unconfirmed_note(["NVIDIA H20", "NVIDIA H200"], "gb_s")
+        >>> head = Header(1, "r", 0, 1, "actor", "a", 1, "NVIDIA H20", 0, 0)
+        >>> unconfirmed_note([head, replace(head, device="NVIDIA H200")], "gb_s")
         'Unconfirmed: NVIDIA H20 ~4000 GB/s.'
     """
     units = {"tflops": "TFLOP/s", "gb_s": "GB/s"}
-    found = [
-        f"{name} {peak.shown(figure)} {units[figure]}"
-        for name in sorted({*devices})
-        if (peak := device_of(name))
+    found = {
+        f"{header.hardware} {peak.shown(figure)} {units[figure]}": None
+        for header in sorted(headers, key=lambda header: header.hardware)
+        if (peak := recorded_device(header))
         for figure in figures
         if figure in peak.unconfirmed
-    ]
+    }
     return f"Unconfirmed: {', '.join(found)}." if found else ""
 
 

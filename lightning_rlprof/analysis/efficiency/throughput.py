@@ -1,6 +1,7 @@
 """Tokens and samples per second of each stage, and MFU: the share of the devices' peak."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,8 @@ from lightning_rlprof.analysis.efficiency.model_flops import (
     stage_flops,
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import (
-    bandwidth_of,
     kind_of,
-    peak_of,
+    recorded_device,
     token_flops,
     unconfirmed_note,
 )
@@ -114,10 +114,11 @@ def throughput(
             not in the run.
     """
     _check(spans, flops_per_token=flops_per_token, parameters=parameters, peak_tflops=peak_tflops)
-    headers = spans.headers.items()
-    peaks = {rank: peak_tflops or peak_of(header.hardware) for rank, header in headers}
+    devices = {rank: recorded_device(header) for rank, header in spans.headers.items()}
+    tops = {rank: device.tflops if device else None for rank, device in devices.items()}
+    peaks = {rank: peak_tflops or top for rank, top in tops.items()}
     found_model, why_none = _model(spans, model)
-    gb_s = {rank: bandwidth_of(header.hardware) for rank, header in headers}
+    gb_s = {rank: device.gb_s if device else None for rank, device in devices.items()}
     of_model = found_model if model is not None or parameters is None else None
     given = _Given(flops_per_token or {}, parameters, peaks, peak_tflops is None, of_model, gb_s)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
@@ -141,6 +142,19 @@ def throughput(
     notes = filter(None, [choice.note, why_none, *_mfu_notes(spans, found, given), _NOTE])
     kept = [(*row[:_MFU], None, *row[_MFU + 1 :]) if _above_peak(row) else row for row in found]
     return Table("throughput", _COLUMNS, kept, " ".join(notes))
+
+
+def efficiency(spans: Spans) -> Table | None:
+    """Return the stages of the whole job in `throughput`, None if no rate has a peak to compare.
+
+    That is MFU, and for decoding the share of memory bandwidth, from what the run recorded.
+    """
+    table = throughput(spans)
+    several = {row[0] for row in table.rows if row[1] is None}
+    rows = [row for row in table.rows if row[1] is None or row[0] not in several]
+    if not any(row[_MFU] is not None or row[_BANDWIDTH] is not None for row in rows):
+        return None
+    return replace(table, rows=rows)
 
 
 def _model(spans: Spans, given: Source | None) -> tuple[Model | None, str]:
@@ -310,8 +324,7 @@ def _mfu_notes(spans: Spans, rows: list[tuple[Cell, ...]], given: _Given) -> lis
     if any(row[_BANDWIDTH] is not None for row in rows):
         notes.append(_DECODES)
     if given.looked_up and any(row[_MFU] is not None for row in rows):
-        devices = (head.hardware for head in spans.headers.values())
-        notes.append(unconfirmed_note(devices, "tflops"))
+        notes.append(unconfirmed_note(spans.headers.values(), "tflops"))
     jobs = {row[0] for row in rows if row[1] is None and row[_SOURCE] not in (None, _COUNTER)}
     by_rank = {row[0] for row in rows if row[1] is not None and row[_SOURCE] is not None}
     if shared := sorted(map(str, jobs - by_rank)):

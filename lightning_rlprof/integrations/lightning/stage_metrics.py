@@ -7,11 +7,17 @@ from statistics import fmean
 from typing import Any
 
 from lightning_rlprof.analysis.efficiency.model_flops import (
+    decode_bytes,
+    generates,
     model_from,
     recorded_model,
     stage_flops,
 )
-from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of, token_flops
+from lightning_rlprof.analysis.efficiency.peak_flops import (
+    kind_of,
+    recorded_device,
+    token_flops,
+)
 from lightning_rlprof.analysis.models.architecture import Model
 from lightning_rlprof.errors import ConfigError, RlprofError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
@@ -36,6 +42,9 @@ class StageMetrics(Callback):
     - ``rlprof/<stage>_share``: share of the step.
     - ``rlprof/<stage>_tokens_per_s``: for stages that count ``tokens``, over the spans that do.
     - ``rlprof/<stage>_mfu``: share of the device's peak, from 0 to 1, of what `throughput` says.
+    - ``rlprof/<stage>_bandwidth``: share of the device's memory bandwidth that decoding reads at
+      least, of stages that generate and count ``tokens`` and ``samples``, with a ``model`` in the
+      configuration.
 
     Validations are left out of all of these.
 
@@ -114,9 +123,12 @@ class StageMetrics(Callback):
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
         if every and (x + 1) % every == 0 and not loop._should_accumulate():
             sums = self._sums if self._sums.steps else self._captured
-            peak = self._peak_tflops or peak_of(session.header.hardware)
+            device = recorded_device(session.header)
+            peak = self._peak_tflops or (device.tflops if device else None)
             model = self._model(session.header)
-            own = {**sums.metrics(), **_mfu(sums, self._parameters, peak, model)}
+            gb_s = device.gb_s if device else None
+            rates = _mfu(sums, self._parameters, peak, model) | _bandwidth(sums, gb_s, model)
+            own = {**sums.metrics(), **rates}
             self._sums, self._captured = StageSums(), StageSums()
             try:
                 metrics = self._ranks.combined(own, session.header)
@@ -168,6 +180,23 @@ def _mfu(
             flops = token_flops(size or 0, kind) * tokens if known is None else known
         if ns and peak and 0 <= flops / ns / 1_000 <= peak:
             found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
+    return found
+
+
+def _bandwidth(sums: StageSums, gb_s: float | None, model: Model | None) -> dict[str, float]:
+    """Return the share of the memory's bandwidth that decoding reads at least, of each stage.
+
+    What is above the bandwidth is left out, as in `_mfu`.
+    """
+    found = {}
+    for stage in filter(generates, sums.stages if model and gb_s else ()):
+        tokens, ns = sums.counts.get((stage, "tokens"), (0, 0))
+        samples, _ = sums.counts.get((stage, "samples"), (0, 0))
+        calls = sums.spans.get((stage, "samples"), 0)
+        if model and gb_s and ns and samples and tokens:
+            share = decode_bytes(model, tokens, samples, calls) / ns / gb_s
+            if share <= 1:
+                found[f"rlprof/{stage}_bandwidth"] = share
     return found
 
 

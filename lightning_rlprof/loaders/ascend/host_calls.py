@@ -31,7 +31,14 @@ from lightning_rlprof.loaders.host_calls import (
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, matches
+from lightning_rlprof.tables.kernels import (
+    UNKNOWN,
+    Coded,
+    Kernels,
+    distinct,
+    end_to_end,
+    matches,
+)
 from lightning_rlprof.tables.table import Column
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
@@ -211,12 +218,25 @@ _MAX_LENGTH = 1_000  # characters of the shapes of one call
 def _products(opened: OpenCapture) -> tuple[Frame, list[str]]:
     """Read what multiplies matrices; torch_npu records no values.
 
-    These are calls by thread and start, or, without shapes of calls, kernels by start.
+    These are calls by thread and start, or, without shapes of calls, kernels by start. Attention
+    and grouped matmuls are always kernels, as the shapes of their calls don't decide their work.
     """
     found, remarks = _called_products(opened) if _has_called_products(opened) else ({}, [])
-    if not (found and len(found["start"])) and has_matmul_kernels(opened):
-        return read_matmul_kernels(opened), remarks
-    return found, remarks
+    if not has_matmul_kernels(opened):
+        return found, remarks
+    called = bool(found) and len(found["start"]) > 0
+    kernels = {**read_matmul_kernels(opened, fused_only=called)}
+    if not called:
+        return kernels, remarks
+    kernels["thread"] = np.full(len(kernels["start"]), UNKNOWN)
+    return {name: _joined(found[name], kernels[name]) for name in found}, remarks
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Return a column of both, of numbers or of texts."""
+    if isinstance(first, tuple):
+        return end_to_end([first, second])
+    return np.concatenate([first, second])
 
 
 def _has_called_products(opened: OpenCapture) -> bool:

@@ -1,7 +1,7 @@
-"""Kernels that multiply matrices, with the shapes that CANN records of them."""
+"""Kernels of matmuls, attention and experts, with the shapes that CANN records of them."""
 
 import re
-from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import msgspec
@@ -18,7 +18,12 @@ from lightning_rlprof.tables.kernels import UNKNOWN, Coded, find, matches
 
 _TASKS, _INFO = "TASK", "COMPUTE_TASK_INFO"
 _TEXTS = ("inputShapes", "inputDataTypes", "inputFormats", "outputShapes", "outputFormats")
-_MATMUL = re.compile(r"(Batch)?MatMul(V\d)?")
+_MATMUL = re.compile(r"(Batch)?MatMul(V\d)?|QuantBatchMatmulV3|WeightQuantBatchMatmulV2")
+_ATTENTION = re.compile(r"FlashAttentionScore(Grad)?")
+_INFERENCE = re.compile(r"(FusedInferAttentionScore|IncreFlashAttention|PromptFlashAttention)")
+_GROUPED = re.compile(r"GroupedMatmul(SwigluQuant)?")
+_FUSED = (_ATTENTION, _INFERENCE, _GROUPED)  # operators of torch_npu don't decide their work
+_KINDS = (_MATMUL, *_FUSED)
 _PLAIN = frozenset({"ND", "NCHW"})  # formats whose shapes are those of the matrices
 _TYPES = {  # as torch's C++ names them
     "FLOAT": "float",
@@ -34,20 +39,30 @@ def has_matmul_kernels(opened: OpenCapture) -> bool:
     return opened.has(_INFO, "opType", *_TEXTS) or opened.file(KERNEL_SHEET) is not None
 
 
-def read_matmul_kernels(opened: OpenCapture) -> Frame:
-    """Read them by start: when they ran, as ``[m, k]`` times ``[k, n]``, without a thread.
+def read_matmul_kernels(opened: OpenCapture, *, fused_only: bool = False) -> Frame:
+    """Read them by start: when they ran, and their shapes, without a thread.
 
-    CANN multiplies matrices as they lie in memory, so some are transposed. The shape of the output
-    tells. Shapes of blocked formats stay as they are.
+    Matmuls are ``[m, k]`` times ``[k, n]``: CANN multiplies matrices as they lie in memory, so some
+    are transposed, and the shape of the output tells. Shapes of blocked formats stay as they are.
+
+    - Attention of training: the statistics of the softmax, query, key, value, mask.
+    - Attention of inference: query, key, value.
+    - Grouped matmuls: rows, weights, output.
+
+    Args:
+        opened: The capture.
+        fused_only: Leave out plain matmuls.
     """
     if opened.database is not None:
         kind, start, end, texts = _from_database(opened.database)
     else:
         kind, start, end, texts = _from_sheet(opened)
-    found = matches(kind, lambda text: _MATMUL.fullmatch(text) is not None)
+    kinds = _FUSED if fused_only else _KINDS
+    found = matches(kind, lambda text: any(each.fullmatch(text) for each in kinds))
     rows = np.flatnonzero(found & plausible(start, end) & (texts[0][0] >= 0))
     rows = rows[np.argsort(start[rows], kind="stable")]
     columns = [[text.strip('"') for text in texts_of((code[rows], own))] for code, own in texts]
+    columns.insert(0, texts_of((kind[0][rows], kind[1])))
     known = {each: _as_json(*each) for each in set(zip(*columns, strict=True))}
     shapes = [known[each] for each in zip(*columns, strict=True)]
     return {
@@ -79,22 +94,57 @@ def _from_database(database: SqliteTables) -> tuple[Coded, Int64s, Int64s, list[
     return database.decode(info["opType"], STRINGS), start, end, texts
 
 
-def _as_json(shapes: str, types: str, formats: str, output: str, out: str) -> tuple[str, str]:
+def _as_json(
+    kind: str, shapes: str, types: str, formats: str, output: str, out: str
+) -> tuple[str, str]:
     """Return shapes and types as JSON.
 
     Example::
 
-        >>> _as_json("32,16;8,16;8", "FLOAT;FLOAT;FLOAT", "ND;ND;ND", "32,8", "FORMAT_ND")
+        >>> _as_json("MatMul", "32,16;8,16;8", "FLOAT;FLOAT;FLOAT", "ND;ND;ND", "32,8", "FORMAT_ND")
         ('[[32,16],[16,8]]', '["float","float","float"]')
-        >>> _as_json("2,1,16,16;8,16", "DT_BF16", "FRACTAL_NZ;ND", "32,8", "ND")[0]
+        >>> _as_json("MatMul", "2,1,16,16;8,16", "DT_BF16", "FRACTAL_NZ;ND", "32,8", "ND")[0]
         '2,1,16,16;8,16'
+        >>> _as_json("GroupedMatmul", "32,16;4,16,8;", "DT_BF16", "ND;ND", "32,8", "ND")[0]
+        '[[32,16],[4,16,8],[32,8]]'
     """
     names = [name.removeprefix("DT_") for name in types.split(";")]
     found = [_TYPES.get(name, name) for name in names] if types else []
-    plain = {text.removeprefix("FORMAT_") for text in [*formats.split(";")[:2], out]} <= _PLAIN
-    dims = _matrices(shapes, output) if plain else None
+    fits = [name.removeprefix("FORMAT_") in _PLAIN for name in formats.split(";")]
+    if _MATMUL.fullmatch(kind):
+        plain = all(fits[:2]) and out.removeprefix("FORMAT_") in _PLAIN
+        dims = _matrices(shapes, output) if plain else None
+    else:
+        dims = _fused(kind, shapes, output, fits)
+        if _ATTENTION.fullmatch(kind):
+            found = found[:1] * 4  # the type of the statistics, which are float, does not matter
     text = shapes if dims is None else msgspec.json.encode(dims).decode()
     return text, msgspec.json.encode(found).decode() if found else ""
+
+
+def _fused(kind: str, shapes: str, output: str, fits: list[bool]) -> list[list[int]] | None:
+    """Return the shapes that decide the work of attention and grouped matmuls."""
+    try:
+        given, made = ([_sizes(each) for each in text.split(";")] for text in (shapes, output))
+    except ValueError:
+        return None
+    if len(given) < 3 - (_GROUPED.fullmatch(kind) is not None) or not all(fits[:1]):
+        return None
+    if _GROUPED.fullmatch(kind):  # of several outputs the first may be one of many groups
+        single = [each for each in made if each]
+        weights = given[1] if fits[1:2] == [True] else []
+        return [given[0], weights, single[0]] if single and len(single[0]) > 1 else None
+    if _INFERENCE.fullmatch(kind):
+        return given[:3]
+    # [.., heads, length, 8] or, packed, [tokens, heads, 8]: an output, of gradients an input
+    rest = [*made, *given[3:]]
+    statistics = [each for each in rest if len(each) in (3, 4) and each[-1] == 8]
+    masks = [each for each in given[3:] if len(each) > 1 and each not in statistics]
+    if not statistics or prod(given[0]) % max(prod(statistics[0]) // 8, 1):
+        return None
+    if kind.endswith("Grad"):  # the gradient and the output are no masks
+        masks = [each for each in masks if each[:-1] != given[0][:-1]]
+    return [statistics[0], *given[:3], masks[0] if masks else []]
 
 
 def _matrices(shapes: str, output: str) -> list[list[int]] | None:
@@ -113,5 +163,5 @@ def _matrices(shapes: str, output: str) -> list[list[int]] | None:
     return None
 
 
-def _sizes(text: str) -> Sequence[int]:
-    return [int(size) for size in text.split(",")]
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",")] if text.strip() else []

@@ -1,22 +1,14 @@
-"""Rates of matmuls: kernels of each call, exact times, peaks that are known or not.
+"""Rates of matmuls: kernels of each call, exact times, peaks that are known or not, bounds."""
 
-FLOPs of matmuls and attention are those of torch's counter, except for causal masks.
-"""
-
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from torch.utils.flop_counter import flop_registry
 
 from lightning_rlprof.analysis.device.kernels import kernels
-from lightning_rlprof.analysis.efficiency.matmuls import FORMULAS, matmuls, work_of
-from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS
+from lightning_rlprof.analysis.efficiency.matmuls import matmuls
+from lightning_rlprof.analysis.efficiency.operator_work import work_of
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
@@ -66,6 +58,8 @@ def test_a_matmul_has_its_rate_and_its_share_of_the_peak() -> None:
         "share": 0.8,
         "TFLOP/s": pytest.approx(2 * flops / 8e-6 / 1e12),
         "% of peak": pytest.approx(2 * flops / 8e-6 / 989.4e12),
+        "TFLOP/s from": None,
+        "TFLOP/s to": None,
         "GB/s": pytest.approx(2 * moved / 8e-6 / 1e9),
         "% of bandwidth": pytest.approx(2 * moved / 8e-6 / 3350e9),
         "arithmetic intensity": pytest.approx(flops / moved),
@@ -101,6 +95,40 @@ def test_kernels_belong_to_the_call_open_on_their_thread_as_they_were_launched()
         None: 70,
     }
     assert matmuls(measured(shapes), ranks=[1]).column("shapes") == ["3x3 @ 3x3", None]
+
+
+def test_of_calls_inside_one_another_the_inner_one_is_shown() -> None:
+    outer = product(100, 400, operator="aten::_scaled_dot_product_flash_attention")
+    inner = product(150, 300, operator="aten::_flash_attention_forward")
+    found = matmuls(measured([outer, inner], Kernel("fmha", 0, 10, launch=200)))
+    assert found.column("operator") == ["aten::_flash_attention_forward", "total"]
+    assert found.note == ""
+
+    attention = product(100, 400, operator="vllm::unified_attention")
+    cache = product(150, 300, operator="_C_cache_ops::reshape_and_cache_flash")
+    own = [Kernel("cache", 0, 10, launch=200), Kernel("attention", 0, 90, launch=350)]
+    found = matmuls(measured([attention, cache], *own))
+    assert dict(zip(found.column("operator"), found.column("time"), strict=True)) == {
+        "vllm::unified_attention": 90,
+        "_C_cache_ops::reshape_and_cache_flash": 10,
+        "total": 100,
+    }
+
+
+def test_rows_of_one_shape_sum_their_calls_whatever_numbers_they_have() -> None:
+    dims = "[[1,64,2,16],[1,64,2,16],[1,64,2,16]]"
+    calls = [
+        product(at, at + 50, dims, operator="flash_attn::_flash_attn_forward", values=values)
+        for at, values in (
+            (100, '["","","","0.","1.","True"]'),
+            (200, '["","","","0.","1.","False"]'),
+        )
+    ]
+    found = matmuls(measured(calls, *(Kernel("k", 0, 1_000, launch=at) for at in (110, 210))))
+    row, _ = rows_of(found)
+    pairs = 64 * 65 // 2 + 64 * 64
+    assert (row["calls"], row["time"]) == (2, 2_000)
+    assert row["TFLOP/s"] == pytest.approx(4 * 2 * 16 * pairs / 2_000 / 1_000)
 
 
 def test_what_is_above_the_peak_is_refused() -> None:
@@ -220,146 +248,6 @@ def test_products_of_a_real_h100_run_below_its_peak() -> None:
     for name, theirs in (("aten::mm", 6_668.682), ("aten::addmm", 2_329.076)):
         time = sum(int(row["time"]) for row in rows if row["operator"] == name)  # type: ignore[call-overload]
         assert 0.97 < time / 1_000 / theirs <= 1
-
-
-SDPA = "aten::_scaled_dot_product_"
-ATTENTIONS = [each for each in FORMULAS if each.startswith(SDPA)]
-QUERY, KEY, VALUE = [2, 8, 128, 64], [2, 8, 256, 64], [2, 8, 256, 32]
-OPERATOR_FLOPS_BF16 = '["c10::BFloat16","c10::BFloat16","c10::BFloat16","c10::BFloat16"]'
-
-
-def torchs(operator: str, *shapes: list[int], out: list[int] | None = None) -> int:
-    found = getattr(torch.ops.aten, operator.removeprefix("aten::"))
-    more = {} if out is None else {"out_shape": out}
-    return int(flop_registry[found](*map(torch.Size, shapes), **more))
-
-
-def attention(operator: str, causal: str | None, *dims: list[int]) -> tuple[str, str]:
-    """Return shapes and values as torch writes them for a call of that operator."""
-    first, place = FORMULAS[operator].inputs.start, FORMULAS[operator].causal
-    assert place is not None
-    values = [""] * place + ([] if causal is None else [causal])
-    return json.dumps([[]] * first + list(dims)), json.dumps(values)
-
-
-@pytest.mark.parametrize(
-    ("operator", "dims"),
-    [
-        ("aten::mm", [[8, 16], [16, 32]]),
-        ("aten::addmm", [[32], [8, 16], [16, 32], [], []]),
-        ("aten::bmm", [[4, 8, 16], [4, 16, 32]]),
-        ("aten::baddbmm", [[4, 8, 32], [4, 8, 16], [4, 16, 32], [], []]),
-    ],
-)
-def test_products_are_counted_as_torch_counts_them(operator: str, dims: list[list[int]]) -> None:
-    found = work_of(operator, json.dumps(dims), OPERATOR_FLOPS_BF16, None)
-    assert found is not None
-    assert found.flops == torchs(operator, *[each for each in dims if each])
-    batch = 4 if "bmm" in operator else 1
-    assert found.moved == 2 * batch * (8 * 16 + 16 * 32 + 8 * 32)
-    assert found.text.endswith("8x16 @ 4x16x32" if batch == 4 else "8x16 @ 16x32")
-    assert found.type == "c10::BFloat16"
-
-
-SIZES = st.lists(st.sampled_from([1, 1, 2, 3]), max_size=4)
-
-
-@settings(deadline=None)
-@given(SIZES, SIZES)
-@example([3], [3])
-@example([2, 3], [3])
-@example([3], [2, 3, 1])
-@example([2, 1, 2, 3], [3, 3, 1])
-@example([2, 2], [3, 2])
-@example([2, 1, 1], [3, 1, 1])
-def test_a_matmul_is_counted_for_all_that_torch_multiplies(
-    first: list[int], second: list[int]
-) -> None:
-    found = work_of("aten::matmul", json.dumps([first, second]), OPERATOR_FLOPS_BF16, None)
-    try:
-        out = torch.matmul(*(torch.empty(each, device="meta") for each in (first, second))).numel()
-    except RuntimeError:
-        assert found is None
-        return
-    assert found is not None
-    assert found.flops == 2 * out * first[-1]
-    assert found.moved == 2 * (math.prod(first) + math.prod(second) + out)
-
-
-@pytest.mark.parametrize("operator", ATTENTIONS)
-def test_attention_without_a_mask_is_counted_as_torch_counts_it(operator: str) -> None:
-    dims, values = attention(operator, "False", QUERY, KEY, VALUE)
-    found = work_of(operator, dims, OPERATOR_FLOPS_BF16, values)
-    assert found is not None
-    grad = [[2, 8, 128, 32]] if "backward" in operator else []
-    assert found.flops == torchs(operator, *grad, QUERY, KEY, VALUE)
-
-
-@pytest.mark.parametrize("operator", ATTENTIONS)
-def test_of_a_causal_mask_what_it_leaves_is_counted(operator: str) -> None:
-    whole, left = (
-        work_of(operator, dims, OPERATOR_FLOPS_BF16, values)
-        for dims, values in (
-            attention(operator, flag, QUERY, QUERY, QUERY) for flag in ("False", "True")
-        )
-    )
-    assert whole is not None
-    assert left is not None
-    assert whole.flops is not None
-    assert left.flops == whole.flops * 129 // 256
-    assert left.moved == whole.moved
-
-
-@pytest.mark.parametrize("operator", ATTENTIONS)
-def test_flops_of_attention_are_unknown_where_the_mask_is(operator: str) -> None:
-    for causal, key in ((None, QUERY), ("maybe", QUERY), ("True", [2, 8, 256, 64])):
-        dims, values = attention(operator, causal, QUERY, key, key)
-        found = work_of(operator, dims, OPERATOR_FLOPS_BF16, values)
-        assert found is not None
-        assert found.flops is None
-        assert found.moved is not None
-
-
-@pytest.mark.parametrize("operator", ATTENTIONS)
-def test_the_place_of_the_mask_is_that_of_torchs_signature(operator: str) -> None:
-    schema = getattr(torch.ops.aten, operator.removeprefix("aten::")).default._schema
-    names = [argument.name for argument in schema.arguments]
-    place = FORMULAS[operator].causal
-    assert place is not None
-    assert names[place] == "is_causal"
-    assert names[FORMULAS[operator].inputs] == ["query", "key", "value"]
-
-
-def test_what_the_loader_keeps_is_what_is_known_here() -> None:
-    assert {name for name in FORMULAS if name.startswith("aten::")} == NPU_PRODUCTS
-
-
-@pytest.mark.parametrize(
-    "dims",
-    [
-        *("", "x", "5", "{}", "[]", "[[1,2]]", "[[1,2],[3,4]]", "[[0,2],[2,1]]"),
-        *("[[1,2],[2,-1]]", "[[1,2],[2,1.5]]", "[[1,true],[1,1]]", '[["a",2],[2,1]]', "[[1,2],5]"),
-        *("[[1099511627776,2],[2,1]]", "[[1000000000000,100],[100,1000000000000]]", "[" * 5_000),
-        "[[2,1,2],[3,2,1]]",
-    ],
-)
-def test_shapes_that_cannot_be_are_unknown(dims: str) -> None:
-    assert work_of("aten::mm", dims, OPERATOR_FLOPS_BF16, None) is None
-    assert work_of("aten::relu", "[[1,2],[2,3]]", OPERATOR_FLOPS_BF16, None) is None
-
-
-def test_bytes_are_unknown_where_the_type_is() -> None:
-    for types in (None, "x", "[]", '["new type"]', "[5]"):
-        found = work_of("aten::mm", "[[1,2],[2,3]]", types, None)
-        assert found is not None
-        assert (found.flops, found.moved) == (12, None)
-
-
-@pytest.mark.deep
-@given(st.text(), st.text() | st.none(), st.text() | st.none())
-def test_no_text_is_a_crash(dims: str, types: str | None, values: str | None) -> None:
-    for operator in FORMULAS:
-        assert work_of(operator, dims, types, values) is None
 
 
 def test_a_real_trace_of_torch_has_the_shapes_that_were_multiplied(tmp_path: Path) -> None:

@@ -1,21 +1,38 @@
 """Peaks of devices by name, and formulas for the FLOPs of a token."""
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lightning_rlprof.analysis.efficiency.peak_flops import (
     DEVICES,
     Type,
-    bandwidth_of,
     device_labeled,
+    device_of,
     kind_of,
-    peak_of,
+    recorded_device,
     token_flops,
     unconfirmed_note,
 )
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.recording import start
+from lightning_rlprof.recording.accelerator import chip_facts
+from tests.builders.runs import header, write_rank
 from tests.places import ROOT
+
+
+def peak_of(name: str, kind: Type = "bf16") -> float | None:
+    device = device_of(name)
+    return None if device is None else device.of(kind)
+
+
+def gb_s_of(name: str) -> float | None:
+    device = device_of(name)
+    return None if device is None else device.gb_s
 
 
 @pytest.mark.parametrize(
@@ -80,7 +97,7 @@ def test_a_name_of_several_devices_has_no_peak(name: str) -> None:
     ],
 )
 def test_the_bandwidth_is_that_of_exactly_one_device(name: str, gb_s: float | None) -> None:
-    assert bandwidth_of(name) == gb_s
+    assert gb_s_of(name) == gb_s
 
 
 def test_no_name_is_that_of_two_devices_and_each_has_a_source() -> None:
@@ -149,10 +166,10 @@ def test_ascend_peaks_follow_from_cores_and_clocks() -> None:
 
 
 def test_unconfirmed_figures_are_shown_as_such() -> None:
-    named = ["NVIDIA H200", "Ascend910B3", "NVIDIA B200", "cpu"]
+    named = [header(device=name) for name in ("NVIDIA H200", "Ascend910B3", "NVIDIA B200", "cpu")]
     assert unconfirmed_note(named, "tflops") == "Unconfirmed: Ascend910B3 ~294.9 TFLOP/s."
     assert "NVIDIA B200 ~8000 GB/s" in unconfirmed_note(named, "gb_s")
-    assert unconfirmed_note(["NVIDIA H200"], "tflops", "gb_s") == ""
+    assert unconfirmed_note(named[:1], "tflops", "gb_s") == ""
     assert all(device.unconfirmed for device in DEVICES if device.name.startswith("Ascend"))
 
 
@@ -173,3 +190,87 @@ def test_the_page_has_the_table_of_devices() -> None:
         figures = ("fp32", "tf32", "tflops", "fp8", "int8", "fp4", "memory_gb", "gb_s")
         cells = " | ".join(map(device.shown, figures))
         assert f"| {device.label} | {cells} | {device.source} |" in page
+
+
+def ini(cores: str = "24", clock: str = "1800") -> str:
+    return f"""[version]
+SoC_version=Ascend910B2
+[SoCInfo]
+ai_core_cnt=24
+cube_core_cnt={cores}
+memory_size=68719476736
+[AICoreSpec]
+cube_freq={clock}
+cube_m_size=16
+"""
+
+
+@pytest.mark.parametrize("folder", ["data", "x86_64-linux/data", "latest/compiler/data"])
+def test_cores_and_clock_are_read_from_a_written_platform_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    path = tmp_path / folder / "platform_config" / "Ascend910B2.ini"
+    path.parent.mkdir(parents=True)
+    path.write_text(ini())
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert chip_facts("Ascend910B2") == {"cube_cores": 24, "cube_mhz": 1800}
+    assert chip_facts("Ascend910B3") == {}
+    assert chip_facts(None) == chip_facts("../Ascend910B2") == {}
+    monkeypatch.delenv("ASCEND_HOME_PATH")
+    monkeypatch.delenv("ASCEND_TOOLKIT_HOME", raising=False)
+    assert chip_facts("Ascend910B2") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "no sections", ini(cores="0"), ini(cores="x"), ini(clock="1800000000")),
+        *(ini(clock=""), ini(clock="-1"), ini().replace("[SoCInfo]", "[Other]"), "\x00\x00"),
+    ],
+)
+def test_a_written_platform_config_without_plausible_numbers_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    path = tmp_path / "data" / "platform_config" / "Ascend910B2.ini"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert chip_facts("Ascend910B2") == {}
+
+
+def test_a_run_on_a_double_of_an_ascend_stores_its_chip_in_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data" / "platform_config" / "Ascend910B2.ini"
+    path.parent.mkdir(parents=True)
+    path.write_text(ini(clock="1850"))
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    monkeypatch.setattr(start, "device_name", lambda kind: "Ascend910B2")
+    made = start.make_header(ProfilerConfig(), "run", 0, 1, "npu")
+    assert made.chip == {"cube_cores": 24, "cube_mhz": 1850}
+    assert start.make_header(ProfilerConfig(), "run", 0, 1, "cpu").chip == {}
+    write_rank(tmp_path / "run", made, [])
+    assert load(tmp_path / "run").headers[0].chip == made.chip
+
+
+def test_what_a_run_recorded_of_its_chip_goes_before_the_table() -> None:
+    head = header(
+        device="npu", device_name="Ascend910B2", chip={"cube_cores": 24, "cube_mhz": 1850}
+    )
+    device, table = recorded_device(head), device_of("Ascend910B2")
+    assert device is not None
+    assert table is not None
+    assert device.tflops == pytest.approx(24 * 8192 * 1.85e9 / 1e12)
+    assert device.others["int8"] == pytest.approx(2 * device.tflops, rel=1e-3)
+    assert (device.gb_s, device.memory_gb) == (table.gb_s, table.memory_gb)
+    assert unconfirmed_note([head], "tflops") == ""
+    assert unconfirmed_note([head], "gb_s") == "Unconfirmed: Ascend910B2 ~1600 GB/s."
+    assert recorded_device(replace(head, chip={})) == table
+
+
+def test_a_chip_that_no_table_has_gets_a_peak_from_what_the_run_recorded() -> None:
+    head = header(device="npu", device_name="Ascend999", chip={"cube_cores": 10, "cube_mhz": 1000})
+    device = recorded_device(head)
+    assert device is not None
+    assert (device.tflops, device.others, device.gb_s) == (81.92, {"int8": 163.84}, None)
+    assert recorded_device(replace(head, chip={})) is None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.efficiency.model_flops import flops_of
 from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.headline import lead_tables
 from lightning_rlprof.analysis.models.flops import (
     cache_bytes_per_token,
     decode_weight_bytes,
@@ -311,6 +312,33 @@ def test_replicas_of_several_ranks_share_their_bandwidth() -> None:
     alone = found(on(H100, loaded([one])), model=QWEN)["actor_generate", 0]
     both = found(on(H100, loaded([one], [silent])), model=QWEN)["actor_generate", None]
     assert both["% of bandwidth"] == pytest.approx(float(alone["% of bandwidth"] or 0) / 2)
+
+
+def trained_and_decoded(*devices: str) -> Spans:
+    rows = [
+        stage("actor_generate", 0, 20, tokens=64_000, samples=64),
+        stage("actor_update", 20, 29, tokens=1000, samples=1),
+    ]
+    spans = loaded(*[rows] * len(devices))
+    heads = {
+        rank: replace(spans.headers[rank], device=device, config={"model": QWEN})
+        for rank, device in enumerate(devices)
+    }
+    return replace(spans, headers=heads)
+
+
+def test_what_is_seen_first_of_a_run_has_mfu_and_the_bandwidth_of_decoding() -> None:
+    for devices in ([H100], [H100, H100]):
+        spans = trained_and_decoded(*devices)
+        *_, table = lead_tables(spans)
+        assert table.name == "throughput"
+        rank = None if len(devices) == 2 else 0
+        whole = {row[0]: row for row in throughput(spans).rows if row[1] == rank}
+        assert {row[0]: row for row in table.rows} == whole
+        assert whole["actor_generate"][7] is not None
+        assert whole["actor_update"][4] is not None
+    names = [each.name for each in lead_tables(trained_and_decoded("cpu"))]
+    assert "throughput" not in names
 
 
 def test_a_recorded_model_is_used_unless_parameters_are_given() -> None:

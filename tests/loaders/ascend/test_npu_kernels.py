@@ -1,13 +1,15 @@
 """What CANN records of kernels on an NPU: operator, shapes, cores; and the matmuls among them."""
 
-import re
+import json
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.analysis.efficiency.matmuls import FORMULAS, matmuls
-from lightning_rlprof.loaders.ascend.matmul_kernels import _MATMUL
+from lightning_rlprof.analysis.efficiency.matmuls import matmuls
+from lightning_rlprof.analysis.efficiency.operator_work import FORMULAS
+from lightning_rlprof.loaders.ascend.matmul_kernels import _KINDS
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_directory
@@ -144,17 +146,102 @@ def test_kernels_tell_the_shapes_that_operators_of_torch_told(tmp_path: Path) ->
     (tmp_path / "x_ascend_pt" / OUTPUT / "trace_view.json").unlink()
     alone = matmuls(load(tmp_path))
 
-    # Operators of torch launch more than the matmul, so their times are longer.
-    told = [
-        sorted((row[1], row[2], row[3], round(row[6] * row[4])) for row in each.rows[:-1])
-        for each in (with_trace, alone)
-    ]
+    # Operators of torch launch more than the matmul, so their times are longer. One shape may be of
+    # several operators.
+    told = []
+    for each in (with_trace, alone):
+        sums: dict[tuple[object, ...], list[float]] = defaultdict(lambda: [0, 0])
+        for row in each.rows[:-1]:
+            sums[row[1], row[2]][0] += row[3]
+            sums[row[1], row[2]][1] += row[6] * row[4]
+        told.append({key: (calls, round(flops)) for key, (calls, flops) in sums.items()})
 
     assert told[0] == told[1]
 
 
 def test_each_kernel_that_is_read_has_a_formula() -> None:
-    kernels = {name for name in FORMULAS if not name.startswith("aten::")}
-    every = {f"{batch}MatMul{version}" for batch in ("", "Batch") for version in ("", "V2", "V3")}
-    assert kernels == every
-    assert all(re.fullmatch(_MATMUL, name) for name in every)
+    kernels = {name for name in FORMULAS if "::" not in name} - {"GroupedGemm"}
+    assert {name for name in kernels if any(each.fullmatch(name) for each in _KINDS)} == kernels
+    plain = {f"{batch}MatMul{version}" for batch in ("", "Batch") for version in ("", "V2", "V3")}
+    assert plain < kernels
+
+
+ATTENTION = "2,4,128,8;2,4,128,8;0;2,4,128,64"  # statistics twice, nothing, and the result
+QKV = ";".join(["2,4,128,64", "2,2,256,64", "2,2,256,64"])
+FULL = 2 * 4 * 128 * 256 * 2 * (64 + 64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "made", "least", "most"),
+    [
+        ("FlashAttentionScore", f"{QKV};;;;;", ATTENTION, FULL, FULL),
+        ("FlashAttentionScore", f"{QKV};;;;2048,2048;", ATTENTION, FULL // 256, FULL),
+        (  # [batch, length, heads, size]
+            *("FlashAttentionScore", "2,128,4,64;2,256,2,64;2,256,2,64"),
+            *("2,4,128,8;2,4,128,8;2,128,4,64", FULL, FULL),
+        ),
+        (  # [batch, length, heads x size], then [length, batch, heads x size]
+            *("FlashAttentionScore", "2,128,256;2,256,128;2,256,128"),
+            *("2,4,128,8;2,4,128,8;2,128,256", FULL, FULL),
+        ),
+        (
+            *("FlashAttentionScore", "128,2,256;256,2,128;256,2,128"),
+            *("2,4,128,8;2,4,128,8;128,2,256", FULL, FULL),
+        ),
+        (  # packed
+            *("FlashAttentionScore", "128,4,64;256,2,64;256,2,64"),
+            *("128,4,8;128,4,8;128,4,64", FULL // 2 // 256, FULL // 2),
+        ),
+        (
+            *("FlashAttentionScoreGrad", f"{QKV};2,4,128,64;;;;;2,4,128,8;2,4,128,8;;2,4,128,64"),
+            *("2,4,128,64;2,2,256,64;2,2,256,64", FULL * 5 // 2, FULL * 5 // 2),
+        ),
+        ("FusedInferAttentionScore", QKV, "2,4,128,64", FULL // 256, FULL),
+        ("FusedInferAttentionScore", "8,1,256;99,16,256;99,16,256", "8,1,256", 8 * 256 * 4, None),
+        ("GroupedMatmul", "96,32;4,32,16;;;;;;4", "96,16", 2 * 96 * 32 * 16, 2 * 96 * 32 * 16),
+        ("GroupedMatmul", "96,32;96,16;;;;4", "4,32,16", 2 * 96 * 32 * 16, 2 * 96 * 32 * 16),
+        ("GroupedMatmulSwigluQuant", "96,32;4,32,16;4,16;96;4", "96,8;96", 98_304, 98_304),
+        ("FlashAttentionScore", QKV, "2,4,128,64", None, None),
+        ("FlashAttentionScore", "x;y;z", ATTENTION, None, None),
+        ("GroupedMatmul", "96,32;4,32,16", "", None, None),
+    ],
+)
+def test_fused_kernels_of_written_sheets_have_the_flops_that_their_shapes_decide(
+    tmp_path: Path, kind: str, given: str, made: str, least: int | None, most: int | None
+) -> None:
+    output = written(tmp_path)
+    text = (output / "kernel_details.csv").read_text().replace("MatMulV2", kind)
+    count = given.count(";") + 1
+    cells = [f'"""{given}"""', ";".join(["DT_BF16"] * count), ";".join(["ND"] * count)]
+    cells += [f'"""{made}"""', ";".join(["ND"] * (made.count(";") + 1))]
+    (output / "kernel_details.csv").write_text(text.replace(SHAPES, ",".join(cells)))
+
+    row, _ = matmuls(load(tmp_path)).rows
+
+    assert (row[0], row[3], row[4]) == (kind, 1, 2_000)
+    exact = least is not None and least == most
+    told = (row[6], None, None) if exact else (None, row[8], row[9])
+    assert (row[6], row[8], row[9]) == told
+    found = [row[6], row[6]] if exact else [row[8], row[9]]
+    assert found == [None if n is None else pytest.approx(n / 2e6) for n in (least, most)]
+    assert row[2] == (None if least is None else "BFloat16")
+
+
+def test_fused_kernels_stand_beside_the_calls_of_plain_matmuls(tmp_path: Path) -> None:
+    output = written(tmp_path)
+    text = (output / "kernel_details.csv").read_text()
+    grouped = text.replace("MatMulV2", "GroupedMatmul").replace(
+        SHAPES, '"""96,32;4,32,16""",BF16;BF16,ND;ND,"""96,16""",ND'
+    )
+    (output / "kernel_details.csv").write_text(text + "\n".join(grouped.splitlines()[1:2]) + "\n")
+    call = {"name": "aten::mm", "cat": "cpu_op", "ph": "X", "pid": 1, "tid": 2, "dur": 9.0}
+    args = {"Input Dims": "32,16;16,8", "Input type": "float;float"}
+    events = [{**call, "ts": us(EPOCH + 500), "args": args}]
+    (output / "trace_view.json").write_text(json.dumps(events))
+
+    rows = matmuls(load(tmp_path)).rows
+
+    assert sorted((row[0], row[1]) for row in rows[:-1]) == [
+        ("GroupedMatmul", "96x32 @ 4x32x16"),
+        ("aten::mm", "32x16 @ 16x8"),
+    ]

@@ -1,0 +1,1 @@
+"""Links between ranks: how fast each moves data, and which one is slow."""
