@@ -7,6 +7,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
+from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.changes import changes
 from lightning_rlprof.analysis.collectives import communication
 from lightning_rlprof.analysis.comparison.compare import compare
@@ -67,6 +68,7 @@ class Run(Spans):
         >>> run.stages(per_rank=True).to_pandas()             # doctest: +SKIP
     """
 
+    advice = advice
     background_stages = background_stages
     breakdown = breakdown
     changes = changes

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.changes import changes
 from lightning_rlprof.analysis.collectives import communication
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
@@ -73,6 +74,7 @@ class Analysis(NamedTuple):
 CATALOG: tuple[Analysis, ...] = (
     Analysis(data_quality, "Diagnosis", "Checks of the data, before any number", True, True),
     Analysis(findings, "Diagnosis", "What to fix first: cost, evidence, what to try", True, True),
+    Analysis(advice, "Diagnosis", "What to set: evidence, savings, risks", report=True),
     Analysis(ledger, "Diagnosis", "GPU-hours of the whole job by category", True, True),
     Analysis(stragglers, "Ranks", "Ranks that slow the others down, at equal work", True, True),
     Analysis(critical_path, "Steps", "Work that decides step time, and slack", True, True),

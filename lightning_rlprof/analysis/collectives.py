@@ -99,7 +99,7 @@ def operation_of(name: str) -> str:
     return next((each for each in _OPERATIONS if each.replace("_", "") in plain), "other")
 
 
-def _read(spans: Spans, remarks: list[str]) -> Calls | None:
+def read_calls(spans: Spans, remarks: list[str]) -> Calls | None:
     """Read the table ``collectives``, else kernels by their names; None if neither has any."""
     table = spans.try_table("collectives", remarks)
     if table is not None and len(table.rows):
@@ -279,7 +279,7 @@ def communication(spans: Spans) -> Table:
     Abstains if no profiler recorded a collective.
     """
     remarks: list[str] = []
-    calls = _read(spans, remarks)
+    calls = read_calls(spans, remarks)
     if calls is None:
         reason = " ".join([_NO_COLLECTIVES, *remarks])
         return Table("communication", _COLUMNS, abstained=reason)

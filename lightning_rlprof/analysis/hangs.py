@@ -9,7 +9,9 @@ from lightning_rlprof.records.hang_reports import (
     Collective,
     Frame,
     HangReport,
+    Ranges,
     RankEvidence,
+    ranks_in,
 )
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -257,12 +259,16 @@ def _wait_of(stack: Sequence[Frame]) -> str:
 def _waits(states: Sequence[RankState], evidence: Sequence[RankEvidence]) -> list[_Wait]:
     """Return the collective that each rank waits in, as far as torch's flight recorder knew it."""
     is_open: dict[int, Collective] = {}
+    known: set[tuple[str, Ranges]] = set()
     last: dict[str, dict[int, int]] = {}  # by group and rank, the number of its last collective
     for state, each in zip(states, evidence, strict=True):
         report = state.report
-        for name, ranks in (report.groups if report else {}).items():
-            for rank in ranks:
-                last.setdefault(name, {}).setdefault(rank, -1)
+        for group in (report.groups if report else {}).items():
+            if group in known:  # each rank of it reports it
+                continue
+            known.add(group)
+            for rank in ranks_in(group[1]):
+                last.setdefault(group[0], {}).setdefault(rank, -1)
         for one in (report.collectives if report else ()) or each.dump:
             if one.is_p2p:
                 continue

@@ -428,7 +428,7 @@ def whatif(
     )
     file = _save(spans, table) if save and table.abstained is None else None
     facts = {"predictions_file": None if file is None else str(file)}
-    answer(spans, [table], "step time after a change", facts=facts)
+    answer(spans, [table], "step time after a change", facts=facts, then=("advise", run))
     if file is not None:
         then = f"rlprof whatif check {run} NEW_RUN"
         console.status(f"Saved predictions to {file}. After the change: {then}")

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from lightning_rlprof.cli import (
+    advise,
     analysis_commands,
     ascend,
     capture,
@@ -255,6 +256,8 @@ _add("Inspect", "report", run_commands.report, json=False)
 _add("Inspect", "open", run_commands.open_in_perfetto, json=False)
 _add("Inspect", "sql", run_commands.sql, formats=True)
 _add("Diagnose", "findings", analysis_commands.findings, formats=True)
+_add("Diagnose", "advise", advise.advise, formats=True)
+_add("Diagnose", "explain", advise.explain)
 _add("Diagnose", "ledger", analysis_commands.ledger, formats=True)
 _add("Diagnose", "stragglers", analysis_commands.stragglers, formats=True)
 _add("Diagnose", "critical-path", analysis_commands.critical_path, formats=True)

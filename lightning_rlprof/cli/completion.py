@@ -1,7 +1,8 @@
-"""What the shell completes: runs, analyses and stages. Files are completed by the shell itself."""
+"""What the shell completes: runs, analyses, advice, stages. The shell completes files itself."""
 
 from pathlib import Path
 
+from lightning_rlprof.records.advice_ids import ADVICE_IDS
 from lightning_rlprof.records.records import STAGES
 
 SAVE_PATH = Path("profiler_data")
@@ -11,6 +12,7 @@ SAVE_PATH = Path("profiler_data")
 ANALYSIS_NAMES = (
     "data_quality",
     "findings",
+    "advice",
     "ledger",
     "stragglers",
     "critical_path",
@@ -72,6 +74,11 @@ def complete_analysis(incomplete: str) -> list[str]:
 def complete_run_or_analysis(incomplete: str) -> list[str]:
     """Return what the first argument of ``rlprof show`` may be."""
     return complete_run(incomplete) + complete_analysis(incomplete)
+
+
+def complete_advice(incomplete: str) -> list[str]:
+    """Return the ids of advice that begin like that."""
+    return [name for name in ADVICE_IDS if name.startswith(incomplete)]
 
 
 def complete_stage(incomplete: str) -> list[str]:

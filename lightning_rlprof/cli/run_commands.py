@@ -326,7 +326,7 @@ def describe(spans: "Spans") -> None:
     from lightning_rlprof.analysis.headline import headline, is_device_trace, lead_tables
     from lightning_rlprof.analysis.stages.overviews import host_vs_device
     from lightning_rlprof.analysis.step_selection import FEWEST
-    from lightning_rlprof.report.run_summary import advice, run_line
+    from lightning_rlprof.report.run_summary import run_line, what_to_fix, what_to_set
     from lightning_rlprof.report.step_series import StepSeries
 
     series = StepSeries(spans)
@@ -342,9 +342,9 @@ def describe(spans: "Spans") -> None:
         console.say(headline(spans), "bold")
     if few:
         return
-    first, *more = advice(spans, tables=bare)
+    first, *more = what_to_fix(spans, tables=bare)
     console.say(first, "bold")
-    for line in more:
+    for line in [*more, *what_to_set(spans, tables=bare)]:
         console.say(line)
 
 

@@ -53,6 +53,7 @@ from lightning_rlprof.config.validation import (
 )
 from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.records.advice_ids import ADVICE_IDS
 from lightning_rlprof.system.location import redact
 
 _NOT_CAPTURE = {"profile", "profile_save_path"}
@@ -208,6 +209,11 @@ class Options(Section):
         description="Whether rank 0 logs the HTML report as an artifact of the Trainer's W&B and "
         "MLflow loggers when training ends.",
     )
+    ignore_advice: list[str] = Field(
+        default_factory=list,
+        description="Ids of advice that `rlprof advise` leaves out, such as `[rollout-overlap]`. "
+        "`rlprof explain` lists them.",
+    )
     capture_anomalies: bool = Field(
         False,
         description=(
@@ -280,6 +286,15 @@ class Options(Section):
             key = str(given).replace("-", "_")
             if key not in own and (place := key if key in cls.model_fields else _places_of(key)):
                 raise refused(f"is in the wrong place; write {place}", key=str(given))
+        return value
+
+    @field_validator("ignore_advice")
+    @classmethod
+    def _known_advice(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in ADVICE_IDS:
+                hint = near(name, ADVICE_IDS) or "; `rlprof explain` lists them"
+                raise refused(f"holds {name!r}, which is not an id of advice{hint}", value)
         return value
 
     _rules = field_validator("wrap", mode="before")(as_rules)

@@ -90,6 +90,7 @@ def start_session(
             session.add,
             session.note,
             session.clock,
+            flush=session.flush_if_free,
             run_id=header.run_id,
             kind=device,
             device=partial(used_device, device),

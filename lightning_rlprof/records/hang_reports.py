@@ -6,8 +6,10 @@ alarm touches the file ``alarm``, so that all others report, too.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -26,7 +28,11 @@ MOST_REPORTS = 12
 Cause = Literal["hang", "still", "asked", "recovered"]
 """Why a report was written: the rank hangs, still does, another one does, or it has recovered."""
 
+Ranges = tuple[tuple[int, int, int], ...]
+"""Ranks as first, last and step of each range."""
+
 _MOST_BYTES = 1 << 23
+_MOST_RANKS = 1 << 17
 _BEAT_BYTES = 256
 _T = TypeVar("_T")
 
@@ -112,7 +118,7 @@ class HangReport:
         spans: Open spans, outermost first.
         threads: The training thread first.
         collectives: The last ones, by group in order.
-        groups: Ranks of each process group, by its name.
+        groups: Ranks of each process group, by its name, as `rank_ranges` writes them.
         children: Child processes, such as DataLoader workers.
         remarks: What could not be found out, and why.
     """
@@ -129,7 +135,7 @@ class HangReport:
     spans: tuple[OpenSpan, ...] = ()
     threads: tuple[ThreadStack, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: dict[str, Ranges] = field(default_factory=dict)
     children: tuple[ChildProcess, ...] = ()
     remarks: tuple[str, ...] = ()
 
@@ -166,6 +172,37 @@ class RankEvidence:
     beat: Heartbeat | None = None
     reports: tuple[HangReport, ...] = ()
     dump: tuple[Collective, ...] = ()
+
+
+def rank_ranges(ranks: Sequence[int]) -> Ranges:
+    """Return ascending ranks as ranges: a group of a thousand is one, also with a step.
+
+    Example::
+
+        >>> rank_ranges([0, 1, 2, 3, 8, 16, 24])
+        ((0, 3, 1), (8, 24, 8))
+    """
+    found, at = [], 0
+    while at < len(ranks):
+        end = at + 1
+        step = ranks[end] - ranks[at] if end < len(ranks) else 1
+        while end < len(ranks) and ranks[end] - ranks[end - 1] == step:
+            end += 1
+        found.append((ranks[at], ranks[end - 1], step))
+        at = end
+    return tuple(found)
+
+
+def ranks_in(ranges: Ranges) -> list[int]:
+    """Return the ranks of ranges; of a file that names more than there can be, the first 131,072.
+
+    Example::
+
+        >>> ranks_in(((0, 2, 1), (8, 16, 8)))
+        [0, 1, 2, 8, 16]
+    """
+    each = (range(first, last + 1, max(step, 1)) for first, last, step in ranges)
+    return list(islice(chain.from_iterable(each), _MOST_RANKS))
 
 
 def alive_file(run: Path, rank: int) -> Path:
@@ -208,13 +245,35 @@ def read_beat(run: Path, rank: int) -> Heartbeat | None:
     return _read(alive_file(run, rank), Heartbeat)
 
 
+@dataclass(frozen=True, slots=True)
+class _Brief:
+    """What is needed of a report that is not the last one of its rank."""
+
+    rank: int
+    number: int
+    cause: Cause
+    unix_ns: int
+    quiet_s: float
+    limit_s: float
+    step: int
+    in_step: bool
+
+
 def read_reports(run: Path, rank: int) -> tuple[HangReport, ...]:
-    """Read the reports of a rank, without those that cannot be read."""
+    """Read the reports of a rank, without those that cannot be read.
+
+    Only the last one before progress returned has its stacks, spans and collectives.
+    """
     paths = [
         run / FOLDER / f"rank-{rank:05d}-{number:02d}.json" for number in range(1, MOST_REPORTS + 1)
     ]
-    found = [_read(path, HangReport) for path in paths]
-    return tuple(report for report in found if report is not None)
+    briefs = [(path, brief) for path in paths if (brief := _read(path, _Brief)) is not None]
+    hung = [path for path, brief in briefs if brief.cause != "recovered"]
+    found = []
+    for path, brief in briefs:
+        whole = _read(path, HangReport) if path in hung[-1:] else None
+        found.append(whole or HangReport(**asdict(brief)))
+    return tuple(found)
 
 
 def _read(path: Path, kind: type[_T]) -> _T | None:

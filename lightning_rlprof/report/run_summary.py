@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.step_selection import FEWEST
+from lightning_rlprof.report.advice_cards import advice_cards
 from lightning_rlprof.report.overview import Headline, headlines, overview
 from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.report.terminal import duration, percent, plain, size
@@ -35,7 +37,7 @@ def run_summary(spans: Spans, *, ended: str = "") -> list[str]:
     lines = [f"rlprof: {run_line(series)}{_comma(ended)}"]
     if int(series.included.sum()) >= FEWEST:
         lines += _bars(series)
-        lines += advice(whole)
+        lines += what_to_fix(whole)
     lines.append(f"Recording: {_quality(spans)}, in {path} ({_bytes(spans.path)})")
     lines.append(f"See it:    rlprof report {path} --open")
     return [plain(line) for line in lines]
@@ -92,20 +94,21 @@ def _bar(part: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def advice(spans: Spans, *, tables: bool = False) -> list[str]:
+def what_to_fix(spans: Spans, *, tables: bool = False) -> list[str]:
     """Return the first finding with its price and what to try, and the next in a line.
 
     Args:
         spans: The run.
         tables: Whether to read tables of profilers, too, which can take minutes.
     """
-    own = {name: read for name, read in spans.tables.items() if name in OF_RANK_FILES}
-    read = spans if tables else replace(spans, tables=own)
-    first = headlines(rows_of(findings(read)))
+    own = _without_profilers(spans)
+    first = headlines(rows_of(findings(spans if tables else own)))
     if not first:
         text = "No problem found"
         more = f" outside captures. For these: rlprof findings {shlex.quote(str(spans.path))}"
-        return [f"{text}{more}" if len(own) < len(spans.tables) and not tables else f"{text}."]
+        return [
+            f"{text}{more}" if len(own.tables) < len(spans.tables) and not tables else f"{text}."
+        ]
     top, lines = first[0], []
     label = "Improve first" if top.word == "takes" else "Fix first"
     lines.append(f"{label}: {top.title}{_price(top)}")
@@ -116,6 +119,24 @@ def advice(spans: Spans, *, tables: bool = False) -> list[str]:
     # Of a long one the first sentence, whole: it may have a command.
     lines.insert(1, act if len(act) <= _LINE else act.partition(". ")[0])
     return lines
+
+
+def _without_profilers(spans: Spans) -> Spans:
+    """Return the run with the tables of its own files alone."""
+    own = {name: read for name, read in spans.tables.items() if name in OF_RANK_FILES}
+    return replace(spans, tables=own)
+
+
+def what_to_set(spans: Spans, *, tables: bool = False) -> list[str]:
+    """Return the first advice in one line with the command that lists all; nothing without any.
+
+    Args:
+        spans: The run.
+        tables: Whether to read tables of profilers, too, which can take minutes.
+    """
+    cards = advice_cards(advice(spans if tables else _without_profilers(spans)))
+    path = shlex.quote(str(spans.path))
+    return [f"Set: {cards[0].title}. See: rlprof advise {path}"] if cards else []
 
 
 def _price(one: Headline) -> str:

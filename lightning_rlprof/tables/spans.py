@@ -265,11 +265,16 @@ class Spans:
         return found
 
     def histogram(self, name: str) -> Histogram:
-        """Return the bins that spans counted of a histogram; empty where no span has it."""
+        """Return the bins that spans counted of a histogram; empty where no span has it.
+
+        Counts below 0, or of 2^40 and more, come of damage and are left out.
+        """
         parts = []
-        for counter, (rows, values) in self.counters.items():
+        for counter in self.counters:
             if (found := bin_in_name(counter)) is not None and found[0] == name:
-                parts.append((rows, np.full(len(rows), found[1]), values.astype(np.int64)))
+                rows, counts = self.amounts(counter, np.int64)
+                sound = (counts >= 0) & (counts < 2**40)
+                parts.append((rows[sound], np.full(sound.sum(), found[1]), counts[sound]))
         columns = zip(*parts, strict=True) if parts else ((), (), ())
         return Histogram(*(np.concatenate([np.zeros(0, np.int64), *each]) for each in columns))
 

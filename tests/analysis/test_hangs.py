@@ -97,14 +97,14 @@ def test_ranks_that_wait_for_one_that_waits_in_another_group_wait_for_the_last_o
     """Rank 0 waits for 1 in group a, and 1 for 2 in group b, which is in the reward."""
     hang = find_hang(
         of(
-            report(0, IN_ALL_REDUCE, at(4, group="a"), groups={"a": (0, 1)}),
+            report(0, IN_ALL_REDUCE, at(4, group="a"), groups={"a": ((0, 1, 1),)}),
             report(
                 1,
                 IN_ALL_REDUCE,
                 (*at(3, group="a", done=True), *at(9, group="b")),
-                groups={"a": (0, 1), "b": (1, 2)},
+                groups={"a": ((0, 1, 1),), "b": ((1, 2, 1),)},
             ),
-            report(2, IN_REWARD, at(8, group="b", done=True), groups={"b": (1, 2)}),
+            report(2, IN_REWARD, at(8, group="b", done=True), groups={"b": ((1, 2, 1),)}),
         ),
         NOW,
     )
@@ -112,7 +112,7 @@ def test_ranks_that_wait_for_one_that_waits_in_another_group_wait_for_the_last_o
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups_are_all_named():
-    groups = {"a": (0, 1), "b": (0, 1)}
+    groups = {"a": ((0, 1, 1),), "b": ((0, 1, 1),)}
     hang = find_hang(
         of(
             report(0, IN_ALL_REDUCE, at(4, group="a"), groups=groups),
@@ -124,7 +124,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_all_named():
 
 
 def test_a_rank_of_another_group_is_not_waited_for():
-    groups = {"a": (0, 1)}
+    groups = {"a": ((0, 1, 1),)}
     hang = find_hang(
         of(
             report(0, IN_ALL_REDUCE, at(4, group="a"), groups=groups),

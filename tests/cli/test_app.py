@@ -96,7 +96,17 @@ def test_usage_errors_have_a_hint(rlprof: Run, words: list[str], error: str, hin
 PANELS = {
     "Start": ["demo", "doctor", "size", "help"],
     "Inspect": ["ls", "summary", "show", "report", "open", "sql"],
-    "Diagnose": ["findings", "ledger", "stragglers", "critical-path", "whatif", "compare", "hang"],
+    "Diagnose": [
+        "findings",
+        "advise",
+        "explain",
+        "ledger",
+        "stragglers",
+        "critical-path",
+        "whatif",
+        "compare",
+        "hang",
+    ],
     "Export": ["export", "upload", "ingest"],
     "Record": ["init", "run", "capture", "nsys", "config", "ascend"],
 }

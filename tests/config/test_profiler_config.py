@@ -43,6 +43,7 @@ def test_defaults() -> None:
         "model": None,
         "summary": True,
         "log_report": False,
+        "ignore_advice": [],
         "capture_anomalies": False,
         "clock_sync_interval_minutes": 2,
         "hang_timeout": 300,

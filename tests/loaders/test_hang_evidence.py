@@ -8,16 +8,22 @@ import sys
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.hang_evidence import hang_evidence
 from lightning_rlprof.loaders.load import run_directory
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
+    Frame,
     HangReport,
     Heartbeat,
+    ThreadStack,
     alive_file,
     dump_file,
+    rank_ranges,
+    ranks_in,
     read_beat,
     read_reports,
     write_beat,
@@ -25,6 +31,7 @@ from lightning_rlprof.records.hang_reports import (
 )
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
+from tests.effort import examples
 
 REPORT = HangReport(0, 1, "hang", 5, 300.0, 300.0, 3, in_step=True)
 ENTRY = {"process_group": ("0", ""), "collective_seq_id": 7, "profiling_name": "nccl:all_reduce"}
@@ -82,6 +89,29 @@ def test_reports_and_signs_of_life_come_back_as_they_were_written(tmp_path):
     assert [report.cause for report in evidence.reports] == ["hang", "still"]
     modes = {path.stat().st_mode & 0o777 for path in (run / FOLDER).iterdir()}
     assert modes == {0o600}
+
+
+def test_only_the_last_report_of_a_hang_is_read_with_its_stacks(tmp_path):
+    run = written(tmp_path / "run")
+    stack = ThreadStack("MainThread", (Frame("train.py", 3, "train"),), is_training=True)
+    for number, cause in enumerate(("hang", "still", "recovered"), start=1):
+        write_report(run, replace(REPORT, number=number, cause=cause, threads=(stack,)))
+    reports = read_reports(run, 0)
+    assert [(each.cause, len(each.threads)) for each in reports] == [
+        ("hang", 0),
+        ("still", 1),
+        ("recovered", 0),
+    ]
+
+
+def test_a_hostile_range_of_ranks_is_cut():
+    assert len(ranks_in(((0, 2**60, 0),))) == 1 << 17
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(st.integers(0, 2000), unique=True).map(sorted))
+def test_ranks_come_back_from_their_ranges(ranks):
+    assert ranks_in(rank_ranges(ranks)) == ranks
 
 
 def test_the_dump_of_torch_is_read_without_running_it(tmp_path):

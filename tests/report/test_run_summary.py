@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.run_summary import advice, run_summary
+from lightning_rlprof.report.run_summary import run_summary, what_to_fix
 from lightning_rlprof.tables.table import Table
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
 from tests.builders.sampled import S, sampled_run
@@ -50,12 +50,12 @@ def test_captures_that_were_not_read_are_not_called_free_of_problems() -> None:
     rows += [row._replace(name="actor_update", kind="stage") for row in rows]
     spans = loaded(rows)
     captured = replace(spans, tables={"kernels": lambda: Table("kernels", ())})
-    assert advice(spans) == ["No problem found."]
-    assert advice(captured) == [
+    assert what_to_fix(spans) == ["No problem found."]
+    assert what_to_fix(captured) == [
         f"No problem found outside captures. For these: rlprof findings {spans.path}"
     ]
     assert "No problem found outside captures." in "".join(run_summary(captured))
-    assert advice(captured, tables=True) == ["No problem found."]
+    assert what_to_fix(captured, tables=True) == ["No problem found."]
 
 
 def test_how_it_ended_and_what_is_missing_are_said(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_command_to_try_is_whole_however_long_the_path(tmp_path: Path) -> None
 def test_background_metrics_are_no_captures_and_their_findings_are_named() -> None:
     rows = [Row("actor_update", "stage", at + 1, at * S, (at + 1) * S) for at in range(100)]
     quiet = sampled_run([(0, None, {"cpu_throttled_percent": [0.0] * 100})], rows)
-    assert advice(quiet) == ["No problem found."]
+    assert what_to_fix(quiet) == ["No problem found."]
     busy = sampled_run([(0, None, {"cpu_throttled_percent": [60.0] * 100})], rows)
-    assert advice(busy)[0] == (
+    assert what_to_fix(busy)[0] == (
         "Fix first: The CPU quota of the container is used up in 60% of its periods"
     )

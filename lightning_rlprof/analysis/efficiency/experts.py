@@ -7,7 +7,7 @@ import numpy as np
 from lightning_rlprof.analysis.step_selection import in_included
 from lightning_rlprof.records.histograms import expert_in_name
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.arrays import Float64s, Int64s, distinct_tuples
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Table, columns_of
 
@@ -95,18 +95,18 @@ def _groups(headers: Mapping[int, Header], rank: Int64s) -> Int64s | None:
 
 def _summed(keys: Int64s, tokens: Float64s) -> tuple[Int64s, Float64s]:
     """Sum the spans of a step; keys are step, group, rank, layer and expert; shape (5, n)."""
-    heads, place = np.unique(keys, axis=1, return_inverse=True)
+    heads, place = distinct_tuples(keys)
     return heads, _sums(place, tokens)
 
 
 def _sums(place: Int64s, amounts: Float64s) -> Float64s:
-    return np.bincount(place.reshape(-1), amounts).astype(np.float64)
+    return np.bincount(place, amounts).astype(np.float64)
 
 
 def _of_stage(stage: str, keys: Int64s, tokens: Float64s) -> list[_Row]:
     """Return the rows of a stage: all layers, each layer, ranks, and the most loaded experts."""
     rank, layer = keys[2], keys[3]
-    by_rank, of_rank = np.unique(keys[:4], axis=1, return_inverse=True)
+    by_rank, of_rank = distinct_tuples(keys[:4])
     load = _sums(of_rank, tokens)
     of_ranks = _relative(by_rank[[0, 1, 3]], load)  # the ranks of a step, group and layer
     of_experts = _relative(keys[[0, 1, 3]], tokens)  # and all experts there
@@ -128,7 +128,7 @@ def _of_stage(stage: str, keys: Int64s, tokens: Float64s) -> list[_Row]:
         part = float(load[own].sum() / max(of_ranks[own].sum(), 1)) if several else None
         total, idle = round(tokens[rank == number].sum()), _share_of_zeros(tokens[rank == number])
         rows.append((stage, "rank", None, number, None, total, part, None, None, idle))
-    each, of_each = np.unique(keys[2:], axis=1, return_inverse=True)
+    each, of_each = distinct_tuples(keys[2:])
     sums, means = (_sums(of_each, column) for column in (tokens, of_experts))
     part_of = np.divide(sums, means, out=np.zeros_like(sums), where=means > 0)
     for at in np.argsort(-part_of, kind="stable")[:_HOTTEST].tolist():
@@ -153,7 +153,7 @@ def _layers_row(
     several = len(np.unique(by_rank[2])) > 1 and mean_rank > 0
     hottest = None
     if number is not None:
-        each, place = np.unique(keys[[2, 4]], axis=1, return_inverse=True)
+        each, place = distinct_tuples(keys[[2, 4]])
         hottest = int(each[1, int(np.argmax(_sums(place, tokens)))])
     ranks, place = np.unique(by_rank[2], return_inverse=True)
     busiest = int(ranks[int(np.argmax(_sums(place, load)))]) if several else None
@@ -168,15 +168,13 @@ def _layers_row(
 
 def _relative(places: Int64s, amounts: Float64s) -> Float64s:
     """Return the mean amount at the place of each one."""
-    _, place = np.unique(places, axis=1, return_inverse=True)
-    place = place.reshape(-1)
+    _, place = distinct_tuples(places)
     return np.asarray((np.bincount(place, amounts) / np.bincount(place))[place])
 
 
 def _most_and_mean(places: Int64s, amounts: Float64s) -> tuple[float, float]:
     """Return the largest amount of each place, summed over places, and so the mean."""
-    heads, place = np.unique(places, axis=1, return_inverse=True)
-    place = place.reshape(-1)
+    heads, place = distinct_tuples(places)
     most = np.zeros(heads.shape[1])
     np.maximum.at(most, place, amounts)
     return float(most.sum()), float((np.bincount(place, amounts) / np.bincount(place)).sum())

@@ -74,37 +74,72 @@ class _HostWait(NamedTuple):
     longest: tuple[int, int, int, int]
 
 
+class HostBound(NamedTuple):
+    """Idle time before work that the host launched late, on all devices.
+
+    Attributes:
+        late_ns: That time.
+        observed_ns: Time in which devices were profiled.
+        low: Lower bound of its share: the slowdown that the profiler causes is subtracted.
+        high: Upper bound: idle time without a known cause is added.
+        short_ns: Sum of the short gaps.
+        gaps: How many short gaps there are.
+        longest: The longest gap: (ns, rank, start, end).
+        slowdown: How much longer captured steps take; None if unknown.
+    """
+
+    late_ns: int
+    observed_ns: int
+    low: float
+    high: float
+    short_ns: int
+    gaps: int
+    longest: tuple[int, int, int, int]
+    slowdown: float | None
+
+
+def host_bound(run: RunData) -> HostBound | NotChecked | None:
+    """Return how long devices idled until the host launched work; None without devices."""
+    lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
+    if not lanes:
+        return None
+    fewest = min(len(lane.work.start_ns) for lane in lanes)
+    if fewest < FEWEST_KERNELS:
+        return NotChecked(SHORT_GAPS.name, f"needs {FEWEST_KERNELS} kernels, has {fewest}")
+    waits = [_host_wait(lane) for lane in lanes]
+    late, unknown, whole = np.sum([each.parts for each in waits], axis=0)
+    slower = capture_slowdown(run.spans)
+    low, high = share_interval(late, whole, late + unknown)
+    low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
+    short_ns, gaps = sum(each.short_ns for each in waits), sum(each.gaps for each in waits)
+    longest = max(each.longest for each in waits)
+    return HostBound(int(late.sum()), int(whole.sum()), low, high, short_ns, gaps, longest, slower)
+
+
 def device_idle(run: RunData) -> Results:
     """Report devices that idle until the host launches work; nothing without recorded devices.
 
     Many short gaps are the cost of launching. A few long ones mean that the host did something
     else. The slowdown that the profiler causes is subtracted from the lower bound.
     """
-    lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
-    if not lanes:
+    found = host_bound(run)
+    if found is None:
         return []
-    fewest = min(len(lane.work.start_ns) for lane in lanes)
-    if fewest < FEWEST_KERNELS:
-        return [NotChecked(SHORT_GAPS.name, f"needs {FEWEST_KERNELS} kernels, has {fewest}")]
-    waits = [_host_wait(lane) for lane in lanes]
-    late, unknown, whole = np.sum([each.parts for each in waits], axis=0)
-    slower = capture_slowdown(run.spans)
-    low, high = share_interval(late, whole, late + unknown)
-    low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
-    decision = judge(SHORT_GAPS, low, high)
+    if isinstance(found, NotChecked):
+        return [found]
+    decision = judge(SHORT_GAPS, found.low, found.high)
     if decision is None:
         return []
     if isinstance(decision, NotChecked):
         return [decision]
     if run.launches is not None and run.launches.lossy:
         return [NotChecked(SHORT_GAPS.name, KERNELS_LOST)]
-    cost, observed = int(late.sum()), int(whole.sum())
-    short_ns, gaps = sum(each.short_ns for each in waits), sum(each.gaps for each in waits)
-    longest_ns, rank, start, end = max(each.longest for each in waits)
-    if 2 * short_ns > cost:
+    cost, observed = found.late_ns, found.observed_ns
+    longest_ns, rank, start, end = found.longest
+    if 2 * found.short_ns > cost:
         work = _work_query(run.spans)
         rule, query = SHORT_GAPS, " ".join(_GAPS.format(work=work, short=SHORT_NS).split())
-        detail = f"{gaps:,} gaps up to {SHORT_NS // 1000} µs before late launches"
+        detail = f"{found.gaps:,} gaps up to {SHORT_NS // 1000} µs before late launches"
     else:
         rule, query = LONG_GAPS, _gap_query(run.spans, rank, start, end)
         detail = f"the longest gap takes {longest_ns / 1e6:.3g} ms"
@@ -112,9 +147,9 @@ def device_idle(run: RunData) -> Results:
         rule,
         rule.title,
         cost,
-        int(low * observed),
-        int(high * observed),
-        MEDIUM if slower is None else decision,
+        int(found.low * observed),
+        int(found.high * observed),
+        MEDIUM if found.slowdown is None else decision,
         f"{cost / observed:.0%} of the captured time; {detail}",
         query,
         place_at(run.spans, rank, start, end),

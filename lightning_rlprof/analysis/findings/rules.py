@@ -4,6 +4,7 @@ A rule is one row here. `device_evidence` and `run_evidence` measure, `findings.
 """
 
 from collections.abc import Mapping
+from itertools import chain
 
 from lightning_rlprof.analysis.findings.finding import Rule
 from lightning_rlprof.analysis.time_categories import Category
@@ -298,3 +299,27 @@ UNMATCHED = CATEGORY_RULES[Category.COMMUNICATION]._replace(
     command="rlprof show RUN overlap",
 )
 """Reported instead if other ranks' calls of the same collectives were not recorded."""
+
+
+def finding_id(rule: Rule) -> str:
+    """Return the name of a rule as one word, as `rlprof explain` takes it.
+
+    Example::
+
+        >>> finding_id(LOW_MFU), finding_id(CATEGORY_RULES[Category.REWARD])
+        ('training-mfu', 'reward-tool-env')
+    """
+    return "-".join(rule.name.lower().replace("/", " ").replace("-", " ").split())
+
+
+def rules_by_id() -> dict[str, list[Rule]]:
+    """Return all rules by id; several have one id if only their evidence differs."""
+    single = (
+        *(SHORT_GAPS, LONG_GAPS, DOMINANT_KERNEL, SMALL_COLLECTIVES, LOW_MFU, MEMORY_GROWTH),
+        *(LEVEL_CHANGE, TREND, OUTLIER_STEP, *CPU_RULES, MEMORY_PRESSURE, HEAT, POWER),
+        *(SLOWDOWN, STRAGGLER),
+    )
+    found: dict[str, list[Rule]] = {}
+    for rule in chain(single, CATEGORY_RULES.values(), (STARVED, UNMATCHED)):
+        found.setdefault(finding_id(rule), []).append(rule)
+    return found

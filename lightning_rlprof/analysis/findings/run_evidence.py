@@ -1,5 +1,7 @@
 """Evidence from steps: categories of the ledger, MFU, slow ranks, and memory that grows."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from lightning_rlprof.analysis.changes import LEVEL, OUTLIER, TREND, changes
@@ -253,12 +255,34 @@ def _unmatched(spans: Spans, accounts: Accounts) -> bool:
     return bool(fewer > LOST * len(calls)) or accounts.unmatched_collectives > 0
 
 
-def low_mfu(run: RunData) -> Results:
-    """Report a low MFU of training; nothing if FLOPs or the device's peak are unknown.
+class TrainingMfu(NamedTuple):
+    """FLOPs of training spans, and by step what they used and could have used.
 
-    The cost is what reaching the threshold would save. Only spans that counted ``flops``, in
-    complete steps and training stages: decoding is limited by memory, so its MFU is always low.
-    An MFU above 100% means wrong inputs, so nothing is reported.
+    Attributes:
+        rows: The spans.
+        rate: MFU of each span.
+        took_ns: Length of each span.
+        used: FLOPs of each step, in thousands, as `possible`.
+        possible: What the devices could have done in the time of the spans.
+    """
+
+    rows: Int64s
+    rate: Float64s
+    took_ns: Float64s
+    used: Float64s
+    possible: Float64s
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval of the MFU, by a bootstrap over steps."""
+        return share_interval(self.used, self.possible)
+
+
+def training_mfu(run: RunData) -> TrainingMfu | NotChecked | None:
+    """Return the MFU of training by counted FLOPs; None if FLOPs or the device's peak are unknown.
+
+    Only spans that counted ``flops``, in complete steps and training stages: decoding is limited by
+    memory, so its MFU is always low. An MFU above 100% means wrong inputs, so it is not checked.
     """
     spans = run.spans
     rows, flops = _training_flops(spans)
@@ -267,24 +291,37 @@ def low_mfu(run: RunData) -> Results:
     peak = np.array([peaks.get(rank, 0.0) for rank in spans.rank[rows].tolist()])  # TFLOP/s
     rows, flops, peak = rows[peak > 0], flops[peak > 0], peak[peak > 0]
     if not len(rows):
-        return []
+        return None
     steps, place = np.unique(spans.step[rows], return_inverse=True)
     if len(steps) < FEWEST_STEPS:
         why = f"needs {FEWEST_STEPS} steps with counted FLOPs, has {len(steps)}"
-        return [NotChecked(LOW_MFU.name, why)]
+        return NotChecked(LOW_MFU.name, why)
     took = spans.duration_ns[rows].astype(np.float64)
     used, possible = flops / 1_000, took * peak  # in thousand FLOPs
     if (used > possible).any():
-        return [NotChecked(LOW_MFU.name, "some of it is above 100%, see data_quality")]
+        return NotChecked(LOW_MFU.name, "some of it is above 100%, see data_quality")
     by_step = [np.bincount(place, each).astype(np.float64) for each in (used, possible)]
-    low, high = share_interval(*by_step)
+    return TrainingMfu(rows, used / possible, took, *by_step)
+
+
+def low_mfu(run: RunData) -> Results:
+    """Report a low MFU of training; nothing if FLOPs or the device's peak are unknown.
+
+    The cost is what reaching the threshold would save.
+    """
+    found = training_mfu(run)
+    if found is None:
+        return []
+    if isinstance(found, NotChecked):
+        return [found]
+    low, high = found.interval
     decision = judge(LOW_MFU, low, high)
     if decision is None:
         return []
     if isinstance(decision, NotChecked):
         return [decision]
-    mfu, rows = float(used.sum() / possible.sum()), rows[np.argsort(used / possible)]
-    whole = float(took.sum())
+    spans, rows = run.spans, found.rows[np.argsort(found.rate)]
+    mfu, whole = float(found.used.sum() / found.possible.sum()), float(found.took_ns.sum())
     cost, least, most = (int(whole * (1 - each / LOW_MFU.threshold)) for each in (mfu, high, low))
     stages = ", ".join(sorted({spans.names[code] for code in spans.name[rows].tolist()}))
     finding = Finding(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,13 +61,14 @@ def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         return Table("links", _COLUMNS, abstained=" ".join([_NO_LINKS, *notes]))
     found = judge(seen)
     order = _by_score(found)
-    rows = [_row(found, seen, at) for at in order]
+    names, verdicts = _names(found, seen), found.verdicts()
+    rows = [_row(found, seen, at, verdicts[at]) for at in order]
     hosts = {rank: header.host for rank, header in spans.headers.items()}
     if (found.groups != UNKNOWN).any():
         notes.append(_NUMBERED)
     if not seen.directed:
         notes.append(_BOTH)
-    note = " ".join([_conclude(found, seen, order, hosts), *notes])
+    note = " ".join([_conclude(_Evidence(found, seen, names, hosts), order), *notes])
     return Table("links", _COLUMNS, rows, note)
 
 
@@ -88,7 +90,7 @@ def link_matrix(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         return Table("link_matrix", first, abstained=" ".join([_NO_LINKS, *notes]))
     found = judge(seen)
     hosts = {rank: header.host for rank, header in spans.headers.items()}
-    names = [[_end(found, seen, end, at) for at in range(len(found.size))] for end in (0, 1)]
+    ranks_or_numbers = names = _names(found, seen)
     if len({*names[0], *names[1]}) > _LARGEST:
         names = [[hosts.get(int(each), "") for each in found.ends[end]] for end in (0, 1)]
         if not all(map(all, names)) or (found.groups != UNKNOWN).any():
@@ -110,7 +112,8 @@ def link_matrix(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         notes.append("#3: number 3 of its group, whose rank recorded nothing.")
     if not seen.directed:
         notes.append(_BOTH)
-    note = " ".join([_conclude(found, seen, _by_score(found), hosts), *notes])
+    evidence = _Evidence(found, seen, ranks_or_numbers, hosts)
+    note = " ".join([_conclude(evidence, _by_score(found)), *notes])
     return Table("link_matrix", columns, rows, note)
 
 
@@ -127,7 +130,7 @@ def _by_score(found: Links) -> list[int]:
     return np.lexsort((*found.ends[::-1], speed, score)).tolist()  # type: ignore[no-any-return]
 
 
-def _row(found: Links, seen: Observations, at: int) -> _Row:
+def _row(found: Links, seen: Observations, at: int, verdict: str) -> _Row:
     group, transport = int(found.groups[:, at].max()), int(found.transport[at])
     ratios = (_ratio(each[at]) for each in (found.score, found.low, found.high))
     return (
@@ -139,7 +142,7 @@ def _row(found: Links, seen: Observations, at: int) -> _Row:
         float(found.size[at] / found.time[at]),  # bytes per ns are GB/s
         *ratios,
         int(found.seen[at]),
-        found.verdicts()[at],
+        verdict,
     )
 
 
@@ -147,25 +150,58 @@ def _ratio(score: float) -> float | None:
     return None if np.isnan(score) else float(np.exp(score))
 
 
-def _end(found: Links, seen: Observations, end: int, at: int) -> str:
-    """Return the rank at an end, or ``#3`` for number 3 of the only group, else with its name."""
-    group, number = int(found.groups[end, at]), int(found.ends[end, at])
-    if group == UNKNOWN:
-        return str(number)
+_Names = list[list[str]]
+"""Of each link the rank at both ends; see `_names`."""
+
+
+def _names(found: Links, seen: Observations) -> _Names:
+    """Return the rank at both ends of each link, or ``#3`` for number 3 of the only group.
+
+    With several groups the group's name stands before it.
+    """
     only = len(np.unique(found.groups[found.groups != UNKNOWN])) == 1
-    return f"#{number}" if only else f"{seen.group_names[group]}#{number}"
+    groups = ["" if only else name for name in seen.group_names]
+    return [
+        [
+            str(number) if group == UNKNOWN else f"{groups[group]}#{number}"
+            for group, number in zip(*each, strict=True)
+        ]
+        for each in zip(found.groups.tolist(), found.ends.tolist(), strict=True)
+    ]
 
 
-def _conclude(
-    found: Links, seen: Observations, order: Sequence[int], hosts: Mapping[int, str]
-) -> str:
+class _Evidence(NamedTuple):
+    """What the verdict is made of, and what its text needs."""
+
+    found: Links
+    seen: Observations
+    names: _Names
+    hosts: Mapping[int, str]
+
+    def link(self, at: int) -> str:
+        """Return the ends of a link and its transport in words."""
+        one, other = (self.rank(each[at]) for each in self.names)
+        code = int(self.found.transport[at])
+        over = f" over {self.seen.transport[1][code]}" if self.seen.directed and code >= 0 else ""
+        return f"rank {one} {'to' if self.seen.directed else 'and'} rank {other}{over}"
+
+    def rank(self, name: str) -> str:
+        """Return a rank with its host, if the run has several."""
+        host = self.hosts.get(int(name)) if name.isdigit() else None
+        return f"{name} ({host})" if host and len({*self.hosts.values()}) > 1 else name
+
+    def times(self, at: int) -> str:
+        """Return how often a link was slower."""
+        return f"{self.found.below[at]} of {self.found.seen[at]} observations"
+
+
+def _conclude(evidence: _Evidence, order: Sequence[int]) -> str:
     """Name the slow links with their evidence, or say that there are none, or what is missing."""
-    verdicts = found.verdicts()
+    verdicts = evidence.found.verdicts()
     slow = [at for at in order if verdicts[at] == "slow"]
-    missing = _missing(found, seen, [at for at in order if verdicts[at] == "inconclusive"], hosts)
+    missing = _missing(evidence, [at for at in order if verdicts[at] == "inconclusive"])
     if slow:
-        told = _slow(found, seen, slow, hosts)
-        return f"{told} {missing}" if missing else told
+        return " ".join(filter(None, [_slow(evidence, slow), missing]))
     if missing:
         return f"Inconclusive: {missing}"
     return (
@@ -174,74 +210,57 @@ def _conclude(
     )
 
 
-def _slow(found: Links, seen: Observations, slow: list[int], hosts: Mapping[int, str]) -> str:
+def _slow(evidence: _Evidence, slow: list[int]) -> str:
     """Describe slow links; all links of one rank are named as that rank's."""
-    texts = []
-    left = set(slow)
-    ends = Counter(_end(found, seen, end, at) for at in slow for end in (0, 1))
-    every = Counter(_end(found, seen, end, at) for at in range(len(found.size)) for end in (0, 1))
-    for name, count in ends.most_common():
-        own = [at for at in left if name in (_end(found, seen, 0, at), _end(found, seen, 1, at))]
+    score, names = evidence.found.score, evidence.names
+    texts, left = [], {*slow}
+    every = Counter([*names[0], *names[1]])
+    for name, count in Counter(each[at] for at in slow for each in names).most_common():
+        own = [at for at in left if name in (names[0][at], names[1][at])]
         if len(own) == count == every[name] and count > 2:
-            part = float(np.exp(np.median(found.score[own])))
+            part = float(np.exp(np.median(score[own])))
             texts.append(
-                f"All {count} links of rank {_with_host(name, hosts)} are slow, {part:.2f}x the "
+                f"All {count} links of rank {evidence.rank(name)} are slow, {part:.2f}x the "
                 "speed of comparable ones: check its port or network card."
             )
             left -= {*own}
     rest = [at for at in slow if at in left]
-    texts += [f"Slow link: {_described(found, seen, at, hosts)}" for at in rest[:_NAMED]]
+    texts += [f"Slow link: {_described(evidence, at)}" for at in rest[:_NAMED]]
     if len(rest) > _NAMED:
         texts.append(f"{len(rest) - _NAMED} more links are slow, see the column verdict.")
     return " ".join(texts)
 
 
-def _described(found: Links, seen: Observations, at: int, hosts: Mapping[int, str]) -> str:
+def _described(evidence: _Evidence, at: int) -> str:
+    found = evidence.found
     ratio, low, high = (float(np.exp(each[at])) for each in (found.score, found.low, found.high))
     return (
-        f"{_named(found, seen, at, hosts)}, {found.size[at] / found.time[at]:.4g} GB/s, "
-        f"{ratio:.2f}x the speed of {found.others[at]} links in the same operations and sizes "
-        f"(99% CI {low:.2f}\u2013{high:.2f}), slower in {_times(found, at)}."
+        f"{evidence.link(at)}, {found.size[at] / found.time[at]:.4g} GB/s, {ratio:.2f}x the speed "
+        f"of {found.others[at]} links in the same operations and sizes (99% CI {low:.2f}\u2013"
+        f"{high:.2f}), slower in {evidence.times(at)}."
     )
 
 
-def _times(found: Links, at: int) -> str:
-    return f"{found.below[at]} of {found.seen[at]} observations"
-
-
-def _named(found: Links, seen: Observations, at: int, hosts: Mapping[int, str]) -> str:
-    one, other = (_with_host(_end(found, seen, end, at), hosts) for end in (0, 1))
-    code = int(found.transport[at])
-    over = f" over {seen.transport[1][code]}" if seen.directed and code >= 0 else ""
-    return f"rank {one} {'to' if seen.directed else 'and'} rank {other}{over}"
-
-
-def _with_host(name: str, hosts: Mapping[int, str]) -> str:
-    """Return a rank with its host, if the run has several."""
-    host = hosts.get(int(name)) if name.isdigit() else None
-    return f"{name} ({host})" if host and len({*hosts.values()}) > 1 else name
-
-
-def _missing(found: Links, seen: Observations, open_: list[int], hosts: Mapping[int, str]) -> str:
+def _missing(evidence: _Evidence, undecided: list[int]) -> str:
     """Say why some links are neither slow nor ok, and how to find out."""
-    texts = []
-    alone = [at for at in open_ if found.others[at] < FEWEST]
-    rare = [at for at in open_ if found.high[at] < np.log(SLOWER)]
-    wide = len(open_) - len(alone) - len(rare)
+    found = evidence.found
+    texts, whole = [], len(found.size)
+    alone = [at for at in undecided if found.others[at] < FEWEST]
+    rare = [at for at in undecided if found.high[at] < np.log(SLOWER)]
+    wide = len(undecided) - len(alone) - len(rare)
     if alone:
         texts.append(
-            f"{len(alone)} of {len(found.size)} links have fewer than {FEWEST} others of the same "
+            f"{len(alone)} of {whole} links have fewer than {FEWEST} others of the same "
             "transport, operation and size to compare with. Record more ranks."
         )
     if rare:
-        named = _named(found, seen, rare[0], hosts)
+        part = float(np.exp(found.score[rare[0]]))
         texts.append(
-            f"{named} had {np.exp(found.score[rare[0]]):.2f}x the speed of others, slower in "
-            f"{_times(found, rare[0])}. Congestion comes and goes: capture more steps."
+            f"{evidence.link(rare[0])} had {part:.2f}x the speed of others, slower in "
+            f"{evidence.times(rare[0])}. Congestion comes and goes: capture more steps."
         )
     if wide:
         texts.append(
-            f"the speeds of {wide} of {len(found.size)} links vary too much to tell. Capture more "
-            "steps."
+            f"the speeds of {wide} of {whole} links vary too much to tell. Capture more steps."
         )
     return " ".join(texts)

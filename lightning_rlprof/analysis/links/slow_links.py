@@ -16,7 +16,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.links.observations import Observations
 from lightning_rlprof.analysis.statistics.distributions import student_tail
-from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.arrays import Float64s, Int64s, distinct_tuples
 
 Verdict = Literal["slow", "ok", "inconclusive"]
 
@@ -86,8 +86,8 @@ class Links:
 def judge(seen: Observations) -> Links:
     """Sum up what was seen of each link, and compare it with the links that did the same."""
     keys = np.stack([*seen.ends, *seen.groups, seen.transport[0]])
-    heads, link = np.unique(keys, axis=1, return_inverse=True)
-    link, count = link.reshape(-1), heads.shape[1]
+    heads, link = distinct_tuples(keys)
+    count = heads.shape[1]
     amounts = np.zeros((2, count), np.int64)
     for amount, column in zip(amounts, (seen.size, seen.time), strict=True):
         np.add.at(amount, link, column)
@@ -107,11 +107,9 @@ def _relative(seen: Observations, link: Int64s) -> Float64s:
     """Return the logarithm of each speed relative to the links that did the same, NaN if alone."""
     speed = np.log(seen.size / seen.time)
     bucket = np.round(np.log2(seen.size)).astype(np.int64)
-    cell = np.zeros(len(link), np.int64)
-    for column in (seen.transport[0], seen.operation[0], seen.step, bucket):
-        cell = np.unique(np.stack([cell, column]), axis=1, return_inverse=True)[1].reshape(-1)
-    pair = np.unique(np.stack([cell, link]), axis=1, return_inverse=True)
-    cells, of_pair = pair[0][0], pair[1].reshape(-1)
+    same = np.stack([seen.transport[0], seen.operation[0], seen.step, bucket])
+    _, cell = distinct_tuples(same)
+    (cells, _), of_pair = distinct_tuples(np.stack([cell, link]))
     own = _medians(of_pair, speed, len(cells))
     usual = _medians(cells, own, int(cells.max()) + 1)
     return np.where((np.bincount(cells) < 2)[cell], np.nan, speed - usual[cell])
@@ -155,7 +153,7 @@ def _compare(
 ) -> tuple[Float64s, Float64s, Float64s, Int64s, Float64s]:
     """Return score, interval, number of links compared with, and chance, of each link."""
     places = np.stack([groups.reshape(-1), ends.reshape(-1)])
-    node = np.unique(places, axis=1, return_inverse=True)[1].reshape(2, -1)
+    node = distinct_tuples(places)[1].reshape(2, -1)
     found, margin = np.full(len(score), np.nan), np.full(len(score), np.nan)
     others, chance = np.zeros(len(score), np.int64), np.ones(len(score))
     known = np.flatnonzero(~np.isnan(score))

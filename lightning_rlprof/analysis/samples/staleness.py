@@ -47,7 +47,7 @@ def staleness(spans: Spans) -> Table:
     if not len(book):
         return Table("staleness", _COLUMNS, abstained=NO_SAMPLES)
     used = np.flatnonzero(book.fates(*USED))
-    version = _trainer_versions(spans, book.fate_row[used])
+    version = trainer_versions(spans, book.fate_row[used])
     used, version = used[version >= 0], version[version >= 0]
     used, version = used[book.version[used] >= 0], version[book.version[used] >= 0]
     if not len(used):
@@ -65,7 +65,7 @@ def staleness(spans: Spans) -> Table:
     return Table("staleness", _COLUMNS, rows, _NOTE)
 
 
-def _trainer_versions(spans: Spans, fates: Int64s) -> Int64s:
+def trainer_versions(spans: Spans, fates: Int64s) -> Int64s:
     """Return the version of the weights that each fate's update starts from, or `UNKNOWN`."""
     version = spans.per_row("trainer_version", UNKNOWN)[fates]
     at, values = spans.amounts("version", np.int64)

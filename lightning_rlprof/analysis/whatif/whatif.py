@@ -33,6 +33,9 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
+BALANCED = "balanced load"
+"""The change that gives all ranks the same number of tokens."""
+
 _COLUMNS = (
     Column("change", "text"),
     Column("baseline", "duration", "ns"),
@@ -51,7 +54,6 @@ _SCORES = (
     Column("measured", "duration", "ns"),
     Column("error", "share"),
 )
-_BALANCED = "balanced load"
 _NOT_BALANCED = (
     '"balanced load" is not available: no token counts, or the work is inside stages that include '
     "waiting."
@@ -123,7 +125,7 @@ def whatif(
     edits = chain(_stage_edits(graph, *changes), _rollout_edits(graph, rollout or Rollout()))
     rows = [_row(graph, text, before - _replayed_ns(graph, edit)) for text, edit in edits]
     text = f"Based on {len(graph.steps)} steps. Replay error of the unchanged step: {off:.2%}."
-    why = "" if any(row[0] == _BALANCED for row in rows) else f" {_NOT_BALANCED}"
+    why = "" if any(row[0] == BALANCED for row in rows) else f" {_NOT_BALANCED}"
     rows.sort(key=lambda row: -int(row[3] or 0))
     return Table("whatif", _COLUMNS, rows, f"{text}{why} {graph.note}")
 
@@ -210,7 +212,7 @@ def _stage_edits(
     yield "no straggler", remove_slowness(graph, work)
     even = balance_load(graph, work)
     if even is not None:
-        yield _BALANCED, even
+        yield BALANCED, even
     for name, speed in speedup.items():
         slower = 1 / _speed(name, speed)
         yield f"{name} {speed:g}x faster", scale_stage(graph, _stage_code(graph, name), slower)

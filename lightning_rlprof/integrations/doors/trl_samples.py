@@ -37,6 +37,8 @@ def _record(trainer: Any, ids: Sequence[Sequence[int]], gathered: Any) -> None:
     size = trainer.num_generations
     if not training:
         size = getattr(trainer, "num_generations_eval", size)
+    most = getattr(trainer, "max_completion_length", None)
+    limit = {} if most is None else {"response_limit": int(most)}
     first, step = trainer.accelerator.process_index * len(ids), int(trainer.state.global_step)
     for place, own in enumerate(ids, start=first):
         group = place // size
@@ -50,7 +52,7 @@ def _record(trainer: Any, ids: Sequence[Sequence[int]], gathered: Any) -> None:
             fate = "zero_advantage"
         name = f"step {step + 1}, prompt {group}"
         one = sample(name, version=step)
-        one.end(fate, tokens=len(own), reward=rewards[place])
+        one.end(fate, tokens=len(own), reward=rewards[place], **limit)
 
 
 def _is_truncated(trainer: Any, ids: Sequence[int]) -> bool:

@@ -73,7 +73,10 @@ def _computes_advantage(function: Any) -> Any:
 
 @KIT.quiet
 def _record_samples(data: Any) -> None:
-    """Record each response of a batch: tokens, reward, and whether it has an advantage."""
+    """Record each response of a batch: tokens, their limit, reward, and whether it trains.
+
+    verl pads responses to the longest that it allows.
+    """
     batch, others = data.batch, data.non_tensor_batch
     mask = batch["response_mask"].bool()
     tokens = mask.sum(-1).tolist()
@@ -84,7 +87,7 @@ def _record_samples(data: Any) -> None:
     groups = [str(each) for each in others["uid"]] if "uid" in others else range(len(tokens))
     for group, length, reward, trains in zip(groups, tokens, rewards, useful, strict=True):
         fate: Fate = "trained" if trains else "zero_advantage"
-        sample(group).end(fate, tokens=length, reward=reward)
+        sample(group).end(fate, tokens=length, reward=reward, response_limit=mask.shape[-1])
 
 
 def _trace_state(function: Any) -> Any:

@@ -45,6 +45,7 @@ class Background:
         kind: Kind of the device.
         claim: Held until the end.
         files: Closed at the end.
+        flush: Writes what the run has in memory, if no other thread does.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class Background:
         kind: str = "cpu",
         claim: HostClaim | None = None,
         files: HostFiles | None = None,
+        flush: Callable[[], object] = bool,
     ) -> None:
+        self._flush = flush
         self._add, self._note, self._clock = add, note, clock
         self._parts = {part.name: part for part in parts}
         self._device = device if kind in _DEVICES else None
@@ -131,6 +134,7 @@ class Background:
             begin = time.thread_time()
             self.sample()
             took = 0.0 if sets_up else time.thread_time() - begin
+            self._flush()  # samples within a long step, and steps since the last write
             pause = max(PERIOD_S, took / MOST_SHARE)
 
     def sample(self) -> None:
@@ -195,6 +199,7 @@ def start(
     note: Callable[[str, str], None],
     clock: Callable[[], int],
     *,
+    flush: Callable[[], object],
     run_id: str,
     kind: str,
     device: Callable[[], Device | None],
@@ -205,6 +210,7 @@ def start(
         add: Takes a line of the rank's file.
         note: Takes a level and a text for the run.
         clock: Clock of the run.
+        flush: Writes what the run has in memory, if no other thread does.
         run_id: Name of the run.
         kind: Kind of the device.
         device: Returns the accelerator that the calling thread uses, None until it is used.
@@ -212,7 +218,7 @@ def start(
     files, claim = HostFiles(), HostClaim(run_id)
     parts = [*process_parts(files), *(host_parts(files) if claim.is_mine else ())]
     background = Background(
-        add, note, clock, parts, device=device, kind=kind, claim=claim, files=files
+        add, note, clock, parts, device=device, kind=kind, claim=claim, files=files, flush=flush
     )
     background.start()
     return background

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.records.collective_entries import as_collectives
-from lightning_rlprof.records.hang_reports import Collective, dump_file
+from lightning_rlprof.records.hang_reports import Collective, Ranges, dump_file, rank_ranges
 
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _VARIABLES = (
@@ -23,7 +23,7 @@ _VARIABLES = (
 )
 _MOST_BYTES = 1 << 26
 
-Known = tuple[tuple[Collective, ...], dict[str, tuple[int, ...]], tuple[str, ...]]
+Known = tuple[tuple[Collective, ...], dict[str, Ranges], tuple[str, ...]]
 
 
 def last_collectives() -> Known:
@@ -51,11 +51,12 @@ def last_collectives() -> Known:
     return tuple(dict.fromkeys(found)), _groups(distributed), remarks
 
 
-def _groups(distributed: Any) -> dict[str, tuple[int, ...]]:
+def _groups(distributed: Any) -> dict[str, Ranges]:
     with suppress(Exception):  # private names
         world = distributed._world
         ranks = world.pg_group_ranks
-        return {str(name): tuple(sorted(ranks[group])) for group, name in world.pg_names.items()}
+        named = world.pg_names.items()
+        return {str(name): rank_ranges(sorted(ranks[group])) for group, name in named}
     return {}
 
 

@@ -154,7 +154,6 @@ class Watchdog:
             self._end_quiet()
         else:
             self._quiet_ns += round(min(passed_s, _LONGEST_TICK_S) * 1e9)
-            self._session.flush_if_free()  # steps that ended just after the last write
         quiet_s = self._quiet_ns / 1e9
         if self._beat_ns is None or now - self._beat_ns >= min(_BEAT_S, self._timeout_s) * 1e9:
             self._beat(now, quiet_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lightning_rlprof.report.html.colors import Paint, stage_paints
 from lightning_rlprof.report.overview import Segment, overview
-from lightning_rlprof.report.run_summary import advice, run_line
+from lightning_rlprof.report.run_summary import run_line, what_to_fix
 from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.report.terminal import plain
 from lightning_rlprof.tables.spans import Spans
@@ -34,7 +34,7 @@ def overview_html(spans: Spans) -> str:
     lines = [run_line(series), _bar(parts, stage_paints(spans, series), legend), legend]
     lines[::2] = map(_text, lines[::2])
     if found.median is not None:
-        lines += map(_text, advice(spans))
+        lines += map(_text, what_to_fix(spans))
     return "".join(f"<div>{line}</div>" for line in lines)
 
 

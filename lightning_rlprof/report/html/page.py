@@ -22,6 +22,7 @@ from markupsafe import Markup
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.headline import STAGE_TABLES, is_device_trace, lead_tables
+from lightning_rlprof.report.advice_cards import advice_cards, what_to_record
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
 from lightning_rlprof.report.html.colors import stage_paints
@@ -111,10 +112,12 @@ _TITLES = {
     "weight_sync": "Parts of weight syncs",
     "memory": "Peak memory by stage and rank, from captures",
 }
+_MOST_MISSING = 6  # ways to decide more advice that are listed
 _FOLDED = ("gaps", "regions", "background_stages", "changes")
 _OWN = {
     "data_quality",
     "findings",
+    "advice",
     "stages",
     "slowest_ranks",
     "steps",
@@ -203,6 +206,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     found_overview = overview(series)
     if of_devices:  # all of it would be untraced
         found_overview = replace(found_overview, segments=[], small=[])
+    advised = tables.get("advice")
     config, missing = run_facts.configuration(spans), run_facts.missing(spans)
     page = {
         "run": spans.path.resolve().name,
@@ -220,6 +224,10 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "first": headlines(_rows(tables, "findings")),
         "cards": found,
         "findings_note": _note(tables.get("findings")),
+        "has_advice": advised is not None,
+        "advice": advice_cards(advised) if advised is not None else [],
+        "advice_note": _note(advised),
+        "advice_more": [] if advised is None else what_to_record(advised)[:_MOST_MISSING],
         "whatif_note": _note(tables.get("whatif")),
         "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_rlprof.analysis.findings import rules
+from lightning_rlprof.analysis.findings.finding import Rule
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES
 from lightning_rlprof.analysis.ledger.accounts import Accounts
@@ -291,3 +293,10 @@ def test_an_outlier_step_is_a_finding_only_if_it_costs_enough() -> None:
 def test_a_healthy_run_is_accused_of_no_change(regime: str) -> None:
     found = titles(findings(play_paced(Job(regime=REGIMES[regime]), 3)))
     assert not [title for title in found if title.startswith("Step")]
+
+
+def test_every_rule_can_be_explained() -> None:
+    every = {each for each in vars(rules).values() if isinstance(each, Rule)}
+    known = [each for own in rules.rules_by_id().values() for each in own]
+    assert every | {*CATEGORY_RULES.values()} == {*known}
+    assert len(known) == len({*known})

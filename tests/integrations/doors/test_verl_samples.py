@@ -65,6 +65,7 @@ def test_each_response_of_a_batch_is_a_sample_of_its_group(
     assert table.column("tokens") == [18, 9, 9]
     [responses] = rows_of(lengths(run))
     assert (responses["stage"], responses["samples"]) == ("compute_advantage", 6)
+    assert {*run.amounts("response_limit").values.tolist()} == {4}
     book = sample_book(run)
     assert sorted(book.reward.tolist()) == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert sorted(book.prompts[each] for each in book.prompt) == ["uid-0"] * 3 + ["uid-1"] * 3

@@ -68,7 +68,8 @@ def test_the_planted_problem_is_named_first_with_its_price(problem: str, tmp_pat
 
 @pytest.mark.parametrize("problem", ["healthy", "healthy_ranks"])
 def test_a_healthy_run_is_accused_of_nothing(problem: str, tmp_path: Path) -> None:
-    assert set(named(trained(problem, tmp_path))) <= {UNTRACED, MACHINE}
+    found = {title.partition(":")[0] for title in named(trained(problem, tmp_path))}
+    assert found <= {UNTRACED, MACHINE}  # with the share of other programs, if they are many
 
 
 def test_the_recipe_gives_generation_what_it_calls(tmp_path: Path) -> None:

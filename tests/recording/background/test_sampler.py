@@ -367,3 +367,16 @@ def test_a_forked_child_samples_nothing(tmp_path: Path) -> None:
     )
     assert [json.loads(line) for line in done.stdout.splitlines()] == [[1, 0, True], [1, 0, True]]
     assert load(tmp_path / "run").statuses == {0: "finished"}
+
+
+def test_what_waits_in_memory_is_written_while_a_step_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampler, "PERIOD_S", 0.001)
+    flushed = threading.Event()
+    background = Background(print, print, int, [], flush=flushed.set)
+    background.start()
+    try:
+        assert flushed.wait(30)
+    finally:
+        background.stop()

@@ -62,7 +62,7 @@ def test_the_groups_are_those_of_torch(recorder, monkeypatch):
     group = object()
     world = SimpleNamespace(pg_names={group: "tp"}, pg_group_ranks={group: {4: 0, 2: 1}})
     monkeypatch.setattr(sys.modules[NAME], "_world", world)
-    assert last_collectives()[1] == {"tp": (2, 4)}
+    assert last_collectives()[1] == {"tp": ((2, 4, 2),)}
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_spans_with_counters_and_of_other_threads_are_known_too(watched):
     entered.wait()
     with stage("actor_update", tokens=5):
         watched.wait(6 * TIMEOUT_S)
-        (report, *_) = watched.reports
+        (*_, report) = watched.reports
     end.set()
     thread.join()
     spans = {span.name: span.is_training for span in report.spans}

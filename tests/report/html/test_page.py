@@ -112,6 +112,7 @@ def test_the_page_answers_first_and_proves_below(tmp_path: Path) -> None:
         "Ranks",
         "Time ledger",
         "Findings",
+        "Advice",
         "Data quality",
         "Configuration",
         "Environment",
@@ -287,6 +288,18 @@ def test_an_accelerator_without_a_capture_is_told_how_to_make_one(tmp_path: Path
     (code,) = re.findall(r"<code>(integrated: .*?)</code>", gpu)
     ProfilerConfig.build(yaml.safe_load(code))
     assert "Device" not in titles_of(cpu)
+
+
+def test_advice_that_is_given_is_a_card_with_settings_and_what_to_record_follows(
+    tmp_path: Path,
+) -> None:
+    page = Page(source_of(grpo_run(tmp_path / "run", steps=8)))
+    (card,) = [each for each in page.find("li") if str(each.get("id", "")).startswith("advice-")]
+    assert card["id"] == "advice-rollout-overlap"
+    text = page.text()
+    assert "TRL: AsyncGRPOTrainer: use this trainer" in text
+    assert "What to record to decide more" in text
+    assert "rlprof explain rollout-overlap" in text
 
 
 def test_a_page_needs_no_table(tmp_path: Path) -> None:

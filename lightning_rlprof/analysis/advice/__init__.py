@@ -1,0 +1,1 @@
+"""Advice as data: what of a run to change, by which setting, and what that is expected to bring."""
