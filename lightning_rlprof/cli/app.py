@@ -27,6 +27,7 @@ from lightning_rlprof.cli import (
     record,
     run_commands,
     size,
+    watch,
 )
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
 from lightning_rlprof.cli.demo.command import demo
@@ -247,6 +248,7 @@ _add("Start", "demo", demo, json=False)
 _add("Start", "doctor", doctor)
 _add("Start", "size", size.size, formats=True)
 app.command("help", cls=_Verb, rich_help_panel="Start")(help_topic)
+app.command("watch", cls=_Verb, rich_help_panel="Inspect")(watch.watch)
 _add("Inspect", "ls", run_commands.list_runs, formats=True)
 _add("Inspect", "summary", run_commands.summary, formats=True)
 _add("Inspect", "show", analysis_commands.show, formats=True)

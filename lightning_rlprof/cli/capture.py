@@ -10,9 +10,8 @@ import typer
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.completion import SAVE_PATH, complete_stage
-from lightning_rlprof.cli.open_run import Run, check_exists
+from lightning_rlprof.cli.open_run import Run, run_directory
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import RemotePath
 
 if TYPE_CHECKING:
     from lightning_rlprof.loaders.live_run import RankProgress
@@ -49,14 +48,7 @@ def capture(
         write_request,
     )
 
-    check_exists(run)
-    if isinstance(run, RemotePath):
-        raise RlprofError(
-            f"'{run}' is not a directory of this machine",
-            hint="Run it where the training writes its run, or where that directory is mounted",
-            code="usage",
-        )
-    folder = _newest(run)
+    folder = run_directory(run)
     found = progress(folder)
     chosen = _chosen(ranks, found, folder)
     now = max(each.last_step for each in found)
@@ -83,21 +75,6 @@ def capture(
             f"{where} was not captured", hint="Ask again: rlprof capture"
         )
     console.next_command("rlprof", "summary", folder)
-
-
-def _newest(run: Path) -> Path:
-    """Return a run directory: the newest one of a directory of runs."""
-    from lightning_rlprof.records.run_directory import rank_files
-
-    folder = run.parent if run.is_file() else run
-    if rank_files(folder):
-        return folder
-    runs = sorted({file.parent for file in folder.glob("*/rank-*.jsonl")})
-    if not runs:
-        raise RlprofError(
-            f"'{run}' is not a run of rlprof: it has no rank-*.jsonl", code="not_found"
-        )
-    return max(runs, key=lambda each: each.stat().st_mtime)
 
 
 def _chosen(ranks: str, found: "Sequence[RankProgress]", run: Path) -> "list[RankProgress]":

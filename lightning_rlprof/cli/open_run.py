@@ -122,6 +122,30 @@ def check_exists(path: Path) -> None:
     raise RlprofError(f"no such run or trace: '{path}'", hint=hint, code="not_found")
 
 
+def run_directory(run: Path) -> Path:
+    """Return a run directory of this machine: the newest one of a directory of runs.
+
+    Raises:
+        RlprofError: It is a URL, or contains no run of rlprof.
+    """
+    check_exists(run)
+    if isinstance(run, RemotePath):
+        raise RlprofError(
+            f"'{run}' is not a directory of this machine",
+            hint="Run it where the training writes its run, or where that directory is mounted",
+            code="usage",
+        )
+    folder = run.parent if run.is_file() else run
+    if rank_files(folder):
+        return folder
+    runs = sorted({file.parent for file in folder.glob("*/rank-*.jsonl")})
+    if not runs:
+        raise RlprofError(
+            f"'{run}' is not a run of rlprof: it has no rank-*.jsonl", code="not_found"
+        )
+    return max(runs, key=lambda each: each.stat().st_mtime)
+
+
 def about(spans: "Spans") -> dict[str, Any]:
     """Return what JSON contains about a run before its tables."""
     return {
