@@ -32,6 +32,7 @@ from lightning_rlprof.cli import (
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
 from lightning_rlprof.cli.demo.command import demo
 from lightning_rlprof.cli.doctor.command import doctor
+from lightning_rlprof.cli.serve.command import serve
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import redact
 from lightning_rlprof.system.version import VERSION
@@ -248,6 +249,7 @@ _add("Start", "demo", demo, json=False)
 _add("Start", "doctor", doctor)
 _add("Start", "size", size.size, formats=True)
 app.command("help", cls=_Verb, rich_help_panel="Start")(help_topic)
+app.command("serve", cls=_Verb, rich_help_panel="Inspect")(serve)
 app.command("watch", cls=_Verb, rich_help_panel="Inspect")(watch.watch)
 _add("Inspect", "ls", run_commands.list_runs, formats=True)
 _add("Inspect", "summary", run_commands.summary, formats=True)
