@@ -1,21 +1,27 @@
 """`rlprof serve` as a command: what it prints and refuses, and a browser beside a writer."""
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from tests.builders.browser import Tab, find_browser
 from tests.cli.serve.test_app import HOSTILE, begin, steps
+from tests.report.test_grafana import EXPRESSIONS
+from tests.report.test_prometheus import full
 
 
 def test_without_its_packages_it_says_how_to_get_them(rlprof, tmp_path, monkeypatch):
@@ -138,3 +144,51 @@ def test_a_browser_follows_a_run_without_loading_the_page_again(tmp_path):
     finally:
         stop.set()
         writing.join()
+
+
+@pytest.mark.deep
+def test_a_real_prometheus_scrapes_it_and_answers_every_expression_of_the_dashboard(tmp_path):
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
+        pytest.skip("NO PROMETHEUS: install prometheus; nothing was scraped")
+    run = tmp_path / "run"
+    run.mkdir()
+    full(run)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with serving(run, "--host", "0.0.0.0") as (address, _):
+        page, _, token = address.partition("?token=")
+        target = f"127.0.0.1:{page.rstrip('/').rpartition(':')[2]}"
+        scrape = {"job_name": "rlprof", "scrape_interval": "1s", "scrape_timeout": "1s"}
+        scrape |= {"static_configs": [{"targets": [target]}]}
+        scrape |= {"authorization": {"credentials": token}}
+        (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [scrape]}))
+        command = [
+            prometheus,
+            f"--config.file={tmp_path / 'prometheus.yml'}",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        quiet = subprocess.DEVNULL
+        scraping = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+        try:
+            missing, until = list(EXPRESSIONS), time.monotonic() + 60
+            while missing:
+                assert time.monotonic() < until, missing
+                assert scraping.poll() is None
+                time.sleep(0.2)
+                missing = [each for each in missing if not asked(port, each)]
+        finally:
+            scraping.kill()
+            scraping.wait()
+
+
+def asked(port: int, expression: str) -> list[object]:
+    """Return what Prometheus answers; nothing while it does not listen yet."""
+    query = quote(expression.replace("$instance", ".+"))
+    try:
+        status, body = get(f"http://127.0.0.1:{port}/api/v1/query?query={query}")
+    except OSError:
+        return []
+    assert status in (200, 503), body
+    return list(json.loads(body)["data"]["result"]) if status == 200 else []
