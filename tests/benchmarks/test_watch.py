@@ -47,6 +47,13 @@ def test_each_bound_can_break(
     cores: float, megabytes: float, status: int, bench: ModuleType, monkeypatch
 ) -> None:
     found = dict.fromkeys(("cores", "refresh_ms", "worst_ms", "first_ms", "mb"), 1.0)
-    found |= {"cores": cores, "mb": megabytes}
+    found |= {"cores": cores, "mb": megabytes, "refreshes": 20.0}
     monkeypatch.setattr(bench, "measured", lambda ranks, seconds: found)
     assert bench.main(Namespace(quick=False, markdown=False, json=None)) == status
+
+
+def test_a_machine_that_was_too_busy_is_not_judged(bench: ModuleType, monkeypatch, capsys) -> None:
+    found = dict.fromkeys(("cores", "refresh_ms", "worst_ms", "first_ms", "mb"), 0.5)
+    monkeypatch.setattr(bench, "measured", lambda ranks, seconds: {**found, "refreshes": 9.0})
+    assert bench.main(Namespace(quick=False, markdown=False, json=None)) == 1
+    assert "too noisy to judge" in capsys.readouterr().out

@@ -56,7 +56,7 @@ def serve(
     query = f"?{urlencode({'token': token})}" if token else ""
     console.say(f"Serving {folder} at {address}/{query} (Ctrl-C ends it)")
     if token:
-        console.warn("the connection is not encrypted: whoever reads it reads the token, too")
+        console.warn("the connection is not encrypted: other machines on its way can read the token")
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -20,7 +20,7 @@ _REPORT_S = 30.0  # a report is as new as this
 
 
 class LiveFeed:
-    """Read a run when somebody asks, at most once a second; make its report at most every 30 s.
+    """Read a run when a client asks, at most once a second; make its report at most every 30 s.
 
     Args:
         run: The run directory.
