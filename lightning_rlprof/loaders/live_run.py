@@ -270,10 +270,8 @@ class LiveRank:
             if name in found or len(found) < _MOST_NAMES:
                 found[name] = found.get(name, 0) + ns
             around = self._around(parent, kinds)
-            if around is not None and around in found:
-                found[around] -= ns
-            elif around is not None and len(found) < _MOST_NAMES:
-                found[around] = -ns
+            if around is not None and (around in found or len(found) < _MOST_NAMES):
+                found[around] = found.get(around, 0) - ns
         return {name: max(ns, 0) for name, ns in found.items()}
 
     def _around(self, parent: Any, kinds: str) -> str | None:

@@ -109,13 +109,15 @@ def test_the_time_of_a_stage_inside_a_stage_counts_once(live, tmp_path):
     lines = [
         span("forward", "region", 1, 10, 30, id=4, parent=3),
         span("actor_image_embeds", "stage", 1, 12, 20, id=5, parent=4),
+        span("compute_reward", "stage", 1, 30, 40, id=7, parent=3),
         span("actor_update", "stage", 1, 0, 90, id=3, parent=1),
         span("on_a_thread", "stage", 1, 0, 90, id=6, thread=8),
         span("step", "step", 1, 0, 100),
     ]
     rank_writer(tmp_path).write(lines)
     live.refresh()
-    assert live.ranks[0].stage_ns == {"actor_image_embeds": 8 * MS, "actor_update": 82 * MS}
+    found = {"actor_image_embeds": 8, "actor_update": 72, "compute_reward": 10}
+    assert live.ranks[0].stage_ns == {name: ms * MS for name, ms in found.items()}
 
 
 def test_without_stages_the_phases_of_lightning_are_shown(live, tmp_path):

@@ -8,7 +8,7 @@ from lightning_rlprof.report.live_view import live_view
 from lightning_rlprof.report.prometheus import GAUGES, exposition
 from tests.report.test_live_view import Job
 
-WEIRD = 'a"b\\c\nd\ud800é'
+WEIRD = 'a"b\\c\nd\ud800é\\n'
 
 
 def text(job: Job) -> str:

@@ -1,7 +1,7 @@
 """The pages of ``rlprof serve`` as an ASGI application. No address names a file of the run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -29,20 +29,26 @@ _ASSETS = {
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def make_app(run: Path, hosts: Iterable[str] = (), token: str | None = None) -> Guard:
+def make_app(
+    run: Path,
+    hosts: Iterable[str] = (),
+    token: str | None = None,
+    is_stopping: Callable[[], bool] = bool,
+) -> Guard:
     """Return the application.
 
     Args:
         run: The run directory.
         hosts: Names of this host, besides ``localhost`` and addresses.
         token: What requests must know; None asks for nothing.
+        is_stopping: Whether open pages must be let go, as the server ends.
     """
     feed = LiveFeed(run)
     routes = [Route(path, _asset(*which)) for path, which in _ASSETS.items()]
     for path, answer in (("/events", _events), ("/metrics", _metrics), ("/report", _report)):
         routes.append(Route(path, answer))
     app = Starlette(routes=routes)
-    app.state.feed = feed
+    app.state.feed, app.state.is_stopping = feed, is_stopping
     return Guard(app, hosts, token)
 
 
@@ -62,7 +68,7 @@ async def _events(request: Request) -> Response:
 
     async def events() -> AsyncIterator[str]:
         yield "retry: 2000\n\n"
-        while True:
+        while not request.app.state.is_stopping():
             view = await feed.view()
             yield f"data: {view_as_json(feed.run, view)}\n\n"
             if view.has_ended:

@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -42,7 +43,7 @@ def serve(
     listening = _listen(host, port)
     token = None if is_loopback(host) else secrets.token_urlsafe(32)
     config = uvicorn.Config(
-        make_app(folder, own_names(host), token),
+        make_app(folder, own_names(host), token, lambda: server.should_exit),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -50,14 +51,18 @@ def serve(
         ws="none",
         lifespan="off",
         limit_concurrency=_MOST_REQUESTS,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=5,
     )
+    server = uvicorn.Server(config)
     address = _address(host, listening.getsockname()[1])
     query = f"?{urlencode({'token': token})}" if token else ""
     console.say(f"Serving {folder} at {address}/{query} (Ctrl-C ends it)")
     if token:
-        console.warn("the connection is not encrypted: other machines on its way can read the token")
-    uvicorn.Server(config).run(sockets=[listening])
+        console.warn(
+            "the connection is not encrypted: other machines on its way can read the token"
+        )
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -70,7 +70,7 @@ def _report(run: Path) -> str:
     from lightning_rlprof.report.html.page import render_report, report_tables
     from lightning_rlprof.run import load
 
-    spans = load(run, cache=False)  # which writes nothing
+    spans = load(run)  # which writes nothing
     return render_report(spans, report_tables(spans), headline(spans))
 
 
