@@ -95,10 +95,10 @@ def test_usage_errors_have_a_hint(rlprof: Run, words: list[str], error: str, hin
 
 PANELS = {
     "Start": ["demo", "doctor", "size", "help"],
-    "Inspect": ["ls", "summary", "show", "report", "sql"],
+    "Inspect": ["ls", "summary", "show", "report", "sql", "watch", "serve"],
     "Diagnose": ["findings", "ledger", "stragglers", "critical-path", "whatif", "compare"],
     "Export": ["export", "upload", "ingest"],
-    "Record": ["init", "run", "nsys", "config", "ascend"],
+    "Record": ["init", "run", "capture", "nsys", "config", "ascend"],
 }
 
 

@@ -1,9 +1,8 @@
 """The verb ``serve``: a run that is being written, in the browser and for Prometheus."""
 
 import secrets
-import socket
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlencode
 
 import typer
@@ -11,8 +10,10 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.completion import SAVE_PATH
 from lightning_rlprof.cli.open_run import Run, run_directory
-from lightning_rlprof.cli.serve.access import is_loopback, own_names
 from lightning_rlprof.errors import RlprofError
+
+if TYPE_CHECKING:
+    import socket
 
 _MOST_REQUESTS = 200  # at once
 
@@ -35,6 +36,7 @@ def serve(
     try:
         import uvicorn
 
+        from lightning_rlprof.cli.serve.access import is_loopback, own_names
         from lightning_rlprof.cli.serve.app import make_app
     except ImportError as error:
         raise RlprofError(
@@ -65,12 +67,14 @@ def serve(
         server.run(sockets=[listening])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> "socket.socket":
     """Return a socket that listens.
 
     Raises:
         RlprofError: The host is unknown, or the port is taken or not allowed.
     """
+    import socket
+
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -82,5 +86,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _address(host: str, port: int) -> str:
+    import socket
+
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
