@@ -155,7 +155,8 @@ class LiveRank:
         path: Its file.
         header: First line of the file; None while that can't be read.
         last_step: The last step whose end was written; 0 before the first.
-        last_stage: The stage that ended last; ``""`` before the first.
+        last_stage: The stage that ended last, or phase of Lightning if the rank has no stages;
+            ``""`` before the first.
         steps: The last steps that were neither captured nor interrupted.
         stage_ns: Sum of each stage over these steps.
         memory: Last value of each counter of memory, in bytes.
@@ -179,6 +180,7 @@ class LiveRank:
     wrote_at: float = 0.0
     _size: int = -1  # bytes that were read; -1 before the first time
     _changed_ns: int = 0
+    _has_stages: bool = False
     _spans: dict[int, tuple[Any, str, str, int, int, int]] = field(default_factory=dict)
 
     @property
@@ -254,7 +256,8 @@ class LiveRank:
                 self._add(LiveStep(step, end - start, self._exclusive(step, thread)))
             self._spans.clear()
         elif kind in ("stage", "region") and type(number) is int:
-            if kind == "stage":
+            self._has_stages |= kind == "stage"
+            if kind == "stage" or (name in PHASES and not self._has_stages):
                 self.last_stage = name
             if len(self._spans) < _MOST_SPANS:
                 self._spans[number] = parent, name, kind, step, end - start, thread

@@ -130,6 +130,14 @@ def test_without_stages_the_phases_of_lightning_are_shown(live, tmp_path):
     rank_writer(tmp_path).write(lines)
     live.refresh()
     assert live.ranks[0].stage_ns == {"backward": 20 * MS, "training_step": 40 * MS}
+    assert live.ranks[0].last_stage == "training_step"
+
+
+def test_a_phase_after_a_stage_is_not_the_last_stage(live, tmp_path):
+    backward = span("backward", "region", 1, 90, 95, id=4, parent=1)
+    rank_writer(tmp_path).write([*one_step(1)[:2], backward])
+    live.refresh()
+    assert live.ranks[0].last_stage == "actor_update"
 
 
 def test_only_the_last_steps_count_and_memory_stays_bounded(live, tmp_path):
