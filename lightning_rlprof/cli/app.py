@@ -29,10 +29,12 @@ from lightning_rlprof.cli import (
     record,
     run_commands,
     size,
+    watch,
 )
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
 from lightning_rlprof.cli.demo.command import demo
 from lightning_rlprof.cli.doctor.command import doctor
+from lightning_rlprof.cli.serve.command import serve
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import redact
 from lightning_rlprof.system.version import VERSION
@@ -255,6 +257,8 @@ _add("Inspect", "show", analysis_commands.show, formats=True)
 _add("Inspect", "report", run_commands.report, json=False)
 _add("Inspect", "open", run_commands.open_in_perfetto, json=False)
 _add("Inspect", "sql", run_commands.sql, formats=True)
+app.command("watch", cls=_Verb, rich_help_panel="Inspect")(watch.watch)
+app.command("serve", cls=_Verb, rich_help_panel="Inspect")(serve)
 _add("Diagnose", "findings", analysis_commands.findings, formats=True)
 _add("Diagnose", "advise", advise.advise, formats=True)
 _add("Diagnose", "explain", advise.explain)

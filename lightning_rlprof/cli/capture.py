@@ -10,9 +10,8 @@ import typer
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.completion import SAVE_PATH, complete_stage
-from lightning_rlprof.cli.open_run import Run, check_exists
+from lightning_rlprof.cli.open_run import Run, run_directory
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import RemotePath
 
 if TYPE_CHECKING:
     from lightning_rlprof.loaders.live_run import RankProgress
@@ -43,20 +42,12 @@ def capture(
     without one, torch.profiler, or torch_npu.profiler on Ascend.
     """
     from lightning_rlprof.loaders.live_run import progress
-    from lightning_rlprof.loaders.load import run_directory
     from lightning_rlprof.records.capture_request import (
         CaptureRequest,
         steps_ahead,
         write_request,
     )
 
-    check_exists(run)
-    if isinstance(run, RemotePath):
-        raise RlprofError(
-            f"'{run}' is not a directory of this machine",
-            hint="Run it where the training writes its run, or where that directory is mounted",
-            code="usage",
-        )
     folder = run_directory(run)
     found = progress(folder)
     chosen = _chosen(ranks, found, folder)

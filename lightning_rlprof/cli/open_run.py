@@ -122,6 +122,24 @@ def check_exists(path: Path) -> None:
     raise RlprofError(f"no such run or trace: '{path}'", hint=hint, code="not_found")
 
 
+def run_directory(run: Path) -> Path:
+    """Return a run directory of this machine: the newest one of a directory of runs.
+
+    Raises:
+        RlprofError: It is a URL, or contains no run of rlprof.
+    """
+    from lightning_rlprof.loaders import load
+
+    check_exists(run)
+    if isinstance(run, RemotePath):
+        raise RlprofError(
+            f"'{run}' is not a directory of this machine",
+            hint="Run it where the training writes its run, or where that directory is mounted",
+            code="usage",
+        )
+    return load.run_directory(run)
+
+
 def about(spans: "Spans") -> dict[str, Any]:
     """Return what JSON contains about a run before its tables."""
     return {

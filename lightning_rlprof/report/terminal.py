@@ -155,7 +155,10 @@ def markdown(table: Table, *, rows: int | None = None) -> str:
     sides = [":---" if column.kind == "text" else "---:" for column in columns]
     lines = [[escape_markdown(column.name) for column in columns], sides]
     lines += [
-        [escape_markdown(_text(cell, column)) for cell, column in zip(row, columns, strict=True)]
+        [
+            escape_markdown(cell_text(cell, column))
+            for cell, column in zip(row, columns, strict=True)
+        ]
         for row in cells
     ]
     note = f"\n\n{escape_markdown(table.note)}" if table.note else ""
@@ -261,7 +264,7 @@ def _grown(widths: Sequence[int], heads: Sequence[int], gap: int, room: int) -> 
     return grown
 
 
-def _text(cell: Cell, column: Column) -> str:
+def cell_text(cell: Cell, column: Column) -> str:
     """Return a cell in readable units."""
     if cell is None:
         return "-"
@@ -282,7 +285,7 @@ def _text(cell: Cell, column: Column) -> str:
 
 def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int) -> Text:
     """Return a cell with its style; a share has a bar if the terminal can show one."""
-    text = _text(cell, column)
+    text = cell_text(cell, column)
     if cell is None:
         return Text(text, style="dim")
     if isinstance(cell, str):

@@ -78,10 +78,14 @@ class Tab:
     """A page in a real browser, used as a person does, by the DevTools protocol over two pipes.
 
     Attributes:
-        problems: Exceptions, errors on the console, and requests other than for the file itself.
+        problems: Exceptions, errors on the console, and requests other than for the file itself or
+            to ``site``.
     """
 
-    def __init__(self, browser: str, folder: Path, *, width: int = 1280, height: int = 900) -> None:
+    def __init__(
+        self, browser: str, folder: Path, *, width: int = 1280, height: int = 900, site: str = ""
+    ) -> None:
+        self._own = ("file:", "data:", "about:", "blob:", *([site] if site else []))
         self._folder, self._number, self._events = folder, itertools.count(1), list[Any]()
         self.problems: list[str] = []
         down, up = os.pipe(), os.pipe()
@@ -130,20 +134,20 @@ class Tab:
 
     def open(self, path: Path, fragment: str = "") -> None:
         """Open a file and wait until it is drawn."""
-        self._call("Page.navigate", url="about:blank")
-        self._call("Page.navigate", url=f"{path.resolve().as_uri()}{fragment}")
-        self.wait_for("document.readyState === 'complete' && 'drawn' in document.body.dataset")
+        self.visit(f"{path.resolve().as_uri()}{fragment}")
+        self.wait("document.readyState === 'complete' && 'drawn' in document.body.dataset")
 
-    def visit(self, url: str) -> None:
-        """Go to an address, without waiting for the page."""
+    def visit(self, address: str) -> None:
+        """Begin to open an address."""
         self._call("Page.navigate", url="about:blank")
-        self._call("Page.navigate", url=url)
+        self._call("Page.navigate", url=address)
 
-    def wait_for(self, script: str) -> None:
+    def wait(self, condition: str) -> None:
         """Wait until an expression is true."""
         limit = time.monotonic() + 60
-        while not self.run(script):
-            assert time.monotonic() < limit, f"never true: {script}"
+        while not self.run(condition):
+            assert time.monotonic() < limit, f"never true: {condition}"
+            time.sleep(0.01)
 
     def run(self, script: str) -> Any:
         """Return what an expression is worth; its value has to be JSON."""
@@ -225,5 +229,5 @@ class Tab:
             self.problems.append(about["entry"]["text"])
         elif what == "Network.requestWillBeSent":
             url = about["request"]["url"]
-            if not url.startswith(("file:", "data:", "about:", "blob:")):
+            if not url.startswith(self._own):
                 self.problems.append(f"request: {url}")

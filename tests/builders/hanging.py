@@ -57,9 +57,10 @@ def skip_all_reduce() -> None:
     time.sleep(3600)
 
 
-CASE, RANK, WORLD, FOLDER = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+CASE, RANK, WORLD, FOLDER = "", 0, 1, ""
 
 if __name__ == "__main__":
+    CASE, RANK, WORLD, FOLDER = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     if WORLD > 1:
         store = f"file://{FOLDER}/store"
         distributed.init_process_group("gloo", store, rank=RANK, world_size=WORLD)

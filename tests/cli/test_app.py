@@ -95,7 +95,7 @@ def test_usage_errors_have_a_hint(rlprof: Run, words: list[str], error: str, hin
 
 PANELS = {
     "Start": ["demo", "doctor", "size", "help"],
-    "Inspect": ["ls", "summary", "show", "report", "open", "sql"],
+    "Inspect": ["ls", "summary", "show", "report", "open", "sql", "watch", "serve"],
     "Diagnose": [
         "findings",
         "advise",

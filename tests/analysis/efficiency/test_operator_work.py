@@ -376,6 +376,8 @@ def test_attention_over_pages_lies_within_bounds_and_is_exact_if_the_engine_name
     assert (bounds.least or 0) <= true <= (bounds.most or 0)
     assert bounds.why == "the lengths of contexts are not recorded"
     assert (exact.flops, exact.why) == (true, "")
+    if tokens == 8 * sequences:  # there is no room for another token
+        return
     other = work_of(
         "_vllm_fa2_C::varlen_fwd", *engine_call(tokens + 1, sequences), batch(context, decode)
     )

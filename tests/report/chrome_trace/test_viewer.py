@@ -127,8 +127,8 @@ def test_chromium_shows_a_run_in_the_real_ui_and_asks_no_other_server(tmp_path: 
         with Tab(browser, tmp_path) as tab:
             for _ in range(2):  # a reload shows it again
                 tab.visit(address)
-                tab.wait_for("document.title.startsWith('my-run')")
-                tab.wait_for("document.body.innerText.includes('rank 1')")
+                tab.wait("document.title.startsWith('my-run')")
+                tab.wait("document.body.innerText.includes('rank 1')")
             assert tab.run("window.caches") is None
             assert tab.run("location.href").startswith(address)
         requests = [each.split()[1] for each in tab.problems if each.startswith("request: ")]

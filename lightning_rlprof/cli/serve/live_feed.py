@@ -1,0 +1,100 @@
+"""What all open pages and scrapers share: one reader of the run, and one report at a time."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning_rlprof.loaders.live_run import LiveRun
+from lightning_rlprof.report.live_view import LiveView, live_view
+from lightning_rlprof.report.prometheus import exposition
+from lightning_rlprof.report.terminal import cell_text, plain
+from lightning_rlprof.tables.table import Table
+
+EVERY_S = 1.0
+"""Seconds between two readings of the run, however many pages are open."""
+
+_REPORT_S = 30.0  # a report is as new as this
+
+
+class LiveFeed:
+    """Read a run when a client asks, at most once a second; make its report at most every 30 s.
+
+    Args:
+        run: The run directory.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.run, self._clock = run, clock
+        self._live, self._reading, self._making = LiveRun(run), asyncio.Lock(), asyncio.Lock()
+        self._read_at = self._made_at = float("-inf")
+        self._view: LiveView | None = None
+        self._report = ""
+
+    async def view(self) -> LiveView:
+        """Return the figures, at most a second old."""
+        async with self._reading:
+            if self._view is None or self._clock() - self._read_at >= EVERY_S:
+                self._view = await asyncio.to_thread(self._read)
+                self._read_at = self._clock()
+            return self._view
+
+    async def metrics(self) -> str:
+        """Return the figures as Prometheus reads them."""
+        view = await self.view()
+        async with self._reading:
+            return await asyncio.to_thread(exposition, self._live, view)
+
+    async def report(self) -> str:
+        """Return the report of what is recorded so far.
+
+        Raises:
+            TraceError: The run cannot be read.
+        """
+        async with self._making:
+            if not self._report or self._clock() - self._made_at >= _REPORT_S:
+                self._report = await asyncio.to_thread(_report, self.run)
+                self._made_at = self._clock()
+            return self._report
+
+    def _read(self) -> LiveView:
+        self._live.refresh()
+        return live_view(self._live)
+
+
+def _report(run: Path) -> str:
+    from lightning_rlprof.analysis.headline import headline
+    from lightning_rlprof.report.html.page import render_report, report_tables
+    from lightning_rlprof.run import load
+
+    spans = load(run)  # which writes nothing
+    return render_report(spans, report_tables(spans), headline(spans))
+
+
+def view_as_json(run: Path, view: LiveView) -> str:
+    """Return the figures for the page: its cells are texts already."""
+    return json.dumps(
+        {
+            "run": plain(run.resolve().name),
+            "title": plain(view.title),
+            "slowest": [plain(text) for text in view.slowest],
+            "ended": view.has_ended,
+            "tables": [_table(table) for table in view.tables],
+        }
+    )
+
+
+def _table(table: Table) -> dict[str, Any]:
+    known = [
+        at for at in range(len(table.columns)) if any(row[at] is not None for row in table.rows)
+    ]
+    columns = [table.columns[at] for at in known]
+    return {
+        "name": table.name,
+        "columns": [{"name": column.name, "kind": column.kind} for column in columns],
+        "rows": [[cell_text(row[at], table.columns[at]) for at in known] for row in table.rows],
+        "note": plain(table.note),
+    }

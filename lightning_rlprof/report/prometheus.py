@@ -1,0 +1,95 @@
+"""The figures of a run that is being written, in the text format of Prometheus."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
+from lightning_rlprof.report.live_view import LiveView, device_memory, resident
+
+BACKGROUND = "rlprof_background_"
+"""Start of the names of background metrics; the rest is the name that the run has."""
+
+_NO_NAME = re.compile(r"[^a-zA-Z0-9_]")
+
+GAUGES: Mapping[str, str] = {
+    "rlprof_run_info": "1; the labels name the run and its device",
+    "rlprof_world_size_ranks": "Ranks that the run has",
+    "rlprof_ranks": "Ranks that have written",
+    "rlprof_ended_ranks": "Ranks that have ended",
+    "rlprof_alarms": "Alarms by level",
+    "rlprof_step": "Last step that has ended",
+    "rlprof_step_duration_seconds": "Time of the last step",
+    "rlprof_step_duration_median_seconds": f"Median time of the last {LATELY} steps",
+    "rlprof_stage_duration_seconds": f"Mean time of a stage per step, of the last {LATELY} steps",
+    "rlprof_resident_memory_bytes": "Resident memory on the host, with child processes",
+    "rlprof_device_memory_bytes": "Memory that is in use on the device",
+    "rlprof_quiet_seconds": "Time since the rank has written; absent when it has ended",
+}
+"""Names and meanings. All are gauges, as a run that is resumed begins again."""
+
+
+class _Sample(NamedTuple):
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def exposition(run: LiveRun, view: LiveView) -> str:
+    """Return all metrics; one that is not known is absent."""
+    by_name: dict[str, list[_Sample]] = {name: [] for name in GAUGES}
+    for sample in _samples(run, view):
+        by_name.setdefault(sample.name, []).append(sample)
+    lines = []
+    for name, samples in by_name.items():
+        if samples:
+            text = GAUGES.get(name) or f"Background metric {name.removeprefix(BACKGROUND)}"
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{_labels(each.labels)} {each.value!r}" for each in samples]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _samples(run: LiveRun, view: LiveView) -> Iterator[_Sample]:
+    ranks = [run.ranks[number] for number in sorted(run.ranks)]
+    headers = [each.header for each in ranks if each.header is not None]
+    if headers:
+        labels = {"run": run.run.resolve().name, "device": headers[0].hardware}
+        yield _Sample("rlprof_run_info", labels, 1)
+        yield _Sample("rlprof_world_size_ranks", {}, run.world_size)
+    yield _Sample("rlprof_ranks", {}, len(ranks))
+    ended = sum(each.status is not None for each in ranks)
+    yield _Sample("rlprof_ended_ranks", {}, ended)
+    levels = view.alarms.column("level")
+    for level in ("warning", "error"):
+        yield _Sample("rlprof_alarms", {"level": level}, levels.count(level))
+    for each in ranks:
+        yield from _of_rank(run, each)
+
+
+def _of_rank(run: LiveRun, rank: LiveRank) -> Iterator[_Sample]:
+    labels = {"rank": str(rank.rank), "role": rank.role}
+    yield _Sample("rlprof_step", labels, rank.last_step)
+    if rank.steps:
+        yield _Sample("rlprof_step_duration_seconds", labels, rank.steps[-1].ns / 1e9)
+        yield _Sample("rlprof_step_duration_median_seconds", labels, (rank.step_ns or 0) / 1e9)
+    for stage, ns in rank.stage_ns.items():
+        of_stage = {**labels, "stage": stage}
+        yield _Sample("rlprof_stage_duration_seconds", of_stage, ns / len(rank.steps) / 1e9)
+    if (used := resident(rank)) is not None:
+        yield _Sample("rlprof_resident_memory_bytes", labels, used)
+    if (used := device_memory(rank)) is not None:
+        yield _Sample("rlprof_device_memory_bytes", labels, used)
+    if rank.status is None:
+        yield _Sample("rlprof_quiet_seconds", labels, run.quiet_s(rank))
+    for name, value in rank.metrics.items():
+        yield _Sample(BACKGROUND + _NO_NAME.sub("_", name), labels, value)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    pairs: Sequence[str] = [f'{name}="{_escaped(text)}"' for name, text in labels.items()]
+    return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+def _escaped(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

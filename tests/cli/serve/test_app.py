@@ -1,0 +1,186 @@
+"""The pages of `rlprof serve`: figures, metrics, report; nothing else, and nothing is written."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.testing import make_header
+from tests.builders.asgi import ask
+
+pytest.importorskip("starlette", reason="pip install 'lightning-rlprof[serve]'")
+
+from lightning_rlprof.cli.serve.app import make_app
+from lightning_rlprof.cli.serve.live_feed import LiveFeed
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m"
+
+
+def steps(first: int, last: int, stage: str = HOSTILE) -> list[tuple[object, ...]]:
+    lines: list[tuple[object, ...]] = []
+    for step in range(first, last + 1):
+        at, ms = step * 100_000_000, 1_000_000
+        lines.append(
+            ("span", stage, "stage", step, at, at + 60 * ms, 7, 2 * step, 2 * step + 1, None)
+        )
+        lines.append(("span", "step", "step", step, at, at + 90 * ms, 7, 2 * step + 1, None, None))
+    return lines
+
+
+def begin(run: Path, *, ended: bool = True) -> TraceWriter:
+    writer = TraceWriter(run, replace(make_header(0), role="actor"))
+    writer.write(steps(1, 5))
+    if ended:
+        writer.write([("end", 999, "finished")])
+    return writer
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def events(body: str) -> list[dict]:
+    return [json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: ")]
+
+
+def test_the_page_allows_only_its_own_script(tmp_path):
+    begin(tmp_path)
+    page = ask(make_app(tmp_path), "/")
+    assert page.status == 200
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert "<script src=" in page.body
+    assert "<script>" not in page.body
+    assert "style=" not in page.body
+
+
+@pytest.mark.parametrize("path", ["/live.js", "/live.css"])
+def test_what_the_page_loads_is_there(path, tmp_path):
+    begin(tmp_path)
+    answer = ask(make_app(tmp_path), path)
+    assert (answer.status, len(answer.body) > 500) == (200, True)
+
+
+def test_the_events_of_a_run_that_has_ended_are_one(tmp_path):
+    begin(tmp_path)
+    answer = ask(make_app(tmp_path), "/events")
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    (view,) = events(answer.body)
+    assert view["title"] == "1 rank, all ended · step 5 · median 90.0 ms"
+    assert view["ended"] is True
+    stages, ranks = view["tables"]
+    assert stages["rows"][0][:2] == [HOSTILE.replace("\x1b", "\\x1b"), "66.7%"]
+    assert ranks["name"] == "ranks"
+    assert "\x1b" not in answer.body
+
+
+def test_the_events_of_a_run_that_goes_on_follow_it(tmp_path, monkeypatch):
+    writer, real = begin(tmp_path, ended=False), asyncio.sleep
+    monkeypatch.setattr("lightning_rlprof.cli.serve.live_feed.EVERY_S", 0.0)
+
+    async def wait(seconds):
+        writer.write(steps(6, 7))
+        await real(0)
+
+    monkeypatch.setattr("lightning_rlprof.cli.serve.app.asyncio.sleep", wait)
+    found = events(ask(make_app(tmp_path), "/events", most=4).body)
+    assert len(found) >= 2
+    assert ["step 5" in found[0]["title"], "step 7" in found[1]["title"]] == [True, True]
+    assert not found[1]["ended"]
+
+
+def test_all_pages_together_read_once_a_second(tmp_path):
+    writer, now = begin(tmp_path, ended=False), [10.0]
+
+    async def look() -> list[str]:
+        feed = LiveFeed(tmp_path, lambda: now[0])
+        titles = [(await feed.view()).title]
+        writer.write(steps(6, 6))
+        now[0] += 0.9
+        titles.append((await feed.view()).title)
+        now[0] += 0.1
+        titles.append((await feed.view()).title)
+        return titles
+
+    first, second, third = asyncio.run(look())
+    assert first == second
+    assert "step 5" in first
+    assert "step 6" in third
+
+
+def test_the_report_of_a_run_that_goes_on_is_what_is_recorded_so_far(tmp_path):
+    writer, now = begin(tmp_path, ended=False), [10.0]
+
+    async def look() -> list[str]:
+        feed = LiveFeed(tmp_path, lambda: now[0])
+        pages = [await feed.report()]
+        writer.write(steps(6, 9, "actor_update"))
+        now[0] += 29
+        pages.append(await feed.report())
+        now[0] += 2
+        pages.append(await feed.report())
+        return pages
+
+    first, second, third = asyncio.run(look())
+    assert "rlprof report</title>" in first
+    assert first is second
+    assert "actor_update" in third
+    assert "actor_update" not in first
+
+
+def test_a_report_that_cannot_be_made_says_why(tmp_path):
+    (tmp_path / "rank-00000.jsonl").write_text("no header\n")
+    answer = ask(make_app(tmp_path), "/report")
+    assert answer.status == 503
+    assert answer.body.startswith("no report: ")
+
+
+def test_no_address_names_a_file_and_nothing_is_written(tmp_path):
+    run = tmp_path / "run"
+    begin(run)
+    (tmp_path / "secret").write_text("outside")
+    (run / "capture.txt").write_text("inside")
+    before = contents(tmp_path)
+    app = make_app(run)
+    for path in (
+        "/rank-00000.jsonl",
+        "/capture.txt",
+        "/../secret",
+        "/%2e%2e/secret",
+        "/..%2fsecret",
+        "//secret",
+        "/live.js/../../access.py",
+        "/assets/live.js",
+        "/live.html",
+        "/app.py",
+    ):
+        assert ask(app, path).status == 404, path
+    for path in ("/", "/events", "/metrics", "/report"):
+        assert ask(app, path).status == 200, path
+    assert contents(tmp_path) == before
+
+
+def test_the_report_keeps_its_own_policy(tmp_path):
+    begin(tmp_path)
+    answer = ask(make_app(tmp_path), "/report")
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert 'http-equiv="Content-Security-Policy"' in answer.body
+
+
+def test_with_a_token_every_page_needs_it(tmp_path):
+    begin(tmp_path)
+    app = make_app(tmp_path, token="s3cret")
+    for path in ("/", "/live.js", "/events", "/metrics", "/report", "/nothing"):
+        assert ask(app, path).status == 401, path
+    assert ask(app, "/metrics", (b"authorization", b"Bearer s3cret")).status == 200
+
+
+def test_the_metrics_are_typed_text(tmp_path):
+    begin(tmp_path)
+    answer = ask(make_app(tmp_path), "/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'rlprof_step{rank="0",role="actor"} 5\n' in answer.body

@@ -1,0 +1,198 @@
+"""`rlprof serve` as a command: what it prints and refuses, and a browser beside a writer."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.builders.browser import Tab, find_browser
+from tests.cli.serve.test_app import HOSTILE, begin, steps
+from tests.report.test_grafana import EXPRESSIONS
+from tests.report.test_prometheus import full
+
+
+def test_without_its_packages_it_says_how_to_get_them(rlprof, tmp_path, monkeypatch):
+    begin(tmp_path)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, err = rlprof("serve", tmp_path)
+    assert code == 2
+    assert "serve needs uvicorn" in err
+    assert 'hint: pip install "lightning-rlprof[serve]"' in err
+
+
+def test_a_port_that_is_taken_is_one_clear_line(rlprof, tmp_path):
+    pytest.importorskip("uvicorn")
+    begin(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = rlprof("serve", tmp_path, "--port", port)
+    assert code == 2
+    assert f"cannot listen on 127.0.0.1, port {port} (" in err
+    assert "hint: Choose another --port, or 0 for a free one" in err
+
+
+def test_what_is_not_a_run_is_refused_before_anything_listens(rlprof, tmp_path):
+    code, _, err = rlprof("serve", tmp_path)
+    assert code == 2
+    assert "is not a run of rlprof" in err
+
+
+@contextmanager
+def serving(run: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Serve a run in another process; yields the address that it prints."""
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("starlette")
+    command = [sys.executable, "-m", "lightning_rlprof", "serve", str(run), "--port", "0", *words]
+    environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(f"Serving {run} at http://"), line + process.stderr.read()
+        yield line.split(" at ")[1].split()[0], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(address: str, **headers: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.deep
+def test_a_server_answers_this_machine_and_ends_with_ctrl_c(tmp_path):
+    begin(tmp_path, ended=False)
+    with (
+        serving(tmp_path) as (address, process),
+        urllib.request.urlopen(f"{address}events") as page,
+    ):
+        assert page.readline() == b"retry: 2000\n"
+        assert address.startswith("http://127.0.0.1:")
+        assert get(f"{address}metrics")[0] == 200
+        assert get(address, Host="evil.example")[0] == 421
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.deep
+def test_other_machines_need_the_token_that_is_printed(tmp_path):
+    begin(tmp_path)
+    with serving(tmp_path, "--host", "0.0.0.0") as (address, _):
+        page, _, token = address.partition("?token=")
+        port = page.rstrip("/").rpartition(":")[2]
+        local = f"http://127.0.0.1:{port}/metrics"
+        assert len(token) > 40
+        assert get(local)[0] == 401
+        assert get(local, Authorization=f"Bearer {token}")[0] == 200
+
+
+@pytest.mark.deep
+def test_a_browser_follows_a_run_without_loading_the_page_again(tmp_path):
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the page was not opened")
+    run = tmp_path / "run"
+    writer, last, stop = begin(run, ended=False), [5], threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.05):
+            writer.write(steps(last[0] + 1, last[0] + 1))
+            last[0] += 1
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        with serving(run) as (address, _), Tab(browser, tmp_path, site=address) as tab:
+            tab.visit(address)
+            tab.wait("Number(document.body?.dataset.updates) >= 1")
+            tab.run(
+                "window.before = true; window.first = document.getElementById('title').textContent"
+            )
+            tab.wait("document.getElementById('title').textContent !== window.first")
+            tab.wait("Number(document.body.dataset.updates) >= 3")
+            assert tab.run("window.before"), "the page was loaded again"
+            assert tab.run("document.getElementById('state').textContent") == "live"
+            shown = tab.run("document.querySelector('[data-name=stages] tbody td').textContent")
+            assert shown == HOSTILE.replace("\x1b", "\\x1b")
+            assert tab.run("document.querySelectorAll('img').length") == 0
+            bar = "document.querySelector('[data-name=stages] td.share i').offsetWidth"
+            assert tab.run(bar) in (66, 67)
+            stop.set()
+            writing.join()
+            writer.write([("end", 999, "finished")])
+            tab.wait("document.getElementById('state').textContent === 'all ranks have ended'")
+            assert f"step {last[0]} " in tab.run("document.getElementById('title').textContent")
+            tab.visit(tab.run("document.querySelector('a[href=report]').href"))
+            tab.wait("document.readyState === 'complete' && 'drawn' in document.body.dataset")
+            assert tab.problems == []
+    finally:
+        stop.set()
+        writing.join()
+
+
+@pytest.mark.deep
+def test_a_real_prometheus_scrapes_it_and_answers_every_expression_of_the_dashboard(tmp_path):
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
+        pytest.skip("NO PROMETHEUS: install prometheus; nothing was scraped")
+    run = tmp_path / "run"
+    run.mkdir()
+    full(run)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with serving(run, "--host", "0.0.0.0") as (address, _):
+        page, _, token = address.partition("?token=")
+        target = f"127.0.0.1:{page.rstrip('/').rpartition(':')[2]}"
+        scrape = {"job_name": "rlprof", "scrape_interval": "1s", "scrape_timeout": "1s"}
+        scrape |= {"static_configs": [{"targets": [target]}]}
+        scrape |= {"authorization": {"credentials": token}}
+        (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [scrape]}))
+        command = [
+            prometheus,
+            f"--config.file={tmp_path / 'prometheus.yml'}",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        quiet = subprocess.DEVNULL
+        scraping = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+        try:
+            missing, until = list(EXPRESSIONS), time.monotonic() + 60
+            while missing:
+                assert time.monotonic() < until, missing
+                assert scraping.poll() is None
+                time.sleep(0.2)
+                missing = [each for each in missing if not asked(port, each)]
+        finally:
+            scraping.kill()
+            scraping.wait()
+
+
+def asked(port: int, expression: str) -> list[object]:
+    """Return what Prometheus answers; nothing while it does not listen yet."""
+    query = quote(expression.replace("$instance", ".+"))
+    try:
+        status, body = get(f"http://127.0.0.1:{port}/api/v1/query?query={query}")
+    except OSError:
+        return []
+    assert status in (200, 503), body
+    return list(json.loads(body)["data"]["result"]) if status == 200 else []

@@ -1,0 +1,318 @@
+"""Following a run that is being written: offsets, torn lines, damage, bounded memory."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_rlprof.loaders.live_run import LATELY, LiveRun
+from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.testing import make_header
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def seconds() -> SimpleNamespace:
+    """Time that a test moves."""
+    return SimpleNamespace(now=1_000.0)
+
+
+@pytest.fixture
+def live(tmp_path: Path, seconds: SimpleNamespace) -> LiveRun:
+    return LiveRun(tmp_path, lambda: seconds.now, lambda: 0.0)
+
+
+def span(name, kind, step, start, end, *, id=1, parent=None, thread=7, counters=None):
+    return ("span", name, kind, step, start * MS, end * MS, thread, id, parent, counters)
+
+
+def rank_writer(run: Path, rank: int = 0, world_size: int = 1) -> TraceWriter:
+    return TraceWriter(run, replace(make_header(rank), world_size=world_size))
+
+
+def one_step(step: int, *, slow: int = 0) -> list[tuple[object, ...]]:
+    at = step * 1_000
+    return [
+        span("actor_generate", "stage", step, at, at + 60 + slow, id=2, parent=1),
+        span("actor_update", "stage", step, at + 60 + slow, at + 90 + slow, id=3, parent=1),
+        span("step", "step", step, at, at + 100 + slow),
+    ]
+
+
+def test_each_refresh_takes_what_was_appended(live, tmp_path):
+    writer = rank_writer(tmp_path)
+    live.refresh()
+    assert live.ranks[0].last_step == 0
+    for step in (1, 2, 3):
+        writer.write(one_step(step))
+        live.refresh()
+        assert live.ranks[0].last_step == step
+    (rank,) = live.ranks.values()
+    assert (rank.step_ns, rank.last_stage) == (100 * MS, "actor_update")
+    assert rank.stage_ns == {"actor_generate": 180 * MS, "actor_update": 90 * MS}
+    assert not live.has_ended
+    writer.write([("end", 9, "finished")])
+    live.refresh()
+    assert (rank.status, live.has_ended) == ("finished", True)
+
+
+def test_a_file_is_read_from_where_the_last_refresh_ended(live, tmp_path, monkeypatch):
+    writer = rank_writer(tmp_path)
+    for step in range(1, 2_000):
+        writer.write(one_step(step))
+    live.refresh()
+    read = []
+    real = os.fdopen
+
+    def counted(*given):
+        file = real(*given)
+        monkeypatch.setattr(os, "fdopen", real)
+
+        class Counting:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                file.close()
+
+            def seek(self, place):
+                return file.seek(place)
+
+            def read(self, size):
+                read.append(size)
+                return file.read(size)
+
+        return Counting()
+
+    monkeypatch.setattr(os, "fdopen", counted)
+    writer.write(one_step(2_000))
+    live.refresh()
+    assert live.ranks[0].last_step == 2_000
+    assert 0 < sum(read) < 1_000
+
+
+def test_half_a_line_waits_for_its_rest(live, tmp_path):
+    path = rank_writer(tmp_path).path
+    line = json.dumps(span("step", "step", 1, 0, 100)).encode() + b"\n"
+    for part in (line[:20], line[20:40], line[40:]):
+        with path.open("ab") as file:
+            file.write(part)
+        live.refresh()
+        assert live.ranks[0].last_step == (part == line[40:])
+
+
+def test_the_time_of_a_stage_inside_a_stage_counts_once(live, tmp_path):
+    lines = [
+        span("forward", "region", 1, 10, 30, id=4, parent=3),
+        span("actor_image_embeds", "stage", 1, 12, 20, id=5, parent=4),
+        span("compute_reward", "stage", 1, 30, 40, id=7, parent=3),
+        span("actor_update", "stage", 1, 0, 90, id=3, parent=1),
+        span("on_a_thread", "stage", 1, 0, 90, id=6, thread=8),
+        span("step", "step", 1, 0, 100),
+    ]
+    rank_writer(tmp_path).write(lines)
+    live.refresh()
+    found = {"actor_image_embeds": 8, "actor_update": 72, "compute_reward": 10}
+    assert live.ranks[0].stage_ns == {name: ms * MS for name, ms in found.items()}
+
+
+def test_without_stages_the_phases_of_lightning_are_shown(live, tmp_path):
+    lines = [
+        span("backward", "region", 1, 10, 30, id=4, parent=3),
+        span("training_step", "region", 1, 0, 60, id=3, parent=1),
+        span("on_train_batch_end", "region", 1, 60, 70, id=5, parent=1),
+        span("step", "step", 1, 0, 100),
+    ]
+    rank_writer(tmp_path).write(lines)
+    live.refresh()
+    assert live.ranks[0].stage_ns == {"backward": 20 * MS, "training_step": 40 * MS}
+    assert live.ranks[0].last_stage == "training_step"
+
+
+def test_a_phase_after_a_stage_is_not_the_last_stage(live, tmp_path):
+    backward = span("backward", "region", 1, 90, 95, id=4, parent=1)
+    rank_writer(tmp_path).write([*one_step(1)[:2], backward])
+    live.refresh()
+    assert live.ranks[0].last_stage == "actor_update"
+
+
+def test_only_the_last_steps_count_and_memory_stays_bounded(live, tmp_path):
+    writer = rank_writer(tmp_path)
+    for step in range(1, 301):
+        writer.write([span(f"stage {step}", "stage", step, 0, 1, id=9), *one_step(step)])
+        writer.write([("note", 1, "warning", f"{step} " + "x" * 9_000)])
+        if step % 50 == 0:
+            live.refresh()
+    (rank,) = live.ranks.values()
+    assert [step.number for step in rank.steps] == [*range(301 - LATELY, 301)]
+    assert rank.stage_ns["actor_update"] == LATELY * 30 * MS
+    assert len(rank.stage_ns) == 2 + LATELY
+    assert max(len(text) for _, text in rank.notes) <= 400
+    assert len(rank.notes) <= 16
+
+
+def test_a_burst_that_is_too_long_is_skipped_but_for_its_end(live, tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rlprof.loaders.live_run._AT_ONCE", 1 << 18)
+    monkeypatch.setattr("lightning_rlprof.loaders.live_run._LEAST", 1 << 12)
+    writer = rank_writer(tmp_path)
+    live.refresh()
+    for step in range(1, 3_001):
+        writer.write(one_step(step))
+    live.refresh()
+    (rank,) = live.ranks.values()
+    assert rank.last_step == 3_000
+    assert len(rank.steps) == LATELY
+
+
+@pytest.mark.parametrize("counter", ["capture", "interrupted"])
+def test_unusual_steps_do_not_count_as_times(counter, live, tmp_path):
+    lines = [*one_step(1), span("step", "step", 2, 0, 9_000, counters={counter: 1})]
+    rank_writer(tmp_path).write(lines)
+    live.refresh()
+    assert (live.ranks[0].last_step, live.ranks[0].step_ns) == (2, 100 * MS)
+
+
+def test_memory_metrics_and_notes_are_the_last_ones(live, tmp_path):
+    first = {"host_rss_bytes": 5, "host_limit_bytes": 99, "device_total_bytes": 77}
+    writer = rank_writer(tmp_path)
+    writer.write([span("step", "step", 1, 0, 1, counters=first)])
+    for step in range(2, 4_000):  # the first step is no longer in the last 256 KB
+        writer.write(one_step(step))
+    rates, values = {"host_cpu_percent": 40.0}, {"device_power_watts": 300}
+    last = {"host_rss_bytes": 6, "device_reserved_bytes": True, "tokens": 3}
+    writer.write(
+        [
+            span("step", "step", 4_000, 0, 1, counters=last),
+            ("metrics", 0, 1, 0, {"host_cpu_percent": 1.0}, {}),
+            ("metrics", 1, 2, 0, rates, values),
+            ("note", 1, "info", "not an alarm"),
+            ("note", 1, "error", "lost"),
+        ]
+    )
+    live.refresh()
+    (rank,) = live.ranks.values()
+    assert rank.memory == {"host_rss_bytes": 6, "host_limit_bytes": 99, "device_total_bytes": 77}
+    assert rank.metrics == {"host_cpu_percent": 40.0, "device_power_watts": 300.0}
+    assert list(rank.notes) == [("error", "lost")]
+
+
+def test_how_a_rank_ended_is_read_where_a_full_disk_lets_it_be_written(live, tmp_path):
+    writer = rank_writer(tmp_path)
+    writer.write(one_step(1))
+    live.refresh()
+    writer.write_reserved([("end", 9, "disk full")])
+    os.utime(writer.path, ns=(1, 1))
+    live.refresh()
+    assert live.ranks[0].status == "disk full"
+
+
+def test_a_truncated_file_is_followed_on(live, tmp_path):
+    writer = rank_writer(tmp_path)
+    writer.write(one_step(1) * 20)
+    live.refresh()
+    os.truncate(writer.path, 0)
+    assert writer.damage()
+    writer.write(one_step(2))
+    live.refresh()
+    assert live.ranks[0].last_step == 2
+
+
+def test_a_rank_that_writes_nothing_is_known_by_the_clock(live, tmp_path, seconds):
+    writer = rank_writer(tmp_path)
+    os.utime(writer.path, (0, 0))
+    live.refresh()
+    seconds.now += 7
+    assert live.quiet_s(live.ranks[0]) == 7
+    writer.write(one_step(1))
+    live.refresh()
+    assert live.quiet_s(live.ranks[0]) == 0
+
+
+def test_how_long_an_old_file_was_quiet_is_known_by_its_time(tmp_path):
+    os.utime(rank_writer(tmp_path).path, (100, 100))
+    live = LiveRun(tmp_path, lambda: 5.0, lambda: 160.0)
+    live.refresh()
+    assert live.quiet_s(live.ranks[0]) == 60
+
+
+def test_ranks_that_come_later_are_found(live, tmp_path):
+    rank_writer(tmp_path, 1, world_size=2)
+    live.refresh()
+    assert (sorted(live.ranks), live.world_size) == ([1], 2)
+    rank_writer(tmp_path, 0, world_size=2)
+    live.refresh()
+    assert sorted(live.ranks) == [0, 1]
+
+
+def test_reports_of_hangs_are_read_if_there_are_some(live, tmp_path):
+    rank_writer(tmp_path)
+    folder = tmp_path / "watchdog"
+    folder.mkdir()
+    known = {"rank": 0, "cause": "hang", "step": 3, "quiet_s": 61.5, "last_span": "backward"}
+    (folder / "rank-00000-01.json").write_text(json.dumps(known))
+    (folder / "rank-00000-02.json").write_text("[")
+    live.refresh()
+    assert live.hangs == {0: (0, "hang", 61.5, 3, "backward")}
+    (folder / "rank-00000-02.json").write_text(json.dumps({**known, "cause": "recovered"}))
+    live.refresh()
+    assert live.hangs[0].cause == "recovered"
+
+
+HOSTILE = [
+    b"",
+    b"\n\n",
+    b"[" * 100_000,
+    b'["span"]',
+    b'["span","step","step",1,0,1]',
+    b'["span","step","step",1e400,0,1,7,1,null,null]',
+    b'["span","step","step",%d,0,1,7,1,null,null]' % 10**400,
+    b'["span","step","step",1,0,%d,7,1,null,null]' % 10**400,
+    b'["span","step","step",true,0,1,7,1,null,null]',
+    b'["span",null,"step",1,0,1,7,1,null,null]',
+    b'["span","a","stage",1,0,1,[],1,1,null]',
+    b'["span","a","stage",1,0,1,7,1,1,{"host_rss_bytes":%d}]' % 10**400,
+    b'["span","a","stage",1,0,1,7,1,1,{"host_rss_bytes":-5}]',
+    b'["metrics",0,1,0,{"a":1e999},{"b":null}]',
+    b'["metrics",0,1,0,[],7]',
+    b'["note",0,"warning",7]',
+    b'["end"]',
+    b'["end",0,{"a":1}]',
+    b"\xff\xfe\x00",
+]
+
+
+@pytest.mark.parametrize("raw", HOSTILE, ids=range(len(HOSTILE)))
+def test_damaged_lines_are_left_out_and_the_others_are_read(raw, live, tmp_path):
+    writer = rank_writer(tmp_path)
+    with writer.path.open("ab") as file:
+        file.write(raw + b"\n" + raw + b"\n")
+    writer.write(one_step(1))
+    live.refresh()
+    (rank,) = live.ranks.values()
+    assert rank.last_step == 1
+    assert rank.steps[-1].ns == 100 * MS
+    assert not rank.metrics
+
+
+def test_parents_in_a_circle_end(live, tmp_path):
+    lines = [
+        span("a", "region", 1, 0, 1, id=2, parent=3),
+        span("b", "region", 1, 0, 1, id=3, parent=2),
+        span("c", "stage", 1, 0, 1, id=4, parent=2),
+        span("step", "step", 1, 0, 100),
+    ]
+    rank_writer(tmp_path).write(lines)
+    live.refresh()
+    assert live.ranks[0].stage_ns == {"c": MS}
+
+
+def test_what_is_not_a_file_is_left_out(live, tmp_path):
+    os.mkfifo(tmp_path / "rank-00001.jsonl")
+    (tmp_path / "rank-00002.jsonl").mkdir()
+    rank_writer(tmp_path)
+    live.refresh()
+    assert sorted(live.ranks) == [0]

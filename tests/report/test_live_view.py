@@ -1,0 +1,220 @@
+"""What is shown of a run that is being written."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_rlprof.loaders.live_run import HangReport, LiveRun
+from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.report.live_view import LiveView, live_view
+from lightning_rlprof.testing import make_header
+
+MS = 1_000_000
+
+
+class Job:
+    """Ranks that write steps of 100 ms, and a view of them."""
+
+    def __init__(self, run: Path, ranks: int, roles: tuple[str, ...] = ("actor",)) -> None:
+        headers = [
+            replace(make_header(rank), world_size=ranks, role=roles[rank % len(roles)])
+            for rank in range(ranks)
+        ]
+        self.writers = [TraceWriter(run, header) for header in headers]
+        self.time = SimpleNamespace(now=50.0)
+        self.live = LiveRun(run, lambda: self.time.now, lambda: 0.0)
+
+    def step(self, step: int, slow: dict[int, int] | None = None, ranks=None, counters=None):
+        for rank, writer in enumerate(self.writers):
+            if ranks is None or rank in ranks:
+                more = (slow or {}).get(rank, 0) * MS
+                at = step * 1_000 * MS
+                mid, end = at + 60 * MS + more, at + 100 * MS + more
+                writer.write(
+                    [
+                        ("span", "actor_generate", "stage", step, at, mid, 7, 2, 1, counters),
+                        ("span", "actor_update", "stage", step, mid, end - 10 * MS, 7, 3, 1, None),
+                        ("span", "step", "step", step, at, end, 7, 1, None, None),
+                    ]
+                )
+
+    @property
+    def view(self) -> LiveView:
+        self.live.refresh()
+        return live_view(self.live)
+
+
+def rows(table):
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path, 4)
+
+
+def test_before_the_first_step_nothing_is_claimed(job):
+    view = job.view
+    assert view.title == "4 ranks · no step has ended yet"
+    assert (view.slowest, view.has_ended) == ((), False)
+    assert view.stages.abstained == "no stage has ended in a complete step"
+    assert [each["median"] for each in rows(view.ranks)] == [None] * 4
+
+
+def test_the_rank_that_takes_longest_is_named_with_its_stage(job):
+    for step in range(1, 25):
+        job.step(step, slow={2: 30})
+    view = job.view
+    assert view.title == "4 ranks · step 24 · median 100 ms"
+    assert view.slowest == (
+        "slowest rank 2: 1.30x the median step",
+        "longest in actor_generate: rank 2, 1.50x the others",
+    )
+    generate, update, untraced = rows(view.stages)
+    assert (generate["stage"], generate["longest"], generate["rank"]) == (
+        "actor_generate",
+        90 * MS,
+        2,
+    )
+    assert generate["share"] == pytest.approx(270 / 430)
+    assert (update["mean"], update["longest/others"]) == (30 * MS, 1.0)
+    assert (untraced["stage"], untraced["mean"]) == ("untraced", 10 * MS)
+    assert sum(each["share"] for each in rows(view.stages)) == pytest.approx(1)
+    assert [each["slowdown"] for each in rows(view.ranks)] == [1.0, 1.0, 1.3, 1.0]
+
+
+def test_ranks_within_5_percent_are_not_called_slow(job):
+    job.step(1, slow={1: 2})
+    assert job.view.slowest == ("step times of all ranks within 5%",)
+
+
+def test_of_one_rank_nothing_is_compared(tmp_path):
+    job = Job(tmp_path, 1)
+    job.step(1)
+    view = job.view
+    assert view.slowest == ()
+    assert view.line == "1 rank · step 1 · median 100 ms · actor_generate 60%"
+    assert rows(view.stages)[0]["rank"] is None
+
+
+def test_ranks_are_compared_with_those_of_their_role(tmp_path):
+    job = Job(tmp_path, 6, ("trainer", "rollout"))
+    slow = dict.fromkeys((1, 3, 5), 900)
+    job.step(1, slow=slow)
+    view = job.view
+    assert view.slowest[0] == "step times of all ranks within 5%"
+    assert [each["role"] for each in rows(view.ranks)] == ["trainer", "rollout"] * 3
+
+
+def test_many_ranks_are_shown_in_blocks_with_the_slowest_of_each(tmp_path):
+    job = Job(tmp_path, 40)
+    job.step(1, slow={21: 50}, counters={"host_rss_bytes": 7})
+    job.step(2, ranks={0})
+    found = rows(job.view.ranks)
+    assert [each["rank"] for each in found][:2] == ["0-3", "4-7"]
+    assert len(found) == 10
+    assert found[0]["step"] == "1-2"
+    assert (found[5]["slowest"], found[5]["slowdown"], found[5]["resident"]) == (21, 1.5, 7)
+
+
+def test_memory_counts_children_and_prefers_what_the_driver_reports(job):
+    counters = {"host_rss_bytes": 10, "children_rss_bytes": 5, "device_reserved_bytes": 3}
+    job.step(1, counters=counters)
+    job.writers[1].write([("metrics", 0, 1, 0, {}, {"device_memory_used_bytes": 4})])
+    first, second, *_ = rows(job.view.ranks)
+    assert (first["resident"], first["device"]) == (15, 3)
+    assert second["device"] == 4
+
+
+def test_background_metrics_are_shown_over_ranks(job):
+    for rank, power in enumerate((300, 310, 290)):
+        values = {"device_power_watts": power, "device_memory_used_bytes": 2**30}
+        rates = {"swap_in_bytes_per_s": 2**20, "host_cpu_percent": 12.5, "page_faults": 3}
+        job.writers[rank].write([("metrics", 0, 1, 0, rates, values)])
+    found = {each["metric"]: each for each in rows(job.view.background)}
+    power = found["device_power_watts"]
+    assert (power["lowest"], power["median"], power["highest"]) == ("290 W", "300 W", "310 W")
+    assert power["rank"] == 1
+    assert found["device_memory_used_bytes"]["highest"] == "1.00 GiB"
+    assert found["swap_in_bytes_per_s"]["median"] == "1.00 MiB/s"
+    assert found["host_cpu_percent"]["median"] == "12.5 %"
+    assert found["page_faults"]["median"] == "3"
+
+
+def test_a_rank_that_writes_nothing_for_longer_than_some_steps_is_an_alarm(job):
+    for step in range(1, 9):
+        job.step(step, slow=dict.fromkeys(range(4), 2_900))  # of 3 s
+    assert job.view.alarms.rows == []
+    job.time.now += 14.9
+    job.step(9, ranks={0, 1, 3}, slow=dict.fromkeys(range(4), 2_900))
+    assert job.view.alarms.rows == []
+    job.time.now += 0.2
+    assert job.view.alarms.rows == [
+        ("error", "2", "nothing written for more than 5 steps, since step 8")
+    ]
+    assert rows(job.view.ranks)[2]["written"] == "15 s ago"
+
+
+def test_short_steps_get_ten_seconds_and_a_first_step_any_time(job):
+    job.step(1, ranks={0})
+    job.view  # noqa: B018 - a refresh
+    job.time.now += 9.9
+    assert job.view.alarms.rows == []
+    job.time.now += 10_000
+    assert [row[1] for row in job.view.alarms.rows] == ["0"]
+
+
+def test_warnings_and_errors_are_grouped_by_what_they_say(job):
+    for rank in (0, 1, 3):
+        job.writers[rank].write([("note", 1, "warning", "disk is full")])
+    job.writers[2].write([("note", 1, "info", "hello"), ("note", 1, "error", "recorder lost")])
+    assert job.view.alarms.rows == [
+        ("error", "2", "recorder lost"),
+        ("warning", "0-1, 3", "disk is full"),
+    ]
+    assert job.view.line.endswith("· 2 alarms: recorder lost")
+
+
+def test_more_alarms_than_fit_are_counted(job):
+    for number in range(16):
+        job.writers[0].write([("note", 1, "warning", f"note {number:02}")])
+    alarms = job.view.alarms
+    assert (len(alarms.rows), alarms.note) == (12, "and 4 more")
+    assert alarms.rows[0][2] == "note 15"  # the newest first
+
+
+def test_how_ranks_ended_is_shown_and_an_interruption_is_an_alarm(job):
+    job.step(1)
+    for rank, status in enumerate(("finished", "finished", "ValueError: x")):
+        job.writers[rank].write([("end", 9, status)])
+    view = job.view
+    assert view.title == "4 ranks, 3 ended · step 1 · median 100 ms"
+    assert view.alarms.rows == [("error", "2", "ended: ValueError: x")]
+    assert [each["written"] for each in rows(view.ranks)][1:] == [
+        "finished",
+        "ValueError: x",
+        "0 s ago",
+    ]
+    job.writers[3].write([("end", 9, "finished")])
+    assert job.view.has_ended
+
+
+def test_a_report_of_a_hang_is_an_alarm_until_the_rank_recovers(job):
+    job.step(1)
+    job.live.refresh()
+    job.live.hangs[1] = HangReport(1, "hang", 61.0, 2, "backward")
+    alarms = live_view(job.live).alarms.rows
+    text = "hang report: no progress for 1 min 01 s in step 2, last span backward"
+    assert alarms == [("error", "1", text)]
+    job.live.hangs[1] = HangReport(1, "recovered", 80.0, 2, "backward")
+    assert live_view(job.live).alarms.rows == []
+
+
+def test_ranks_without_a_file_are_counted(tmp_path):
+    (tmp_path / "all").mkdir()
+    job = Job(tmp_path / "all", 4)
+    job.writers[3].path.unlink()
+    assert job.view.title.startswith("3 of 4 ranks")

@@ -1,0 +1,93 @@
+"""Metrics for Prometheus: names, labels, values, and what the official parser makes of them."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.report.live_view import live_view
+from lightning_rlprof.report.prometheus import GAUGES, exposition
+from tests.report.test_live_view import Job
+
+WEIRD = 'a"b\\c\nd\ud800é\\n'
+
+
+def text(job: Job) -> str:
+    view = job.view
+    return exposition(job.live, view)
+
+
+def full(run: Path) -> Job:
+    """Return a job of which everything is known."""
+    job = Job(run, 2, ("actor", "critic"))
+    counters = {"host_rss_bytes": 10, "children_rss_bytes": 5, "device_reserved_bytes": 3}
+    job.step(1, counters=counters)
+    job.step(2, slow={1: 50}, counters=counters)
+    values = {"device_power_watts": 300, "odd name!": 1}
+    job.writers[0].write([("metrics", 0, 1, 0, {}, values), ("note", 1, "warning", "disk")])
+    return job
+
+
+def parsed(content: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    parser = pytest.importorskip("prometheus_client.parser", reason="pip install prometheus-client")
+    found = {}
+    for family in parser.text_string_to_metric_families(content):
+        assert family.type == "gauge"
+        assert family.documentation
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def test_every_metric_is_exported_with_its_meaning(tmp_path):
+    lines = text(full(tmp_path)).splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("# HELP")] == [
+        *GAUGES,
+        "rlprof_background_device_power_watts",
+        "rlprof_background_odd_name_",
+    ]
+    assert sum(line.startswith("# TYPE") for line in lines) == len(GAUGES) + 2
+
+
+def test_the_official_parser_reads_the_values(tmp_path):
+    job = full(tmp_path)
+    found = parsed(text(job))
+
+    def value(name, **labels):
+        return found[f"rlprof_{name}", frozenset(labels.items())]
+
+    second = {"rank": "1", "role": "critic"}
+    assert value("step", **second) == 2
+    assert value("step_duration_seconds", **second) == pytest.approx(0.15)
+    assert value("step_duration_median_seconds", **second) == pytest.approx(0.125)
+    assert value("stage_duration_seconds", **second, stage="actor_update") == pytest.approx(0.03)
+    assert value("resident_memory_bytes", **second) == 15
+    assert value("device_memory_bytes", **second) == 3
+    assert value("quiet_seconds", **second) == 0
+    assert value("background_device_power_watts", rank="0", role="actor") == 300
+    assert (value("ranks"), value("world_size_ranks"), value("ended_ranks")) == (2, 2, 0)
+    assert (value("alarms", level="warning"), value("alarms", level="error")) == (1, 0)
+    assert value("run_info", run=tmp_path.name, device="cpu") == 1
+
+
+def test_what_is_not_known_is_absent(tmp_path):
+    job = Job(tmp_path, 1)
+    content = text(job)
+    assert "duration" not in content
+    assert "memory" not in content
+    job.writers[0].write([("end", 9, "finished")])
+    assert "rlprof_quiet_seconds" not in text(job)
+    assert "rlprof_ended_ranks 1\n" in text(job)
+
+
+def test_labels_of_any_text_stay_labels(tmp_path):
+    job = Job(tmp_path, 1)
+    line = ("span", WEIRD, "stage", 1, 0, 60, 7, 2, 1, None)
+    job.writers[0].write([line, ("span", "step", "step", 1, 0, 90, 7, 1, None, None)])
+    job.live.refresh()
+    stages = job.live.ranks[0].stage_ns
+    stages[WEIRD] = stages.pop(next(iter(stages)))
+    found = parsed(exposition(job.live, live_view(job.live)))
+    names = [dict(labels).get("stage") for name, labels in found if "stage" in name]
+    assert names == [WEIRD.replace("\ud800", "?")]
