@@ -169,10 +169,11 @@ def _only_script() -> Path:
     trains = [path for path in found if any(word in path.read_bytes() for word in words[:2])]
     found = trains or found
     if len(found) != 1:
-        names = ", ".join(map(str, found[:5])) or "none"
+        names = ", ".join(map(str, found[:5]))
+        text = f"{len(found)} scripts here train with Lightning: {names}"
         raise RlprofError(
-            f"cannot choose a script: {len(found)} here train with Lightning ({names})",
-            hint="Name it: rlprof init FILE",
+            text if found else "no script here trains with Lightning",
+            hint="Name the script of the training, with any loop: rlprof init FILE",
             code="usage",
         )
     return found[0]

@@ -244,7 +244,7 @@ def test_mistakes_name_what_is_allowed(rlprof: Run, words: list[str], error: str
 def test_several_scripts_have_to_be_named(rlprof: Run) -> None:
     Path("eval.py").write_text("Trainer().test()")
     _, _, err = rlprof("init")
-    assert "2 here train with Lightning (eval.py, train.py)\n  hint: Name it: rlprof init" in err
+    assert "2 scripts here train with Lightning: eval.py, train.py\n  hint: Name the script" in err
 
 
 # ---- Ascend: light, one stage, few ranks
