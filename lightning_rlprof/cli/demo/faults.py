@@ -21,7 +21,7 @@ SLOW_STEP, SHIFT = 5.0, 1.4
 LEAKED_BYTES = 4 * 2**20
 """What each step keeps of a leak."""
 
-_NEIGHBORS, _NEIGHBORS_LIVE_S = 4, 300
+_NEIGHBORS, _NEIGHBORS_LIVE_S = 3, 300
 # A neighbor ends with the training, whose process is its parent, and in any case some time later.
 _NEIGHBOR = """
 import os, sys, time

@@ -42,9 +42,7 @@ class InjectedResult:
     error: BaseException | None = None
 
 
-def run_injected_demo(
-    options: DemoOptions, progress: Progress = lambda *_: None
-) -> InjectedResult:
+def run_injected_demo(options: DemoOptions, progress: Progress = lambda *_: None) -> InjectedResult:
     """Train with a fault, and return the run. A hang is ended when every rank has reported it.
 
     Without a warm start, so that all steps have the same work: answers of full length. ``progress``

@@ -12,10 +12,10 @@ _MOST_RANKS = 64
 INJECTIONS = ("slow-step", "shift", "hang", "oom", "leak", "throttle")
 """What can be made to go wrong."""
 
-INJECTED_STEPS = 100
-"""Steps of a demo in which something goes wrong: 30 show what is usual, some follow the fault."""
+INJECTED_STEPS = 80
+"""Steps of a demo in which something goes wrong: 30 show what is usual before the middle one."""
 
-_FEWEST_INJECTED = 80
+_FEWEST_INJECTED = 70
 _ONE_RANK = ("oom", "throttle")
 
 
