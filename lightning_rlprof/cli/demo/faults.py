@@ -42,6 +42,7 @@ class Faults:
 
     def __init__(self, options: DemoOptions, steps: int) -> None:
         self._inject, self._middle = options.inject, steps // 2
+        self._slow_step, self._shift = SLOW_STEP, SHIFT
         self._times: list[float] = []
         self._kept: list[torch.Tensor] = []
         self._neighbors: list[subprocess.Popen[bytes]] = []
@@ -53,7 +54,7 @@ class Faults:
         if self._inject == "hang" and batch == HANGS_IN:
             wait_for_closing_bracket("(" * rank)
         elif self._inject == "slow-step" and batch == self._middle:
-            wait_for_reward_server((SLOW_STEP - 1) * self._usual())
+            wait_for_reward_server((self._slow_step - 1) * self._usual())
         elif self._inject == "leak":
             self._kept.append(torch.ones(LEAKED_BYTES, dtype=torch.uint8))
         elif self._inject == "throttle" and batch == self._middle:
@@ -62,7 +63,7 @@ class Faults:
     def at_end_of(self, stage: str, batch: int, seconds: float) -> None:
         """Make the rollout longer, from the middle of the run on."""
         if self._inject == "shift" and stage == "actor_generate" and batch >= self._middle:
-            time.sleep((SHIFT - 1) * seconds)
+            time.sleep((self._shift - 1) * seconds)
 
     def in_update(self, batch: int) -> None:
         """Run out of memory in the update of the policy.
