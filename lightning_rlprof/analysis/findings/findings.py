@@ -18,11 +18,17 @@ from lightning_rlprof.analysis.findings.machine_evidence import (
     gpu_throttling,
     memory_pressure,
 )
-from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, CPU_RULES, STRAGGLER
+from lightning_rlprof.analysis.findings.rules import (
+    CATEGORY_RULES,
+    CPU_RULES,
+    OUT_OF_MEMORY,
+    STRAGGLER,
+)
 from lightning_rlprof.analysis.findings.run_evidence import (
     category_shares,
     low_mfu,
     memory_growth,
+    out_of_memory,
     slow_ranks,
     step_changes,
 )
@@ -35,6 +41,7 @@ CHECKS: tuple[Callable[[RunData], Results], ...] = (
     device_idle,
     dominant_kernel,
     small_collectives,
+    out_of_memory,
     memory_growth,
     step_changes,
     cpu_contention,
@@ -72,7 +79,8 @@ _EXPLAINED = "Not listed: the wait of ranks for one another, which the straggler
 def findings(spans: Spans) -> Table:
     """List the problems worth acting on, by cost, then ideas of what might be saved.
 
-    Problems without a cost in time, such as growing memory, come after those with one. Waiting for
+    A rank that ran out of memory comes first, as it ended the run. Other problems without a cost in
+    time, such as growing memory, come after those with one. Waiting for
     a CPU comes last: it is in the time of everything else. Slow steps, and ranks that wait, are not
     listed if it explains half of their cost.
 
@@ -96,7 +104,14 @@ def findings(spans: Spans) -> Table:
     if not results and not len(spans.rows(kind="step")) and not run.devices.lanes:
         return Table("findings", _COLUMNS, abstained="no complete step was recorded")
     found, explained = _without_effects([each for each in results if isinstance(each, Finding)])
-    found.sort(key=lambda each: (each.rule in CPU_RULES, each.rule.idea, -(each.cost or 0)))
+    found.sort(
+        key=lambda each: (
+            each.rule != OUT_OF_MEMORY,
+            each.rule in CPU_RULES,
+            each.rule.idea,
+            -(each.cost or 0),
+        )
+    )
     path = shlex.quote(str(spans.path))
     rows = [_row(each, run.accounts.total_ns, path) for each in found]
     not_checked: dict[str, list[str]] = {}

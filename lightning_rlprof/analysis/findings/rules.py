@@ -63,6 +63,15 @@ MEMORY_GROWTH = Rule(
     "It stops in a run of twice as many steps, or batches get longer",
     "rlprof show RUN memory_timeline",
 )
+OUT_OF_MEMORY = Rule(
+    "out of memory",
+    "Rank {rank} ran out of memory in step {step}, in or after {stage}",
+    0.0,
+    "See what each stage keeps: rlprof show RUN memory_phases. Then use a smaller micro-batch, "
+    "shorter responses or more offload; memory.level: snapshot records every allocation",
+    "It raises in the same stage with half of the batch",
+    "rlprof show RUN memory_phases",
+)
 LEVEL_CHANGE = Rule(
     "steps that became slower",
     "Steps take {ratio:.2f}x as long since step {step} ({stage})",

@@ -37,6 +37,7 @@ from lightning_rlprof.analysis.findings.rules import (
     LEVEL_CHANGE,
     LOW_MFU,
     MEMORY_GROWTH,
+    OUT_OF_MEMORY,
     OUTLIER_STEP,
     STARVED,
     STRAGGLER,
@@ -479,6 +480,49 @@ def _change_finding(spans: Spans, row: Row) -> Finding:
         f"select * from spans where kind = 'step' and {some} order by rank, step",
         place_of(spans, rows[spans.step[rows] == step]),
     )
+
+
+_OUT_OF_MEMORY = "OutOfMemoryError"  # in the status of a rank: torch's class, of any device
+
+
+def out_of_memory(run: RunData) -> Results:
+    """Report the ranks that torch's OutOfMemoryError ended, and the stage that began last."""
+    spans = run.spans
+    ranks = [rank for rank, status in spans.statuses.items() if _OUT_OF_MEMORY in (status or "")]
+    found: Results = []
+    for rank in ranks:
+        steps = spans.rows(kind="step", rank=rank)
+        if len(steps):
+            found.append(_out_of_memory_finding(spans, rank, int(spans.step[steps].max())))
+    return found
+
+
+def _out_of_memory_finding(spans: Spans, rank: int, step: int) -> Finding:
+    rows = spans.rows(kind="stage", rank=rank)
+    rows = rows[spans.step[rows] == step]
+    last = rows[np.argsort(spans.start_ns[rows], kind="stable")][-1:]
+    stage = spans.names[int(spans.name[last[0]])] if len(last) else "no stage"
+    known = [_last_memory(spans, rank, *each) for each in _COUNTERS.items()]
+    return Finding(
+        OUT_OF_MEMORY,
+        OUT_OF_MEMORY.title.format(rank=rank, step=step, stage=stage),
+        *(None, None, None),
+        HIGH,
+        "; ".join(["it raised OutOfMemoryError", *filter(None, known)]),
+        f"select * from spans where rank = {rank} and step = {step} order by start_ns",
+        place_of(spans, last if len(last) else spans.rows(kind="step", rank=rank)[-1:]),
+    )
+
+
+def _last_memory(spans: Spans, rank: int, component: str, counter: str) -> str:
+    """Return the memory at the end of the last stage that has it, for people."""
+    rows, values = spans.amounts(counter, np.int64)
+    own = np.flatnonzero((spans.rank[rows] == rank) & (spans.kind[rows] == KINDS.index("stage")))
+    if not len(own):
+        return ""
+    last = own[np.argmax(spans.end_ns[rows[own]])]
+    stage = spans.names[int(spans.name[rows[last]])]
+    return f"{component} memory {values[last] / _MIB:,.0f} MiB after {stage}"
 
 
 FEWEST_MEMORY_STEPS = 16

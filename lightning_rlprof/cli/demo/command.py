@@ -10,12 +10,14 @@ import typer
 
 from lightning_rlprof.cli.console import next_command, progress_bar, say, status, warn, wrote
 from lightning_rlprof.cli.demo.options import DemoOptions
+from lightning_rlprof.cli.hang import hang
 from lightning_rlprof.cli.run_commands import describe
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 
 _SAVE_PATH = Path("profiler_data")
-_SLOW = "Inject a slow rank"
+_SLOW, _WRONG = "Inject a slow rank", "Inject a fault"
+_ON_TWO_RANKS = ("slow-step", "shift", "hang")
 # With 10 steps stragglers was wrong, with 14 inconclusive; 40 decide in nearly every demo.
 _STEPS_TO_FIND_SLOW = 40
 
@@ -64,7 +66,9 @@ def demo(
     inject: Annotated[
         str | None,
         typer.Option(
-            metavar="FAULT", help="hang: let the last of two ranks loop in its reward, and catch it"
+            metavar="FAULT",
+            help="What goes wrong, and is caught: slow-step, shift, hang, oom, leak, throttle",
+            rich_help_panel=_WRONG,
         ),
     ] = None,
     asynchronous: Annotated[
@@ -87,7 +91,7 @@ def demo(
             raise RlprofError(f"--{name} doesn't apply to --async")
     given: dict[str, Any] = {"model": model, "steps": steps, "task": task, "ranks": ranks}
     given |= {"slow_rank": slow_rank, "slow_by": slow_by, "inject": inject}
-    if inject is not None:
+    if inject in _ON_TWO_RANKS:
         given["ranks"] = ranks or 2
     chosen = {name: value for name, value in given.items() if value is not None}
     wanted = DemoOptions(kv_cache=kv_cache, save_path=output, **chosen)
@@ -95,7 +99,7 @@ def demo(
         _asynchronous(wanted, kill=kill_rollout)
         return
     if inject is not None:
-        _hanging(wanted)
+        _injected(wanted)
         return
     number = wanted.steps or wanted.recipe.steps
     if slow_rank is not None and number < _STEPS_TO_FIND_SLOW:
@@ -134,21 +138,35 @@ def demo(
         next_command("rlprof", "compare", run, output)
 
 
-def _hanging(wanted: DemoOptions) -> None:
-    from lightning_rlprof.cli.hang import hang
+def _injected(wanted: DemoOptions) -> None:
+    from lightning_rlprof.loaders.load import load
 
-    status("Training until a rank hangs. This takes half a minute ...")
+    status(f"Training with a fault ({wanted.inject}). This takes up to a minute ...")
     with progress_bar("training") as update:
         with _installed("demo"):
-            from lightning_rlprof.cli.demo.hanging import run_hanging_demo
+            from lightning_rlprof.cli.demo.injected import run_injected_demo
 
-        run = run_hanging_demo(wanted, progress=_shown(update))
+        result = run_injected_demo(wanted, progress=_shown(update))
+    run = result.run
     if run is None:
         text = f"the training left no run in {wanted.save_path}; see the messages above"
         raise RlprofError(text)
-    hang(run)
+    if wanted.inject == "hang":
+        hang(run)
+        wrote(run)
+        next_command("rlprof", "hang", run)
+        return
+    from lightning_rlprof.cli.demo.caught import caught, injected
+
+    say(f"Injected: {injected(wanted)}")
+    if result.error is not None:
+        say(f"The Trainer raised, unchanged: {type(result.error).__name__}: {result.error}")
+    found = caught(load(run), wanted)
+    for line in found.lines:
+        say(line, "bold")
     wrote(run)
-    next_command("rlprof", "hang", run)
+    for words in found.commands:
+        next_command("rlprof", *(run if word == "RUN" else word for word in words))
 
 
 def _asynchronous(wanted: DemoOptions, *, kill: bool) -> None:

@@ -12,6 +12,7 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_rlprof.cli.demo.faults import Faults
 from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
 from lightning_rlprof.cli.demo.policy import Policy, answer_mask, generate, token_log_probs
 from lightning_rlprof.cli.demo.task import Task
@@ -22,9 +23,6 @@ MINIBATCHES = 2
 
 CLIP, KL = 0.2, 0.001
 """How far the probability ratio may move, and the weight of the divergence from the reference."""
-
-HANGS_IN = 4
-"""The batch in which the reward hangs, where that is asked for."""
 
 GRADIENT_CLIP = 1.0
 """The largest norm of the gradient."""
@@ -88,13 +86,6 @@ def warm_start(policy: Policy, task: Task, steps: int, seed: int, recipe: Recipe
         optimizer.step()
 
 
-def wait_for_closing_bracket(answer: str) -> None:
-    """Parse an answer with the bug of many rewards: without its closing bracket it never ends."""
-    depth = answer.count("(")
-    while depth > 0:
-        depth -= answer.count(")")
-
-
 class Grpo(pl.LightningModule):
     """Improves a policy by GRPO, every stage of its step marked with `stage`.
 
@@ -108,6 +99,7 @@ class Grpo(pl.LightningModule):
         self.automatic_optimization = False
         self.task, self.options, self.recipe = task, options, options.recipe
         self.steps = options.steps or self.recipe.steps
+        self.faults = Faults(options, self.steps)
         self.policy = policy
         self.reference = deepcopy(policy).requires_grad_(False)
         self.rollout = deepcopy(policy).requires_grad_(False)
@@ -134,34 +126,35 @@ class Grpo(pl.LightningModule):
         """One RL step: answer the prompts, mark the answers, learn from the marks."""
         entries = [self.task.train[number] for number in batch for _ in range(self.recipe.samples)]
         prompts = self.task.encode_prompts(entries).to(self.device)
-        with self._own("weight_sync"):
+        with self._own(batch_idx, "weight_sync"):
             self.rollout.load_state_dict(self.policy.state_dict())
-        with self._own("actor_generate"):
+        with self._own(batch_idx, "actor_generate"):
             width, kv_cache = self.task.answer_width, self.options.kv_cache
             answers = generate(self.rollout, prompts, width, self.generator, kv_cache)
             lengths = answer_mask(answers).sum(dim=1)
             count(tokens=int(lengths.sum()), lengths=lengths)
-        with self._own("compute_reward"):
-            if self.options.inject == "hang" and batch_idx == HANGS_IN:
-                wait_for_closing_bracket("(" * self.global_rank)
+        with self._own(batch_idx, "compute_reward"):
+            self.faults.in_reward(batch_idx, self.global_rank)
             rewards = torch.tensor(self.task.rewards(entries, self.task.decode(answers)))
-        with self._own("actor_compute_log_prob"), torch.no_grad():
+        with self._own(batch_idx, "actor_compute_log_prob"), torch.no_grad():
             old = token_log_probs(self.policy, prompts, answers)
-        with self._own("reference_compute_log_prob"), torch.no_grad():
+        with self._own(batch_idx, "reference_compute_log_prob"), torch.no_grad():
             reference = token_log_probs(self.reference, prompts, answers)
-        with self._own("compute_advantage"):
+        with self._own(batch_idx, "compute_advantage"):
             groups = rewards.to(self.device).view(-1, self.recipe.samples)
             advantages = group_advantages(groups).view(-1, 1)
         with stage("actor_update"):
+            self.faults.in_update(batch_idx)
             self._update(prompts, answers, old, reference, advantages)
         self.rewards[batch_idx] = self.trainer.strategy.reduce(rewards.mean(), reduce_op="mean")
 
     @contextmanager
-    def _own(self, name: str) -> Iterator[None]:
+    def _own(self, batch: int, name: str) -> Iterator[None]:
         """Mark a stage in which no rank waits for another; the slow rank sleeps at its end."""
         with stage(name):
             start = time.perf_counter()
             yield
+            self.faults.at_end_of(name, batch, time.perf_counter() - start)
             if self.global_rank == self.options.slow_rank:
                 time.sleep(self.options.slow_by * (time.perf_counter() - start))
 

@@ -9,8 +9,14 @@ from lightning_rlprof.errors import ConfigError
 
 _MOST_RANKS = 64
 
-INJECTIONS = ("hang",)
+INJECTIONS = ("slow-step", "shift", "hang", "oom", "leak", "throttle")
 """What can be made to go wrong."""
+
+INJECTED_STEPS = 80
+"""Steps of a demo in which something goes wrong: 30 show what is usual before the middle one."""
+
+_FEWEST_INJECTED = 70
+_ONE_RANK = ("oom", "throttle")
 
 
 @dataclass(frozen=True)
@@ -122,10 +128,21 @@ class DemoOptions:
             raise ConfigError(f"slow_rank={self.slow_rank} is not trained here; ranks are {have}")
         if self.inject is not None:
             _one_of("inject", self.inject, INJECTIONS)
-            if self.ranks < 2:
-                raise ConfigError(f"inject={self.inject} needs ranks that wait; give ranks=2")
+            self._check_inject()
         if not 0 < self.slow_by <= 10:
             raise ConfigError(f"slow_by={self.slow_by} is not allowed; 0.15 is 15 %, 10 the most")
+
+    def _check_inject(self) -> None:
+        what = f"inject={self.inject}"
+        if self.inject == "hang":
+            if self.ranks < 2:
+                raise ConfigError(f"{what} needs ranks that wait; give ranks=2")
+            return
+        if self.inject in _ONE_RANK and self.ranks > 1:
+            raise ConfigError(f"{what} is one rank's; ranks={self.ranks} is given, give ranks=1")
+        if self.steps is not None and self.steps < _FEWEST_INJECTED:
+            text = f"{what} needs steps before and after it, and steps={self.steps} is given"
+            raise ConfigError(f"{text}; give a number from {_FEWEST_INJECTED} up")
 
     @property
     def recipe(self) -> Recipe:

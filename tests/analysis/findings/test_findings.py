@@ -240,6 +240,13 @@ def test_device_kernels_replace_the_rule_on_the_host_category_and_need_no_five_s
     assert "device idle between launches" in findings(traced(kernels[:199])).note
 
 
+def test_a_rank_out_of_memory_comes_first() -> None:
+    spans = job("weight_sync", [0.3] * 24)
+    table = findings(replace(spans, statuses={0: "interrupted by OutOfMemoryError"}))
+    assert len(titles(table)) > 1
+    assert titles(table)[0].startswith("Rank 0 ran out of memory in step 24")
+
+
 def test_findings_without_a_cost_in_time_are_at_the_end() -> None:
     spans = job("weight_sync", [0.3] * 24)
     steps = spans.rows(kind="step")

@@ -12,6 +12,7 @@ import pytest
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
 from lightning_rlprof.analysis.findings.run_evidence import (
     memory_growth,
+    out_of_memory,
     slow_ranks,
     straggler_finding,
 )
@@ -209,3 +210,31 @@ def test_where_one_of_several_is_meant_all_are_named_and_it_is_less_sure() -> No
 def test_deleting_a_fifth_of_the_events_of_a_healthy_run_names_no_rank(seed: int) -> None:
     spans = without(play(Script(uneven=0.3, steps=40), seed).spans, 0.2, seed)
     assert list(slow_ranks(RunData(spans))) == []
+
+
+def stopped(status: str | None) -> Spans:
+    """Return a run whose second step ended with that status, in its second stage."""
+    held = {"device_allocated_bytes": 3 * GIB}
+    rows = [
+        Row("actor_generate", "stage", 1, 0, 400_000),
+        Row("step", "step", 1, 0, STEP_NS),
+        Row("actor_generate", "stage", 2, STEP_NS, 1_400_000, counters=held),
+        Row("actor_update", "stage", 2, 1_400_000, 1_500_000),
+        Row("step", "step", 2, STEP_NS, 1_500_000, counters={"interrupted": 1}),
+    ]
+    return replace(loaded(rows), statuses={0: status})
+
+
+def test_a_rank_out_of_memory_is_named_with_its_step_its_stage_and_its_last_memory() -> None:
+    (found,) = out_of_memory(RunData(stopped("interrupted by OutOfMemoryError")))
+    assert isinstance(found, Finding)
+    assert found.title == "Rank 0 ran out of memory in step 2, in or after actor_update"
+    assert (
+        found.evidence == "it raised OutOfMemoryError; torch memory 3,072 MiB after actor_generate"
+    )
+    assert found.cost is None
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted by KeyboardInterrupt", None])
+def test_a_rank_that_ended_otherwise_is_not_out_of_memory(status: str | None) -> None:
+    assert not out_of_memory(RunData(stopped(status)))

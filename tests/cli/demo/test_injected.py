@@ -1,0 +1,228 @@
+"""A demo in which something goes wrong: what is trained, caught and printed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_rlprof.analysis.changes import LEVEL, OUTLIER, changes
+from lightning_rlprof.analysis.findings.finding import rows_of
+from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.hangs import find_hang
+from lightning_rlprof.analysis.memory_phases import leaking_phases
+from lightning_rlprof.analysis.stages.overviews import rank_status
+from lightning_rlprof.cli.demo import faults
+from lightning_rlprof.cli.demo.caught import caught, fault_step
+from lightning_rlprof.cli.demo.injected import InjectedResult, run_injected_demo
+from lightning_rlprof.cli.demo.options import INJECTIONS, DemoOptions
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.loaders.hang_evidence import hang_evidence
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.runs import grpo_rows, header, write_rank
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
+    """Put a demo in place that trains nothing, and return what it was asked for."""
+    seen: list[DemoOptions] = []
+
+    def run(options: DemoOptions, progress: object) -> InjectedResult:
+        seen.append(options)
+        if options.task is not None:
+            return InjectedResult(None)
+        write_rank(options.save_path / "run", header(), grpo_rows(40))
+        return InjectedResult(options.save_path / "run")
+
+    module: Any = ModuleType("lightning_rlprof.cli.demo.injected")
+    module.run_injected_demo = run
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return seen
+
+
+def test_a_hang_trains_two_ranks_unless_more_are_asked_for(
+    rlprof: Run, asked: list[DemoOptions], tmp_path: Path
+) -> None:
+    status, out, _ = rlprof("demo", "--inject", "hang", "-o", tmp_path)
+    rlprof("demo", "--inject", "hang", "--ranks", 3, "-o", tmp_path / "more")
+    assert status == 0
+    assert [(each.inject, each.ranks) for each in asked] == [("hang", 2), ("hang", 3)]
+    assert "no rank has reported a hang" in " ".join(out.split()), "of the run that was written"
+    assert out.endswith(f"Wrote {tmp_path}/run\n")
+
+
+@pytest.mark.parametrize("fault", [each for each in INJECTIONS if each != "hang"])
+def test_it_says_what_was_injected_and_that_a_healthy_run_does_not_show_it(
+    rlprof: Run, asked: list[DemoOptions], tmp_path: Path, fault: str
+) -> None:
+    status, out, _ = rlprof("demo", "--inject", fault, "-o", tmp_path)
+    assert status == 0
+    assert [each.ranks for each in asked] == [2 if fault in ("slow-step", "shift") else 1]
+    assert "Injected: " in out
+    assert "Not caught: " in out
+    assert "Caught by" not in out
+    assert "try again when it is idle" in out
+    simulated = {"oom": "It's simulated", "throttle": "A throttled GPU isn't simulated"}
+    assert simulated.get(fault, "") in " ".join(out.split())
+
+
+def test_a_training_without_a_run_is_one_line(
+    rlprof: Run, asked: list[DemoOptions], tmp_path: Path
+) -> None:
+    words = ("demo", "--inject", "hang", "--task", "spell_backward", "-o", tmp_path)
+    assert "the training left no run" in rlprof(*words)[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"inject": "hnag", "ranks": 2}, "did you mean 'hang'"),
+        ({"inject": "hang"}, "inject=hang needs ranks that wait; give ranks=2"),
+        ({"inject": "oom", "ranks": 2}, "inject=oom is one rank's; ranks=2 is given, give ranks=1"),
+        ({"inject": "throttle", "ranks": 2}, "inject=throttle is one rank's"),
+        ({"inject": "leak", "steps": 69}, "steps=69 is given; give a number from 70 up"),
+    ],
+)
+def test_what_cannot_be_injected_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        DemoOptions(**options)
+
+
+def test_without_a_count_of_waits_for_a_cpu_nothing_is_throttled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults.os.path, "exists", lambda _: False)
+    faults.check_can_inject(DemoOptions(inject="leak"))
+    with pytest.raises(ConfigError, match="inject=throttle needs /proc/thread-self/schedstat"):
+        faults.check_can_inject(DemoOptions(inject="throttle"))
+
+
+def trained(options: DemoOptions) -> Spans:
+    result = run_injected_demo(options)
+    assert result.run is not None
+    assert result.error is None
+    return load(result.run)
+
+
+def caught_in_one_of_three(options: DemoOptions) -> Spans:
+    """Return a run in which the fault was caught: others on the machine may disturb one."""
+    for _ in range(3):
+        spans = trained(options)
+        if caught(spans, options).complete:
+            return spans
+    pytest.fail(f"not caught: {caught(spans, options).lines}")
+
+
+def captures(spans: Spans) -> list[tuple[int | None, str]]:
+    return [
+        (each.rank, each.text.split()[1])
+        for each in spans.notes
+        if each.text.startswith("captured step-")
+    ]
+
+
+# 15 times, not 5, which is within eight spreads of a very busy machine.
+@pytest.mark.deep
+def test_a_slow_step_is_named_and_captured_once_on_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "SLOW_STEP", 15.0)
+    options = DemoOptions(inject="slow-step", ranks=2, steps=70, save_path=tmp_path)
+    spans, step = caught_in_one_of_three(options), fault_step(options)
+    assert (OUTLIER, step, "compute_reward") in [
+        (row["change"], row["step"], row["stage"]) for row in rows_of(changes(spans))
+    ]
+    titles = [row["finding"] for row in rows_of(findings(spans))]
+    assert any(title.startswith(f"Step {step} took ") for title in titles)
+    assert any(each.text.startswith(f"step {step} took ") for each in spans.notes)
+    (first, second) = captures(spans)
+    assert {first[0], second[0]} == {0, 1}
+    assert first[1] == second[1]
+
+
+# Four times, not 1.4: that takes a quiet machine.
+@pytest.mark.deep
+def test_a_lasting_change_is_named_and_captured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "SHIFT", 4.0)
+    options = DemoOptions(inject="shift", steps=70, save_path=tmp_path)
+    spans, step = caught_in_one_of_three(options), fault_step(options)
+    found = [row for row in rows_of(changes(spans)) if row["change"] == LEVEL and row["ratio"] > 1]
+    assert abs(found[0]["step"] - step) <= 3
+    assert found[0]["stage"] == "actor_generate"
+    assert len(captures(spans)) == 1
+
+
+@pytest.mark.deep
+def test_out_of_memory_passes_through_and_is_named(tmp_path: Path) -> None:
+    options = DemoOptions(inject="oom", steps=70, save_path=tmp_path)
+    result = run_injected_demo(options)
+    assert type(result.error) is torch.OutOfMemoryError
+    assert result.run is not None
+    spans = load(result.run)
+    assert caught(spans, options).complete
+    assert rank_status(spans).column("status") == ["interrupted by OutOfMemoryError"]
+    title = rows_of(findings(spans))[0]["finding"]
+    assert title == "Rank 0 ran out of memory in step 36, in or after actor_update"
+
+
+@pytest.mark.deep
+def test_the_stage_that_leaks_is_named(tmp_path: Path) -> None:
+    options = DemoOptions(inject="leak", steps=70, save_path=tmp_path)
+    spans = caught_in_one_of_three(options)
+    assert leaking_phases(spans, 0, "host")[0] == "compute_reward"
+    grows = [row for row in rows_of(findings(spans)) if row["finding"].startswith("Memory grows")]
+    assert "added by compute_reward" in grows[0]["evidence"]
+
+
+@pytest.mark.deep
+def test_waiting_for_a_cpu_is_named(tmp_path: Path) -> None:
+    options = DemoOptions(inject="throttle", steps=70, save_path=tmp_path)
+    spans = caught_in_one_of_three(options)
+    assert any("CPU" in row["finding"] for row in rows_of(findings(spans)))
+
+
+@pytest.mark.deep
+def test_neighbors_end_and_the_training_gets_its_cpus_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(words: list[str]) -> subprocess.Popen[bytes]:
+        started.append(real(words))
+        return started[-1]
+
+    monkeypatch.setattr(faults.subprocess, "Popen", popen)
+    cpus = os.sched_getaffinity(0)
+    fault = faults.Faults(DemoOptions(inject="throttle"), 2)
+    fault.in_reward(0, 0)
+    assert not started
+    fault.in_reward(1, 0)
+    assert [each.poll() for each in started] == [None, None, None]
+    fault.end()
+    assert all(each.poll() is not None for each in started)
+    assert os.sched_getaffinity(0) == cpus
+
+
+@pytest.mark.deep
+def test_a_real_training_is_caught_and_the_rank_and_line_are_named(tmp_path: Path) -> None:
+    options = DemoOptions(inject="hang", ranks=2, steps=8, save_path=tmp_path)
+    run = run_injected_demo(options).run
+
+    assert run is not None
+    (cause,) = find_hang(hang_evidence(run), 0).causes
+    assert cause.rank == 1
+    assert cause.at is not None
+    assert cause.at.function == "wait_for_closing_bracket"
+    assert cause.report is not None
+    assert [span.name for span in cause.report.spans][-1] == "compute_reward"
