@@ -1,4 +1,4 @@
-"""Trainings of one or two gloo ranks that are killed at random points, in processes of their own."""
+"""Trainings of one or two gloo ranks, in processes of their own, killed at random points."""
 
 import ctypes
 import datetime

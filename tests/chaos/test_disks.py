@@ -5,18 +5,27 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.testing import FakeClock
 from tests.builders.models import Tiny, loader, make_trainer, steps_of, trace_of
-from tests.chaos.disks import ERRORS, FAULTS, STEPS, Disk, Fault, count_calls, on_disk, train, trained_on
+from tests.chaos.disks import (
+    ERRORS,
+    FAULTS,
+    STEPS,
+    Disk,
+    Fault,
+    count_calls,
+    on_disk,
+    train,
+    trained_on,
+)
 from tests.effort import DEEP
 
 CALLS = ("write", "fstat", "open", "pwrite", "close")
@@ -35,12 +44,15 @@ def test_a_disk_that_fails_at_any_write_keeps_what_it_took(fault: Fault, error: 
         assert not outcome.broken, (call, outcome)
         lost.append(outcome.lost)
     # Without a header there is no training.
-    assert lost == {
-        "once": [0, 0, 0, 0, 0, 2],
-        "for good": [0, 12, 11, 8, 5, 2],
-        "half, once": [0, 0, 0, 0, 0, 0],
-        "half, then for good": [0, 12, 10, 7, 4, 1],
-    }[fault]
+    assert (
+        lost
+        == {
+            "once": [0, 0, 0, 0, 0, 2],
+            "for good": [0, 12, 11, 8, 5, 2],
+            "half, once": [0, 0, 0, 0, 0, 0],
+            "half, then for good": [0, 12, 10, 7, 4, 1],
+        }[fault]
+    )
 
 
 @pytest.mark.parametrize("fault", ["once", "for good"])
@@ -61,7 +73,9 @@ def test_an_error_at_the_end_of_the_file_is_logged(
     with on_disk(Disk(("close",), 0)):
         train(tmp_path, FakeClock())
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.endswith("rank-00000.jsonl may lack its last lines: [Errno 28] No space left on device")
+    assert said.endswith(
+        "rank-00000.jsonl may lack its last lines: [Errno 28] No space left on device"
+    )
 
 
 def test_a_slow_disk_costs_time_and_no_step(tmp_path: Path) -> None:
@@ -158,6 +172,8 @@ def test_a_real_file_system_that_turns_read_only_leaves_training_alone(
     trace = trace_of(callback)
     assert steps_of(trace) == [*range(1, 11)]
     assert (trace.status, trace.lost_lines) == (None, 0)
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("lightning_")]
+    said = [
+        record.getMessage() for record in caplog.records if record.name.startswith("lightning_")
+    ]
     assert any("Read-only file system; the newest lines wait in memory" in each for each in said)
     assert any("lines that could not be written" in each for each in said)
