@@ -12,6 +12,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,16 @@ def faults(kills: int, crowds: int, part: int) -> dict[str, Callable[[], Trials]
         "disk: a write fails once": lambda: _disks("once", "half, once"),
         "disk: all writes fail from one on": lambda: _disks("for good", "half, then for good"),
         **{
-            f"{name} that mark at once": lambda work=work: (
-                chaos["crowds"].crowded(work) for _ in range(crowds)
-            )
-            for name, work in chaos["crowds"].CROWDS.items()
+            f"{name} that mark at once": partial(_crowded, name, crowds)
+            for name in chaos["crowds"].CROWDS
         },
         "an exception in a function of rlprof": lambda: _injections(part),
     }
+
+
+def _crowded(name: str, number: int) -> Trials:
+    work = chaos["crowds"].CROWDS[name]
+    return (chaos["crowds"].crowded(work) for _ in range(number))
 
 
 def _disks(*kinds: str) -> Trials:
@@ -69,10 +73,10 @@ def _injections(part: int) -> Trials:
     return (injections.injected(place, losses) for place in places[::part])
 
 
-def _row(fault: str, trials: Trials) -> tuple[list[object], list[str]]:
+def _row(fault: str, trials: Trials) -> tuple[list[Any], list[str]]:
     found = [*trials]
     read = max(each.readable_s for each in found)
-    lost: list[object] = [max(each.lost for each in found), max(each.lost_ms for each in found)]
+    lost = [max(each.lost for each in found), max(each.lost_ms for each in found)]
     row = [fault, len(found), sum(not each.broken for each in found), *lost, read or None]
     return row, [f"{fault}: {each.broken}" for each in found if each.broken]
 
@@ -87,7 +91,8 @@ def main() -> int:
         chosen.kills, chosen.mutants = min(chosen.kills, 3), min(chosen.mutants, 60)
     logging.disable(logging.CRITICAL)  # every fault is logged
     warnings.simplefilter("ignore")
-    rows, broken = [], []
+    rows: list[list[Any]] = []
+    broken: list[str] = []
     for fault, trials in faults(chosen.kills, *((1, 40) if chosen.quick else (20, 1))).items():
         print(f"{fault} …", file=sys.stderr)
         row, why = _row(fault, trials())
@@ -99,7 +104,8 @@ def main() -> int:
     kinds = {"damaged rank file": [damaged["native"]], "damaged file of another tool": others}
     for name, mutants in kinds.items():
         failed = {where: what for each in mutants for where, what in each.failed.items()}
-        number = sum(each.tried for each in mutants)
+        if not (number := sum(each.tried for each in mutants)):
+            continue
         slowest_s = max(each.slowest_s for each in mutants)
         rows.append([name, number, number - len(failed), None, None, slowest_s])
         broken += [f"{where}: {what}" for where, what in failed.items()]

@@ -2,6 +2,7 @@
 
 import ctypes
 import datetime
+import faulthandler
 import itertools
 import os
 import signal
@@ -22,6 +23,7 @@ from lightning_rlprof.records import run_directory
 from tests.chaos.outcomes import Ends, Outcome, judge
 
 SECONDS = 60
+_STACKS = "stacks"
 _MOST = 50_000  # steps
 _LONGEST_S = 0.5  # from the first step to the kill
 
@@ -47,7 +49,7 @@ def train(folder: Path, rank: int, world: int, times: Times, step_s: float) -> N
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=world,
-            timeout=datetime.timedelta(seconds=SECONDS),
+            timeout=datetime.timedelta(seconds=SECONDS / 2),
         )
     config = ProfilerConfig.build(profile_save_path=str(folder), clock_sync_interval_minutes=0)
     options: Any = {"name": "run", "rank": rank, "world_size": world, "recorders": ()}
@@ -94,16 +96,19 @@ def killed(seed: int, world: int) -> Outcome:
         for process in others:  # or gloo tells them
             process.join(SECONDS)
         if stuck := [process for process in others if process.is_alive()]:
+            where = (folder / _STACKS).read_text()  # written after gloo's timeout
             for process in stuck:
                 process.kill()
-            return Outcome("the other rank neither goes on nor ends")
+            return Outcome(f"the other rank neither goes on nor ends: {where}")
         return judge(folder / "run", [each.ends() for each in times])
 
 
-def _quietly(*arguments: Any) -> None:
+def _quietly(folder: Path, *arguments: Any) -> None:
     """Train, without a traceback where gloo says that the other rank is gone."""
     try:
-        train(*arguments)
+        with (folder / _STACKS).open("a") as file:
+            faulthandler.dump_traceback_later(SECONDS * 0.75, file=file)
+            train(folder, *arguments)
     except (RuntimeError, ValueError):
         os._exit(1)
 
