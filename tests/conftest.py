@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.effort import DEEP
+
 # Before torch is imported, here and in every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Lightning would read a cluster's variables from the machine that runs the tests. Kept are those
@@ -22,8 +24,9 @@ DEEP_FOLDERS = ("ascend", "benchmarks", "fuzz", "peers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies in the folders of slow tests."""
-    folders = [Path(__file__).parent / name for name in DEEP_FOLDERS]
+    """Mark what lies in the folders of slow tests; tests/chaos is both, and tries more if deep."""
+    names = (*DEEP_FOLDERS, "chaos") if DEEP else DEEP_FOLDERS
+    folders = [Path(__file__).parent / name for name in names]
     for item in items:
         if any(folder in item.path.parents for folder in folders):
             item.add_marker(pytest.mark.deep)

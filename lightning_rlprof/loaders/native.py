@@ -297,14 +297,15 @@ def _valid_spans(trace: RankTrace) -> tuple[list[SpanLine], list[RunWarning]]:
     rank, lines = trace.header.rank, trace.spans
     small = [line for line in lines if _is_in_range(line)]
     forward = [line for line in small if line.end_ns >= line.start_ns]
+    lost, far, backward = trace.lost_lines, len(lines) - len(small), len(small) - len(forward)
     texts = [
-        (trace.lost_lines, "{} of its lines can't be read"),
-        (len(lines) - len(small), "{} spans are left out: their numbers are out of range"),
-        (len(small) - len(forward), "{} spans are left out: they end before they start"),
+        (lost, f"{lost} of its lines can't be read"),
+        (far, f"{far} spans are left out: their numbers are out of range"),
+        (backward, f"{backward} spans are left out: they end before they start"),
         (trace.status is None, "its file is truncated: the rank was killed or is still running"),
         (trace.status not in (None, "finished"), f"it ended early: {trace.status}"),
     ]
-    return forward, [RunWarning(rank, text.format(int(count))) for count, text in texts if count]
+    return forward, [RunWarning(rank, text) for is_so, text in texts if is_so]
 
 
 def _is_in_range(line: SpanLine) -> bool:

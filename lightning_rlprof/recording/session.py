@@ -1,5 +1,6 @@
 """One rank's recording: buffer spans, open captures, tell recorders, outlive failures."""
 
+import functools
 import logging
 import os
 import sys
@@ -12,10 +13,11 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
+from typing import Any, TypeVar
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
-from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
@@ -33,7 +35,7 @@ from lightning_rlprof.recording.end_remarks import (
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.open_spans import Line, Open, made
-from lightning_rlprof.recording.recorders.base import Late, Recorder
+from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.recording.stage_sums import StageSums
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
@@ -42,6 +44,7 @@ from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import rank_directory
 
 log = logging.getLogger(__name__)
+F = TypeVar("F", bound=Callable[..., Any])
 
 _STEP = annotations.Marker("step", "step")
 _IDLE = annotations.Marker("idle", "stage")
@@ -85,6 +88,22 @@ def request_capture(
     """
     session = current()
     return session.request_capture(steps, ranks, stages, why) if session is not None else 0
+
+
+def _harmless(method: F) -> F:
+    """Keep a failure of rlprof's own from the code that marks: what the call would do is lost."""
+
+    @functools.wraps(method)
+    def call(self: "Session", *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            if is_for_the_process(error):
+                raise
+            self.failed(error)
+            return None
+
+    return call  # type: ignore[return-value]
 
 
 class Session:
@@ -132,7 +151,7 @@ class Session:
         self.later_experts = buffer.later_experts
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: StepTotals | None = None
-        self.waiting = self._closed = False
+        self.waiting = self._closed = self._failed = False
         self._step_start: int | None = None
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
@@ -363,6 +382,7 @@ class Session:
         """Add a span whose two ends are known; its parent is the span that is open now."""
         self.append(made(marker, self.step, start_ns, end_ns, counters))
 
+    @_harmless
     def stage_ended(self, line: Line) -> None:
         """Add the memory at the end of a stage: resident memory, and that of torch's allocator.
 
@@ -380,6 +400,7 @@ class Session:
 
     # ---- what markers call while a capture is open or may open
 
+    @_harmless
     def enter(self, name: str, kind: Kind) -> object:
         """Open the capture that this stage asks for and tell the recorders."""
         if threading.get_ident() != self._trainer_thread:
@@ -397,6 +418,7 @@ class Session:
         is_open, rank = self._capture.is_open, self.header.rank
         return capture.at_stage(self.config, rank, self.step, stage, is_open=is_open) == "open"
 
+    @_harmless
     def exit(self, span: Open) -> None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
         line, _, marker, token = span
@@ -445,6 +467,7 @@ class Session:
         """Whether recorders are told of spans now."""
         return self._capture.mirrors
 
+    @_harmless
     def mark(self, name: str) -> None:
         """Tell the recorders of an instant."""
         if self._capture.mirrors and threading.get_ident() == self._trainer_thread:
@@ -452,6 +475,7 @@ class Session:
 
     # ---- lines
 
+    @_harmless
     def flush(self) -> None:
         """Append everything to the file."""
         self.flush_at_ns = self.clock() + _STAGE_NS
@@ -463,6 +487,14 @@ class Session:
         if self.header.rank == 0 or number > logging.INFO:
             log.log(number, "%s", text)
         self.add(("note", self.clock(), level, text))
+
+    def failed(self, error: Exception) -> None:
+        """Say once that rlprof failed where the training marks something."""
+        if not self._failed:
+            self._failed = True
+            log.debug("rlprof failed", exc_info=error)
+            text = f"an error in rlprof, the training continues: {described(error)}"
+            self.note("error", text)
 
     def close(self, status: str = "finished") -> None:
         """Finish every file and stop listening; further calls do nothing.

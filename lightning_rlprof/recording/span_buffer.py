@@ -423,17 +423,24 @@ class Buffer:
                 with suppress(OSError):
                     self._writer.write_reserved([self._note_of_lost(), *end])
         finally:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        try:
             self._writer.close()
+        except OSError as error:
+            log.warning("%s may lack its last lines: %s", self._writer.path, error)
 
     def discard(self) -> None:
         """Close the file and remove it."""
-        self._writer.close()
-        self._writer.path.unlink(missing_ok=True)
+        self._close_file()
+        with suppress(OSError):
+            self._writer.path.unlink()
 
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""
         self._lock, self._writes = threading.RLock(), True  # another thread may have held the lock
-        self._writer.close()
+        self._close_file()
 
     def totals(self) -> StepTotals:
         """Return what the last step spent on the stages of the thread that made this."""

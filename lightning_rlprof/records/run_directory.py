@@ -284,10 +284,14 @@ class TraceWriter:
         return _count_lines(self._waiting)
 
     def close(self) -> None:
-        """Close the file; further calls do nothing."""
+        """Close the file; further calls do nothing.
+
+        Raises:
+            OSError: A shared file system says only now that it could not keep what it had taken.
+        """
         if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+            file, self._file = self._file, -1
+            os.close(file)
 
 
 def _count_lines(data: bytes) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.run_directory import CACHE_FOLDER
+from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
 from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
 from lightning_rlprof.system.version import VERSION
 from lightning_rlprof.tables.table import Table
@@ -180,13 +180,19 @@ def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
         raise OSError(None, "is a link", str(home.parent))
     home.parent.mkdir(exist_ok=True)
     new = home.parent / f".new-{uuid.uuid4().hex}"
-    new.mkdir()
+    new.mkdir(mode=_mode(path))
     try:
         cache = _move(_fill(new, parts), home)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     _sweep(home)
     return cache
+
+
+def _mode(path: Path) -> int:
+    """Return the mode of a cache's folder: for its user alone if the rank files are."""
+    ranks = rank_files(path if path.is_dir() else path.parent)
+    return 0o777 if all(file.stat().st_mode & 0o077 for file in ranks) else 0o700
 
 
 def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:

@@ -96,6 +96,7 @@ def test_one_ranks_file_alone_misses_nobody(tmp_path: Path) -> None:
     [
         (None, "its file is truncated: the rank was killed or is still running"),
         ("KeyboardInterrupt", "it ended early: KeyboardInterrupt"),
+        ("{1} {} {x", "it ended early: {1} {} {x"),
     ],
 )
 def test_an_unfinished_rank_is_a_problem(tmp_path: Path, status: str | None, said: str) -> None:

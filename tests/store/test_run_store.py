@@ -42,6 +42,21 @@ def test_the_second_time_the_run_is_not_read(run: Path) -> None:
     assert names == ["headers", "notes", "spans", "warnings"]
 
 
+@pytest.mark.parametrize(("of_the_file", "of_the_cache"), [(0o600, 0o700), (0o644, 0o755)])
+def test_a_cache_is_of_its_user_alone_if_the_rank_files_are(
+    of_the_file: int, of_the_cache: int, run: Path
+) -> None:
+    for file in run.glob("rank-*.jsonl"):
+        file.chmod(of_the_file)
+    before = os.umask(0o022)
+    try:
+        Store(run, load).sql("select 1")
+    finally:
+        os.umask(before)
+    (made,) = (run / cache.CACHE_FOLDER).iterdir()
+    assert made.stat().st_mode & 0o777 == of_the_cache
+
+
 def test_a_table_of_a_device_is_made_when_it_is_named(run: Path) -> None:
     reader = Reader()
     store = Store(run, reader)

@@ -70,12 +70,12 @@ class Batches:
 
     def __enter__(self) -> None:
         """Know that the step has a batch; begin it if batches before it were skipped."""
-        if any(id(each) in self._watched for each in self._trainer.callbacks):
-            self._inside = True
-            try:
+        try:
+            if any(id(each) in self._watched for each in self._trainer.callbacks):
+                self._inside = True
                 self._session.begin_step(self._progress.total.ready)
-            except Exception as error:
-                self._give_up(error)
+        except Exception as error:
+            self._give_up(error)
 
     def __exit__(
         self,
@@ -311,14 +311,17 @@ class ProfilerCallback(Callback):
         loggers = self._trainer.loggers if self._trainer else ()
         session, self._session, self._trainer = self._session, None, None
         undo, self._undo, self._by_name, self._bar = self._undo, [], [], None
-        try:
-            for part in undo:
+        for part in undo:
+            try:
                 part.remove()
                 if isinstance(part, Wraps | ImportedWraps) and session is not None:
                     for text in part.remarks():
                         session.note("warning", text)
-            if session is None:
-                return
+            except Exception as error:  # the others and the session end all the same
+                log.error("%s could not be removed: %s", part, error, exc_info=error)
+        if session is None:
+            return
+        try:
             if status == "finished" and not session.has_steps:  # as of a tuner
                 log.info("no step was recorded: %s is removed", session.run)
                 session.discard()
@@ -332,6 +335,8 @@ class ProfilerCallback(Callback):
                         log_report(session.run, loggers)
         except Exception as error:
             log.error("the run could not be finished: %s", error, exc_info=error)
+            with suppress(Exception):
+                session.close(status)  # does nothing if that went well
 
     # ---- steps
 

@@ -224,6 +224,8 @@ def _place(path: Path, target: Path) -> None:
         raise
     except OSError:  # another file system, or one without links
         _copy(path, target)
+    with suppress(OSError):  # a file system without modes
+        target.chmod(0o600)  # it contains the whole environment
     try:
         path.unlink()
     except OSError:

@@ -69,6 +69,12 @@ def test_the_nth_report_is_named_after_the_nth_capture(nsys: Worker) -> None:
     assert nsys.notes == []
 
 
+def test_a_report_is_of_its_user_alone_as_it_contains_the_environment(nsys: Worker) -> None:
+    nsys.put("worker_process_41.nsys-rep").chmod(0o644)
+    (name,) = nsys.fetched(TWO)
+    assert (nsys.home / name).stat().st_mode & 0o777 == 0o600
+
+
 def test_a_single_report_is_that_of_the_only_capture(nsys: Worker) -> None:
     nsys.put("worker_process_41.nsys-rep")
     assert nsys.fetched({1: "step-000010"}) == ["actor_box_rank3_step10.nsys-rep"]

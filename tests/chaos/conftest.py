@@ -1,0 +1,3 @@
+from tests.cli.conftest import rlprof
+
+__all__ = ["rlprof"]

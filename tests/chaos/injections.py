@@ -1,0 +1,144 @@
+"""An exception in any function of rlprof that a Lightning training calls, one at a time."""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from unittest.mock import patch
+
+import lightning_rlprof
+from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.recording.session import current
+from lightning_rlprof.testing import FakeRecorder
+from tests.builders.models import Tiny, loader, make_trainer
+from tests.chaos.outcomes import Outcome
+
+_PACKAGE = str(Path(lightning_rlprof.__file__).parent)
+_BATCHES, _FROM_BATCH = 4, 1
+# Also what only stages and actions that take long do.
+_WHATEVER_IT_TAKES = {
+    "recording.annotations._LONG_NS": -1,
+    "recording.session._STAGE_NS": -1,
+    "recording.span_buffer._WRITE_NS": 0,
+    "integrations.lightning.profiler_actions._SLOW_NS": -1,
+}
+
+Place = tuple[str, str]
+"""A module and the name of a function in it."""
+
+SHELLS = {
+    # what keeps failures from the training
+    "_finish",
+    "_harmless.<locals>.call",
+    "_safely",
+    # markers, which only read and write attributes and lists, at the price of nanoseconds
+    *("__init__", "_end_around", "counters_of", "innermost", "_function.<locals>.call"),
+    *(f"_recording.<locals>.{name}" for name in ("enter", "leave")),
+    *(f"_mirrored.<locals>.{name}" for name in ("enter", "leave")),
+    # parts of a name, once for each
+    "_learn",
+}
+"""Functions that nothing is around; by the last part of their names."""
+
+
+class InjectedError(Exception):
+    """Raised where rlprof cannot expect it."""
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+@contextmanager
+def _traced(called: Callable[[FrameType], object]) -> Iterator[None]:
+    """Call a function whenever one of rlprof's calls another on this thread.
+
+    What the training calls itself is left out: it is what keeps a failure from it.
+    """
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and _is_ours(frame) and _is_ours(frame.f_back):
+            called(frame)
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _fit(folder: Path, called: Callable[[FrameType], object]) -> list[float]:
+    """Train four batches with a capture; tell what is called from the second one on."""
+    module = Tiny()
+    armed: list[int] = []
+    module.on_batch = lambda batch: armed.append(batch) if batch >= _FROM_BATCH else None
+    callback = ProfilerCallback(
+        profile_save_path=str(folder), steps=[2, 3], recorders=[FakeRecorder()], summary=False
+    )
+    trainer = make_trainer(callback)
+    with ExitStack() as stack:
+        for name, value in _WHATEVER_IT_TAKES.items():
+            stack.enter_context(patch(f"lightning_rlprof.{name}", value))
+        stack.enter_context(_traced(lambda frame: called(frame) if armed else None))
+        trainer.fit(module, loader(_BATCHES))
+    return module.losses
+
+
+def _place(frame: FrameType) -> Place:
+    file = frame.f_code.co_filename.removeprefix(_PACKAGE)
+    name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # Python 3.10 has no long one
+    return file.strip("/").removesuffix(".py"), name
+
+
+def places() -> list[Place]:
+    """Return every function of rlprof that a training calls once it has begun."""
+    found: dict[Place, None] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        _fit(Path(folder), lambda frame: found.setdefault(_place(frame)))
+    return [place for place in found if not _is_shell(place)]
+
+
+def _is_shell(place: Place) -> bool:
+    name = place[1]
+    return any(name == shell or name.endswith(f".{shell}") for shell in SHELLS)
+
+
+def plain_losses() -> list[float]:
+    """Return the losses of the same training without a callback."""
+    module = Tiny()
+    make_trainer().fit(module, loader(_BATCHES))
+    return module.losses
+
+
+def injected(place: Place, losses: list[float]) -> Outcome:
+    """Raise in one function when it is first called; the training must not notice.
+
+    It ended no step if the function was not called this time.
+    """
+    raised: list[Place] = []
+
+    def fail(frame: FrameType) -> None:
+        if not raised and _place(frame) == place:
+            raised.append(place)
+            raise InjectedError(f"in {place}")
+
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            found = _fit(Path(name), fail)
+        except BaseException as error:
+            if session := current():
+                session.discard()
+            return Outcome(f"the training ended: {error!r}")
+        if session := current():
+            session.discard()
+            return Outcome("the session goes on after the training")
+        if found != losses:
+            return Outcome("the training has other losses")
+        runs = [*Path(name).iterdir()]
+        spans = load(runs[0]) if runs else None
+        steps = 0 if spans is None else len(spans.rows(kind="step"))
+        return Outcome("", _BATCHES if raised else 0, _BATCHES - steps)
