@@ -17,7 +17,7 @@ from lightning_rlprof.system.location import local_path
 
 _SAVE_PATH = Path("profiler_data")
 _SLOW, _WRONG = "Inject a slow rank", "Inject a fault"
-_ON_TWO_RANKS = ("slow-step", "shift", "hang")
+_ON_TWO_RANKS = ("slow-step", "hang")
 # With 10 steps stragglers was wrong, with 14 inconclusive; 40 decide in nearly every demo.
 _STEPS_TO_FIND_SLOW = 40
 
