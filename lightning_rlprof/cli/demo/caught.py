@@ -44,7 +44,7 @@ def injected(options: DemoOptions) -> str:
     step = fault_step(options)
     return {
         "slow-step": f"step {step} waits for its rewards, and takes 5 times as long.",
-        "shift": f"from step {step} on, actor_generate takes 1.4 times as long.",
+        "shift": f"from step {step} on, actor_generate takes twice as long.",
         "oom": f"step {step} raises torch.OutOfMemoryError in actor_update. "
         "It's simulated: no device is full, the demo trains on a CPU.",
         "leak": "each step keeps 4 MiB in compute_reward.",

@@ -15,7 +15,7 @@ from lightning_rlprof.errors import ConfigError
 HANGS_IN = 4
 """The batch in which the reward hangs."""
 
-SLOW_STEP, SHIFT = 5.0, 1.4
+SLOW_STEP, SHIFT = 5.0, 2.0
 """How many times as long the slow step takes, and the stage that becomes slower."""
 
 LEAKED_BYTES = 4 * 2**20

@@ -148,7 +148,7 @@ def test_a_slow_step_is_named_and_captured_once_on_each_rank(
     assert first[1] == second[1]
 
 
-# Four times, not 1.4: that takes a quiet machine.
+# Four times, not two: other tests share the machine.
 @pytest.mark.deep
 def test_a_lasting_change_is_named_and_captured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
