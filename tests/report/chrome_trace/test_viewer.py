@@ -146,12 +146,21 @@ def test_chromium_shows_a_run_in_the_real_ui_and_asks_no_other_server(tmp_path: 
     }
 
 
+OPEN = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored behind nohup
+from lightning_rlprof.cli.app import main
+sys.argv[:1] = ["rlprof", "open"]
+main()
+"""
+
+
 @contextmanager
 def opened(run: Path, folder: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """Start ``rlprof open`` as a process; yields it, and the address that it prints."""
     (folder / "temporary").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "lightning_rlprof", "open", str(run), "--no-browser"],
+        [sys.executable, "-c", OPEN, str(run), "--no-browser"],
         env={**os.environ, "TMPDIR": str(folder / "temporary"), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         text=True,
