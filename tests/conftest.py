@@ -1,5 +1,6 @@
 """For every test: no RLPROF variables from outside, one torch thread, a fake clock."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +70,18 @@ def _no_background_metrics(request: pytest.FixtureRequest, monkeypatch: pytest.M
 @pytest.fixture
 def background_metrics() -> None:
     """Sample the host and its device in sessions of this test, as outside of tests."""
+
+
+@pytest.fixture(autouse=True)
+def _clean_logger() -> Iterator[None]:
+    """Undo what a test does to the package's logger, as examples in the pages do."""
+    log = logging.getLogger("lightning_rlprof")
+    level, handlers = log.level, [*log.handlers]
+    yield
+    log.setLevel(level)
+    for handler in [each for each in log.handlers if each not in handlers]:
+        log.removeHandler(handler)
+        handler.close()
 
 
 @pytest.fixture

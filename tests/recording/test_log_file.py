@@ -1,8 +1,6 @@
 """docs/troubleshooting.md: the log of a rank in a file, where rank 0 speaks."""
 
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +10,6 @@ from lightning_rlprof.recording.start import start_session
 from tests.places import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def logger() -> Iterator[logging.Logger]:
-    log = logging.getLogger("lightning_rlprof")
-    before = log.level, [*log.handlers]
-    yield log
-    for handler in [each for each in log.handlers if each not in before[1]]:
-        log.removeHandler(handler)
-        handler.close()
-    log.setLevel(before[0])
 
 
 def record(rank: int, folder: Path) -> list[str]:
@@ -40,7 +27,7 @@ def record(rank: int, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_speaks_and_others_warn(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logger: logging.Logger
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", str(rank))

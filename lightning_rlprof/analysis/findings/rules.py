@@ -326,7 +326,7 @@ def rules_by_id() -> dict[str, list[Rule]]:
     single = (
         *(SHORT_GAPS, LONG_GAPS, DOMINANT_KERNEL, SMALL_COLLECTIVES, LOW_MFU, MEMORY_GROWTH),
         *(LEVEL_CHANGE, TREND, OUTLIER_STEP, *CPU_RULES, MEMORY_PRESSURE, HEAT, POWER),
-        *(SLOWDOWN, STRAGGLER),
+        *(SLOWDOWN, STRAGGLER, OUT_OF_MEMORY),
     )
     found: dict[str, list[Rule]] = {}
     for rule in chain(single, CATEGORY_RULES.values(), (STARVED, UNMATCHED)):

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -157,29 +156,39 @@ def signalled(folder: Path, number: int, package: Any = PACKAGES[0]) -> tuple[in
     return process.exitcode, trace
 
 
-def fit_until_killed(folder: Path, times: str) -> None:
-    """Train in short steps, and note when each began and ended, until SIGKILL after 0.4 s."""
-    with open(times, "w", buffering=1) as file:
+UNTIL_KILLED = """
+import os, signal, sys, time
+from lightning_rlprof import ProfilerCallback
+from tests.builders.models import Tiny, loader, make_trainer
 
-        def on_batch(batch_idx: int) -> None:
-            now = time.perf_counter()
-            print(now, file=file)
-            if now - start > 0.4:
-                os.kill(os.getpid(), signal.SIGKILL)
+folder, times = sys.argv[1:]
+callback = ProfilerCallback(profile_save_path=folder)
 
-        module, callback = Tiny(), ProfilerCallback(profile_save_path=str(folder))
-        module.on_batch = on_batch
-        start = time.perf_counter()
-        batches = loader(100_000)
-        make_trainer(callback, max_epochs=1).fit(module, batches)
+with open(times, "w", buffering=1) as file:
+
+    def on_batch(batch_idx):
+        now = time.perf_counter()
+        print(now, file=file)
+        if now - start > 0.4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    module = Tiny()
+    module.on_batch = on_batch
+    start = time.perf_counter()
+    make_trainer(callback).fit(module, loader(100_000))
+"""
 
 
+@pytest.mark.deep
 def test_kill_9_loses_the_steps_of_the_last_100_ms_at_most(tmp_path: Path) -> None:
     run, times = tmp_path / "runs", tmp_path / "times"
-    process = get_context("fork").Process(target=fit_until_killed, args=(run, str(times)))
-    process.start()
-    process.join(SECONDS)
-    assert process.exitcode == -signal.SIGKILL
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", UNTIL_KILLED, str(run), str(times)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=SECONDS,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
     (trace,) = only_run(run)
     began = [float(line) for line in times.read_text().split()]
     # Step n ended before step n + 1 began. If a later step ended 100 ms after that, both are there.
