@@ -230,8 +230,12 @@ class Session:
         self.waiting = True
 
     def _ask_for_captures(self, start: int | None, end: int) -> None:
-        usual = not (self._capture.saw(self.step) or self._buffer.had_validation())
-        if start is not None and usual:
+        if (
+            self._requests.learns
+            and start is not None
+            and not self._capture.saw(self.step)
+            and not self._buffer.had_validation()
+        ):
             self._requests.learn(self.step, end - start, end)
         self._requests.after(self.step, end)
 
@@ -305,6 +309,8 @@ class Session:
         if self.background is None:
             return {}
         counters, pauses = self.background.end_step()
+        if not pauses:  # as in nearly all steps
+            return counters
         for pause, parent in zip(pauses, self._buffer.around(pauses), strict=True):
             line = made(_PAUSE, self.step_at(pause.start_ns), pause.start_ns, pause.end_ns, None)
             line[6], line[8] = pause.thread, parent

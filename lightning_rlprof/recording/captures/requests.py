@@ -88,6 +88,11 @@ class CaptureRequests:
         self._times = StepTimes() if run.config.capture_anomalies and not run.header.rank else None
         self._anomalies: list[int] = []  # when they were found
 
+    @property
+    def learns(self) -> bool:
+        """Whether this rank looks for unusual steps."""
+        return self._times is not None
+
     def learn(self, step: int, ns: int, now_ns: int) -> None:
         """Let a step that was not captured and had no validation count; it may be unusual."""
         if self._times is None or ns <= 0 or (found := self._times.add(step, ns)) is None:
