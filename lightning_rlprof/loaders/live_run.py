@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from lightning_rlprof.errors import NOT_JSON
+from lightning_rlprof.records.hang_reports import FOLDER
 from lightning_rlprof.records.records import PHASES, Header
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.files import open_file
@@ -45,7 +46,6 @@ _MEMORY = frozenset(
 )
 _LIMITS = ("host_limit_bytes", "device_total_bytes")
 _WANTED = (b'["span"', b'["note"', b'["metrics"', b'["end"')
-_HANGS = "watchdog"  # folder of the reports of ranks that make no progress
 _MOST_REPORT = 1 << 23  # bytes
 
 _decode = msgspec.json.Decoder().decode
@@ -386,7 +386,7 @@ class LiveRun:
         )
 
     def _read_hangs(self) -> None:
-        for path in sorted(self.run.glob(f"{_HANGS}/rank-*-*.json")):
+        for path in sorted(self.run.glob(f"{FOLDER}/rank-*-*.json")):
             if path.name in self._reports:
                 continue
             with suppress(OSError, *NOT_JSON):

@@ -43,7 +43,7 @@ def test_a_disk_that_fails_at_any_write_keeps_what_it_took(fault: Fault, error: 
         outcome = trained_on(disk, may_lose=fault.endswith("good") or is_last)
         assert not outcome.broken, (call, outcome)
         lost.append(outcome.lost)
-    # Without a header there is no training.
+    # A training begins with its header.
     assert (
         lost
         == {

@@ -17,7 +17,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 class Watched:
-    """Stands in for ``os``: a disk that takes a write in parts, and lets somebody look between."""
+    """Stands in for ``os``: takes a write in parts, and calls a function between them."""
 
     def __init__(self, look: Callable[[], object], parts: int) -> None:
         self._look, self._parts = look, parts

@@ -1,4 +1,4 @@
-"""What rlprof hang prints of a run that hangs, of one that does not, and of what is no run."""
+"""What rlprof hang prints of a run that hangs, of one that does not, and of other files."""
 
 import json
 

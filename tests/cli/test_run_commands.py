@@ -316,7 +316,7 @@ def test_samples_are_exported_as_json_lines(rlprof: Run, tmp_path: Path) -> None
     assert rlprof(*words)[0] == 2  # exists already
     assert rlprof(*words, "--force")[0] == 0
     assert "apply to --format perfetto only" in rlprof(*words, "--kernels")[2]
-    assert rlprof("summary", tmp_path / "run")[0] == 0  # the log is no part of the run
+    assert rlprof("summary", tmp_path / "run")[0] == 0  # the log does not belong to the run
 
 
 def test_captures_are_exported_for_tensorboard(

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_rlprof.loaders.live_run import LATELY, LiveRun
+from lightning_rlprof.records.hang_reports import FOLDER, write_report
+from lightning_rlprof.records.hang_reports import HangReport as WatchdogReport
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
 
@@ -260,6 +262,14 @@ def test_reports_of_hangs_are_read_if_there_are_some(live, tmp_path):
     (folder / "rank-00000-02.json").write_text(json.dumps({**known, "cause": "recovered"}))
     live.refresh()
     assert live.hangs[0].cause == "recovered"
+
+
+def test_a_report_is_read_as_the_watchdog_writes_it(live, tmp_path):
+    rank_writer(tmp_path)
+    (tmp_path / FOLDER).mkdir()
+    write_report(tmp_path, WatchdogReport(0, 1, "hang", 5, 61.5, 60.0, 3, True, "backward"))
+    live.refresh()
+    assert live.hangs == {0: (0, "hang", 61.5, 3, "backward")}
 
 
 HOSTILE = [

@@ -132,7 +132,7 @@ def test_a_rank_that_is_stopped_is_named_and_is_no_hang_when_it_continues(traini
     assert [process.wait(PATIENCE_S) for process in job.ranks] == [0, 0]
     after = job.hang()
     assert after.headline.startswith("Progress came back after")
-    assert after.ranks[1].state == "finished", "the time in which it was stopped is no silence"
+    assert after.ranks[1].state == "finished", "the time in which it was stopped does not count"
 
 
 def test_a_worker_of_a_data_loader_that_stands_still_is_named(training):
