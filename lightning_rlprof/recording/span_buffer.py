@@ -237,11 +237,14 @@ class Buffer:
         self.keeps_stages, self.stages_seen = False, set[str]()
 
     def end_step(self) -> None:
-        """Close the account of a step, and write everything unless that was done just now."""
+        """Close the account of a step, and write everything unless that was done just now.
+
+        What isn't a span, as that a capture was taken, is rare, and never waits.
+        """
         if self._late or self._experts:
             self._ask_late()
         with self._lock:
-            if self._clock() - self._written_ns < _WRITE_NS:
+            if not self._others and self._clock() - self._written_ns < _WRITE_NS:
                 self._collect()
             else:
                 self._flush_once()

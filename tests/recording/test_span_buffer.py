@@ -40,6 +40,18 @@ def test_a_signal_s_handler_may_flush_while_its_thread_writes(start, monkeypatch
     assert [span.name for span in read(session).spans] == ["actor_update", "save_on_preempt"]
 
 
+def test_a_note_is_written_at_the_end_of_its_step_however_short(start, clock):
+    session = start()
+    for step in (1, 2):
+        session.begin_step(step)
+        clock.advance(1)
+        if step == 2:
+            session.note("info", "captured step-000002 with nothing")
+        session.end_step()
+    assert [note.text for note in read(session).notes][-1:] == ["captured step-000002 with nothing"]
+    assert [span.step for span in read(session).spans] == [1, 2]
+
+
 def test_many_lines_without_a_step_are_summed_up(start, clock, monkeypatch):
     monkeypatch.setattr(span_buffer, "_MOST", 3)
     session = start()

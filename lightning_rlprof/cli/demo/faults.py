@@ -56,7 +56,8 @@ class Faults:
         elif self._inject == "slow-step" and batch == self._middle:
             wait_for_reward_server((self._slow_step - 1) * self._usual())
         elif self._inject == "leak":
-            self._kept.append(torch.ones(LEAKED_BYTES, dtype=torch.uint8))
+            # Random: the stage then takes over 1 ms, and its memory is read at its end.
+            self._kept.append(torch.rand(LEAKED_BYTES // 4))
         elif self._inject == "throttle" and batch == self._middle:
             self._crowd_cpu()
 
