@@ -523,6 +523,7 @@ class Session:
             if self.exchange is not None and status == "finished":
                 self.exchange.meet(self._ended)
             self._capture.finish()
+            self._requests.close()
             for text in self._remarks():
                 self.note("warning", text)
             self.add(("end", self.clock(), status))
@@ -555,6 +556,7 @@ class Session:
         self._stop_watchdog()
         self.abandon_step(interrupted=False)
         self._capture.finish()
+        self._requests.close()
         self._closed = True
         annotations.listen(None)
         if _Process.session is self:

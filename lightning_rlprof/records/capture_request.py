@@ -81,7 +81,15 @@ def read_request(run: Path) -> CaptureRequest | None:
     """Return the newest request of a run, None if there is none that can be read."""
     try:
         with open_file(request_file(run)) as file:
-            request = msgspec.json.decode(file.read(_MOST), type=CaptureRequest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return decode_request(file.read(_MOST))
+    except OSError:
+        return None
+
+
+def decode_request(data: bytes) -> CaptureRequest | None:
+    """Return a request in JSON, None if it is none."""
+    try:
+        request = msgspec.json.decode(data, type=CaptureRequest)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return request if request.first_step > 0 and request.steps > 0 else None

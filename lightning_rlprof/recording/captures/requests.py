@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.recording.captures.anomalies import StepTimes
+from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_capturing
 from lightning_rlprof.records.capture_request import (
@@ -82,6 +83,9 @@ class CaptureRequests:
         self._own = run.config
         self._look_at = clock() + LOOK_NS
         self._stamp = _stamp(run.run)
+        self._relay: StoreRelay | None = None
+        self._relays = may_span_hosts(run.header.world_size)
+        self._last_id = ""
         self._waiting: CaptureRequest | None = None
         self._open: CaptureRequest | None = None
         self._count = 0
@@ -119,6 +123,13 @@ class CaptureRequests:
             self._run.note("warning", f"{why}; the capture cannot be requested: {error}")
         else:
             self._run.note("info", f"{why}; requested a capture of {_where(request)}")
+            if self._relay is not None:
+                self._relay.send(request)
+
+    def close(self) -> None:
+        """Stop listening to other hosts."""
+        if self._relay is not None:
+            self._relay.close()
 
     def after(self, step: int, now_ns: int) -> None:
         """Look for a request if it is time; switch to it before its first step, and back."""
@@ -128,19 +139,30 @@ class CaptureRequests:
         if now_ns >= self._look_at:
             self._look_at = now_ns + LOOK_NS
             self._look(step)
+        if self._relay is not None and (request := self._relay.received()) is not None:
+            self._consider(request, step)
         waiting = self._waiting
         if waiting is not None and step + 1 >= waiting.first_step and self._open is None:
             self._waiting = None
             self._begin(waiting)
 
     def _look(self, step: int) -> None:
+        if self._relays and self._relay is None and (store := store_of_the_job()) is not None:
+            self._relay = StoreRelay(store, self._run.run.name)
         stamp = _stamp(self._run.run)
         if stamp == self._stamp:
             return
         self._stamp = stamp
-        request = read_request(self._run.run)
-        if request is None or request.unix_ns < self._run.header.unix_ns:
+        if (request := read_request(self._run.run)) is not None:
+            if self._relay is not None:
+                self._relay.send(request)
+            self._consider(request, step)
+
+    def _consider(self, request: CaptureRequest, step: int) -> None:
+        """Wait for the first step of a request that is new."""
+        if request.id == self._last_id or request.unix_ns < self._run.header.unix_ns:
             return
+        self._last_id = request.id
         if request.ranks is not None and self._run.header.rank not in request.ranks:
             return
         if request.first_step <= step:
@@ -166,6 +188,12 @@ class CaptureRequests:
         else:
             text = f"{where} cannot be captured: another capture is open ({request.why})"
             self._run.note("warning", text)
+
+
+def may_span_hosts(ranks: int) -> bool:
+    """Tell whether a job may have ranks on several hosts; torchrun says where it hasn't."""
+    local, world = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    return ranks > 1 and (world is None or local != world)
 
 
 def _where(request: CaptureRequest) -> str:
