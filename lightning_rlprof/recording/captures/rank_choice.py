@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -21,6 +22,7 @@ _MOST = 8
 _LAST = 8  # steps
 _LATE = 0.02  # of the step
 _TAIL = 1 << 16  # bytes; some 10 steps of 40 spans
+_LONGEST_NS = 10**18  # of a step; a damaged file may say anything
 _BUDGET_NS = 200_000_000  # of the training thread, at most 3 times an hour
 
 _LEFT_OUT = {"capture", "interrupted"}
@@ -80,7 +82,9 @@ def choose(
         knows: Whether the cause is of the rank that asks.
         clock: Monotonic nanoseconds.
     """
-    paths = rank_files(run)
+    paths = []
+    with suppress(OSError):
+        paths = rank_files(run)
     if max(header.world_size, len(paths)) <= MOST_FOR_ALL:
         return Choice(None)
     until, found = clock() + _BUDGET_NS, []
@@ -164,7 +168,7 @@ def read_steps(path: Path) -> RankSteps | None:
             lines = file.read(_TAIL).split(b"\n")
     except (OSError, TraceError):
         return None
-    rank = RankSteps(header.rank, header.role, lengths := {}, ends := {})
+    rank = RankSteps(int(path.stem[5:]), header.role, lengths := {}, ends := {})
     stages: list[tuple[str, int, int]] = []  # name, thread and end of those of the next step
     for line in lines:
         if not line.startswith(b'["span"'):
@@ -176,11 +180,22 @@ def read_steps(path: Path) -> RankSteps | None:
         match read:
             case ["span", str() as name, "stage", int(), int(), int() as end, int() as thread, *_]:
                 stages.append((name, thread, end))
-            case ["span", _, "step", int() as step, int() as start, int() as end, thread, *rest]:
-                kept = not (isinstance(rest[-1], dict) and rest[-1].keys() & _LEFT_OUT)
-                if kept and end > start:
+            case [
+                "span",
+                _,
+                "step",
+                int() as step,
+                int() as start,
+                int() as end,
+                thread,
+                _,
+                _,
+                more,
+            ]:
+                kept = not (isinstance(more, dict) and more.keys() & _LEFT_OUT)
+                if kept and 0 < end - start < _LONGEST_NS:
                     lengths[step] = end - start
-                    ends[step] = _numbered(stages, thread, start, end)
+                    ends[step] = _numbered(stages, own, start, end)
                 stages = []
     return rank
 
