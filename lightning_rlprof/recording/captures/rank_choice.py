@@ -180,18 +180,7 @@ def read_steps(path: Path) -> RankSteps | None:
         match read:
             case ["span", str() as name, "stage", int(), int(), int() as end, int() as thread, *_]:
                 stages.append((name, thread, end))
-            case [
-                "span",
-                _,
-                "step",
-                int() as step,
-                int() as start,
-                int() as end,
-                thread,
-                _,
-                _,
-                more,
-            ]:
+            case ["span", _, "step", int() as step, int() as start, int() as end, own, _, _, more]:
                 kept = not (isinstance(more, dict) and more.keys() & _LEFT_OUT)
                 if kept and 0 < end - start < _LONGEST_NS:
                     lengths[step] = end - start

@@ -32,18 +32,7 @@ def write(run, rank, steps=range(1, 11), late=0, role="actor", counters=None, ho
             ["span", "actor_generate", "stage", step, start, middle, 7, next(number), None, None],
             ["span", "actor_update", "stage", step, middle, end, 7, next(number), None, None],
             ["span", "other", "stage", step, start, end + rank, 8, next(number), None, None],
-            [
-                "span",
-                "step",
-                "step",
-                step,
-                start,
-                last,
-                7,
-                next(number),
-                None,
-                counters,
-            ],
+            ["span", "step", "step", step, start, last, 7, next(number), None, counters],
         ]
     writer = TraceWriter(run, header)
     writer.write(lines)
