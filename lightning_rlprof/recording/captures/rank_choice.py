@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ MOST_FOR_ALL = 4
 _MOST = 8
 _LAST = 8  # steps
 _LATE = 0.02  # of the step
-_TAIL = 1 << 16  # bytes; some 10 steps of 40 spans
+_TAIL = 1 << 15  # bytes; some 8 steps of 40 spans
 _LONGEST_NS = 10**18  # of a step; a damaged file may say anything
 _BUDGET_NS = 200_000_000  # of the training thread, at most 3 times an hour
 
@@ -95,7 +96,10 @@ def choose(
         if (read := read_steps(path)) is not None:
             found.append(read)
     steps = {step} if alone else set(range(step - _LAST + 1, step + 1))
-    return pick(found, steps, header.rank, slowest=header.rank if knows else None)
+    choice = pick(found, steps, header.rank, slowest=header.rank if knows else None)
+    if choice.why and len(found) < len(paths):
+        return replace(choice, why=f"{choice.why}, of {len(found)} ranks that were read")
+    return choice
 
 
 def pick(
@@ -170,13 +174,7 @@ def read_steps(path: Path) -> RankSteps | None:
         return None
     rank = RankSteps(int(path.stem[5:]), header.role, lengths := {}, ends := {})
     stages: list[tuple[str, int, int]] = []  # name, thread and end of those of the next step
-    for line in lines:
-        if not line.startswith(b'["span"'):
-            continue
-        try:
-            read = _decode(line)
-        except NOT_JSON:
-            continue
+    for read in _decoded([line for line in lines if line.startswith(b'["span"')]):
         match read:
             case ["span", str() as name, "stage", int(), int(), int() as end, int() as thread, *_]:
                 stages.append((name, thread, end))
@@ -187,6 +185,19 @@ def read_steps(path: Path) -> RankSteps | None:
                     ends[step] = _numbered(stages, own, start, end)
                 stages = []
     return rank
+
+
+def _decoded(lines: list[bytes]) -> list[Any]:
+    """Return what lines hold, without those that are damaged."""
+    try:  # all at once: several times as fast as line by line
+        return list(_decode(b"[" + b",".join(lines) + b"]"))
+    except NOT_JSON:
+        pass
+    found = []
+    for line in lines:
+        with suppress(*NOT_JSON):
+            found.append(_decode(line))
+    return found
 
 
 def _numbered(
