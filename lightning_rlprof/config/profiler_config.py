@@ -217,8 +217,10 @@ class Options(Section):
     capture_anomalies: bool = Field(
         False,
         description=(
-            "Capture the next two steps on all ranks (the first 8) after a step, or several, that "
-            "took unusually long; at most 3 times an hour, and 10 times in a run."
+            "Capture two steps after one step, or several, that took unusually long for their "
+            "tokens, and once if memory grows steadily. Of more than 4 ranks, the slowest is "
+            "captured, a healthy one, and one of each role; at most 3 times an hour, and 10 times "
+            "in a run."
         ),
     )
     clock_sync_interval_minutes: NonNegativeFloat = Field(

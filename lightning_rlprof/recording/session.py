@@ -230,13 +230,8 @@ class Session:
         self.waiting = True
 
     def _ask_for_captures(self, start: int | None, end: int) -> None:
-        if (
-            self._requests.learns
-            and start is not None
-            and not self._capture.saw(self.step)
-            and not self._buffer.had_validation()
-        ):
-            self._requests.learn(self.step, end - start, end)
+        if self._requests.learns and start is not None and not self._capture.saw(self.step):
+            self._requests.learn(self.step, end - start, end, self._buffer.last_step())
         self._requests.after(self.step, end)
 
     def request_capture(

@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,8 +11,10 @@ from pydantic import ValidationError
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.recording.captures.anomalies import StepTimes
+from lightning_rlprof.recording.captures.anomalies import Anomalies, Anomaly, Growth, facts_of
+from lightning_rlprof.recording.captures.rank_choice import MOST_FOR_ALL, choose
 from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
+from lightning_rlprof.recording.open_spans import Line
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_capturing
 from lightning_rlprof.records.capture_request import (
@@ -29,7 +31,7 @@ LOOK_NS = 500_000_000
 
 _MOST = 20  # captures of a run that its configuration does not name
 _ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
-_STEPS, _RANKS = 2, 8  # of an anomaly
+_STEPS = 2  # of an anomaly
 _CHOICES = ("roles", "ranks", "all_ranks", "steps", "discrete", "token_start", "token_end")
 
 
@@ -89,27 +91,45 @@ class CaptureRequests:
         self._waiting: CaptureRequest | None = None
         self._open: CaptureRequest | None = None
         self._count = 0
-        self._times = StepTimes() if run.config.capture_anomalies and not run.header.rank else None
+        learns = run.config.capture_anomalies and not run.header.rank
+        self._learned = Anomalies() if learns else None
         self._anomalies: list[int] = []  # when they were found
+        self._found: Anomaly | Growth | None = None  # to be captured
+        self._usual_ns = 0.0
 
     @property
     def learns(self) -> bool:
         """Whether this rank looks for unusual steps."""
-        return self._times is not None
+        return self._learned is not None
 
-    def learn(self, step: int, ns: int, now_ns: int) -> None:
-        """Let a step that was not captured and had no validation count; it may be unusual."""
-        if self._times is None or ns <= 0 or (found := self._times.add(step, ns)) is None:
+    def learn(self, step: int, ns: int, now_ns: int, lines: Iterable[Line]) -> None:
+        """Let a step that was not captured count, unless it had a validation; it may be unusual."""
+        if self._learned is None or ns <= 0 or (facts := facts_of(lines)).validated:
+            return
+        if (found := self._learned.add(step, ns, facts)) is None:
             return
         lately = [time for time in self._anomalies if time > now_ns - _HOUR_NS]
         if len(self._anomalies) >= _ANOMALIES or len(lately) >= _PER_HOUR:
             self._run.note("info", f"{found}; not captured, as {len(lately)} were in this hour")
             return
         self._anomalies.append(now_ns)
-        ahead = step + steps_ahead(found.usual_ns)
-        world = self._run.header.world_size
-        ranks = None if world <= _RANKS else list(range(_RANKS))
-        self.ask(ahead, _STEPS, ranks, (), str(found))
+        self._found = found
+        self._usual_ns = found.usual_ns if isinstance(found, Anomaly) else float(ns)
+        if self._run.header.world_size <= MOST_FOR_ALL:
+            self._ask_for_found(step)
+        else:  # until the other ranks have written this step
+            self._look_at = max(self._look_at, now_ns + LOOK_NS)
+
+    def _ask_for_found(self, step: int) -> None:
+        """Request a capture of what was unusual, on the ranks that show it."""
+        found, self._found = self._found, None
+        if found is None:
+            return
+        run, is_growth = self._run, isinstance(found, Growth)
+        alone = isinstance(found, Anomaly) and found.kind == "spike"
+        choice = choose(run.header, run.run, found.step, alone=alone, knows=is_growth)
+        why = f"{found}; {choice.why}" if choice.why else str(found)
+        self.ask(step + steps_ahead(self._usual_ns), _STEPS, choice.ranks, (), why)
 
     def ask(
         self, first: int, steps: int, ranks: list[int] | None, stages: Sequence[str], why: str
@@ -122,7 +142,7 @@ class CaptureRequests:
         except OSError as error:
             self._run.note("warning", f"{why}; the capture cannot be requested: {error}")
         else:
-            self._run.note("info", f"{why}; requested a capture of {_where(request)}")
+            self._run.note("info", f"{why}; requested a capture of {_where(request)}{_on(ranks)}")
             if self._relay is not None:
                 self._relay.send(request)
 
@@ -138,6 +158,7 @@ class CaptureRequests:
             self._run.switch(self._own, None)
         if now_ns >= self._look_at:
             self._look_at = now_ns + LOOK_NS
+            self._ask_for_found(step)
             self._look(step)
         if self._relay is not None and (request := self._relay.received()) is not None:
             self._consider(request, step)
@@ -200,6 +221,10 @@ def _where(request: CaptureRequest) -> str:
     if request.steps == 1:
         return f"step {request.first_step}"
     return f"steps {request.first_step} to {request.last_step}"
+
+
+def _on(ranks: Sequence[int] | None) -> str:
+    return "" if ranks is None else f" on ranks {', '.join(map(str, ranks))}"
 
 
 def _stamp(run: Path) -> tuple[int, int] | None:

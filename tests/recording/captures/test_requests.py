@@ -1,6 +1,7 @@
 """Captures that are asked for while a session records: their steps, and what stops them."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,8 @@ from lightning_rlprof.records.capture_request import (
     request_file,
     write_request,
 )
-from lightning_rlprof.testing import FakeRecorder
+from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.testing import FakeRecorder, make_header
 from tests.builders.recording import read, run_steps, spans
 
 
@@ -330,3 +332,68 @@ def test_a_run_directory_that_cannot_be_written_costs_the_request_alone(
     assert notes(session) == [
         "request_capture(); the capture cannot be requested: [Errno 30] Read-only file system"
     ]
+
+
+def test_memory_that_grows_makes_one_capture(start, clock, built):
+    session = start(capture_anomalies=True)
+    for step in range(1, 1001):
+        session.begin_step(step)
+        with stage("actor_update", device_allocated_bytes=2**30 + step * 2**20):
+            clock.advance(100 * MS)
+        session.end_step()
+    session.close()
+    assert captured(session) == [439, 440]
+    assert notes(session)[0] == (
+        "device memory grew from 1,025 to 1,425 MiB in 400 steps; "
+        "requested a capture of steps 439 to 440"
+    )
+
+
+def test_longer_responses_are_not_an_anomaly_and_slower_ones_are(start, clock, built):
+    session = start(capture_anomalies=True)
+    for step in range(1, 301):
+        session.begin_step(step)
+        tokens = 1000 if step < 100 else 3000
+        with stage("actor_generate", tokens=tokens):
+            clock.advance(tokens * MS // 10 * (2 if step >= 200 else 1))
+        session.end_step()
+    session.close()
+    assert captured(session) == [213, 214]
+    assert notes(session)[0].startswith(
+        "the last steps took 2.0 times the usual 300 ms for as many tokens; requested"
+    )
+
+
+def test_of_many_ranks_those_are_captured_that_show_the_cause(start, clock, built):
+    session = start(capture_anomalies=True)
+    session.header = replace(session.header, world_size=8)
+    others = [TraceWriter(session.run, make_header(rank, world_size=8)) for rank in range(1, 8)]
+    for step in range(1, 101):
+        begin = clock()
+        slow = 900 * MS if step == 60 else 0
+        session.begin_step(step)
+        with stage("compute_reward"):
+            clock.advance(50 * MS)
+        with stage("actor_update"):
+            clock.advance(50 * MS + slow)
+        session.end_step()
+        for rank, writer in enumerate(others, 1):  # each writes its step when rank 0 goes on
+            middle = begin + 50 * MS + slow * (rank == 3)
+            times = [("compute_reward", "stage", begin, middle)]
+            times += [("actor_update", "stage", middle, clock()), ("step", "step", begin, clock())]
+            writer.write(
+                [
+                    ["span", name, kind, step, low, high, 7, 3 * step + at, None, None]
+                    for at, (name, kind, low, high) in enumerate(times)
+                ]
+            )
+    for writer in others:
+        writer.close()
+    session.close()
+    (text,) = [note for note in notes(session) if "; requested a capture" in note]
+    assert text == (
+        "step 60 took 10.0 times the usual 100 ms; rank 3 arrives last, by 90% of the step; "
+        "requested a capture of steps 79 to 80 on ranks 0, 3"
+    )
+    assert captured(session) == [79, 80]
+    assert read_request(session.run).ranks == [0, 3]
