@@ -14,6 +14,7 @@ from starlette.routing import Route
 from lightning_rlprof.cli.serve.access import Guard
 from lightning_rlprof.cli.serve.live_feed import EVERY_S, LiveFeed, view_as_json
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.report.prometheus import exposition
 from lightning_rlprof.report.terminal import plain
 
 _POLICY = (
@@ -79,7 +80,8 @@ async def _events(request: Request) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    return Response(await request.app.state.feed.metrics(), headers={"content-type": _METRICS})
+    text = exposition(await request.app.state.feed.metrics())
+    return Response(text, headers={"content-type": _METRICS})
 
 
 async def _report(request: Request) -> Response:

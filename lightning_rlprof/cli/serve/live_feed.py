@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.report.live_view import LiveView, live_view
-from lightning_rlprof.report.prometheus import exposition
+from lightning_rlprof.report.prometheus import Gauge, gauges
 from lightning_rlprof.report.terminal import cell_text, plain
 from lightning_rlprof.tables.table import Table
 
@@ -42,11 +42,11 @@ class LiveFeed:
                 self._read_at = self._clock()
             return self._view
 
-    async def metrics(self) -> str:
-        """Return the figures as Prometheus reads them."""
+    async def metrics(self) -> list[Gauge]:
+        """Return the figures as metrics."""
         view = await self.view()
         async with self._reading:
-            return await asyncio.to_thread(exposition, self._live, view)
+            return await asyncio.to_thread(gauges, self._live, view)
 
     async def report(self) -> str:
         """Return the report of what is recorded so far.
