@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.routing import Route
 
 from lightning_rlprof.cli.serve.access import Guard
 from lightning_rlprof.cli.serve.live_feed import EVERY_S, LiveFeed, view_as_json
+from lightning_rlprof.cli.serve.otlp import Exporter, push_always
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.prometheus import exposition
 from lightning_rlprof.report.terminal import plain
@@ -35,6 +37,7 @@ def make_app(
     hosts: Iterable[str] = (),
     token: str | None = None,
     is_stopping: Callable[[], bool] = bool,
+    exporter: Exporter | None = None,
 ) -> Guard:
     """Return the application.
 
@@ -43,12 +46,22 @@ def make_app(
         hosts: Names of this host, besides ``localhost`` and addresses.
         token: What requests must know; None asks for nothing.
         is_stopping: Whether open pages must be let go, as the server ends.
+        exporter: Where metrics are pushed while the server runs.
     """
     feed = LiveFeed(run)
     routes = [Route(path, _asset(*which)) for path, which in _ASSETS.items()]
     for path, answer in (("/events", _events), ("/metrics", _metrics), ("/report", _report)):
         routes.append(Route(path, answer))
-    app = Starlette(routes=routes)
+
+    @asynccontextmanager
+    async def pushing(app: Starlette) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(push_always(exporter, feed))] if exporter else []
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    app = Starlette(routes=routes, lifespan=pushing)
     app.state.feed, app.state.is_stopping = feed, is_stopping
     return Guard(app, hosts, token)
 
