@@ -26,12 +26,7 @@ EVERY_S = 10.0
 
 _TIMEOUT_S = 2.0
 _HEADERS = "Set a user, password or key in OTEL_EXPORTER_OTLP_HEADERS"
-_UNITS = {
-    "_seconds": "s",
-    "_bytes": "By",
-    "_ratio": "1",
-    "_per_second": "{token}/s",
-}
+_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1", "_per_second": "{token}/s"}
 
 
 class Exporter:
@@ -59,22 +54,22 @@ class Exporter:
         self._exporter = OTLPMetricExporter(self.url, timeout=_TIMEOUT_S, session=session)
         own = Resource({"service.name": "rlprof", "service.instance.id": _text(run)})
         self._resource = own.merge(OTELResourceDetector().detect())  # the environment goes first
-        self._status: int | None = None
+        self._statuses: list[int] = []  # of the last push
 
     def push(self, gauges: Iterable[Gauge]) -> str:
         """Send metrics; return why that failed, or ``""``."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
-        self._status = None
+        self._statuses.clear()
         try:
             if self._exporter.export(self._data(gauges)) is MetricExportResult.SUCCESS:
                 return ""
         except OSError:  # older exporters raise what requests does
             pass
-        return "gives no answer" if self._status is None else f"answers {self._status}"
+        return f"answers {self._statuses[-1]}" if self._statuses else "gives no answer"
 
     def _remember(self, response: Any, *_: object, **__: object) -> None:
-        self._status = response.status_code
+        self._statuses.append(response.status_code)
 
     def _data(self, gauges: Iterable[Gauge]) -> "MetricsData":
         from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
