@@ -31,6 +31,7 @@ _AT_ONCE = 1 << 26  # bytes of all ranks together
 _LEAST = 1 << 16  # bytes of each rank
 _MOST_SPANS = 4_096  # of a step
 _MOST_NAMES = 64  # of stages in a step, or of metrics
+_LEAST_AMOUNT, _MOST_AMOUNT = 1e-6, 1e30  # of a counter in a span; others come of damage
 _MOST_NOTES = 16
 _LONGEST = 400  # characters of a note or a name
 _MEMORY = frozenset(
@@ -45,6 +46,7 @@ _MEMORY = frozenset(
     }
 )
 _LIMITS = ("host_limit_bytes", "device_total_bytes")
+_COUNTS = ("tokens", "samples", "flops")
 _WANTED = (b'["span"', b'["note"', b'["metrics"', b'["end"')
 _MOST_REPORT = 1 << 23  # bytes
 
@@ -138,12 +140,14 @@ def step_of(line: list[object]) -> tuple[int, int] | None:
 class LiveStep(NamedTuple):
     """A step that has ended: its number, its length, and the time of each stage in it.
 
-    The times are exclusive: a stage inside a stage counts to the inner one.
+    The times are exclusive: a stage inside a stage counts to the inner one. ``counts`` are those
+    of `LiveRank.counts`.
     """
 
     number: int
     ns: int
     stages: Mapping[str, int]
+    counts: Mapping[tuple[str, str], tuple[float, int]]
 
 
 @dataclass
@@ -182,6 +186,7 @@ class LiveRank:
     _changed_ns: int = 0
     _has_stages: bool = False
     _spans: dict[int, tuple[Any, str, str, int, int, int]] = field(default_factory=dict)
+    _counted: dict[tuple[str, str], list[tuple[int, int, float]]] = field(default_factory=dict)
 
     @property
     def role(self) -> str:
@@ -192,6 +197,20 @@ class LiveRank:
     def step_ns(self) -> float | None:
         """Median time of the last steps; None if there is none."""
         return median(step.ns for step in self.steps) if self.steps else None
+
+    @property
+    def counts(self) -> dict[tuple[str, str], tuple[float, int]]:
+        """What stages counted in these steps, by stage and counter.
+
+        The counters are tokens, samples and flops. With each sum comes the time, in ns, in which
+        at least one span of the stage that counts it was open.
+        """
+        found: dict[tuple[str, str], tuple[float, int]] = {}
+        for step in self.steps:
+            for key, (amount, ns) in step.counts.items():
+                before = found.get(key, (0, 0))
+                found[key] = before[0] + amount, before[1] + ns
+        return found
 
     def read(self, budget: int, now: float, unix: float) -> None:
         """Take what was appended, the last ``budget`` bytes of it.
@@ -253,14 +272,29 @@ class LiveRank:
             self.last_step = step
             kept = not (isinstance(counters, dict) and counters.keys() & {"interrupted", "capture"})
             if kept and end > start:
-                self._add(LiveStep(step, end - start, self._exclusive(step, thread)))
+                own = {key: _total(spans) for key, spans in self._counted.items()}
+                self._add(LiveStep(step, end - start, self._exclusive(step, thread), own))
             self._spans.clear()
+            self._counted.clear()
         elif kind in ("stage", "region") and type(number) is int:
             self._has_stages |= kind == "stage"
             if kind == "stage" or (name in PHASES and not self._has_stages):
                 self.last_stage = name
             if len(self._spans) < _MOST_SPANS:
                 self._spans[number] = parent, name, kind, step, end - start, thread
+                if kind == "stage" and isinstance(counters, dict):
+                    self._count(name, start, end, counters)
+
+    def _count(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
+        for name in _COUNTS:
+            amount = counters.get(name)
+            if not isinstance(amount, int | float) or isinstance(amount, bool):
+                continue
+            if amount and not _LEAST_AMOUNT <= amount <= _MOST_AMOUNT:
+                continue
+            known = (stage, name) in self._counted or len(self._counted) < _MOST_NAMES
+            if known and end > start:
+                self._counted.setdefault((stage, name), []).append((start, end, amount))
 
     def _exclusive(self, step: int, thread: Any) -> dict[str, int]:
         """Return the time of stages on the training thread; without stages, Lightning's phases."""
@@ -412,6 +446,15 @@ def _all_lines(lines: Sequence[bytes]) -> list[list[Any]]:
     except NOT_JSON:
         found = [read for line in lines if (read := _line(line)) is not None]
     return [line for line in found if isinstance(line, list) and line]
+
+
+def _total(spans: list[tuple[int, int, float]]) -> tuple[float, int]:
+    """Return the sum of what spans counted, and how long at least one of them was open."""
+    ns, until = 0, -(2**63)
+    for start, end, _ in sorted(spans):
+        ns += max(end - max(start, until), 0)
+        until = max(until, end)
+    return sum(amount for _, _, amount in spans), ns
 
 
 def _fits(value: object) -> bool:

@@ -4,10 +4,20 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
+from lightning_rlprof.analysis.efficiency.model_flops import (
+    counted_flops,
+    model_from,
+    recorded_model,
+)
+from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
+from lightning_rlprof.analysis.models.architecture import Model
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.report.terminal import duration, percent, size
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, figure
@@ -22,6 +32,8 @@ _STAGES = (
     Column("stage", "text"),
     Column("share", "share"),
     Column("mean", "duration", "ns"),
+    Column("tokens/s", "number"),
+    Column("MFU", "share"),
     Column("longest", "duration", "ns"),
     Column("rank", "count"),
     Column("longest/others", "ratio"),
@@ -52,7 +64,7 @@ class LiveView:
     Attributes:
         title: How many ranks and steps, in one line.
         slowest: Which rank takes longest, and where, in one line each.
-        stages: Share of the last steps by stage, over all ranks.
+        stages: Share of the last steps by stage, over all ranks, with tokens per second and MFU.
         ranks: A row per rank, or per block of ranks if they are many.
         background: Background metrics, if the run has some.
         alarms: Warnings and errors of the run, and ranks that write nothing.
@@ -180,6 +192,7 @@ def _stages(ranks: Sequence[LiveRank]) -> tuple[Table, str]:
             sums[stage] += ns
             by_stage.setdefault(stage, {})[each.rank] = ns / len(each.steps)
     rows: list[tuple[Cell, ...]] = []
+    rates = _rates(ranks)
     most, text = 0.0, ""
     for stage, ns in sums.most_common():
         means = by_stage[stage]
@@ -187,16 +200,62 @@ def _stages(ranks: Sequence[LiveRank]) -> tuple[Table, str]:
         others = [mean for number, mean in means.items() if number != rank]
         ratio = means[rank] / median(others) if others and median(others) > 0 else None
         row = (stage, ns / total if total else None, round(ns / _steps(ranks, means)))
-        rows.append((*row, *((round(means[rank]), rank) if others else (None, None)), ratio))
+        longest = (round(means[rank]), rank) if others else (None, None)
+        rows.append((*row, *rates.get(stage, (None, None)), *longest, ratio))
         more = means[rank] - median(others) if others else 0.0
         if more > most and ratio is not None and ratio >= _ALIKE:
             most, text = more, f"longest in {stage}: rank {rank}, {ratio:.2f}x the others"
     if rows and (rest := total - sum(sums.values())) > 0:
         steps = sum(len(each.steps) for each in ranks)
-        rows.append(("untraced", rest / total, round(rest / steps), None, None, None))
+        rows.append(("untraced", rest / total, round(rest / steps), *[None] * 5))
     note = f"Last {LATELY} steps of each rank, without captured ones"
     why = None if rows else "no stage has ended in a complete step"
     return Table("stages", _STAGES, rows, note, abstained=why), text
+
+
+def _rates(ranks: Sequence[LiveRank]) -> dict[str, tuple[float | None, float | None]]:
+    """Return tokens per second and MFU of stages that counted something, of the whole job.
+
+    They are those of `throughput`: the sum of all ranks over the mean of their times. If only some
+    ranks of a stage count its tokens, MFU takes the time of the others too.
+    """
+    counts = {each.rank: each.counts for each in ranks if each.steps}
+    stages = {stage for own in counts.values() for stage, _ in own}
+    headers = {each.rank: each.header for each in ranks if each.header and stages}
+    model = _model([header.config for header in headers.values()])
+    by_name = {header.hardware: recorded_device(header) for header in headers.values()}
+    peaks = {
+        rank: device.tflops * 1_000  # FLOPs per ns
+        for rank, header in headers.items()
+        if (device := by_name[header.hardware]) is not None
+    }
+    found: dict[str, tuple[float | None, float | None]] = {}
+    for stage in stages:
+        tokens = [own[stage, "tokens"] for own in counts.values() if (stage, "tokens") in own]
+        amount, ns = sum(each for each, _ in tokens), sum(each for _, each in tokens)
+        done = {
+            rank: flops
+            for rank, own in counts.items()
+            if (flops := counted_flops(stage, own, model)) is not None
+        }
+        times = {rank: of_rank for rank, (_, of_rank) in done.items()}
+        if done and not any((stage, "flops") in own for own in counts.values()):
+            others = (each for each in ranks if each.steps and each.rank not in done)
+            times |= {each.rank: each.stage_ns[stage] for each in others if stage in each.stage_ns}
+        most = sum(times[rank] * peaks.get(rank, 0) for rank in times)
+        known = most > 0 and all(rank in peaks for rank in times)
+        mfu = sum(flops for flops, _ in done.values()) / most if known else None
+        per_s = amount * len(tokens) / ns * 1e9 if ns else None
+        found[stage] = per_s, mfu if mfu is not None and mfu <= 1 else None
+    return found
+
+
+def _model(configs: Sequence[Mapping[str, Any]]) -> Model | None:
+    """Return the model that the run recorded; of an unknown type, none."""
+    recorded = recorded_model(configs)
+    with suppress(RlprofError):
+        return None if recorded is None else model_from(recorded)
+    return None
 
 
 def _steps(ranks: Sequence[LiveRank], among: "dict[int, float]") -> int:

@@ -1,7 +1,7 @@
-"""The figures of a run that is being written, in the text format of Prometheus."""
+"""The figures of a run that is being written as metrics, and in the text format of Prometheus."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
@@ -22,6 +22,8 @@ GAUGES: Mapping[str, str] = {
     "rlprof_step_duration_seconds": "Time of the last step",
     "rlprof_step_duration_median_seconds": f"Median time of the last {LATELY} steps",
     "rlprof_stage_duration_seconds": f"Mean time of a stage per step, of the last {LATELY} steps",
+    "rlprof_stage_tokens_per_second": f"Tokens per second of a stage, of the last {LATELY} steps",
+    "rlprof_stage_mfu_ratio": f"MFU of a stage, of all ranks, of the last {LATELY} steps",
     "rlprof_resident_memory_bytes": "Resident memory on the host, with child processes",
     "rlprof_device_memory_bytes": "Memory that is in use on the device",
     "rlprof_quiet_seconds": "Time since the rank has written; absent when it has ended",
@@ -29,60 +31,84 @@ GAUGES: Mapping[str, str] = {
 """Names and meanings. All are gauges, as a run that is resumed begins again."""
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
+    """A value of a metric, with its labels."""
+
     name: str
     labels: Mapping[str, str]
     value: float
 
 
-def exposition(run: LiveRun, view: LiveView) -> str:
+class Gauge(NamedTuple):
+    """A metric: its name, its meaning, and its samples, of which there is at least one."""
+
+    name: str
+    meaning: str
+    samples: list[Sample]
+
+
+def gauges(run: LiveRun, view: LiveView) -> list[Gauge]:
     """Return all metrics; one that is not known is absent."""
-    by_name: dict[str, list[_Sample]] = {name: [] for name in GAUGES}
+    by_name: dict[str, list[Sample]] = {name: [] for name in GAUGES}
     for sample in _samples(run, view):
         by_name.setdefault(sample.name, []).append(sample)
+    return [
+        Gauge(name, GAUGES.get(name) or f"Background metric {name.removeprefix(BACKGROUND)}", found)
+        for name, found in by_name.items()
+        if found
+    ]
+
+
+def exposition(found: Iterable[Gauge]) -> str:
+    """Return metrics as the text that Prometheus reads."""
     lines = []
-    for name, samples in by_name.items():
-        if samples:
-            text = GAUGES.get(name) or f"Background metric {name.removeprefix(BACKGROUND)}"
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
-            lines += [f"{name}{_labels(each.labels)} {each.value!r}" for each in samples]
+    for name, meaning, samples in found:
+        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{_labels(each.labels)} {each.value!r}" for each in samples]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _samples(run: LiveRun, view: LiveView) -> Iterator[_Sample]:
+def _samples(run: LiveRun, view: LiveView) -> Iterator[Sample]:
     ranks = [run.ranks[number] for number in sorted(run.ranks)]
     headers = [each.header for each in ranks if each.header is not None]
     if headers:
         labels = {"run": run.run.resolve().name, "device": headers[0].hardware}
-        yield _Sample("rlprof_run_info", labels, 1)
-        yield _Sample("rlprof_world_size_ranks", {}, run.world_size)
-    yield _Sample("rlprof_ranks", {}, len(ranks))
+        yield Sample("rlprof_run_info", labels, 1)
+        yield Sample("rlprof_world_size_ranks", {}, run.world_size)
+    yield Sample("rlprof_ranks", {}, len(ranks))
     ended = sum(each.status is not None for each in ranks)
-    yield _Sample("rlprof_ended_ranks", {}, ended)
+    yield Sample("rlprof_ended_ranks", {}, ended)
     levels = view.alarms.column("level")
     for level in ("warning", "error"):
-        yield _Sample("rlprof_alarms", {"level": level}, levels.count(level))
+        yield Sample("rlprof_alarms", {"level": level}, levels.count(level))
+    for stage, mfu in zip(view.stages.column("stage"), view.stages.column("MFU"), strict=True):
+        if isinstance(mfu, float):
+            yield Sample("rlprof_stage_mfu_ratio", {"stage": str(stage)}, mfu)
     for each in ranks:
         yield from _of_rank(run, each)
 
 
-def _of_rank(run: LiveRun, rank: LiveRank) -> Iterator[_Sample]:
+def _of_rank(run: LiveRun, rank: LiveRank) -> Iterator[Sample]:
     labels = {"rank": str(rank.rank), "role": rank.role}
-    yield _Sample("rlprof_step", labels, rank.last_step)
+    yield Sample("rlprof_step", labels, rank.last_step)
     if rank.steps:
-        yield _Sample("rlprof_step_duration_seconds", labels, rank.steps[-1].ns / 1e9)
-        yield _Sample("rlprof_step_duration_median_seconds", labels, (rank.step_ns or 0) / 1e9)
+        yield Sample("rlprof_step_duration_seconds", labels, rank.steps[-1].ns / 1e9)
+        yield Sample("rlprof_step_duration_median_seconds", labels, (rank.step_ns or 0) / 1e9)
     for stage, ns in rank.stage_ns.items():
         of_stage = {**labels, "stage": stage}
-        yield _Sample("rlprof_stage_duration_seconds", of_stage, ns / len(rank.steps) / 1e9)
+        yield Sample("rlprof_stage_duration_seconds", of_stage, ns / len(rank.steps) / 1e9)
+    for (stage, counter), (amount, ns) in rank.counts.items():
+        if counter == "tokens":
+            of_stage = {**labels, "stage": stage}
+            yield Sample("rlprof_stage_tokens_per_second", of_stage, amount / ns * 1e9)
     if (used := resident(rank)) is not None:
-        yield _Sample("rlprof_resident_memory_bytes", labels, used)
+        yield Sample("rlprof_resident_memory_bytes", labels, used)
     if (used := device_memory(rank)) is not None:
-        yield _Sample("rlprof_device_memory_bytes", labels, used)
+        yield Sample("rlprof_device_memory_bytes", labels, used)
     if rank.status is None:
-        yield _Sample("rlprof_quiet_seconds", labels, run.quiet_s(rank))
+        yield Sample("rlprof_quiet_seconds", labels, run.quiet_s(rank))
     for name, value in rank.metrics.items():
-        yield _Sample(BACKGROUND + _NO_NAME.sub("_", name), labels, value)
+        yield Sample(BACKGROUND + _NO_NAME.sub("_", name), labels, value)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.loaders.live_run import HangReport, LiveRun
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.report.live_view import LiveView, live_view
+from lightning_rlprof.run import load
 from lightning_rlprof.testing import make_header
 
 MS = 1_000_000
@@ -17,9 +19,11 @@ MS = 1_000_000
 class Job:
     """Ranks that write steps of 100 ms, and a view of them."""
 
-    def __init__(self, run: Path, ranks: int, roles: tuple[str, ...] = ("actor",)) -> None:
+    def __init__(
+        self, run: Path, ranks: int, roles: tuple[str, ...] = ("actor",), **header: object
+    ) -> None:
         headers = [
-            replace(make_header(rank), world_size=ranks, role=roles[rank % len(roles)])
+            replace(make_header(rank), world_size=ranks, role=roles[rank % len(roles)], **header)
             for rank in range(ranks)
         ]
         self.writers = [TraceWriter(run, header) for header in headers]
@@ -84,6 +88,59 @@ def test_the_rank_that_takes_longest_is_named_with_its_stage(job):
     assert (untraced["stage"], untraced["mean"]) == ("untraced", 10 * MS)
     assert sum(each["share"] for each in rows(view.stages)) == pytest.approx(1)
     assert [each["slowdown"] for each in rows(view.ranks)] == [1.0, 1.0, 1.3, 1.0]
+
+
+H100 = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"}
+SIZES = {"hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 128_256}
+LAYERS = {"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
+MODEL = {"model_type": "llama", **SIZES, **LAYERS}
+
+
+@pytest.mark.parametrize(
+    ("counters", "header"),
+    [
+        ([{"tokens": 400, "samples": 4}] * 2, H100 | {"config": {"model": MODEL}}),
+        ([{"tokens": 400}, {"tokens": 300}], H100 | {"config": {"model": MODEL}}),
+        ([{"tokens": 400, "samples": 4}, None], H100 | {"config": {"model": MODEL}}),
+        ([{"tokens": 9, "flops": 6e12}, {"tokens": 7, "flops": 3 * 10**12}], H100),
+        ([{"flops": 6e12}, None], H100),
+        ([{"tokens": 400, "flops": 6e12}] * 2, {"device": "cpu"}),
+        ([{"tokens": 400, "flops": 6e18}] * 2, H100),
+        ([{"tokens": 400}] * 2, H100 | {"config": {"model": {"model_type": "?"}}}),
+        ([{"tokens": 0}] * 2, H100),
+    ],
+)
+def test_tokens_per_second_and_mfu_are_those_of_throughput(counters, header, tmp_path):
+    job = Job(tmp_path, 2, **header)
+    for step in range(1, 4):
+        for rank in (0, 1):
+            job.step(step, {1: 20}, {rank}, counters[rank])
+    live = rows(job.view.stages)[0]
+    expected = next(iter(rows(throughput(load(tmp_path)))))
+    assert live["stage"] == expected["stage"] == "actor_generate"
+    assert live["MFU"] == pytest.approx(expected["MFU"])
+    assert live["tokens/s"] == pytest.approx(expected["tokens/s"])
+    assert rows(job.view.stages)[1]["tokens/s"] is None
+
+
+def test_spans_that_count_at_the_same_time_share_it(tmp_path):
+    job = Job(tmp_path, 1)
+    at = 1_000 * MS
+    spans = [(0, 60, {"tokens": 30}), (40, 80, {"tokens": 50}), (80, 90, None)]
+    for number, (start, end, counters) in enumerate(spans):
+        times = at + start * MS, at + end * MS
+        span = ("span", "actor_generate", "stage", 1, *times, 7 + number, number, None, counters)
+        job.writers[0].write([span])
+    job.writers[0].write([("span", "step", "step", 1, at, at + 100 * MS, 7, 9, None, None)])
+    assert rows(job.view.stages)[0]["tokens/s"] == pytest.approx(1_000)
+
+
+@pytest.mark.parametrize("amount", [True, "9", -1, 1e-9, 1e31, 10**40, None, [1]])
+def test_a_count_that_cannot_be_one_is_left_out(amount, tmp_path):
+    job = Job(tmp_path, 1, **H100, config={"model": MODEL})
+    job.step(1, counters={"tokens": amount, "samples": amount, "flops": amount})
+    first = rows(job.view.stages)[0]
+    assert (first["tokens/s"], first["MFU"]) == (None, None)
 
 
 def test_ranks_within_5_percent_are_not_called_slow(job):

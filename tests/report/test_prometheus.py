@@ -5,21 +5,22 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.report.live_view import live_view
-from lightning_rlprof.report.prometheus import GAUGES, exposition
-from tests.report.test_live_view import Job
+from lightning_rlprof.report.prometheus import GAUGES, exposition, gauges
+from tests.report.test_live_view import H100, Job
 
 WEIRD = 'a"b\\c\nd\ud800é\\n'
 
 
 def text(job: Job) -> str:
     view = job.view
-    return exposition(job.live, view)
+    return exposition(gauges(job.live, view))
 
 
 def full(run: Path) -> Job:
     """Return a job of which everything is known."""
-    job = Job(run, 2, ("actor", "critic"))
+    job = Job(run, 2, ("actor", "critic"), **H100)
     counters = {"host_rss_bytes": 10, "children_rss_bytes": 5, "device_reserved_bytes": 3}
+    counters |= {"tokens": 300, "flops": 6e12}
     job.step(1, counters=counters)
     job.step(2, slow={1: 50}, counters=counters)
     values = {"device_power_watts": 300, "odd name!": 1}
@@ -62,13 +63,17 @@ def test_the_official_parser_reads_the_values(tmp_path):
     assert value("step_duration_seconds", **second) == pytest.approx(0.15)
     assert value("step_duration_median_seconds", **second) == pytest.approx(0.125)
     assert value("stage_duration_seconds", **second, stage="actor_update") == pytest.approx(0.03)
+    rate = 600 / (0.06 + 0.11)
+    generate = {"stage": "actor_generate"}
+    assert value("stage_tokens_per_second", **second, **generate) == pytest.approx(rate)
+    assert 0 < value("stage_mfu_ratio", **generate) < 0.2
     assert value("resident_memory_bytes", **second) == 15
     assert value("device_memory_bytes", **second) == 3
     assert value("quiet_seconds", **second) == 0
     assert value("background_device_power_watts", rank="0", role="actor") == 300
     assert (value("ranks"), value("world_size_ranks"), value("ended_ranks")) == (2, 2, 0)
     assert (value("alarms", level="warning"), value("alarms", level="error")) == (1, 0)
-    assert value("run_info", run=tmp_path.name, device="cpu") == 1
+    assert value("run_info", run=tmp_path.name, device=H100["device_name"]) == 1
 
 
 def test_what_is_not_known_is_absent(tmp_path):
@@ -88,6 +93,6 @@ def test_labels_of_any_text_stay_labels(tmp_path):
     job.live.refresh()
     stages = job.live.ranks[0].stage_ns
     stages[WEIRD] = stages.pop(next(iter(stages)))
-    found = parsed(exposition(job.live, live_view(job.live)))
+    found = parsed(exposition(gauges(job.live, live_view(job.live))))
     names = [dict(labels).get("stage") for name, labels in found if "stage" in name]
     assert names == [WEIRD.replace("\ud800", "?")]

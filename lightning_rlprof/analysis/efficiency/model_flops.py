@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from lightning_rlprof.analysis.efficiency.peak_flops import kind_of
+from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, token_flops
 from lightning_rlprof.analysis.models.architecture import Model
 from lightning_rlprof.analysis.models.flops import (
     decode_cache_bytes,
@@ -75,6 +75,32 @@ def stage_flops(model: Model, stage: str, tokens: float, samples: float) -> floa
     found = forward(own, [length])
     each = found.forward - (0 if samples else found.attention)
     return tokens / length * each * (3 if kind == "training" else 1)
+
+
+def counted_flops(
+    stage: str,
+    counts: Mapping[tuple[str, str], tuple[float, int]],
+    model: Model | None,
+    parameters: float | None = None,
+) -> tuple[float, int] | None:
+    """Return the FLOPs of a stage and in how many ns they were done; None if they are unknown.
+
+    Args:
+        stage: Its name.
+        counts: By stage and counter, its sum, and the ns of the spans that counted.
+        model: Gives the FLOPs of ``tokens`` if no ``flops`` were counted.
+        parameters: How many a token passes, if the model is unknown.
+    """
+    if found := counts.get((stage, "flops")):
+        return found
+    kind, tokens = kind_of(stage), counts.get((stage, "tokens"))
+    if kind is None or tokens is None:
+        return None
+    samples, _ = counts.get((stage, "samples"), (0, 0))
+    known = stage_flops(model, stage, tokens[0], samples) if model else None
+    if known is None and parameters is not None:
+        known = token_flops(parameters, kind) * tokens[0]
+    return None if known is None else (known, tokens[1])
 
 
 def generates(stage: str) -> bool:

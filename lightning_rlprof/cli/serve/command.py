@@ -14,6 +14,9 @@ from lightning_rlprof.errors import RlprofError
 
 if TYPE_CHECKING:
     import socket
+    from pathlib import Path
+
+    from lightning_rlprof.cli.serve.otlp import Exporter
 
 _MOST_REQUESTS = 200  # at once
 
@@ -26,8 +29,15 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65_535, metavar="PORT", help="0 takes a free one")
     ] = 8321,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Also push the metrics to an OpenTelemetry collector, such as http://HOST:4318",
+        ),
+    ] = None,
 ) -> None:
-    """Show a run in the browser while it is being written, and export it to Prometheus.
+    """Show a run in the browser while it is being written, and export its metrics.
 
     Only this machine can open it, unless --host says otherwise; then a token is required. It
     changes nothing in the run. It ends with Ctrl-C.
@@ -42,16 +52,17 @@ def serve(
         raise RlprofError(
             f"serve needs {error.name}", hint='pip install "lightning-rlprof[serve]"'
         ) from error
+    exporter = _exporter(otlp, folder) if otlp is not None else None
     listening = _listen(host, port)
     token = None if is_loopback(host) else secrets.token_urlsafe(32)
     config = uvicorn.Config(
-        make_app(folder, own_names(host), token, lambda: server.should_exit),
+        make_app(folder, own_names(host), token, lambda: server.should_exit, exporter),
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
-        lifespan="off",
+        lifespan="on",
         limit_concurrency=_MOST_REQUESTS,
         timeout_graceful_shutdown=5,
     )
@@ -65,6 +76,22 @@ def serve(
         )
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
+
+
+def _exporter(url: str, run: "Path") -> "Exporter":
+    """Return what pushes metrics.
+
+    Raises:
+        RlprofError: The URL is not one, or OpenTelemetry is not installed.
+    """
+    from lightning_rlprof.cli.serve.otlp import Exporter
+
+    try:
+        return Exporter(url, run.resolve().name)
+    except ImportError as error:
+        raise RlprofError(
+            f"--otlp needs {error.name}", hint='pip install "lightning-rlprof[serve,otlp]"'
+        ) from error
 
 
 def _listen(host: str, port: int) -> "socket.socket":

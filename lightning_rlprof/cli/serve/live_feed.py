@@ -4,14 +4,18 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.report.live_view import LiveView, live_view
-from lightning_rlprof.report.prometheus import exposition
+from lightning_rlprof.report.prometheus import Gauge, gauges
 from lightning_rlprof.report.terminal import cell_text, plain
-from lightning_rlprof.tables.table import Table
+from lightning_rlprof.tables.table import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 EVERY_S = 1.0
 """Seconds between two readings of the run, however many pages are open."""
@@ -42,11 +46,11 @@ class LiveFeed:
                 self._read_at = self._clock()
             return self._view
 
-    async def metrics(self) -> str:
-        """Return the figures as Prometheus reads them."""
+    async def metrics(self) -> list[Gauge]:
+        """Return the figures as metrics."""
         view = await self.view()
         async with self._reading:
-            return await asyncio.to_thread(exposition, self._live, view)
+            return await asyncio.to_thread(gauges, self._live, view)
 
     async def report(self) -> str:
         """Return the report of what is recorded so far.
@@ -74,17 +78,36 @@ def _report(run: Path) -> str:
     return render_report(spans, report_tables(spans), headline(spans))
 
 
+def page(run: Path, view: LiveView) -> str:
+    """Return the page with the figures of this moment, so that it shows them before any event."""
+    return _template().render(_values(run, view), whole=True)
+
+
 def view_as_json(run: Path, view: LiveView) -> str:
-    """Return the figures for the page: its cells are texts already."""
-    return json.dumps(
-        {
-            "run": plain(run.resolve().name),
-            "title": plain(view.title),
-            "slowest": [plain(text) for text in view.slowest],
-            "ended": view.has_ended,
-            "tables": [_table(table) for table in view.tables],
-        }
+    """Return the figures for a page that is open: the part of it that changes."""
+    values = _values(run, view)
+    figures = _template().render(values, whole=False)
+    return json.dumps({"figures": figures, "state": values["state"], "ended": view.has_ended})
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("lightning_rlprof.cli.serve", "assets")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
+        "live.html"
     )
+
+
+def _values(run: Path, view: LiveView) -> dict[str, Any]:
+    return {
+        "run": plain(run.resolve().name),
+        "title": plain(view.title),
+        "slowest": [plain(text) for text in view.slowest],
+        "state": "all ranks have ended" if view.has_ended else "live",
+        "tables": [_table(table) for table in view.tables],
+    }
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -94,7 +117,14 @@ def _table(table: Table) -> dict[str, Any]:
     columns = [table.columns[at] for at in known]
     return {
         "name": table.name,
-        "columns": [{"name": column.name, "kind": column.kind} for column in columns],
-        "rows": [[cell_text(row[at], table.columns[at]) for at in known] for row in table.rows],
+        "columns": columns,
+        "rows": [[_cell(row[at], table.columns[at]) for at in known] for row in table.rows],
         "note": plain(table.note),
     }
+
+
+def _cell(value: Cell, column: Column) -> dict[str, Any]:
+    """Return the text of a cell, and how long the bar of a share is."""
+    is_share = column.kind == "share" and isinstance(value, float)
+    percent = round(min(max(100 * float(value or 0), 0), 100), 1) if is_share else None
+    return {"text": cell_text(value, column), "percent": percent}

@@ -7,17 +7,13 @@ from statistics import fmean
 from typing import Any
 
 from lightning_rlprof.analysis.efficiency.model_flops import (
+    counted_flops,
     decode_bytes,
     generates,
     model_from,
     recorded_model,
-    stage_flops,
 )
-from lightning_rlprof.analysis.efficiency.peak_flops import (
-    kind_of,
-    recorded_device,
-    token_flops,
-)
+from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.models.architecture import Model
 from lightning_rlprof.errors import ConfigError, RlprofError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
@@ -171,13 +167,8 @@ def _mfu(
     """
     found = {}
     for stage in sums.stages if peak else ():
-        flops, ns = sums.counts.get((stage, "flops"), (0, 0))
-        size, kind = parameters.get(stage, parameters.get("")), kind_of(stage)
-        if not ns and kind and (model or size):
-            tokens, ns = sums.counts.get((stage, "tokens"), (0, 0))
-            samples, _ = sums.counts.get((stage, "samples"), (0, 0))
-            known = stage_flops(model, stage, tokens, samples) if model else None
-            flops = token_flops(size or 0, kind) * tokens if known is None else known
+        size = parameters.get(stage, parameters.get(""))
+        flops, ns = counted_flops(stage, sums.counts, model, size) or (0, 0)
         if ns and peak and 0 <= flops / ns / 1_000 <= peak:
             found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
     return found

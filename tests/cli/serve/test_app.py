@@ -10,6 +10,7 @@ import pytest
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
 from tests.builders.asgi import ask
+from tests.builders.browser import Page
 
 pytest.importorskip("starlette", reason="pip install 'lightning-rlprof[serve]'")
 
@@ -58,6 +59,18 @@ def test_the_page_allows_only_its_own_script(tmp_path):
     assert "style=" not in page.body
 
 
+def test_the_page_has_the_figures_before_any_script_runs(tmp_path):
+    begin(tmp_path)
+    page = Page(ask(make_app(tmp_path), "/").body)
+    shown = page.text()
+    assert "1 rank, all ended · step 5 · median 90.0 ms" in shown
+    assert "all ranks have ended" in shown
+    assert HOSTILE.replace("\x1b", "\\x1b") in shown
+    assert page.find("img") == []
+    assert [section["data-name"] for section in page.find("section")] == ["stages", "ranks"]
+    assert [bar["width"] for bar in page.find("rect")] == ["66.7", "33.3"]
+
+
 @pytest.mark.parametrize("path", ["/live.js", "/live.css"])
 def test_what_the_page_loads_is_there(path, tmp_path):
     begin(tmp_path)
@@ -70,11 +83,10 @@ def test_the_events_of_a_run_that_has_ended_are_one(tmp_path):
     answer = ask(make_app(tmp_path), "/events")
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     (view,) = events(answer.body)
-    assert view["title"] == "1 rank, all ended · step 5 · median 90.0 ms"
-    assert view["ended"] is True
-    stages, ranks = view["tables"]
-    assert stages["rows"][0][:2] == [HOSTILE.replace("\x1b", "\\x1b"), "66.7%"]
-    assert ranks["name"] == "ranks"
+    assert (view["state"], view["ended"]) == ("all ranks have ended", True)
+    assert view["figures"] in ask(make_app(tmp_path), "/").body
+    assert "1 rank, all ended · step 5 · median 90.0 ms" in view["figures"]
+    assert "<img" not in view["figures"]
     assert "\x1b" not in answer.body
 
 
@@ -89,7 +101,7 @@ def test_the_events_of_a_run_that_goes_on_follow_it(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_rlprof.cli.serve.app.asyncio.sleep", wait)
     found = events(ask(make_app(tmp_path), "/events", most=4).body)
     assert len(found) >= 2
-    assert ["step 5" in found[0]["title"], "step 7" in found[1]["title"]] == [True, True]
+    assert ["step 5" in found[0]["figures"], "step 7" in found[1]["figures"]] == [True, True]
     assert not found[1]["ended"]
 
 

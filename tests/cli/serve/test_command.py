@@ -135,8 +135,8 @@ def test_a_browser_follows_a_run_without_loading_the_page_again(tmp_path):
             shown = tab.run("document.querySelector('[data-name=stages] tbody td').textContent")
             assert shown == HOSTILE.replace("\x1b", "\\x1b")
             assert tab.run("document.querySelectorAll('img').length") == 0
-            bar = "document.querySelector('[data-name=stages] td.share i').offsetWidth"
-            assert tab.run(bar) in (66, 67)
+            bar = "document.querySelector('[data-name=stages] td.share rect')"
+            assert round(tab.run(f"{bar}.getBoundingClientRect().width")) in (66, 67)
             stop.set()
             writing.join()
             writer.write([("end", 999, "finished")])

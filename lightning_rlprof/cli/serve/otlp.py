@@ -1,0 +1,140 @@
+"""Push the metrics of a run to an OpenTelemetry collector: OTLP over HTTP, in protobuf.
+
+Headers, certificates and compression are those of the environment, as OpenTelemetry names them:
+``OTEL_EXPORTER_OTLP_HEADERS`` and so on. No header is printed or logged.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from lightning_rlprof.cli import console
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.report.prometheus import BACKGROUND, Gauge
+from lightning_rlprof.system.version import VERSION
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import Metric, MetricsData
+
+    from lightning_rlprof.cli.serve.live_feed import LiveFeed
+
+EVERY_S = 10.0
+"""Seconds between two pushes."""
+
+_TIMEOUT_S = 2.0
+_HEADERS = "Set a user, password or key in OTEL_EXPORTER_OTLP_HEADERS"
+_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1", "_per_second": "{token}/s"}
+
+
+class Exporter:
+    """Send metrics to a collector, one request each time.
+
+    Args:
+        endpoint: Address of the collector, such as ``http://127.0.0.1:4318``.
+        run: Name of the run: the collector's ``service.instance.id``.
+
+    Raises:
+        ImportError: OpenTelemetry is not installed.
+        RlprofError: The endpoint is not an address, or has a user, password or query.
+    """
+
+    def __init__(self, endpoint: str, run: str) -> None:
+        self.url = f"{_checked(endpoint).rstrip('/')}/v1/metrics"
+        # It logs each failure, and a header that it cannot parse; `push` says what went wrong.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
+        import requests
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+        session = requests.Session()
+        session.hooks["response"].append(self._remember)
+        self._exporter = OTLPMetricExporter(self.url, timeout=_TIMEOUT_S, session=session)
+        own = Resource({"service.name": "rlprof", "service.instance.id": _text(run)})
+        self._resource = own.merge(OTELResourceDetector().detect())  # the environment goes first
+        self._statuses: list[int] = []  # of the last push
+
+    def push(self, gauges: Iterable[Gauge]) -> str:
+        """Send metrics; return why that failed, or ``""``."""
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+
+        self._statuses.clear()
+        try:
+            if self._exporter.export(self._data(gauges)) is MetricExportResult.SUCCESS:
+                return ""
+        except OSError:  # older exporters raise what requests does
+            pass
+        return f"answers {self._statuses[-1]}" if self._statuses else "gives no answer"
+
+    def _remember(self, response: Any, *_: object, **__: object) -> None:
+        self._statuses.append(response.status_code)
+
+    def _data(self, gauges: Iterable[Gauge]) -> "MetricsData":
+        from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        now = time.time_ns()
+        scope = InstrumentationScope("lightning_rlprof", VERSION)
+        metrics = ScopeMetrics(scope, [_metric(gauge, now) for gauge in gauges], "")
+        return MetricsData([ResourceMetrics(self._resource, [metrics], "")])
+
+
+def _metric(gauge: Gauge, now: int) -> "Metric":
+    from opentelemetry.sdk.metrics import export
+
+    name, unit = otlp_name(gauge.name)
+    points = [
+        export.NumberDataPoint(
+            {label: _text(value) for label, value in each.labels.items()}, 0, now, float(each.value)
+        )
+        for each in gauge.samples
+    ]
+    return export.Metric(name, gauge.meaning, unit, export.Gauge(points))
+
+
+def otlp_name(name: str) -> tuple[str, str]:
+    """Return the name and unit of a metric in OpenTelemetry, from which Prometheus makes its name.
+
+    Background metrics keep the name that the run has.
+
+    Example::
+
+        >>> otlp_name("rlprof_step_duration_seconds"), otlp_name("rlprof_step")
+        (('rlprof.step_duration', 's'), ('rlprof.step', ''))
+    """
+    if name.startswith(BACKGROUND):
+        return f"rlprof.background.{name.removeprefix(BACKGROUND)}", ""
+    end, unit = next((pair for pair in _UNITS.items() if name.endswith(pair[0])), ("", ""))
+    return f"rlprof.{name.removeprefix('rlprof_').removesuffix(end)}", unit
+
+
+async def push_always(exporter: Exporter, feed: "LiveFeed") -> None:
+    """Push the metrics of a run every 10 s; print the first failure, and go on."""
+    has_failed = False
+    while True:
+        failure = await asyncio.to_thread(exporter.push, await feed.metrics())
+        if failure and not has_failed:
+            has_failed = True
+            console.warn(f"{exporter.url} {failure}; trying again every {EVERY_S:.0f} s")
+        await asyncio.sleep(EVERY_S)
+
+
+def _checked(endpoint: str) -> str:
+    shown = "http://HOST:4318"
+    try:
+        parts = urlsplit(endpoint)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise RlprofError("--otlp: not an address of HTTP", hint=f"Write it as {shown}")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise RlprofError("--otlp: the address has a user or a query", hint=_HEADERS)
+    return endpoint
+
+
+def _text(text: str) -> str:
+    """Return text that UTF-8 can encode."""
+    return text.encode("utf-8", "replace").decode()
