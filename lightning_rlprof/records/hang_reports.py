@@ -271,9 +271,14 @@ def read_reports(run: Path, rank: int) -> tuple[HangReport, ...]:
     hung = [path for path, brief in briefs if brief.cause != "recovered"]
     found = []
     for path, brief in briefs:
-        whole = _read(path, HangReport) if path in hung[-1:] else None
+        whole = read_report(path) if path in hung[-1:] else None
         found.append(whole or HangReport(**asdict(brief)))
     return tuple(found)
+
+
+def read_report(path: Path) -> HangReport | None:
+    """Read one report; None without one that can be read."""
+    return _read(path, HangReport)
 
 
 def _read(path: Path, kind: type[_T]) -> _T | None:
