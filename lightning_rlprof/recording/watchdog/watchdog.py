@@ -23,6 +23,7 @@ from lightning_rlprof.recording.watchdog.stacks import (
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
     MOST_REPORTS,
+    PROGRESS_AGAIN,
     Cause,
     HangReport,
     Heartbeat,
@@ -203,7 +204,7 @@ class Watchdog:
         if self._alarms:
             self._alarms = 0
             self._report("recovered", quiet_s)
-            self._session.note("info", f"progress again after {quiet_s:.0f} s without any")
+            self._session.note("info", f"{PROGRESS_AGAIN}{quiet_s:.0f} s without any")
 
     def _limit_s(self) -> float:
         """Return how long the rank may be quiet where it is."""

@@ -18,6 +18,8 @@ from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.recording.watchdog import stacks
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.hang_reports import (
+    NO_PROGRESS,
+    PROGRESS_AGAIN,
     alarm_file,
     alive_file,
     read_beat,
@@ -79,6 +81,7 @@ def test_a_stage_that_hangs_is_reported_with_line_and_open_spans(watched, caplog
     assert "no progress for 300 s in all-reduce, step 3" in caplog.text
     (note,) = read(watched.session).notes
     assert note.text.startswith("no progress"), "on the disk although the step has not ended"
+    assert NO_PROGRESS.match(note.text).groups() == ("300", "all-reduce", "3")
 
 
 def test_the_text_of_the_line_is_in_the_report(watched):
@@ -146,7 +149,7 @@ def test_progress_after_a_hang_is_recorded(watched):
     assert watched.causes == ["hang", "recovered"]
     assert watched.reports[-1].quiet_s == 310
     watched.session.end_step()
-    assert "progress again after 310 s" in read(watched.session).notes[-1].text
+    assert read(watched.session).notes[-1].text.startswith(f"{PROGRESS_AGAIN}310 s")
 
 
 def test_what_took_long_before_may_take_five_times_as_long(watched):
