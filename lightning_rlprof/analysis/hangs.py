@@ -18,6 +18,7 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 State = Literal[
     "waits",
     "hangs",
+    "idle",
     "runs",
     "killed",
     "stopped",
@@ -26,7 +27,10 @@ State = Literal[
     "finished",
     "no file",
 ]
-"""What a rank does: it waits for others, hangs by its own code, or has not reported a hang."""
+"""What a rank does: it waits for others, hangs by its own code, or has not reported a hang.
+
+An actor of Ray is idle between two calls.
+"""
 
 _LOST = ("killed", "stopped", "silent", "failed")
 _SILENT_S = 15.0  # three missed signs of life
@@ -36,13 +40,14 @@ _BUSY = 0.1  # of a CPU, which a thread that waits does not use
 _MOST_NAMED = 8
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
 _OWN = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
+_RAY = "Ray"
 _COLLECTIVE = re.compile(r"/torch(_npu)?/distributed/")
 _WRAPPERS = re.compile(r"(^|[.>])wrapper$")
 
 # Files whose functions wait for something that is not a rank, in the order in which they decide.
 _WAITS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"/torch/utils/data/"), "a DataLoader worker"),
-    (re.compile(r"/ray/"), "Ray"),
+    (re.compile(r"/ray/"), _RAY),
     (re.compile(r"/multiprocessing/"), "another process"),
     (re.compile(r"/concurrent/futures/|/threading\.py$|/queue\.py$"), "another thread"),
     (re.compile(r"/subprocess\.py$"), "a program"),
@@ -62,6 +67,7 @@ class RankState:
         stack: Of the training thread, innermost first.
         waits_in: The collective, or what else it waits for; empty if it does not.
         report: The newest one of the hang.
+        role: Its role, if the run has several; else empty.
     """
 
     rank: int
@@ -71,6 +77,12 @@ class RankState:
     stack: tuple[Frame, ...] = ()
     waits_in: str = ""
     report: HangReport | None = None
+    role: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return ``rank 3``, or ``rank 3 (rollout)`` if the run has several roles."""
+        return f"rank {self.rank}" + (f" ({self.role})" if self.role else "")
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ class Hang:
         """Return a row per rank, the causes first."""
         columns = (
             Column("rank", "count"),
+            Column("role", "text"),
             Column("state", "text"),
             Column("quiet", "duration", "ns"),
             Column("in", "text"),
@@ -109,6 +122,7 @@ def _row(each: RankState) -> tuple[Cell, ...]:
     report = each.report
     return (
         each.rank,
+        each.role or None,
         each.state,
         None if report is None else round(report.quiet_s * 1e9),
         " > ".join(_open_names(report)) or None,
@@ -147,8 +161,8 @@ def find_hang(evidence: Sequence[RankEvidence], now_unix_ns: int) -> Hang:
     A rank that has not reported although others hang, and was killed, stopped or has failed, is the
     cause. Else, in each process group it is the ranks that have not come to the collective in which
     others are; if these wait in another group, those that they wait for. Without collectives, it
-    is the ranks whose stack is outside of torch.distributed while those of others are inside. What
-    is left are ranks that hang, each by its own code.
+    is the ranks whose stack is outside of torch.distributed and of Ray while those of others are
+    inside. What is left are ranks that hang, each by its own code.
 
     Args:
         evidence: Of all ranks.
@@ -156,7 +170,10 @@ def find_hang(evidence: Sequence[RankEvidence], now_unix_ns: int) -> Hang:
     """
     reports = _of_last_hang(evidence)
     latest = max((one.beat.unix_ns for one in evidence if one.beat is not None), default=0)
-    states = [_state(each, reports.get(each.rank), latest, now_unix_ns) for each in evidence]
+    states = _with_roles(
+        evidence,
+        [_state(each, reports.get(each.rank), latest, now_unix_ns) for each in evidence],
+    )
     if not reports:
         return _without_reports(states, evidence)
     waits = _waits(states, evidence)
@@ -167,7 +184,7 @@ def find_hang(evidence: Sequence[RankEvidence], now_unix_ns: int) -> Hang:
     if all(_has_recovered(each, reports[each.rank]) for each in evidence if each.rank in reports):
         longest = max(report.quiet_s for each in evidence for report in each.reports)
         headline = f"Progress came back after {longest:.0f} s. Until then: {headline}"
-    return Hang(headline, causes, tuple(states), _hints(causes, evidence))
+    return Hang(headline, causes, tuple(states), _hints(causes, states, evidence))
 
 
 def _of_last_hang(evidence: Sequence[RankEvidence]) -> dict[int, HangReport]:
@@ -191,6 +208,13 @@ def _has_recovered(each: RankEvidence, report: HangReport) -> bool:
 # ---- each rank by itself
 
 
+def _with_roles(evidence: Sequence[RankEvidence], states: Sequence[RankState]) -> list[RankState]:
+    roles = {each.rank: each.header.role for each in evidence if each.header is not None}
+    if len(set(roles.values())) < 2:
+        return [*states]
+    return [replace(each, role=roles.get(each.rank, "")) for each in states]
+
+
 def _state(
     each: RankEvidence, report: HangReport | None, latest_ns: int, now_unix_ns: int
 ) -> RankState:
@@ -203,8 +227,11 @@ def _state(
         state: State = "hangs"
         if report.quiet_s < _SHORTEST_S:
             state = "finished" if each.end == "finished" else "runs"
-        if state == "hangs" and waits_in.startswith("torch.distributed"):
+        if state == "hangs" and (waits_in == _RAY or waits_in.startswith("torch.distributed")):
             state = "waits"
+        # Its stack ends in Ray's loop: no call of it runs.
+        if waits_in == _RAY and not _open_names(report) and not any(map(_is_own, stack)):
+            state, waits_in = ("idle" if state == "waits" else state), ""
         return RankState(each.rank, state, ended, _own_line(stack), stack, waits_in, report)
     if each.end is not None:
         what: State = "failed" if ended else "finished"
@@ -308,8 +335,16 @@ def _causes(states: Sequence[RankState], waits: Sequence[_Wait]) -> Iterable[Ran
         return [each for each in states if each.rank in odd]
     if outside := [each for each in hung if each.state == "hangs"]:
         return outside
+    if apart := _outside_of_collective(hung):
+        return apart
     ended = [each for each in states if each.state in ("finished", "no file")]
     return ended or ([] if len(hung) > 1 else hung)
+
+
+def _outside_of_collective(hung: Sequence[RankState]) -> list[RankState]:
+    """Return the ranks that wait in Ray while others of their role wait in a collective."""
+    inside = {each.role for each in hung if each.waits_in != _RAY}
+    return [each for each in hung if each.waits_in == _RAY and each.role in inside]
 
 
 def _odd(waits: Sequence[_Wait]) -> set[int]:
@@ -334,16 +369,17 @@ def _headline(
     causes: Sequence[RankState], states: Sequence[RankState], waits: Sequence[_Wait]
 ) -> str:
     others = [each for each in states if each not in causes and each.state in ("hangs", "waits")]
-    ends = "; ".join(f"rank {each.rank} {_doing(each, waits)}" for each in causes[:_MOST_NAMED])
+    ends = "; ".join(f"{each.name} {_doing(each, waits)}" for each in causes[:_MOST_NAMED])
+    ends = ends[:1].upper() + ends[1:]
     if more := len(causes) - _MOST_NAMED:
         ends += f"; and {more} more" if more > 0 else ""
     if not causes:
         if not others:
             return "No rank hangs any longer."
-        return (
-            f"{_ranks(others)} wait in {others[0].waits_in}, and none is behind: look at the "
-            "network and the devices."
-        )
+        waits_in = f"{_ranks(others)} wait in {_waits_in(others)}"
+        if all(each.waits_in == _RAY for each in others):
+            return f"{waits_in}, and no rank of this run makes them wait."
+        return f"{waits_in}, and none is behind: look at the network and the devices."
     if not others:
         return f"{ends}."
     return f"{ends}. {_ranks(others)} {_verb(others)} {_waits_in(others)}."
@@ -413,7 +449,7 @@ def _without_reports(states: Sequence[RankState], evidence: Sequence[RankEvidenc
     every = tuple(states)
     found = (each for each in states if each.state in _LOST)
     if gone := tuple(sorted(found, key=lambda each: _LOST.index(each.state))):
-        text = "; ".join(f"rank {each.rank} {each.reason}" for each in gone[:_MOST_NAMED])
+        text = "; ".join(f"{each.name} {each.reason}" for each in gone[:_MOST_NAMED])
         return Hang(f"No rank has reported a hang, but {text}.", gone, every, ())
     if all(each.state in ("finished", "no file") for each in states):
         return Hang("The run has finished, and no rank has reported a hang.", (), every, ())
@@ -432,10 +468,16 @@ def _timeout(each: RankEvidence) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _hints(causes: Sequence[RankState], evidence: Sequence[RankEvidence]) -> tuple[str, ...]:
+def _hints(
+    causes: Sequence[RankState], states: Sequence[RankState], evidence: Sequence[RankEvidence]
+) -> tuple[str, ...]:
     """Return what to try."""
     found = []
     known = {each.rank: each for each in evidence}
+    if all(each.waits_in == _RAY for each in causes) and any(
+        each.waits_in == _RAY for each in states
+    ):
+        found.append("Look at the actors that are not in this run: ray list actors")
     for each in causes[:1]:
         header, process = known[each.rank].header, known[each.rank].process
         if header is not None and each.state == "stopped":

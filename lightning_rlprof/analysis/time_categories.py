@@ -9,7 +9,12 @@ from enum import IntEnum
 
 import numpy as np
 
-from lightning_rlprof.records.stage_aliases import STAGE_ALIASES, plain_names, standard_stage
+from lightning_rlprof.records.stage_aliases import (
+    EVALUATIONS,
+    STAGE_ALIASES,
+    plain_names,
+    standard_stage,
+)
 from lightning_rlprof.tables.arrays import Int64s
 
 NO_CATEGORY = -1
@@ -106,12 +111,7 @@ NAMES: dict[Category, str] = {
         onload onload_kv onload_model onload_optimizer onload_weights prepare_for_generation
         prepare_for_training release_memory_occupation resume_memory_occupation sleep wake
         wake_up""",
-    Category.EVALUATION: """
-        save_checkpoint validation sanity_check checkpoint checkpointing eval eval_rollout
-        evaluate evaluation load_checkpoint checkpoint_for_recover dump_data_batch
-        dump_rollout_generations save_checkpoints save_ckpt save_hf_model val val_step
-        validate_time modelcheckpoint_on_train_batch_end modelcheckpoint_on_train_epoch_end save
-        save_model test testing validate""",
+    Category.EVALUATION: EVALUATIONS,
     Category.PYTHON_GC: "garbage_collection gc gc_collect",
     Category.PROFILER: """
         rlprof_open_capture rlprof_close_capture start_profile stop_profile""",

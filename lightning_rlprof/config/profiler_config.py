@@ -234,8 +234,8 @@ class Options(Section):
         default=300,
         description=(
             "Seconds without any progress after which a rank writes a report for `rlprof hang`; "
-            "null turns this off. Six times as long before the first step has ended, between steps "
-            "and in a stage for the first time."
+            "null turns this off. Six times as long before the first step has ended, between "
+            "steps, in a stage for the first time, and in checkpoints and evaluations."
         ),
     )
     token_start: NonNegativeInt | None = Field(

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.records.hang_reports import FOLDER
+from lightning_rlprof.records.hang_reports import FOLDER, HangReport, read_report
 from lightning_rlprof.records.records import PHASES, Header
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.files import open_file
@@ -48,7 +48,15 @@ _MEMORY = frozenset(
 _LIMITS = ("host_limit_bytes", "device_total_bytes")
 _COUNTS = ("tokens", "samples", "flops")
 _WANTED = (b'["span"', b'["note"', b'["metrics"', b'["end"')
-_MOST_REPORT = 1 << 23  # bytes
+# Of reports of hangs: 1,024 of them would fill the memory.
+_NOT_SHOWN: dict[str, Any] = {
+    "spans": (),
+    "threads": (),
+    "collectives": (),
+    "groups": {},
+    "children": (),
+    "remarks": (),
+}
 
 _decode = msgspec.json.Decoder().decode
 _decode_header = msgspec.json.Decoder(Header).decode
@@ -344,16 +352,6 @@ class LiveRank:
                 self.metrics[name[:_LONGEST]] = float(value)
 
 
-class HangReport(NamedTuple):
-    """What a rank that makes no progress wrote of itself, in short."""
-
-    rank: int
-    cause: str
-    quiet_s: float
-    step: int
-    last_span: str
-
-
 class LiveRun:
     """Follow a run: `refresh` reads what its ranks have appended since the last time.
 
@@ -363,7 +361,7 @@ class LiveRun:
 
     Attributes:
         ranks: By number.
-        hangs: The last report of each rank that made no progress.
+        hangs: The last report of each rank that made no progress, without its stacks.
 
     Args:
         run: The run directory.
@@ -423,20 +421,9 @@ class LiveRun:
         for path in sorted(self.run.glob(f"{FOLDER}/rank-*-*.json")):
             if path.name in self._reports:
                 continue
-            with suppress(OSError, *NOT_JSON):
-                with open_file(path) as file:
-                    found = _decode(file.read(_MOST_REPORT))
+            if (report := read_report(path)) is not None:
                 self._reports.add(path.name)
-                match found:
-                    case {"rank": int() as rank, "cause": str() as cause, "step": int() as step}:
-                        quiet, span = found.get("quiet_s"), found.get("last_span")
-                        self.hangs[rank] = HangReport(
-                            rank,
-                            cause[:_LONGEST],
-                            float(quiet) if isinstance(quiet, int | float) else 0.0,
-                            step,
-                            span[:_LONGEST] if isinstance(span, str) else "",
-                        )
+                self.hangs[report.rank] = replace(report, **_NOT_SHOWN)
 
 
 def _all_lines(lines: Sequence[bytes]) -> list[list[Any]]:

@@ -6,6 +6,7 @@ alarm touches the file ``alarm``, so that all others report, too.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,12 @@ Cause = Literal["hang", "still", "asked", "recovered"]
 
 Ranges = tuple[tuple[int, int, int], ...]
 """Ranks as first, last and step of each range."""
+
+NO_PROGRESS = re.compile(r"no progress for (\d+) s(?: in (.+))?, step (\d+)\. ")
+"""The note of a rank that hangs: its seconds, the innermost open span, the step."""
+
+PROGRESS_AGAIN = "progress again after "
+"""How the note begins that ends it."""
 
 _MOST_BYTES = 1 << 23
 _MOST_RANKS = 1 << 17
@@ -271,9 +278,14 @@ def read_reports(run: Path, rank: int) -> tuple[HangReport, ...]:
     hung = [path for path, brief in briefs if brief.cause != "recovered"]
     found = []
     for path, brief in briefs:
-        whole = _read(path, HangReport) if path in hung[-1:] else None
+        whole = read_report(path) if path in hung[-1:] else None
         found.append(whole or HangReport(**asdict(brief)))
     return tuple(found)
+
+
+def read_report(path: Path) -> HangReport | None:
+    """Read one report; None without one that can be read."""
+    return _read(path, HangReport)
 
 
 def _read(path: Path, kind: type[_T]) -> _T | None:

@@ -42,6 +42,15 @@ STAGE_ALIASES = {
 }
 """Names of verl, slime, NeMo-RL and others for each stage of `STAGES` that has some."""
 
+EVALUATIONS = """
+    save_checkpoint validation sanity_check checkpoint checkpointing eval eval_rollout
+    evaluate evaluation load_checkpoint checkpoint_for_recover dump_data_batch
+    dump_rollout_generations save_checkpoints save_ckpt save_hf_model val val_step
+    validate_time modelcheckpoint_on_train_batch_end modelcheckpoint_on_train_epoch_end save
+    save_model test testing validate"""
+"""Names of checkpoints and evaluations, which are rare and may take long."""
+
+_EVALUATIONS = frozenset(EVALUATIONS.split())
 _STAGE_OF = {alias: stage for stage, names in STAGE_ALIASES.items() for alias in names.split()}
 _STAGE_OF |= {stage: stage for stage in STAGES}
 # Methods of tokenizers and dictionaries, and a part of a rollout.
@@ -62,6 +71,17 @@ def plain_names(name: str) -> tuple[str, str]:
     whole = name.lower().partition("#")[0]
     last = re.split(r"[./]", whole)[-1]
     return _SIGNS.sub("_", whole).strip("_"), _SIGNS.sub("_", last).strip("_")
+
+
+def is_evaluation(name: str) -> bool:
+    """Return whether a stage or region is a checkpoint or an evaluation, by its name.
+
+    Example::
+
+        >>> is_evaluation("Trainer.save-checkpoint"), is_evaluation("actor_update")
+        (True, False)
+    """
+    return not _EVALUATIONS.isdisjoint(plain_names(name))
 
 
 def standard_stage(name: str) -> str:

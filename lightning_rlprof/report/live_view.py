@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_rlprof.analysis.efficiency.model_flops import (
     counted_flops,
@@ -17,6 +17,7 @@ from lightning_rlprof.analysis.efficiency.model_flops import (
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.models.architecture import Model
+from lightning_rlprof.analysis.time_categories import Category, category_of
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.report.terminal import duration, percent, size
@@ -27,6 +28,8 @@ _MOST_ALARMS = 12
 _ALIKE = 1.05
 _QUIET_STEPS = 5
 _LEAST_QUIET_S = 10.0
+_LEAST_HANG_S = 1.0  # less, if a rank that runs reports because another one hangs
+_WAITS = (Category.COLLECTIVE_WAIT, Category.COMMUNICATION)
 
 _STAGES = (
     Column("stage", "text"),
@@ -63,7 +66,7 @@ class LiveView:
 
     Attributes:
         title: How many ranks and steps, in one line.
-        slowest: Which rank takes longest, and where, in one line each.
+        slowest: Which rank takes longest, and where it does or makes others wait, in one line each.
         stages: Share of the last steps by stage, over all ranks, with tokens per second and MFU.
         ranks: A row per rank, or per block of ranks if they are many.
         background: Background metrics, if the run has some.
@@ -101,10 +104,10 @@ def live_view(run: LiveRun) -> LiveView:
     """Return what to show of a run after `LiveRun.refresh`."""
     ranks = [run.ranks[number] for number in sorted(run.ranks)]
     pace = _Pace(ranks)
-    stages, longest = _stages(ranks)
+    stages, behind = _stages(ranks, pace)
     return LiveView(
         title=_title(run, ranks),
-        slowest=tuple(text for text in (pace.slowest(), longest) if text),
+        slowest=tuple(text for text in (pace.slowest(), behind) if text),
         stages=stages,
         ranks=_ranks(run, ranks, pace),
         background=_background(ranks),
@@ -147,6 +150,11 @@ class _Pace:
             if each.rank in self.step_ns and usual.get(each.role)
         }
 
+    def excess_ns(self, rank: int, among: Iterable[int]) -> float:
+        """Return by how much a rank's step is longer than those of other ranks."""
+        others = [self.step_ns[each] for each in among if each != rank and each in self.step_ns]
+        return self.step_ns[rank] - median(others) if others and rank in self.step_ns else 0.0
+
     def slowest(self) -> str:
         """Return which rank takes longest per step, or that they are alike."""
         if not self.slowdown:
@@ -182,8 +190,12 @@ def _span(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _stages(ranks: Sequence[LiveRank]) -> tuple[Table, str]:
-    """Return the table of stages, and which rank takes longer in one than the others do."""
+def _stages(ranks: Sequence[LiveRank], pace: _Pace) -> tuple[Table, str]:
+    """Return the table of stages, and which rank the others wait for, or why its step is longer.
+
+    A rank that takes longer in a stage may wait there for others. It does not if its step is longer
+    by as much: ranks that wait for each other have equal steps.
+    """
     total = sum(step.ns for each in ranks for step in each.steps)
     by_stage: dict[str, dict[int, float]] = {}
     sums: Counter[str] = Counter()
@@ -193,7 +205,7 @@ def _stages(ranks: Sequence[LiveRank]) -> tuple[Table, str]:
             by_stage.setdefault(stage, {})[each.rank] = ns / len(each.steps)
     rows: list[tuple[Cell, ...]] = []
     rates = _rates(ranks)
-    most, text = 0.0, ""
+    most, text, waits = 0.0, "", _Behind()
     for stage, ns in sums.most_common():
         means = by_stage[stage]
         rank = max(means, key=means.__getitem__)
@@ -202,15 +214,39 @@ def _stages(ranks: Sequence[LiveRank]) -> tuple[Table, str]:
         row = (stage, ns / total if total else None, round(ns / _steps(ranks, means)))
         longest = (round(means[rank]), rank) if others else (None, None)
         rows.append((*row, *rates.get(stage, (None, None)), *longest, ratio))
+        if category_of(stage) in _WAITS:
+            waits = max(waits, _behind(stage, means, pace))
+            continue
         more = means[rank] - median(others) if others else 0.0
-        if more > most and ratio is not None and ratio >= _ALIKE:
+        lasts = more <= 2 * pace.excess_ns(rank, means)
+        if more > most and ratio is not None and ratio >= _ALIKE and lasts:
             most, text = more, f"longest in {stage}: rank {rank}, {ratio:.2f}x the others"
     if rows and (rest := total - sum(sums.values())) > 0:
         steps = sum(len(each.steps) for each in ranks)
         rows.append(("untraced", rest / total, round(rest / steps), *[None] * 5))
     note = f"Last {LATELY} steps of each rank, without captured ones"
     why = None if rows else "no stage has ended in a complete step"
-    return Table("stages", _STAGES, rows, note, abstained=why), text
+    return Table("stages", _STAGES, rows, note, abstained=why), waits.text or text
+
+
+class _Behind(NamedTuple):
+    """How long the others wait for a rank in a stage of waiting."""
+
+    ns: float = 0.0
+    text: str = ""
+
+
+def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
+    """Return the rank that waits least, as it comes last, if one stands apart."""
+    if len(means) < 2:
+        return _Behind()
+    rank = min(means, key=means.__getitem__)
+    others = [mean for number, mean in means.items() if number != rank]
+    ns = median(others) - means[rank]
+    step_ns = pace.step_ns.get(rank, 0.0)
+    if ns < (_ALIKE - 1) * step_ns or min(others) - means[rank] < ns / 2:
+        return _Behind()
+    return _Behind(ns, f"the others wait {duration(round(ns))} per step for rank {rank} in {stage}")
 
 
 def _rates(ranks: Sequence[LiveRank]) -> dict[str, tuple[float | None, float | None]]:
@@ -349,7 +385,8 @@ def _alarms(run: LiveRun, ranks: Sequence[LiveRank]) -> Table:
     found: dict[tuple[str, str], list[int]] = {}
     for hang in run.hangs.values():
         rank = run.ranks.get(hang.rank)
-        if rank is not None and rank.status is None and hang.cause != "recovered":
+        is_quiet = hang.cause != "recovered" and hang.quiet_s >= _LEAST_HANG_S
+        if rank is not None and rank.status is None and is_quiet:
             last = f", last span {hang.last_span}" if hang.last_span else ""
             text = f"no progress for {_seconds(hang.quiet_s)} in step {hang.step}{last}"
             found.setdefault(("error", f"hang report: {text}"), []).append(hang.rank)

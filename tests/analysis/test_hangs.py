@@ -25,6 +25,14 @@ IN_ALL_REDUCE = (
     Frame("/code/grpo/train.py", 61, "update", "dist.all_reduce(grad)"),
 )
 IN_REWARD = (Frame("/code/grpo/rewards.py", 12, "score", "while not done:"),)
+IN_RAY = (
+    Frame("/venv/lib/python3.11/site-packages/ray/_private/worker.py", 3009, "get", ""),
+    Frame("/code/grpo/train.py", 70, "fit", "ray.get(results)"),
+)
+IN_RAYS_LOOP = (
+    Frame("/venv/lib/python3.11/site-packages/ray/_private/worker.py", 1024, "main_loop", ""),
+    Frame("/venv/lib/python3.11/site-packages/ray/_private/workers/default_worker.py", 320, "", ""),
+)
 IN_LOADER = (
     Frame("/usr/lib/python3.11/selectors.py", 415, "select", ""),
     Frame("/usr/lib/python3.11/multiprocessing/connection.py", 948, "wait", ""),
@@ -84,7 +92,7 @@ def test_the_rank_that_has_not_come_to_a_collective_is_named_with_its_line():
     )
 
     assert hang.headline == (
-        "rank 1 has not come to gloo:all_reduce #6 of group 0, is in compute_reward, at "
+        "Rank 1 has not come to gloo:all_reduce #6 of group 0, is in compute_reward, at "
         "grpo/rewards.py:12 score (while not done:). Rank 0 waits in gloo:all_reduce #6 of group 0."
     )
     table = hang.table()
@@ -180,8 +188,49 @@ def test_a_rank_without_a_report_is_the_cause(process, end, state, word):
     evidence[1] = replace(evidence[1], process=process, end=end)
     hang = find_hang(evidence, NOW)
     assert [(each.rank, each.state) for each in hang.causes] == [(1, state)]
-    assert f"rank 1 {word}" in hang.headline
+    assert f"Rank 1 {word}" in hang.headline
     assert "Rank 0 waits in gloo:all_reduce #6" in hang.headline
+
+
+def with_roles(evidence: list[RankEvidence], *roles: str) -> list[RankEvidence]:
+    return [
+        replace(each, header=replace(each.header, role=role))
+        for each, role in zip(evidence, roles, strict=True)
+    ]
+
+
+def test_a_driver_that_waits_in_ray_waits_for_the_actor_that_is_in_its_own_code():
+    found = of(report(0, IN_RAY), report(1, IN_REWARD, inside=("compute_reward",)), None)
+    hang = find_hang(with_roles(found, "controller", "rollout", "rollout"), NOW)
+    assert [(each.rank, each.state) for each in hang.causes] == [(1, "hangs")]
+    assert hang.headline == (
+        "Rank 1 (rollout) is in compute_reward, at grpo/rewards.py:12 score (while not done:). "
+        "Rank 0 waits in Ray."
+    )
+    assert hang.table().column("role") == ["rollout", "controller", "rollout"]
+    assert hang.hints == ()
+
+
+def test_an_actor_between_two_calls_is_idle_and_no_cause():
+    idle = report(1, IN_RAYS_LOOP, inside=(), cause="asked")
+    found = of(report(0, IN_RAY), idle, report(2, IN_REWARD))
+    hang = find_hang(with_roles(found, "controller", "critic", "rollout"), NOW)
+    assert causes(hang) == [2]
+    assert [each.state for each in hang.ranks] == ["waits", "idle", "hangs"]
+    assert hang.ranks[1].waits_in == ""
+
+
+def test_ranks_that_all_wait_in_ray_wait_for_an_actor_that_is_not_in_the_run():
+    hang = find_hang(of(report(0, IN_RAY), report(1, IN_RAY)), NOW)
+    assert causes(hang) == []
+    assert hang.headline == ("Ranks 0-1 wait in Ray, and no rank of this run makes them wait.")
+    assert hang.hints == ("Look at the actors that are not in this run: ray list actors",)
+
+
+def test_of_ranks_in_a_collective_one_of_their_role_that_waits_in_ray_is_the_cause():
+    found = of(report(0, IN_RAY), report(1, IN_ALL_REDUCE), report(2, IN_RAY))
+    hang = find_hang(with_roles(found, "controller", "actor", "actor"), NOW)
+    assert causes(hang) == [2]
 
 
 def test_a_rank_of_another_host_whose_signs_of_life_ended_first_is_the_cause():
@@ -203,7 +252,7 @@ def test_a_loop_that_computes_is_told_from_one_that_waits():
     thread = ThreadStack("MainThread", IN_REWARD, is_training=True, cpu_share=0.97)
     hang = find_hang(of(report(0, threads=(thread,), inside=("compute_reward",))), NOW)
     assert hang.headline == (
-        "rank 0 is in compute_reward, at grpo/rewards.py:12 score (while not done:), its thread "
+        "Rank 0 is in compute_reward, at grpo/rewards.py:12 score (while not done:), its thread "
         "uses 97% of a CPU."
     )
 
@@ -233,7 +282,7 @@ def test_a_hang_that_is_over_is_told_as_such():
     over = report(0, IN_REWARD), report(0, number=2, cause="recovered", quiet_s=412.0)
     (evidence,) = of(over[0])
     hang = find_hang([replace(evidence, reports=over)], NOW)
-    assert hang.headline.startswith("Progress came back after 412 s. Until then: rank 0 is in")
+    assert hang.headline.startswith("Progress came back after 412 s. Until then: Rank 0 is in")
 
 
 def test_reports_of_an_earlier_hang_do_not_count():

@@ -56,7 +56,7 @@ def test_rank_line_and_what_the_others_wait_in_are_printed_with_the_stack(rlprof
     status, out, _ = rlprof("hang", hung)
     text = " ".join(out.split())
     assert status == 0
-    assert "rank 1 has not come to gloo:all_reduce #6 of group 0" in text
+    assert "Rank 1 has not come to gloo:all_reduce #6 of group 0" in text
     assert "at grpo/rewards.py:12 score (while not done:). Rank 0 waits in gloo:all_red" in text
     assert "Stack of rank 1, training thread: /code/grpo/rewards.py:12 score" in text
     assert "rewards = score(texts)" in text
@@ -67,13 +67,13 @@ def test_json_has_headline_causes_with_stacks_and_the_table(rlprof, hung):
     found = json.loads(rlprof("hang", hung, "--json")[1])
     (cause,) = found["causes"]
     assert (cause["rank"], cause["stack"][0]["line"]) == (1, 12)
-    assert found["headline"].startswith("rank 1 has not come to")
+    assert found["headline"].startswith("Rank 1 has not come to")
     assert [row[0] for row in found["tables"][0]["rows"]] == [1, 0]
 
 
 def test_csv_has_the_table_alone(rlprof, hung):
     out = rlprof("hang", hung, "--format", "csv")[1]
-    assert out.startswith("rank,state,quiet,in,waits for,at,step\n1,hangs,")
+    assert out.startswith("rank,role,state,quiet,in,waits for,at,step\n1,,hangs,")
 
 
 def test_what_is_no_run_is_one_line(rlprof, tmp_path):

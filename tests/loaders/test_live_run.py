@@ -9,8 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_rlprof.loaders.live_run import LATELY, LiveRun
-from lightning_rlprof.records.hang_reports import FOLDER, write_report
-from lightning_rlprof.records.hang_reports import HangReport as WatchdogReport
+from lightning_rlprof.records.hang_reports import (
+    FOLDER,
+    Frame,
+    HangReport,
+    ThreadStack,
+    write_report,
+)
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
 
@@ -250,26 +255,19 @@ def test_ranks_that_come_later_are_found(live, tmp_path):
     assert sorted(live.ranks) == [0, 1]
 
 
-def test_reports_of_hangs_are_read_if_there_are_some(live, tmp_path):
+def test_the_last_report_of_a_hang_is_kept_without_its_stacks(live, tmp_path):
     rank_writer(tmp_path)
-    folder = tmp_path / "watchdog"
+    folder = tmp_path / FOLDER
     folder.mkdir()
-    known = {"rank": 0, "cause": "hang", "step": 3, "quiet_s": 61.5, "last_span": "backward"}
-    (folder / "rank-00000-01.json").write_text(json.dumps(known))
+    report = HangReport(0, 1, "hang", 5, 61.5, 60.0, 3, True, "backward")
+    frames = (Frame("train.py", 3, "fit"),)
+    write_report(tmp_path, replace(report, threads=(ThreadStack("MainThread", frames),)))
     (folder / "rank-00000-02.json").write_text("[")
     live.refresh()
-    assert live.hangs == {0: (0, "hang", 61.5, 3, "backward")}
-    (folder / "rank-00000-02.json").write_text(json.dumps({**known, "cause": "recovered"}))
+    assert live.hangs == {0: report}
+    write_report(tmp_path, replace(report, number=2, cause="recovered"))
     live.refresh()
     assert live.hangs[0].cause == "recovered"
-
-
-def test_a_report_is_read_as_the_watchdog_writes_it(live, tmp_path):
-    rank_writer(tmp_path)
-    (tmp_path / FOLDER).mkdir()
-    write_report(tmp_path, WatchdogReport(0, 1, "hang", 5, 61.5, 60.0, 3, True, "backward"))
-    live.refresh()
-    assert live.hangs == {0: (0, "hang", 61.5, 3, "backward")}
 
 
 HOSTILE = [

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.loaders.live_run import HangReport, LiveRun
+from lightning_rlprof.loaders.live_run import LiveRun
+from lightning_rlprof.records.hang_reports import HangReport
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.report.live_view import LiveView, live_view
 from lightning_rlprof.run import load
@@ -143,6 +144,44 @@ def test_a_count_that_cannot_be_one_is_left_out(amount, tmp_path):
     assert (first["tokens/s"], first["MFU"]) == (None, None)
 
 
+def write_stages(job: Job, times_ms: list[dict[str, int]]) -> None:
+    """Write ten steps of each rank, of stages one after another."""
+    for writer, stages in zip(job.writers, times_ms, strict=True):
+        for step in range(1, 11):
+            start = at = step * 1_000 * MS
+            for number, (name, ms) in enumerate(stages.items(), 2):
+                line = ("span", name, "stage", step, at, at + ms * MS, 7, number, 1, None)
+                writer.write([line])
+                at += ms * MS
+            writer.write([("span", "step", "step", step, start, at, 7, 1, None, None)])
+
+
+def test_a_rank_that_waits_for_a_slow_one_is_not_named(job):
+    """Rank 2 generates fastest, and waits for the others in the all-reduce of its update."""
+    usual = {"actor_generate": 70, "actor_update": 30}
+    write_stages(job, [usual, usual, {"actor_generate": 40, "actor_update": 60}, usual])
+    view = job.view
+    assert view.slowest == ("step times of all ranks within 5%",)
+    assert rows(view.stages)[1]["rank"] == 2, "the figures are shown as they are"
+
+
+def test_the_rank_that_waits_least_in_a_barrier_is_the_one_that_others_wait_for(job):
+    usual = {"actor_generate": 40, "barrier": 35, "actor_update": 25}
+    late = {"actor_generate": 70, "barrier": 5, "actor_update": 25}
+    write_stages(job, [usual, usual, late, usual])
+    assert job.view.slowest == (
+        "step times of all ranks within 5%",
+        "the others wait 30.0 ms per step for rank 2 in barrier",
+    )
+
+
+def test_ranks_that_wait_for_several_name_none(job):
+    early = {"actor_generate": 40, "barrier": 35, "actor_update": 25}
+    late = {"actor_generate": 70, "barrier": 5, "actor_update": 25}
+    write_stages(job, [early, early, late, late])
+    assert job.view.slowest == ("step times of all ranks within 5%",)
+
+
 def test_ranks_within_5_percent_are_not_called_slow(job):
     job.step(1, slow={1: 2})
     assert job.view.slowest == ("step times of all ranks within 5%",)
@@ -262,11 +301,18 @@ def test_how_ranks_ended_is_shown_and_an_interruption_is_an_alarm(job):
 def test_a_report_of_a_hang_is_an_alarm_until_the_rank_recovers(job):
     job.step(1)
     job.live.refresh()
-    job.live.hangs[1] = HangReport(1, "hang", 61.0, 2, "backward")
+    job.live.hangs[1] = HangReport(1, 1, "hang", 5, 61.0, 60.0, 2, True, "backward")
     alarms = live_view(job.live).alarms.rows
     text = "hang report: no progress for 1 min 01 s in step 2, last span backward"
     assert alarms == [("error", "1", text)]
-    job.live.hangs[1] = HangReport(1, "recovered", 80.0, 2, "backward")
+    job.live.hangs[1] = HangReport(1, 2, "recovered", 5, 80.0, 60.0, 2, True, "backward")
+    assert live_view(job.live).alarms.rows == []
+
+
+def test_a_rank_that_runs_while_another_one_hangs_is_no_alarm(job):
+    job.step(1)
+    job.live.refresh()
+    job.live.hangs[1] = HangReport(1, 1, "asked", 5, 0.4, 60.0, 2, True, "backward")
     assert live_view(job.live).alarms.rows == []
 
 

@@ -21,11 +21,12 @@ from lightning_rlprof.analysis.findings.machine_evidence import (
 from lightning_rlprof.analysis.findings.rules import (
     CATEGORY_RULES,
     CPU_RULES,
-    OUT_OF_MEMORY,
+    FATAL,
     STRAGGLER,
 )
 from lightning_rlprof.analysis.findings.run_evidence import (
     category_shares,
+    hangs,
     low_mfu,
     memory_growth,
     out_of_memory,
@@ -42,6 +43,7 @@ CHECKS: tuple[Callable[[RunData], Results], ...] = (
     dominant_kernel,
     small_collectives,
     out_of_memory,
+    hangs,
     memory_growth,
     step_changes,
     cpu_contention,
@@ -79,9 +81,9 @@ _EXPLAINED = "Not listed: the wait of ranks for one another, which the straggler
 def findings(spans: Spans) -> Table:
     """List the problems worth acting on, by cost, then ideas of what might be saved.
 
-    A rank that ran out of memory comes first, as it ended the run. Other problems without a cost in
-    time, such as growing memory, come after those with one. Waiting for
-    a CPU comes last: it is in the time of everything else. Slow steps, and ranks that wait, are not
+    What ended the run comes first: a rank that ran out of memory, or a hang. Other problems without
+    a cost in time, such as growing memory, come after those with one. Waiting for a CPU comes last:
+    it is in the time of everything else. Slow steps, and ranks that wait, are not
     listed if it explains half of their cost.
 
     ``cost`` is GPU time of the whole job, ``share`` its part of the job. ``CI low`` and ``CI high``
@@ -106,7 +108,7 @@ def findings(spans: Spans) -> Table:
     found, explained = _without_effects([each for each in results if isinstance(each, Finding)])
     found.sort(
         key=lambda each: (
-            each.rule != OUT_OF_MEMORY,
+            each.rule not in FATAL,
             each.rule in CPU_RULES,
             each.rule.idea,
             -(each.cost or 0),

@@ -72,6 +72,17 @@ OUT_OF_MEMORY = Rule(
     "It raises in the same stage with half of the batch",
     "rlprof show RUN memory_phases",
 )
+HANG = Rule(
+    "hang",
+    "The run hung in step {step}",
+    0.0,
+    "See which rank the others wait for, and the line at which it is: rlprof hang RUN",
+    "It was in a compilation, a checkpoint or a validation that takes longer than hang_timeout",
+    "rlprof hang RUN",
+)
+FATAL = (OUT_OF_MEMORY, HANG)
+"""Rules for what ended a run: they come first."""
+
 LEVEL_CHANGE = Rule(
     "steps that became slower",
     "Steps take {ratio:.2f}x as long since step {step} ({stage})",
@@ -326,7 +337,7 @@ def rules_by_id() -> dict[str, list[Rule]]:
     single = (
         *(SHORT_GAPS, LONG_GAPS, DOMINANT_KERNEL, SMALL_COLLECTIVES, LOW_MFU, MEMORY_GROWTH),
         *(LEVEL_CHANGE, TREND, OUTLIER_STEP, *CPU_RULES, MEMORY_PRESSURE, HEAT, POWER),
-        *(SLOWDOWN, STRAGGLER, OUT_OF_MEMORY),
+        *(SLOWDOWN, STRAGGLER, *FATAL),
     )
     found: dict[str, list[Rule]] = {}
     for rule in chain(single, CATEGORY_RULES.values(), (STARVED, UNMATCHED)):

@@ -1,5 +1,6 @@
 """Evidence from steps: categories of the ledger, MFU, slow ranks, and memory that grows."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from lightning_rlprof.analysis.findings.finding import (
 )
 from lightning_rlprof.analysis.findings.rules import (
     CATEGORY_RULES,
+    HANG,
     LEVEL_CHANGE,
     LOW_MFU,
     MEMORY_GROWTH,
@@ -58,6 +60,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
 )
 from lightning_rlprof.analysis.time_categories import COLLECTIVE_NAMES, Category, categories_of
 from lightning_rlprof.records.background_metrics import GC_PAUSE
+from lightning_rlprof.records.hang_reports import NO_PROGRESS, PROGRESS_AGAIN
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing
@@ -523,6 +526,36 @@ def _last_memory(spans: Spans, rank: int, component: str, counter: str) -> str:
     last = own[np.argmax(spans.end_ns[rows[own]])]
     stage = spans.names[int(spans.name[rows[last]])]
     return f"{component} memory {values[last] / _MIB:,.0f} MiB after {stage}"
+
+
+_MOST_HUNG = 4  # ranks that are named
+
+
+def hangs(run: RunData) -> Results:
+    """Report a hang that did not end, from the notes of the ranks' watchdogs."""
+    hung: dict[int, re.Match[str]] = {}
+    for note in run.spans.notes:
+        if note.rank is None:
+            continue
+        if found := NO_PROGRESS.match(note.text):
+            hung[note.rank] = found
+        elif note.text.startswith(PROGRESS_AGAIN):
+            hung.pop(note.rank, None)
+    spans = run.spans
+    hung = {rank: hung[rank] for rank in sorted(hung) if spans.statuses.get(rank) != "finished"}
+    if not hung:
+        return []
+    step = max(int(found[3]) for found in hung.values())
+    parts = [
+        f"rank {rank} made no progress for {found[1]} s" + (f" in {found[2]}" if found[2] else "")
+        for rank, found in [*hung.items()][:_MOST_HUNG]
+    ]
+    if (more := len(hung) - len(parts)) > 0:
+        parts.append(f"and {more} more ranks")
+    query = f"select * from spans where step >= {step - 1} order by rank, start_ns"
+    place = place_of(spans, spans.rows(kind="step")[-1:])
+    title = HANG.title.format(step=step)
+    return [Finding(HANG, title, *(None, None, None), HIGH, "; ".join(parts), query, place)]
 
 
 FEWEST_MEMORY_STEPS = 16

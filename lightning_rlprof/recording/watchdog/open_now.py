@@ -29,6 +29,6 @@ def open_now(since: int) -> list[Line]:
     return sorted(lines, key=lambda line: line[7])[:_MOST]
 
 
-def open_names(since: int, thread: int) -> tuple[str, ...]:
-    """Return the names of the open spans of a thread, outermost first."""
-    return tuple(line[1] for line in open_now(since) if line[6] == thread)
+def open_in(since: int, thread: int) -> tuple[tuple[str, str], ...]:
+    """Return name and kind of each open span of a thread, outermost first."""
+    return tuple((line[1], line[2]) for line in open_now(since) if line[6] == thread)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from lightning_rlprof.errors import described
 from lightning_rlprof.recording.open_spans import Line, numbers
 from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump, last_collectives
-from lightning_rlprof.recording.watchdog.open_now import open_names, open_now
+from lightning_rlprof.recording.watchdog.open_now import open_in, open_now
 from lightning_rlprof.recording.watchdog.stacks import (
     child_processes,
     in_debugger,
@@ -23,6 +23,7 @@ from lightning_rlprof.recording.watchdog.stacks import (
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
     MOST_REPORTS,
+    PROGRESS_AGAIN,
     Cause,
     HangReport,
     Heartbeat,
@@ -33,6 +34,7 @@ from lightning_rlprof.records.hang_reports import (
     write_report,
 )
 from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.stage_aliases import is_evaluation
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +88,14 @@ class Watchdog:
     """Report when no span has begun or ended for long, until `stop`; training continues.
 
     A rank may be quiet for ``timeout_s``, or five times as long as it was before where it is now,
-    if that is more. It may for six times ``timeout_s`` before the first step has ended, between
-    steps, and in a stage or region that it enters for the first time: compilation, the first
-    checkpoint, a validation. An actor that waits for its next call, and a session at a prompt, may
-    wait for ever. A training thread that stands in a debugger is left alone.
+    if that is more. It may for six times ``timeout_s``:
+
+    - before the first step has ended, and between steps
+    - in a stage or an outermost region that it enters for the first time, where it may compile
+    - in each checkpoint and evaluation
+
+    An actor that waits for its next call, and a session at a prompt, may wait for ever. A training
+    thread that stands in a debugger is left alone.
 
     Time in which the whole process was stopped does not count.
 
@@ -108,7 +114,8 @@ class Watchdog:
         self._quiet_ns = 0
         self._seen: tuple[Any, ...] = ()
         self._first = self._number = next(numbers)  # of the spans of this session
-        self._open: tuple[str, ...] | None = None  # outermost first; known in a long silence only
+        # Names and kinds, outermost first; known in a long silence only.
+        self._open: tuple[tuple[str, str], ...] | None = None
         self._last = self._after = ""  # the span that ended last, now and as the silence began
         self._known: set[str] = set()
         self._longest_s: dict[str, float] = {}  # after which span
@@ -172,7 +179,7 @@ class Watchdog:
         if quiet_s < self._timeout_s or self._alarms == len(_AGAIN):
             return False
         if self._open is None:
-            self._open = open_names(self._first, self._session.training_thread)
+            self._open = open_in(self._first, self._session.training_thread)
         return quiet_s >= self._limit_s() * _AGAIN[self._alarms] and not self._is_excused()
 
     def _has_progress(self) -> bool:
@@ -197,14 +204,23 @@ class Watchdog:
         if self._alarms:
             self._alarms = 0
             self._report("recovered", quiet_s)
-            self._session.note("info", f"progress again after {quiet_s:.0f} s without any")
+            self._session.note("info", f"{PROGRESS_AGAIN}{quiet_s:.0f} s without any")
 
     def _limit_s(self) -> float:
         """Return how long the rank may be quiet where it is."""
-        session, inside = self._session, self._open or ()
-        is_known = inside[0] in self._known if inside else not session.waiting
-        times = 1 if session.has_steps and is_known else _UNKNOWN
+        times = 1 if self._session.has_steps and self._is_usual() else _UNKNOWN
         return max(times * self._timeout_s, _LEARNED * self._longest_s.get(self._after, 0.0))
+
+    def _is_usual(self) -> bool:
+        """Return whether the rank is where it was before, and in what is usually short."""
+        inside = self._open or ()
+        if not inside:
+            return not self._session.waiting
+        if any(is_evaluation(name) for name, _ in inside):
+            return False
+        # Regions inside may be named after what they work on; what is compiled is a stage.
+        chosen = [name for at, (name, kind) in enumerate(inside) if not at or kind == "stage"]
+        return self._known.issuperset(chosen)
 
     def _is_excused(self) -> bool:
         """Return whether it is right to wait here, for however long."""
@@ -225,7 +241,7 @@ class Watchdog:
 
     def _raise_alarm(self, quiet_s: float) -> None:
         session, is_first = self._session, self._alarms == 1
-        where = f" in {self._open[-1]}" if self._open else ""
+        where = f" in {self._open[-1][0]}" if self._open else ""
         if is_first:
             session.note(
                 "warning",

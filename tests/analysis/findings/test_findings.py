@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.run import Run
-from lightning_rlprof.tables.spans import NO_PARENT, Counter, Spans, Thread
+from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, Spans, Thread
 from lightning_rlprof.tables.table import Table
 from tests.builders.device_trace import Feed, feed, traced
 from tests.builders.paced import REGIMES, Job
@@ -245,6 +245,14 @@ def test_a_rank_out_of_memory_comes_first() -> None:
     table = findings(replace(spans, statuses={0: "interrupted by OutOfMemoryError"}))
     assert len(titles(table)) > 1
     assert titles(table)[0].startswith("Rank 0 ran out of memory in step 24")
+
+
+def test_a_hang_that_did_not_end_comes_first() -> None:
+    text = "no progress for 300 s in reward, step 25. See where: rlprof hang r"
+    spans = replace(job("weight_sync", [0.3] * 24), notes=(RankNote(0, 1, "warning", text),))
+    table = findings(replace(spans, statuses={0: None}))
+    assert len(titles(table)) > 1
+    assert titles(table)[0] == "The run hung in step 25"
 
 
 def test_findings_without_a_cost_in_time_are_at_the_end() -> None:

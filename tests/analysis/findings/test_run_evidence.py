@@ -11,6 +11,7 @@ import pytest
 
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
 from lightning_rlprof.analysis.findings.run_evidence import (
+    hangs,
     memory_growth,
     out_of_memory,
     slow_ranks,
@@ -18,7 +19,7 @@ from lightning_rlprof.analysis.findings.run_evidence import (
 )
 from lightning_rlprof.analysis.stragglers.verdicts import SLOW_HOST, SLOW_UNCOUNTED
 from lightning_rlprof.run import Run
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import RankNote, Spans
 from tests.builders.device_trace import Cells, table, thinned
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play, without
@@ -233,6 +234,35 @@ def test_a_rank_out_of_memory_is_named_with_its_step_its_stage_and_its_last_memo
         found.evidence == "it raised OutOfMemoryError; torch memory 3,072 MiB after actor_generate"
     )
     assert found.cost is None
+
+
+HUNG = (
+    RankNote(1, 7, "warning", "no progress for 300 s in a, b, step 3. See where: rlprof hang r"),
+    RankNote(0, 8, "warning", "no progress for 301 s, step 3. See where: rlprof hang r"),
+)
+
+
+def test_a_hang_that_did_not_end_is_named_with_the_place_of_each_rank() -> None:
+    (found,) = hangs(RunData(replace(stopped(None), notes=HUNG)))
+    assert isinstance(found, Finding)
+    assert found.title == "The run hung in step 3"
+    assert found.evidence == (
+        "rank 0 made no progress for 301 s; rank 1 made no progress for 300 s in a, b"
+    )
+
+
+def test_of_many_ranks_that_hang_the_first_are_named() -> None:
+    notes = [HUNG[1]._replace(rank=rank) for rank in range(9)]
+    (found,) = hangs(RunData(replace(stopped(None), notes=tuple(notes))))
+    assert isinstance(found, Finding)
+    assert found.evidence.endswith("rank 3 made no progress for 301 s; and 5 more ranks")
+
+
+def test_a_hang_that_ended_is_no_finding() -> None:
+    again = RankNote(0, 9, "info", "progress again after 310 s without any")
+    assert hangs(RunData(replace(stopped(None), notes=(HUNG[1], again)))) == []
+    assert hangs(RunData(replace(stopped("finished"), notes=HUNG[1:]))) == []
+    assert hangs(RunData(stopped(None))) == []
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted by KeyboardInterrupt", None])

@@ -77,6 +77,18 @@ def test_an_exception_in_training_step(callback: ProfilerCallback) -> None:
     assert load(callback.run).statuses == {0: "interrupted by BoomError"}
 
 
+def test_what_explains_a_crash_is_in_the_run(callback: ProfilerCallback) -> None:
+    """The exception, the spans around it, the memory of the process, and versions."""
+    error = BoomError("user's")
+    trace = fit_and_fail(callback, error, callback, module=breaking(error))
+    last = [span for span in trace.spans if span.step == 3]
+    assert {"training_step", "actor_update", "step"} <= {span.name for span in last}
+    memory = [span.counters.get("host_rss_bytes", 0) for span in last if span.counters]
+    assert max(memory) > 2**20, "of the step that was cut, too"
+    assert trace.status == "interrupted by BoomError"
+    assert {"python", "torch", "lightning-rlprof"} <= trace.header.versions.keys()
+
+
 def test_an_exception_in_validation(callback: ProfilerCallback) -> None:
     class Validates(Tiny):
         def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:

@@ -198,6 +198,10 @@ def test_kill_9_loses_the_steps_of_the_last_100_ms_at_most(tmp_path: Path) -> No
     assert max(sure, 1) <= len(found) < len(began)
     assert (trace.status, trace.lost_lines, cut_steps(trace)) == (None, 0, [])
     assert load(run).statuses == {0: None}
+    memory = [span.counters["host_rss_bytes"] for span in trace.spans if span.counters
+              and "host_rss_bytes" in span.counters]  # fmt: skip
+    assert memory[-1] > 2**20
+    assert {"python", "torch", "lightning-rlprof"} <= trace.header.versions.keys()
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -99,7 +99,7 @@ def test_a_rank_that_skips_an_all_reduce_is_named_while_it_hangs_and_after_it_wa
         assert found.causes[0].at.function == "skip_all_reduce"
         assert found.causes[0].at.text == "time.sleep(3600)"
         assert found.headline.startswith(
-            "rank 1 has not come to gloo:all_reduce #6 of group 0, is in compute_reward, at "
+            "Rank 1 has not come to gloo:all_reduce #6 of group 0, is in compute_reward, at "
             "builders/hanging.py:"
         )
         assert "Rank 0 waits in gloo:all_reduce #6 of group 0." in found.headline

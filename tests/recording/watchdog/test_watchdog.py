@@ -18,6 +18,8 @@ from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.recording.watchdog import stacks
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.hang_reports import (
+    NO_PROGRESS,
+    PROGRESS_AGAIN,
     alarm_file,
     alive_file,
     read_beat,
@@ -79,6 +81,7 @@ def test_a_stage_that_hangs_is_reported_with_line_and_open_spans(watched, caplog
     assert "no progress for 300 s in all-reduce, step 3" in caplog.text
     (note,) = read(watched.session).notes
     assert note.text.startswith("no progress"), "on the disk although the step has not ended"
+    assert NO_PROGRESS.match(note.text).groups() == ("300", "all-reduce", "3")
 
 
 def test_the_text_of_the_line_is_in_the_report(watched):
@@ -146,7 +149,7 @@ def test_progress_after_a_hang_is_recorded(watched):
     assert watched.causes == ["hang", "recovered"]
     assert watched.reports[-1].quiet_s == 310
     watched.session.end_step()
-    assert "progress again after 310 s" in read(watched.session).notes[-1].text
+    assert read(watched.session).notes[-1].text.startswith(f"{PROGRESS_AGAIN}310 s")
 
 
 def test_what_took_long_before_may_take_five_times_as_long(watched):
@@ -189,6 +192,66 @@ def test_a_first_checkpoint_or_validation_of_twenty_minutes_is_no_hang(watched, 
     else:
         with Marker(name, "region"):
             watched.wait(1200)
+    watched.steps(3)
+    assert watched.causes == []
+
+
+def test_a_stage_that_is_compiled_in_a_later_step_may_take_ten_minutes_the_first_time(watched):
+    """A critic that warms up alone, in Lightning's region around all stages."""
+    watched.session.begin_step(1)
+    with Marker("training_step", "region"), stage("critic_update"):
+        pass
+    watched.session.end_step()
+    for step in (2, 3):
+        watched.session.begin_step(step)
+        with Marker("training_step", "region"), stage("actor_update"):
+            watched.wait(600 if step == 2 else 20)
+        watched.session.end_step()
+    assert watched.causes == []
+
+
+def test_a_region_in_a_known_stage_is_no_reason_to_wait_longer(watched):
+    watched.steps(1)
+    for step in (2, 3):
+        watched.session.begin_step(step)
+        with stage("actor_generate"), annotate(f"request {step}"):
+            watched.wait(1 if step == 2 else TIMEOUT_S + 1)
+        watched.session.end_step()
+    assert watched.causes == ["hang"]
+
+
+@pytest.mark.parametrize("in_step", [True, False], ids=["in a step", "between steps"])
+@pytest.mark.parametrize("name", ["save_checkpoint", "validation", "Trainer._validate"])
+def test_a_checkpoint_or_validation_may_take_long_each_time(watched, name, in_step):
+    """The first one is short: a sanity check, or a checkpoint without optimizer states."""
+    watched.steps(1, 2)
+    for step, seconds in ((3, 10), (4, 1200)):
+        if in_step:
+            watched.session.begin_step(step)
+        with Marker(name, "stage"):
+            watched.wait(seconds)
+        if not in_step:
+            watched.session.begin_step(step)
+        watched.session.end_step()
+    assert watched.causes == []
+
+
+def test_a_checkpoint_that_never_ends_is_a_hang(watched):
+    watched.steps(1, 2)
+    watched.session.begin_step(3)
+    with Marker("save_checkpoint", "region"):
+        watched.wait(6 * TIMEOUT_S)
+        assert watched.causes == []
+        watched.wait(1)
+    assert watched.causes == ["hang"]
+
+
+def test_a_long_validation_whose_batches_are_spans_is_no_hang(watched):
+    watched.steps(1, 2)
+    with Marker("validation", "region"):
+        for _ in range(100):
+            with stage("actor_generate"):
+                watched.wait(120, every=2)
     watched.steps(3)
     assert watched.causes == []
 
