@@ -50,7 +50,7 @@ def peek(
 
     folder = run_directory(run)
     found = progress(folder)
-    chosen = chosen_ranks(ranks, found, folder, "peeked into", hint="See: rlprof findings RUN")
+    chosen = chosen_ranks(ranks, found, folder, "sampled", hint="See: rlprof findings RUN")
     _check_samples(chosen)
     numbers = None if ranks == "all" else tuple(each.rank for each in chosen)
     request = StackRequest(secrets.token_hex(8), seconds, numbers)

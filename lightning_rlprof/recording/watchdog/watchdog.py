@@ -116,22 +116,22 @@ class Watchdog:
                 (self._run / FOLDER).rmdir()  # unless there are reports, or other ranks live
 
     def _watch(self) -> None:
-        look_at = self._clock() + _TICK_S * 1e9
+        look_at = time.monotonic() + _TICK_S
         while not self._end.wait(_TICK_S if self._sampler is None else self._sampler.wait_s):
-            self._sample()
-            if self._clock() < look_at:
-                continue
-            look_at = self._clock() + _TICK_S * 1e9
+            if self._sampler is not None:
+                self._sample(self._sampler)
+                if time.monotonic() < look_at:
+                    continue
+                look_at = time.monotonic() + _TICK_S
             try:
                 self.look()
             except Exception as error:  # of any kind: the training continues
                 log.warning("the watchdog for hangs stopped: %s", error, exc_info=error)
                 return
 
-    def _sample(self) -> None:
+    def _sample(self, sampler: StackSampler) -> None:
         try:
-            if self._sampler is not None:
-                self._sampler.look()
+            sampler.look()
         except Exception as error:  # of any kind: the training continues
             self._sampler = None
             self._session.note("warning", f"stacks are no longer sampled: {described(error)}")

@@ -127,6 +127,7 @@ def test_12_steps_an_hour_are_sampled(sampling, monkeypatch):
     sampling.clock.advance(3_600_000_000_000)
     sampling.steps(20)
     sampling.stall(4 * STEP_NS)
+    sampling.steps(1)
     assert len({step for step, _ in sampling.marks()}) == 13
 
 
@@ -205,9 +206,9 @@ def test_samples_are_no_progress_of_the_training(start, clock, monkeypatch):
     for _ in range(3):
         clock.advance(1_000_000_000)
         write_stack_request(session.run, StackRequest(f"{clock()}", 0.5))
-        watchdog._sample()
+        watchdog._sample(watchdog._sampler)
         clock.advance(1_000_000_000)
-        watchdog._sample()
+        watchdog._sample(watchdog._sampler)
         watchdog.look()
     session.flush()
     assert _marks(session), "some were taken"
@@ -223,9 +224,9 @@ def test_a_sampler_that_fails_leaves_the_watch_for_hangs_alone(start, clock):
     watchdog = Watchdog(session, 300, samples=True)
     watchdog._sampler._frames = lambda: 1 / 0
     write_stack_request(session.run, StackRequest("a", 1.0))
-    watchdog._sample()
-    watchdog._sample()
+    watchdog._sample(watchdog._sampler)
     watchdog.look()
+    assert watchdog._sampler is None
     session.flush()
     (note,) = read(session).notes
     assert note.text == "stacks are no longer sampled: ZeroDivisionError: division by zero"
@@ -236,7 +237,7 @@ def test_what_was_sampled_when_the_training_ends_is_kept(start, clock):
     session.watchdog = Watchdog(session, 300, samples=True)
     session.begin_step(1)
     write_stack_request(session.run, StackRequest("a", 60.0))
-    session.watchdog._sample()
+    session.watchdog._sample(session.watchdog._sampler)
     session.end_step()
     session.close()
     assert len(_marks(session)) == 1
