@@ -62,7 +62,7 @@ class Sampled(Protocol):
 
     @property
     def add(self) -> Callable[[tuple[object, ...]], None]:
-        """Add a line that is no span of the training."""
+        """Add a line of another kind than a span of the training."""
 
     def step_times_ns(self) -> list[int]:
         """Return how long the last steps took."""
@@ -130,7 +130,7 @@ class StackSampler:
             self.end()
 
     def end(self) -> None:
-        """Write the samples and, if they were requested, the answer; begin anew."""
+        """Write the samples and, if they were requested, the answer; wait for the next reason."""
         samples, self._samples = self._samples, []
         request, self._request, self._until_ns = self._request, None, None
         session = self._session
