@@ -13,6 +13,7 @@ from lightning_rlprof.records.hang_reports import (
     RankEvidence,
     ranks_in,
 )
+from lightning_rlprof.records.stack_samples import is_own_code
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 State = Literal[
@@ -38,8 +39,6 @@ _FAR_S = 60.0  # reports of one hang, beyond what the clocks of hosts differ by
 _SHORTEST_S = 1.0  # of being quiet: what reports because another rank hangs may run
 _BUSY = 0.1  # of a CPU, which a thread that waits does not use
 _MOST_NAMED = 8
-_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
-_OWN = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
 _RAY = "Ray"
 _COLLECTIVE = re.compile(r"/torch(_npu)?/distributed/")
 _WRAPPERS = re.compile(r"(^|[.>])wrapper$")
@@ -263,7 +262,7 @@ def short_stack(stack: Sequence[Frame]) -> list[Frame]:
 
 
 def _is_own(frame: Frame) -> bool:
-    return not _LIBRARY.search(frame.file) and not _OWN.search(frame.file)
+    return is_own_code(frame.file)
 
 
 def _wait_of(stack: Sequence[Frame]) -> str:

@@ -26,6 +26,7 @@ from lightning_rlprof.cli import (
     hang,
     init,
     nsys,
+    peek,
     record,
     run_commands,
     size,
@@ -269,6 +270,7 @@ _add("Diagnose", "whatif", analysis_commands.whatif, formats=True)
 _add("Diagnose", "whatif check", analysis_commands.whatif_check, formats=True)
 _add("Diagnose", "compare", compare.compare, formats=True)
 _add("Diagnose", "hang", hang.hang, formats=True)
+_add("Diagnose", "peek", peek.peek, formats=True)
 _add("Export", "export", run_commands.export, json=False)
 _add("Export", "upload", run_commands.upload, json=False)
 _add("Export", "ingest", run_commands.ingest)

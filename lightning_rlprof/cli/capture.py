@@ -50,7 +50,8 @@ def capture(
 
     folder = run_directory(run)
     found = progress(folder)
-    chosen = _chosen(ranks, found, folder)
+    hint = "To capture from the start: rlprof run --stage actor_update -- python train.py"
+    chosen = chosen_ranks(ranks, found, folder, "captured", hint=hint)
     now = max(each.last_step for each in found)
     slowest = max((each.step_ns or 0.0 for each in found), default=0.0)
     lead = steps_ahead(slowest)
@@ -77,13 +78,26 @@ def capture(
     console.next_command("rlprof", "summary", folder)
 
 
-def _chosen(ranks: str, found: "Sequence[RankProgress]", run: Path) -> "list[RankProgress]":
-    """Return the ranks that were asked for, which must record."""
+def chosen_ranks(
+    ranks: str, found: "Sequence[RankProgress]", run: Path, done: str, hint: str
+) -> "list[RankProgress]":
+    """Return the ranks that were asked for, which must record.
+
+    Args:
+        ranks: ``all``, or numbers.
+        found: The ranks of the run.
+        run: Its directory.
+        done: What is to be done with it, for the error that it has ended.
+        hint: What to do instead.
+
+    Raises:
+        RlprofError: The run has ended, or a rank does not exist.
+    """
     by_rank = {each.rank: each for each in found}
     if not by_rank or all(each.status is not None for each in found):
         raise RlprofError(
-            f"the training of '{run}' has ended; only a running one can be captured",
-            hint="To capture from the start: rlprof run --stage actor_update -- python train.py",
+            f"the training of '{run}' has ended; only a running one can be {done}",
+            hint=hint,
         )
     if ranks == "all":
         return list(found)

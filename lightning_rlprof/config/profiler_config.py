@@ -238,6 +238,13 @@ class Options(Section):
             "steps, in a stage for the first time, and in checkpoints and evaluations."
         ),
     )
+    stack_samples: bool = Field(
+        default=True,
+        description=(
+            "Sample the stack of the training thread while a step takes unusually long, and for "
+            "`rlprof peek`; functions and line numbers only. Needs `hang_timeout`."
+        ),
+    )
     token_start: NonNegativeInt | None = Field(
         default=None,
         description=(

@@ -50,6 +50,7 @@ _STEP = annotations.Marker("step", "step")
 _IDLE = annotations.Marker("idle", "stage")
 _PAUSE = annotations.Marker("garbage_collection", "region")
 _MOST_STEPS = 1_000  # whose starts are kept for intervals that are recorded late
+_MOST_TIMES, _LATELY = 200, 19  # steps
 _ASKED_NS = 50_000_000
 _STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
 
@@ -238,8 +239,7 @@ class Session:
         self, steps: int, ranks: Sequence[int] | None, stages: Sequence[str], why: str
     ) -> int:
         """See the function `request_capture`."""
-        starts = [start for start, _ in self._steps[-20:]]
-        times = [later - earlier for earlier, later in pairwise(starts)]
+        times = self.step_times_ns()[-_LATELY:]
         first = self.step + steps_ahead(median(times) if times else None)
         chosen = None if ranks is None else [int(rank) for rank in ranks]
         self._requests.ask(first, max(int(steps), 1), chosen, stages, why)
@@ -333,6 +333,11 @@ class Session:
     def step_start_ns(self) -> int | None:
         """When the step began; None outside of steps."""
         return self._step_start
+
+    def step_times_ns(self) -> list[int]:
+        """Return how long the last 200 steps took, from start to start; any thread may ask."""
+        starts = [start for start, _ in self._steps[-_MOST_TIMES:]]
+        return [later - earlier for earlier, later in pairwise(starts)]
 
     @property
     def next_step(self) -> int:

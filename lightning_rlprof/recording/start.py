@@ -97,7 +97,8 @@ def start_session(
         )
     _compare_clocks(session, hosts)
     if config.hang_timeout is not None:
-        session.watchdog = Watchdog(session, config.hang_timeout).start()
+        timeout_s, samples = config.hang_timeout, config.stack_samples
+        session.watchdog = Watchdog(session, timeout_s, samples=samples).start()
     return session
 
 

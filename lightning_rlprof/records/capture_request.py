@@ -1,12 +1,11 @@
 """A request to capture a few steps of a training that runs: a file in its run directory."""
 
 import math
-import os
 from pathlib import Path
 
 import msgspec
 
-from lightning_rlprof.system.files import open_file
+from lightning_rlprof.system.files import open_file, replace_file
 
 _NAME = "capture-request.json"
 # A rank looks every 0.5 s, and a request may take as long to reach its file system: with some room.
@@ -65,16 +64,7 @@ def write_request(run: Path, request: CaptureRequest) -> None:
     Raises:
         OSError: The run directory cannot be written.
     """
-    path = request_file(run)
-    partial = path.with_name(f"{_NAME}.{request.id}.partial")
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(file, "wb") as stream:
-            stream.write(msgspec.json.encode(request))
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    replace_file(request_file(run), msgspec.json.encode(request), request.id)
 
 
 def read_request(run: Path) -> CaptureRequest | None:

@@ -106,6 +106,7 @@ PANELS = {
         "whatif",
         "compare",
         "hang",
+        "peek",
     ],
     "Export": ["export", "upload", "ingest"],
     "Record": ["init", "run", "capture", "nsys", "config", "ascend"],

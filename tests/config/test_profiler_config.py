@@ -47,6 +47,7 @@ def test_defaults() -> None:
         "capture_anomalies": False,
         "clock_sync_interval_minutes": 2,
         "hang_timeout": 300,
+        "stack_samples": True,
         "token_start": None,
         "token_end": None,
         "tools": None,

@@ -8,7 +8,7 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_files, read_header, read_trace
-from lightning_rlprof.system.files import open_file
+from lightning_rlprof.system.files import open_file, replace_file
 from tests.builders.ascend_output import capture_folder
 
 NO_FILE = "not a regular file"
@@ -69,3 +69,14 @@ def test_a_pipe_that_is_named_is_told(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(TraceError, match=f"{name}: {NO_FILE}"):
         load(tmp_path / name)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    replace_file(path, b"1", "x")
+    replace_file(path, b"2", "x")
+    assert path.read_bytes() == b"2"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(OSError, match="directory"):
+        replace_file(tmp_path, b"3", "x")
+    assert [*tmp_path.iterdir()] == [path]

@@ -49,6 +49,7 @@ from lightning_rlprof.analysis.findings.rules import TREND as TREND_RULE
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts
 from lightning_rlprof.analysis.memory import growth, lowest_by_step, memory_timeline
 from lightning_rlprof.analysis.memory_phases import leaking_phases
+from lightning_rlprof.analysis.stack_lines import line_in_steps
 from lightning_rlprof.analysis.stages.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.step_selection import states
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
@@ -472,6 +473,8 @@ def _change_finding(spans: Spans, row: Row) -> Finding:
     some = f"step = {step}" if row["change"] == OUTLIER else f"step >= {step}"
     steps = "1 step" if row["steps"] == 1 else f"{row['steps']} steps"
     chance = "" if row["p-value"] is None else f", p-value {row['p-value']:.2g}"
+    line = line_in_steps(spans, step, step + row["steps"] - 1)
+    at = f"; stacks: {line}" if line is not None else ""
     return Finding(
         rule,
         rule.title.format(ratio=ratio, step=step, stage=row["stage"] or "no stage"),
@@ -479,7 +482,7 @@ def _change_finding(spans: Spans, row: Row) -> Finding:
         low,
         high,
         HIGH if row["p-value"] is None or row["p-value"] < HIGHLY else MEDIUM,
-        f"{row['delta'] / 1e6:.3g} ms more in {steps}{chance}",
+        f"{row['delta'] / 1e6:.3g} ms more in {steps}{chance}{at}",
         f"select * from spans where kind = 'step' and {some} order by rank, step",
         place_of(spans, rows[spans.step[rows] == step]),
     )

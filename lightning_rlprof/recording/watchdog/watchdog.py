@@ -5,15 +5,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from lightning_rlprof.errors import described
 from lightning_rlprof.recording.open_spans import Line, numbers
 from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump, last_collectives
 from lightning_rlprof.recording.watchdog.open_now import open_in, open_now
+from lightning_rlprof.recording.watchdog.stack_sampler import Sampled, StackSampler
 from lightning_rlprof.recording.watchdog.stacks import (
     child_processes,
     in_debugger,
@@ -33,7 +32,6 @@ from lightning_rlprof.records.hang_reports import (
     write_beat,
     write_report,
 )
-from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.stage_aliases import is_evaluation
 
 log = logging.getLogger(__name__)
@@ -47,41 +45,18 @@ _AGAIN = (1, 2, 4)  # times the limit
 _MOST_NAMES = 10_000
 
 
-class Watched(Protocol):
+class Watched(Sampled, Protocol):
     """What the watchdog needs of a session."""
-
-    step: int
-    waiting: bool
-    idles: bool
-
-    @property
-    def run(self) -> Path:
-        """The run directory."""
-
-    @property
-    def header(self) -> Header:
-        """The first line of the rank's file."""
-
-    @property
-    def clock(self) -> Callable[[], int]:
-        """Monotonic nanoseconds."""
 
     @property
     def has_steps(self) -> bool:
         """Whether a step has ended."""
-
-    @property
-    def training_thread(self) -> int:
-        """Identity of the thread whose stages count."""
 
     def recent(self) -> list[Line]:
         """Return spans that ended lately."""
 
     def note(self, level: str, text: str) -> None:
         """Log a remark and keep it in the run."""
-
-    def flush_if_free(self) -> None:
-        """Append everything to the file, unless another thread does it or is stuck in it."""
 
 
 class Watchdog:
@@ -102,9 +77,10 @@ class Watchdog:
     Args:
         session: Whose progress is watched.
         timeout_s: Seconds.
+        samples: Whether to sample the stack of the training thread, see `StackSampler`.
     """
 
-    def __init__(self, session: Watched, timeout_s: float) -> None:
+    def __init__(self, session: Watched, timeout_s: float, *, samples: bool = False) -> None:
         self._session, self._timeout_s = session, timeout_s
         self._clock, self._rank, self._run = session.clock, session.header.rank, session.run
         self._end = threading.Event()
@@ -124,6 +100,7 @@ class Watchdog:
         self._reported_ns: int | None = None
         self._beat_ns: int | None = None
         self._alarm_seen = self._alarm_time()
+        self._sampler = StackSampler(session, self._first) if samples else None
 
     def start(self) -> "Watchdog":
         """Begin to watch. A process that may have no more threads trains without it."""
@@ -138,18 +115,33 @@ class Watchdog:
         self._end.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_TICK_S)
+        if self._sampler is not None and not self._thread.is_alive():
+            self._sampler.end()
         if self._beat_ns is not None:
             with suppress(OSError):
                 alive_file(self._run, self._rank).unlink(missing_ok=True)
                 (self._run / FOLDER).rmdir()  # unless there are reports, or other ranks live
 
     def _watch(self) -> None:
-        while not self._end.wait(_TICK_S):
+        look_at = time.monotonic() + _TICK_S
+        while not self._end.wait(_TICK_S if self._sampler is None else self._sampler.wait_s):
+            if self._sampler is not None:
+                self._sample(self._sampler)
+                if time.monotonic() < look_at:
+                    continue
+                look_at = time.monotonic() + _TICK_S
             try:
                 self.look()
             except Exception as error:  # of any kind: the training continues
                 log.warning("the watchdog for hangs stopped: %s", error, exc_info=error)
                 return
+
+    def _sample(self, sampler: StackSampler) -> None:
+        try:
+            sampler.look()
+        except Exception as error:  # of any kind: the training continues
+            self._sampler = None
+            self._session.note("warning", f"stacks are no longer sampled: {described(error)}")
 
     # ---- once a second
 
@@ -190,7 +182,8 @@ class Watchdog:
         # Spans take their numbers from there: a gap tells of others, and costs them nothing.
         self._number = next(numbers)
         seen = (last, session.step, session.waiting)
-        changed = self._number != before + 1 or seen != self._seen
+        own = 1 if self._sampler is None else 1 + self._sampler.take_numbers()
+        changed = self._number != before + own or seen != self._seen
         self._seen = seen
         if changed and len(self._known) < _MOST_NAMES:
             self._known.update(line[1] for line in recent)

@@ -1,0 +1,91 @@
+"""The lines of code at which samples of the training thread's stack were taken."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.stack_samples import STACK
+from lightning_rlprof.tables.interval_nesting import innermost
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Column, Table
+
+_AROUND = (KINDS.index("stage"), KINDS.index("region"))
+_FEWEST = 3  # samples, below which a line is not named
+
+_COLUMNS = (
+    Column("rank", "count"),
+    Column("share", "share"),
+    Column("samples", "count"),
+    Column("in", "text"),
+    Column("line", "text"),
+)
+
+
+class StackLine(NamedTuple):
+    """A line at which samples were taken.
+
+    Attributes:
+        inside: The innermost stage or region; ``""`` outside of all.
+        place: Function, file and line.
+        samples: How many.
+        of: How many were taken in all.
+    """
+
+    inside: str
+    place: str
+    samples: int
+    of: int
+
+    def __str__(self) -> str:
+        where = f"in {self.inside}" if self.inside else "outside of stages"
+        count = f"{self.samples} of {self.of} samples"
+        return f"{self.samples / self.of:.0%} {where}: {self.place} ({count})"
+
+
+def stack_lines(samples: Iterable[tuple[str, str]]) -> list[StackLine]:
+    """Count samples, each a stage or region and a place, by line; the most frequent one first.
+
+    Example::
+
+        >>> fetch, train = ("data_fetch", "Data.decode train.py:27"), ("", "main train.py:40")
+        >>> str(stack_lines([fetch, train, fetch, fetch])[0])
+        '75% in data_fetch: Data.decode train.py:27 (3 of 4 samples)'
+    """
+    counts = Counter(samples)
+    every = counts.total()
+    return [StackLine(*key, number, every) for key, number in counts.most_common()]
+
+
+def stack_table(lines: Iterable[tuple[int, StackLine]]) -> Table:
+    """Return a row per line, of which the rank is given."""
+    rows = [
+        (rank, each.samples / each.of, each.samples, each.inside or None, each.place)
+        for rank, each in lines
+    ]
+    return Table("stacks", _COLUMNS, rows)
+
+
+def line_in_steps(spans: Spans, first: int, last: int) -> StackLine | None:
+    """Return the most frequent line in a range of steps, None below 3 samples."""
+    wanted = [code for code, name in enumerate(spans.names) if name.startswith(STACK)]
+    marks = spans.rows(kind="mark") if wanted else np.zeros(0, dtype=np.int64)
+    step = spans.step[marks]
+    marks = marks[np.isin(spans.name[marks], wanted) & (first <= step) & (step <= last)]
+    if len(marks) < _FEWEST:
+        return None
+    rows = np.flatnonzero(
+        np.isin(spans.kind, _AROUND) & np.isin(spans.thread, np.unique(spans.thread[marks]))
+    )
+    around = innermost(
+        spans.thread[rows],
+        spans.start_ns[rows],
+        spans.end_ns[rows],
+        spans.thread[marks],
+        spans.start_ns[marks],
+    )
+    inside = [spans.names[spans.name[rows[at]]] if at >= 0 else "" for at in around.tolist()]
+    places = [spans.names[code].removeprefix(STACK) for code in spans.name[marks].tolist()]
+    return stack_lines(zip(inside, places, strict=True))[0]
