@@ -20,6 +20,7 @@ from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.records.hang_reports import FOLDER
 from lightning_rlprof.records.records import PHASES, Header
 from lightning_rlprof.records.run_directory import rank_files
+from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.system.files import open_file
 
 LATELY = 20
@@ -44,6 +45,7 @@ _MEMORY = frozenset(
         "device_total_bytes",
     }
 )
+_NOT_USUAL = frozenset(("interrupted", "capture", SHADOW))
 _LIMITS = ("host_limit_bytes", "device_total_bytes")
 _WANTED = (b'["span"', b'["note"', b'["metrics"', b'["end"')
 _MOST_REPORT = 1 << 23  # bytes
@@ -251,7 +253,7 @@ class LiveRank:
             self._remember(counters)
         if kind == "step":
             self.last_step = step
-            kept = not (isinstance(counters, dict) and counters.keys() & {"interrupted", "capture"})
+            kept = not (isinstance(counters, dict) and counters.keys() & _NOT_USUAL)
             if kept and end > start:
                 self._add(LiveStep(step, end - start, self._exclusive(step, thread)))
             self._spans.clear()

@@ -72,6 +72,10 @@ class Watched(Protocol):
     def training_thread(self) -> int:
         """Identity of the thread whose stages count."""
 
+    @property
+    def silent_thread(self) -> int:
+        """The thread whose spans are not recorded now; 0 if none."""
+
     def recent(self) -> list[Line]:
         """Return spans that ended lately."""
 
@@ -87,8 +91,8 @@ class Watchdog:
 
     A rank may be quiet for ``timeout_s``, or five times as long as it was before where it is now,
     if that is more. It may for six times ``timeout_s`` before the first step has ended, between
-    steps, and in a stage or region that it enters for the first time: compilation, the first
-    checkpoint, a validation. An actor that waits for its next call, and a session at a prompt, may
+    steps, in a shadow step, and in a stage or region that it enters for the first time: compilation,
+    the first checkpoint, a validation. An actor that waits for its next call, and a session at a prompt, may
     wait for ever. A training thread that stands in a debugger is left alone.
 
     Time in which the whole process was stopped does not count.
@@ -202,7 +206,8 @@ class Watchdog:
     def _limit_s(self) -> float:
         """Return how long the rank may be quiet where it is."""
         session, inside = self._session, self._open or ()
-        is_known = inside[0] in self._known if inside else not session.waiting
+        is_unknown = session.waiting or session.silent_thread  # steps without spans: long silence
+        is_known = inside[0] in self._known if inside else not is_unknown
         times = 1 if session.has_steps and is_known else _UNKNOWN
         return max(times * self._timeout_s, _LEARNED * self._longest_s.get(self._after, 0.0))
 
