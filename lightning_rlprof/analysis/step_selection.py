@@ -1,4 +1,4 @@
-"""Included steps: complete ones without warm-up, captures and shadow steps; of large runs the last."""
+"""Included steps: complete ones, no warm-up, captures or shadow steps; of large runs the last."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -53,14 +53,19 @@ class Counted(NamedTuple):
 def states(spans: Spans, steps: Int64s) -> Int64s:
     """Return per step row an index into `STATES`.
 
-    If one rank didn't finish a step, ran a capture in it or recorded nothing of it, the state holds for all ranks, because
-    the others waited for it. Warm-up is found by time: see `warm_up`.
+    If one rank didn't finish a step, ran a capture in it or recorded only its length, the state
+    holds for all ranks, because the others waited for it. Warm-up is found by time: see `warm_up`.
     """
     numbers = spans.step[steps]
     found = np.isin(numbers, warm_up(spans)).astype(np.int64)
     for code, name in enumerate(STATES[2:], start=2):
         found[np.isin(numbers, _flagged(spans, name))] = code
     return found
+
+
+def shadow_steps(spans: Spans) -> Int64s:
+    """Return the numbers of the steps of which a rank recorded only the length."""
+    return _flagged(spans, SHADOW)
 
 
 def _flagged(spans: Spans, name: str) -> Int64s:

@@ -241,7 +241,8 @@ class Buffer:
     def end_step(self, *, write: bool = True) -> None:
         """Close the account of a step, and write everything unless that was done just now.
 
-        Without ``write``, as in a shadow step, it waits for the next one. What isn't a span, as that a capture was taken, is rare, and never waits.
+        Without ``write``, as in a shadow step, it waits for the next one. What isn't a span, as
+        that a capture was taken, is rare, and never waits.
         """
         if self._late or self._experts:
             self._ask_late()

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from lightning_rlprof.analysis.findings.data_quality import data_quality
+from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.measured_overhead import FEWEST_PAIRS, measured_overhead
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.step_selection import STATES, counted, states
@@ -104,6 +105,11 @@ def test_a_pair_needs_both_steps_on_all_ranks():
         for row in first
     ]
     assert measured_overhead(loaded(flagged, first)).pairs == 39
+
+
+def test_the_time_of_shadow_steps_is_not_called_untraced():
+    titles = findings(loaded(rows(40, 0.0))).column("finding")
+    assert "A large share of the time is untraced" not in titles
 
 
 def test_shadow_steps_are_excluded_and_counted():
