@@ -1,6 +1,6 @@
 """How well shadow steps measure what recording costs: ``python benchmarks/shadow.py``.
 
-First on runs whose truth is known: recorded steps take a known share longer. The noise of a step
+First on runs whose truth is known: recorded steps take 0 or 1.38 % longer. The noise of a step
 has heavy tails (Student's t with three degrees of freedom), a slow drift (AR(0.999)), and one step
 in a hundred takes three times as long. Reported is the error that 95 % of the runs stay below.
 
@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 
 import numpy as np
 import torch
-from _measure import Bound, Report, bootstrap, options, verdict
+from _measure import CORE, Bound, Report, bootstrap, options, verdict
 from _switch import STAGES
 
 from lightning_rlprof.analysis.findings.measured_overhead import Overhead, measured_overhead
@@ -65,10 +65,11 @@ def simulated(folder: Path, pairs: int, truth: float, seed: int) -> Overhead:
     return found
 
 
-def _errors(pairs: int, truth: float, runs: int) -> tuple[float, float]:
+def _errors(pairs: int, runs: int) -> tuple[float, float]:
     """Return in points the error that 95 % of the runs stay below, and the mean error."""
     errors = []
     for seed in range(runs):
+        truth = TRUTHS[seed % len(TRUTHS)]
         with tempfile.TemporaryDirectory() as folder:
             found = simulated(Path(folder), pairs, truth, seed)
         errors.append(100 * (found.share - truth))
@@ -132,27 +133,28 @@ def _compared(work: Callable[[], object], blocks: int) -> tuple[float, float, fl
 
 def _report(quick: bool) -> Report:
     runs, steps, blocks = (3, 100, 2) if quick else (40, 4_000, 40)
-    rows, worst, bias = [], 0.0, 0.0
+    rows = []
     for pairs in PAIRS:
-        cells = [_errors(pairs, truth, runs) for truth in TRUTHS]
-        most = max(error for error, _ in cells)
-        rows.append([f"simulated, {pairs:,} pairs", *(f"{error:.2f}" for error, _ in cells)])
-        worst, bias = most, max(abs(mean) for _, mean in cells)  # of the last: most pairs
+        worst, bias = _errors(pairs, runs)  # judged below is the last: most pairs
+        rows.append([f"{pairs:,} pairs", f"{worst:.2f}", f"{bias:+.2f}"])
     work = _work()
     _loop(None, work, _BLOCK)
+    wall, cpu = perf_counter_ns(), process_time_ns()
     found, (share, low, high) = _estimate(work, steps), _compared(work, blocks)
+    core = (process_time_ns() - cpu) / (perf_counter_ns() - wall)
     facts = [
         f"Real loop, shadow steps: {100 * found.share:+.2f} points "
         f"({100 * found.low:+.2f} … {100 * found.high:+.2f}, {found.pairs:,} pairs), "
-        f"of which ends of steps {100 * found.step_ends:.2f}",
+        f"ends of steps, timed directly, {100 * found.step_ends:.2f} in the mean",
         f"Real loop, A/B: {100 * share:+.2f} points ({100 * low:+.2f} … {100 * high:+.2f})",
     ]
-    columns = ["error in points, 95 % of runs", *(f"truth {100 * one:.2f}" for one in TRUTHS)]
+    columns = [f"{runs} runs with known truth", "error of 95 % of them, points", "mean error"]
+    control = f"the process had {core:.0%} of a core (at least {CORE:.0%})"
     bounds = [
         Bound(f"error of 95 % of {runs} runs of {PAIRS[-1]:,} pairs", worst, _AIM, "points"),
-        Bound("mean error of them", bias, _AIM / 3, "points"),
+        Bound("mean error of them", abs(bias), _AIM / 3, "points"),
     ]
-    return Report("shadow", columns, rows, bounds, "the first truth is 0", True, facts)
+    return Report("shadow", columns, rows, bounds, control, core >= CORE, facts)
 
 
 def main(chosen: argparse.Namespace) -> int:

@@ -187,8 +187,8 @@ def _recording(found: Overhead) -> str:
     interval = f"95% CI {100 * found.low:.2f} to {100 * found.high:.2f}"
     text = (
         f"recording adds {100 * found.share:.2f} points to a step ({interval}, "
-        f"{found.pairs:,} pairs of steps), of which the ends of steps are "
-        f"{100 * found.step_ends:.2f}"
+        f"{found.pairs:,} pairs of steps); timed directly, the ends of steps take "
+        f"{100 * found.step_ends:.2f} in the mean"
     )
     return f"{text}; ±{100 * AIM:.1f} points need some {more:,} more steps" if more else text
 

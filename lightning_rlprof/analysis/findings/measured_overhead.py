@@ -6,7 +6,7 @@ from math import ceil, sqrt
 import numpy as np
 
 from lightning_rlprof.analysis.step_selection import STATES, states
-from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END, pair_of
+from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
@@ -93,8 +93,8 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float,
     known = (np.bincount(place, follows) == count) & (sums > 0)
     complete = known & (np.bincount(place, state == 0) == count)
     shadow = known & (np.bincount(place, is_shadow) == count)
-    pair = pair_of(steps)
-    first = np.flatnonzero((np.diff(pair) == 0) & (np.diff(count) == 0))
+    is_pair = (np.diff(steps) == 1) & (steps[:-1] % 2 == 1)  # as `pair_of` has them
+    first = np.flatnonzero(is_pair & (np.diff(count) == 0))
     early = first[complete[first] & shadow[first + 1]]
     late = first[shadow[first] & complete[first + 1]] + 1
     on, off = np.append(early, late), np.append(early + 1, late - 1)

@@ -93,7 +93,8 @@ class Watchdog:
     if that is more. It may for six times ``timeout_s`` before the first step has ended, between
     steps, in a shadow step, and in a stage or region that it enters for the first time:
     compilation, the first checkpoint, a validation. An actor that waits for its next call, and a
-    session at a prompt, may wait for ever. A training thread that stands in a debugger is left alone.
+    session at a prompt, may wait for ever. A training thread that stands in a debugger is left
+    alone.
 
     Time in which the whole process was stopped does not count.
 
