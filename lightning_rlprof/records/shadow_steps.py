@@ -17,8 +17,8 @@ def pair_of(step: int) -> int:
 def is_shadow(step: int) -> bool:
     """Return whether a step is the shadow step of its pair, on every rank alike.
 
-    Which of the two it is follows from a hash of the pair (the last part of SplitMix64), so that
-    nothing periodic in the training falls on one kind of step.
+    Which of the two it is follows from a hash of the pair, the last part of SplitMix64. So nothing
+    periodic in the training falls on one kind of step.
 
     Example::
 

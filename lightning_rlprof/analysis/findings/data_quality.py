@@ -175,7 +175,7 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
     yield _WARN if is_high else _OK, text
 
 
-_NO_SHADOW = "cost of recording: no data, as there is no step without a span open around it"
+_NO_SHADOW = "cost of recording: no data, as every step has a span open around it"
 
 
 def _recording(found: Overhead) -> str:

@@ -93,7 +93,7 @@ def test_asked_for_and_not_possible_says_so(tmp_path):
 
     head = header(config={"measure_overhead": True})
     write_rank(tmp_path / "run", head, [Row("step", "step", 1, 0, 9)])
-    assert detail(load(tmp_path / "run"))[1].startswith("cost of recording: no data, as there is")
+    assert detail(load(tmp_path / "run"))[1].startswith("cost of recording: no data, as every step")
 
 
 def test_a_pair_needs_both_steps_on_all_ranks():
