@@ -92,9 +92,9 @@ class Watchdog:
     A rank may be quiet for ``timeout_s``, or five times as long as it was before where it is now,
     if that is more. It may for six times ``timeout_s`` before the first step has ended, between
     steps, and in a stage or region that it enters for the first time: compilation, the first
-    checkpoint, a validation. So it may in a shadow step, which has no spans. An actor that waits for its next call, and a
-    session at a prompt, may wait for ever. A training thread that stands in a debugger is left
-    alone.
+    checkpoint, a validation. So it may in a shadow step, which has no spans. An actor that
+    waits for its next call, and a session at a prompt, may wait for ever. A training thread that
+    stands in a debugger is left alone.
 
     Time in which the whole process was stopped does not count.
 
