@@ -1,4 +1,4 @@
-"""Included steps: complete ones without warm-up and captures; of large runs only the last."""
+"""Included steps: complete ones, no warm-up, captures or shadow steps; of large runs the last."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import Counter, Spans
 
@@ -33,7 +34,7 @@ _STEP = KINDS.index("step")
 FEWEST = 3
 """Number of steps below which no statement about a run is made."""
 
-STATES = ("complete", "warm-up", "capture", "interrupted")
+STATES = ("complete", "warm-up", SHADOW, "capture", "interrupted")
 """State of a step; if two apply, the later one wins."""
 
 _WARM_UP = 1.5  # times what nine of ten later steps take at most: a first step above it warms up
@@ -52,14 +53,19 @@ class Counted(NamedTuple):
 def states(spans: Spans, steps: Int64s) -> Int64s:
     """Return per step row an index into `STATES`.
 
-    If one rank didn't finish a step or ran a capture in it, the state holds for all ranks, because
-    the others waited for it. Warm-up is found by time: see `warm_up`.
+    If one rank didn't finish a step, ran a capture in it or recorded only its length, the state
+    holds for all ranks, because the others waited for it. Warm-up is found by time: see `warm_up`.
     """
     numbers = spans.step[steps]
     found = np.isin(numbers, warm_up(spans)).astype(np.int64)
     for code, name in enumerate(STATES[2:], start=2):
         found[np.isin(numbers, _flagged(spans, name))] = code
     return found
+
+
+def shadow_steps(spans: Spans) -> Int64s:
+    """Return the numbers of the steps of which a rank recorded only the length."""
+    return _flagged(spans, SHADOW)
 
 
 def _flagged(spans: Spans, name: str) -> Int64s:
@@ -76,8 +82,8 @@ def warm_up(spans: Spans) -> Int64s:
     by the mean of its ranks. At most one step in ten does, and three others are left.
     """
     rows = spans.rows(kind="step")
-    flagged = np.union1d(_flagged(spans, "capture"), _flagged(spans, "interrupted"))
-    rows = rows[~np.isin(spans.step[rows], flagged)]
+    flagged = [_flagged(spans, name) for name in STATES[2:]]
+    rows = rows[~np.isin(spans.step[rows], np.concatenate(flagged))]
     numbers, place, ranks = np.unique(spans.step[rows], return_inverse=True, return_counts=True)
     most = min(-(-len(numbers) // _MOST_WARM_UP), len(numbers) - FEWEST)
     if most < 1:
@@ -91,7 +97,7 @@ def counted(spans: Spans, steps: Int64s) -> Counted:
     """Choose the complete steps, or all of them if none is complete; the note says so."""
     numbers, state = spans.step[steps], states(spans, steps)
     mask, parts = state == 0, []
-    for code, text in enumerate(("warm-up", "captured", "interrupted"), start=1):
+    for code, text in enumerate(("warm-up", SHADOW, "captured", "interrupted"), start=1):
         count = len(np.unique(numbers[state == code]))
         if count:
             parts.append(f"{count} {text}")

@@ -223,6 +223,13 @@ class Options(Section):
             "in a run."
         ),
     )
+    measure_overhead: bool = Field(
+        False,
+        description=(
+            "Measure what rlprof costs: of every two steps, one records nothing but its length. "
+            "`rlprof findings` compares them; other analyses exclude these shadow steps."
+        ),
+    )
     clock_sync_interval_minutes: NonNegativeFloat = Field(
         default=2,
         description=(

@@ -20,6 +20,7 @@ from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.records.hang_reports import FOLDER, HangReport, read_report
 from lightning_rlprof.records.records import PHASES, Header
 from lightning_rlprof.records.run_directory import rank_files
+from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.system.files import open_file
 
 LATELY = 20
@@ -45,6 +46,7 @@ _MEMORY = frozenset(
         "device_total_bytes",
     }
 )
+_NOT_USUAL = frozenset(("interrupted", "capture", SHADOW))
 _LIMITS = ("host_limit_bytes", "device_total_bytes")
 _COUNTS = ("tokens", "samples", "flops")
 _WANTED = (b'["span"', b'["note"', b'["metrics"', b'["end"')
@@ -278,7 +280,7 @@ class LiveRank:
             self._remember(counters)
         if kind == "step":
             self.last_step = step
-            kept = not (isinstance(counters, dict) and counters.keys() & {"interrupted", "capture"})
+            kept = not (isinstance(counters, dict) and counters.keys() & _NOT_USUAL)
             if kept and end > start:
                 own = {key: _total(spans) for key, spans in self._counted.items()}
                 self._add(LiveStep(step, end - start, self._exclusive(step, thread), own))

@@ -71,6 +71,7 @@ class Sink(Protocol):
 
     step: int
     flush_at_ns: int  # when an outermost span that ends is worth a write of its own
+    silent_thread: int  # whose spans are not recorded now, as in a shadow step; 0 if none
 
     @property
     def clock(self) -> Callable[[], int]:
@@ -307,6 +308,8 @@ def record(
         return
     marker, start, end = Marker(name, "stage"), int(start_ns), int(end_ns)
     number = sink.step_at(start) if step is None else int(step)
+    if sink.silent_thread and number == sink.step:
+        return
     line = made(marker, number, start, max(start, end), open_spans.counters_of(counters) or None)
     line[8] = None  # what is open here and now need not be around it
     sink.append(line)
@@ -363,13 +366,18 @@ def _keep_experts(sink: Sink, line: Line, given: Any) -> None:
 
 
 def listen(
-    sink: Sink | None, *, mirrored: bool = False, told: Callable[[], object] | None = None
+    sink: Sink | None,
+    *,
+    mirrored: bool = False,
+    shadows: bool = False,
+    told: Callable[[], object] | None = None,
 ) -> None:
     """Send every marker's spans to a session, or stop with None.
 
     Args:
         sink: The session.
         mirrored: Also call its `enter` and `exit` around each span, for recorders.
+        shadows: Whether it may have a `Sink.silent_thread`; if not, spans cost no more.
         told: Called after a stage has begun or ended; without it, stages cost no more.
     """
     global _sink
@@ -382,6 +390,8 @@ def listen(
     leave: Any = memoryview(b"").__exit__
     if sink is not None:
         enter, leave = _mirrored(sink) if mirrored else _recording(sink)
+        if shadows:
+            enter, leave = _in_shadow(enter, leave, sink)
         if told is not None:
             enter, leave = _telling(enter, leave, told)
         # torch.compile looks into context managers since 2.15, and warns of what it meets there.
@@ -468,6 +478,25 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
 
     def leave(self: Marker, kind: object, error: object, trace: object) -> None:
         _end_around(sink, self, sink.clock())
+
+    return enter, leave
+
+
+def _in_shadow(begin: Any, end: Any, sink: Sink) -> tuple[Any, Any]:
+    """Do nothing on the silent thread, but inside of and at the end of what it had begun before.
+
+    Both kinds of steps pay for the question, so that it is not part of what is measured.
+    """
+
+    def enter(self: Marker) -> None:
+        if sink.silent_thread and sink.silent_thread == get_ident() and innermost() is None:
+            return
+        begin(self)
+
+    def leave(self: Marker, kind: object, error: object, trace: object) -> None:
+        if sink.silent_thread and sink.silent_thread == get_ident() and innermost() is None:
+            return
+        end(self, kind, error, trace)
 
     return enter, leave
 

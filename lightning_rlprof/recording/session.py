@@ -34,7 +34,7 @@ from lightning_rlprof.recording.end_remarks import (
     never_reached,
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
-from lightning_rlprof.recording.open_spans import Line, Open, made
+from lightning_rlprof.recording.open_spans import Line, Open, innermost, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.recording.stage_sums import StageSums
@@ -42,6 +42,7 @@ from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import rank_directory
+from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END, is_shadow
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -151,6 +152,9 @@ class Session:
         self.recent, self.flush_if_free = buffer.recent, buffer.flush_if_free
         self.later_experts = buffer.later_experts
         self.flush_at_ns = clock() + _STAGE_NS
+        self.silent_thread = 0  # in a shadow step
+        self._has_shadows = config.measure_overhead and config.spans
+        self._step_end_ns: int | None = None
         self._totals: StepTotals | None = None
         self.waiting = self._closed = self._failed = False
         self._step_start: int | None = None
@@ -214,14 +218,14 @@ class Session:
 
     def end_step(self) -> None:
         """End the step, write it, and expect the next one: what follows belongs to that."""
-        start = self._step_start
+        start, is_shadow_step = self._step_start, self.silent_thread != 0
         end = self._end_step(None)
         self._edge, self._ended, self._totals = end, self.step, None
         self._steps = [*self._steps[-_MOST_STEPS:], (self._step_start or end, self.step)]
         self.flush_at_ns = end + _STAGE_NS
         if self._may_capture:
             self._end_window()
-        self._buffer.end_step()
+        self._buffer.end_step(write=not is_shadow_step)
         if self.idles:  # what calls an actor may kill it at any time
             self._buffer.flush()
         if self.exchange is not None and self.exchange.after(self.step):
@@ -229,6 +233,8 @@ class Session:
         self._ask_for_captures(start, end)
         self._open_step(self.step + 1)
         self.waiting = True
+        if self._has_shadows and self._step_start is not None:
+            self._step_end_ns = self.clock() - self._step_start
 
     def _ask_for_captures(self, start: int | None, end: int) -> None:
         if self._requests.learns and start is not None and not self._capture.saw(self.step):
@@ -252,7 +258,7 @@ class Session:
         elif self.waiting:
             self._capture.exit(self._mirrored_step)
             self._capture.forget(self.step)
-        self._step_start = self._edge = None
+        self._step_start = self._edge = self._step_end_ns = None
         self.waiting = False
 
     def _open_step(self, step: int) -> None:
@@ -265,6 +271,17 @@ class Session:
             if self._capture.is_open:
                 self._mirrored_step = self._capture.enter("step", "step")
         self._step_start = self.clock() if self._edge is None else self._edge
+        if self._has_shadows:
+            self.silent_thread = self._trainer_thread if self._may_be_shadow(step) else 0
+
+    def _may_be_shadow(self, step: int) -> bool:
+        """Return whether to record the length of a step alone: unless a capture needs its stages.
+
+        Nor if a span is open around it: what is inside of that one is recorded.
+        """
+        if not is_shadow(step) or self._capture.is_open or innermost() is not None:
+            return False
+        return not (self._may_capture and capture.arms_stages(self.config, self.header.rank, step))
 
     def _end_step(self, counters: dict[str, Number] | None) -> int:
         now, start = self.clock(), self._step_start
@@ -274,9 +291,7 @@ class Session:
             counters = {**(counters or {}), **known.counters, "capture": 1}
             late = known.late
         if start is not None:
-            memory, cpu = self._host
-            host = {**memory.counters(), **cpu.counters(), **self._end_of_background_step()}
-            counters = {**host, **(counters or {})}
+            counters = {**self._counters_of_step(), **(counters or {})}
             span = made(_STEP, self.step, start, now, counters or None)
             if self.follows_threads:
                 span[6] = self._trainer_thread = self._buffer.follow()
@@ -284,6 +299,13 @@ class Session:
             if self._may_capture:
                 self._buffer.later(span, late)
         return now
+
+    def _counters_of_step(self) -> dict[str, int]:
+        memory, cpu = self._host
+        found = {**cpu.counters(), **self._end_of_background_step()}  # since the step before
+        if self._step_end_ns is not None:
+            found[STEP_END], self._step_end_ns = self._step_end_ns, None
+        return {**found, SHADOW: 1} if self.silent_thread else {**memory.counters(), **found}
 
     def switch(self, config: ProfilerConfig, recorders: Sequence[Recorder] | None) -> bool:
         """Capture the next steps as another configuration says, with other recorders.
@@ -599,7 +621,7 @@ class Session:
         if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
             self._mode = mode
             sink = None if mode == "off" else self
-            annotations.listen(sink, mirrored=mirrored, told=self._told)
+            annotations.listen(sink, mirrored=mirrored, shadows=self._has_shadows, told=self._told)
 
 
 def _closes(line: Line) -> bool:

@@ -20,6 +20,7 @@ from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the
 from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.records.shadow_steps import SHADOW
 
 _MOST = 1 << 16  # intervals of a stage that are kept apart
 _LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
@@ -45,7 +46,8 @@ class StepTotals(NamedTuple):
     """What is known of a step that ended.
 
     Attributes:
-        ns: How long it took without validations, in nanoseconds; 0 where no step has ended.
+        ns: How long it took without validations, in nanoseconds; 0 where no step has ended, or
+            where it was a shadow step.
         captured: Whether a capture was open in it.
         stages: What it spent on each stage of the thread that trains.
     """
@@ -83,7 +85,7 @@ class Tally:
         own = [line for line in lines if line[6] == self._thread]
         began = 0
         for _, _, kind, _, start, end, _, _, _, counters in own:
-            if kind == "step":
+            if kind == "step" and SHADOW not in (counters or {}):
                 began = max(began, start)
                 self._step, self._captured = (start, end), "capture" in (counters or {})
         for line in own:
@@ -236,15 +238,17 @@ class Buffer:
         self._numbers_lost = False
         self.keeps_stages, self.stages_seen = False, set[str]()
 
-    def end_step(self) -> None:
+    def end_step(self, *, write: bool = True) -> None:
         """Close the account of a step, and write everything unless that was done just now.
 
-        What isn't a span, as that a capture was taken, is rare, and never waits.
+        Without ``write``, as in a shadow step, it waits for the next one. What isn't a span, as
+        that a capture was taken, is rare, and never waits.
         """
         if self._late or self._experts:
             self._ask_late()
         with self._lock:
-            if not self._others and self._clock() - self._written_ns < _WRITE_NS:
+            waits = not write or self._clock() - self._written_ns < _WRITE_NS
+            if waits and not self._others:
                 self._collect()
             else:
                 self._flush_once()
@@ -272,7 +276,6 @@ class Buffer:
             self._flush()
         finally:
             self._writes = False
-            self._written_ns = self._clock()
             self._written_ns = self._clock()
 
     def recent(self) -> list[Line]:

@@ -66,6 +66,8 @@ class OptimizerSteps:
             handle.remove()
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._session.silent_thread:
+            return
         steps = self._running.steps
         steps.append((id(optimizer), self._session.clock(), None))
         if len(steps) > _MOST:
@@ -73,7 +75,7 @@ class OptimizerSteps:
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         session, steps = self._session, self._running.steps
-        while steps:
+        while steps and not session.silent_thread:
             whose, start, token = steps.pop()
             if whose == id(optimizer):  # not its `record`: a frame less
                 line = made(_UPDATE, session.step, start, session.clock(), None)

@@ -45,6 +45,7 @@ def test_defaults() -> None:
         "log_report": False,
         "ignore_advice": [],
         "capture_anomalies": False,
+        "measure_overhead": False,
         "clock_sync_interval_minutes": 2,
         "hang_timeout": 300,
         "stack_samples": True,

@@ -7,6 +7,12 @@ import numpy as np
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.device.launches import unmatched_launches
 from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
+from lightning_rlprof.analysis.findings.measured_overhead import (
+    AIM,
+    FEWEST_PAIRS,
+    Overhead,
+    measured_overhead,
+)
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED, capture_slowdown, counted
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
@@ -16,7 +22,7 @@ from lightning_rlprof.tables.table import Column, Table
 _COLUMNS = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
 _OK, _WARN, _NOT_CHECKED = "ok", "warn", "not checked"
 _MOST_OVERHEAD = 0.01  # share of the recorded time that opening and closing captures may take
-_MOST_SLOWDOWN = 0.05  # of captured steps, relative to the others
+_MOST_SLOWDOWN = 0.05  # of captured steps, and of recorded ones, relative to the others
 _MOST_LOST = 0.01  # share of launches without a kernel: the last ones of a capture have none
 _MOST_UNCERTAINTY_NS = 1_000_000  # between the clocks of two ranks
 _SHOWN = 8
@@ -161,7 +167,30 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
     if slower is not None:
         text += f"; captured steps are {abs(slower):.1%} {'faster' if slower < 0 else 'slower'}"
     is_high = share > _MOST_OVERHEAD or (slower or 0.0) > _MOST_SLOWDOWN
+    if (found := measured_overhead(spans)) is not None:
+        text = f"{_recording(found)}; {text}"
+        is_high |= found.low > _MOST_SLOWDOWN
+    elif any(header.config.get("measure_overhead") for header in spans.headers.values()):
+        text = f"{_NO_SHADOW}; {text}"
     yield _WARN if is_high else _OK, text
+
+
+_NO_SHADOW = "cost of recording: no data, as every step has a span open around it"
+
+
+def _recording(found: Overhead) -> str:
+    """Say what recording costs, and what is missing for ±0.3 points."""
+    more = found.more_steps
+    if found.pairs < FEWEST_PAIRS:
+        pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of steps"
+        return f"cost of recording: no data yet ({pairs}); needs at least {more} more steps"
+    interval = f"95% CI {100 * found.low:.2f} to {100 * found.high:.2f}"
+    text = (
+        f"recording adds {100 * found.share:.2f} points to a step ({interval}, "
+        f"{found.pairs:,} pairs of steps); timed directly, the ends of steps take "
+        f"{100 * found.step_ends:.2f} in the mean"
+    )
+    return f"{text}; ±{100 * AIM:.1f} points need some {more:,} more steps" if more else text
 
 
 def _listed(numbers: list[int], count: int | None = None) -> str:

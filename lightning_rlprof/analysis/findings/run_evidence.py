@@ -51,7 +51,7 @@ from lightning_rlprof.analysis.memory import growth, lowest_by_step, memory_time
 from lightning_rlprof.analysis.memory_phases import leaking_phases
 from lightning_rlprof.analysis.stack_lines import line_in_steps
 from lightning_rlprof.analysis.stages.execution_mode import Mode, execution_mode
-from lightning_rlprof.analysis.step_selection import states
+from lightning_rlprof.analysis.step_selection import shadow_steps, states
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
@@ -100,6 +100,7 @@ def category_shares(run: RunData) -> Results:
     """
     by_step = run.accounts.job_ns[:OUTSIDE].astype(np.float64)
     by_step = np.where(by_step[:, [Category.WARM_UP]] > 0, 0.0, by_step)
+    by_step[np.isin(run.accounts.steps, shadow_steps(run.spans))] = 0.0  # untraced for a reason
     found: list[Finding | NotChecked | None] = []
     for category, rule in CATEGORY_RULES.items():
         source = run.accounts.sources.get(category)

@@ -25,6 +25,7 @@ from lightning_rlprof.analysis.step_selection import warm_up
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
 from lightning_rlprof.analysis.waiting import find_waits
 from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans, drivers
@@ -356,11 +357,13 @@ def _notes(
             untraced.append(f"Rank {rank}: file is truncated {missing}.")
     more = len(untraced) - _SHOWN
     texts = [*untraced[:_SHOWN], *[f"And {more} more."] * (more > 0), *devices.notes]
-    flagged = [spans.flagged(name) for name in ("interrupted", "capture")]
+    flagged = [spans.flagged(name) for name in ("interrupted", "capture", SHADOW)]
     steps = [rows[spans.kind[rows] == _STEP] for rows in flagged]
-    interrupted, captured = ({*spans.step[rows].tolist()} for rows in steps)
+    interrupted, captured, shadow = ({*spans.step[rows].tolist()} for rows in steps)
     counts = {"captured": len(captured - interrupted), "interrupted": len(interrupted)}
     texts += [f"Includes {how} steps: {count}." for how, count in counts.items() if count]
+    if unknown := len(shadow - captured - interrupted):
+        texts.append(f"Includes shadow steps, whose stages are unknown: {unknown}.")
     rows = np.flatnonzero((categories == NO_CATEGORY)[spans.name])
     stages = np.unique(spans.name[rows[spans.kind[rows] == _STAGE]])
     if custom := [spans.names[code] for code in stages.tolist()]:

@@ -52,6 +52,10 @@ class Watched(Sampled, Protocol):
     def has_steps(self) -> bool:
         """Whether a step has ended."""
 
+    @property
+    def silent_thread(self) -> int:
+        """The thread whose spans are not recorded now; 0 if none."""
+
     def recent(self) -> list[Line]:
         """Return spans that ended lately."""
 
@@ -68,6 +72,7 @@ class Watchdog:
     - before the first step has ended, and between steps
     - in a stage or an outermost region that it enters for the first time, where it may compile
     - in each checkpoint and evaluation
+    - in a shadow step, which has no spans
 
     An actor that waits for its next call, and a session at a prompt, may wait for ever. A training
     thread that stands in a debugger is left alone.
@@ -208,7 +213,7 @@ class Watchdog:
         """Return whether the rank is where it was before, and in what is usually short."""
         inside = self._open or ()
         if not inside:
-            return not self._session.waiting
+            return not (self._session.waiting or self._session.silent_thread)
         if any(is_evaluation(name) for name, _ in inside):
             return False
         # Regions inside may be named after what they work on; what is compiled is a stage.

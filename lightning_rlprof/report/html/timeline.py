@@ -10,6 +10,7 @@ import numpy as np
 
 from lightning_rlprof.records.histograms import bin_in_name
 from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 
@@ -19,7 +20,7 @@ _BYTES = 600_000
 _SPANS_PER_STEP = 6_000
 
 # Counters by which recorders flag what is not like the rest of a run.
-_DOUBTS = ("capture", "interrupted")
+_DOUBTS = ("capture", "interrupted", SHADOW)
 _STEP, _EPOCH, _STAGE = (KINDS.index(kind) for kind in ("step", "epoch", "stage"))
 
 
