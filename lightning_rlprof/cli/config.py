@@ -196,8 +196,8 @@ def _budget(config: "ProfilerConfig") -> dict[str, str]:
     if budget == type(budget)():
         return {}
     step, total = budget.step_bytes, budget.total_bytes
-    limits = [f"{size_text(step)} per step"] * (step is not None)
-    limits += [f"{size_text(total)} in all"] * (total is not None)
+    limits = [f"{size_text(step)} per step"] if step is not None else []
+    limits += [f"{size_text(total)} in all"] if total is not None else []
     said = f"at most {', '.join(limits)}" if limits else "no limit"
     free, place = _free(config)
     if total is not None and total > free:
