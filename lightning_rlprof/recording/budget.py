@@ -48,6 +48,7 @@ class Budget:
         self._ring_bytes = 0
         self._lost_lines = self._lost_steps = 0
         self._told_full = self._ends = False
+        self._fills = True  # whether a part of what comes next is still written
 
     @property
     def is_limited(self) -> bool:
@@ -137,8 +138,8 @@ class Budget:
 
     # ---- bytes in all
 
-    def refuses(self, data: bytes, used: int, *, always: bool) -> bool:
-        """Return whether encoded lines must not be written; those of steps then stay in memory.
+    def to_write(self, data: bytes, used: int, *, always: bool) -> bytes:
+        """Return what of encoded lines may be written; those of steps else stay in memory.
 
         What makes it full is not kept: its steps have to come again, without the rest.
 
@@ -147,17 +148,24 @@ class Budget:
             used: Bytes of the file, and of what waits for it.
             always: Whether they are few, and not of steps: the reserve is for them, too.
         """
-        room = (self._total or 0) - used - len(data)
+        room = (self._total or 0) - used
         if always:
-            if is_too_much := room < (0 if self._ends else _LAST_NOTES):
-                self._lose(data)
-            return is_too_much
+            if len(data) <= room - (0 if self._ends else _LAST_NOTES):
+                return data
+            self._lose(data)
+            return b""
         if not self.is_full:
-            self.is_full = room < self._reserve
-            self._encoded += len(data) * self.is_full
-            return self.is_full
-        self._keep(data)
-        return True
+            if len(data) <= room - self._reserve:
+                return data
+            self.is_full = True
+            self._encoded += len(data)
+            return b""
+        head = b""
+        if self._fills:  # many steps may come at once
+            self._fills = False
+            head = data[: data.rfind(b"\n", 0, max(room - self._reserve, 0)) + 1]
+        self._keep(data[len(head) :])
+        return head
 
     def _keep(self, data: bytes) -> None:
         most = self._reserve // 2

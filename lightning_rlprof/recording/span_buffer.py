@@ -220,7 +220,7 @@ class Buffer:
         self._writer, self._clock = writer, clock
         self._budget = budget or Budget()
         if self._budget.is_limited:
-            writer.refuses = self._budget.refuses
+            writer.limit = self._budget.to_write
         self._told_budget = False
         self._spans: list[Line] = []
         self.append = self._spans.append
@@ -450,11 +450,12 @@ class Buffer:
         try:
             self._ask_late()
             end = [line for line in self._others if line[0] == "end"]
-            if self._budget.was_exceeded:
+            if comes_last := self._budget.was_exceeded:  # after what is in memory
                 self._others[:] = [line for line in self._others if line[0] != "end"]
-                self.flush_to_the_end()
+            self.flush_to_the_end()
+            if comes_last:
                 self._others += end
-            self.flush()
+                self.flush()
             self._lost += self._writer.waiting + self._writer.dropped
             if self._lost:
                 text = "%s lacks %d lines that could not be written"

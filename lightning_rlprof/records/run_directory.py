@@ -168,8 +168,7 @@ class TraceWriter:
     Attributes:
         dropped: How many lines no longer wait, as newer ones took their place.
         encoded: Bytes of all lines so far, wherever they are.
-        refuses: Asked before lines are appended, with their bytes, `size`, and ``always``; True
-            means that they are not.
+        limit: Returns what is appended of lines, given their bytes, `size`, and ``always``.
 
     Args:
         run: The run directory; made if missing.
@@ -200,7 +199,7 @@ class TraceWriter:
         self._waiting = b""
         self._torn = False  # whether the file ends within a line
         self.dropped = self.encoded = 0
-        self.refuses: Callable[..., bool] | None = None
+        self.limit: Callable[..., bytes] | None = None
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
         self._header = header
@@ -253,7 +252,7 @@ class TraceWriter:
         return self._size + len(self._waiting)
 
     def write(self, lines: Sequence[Any], *, always: bool = False) -> None:
-        """Append lines, unless `refuses` does; what JSON has no form for is changed, see `_plain`.
+        """Append what `limit` returns of lines; what JSON has no form for is changed, see `_plain`.
 
         Raises:
             OSError: They, or a part of them, wait for the next call.
@@ -267,8 +266,8 @@ class TraceWriter:
                     line[:] = own  # a counter's tensor is not held any longer
             data = self._encode(plain)
         self.encoded += len(data)
-        if self.refuses is not None and self.refuses(data, self.size, always=always):
-            data = b""
+        if self.limit is not None:
+            data = self.limit(data, self.size, always=always)
         if data or self._waiting:
             self.append(data)
 

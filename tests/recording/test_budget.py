@@ -205,9 +205,30 @@ def test_a_step_larger_than_the_memory_is_cut_to_its_newest_lines(tmp_path):
     buffer, lines = full_run(tmp_path, 2, regions=5_000)
     buffer.close()
     trace = read_trace(tmp_path / "rank-00000.jsonl")
-    spans = len(trace.spans)
+    spans, size = len(trace.spans), (tmp_path / "rank-00000.jsonl").stat().st_size
+    assert [trace.spans[at].step for at in (0, -1)] == [1, 2]
     assert trace.spans[-1].name == "step"
+    assert 90_000 < size <= 100_000  # though the first step alone is larger
     assert spans + 2 + counts(trace)["lines"] == lines  # a sample and a count are in its end
+
+
+def test_steps_that_are_all_written_at_the_end_are_counted_too(tmp_path):
+    """They ended within 100 ms of each other, and exceed the total together."""
+    buffer, _ = run_of(tmp_path, Budget(total_bytes=100_000))
+    for step in range(201):
+        for _ in range(50):
+            buffer.append(["span", "f", "region", step, 0, 1, 7, 3, 2, None])
+        buffer.append(["span", "step", "step", step, 0, 3, 7, 1, None, None])
+        buffer.end_step(step)
+    assert not buffer._budget.is_full
+    buffer.add(("end", 5, "finished"))
+    buffer.close()
+    trace = read_trace(tmp_path / "rank-00000.jsonl")
+    steps = [span.step for span in trace.spans if span.kind == "step"]
+    known = counts(trace)
+    assert (steps[-1], len(steps) + known["steps"], trace.status) == (200, 201, "finished")
+    extra = len(trace.notes) + len(trace.threads) + 1  # and how it ended
+    assert len(lines_of(trace.path)) - extra + known["lines"] == 201 * 51
 
 
 def test_many_notes_do_not_exceed_the_total(tmp_path):
