@@ -9,6 +9,7 @@ from typing import Any
 from config_prose import EXAMPLES, HEAD, SPELLED
 
 from lightning_rlprof.config.blocks import (
+    BudgetConfig,
     FinishConfig,
     IntegratedConfig,
     MemoryConfig,
@@ -41,6 +42,7 @@ SECTIONS: tuple[tuple[str, str, type[Section]], ...] = (
     ("`torch_profiler.schedule`", "schedule.", ScheduleConfig),
     ("`npu`", "npu.", NpuConfig),
     ("`memory`", "memory.", MemoryConfig),
+    ("`budget`", "budget.", BudgetConfig),
     ("`on_finish`", "on_finish.", FinishConfig),
     ("`parallel`", "parallel.", ParallelConfig),
 )

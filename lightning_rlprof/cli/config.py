@@ -59,6 +59,7 @@ def check(file: File, overrides: Overrides = None) -> None:
     answers = {"spans": "all stages of every step" if config.spans else "off"}
     answers |= _capture(config)
     answers |= _size(config) if config.captures else {}
+    answers |= _budget(config)
     for name, role in roles.items():
         answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off
     for rule in config.wrap:
@@ -164,9 +165,7 @@ def _too_large(config: "ProfilerConfig", found: "Estimate", ranks: int, steps: i
     from lightning_rlprof.system.remote_files import size_text
 
     texts = []
-    folder = Path(config.integrated.profile_save_path).absolute()
-    place = next(each for each in (folder, *folder.parents) if each.exists())
-    free = shutil.disk_usage(place).free
+    free, place = _free(config)
     total = found.size[1] * ranks * steps
     joined = steps if config.joins_steps else 1
     events = (found.events or (0, 0))[1] * joined
@@ -187,6 +186,30 @@ def _too_large(config: "ProfilerConfig", found: "Estimate", ranks: int, steps: i
     if unpacked > _BROWSER:
         texts.append(f"ui.perfetto.dev may not open a trace of {size_text(round(unpacked))}")
     return [*texts, _SMALLER] if texts else []
+
+
+def _budget(config: "ProfilerConfig") -> dict[str, str]:
+    """Return what the file of a rank may take, if that was chosen, and whether it fits."""
+    from lightning_rlprof.system.remote_files import size_text
+
+    budget = config.budget
+    if budget == type(budget)():
+        return {}
+    step, total = budget.step_bytes, budget.total_bytes
+    limits = [f"{size_text(step)} per step"] if step is not None else []
+    limits += [f"{size_text(total)} in all"] if total is not None else []
+    said = f"at most {', '.join(limits)}" if limits else "no limit"
+    free, place = _free(config)
+    if total is not None and total > free:
+        said += f"; budget.total_bytes exceeds the {size_text(free)} free in {place}"
+    return {"file of a rank": said}
+
+
+def _free(config: "ProfilerConfig") -> tuple[int, Path]:
+    """Return the free bytes where runs are saved, and the folder that was asked."""
+    folder = Path(config.integrated.profile_save_path).absolute()
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    return shutil.disk_usage(place).free, place
 
 
 def _between(values: tuple[float, float], text: Callable[[int], str]) -> str:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from lightning_rlprof.config.blocks import (
+    BudgetConfig,
     FinishConfig,
     IntegratedConfig,
     MemoryConfig,
@@ -80,6 +81,7 @@ _BLOCKS: dict[str, type[Section]] = {
     "torch_profiler": TorchProfilerConfig,
     "npu": NpuConfig,
     "memory": MemoryConfig,
+    "budget": BudgetConfig,
     "on_finish": FinishConfig,
 }
 
@@ -282,6 +284,9 @@ class Options(Section):
     )
     memory: MemoryConfig = Field(
         default_factory=MemoryConfig, description="Memory recording in captures."
+    )
+    budget: BudgetConfig = Field(
+        default_factory=BudgetConfig, description="Limits of the file of one rank."
     )
     on_finish: FinishConfig = Field(
         default_factory=FinishConfig,

@@ -22,6 +22,7 @@ from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.recording.budget import Budget
 from lightning_rlprof.recording.captures import capture
 from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.captures.requests import CaptureRequests
@@ -145,7 +146,8 @@ class Session:
         self.config, self.run, self.header, self.clock = config, run, header, clock
         self.step = self._ended = 0
         self._steps: list[tuple[int, int]] = []  # start and number of the last ones
-        self._buffer = buffer = Buffer(open_writer(run, header), clock)
+        budget = Budget(config.budget.step_bytes, config.budget.total_bytes)
+        self._buffer = buffer = Buffer(open_writer(run, header), clock, budget)
         self.append, self.add = buffer.append, buffer.add
         self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
         self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
@@ -189,7 +191,7 @@ class Session:
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
         self._requests = CaptureRequests(self, clock)
         # `atexit` does not run in processes that multiprocessing starts; this runs there, too.
-        self._at_exit = Finalize(None, buffer.flush, exitpriority=100)
+        self._at_exit = Finalize(None, buffer.flush_to_the_end, exitpriority=100)
         _Process.session = self
         _watch_forks()
         self._tune()
@@ -225,7 +227,7 @@ class Session:
         self.flush_at_ns = end + _STAGE_NS
         if self._may_capture:
             self._end_window()
-        self._buffer.end_step(write=not is_shadow_step)
+        self._buffer.end_step(self.step, write=not is_shadow_step)
         if self.idles:  # what calls an actor may kill it at any time
             self._buffer.flush()
         if self.exchange is not None and self.exchange.after(self.step):

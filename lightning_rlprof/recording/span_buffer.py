@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
+from lightning_rlprof.recording.budget import Budget
 from lightning_rlprof.recording.open_spans import ExpertTokens, Line, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.histograms import EXPERTS
-from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
+from lightning_rlprof.records.records import OVER_BUDGET, VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.records.shadow_steps import SHADOW
 
@@ -212,10 +213,17 @@ class Buffer:
     Args:
         writer: The file; a disk that takes nothing costs lines, never a run.
         clock: Monotonic nanoseconds.
+        budget: What of all lines is written.
     """
 
-    def __init__(self, writer: TraceWriter, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, writer: TraceWriter, clock: Callable[[], int], budget: Budget | None = None
+    ) -> None:
         self._writer, self._clock = writer, clock
+        self._budget = budget or Budget()
+        if self._budget.is_limited:
+            writer.limit = self._budget.to_write
+        self._told_budget = False
         self._spans: list[Line] = []
         self.append = self._spans.append
         self._unwritten: list[Line] = []  # of steps that have ended
@@ -238,12 +246,13 @@ class Buffer:
         self._numbers_lost = False
         self.keeps_stages, self.stages_seen = False, set[str]()
 
-    def end_step(self, *, write: bool = True) -> None:
+    def end_step(self, step: int, *, write: bool = True) -> None:
         """Close the account of a step, and write everything unless that was done just now.
 
         Without ``write``, as in a shadow step, it waits for the next one. What isn't a span, as
         that a capture was taken, is rare, and never waits.
         """
+        self._budget.steps += 1
         if self._late or self._experts:
             self._ask_late()
         with self._lock:
@@ -252,6 +261,8 @@ class Buffer:
                 self._collect()
             else:
                 self._flush_once()
+                if change := self._budget.after_step(self._writer.encoded, step):
+                    self._tell_budget(*change)
             self._last = self._flushed, self._tally
             self._flushed, self._tally = [], Tally(self._thread)
 
@@ -259,6 +270,27 @@ class Buffer:
         """Append everything to the file."""
         with self._lock:
             self._flush_once()
+
+    def flush_to_the_end(self) -> None:
+        """Append everything to the file, with what the budget kept in memory: the process ends."""
+        with self._lock:
+            self._flush_once()
+            if self._budget.is_full:
+                self._append_newest(last=True)
+            if summary := self._budget.summary():
+                self.add(("note", self._clock(), "warning", summary))
+                self._flush_once()
+
+    def _append_newest(self, *, last: bool) -> None:
+        if data := self._budget.newest(self._writer.size, last=last):
+            self._try(partial(self._writer.append, data), data.count(b"\n"))
+
+    def _tell_budget(self, level: str, text: str) -> None:
+        """Note a change of what is written; log only the first."""
+        self.add(("note", self._clock(), level, text))
+        if not self._told_budget:
+            log.warning("%s: %s", self._writer.path, text)
+        self._told_budget = True
 
     def flush_if_free(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
@@ -301,12 +333,12 @@ class Buffer:
     def _flush(self) -> None:
         self._look()
         self._collect()
-        spans, self._unwritten = self._unwritten, []
+        spans, self._unwritten = self._budget.kept(self._unwritten), []
         # No Python loop: this runs once per step, when the caches have forgotten all of it.
         if self._others or self._lost or not self._knows(map(_thread_of, spans)):
             self._write_with_news(spans)
         elif spans or self._refused_ns is not None:
-            self._write(spans)
+            self._write([], spans, [])
 
     def _collect(self) -> None:
         """Move the spans that have ended to what is to be written, and to the step's account."""
@@ -421,7 +453,12 @@ class Buffer:
         try:
             self._ask_late()
             end = [line for line in self._others if line[0] == "end"]
-            self.flush()
+            if comes_last := self._budget.was_exceeded:  # after what is in memory
+                self._others[:] = [line for line in self._others if line[0] != "end"]
+            self.flush_to_the_end()
+            if comes_last:
+                self._others += end
+                self.flush()
             self._lost += self._writer.waiting + self._writer.dropped
             if self._lost:
                 text = "%s lacks %d lines that could not be written"
@@ -492,9 +529,24 @@ class Buffer:
             self.add(("note", self._clock(), "error", text))
         self._numbers_lost = True
 
-    def _write(self, lines: Sequence[Any]) -> None:
+    def _write(self, news: list[Any], spans: list[Line], others: Sequence[tuple[Any, ...]]) -> None:
+        budget = self._budget
+        if not budget.is_full:
+            lines = [*news, *spans, *others] if news or others else spans
+            self._try(partial(self._writer.write, lines), len(lines))
+            if not budget.is_full:
+                return
+        rare = [*news, *(line for line in others if not budget.is_of_steps(line))]
+        if rare:
+            self._try(partial(self._writer.write, rare, always=True), len(rare))
+        lines = [*spans, *filter(budget.is_of_steps, others)]
+        self._try(partial(self._writer.write, lines), len(lines))
+        if any(map(_is_worth_keeping, (*spans, *others))):
+            self._append_newest(last=False)
+
+    def _try(self, write: Callable[[], None], lines: int) -> None:
         try:
-            self._writer.write(lines)
+            write()
         except OSError as error:
             if self._refused_ns is None:
                 text = "cannot write %s: %s; the newest lines wait in memory"
@@ -503,7 +555,7 @@ class Buffer:
         except Exception as error:  # what no file can hold
             if not self._lost:
                 log.warning("cannot write %s, spans are lost: %s", self._writer.path, error)
-            self._lost += len(lines)
+            self._lost += lines
         else:
             if self._refused_ns is not None:
                 seconds = (self._clock() - self._refused_ns) / 1e9
@@ -525,6 +577,7 @@ class Buffer:
         """Put names of new threads and the count of lost lines around the spans."""
         others = self._others[:]
         del self._others[: len(others)]
+        others = self._budget.kept_others(others)
         new = set(map(_thread_of, spans)) - self._threads
         alive = {thread.ident: thread.name for thread in threading.enumerate()}
         lines: list[Any] = [("thread", i, alive.get(i, f"thread {i}")) for i in sorted(new)]
@@ -532,4 +585,11 @@ class Buffer:
             lines.append(self._note_of_lost())
             self._lost = 0
         self._threads |= new
-        self._write([*lines, *spans, *others])
+        self._write(lines, spans, others)
+
+
+def _is_worth_keeping(line: Sequence[Any]) -> bool:
+    """Return whether a line is of a captured step, or a warning such as that of a hang."""
+    if line[0] == "note":
+        return line[2] != "info" and not str(line[3]).startswith(OVER_BUDGET)
+    return line[0] == "span" and line[2] == "step" and "capture" in (line[9] or ())

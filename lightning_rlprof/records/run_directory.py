@@ -24,7 +24,7 @@ import codecs
 import errno
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -167,6 +167,8 @@ class TraceWriter:
 
     Attributes:
         dropped: How many lines no longer wait, as newer ones took their place.
+        encoded: Bytes of all lines so far, wherever they are.
+        limit: Returns what is appended of lines, given their bytes, `size`, and ``always``.
 
     Args:
         run: The run directory; made if missing.
@@ -196,7 +198,8 @@ class TraceWriter:
         self._place = self.path.absolute()  # the training may change its directory
         self._waiting = b""
         self._torn = False  # whether the file ends within a line
-        self.dropped = 0
+        self.dropped = self.encoded = 0
+        self.limit: Callable[..., bytes] | None = None
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
         self._header = header
@@ -243,8 +246,13 @@ class TraceWriter:
         finally:
             os.close(file)
 
-    def write(self, lines: Sequence[Any]) -> None:
-        """Append lines; what JSON has no form for is changed, see `_plain`.
+    @property
+    def size(self) -> int:
+        """Bytes of the file, and of what waits for it."""
+        return self._size + len(self._waiting)
+
+    def write(self, lines: Sequence[Any], *, always: bool = False) -> None:
+        """Append what `limit` returns of lines; what JSON has no form for is changed, see `_plain`.
 
         Raises:
             OSError: They, or a part of them, wait for the next call.
@@ -257,6 +265,14 @@ class TraceWriter:
                 if isinstance(line, list):
                     line[:] = own  # a counter's tensor is not held any longer
             data = self._encode(plain)
+        self.encoded += len(data)
+        if self.limit is not None:
+            data = self.limit(data, self.size, always=always)
+        if data or self._waiting:
+            self.append(data)
+
+    def append(self, data: bytes) -> None:
+        """Append encoded lines. Raises OSError, as `write` does."""
         self._append(self._waiting + data if self._waiting else data)
 
     def _append(self, data: bytes) -> None:

@@ -24,7 +24,16 @@ def said(**keys: Any) -> str:
 
 
 def test_defaults() -> None:
-    blocks = {"integrated", "nsight", "torch_profiler", "npu", "memory", "on_finish", "parallel"}
+    blocks = {
+        "integrated",
+        "nsight",
+        "torch_profiler",
+        "npu",
+        "memory",
+        "budget",
+        "on_finish",
+        "parallel",
+    }
     assert Options().model_dump(exclude=blocks) == {
         "steps": None,
         "ranks": None,

@@ -14,6 +14,7 @@ from lightning_rlprof.analysis.findings.measured_overhead import (
     measured_overhead,
 )
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED, capture_slowdown, counted
+from lightning_rlprof.records.records import OVER_BUDGET
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
 from lightning_rlprof.tables.spans import Spans
@@ -93,7 +94,15 @@ def _first_gaps(steps: Int64s) -> list[int]:
 
 
 def _dropped_events(spans: Spans) -> Iterator[_Result]:
-    notes = [note.text for note in spans.notes if note.level != "info"]
+    over = {n.rank: n.text for n in spans.notes if n.text.startswith(OVER_BUDGET)}
+    if over:  # the last one of each rank has the counts
+        ranks = [rank for rank in over if rank is not None]
+        yield _WARN, f"{_ranks_listed(ranks)}: {over[ranks[0]]}"
+    notes = [
+        note.text
+        for note in spans.notes
+        if note.level != "info" and not note.text.startswith(OVER_BUDGET)
+    ]
     texts = [*(each.text for each in spans.warnings), *notes]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
@@ -101,7 +110,7 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
     if texts:
         first = f"{len(texts)} warnings, the first: " if len(texts) > 1 else ""
         yield _WARN, f"{first}{texts[0]}"
-    else:
+    elif not over:
         yield _OK, "none detected"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.records import KINDS, OVER_BUDGET
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 from tests.builders.device_trace import Feed, feed, traced
@@ -91,6 +91,23 @@ def test_rows_that_a_tool_lost_are_a_warning(name: str, spans: Spans) -> None:
     table = replace(kernels([None], note), name=name)
     found = checks(replace(spans, tables={name: lambda: table}))["dropped events"]
     assert found == ("warn", f"{name}: 1721 rows are left out: their times are wrong")
+
+
+def test_what_a_budget_left_out_is_a_warning_of_its_own(spans: Spans) -> None:
+    """The last note of a rank has the counts; both are said once, and no event counts as lost."""
+    first, last = f"{OVER_BUDGET}a step wrote 9 bytes", f"{OVER_BUDGET}7 regions were left out"
+    notes = [
+        RankNote(rank, at, "warning", text)
+        for rank in (0, 2)
+        for at, text in ((1, first), (2, last))
+    ]
+    calm = RankNote(0, 3, "info", "within budget: regions are written again")
+    over = replace(spans, notes=(*notes, calm))
+    rows = [row[1:] for row in data_quality(over).rows if row[0] == "dropped events"]
+    assert rows == [("warn", f"ranks 0, 2: {last}")]
+    both = replace(over, warnings=(RunWarning(0, "3 lines are lost"),))
+    rows = [row[1:] for row in data_quality(both).rows if row[0] == "dropped events"]
+    assert rows == [("warn", f"ranks 0, 2: {last}"), ("warn", "3 lines are lost")]
 
 
 def test_remarks_and_hosts_are_warnings(spans: Spans) -> None:
