@@ -117,7 +117,7 @@ def _compared(work: Callable[[], object], blocks: int) -> tuple[float, float, fl
     """Return by how much the loop is longer with a session, and the 95 % interval."""
     ratios = []
     for block in range(blocks):
-        medians = {}
+        medians: dict[bool, float] = {}
         for records in (True, False) if block % 2 else (False, True):
             if not records:
                 medians[records] = median(_loop(None, work, _BLOCK)[_FIRST:])

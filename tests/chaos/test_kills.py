@@ -1,4 +1,4 @@
-"""SIGKILL at random points: at most the last 100 ms or the current step are lost, no torn line."""
+"""SIGKILL at random points: at most the last 100 ms or the current step, and one torn line."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_a_training_that_is_killed_loses_100_ms_at_most(world: int) -> None:
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0] if DEEP else [0.5])
 def test_a_training_that_is_killed_in_a_write_loses_what_it_wrote(part: float) -> None:
-    """The kernel finishes a write before a process dies; another file system may not."""
+    """The kernel rarely ends a write early when its process is killed, and never where we want."""
     for call in range(5 if DEEP else 3):
         outcome = killed_while_it_writes(call, part)
         assert not outcome.broken, (call, outcome)

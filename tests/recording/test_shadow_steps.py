@@ -46,9 +46,9 @@ def test_a_step_knows_how_long_the_end_of_the_one_before_took(start, clock):
     session = start(measure_overhead=True)
     write = session._buffer.end_step
 
-    def slow_end(**options) -> None:
+    def slow_end(*step, **options) -> None:
         clock.advance(3)
-        write(**options)
+        write(*step, **options)
 
     session._buffer.end_step = slow_end
     run_steps(session, clock, [1, 2, 3])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from mmap import mmap
 from statistics import median
 
 import torch
@@ -44,7 +45,7 @@ class Faults:
         self._inject, self._middle = options.inject, steps // 2
         self._slow_step, self._shift = SLOW_STEP, SHIFT
         self._times: list[float] = []
-        self._kept: list[torch.Tensor] = []
+        self._kept: list[mmap] = []
         self._neighbors: list[subprocess.Popen[bytes]] = []
         self._cpus: set[int] = set()
 
@@ -56,8 +57,9 @@ class Faults:
         elif self._inject == "slow-step" and batch == self._middle:
             wait_for_reward_server((self._slow_step - 1) * self._usual())
         elif self._inject == "leak":
-            # Random: the stage then takes over 1 ms, and its memory is read at its end.
-            self._kept.append(torch.rand(LEAKED_BYTES // 4))
+            # Not of the heap, where it may take what was freed: a later stage would grow instead.
+            self._kept.append(mmap(-1, LEAKED_BYTES))
+            self._kept[-1].write(os.urandom(LEAKED_BYTES))
         elif self._inject == "throttle" and batch == self._middle:
             self._crowd_cpu()
 
