@@ -11,6 +11,7 @@ from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.rules import CPU_RULES, OUT_OF_MEMORY
 from lightning_rlprof.analysis.memory_phases import leaking_phases, memory_phases
 from lightning_rlprof.analysis.stages.overviews import rank_status
+from lightning_rlprof.cli.demo.faults import HANGS_IN
 from lightning_rlprof.cli.demo.options import INJECTED_STEPS, DemoOptions
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Spans
@@ -45,6 +46,7 @@ def injected(options: DemoOptions) -> str:
     return {
         "slow-step": f"step {step} waits for its rewards, and takes 5 times as long.",
         "shift": f"from step {step} on, actor_generate takes twice as long.",
+        "hang": f"in step {HANGS_IN + 1}, the last rank never leaves its reward.",
         "oom": f"step {step} raises torch.OutOfMemoryError in actor_update. "
         "It's simulated: no device is full, the demo trains on a CPU.",
         "leak": "each step keeps 4 MiB in compute_reward.",

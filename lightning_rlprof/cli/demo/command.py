@@ -151,14 +151,15 @@ def _injected(wanted: DemoOptions) -> None:
     if run is None:
         text = f"the training left no run in {wanted.save_path}; see the messages above"
         raise RlprofError(text)
+    from lightning_rlprof.cli.demo.caught import caught, injected
+
+    say(f"Injected: {injected(wanted)}")
     if wanted.inject == "hang":
         hang(run)
         wrote(run)
         next_command("rlprof", "hang", run)
+        next_command("rlprof", "report", run, "--open")
         return
-    from lightning_rlprof.cli.demo.caught import caught, injected
-
-    say(f"Injected: {injected(wanted)}")
     if result.error is not None:
         say(f"The Trainer raised, unchanged: {type(result.error).__name__}: {result.error}")
     found = caught(load(run), wanted)

@@ -56,6 +56,7 @@ def test_a_hang_trains_two_ranks_unless_more_are_asked_for(
     assert status == 0
     assert [(each.inject, each.ranks) for each in asked] == [("hang", 2), ("hang", 3)]
     assert "no rank has reported a hang" in " ".join(out.split()), "of the run that was written"
+    assert "Injected: in step 5, the last rank never leaves its reward." in " ".join(out.split())
     assert out.endswith(f"Wrote {tmp_path}/run\n")
 
 
