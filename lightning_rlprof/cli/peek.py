@@ -15,6 +15,7 @@ from lightning_rlprof.cli.completion import SAVE_PATH
 from lightning_rlprof.cli.open_run import Run, as_json, run_directory
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import read_header
+from lightning_rlprof.records.stack_samples import LONGEST_S
 from lightning_rlprof.system.process_state import process_state
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.loaders.live_run import RankProgress
 
 _POLL_S, _PATIENCE_S = 0.2, 30
-_SHORTEST_S, _LONGEST_S = 0.5, 60
+_SHORTEST_S = 0.5
 _LINES = 5  # of each rank
 _SILENT = (
     "no answer. Its process is stopped or gone, or C code keeps Python's lock. See: rlprof hang"
@@ -35,7 +36,7 @@ def peek(
     seconds: Annotated[
         float,
         typer.Option(
-            min=_SHORTEST_S, max=_LONGEST_S, metavar="SECONDS", help="How long to take samples"
+            min=_SHORTEST_S, max=LONGEST_S, metavar="SECONDS", help="How long to take samples"
         ),
     ] = 5.0,
 ) -> None:
@@ -50,7 +51,7 @@ def peek(
 
     folder = run_directory(run)
     found = progress(folder)
-    chosen = chosen_ranks(ranks, found, folder, "sampled", hint="See: rlprof findings RUN")
+    chosen = chosen_ranks(ranks, found, folder, "sampled", hint=f"See: rlprof findings {folder}")
     _check_samples(chosen)
     numbers = None if ranks == "all" else tuple(each.rank for each in chosen)
     request = StackRequest(secrets.token_hex(8), seconds, numbers)

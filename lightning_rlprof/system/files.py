@@ -24,6 +24,15 @@ def open_file(path: Path) -> BinaryIO:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """Return what changes with each `replace_file`; None without a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def replace_file(path: Path, data: bytes, draft: str) -> None:
     """Write a file that only its owner may read, whole or not at all.
 

@@ -5,7 +5,6 @@ record into one run in the folder, without being told their ranks. In its third 
 actor is killed (``dead``), or stays in its reward (``loop``); then a critic is idle, too.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import ray
 from ray.util.queue import Queue
 
 from lightning_rlprof import stage, start_session, step
+from tests.builders import small_ray
 
 HANGS_IN = 3
 
@@ -70,14 +70,7 @@ def wait_for_training(result: Any) -> None:
 
 
 def main(case: str, folder: Path) -> None:
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=80 * 2**20,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=os.environ["RAY_TEMPORARY"],
-    )
+    small_ray.start()
     record(folder, "controller")
     free: dict[str, Any] = {"num_cpus": 0}
     queue = Queue(actor_options=free)

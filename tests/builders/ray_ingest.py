@@ -4,7 +4,6 @@ Arguments: the folder, a path that no worker sees, and where the table goes as J
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -12,17 +11,11 @@ import ray
 
 from lightning_rlprof.store.ingest.ingest import ingest
 from lightning_rlprof.store.ingest.ray_engine import in_ray
+from tests.builders import small_ray
 
 
 def main(folder: str, missing: str, output: str) -> None:
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=80 * 2**20,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=os.environ["RAY_TEMPORARY"],
-    )
+    small_ray.start()
     try:
         table = ingest([folder], engine="ray")
         ((_, unseen),) = in_ray([missing], 1)

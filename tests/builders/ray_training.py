@@ -18,6 +18,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.integrations.ray import collect_reports, ray_runtime_env
 from lightning_rlprof.recording.nsys.report_files import folder_of
 from lightning_rlprof.recording.start import start_session
+from tests.builders import small_ray
 
 # What the fake nsys of each worker does when the worker has ended.
 # What each worker runs at its end, a while after it was told to end.
@@ -114,14 +115,7 @@ def run(out: Path) -> dict[str, Any]:
 
 
 def main(out: Path) -> None:
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=80 * 2**20,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=os.environ["RAY_TEMPORARY"],
-    )
+    small_ray.start()
     try:
         facts = run(out)
     finally:

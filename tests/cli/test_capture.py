@@ -1,8 +1,5 @@
 """`rlprof capture`: a training that runs, and runs that cannot be captured."""
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ from lightning_rlprof.loaders.live_run import progress
 from lightning_rlprof.records.capture_request import read_request
 from lightning_rlprof.records.run_directory import TraceWriter, read_trace
 from lightning_rlprof.testing import make_header
+from tests.builders.live_training import live_training
 
 TRAIN = """
 import time, torch
@@ -40,17 +38,8 @@ def writer(run: Path, rank: int = 0, steps: int = 3) -> TraceWriter:
 @pytest.mark.deep
 def test_a_running_training_is_captured_without_a_restart(rlprof, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    training = subprocess.Popen([sys.executable, "-c", TRAIN])
-    try:
-        until = time.monotonic() + 60
-        while not any(each.last_step for run in tmp_path.glob("*/*") for each in progress(run)):
-            assert time.monotonic() < until
-            assert training.poll() is None
-            time.sleep(0.1)
+    with live_training("-c", TRAIN):
         code, out, err = rlprof("capture", "--steps", 2)
-    finally:
-        Path("stop").touch()
-        training.wait(60)
     assert code == 0, err
     assert "rank 0: captured step-0000" in out, (out, err)
     (run,) = tmp_path.glob("profiler_data/*")

@@ -1,11 +1,7 @@
 """`rlprof peek`: a training that runs, and runs that do not answer."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +16,7 @@ from lightning_rlprof.records.stack_samples import (
     write_stack_answer,
 )
 from lightning_rlprof.testing import make_header
-from tests.places import ROOT
+from tests.builders.live_training import live_training
 
 TRAIN = """
 import os
@@ -67,18 +63,8 @@ def test_a_training_that_spins_is_named_with_its_line(rlprof, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lightning_rlprof.cli.peek._PATIENCE_S", 120)
     Path("train.py").write_text(TRAIN)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    training = subprocess.Popen([sys.executable, "train.py"], env=environment)
-    try:
-        until = time.monotonic() + 120
-        while not any(each.last_step for run in tmp_path.glob("*/*") for each in progress(run)):
-            assert time.monotonic() < until
-            assert training.poll() is None
-            time.sleep(0.1)
+    with live_training("train.py"):
         code, out, err = rlprof("peek", "--seconds", 1)
-    finally:
-        Path("stop").touch()
-        training.wait(120)
     assert code == 0, err
     assert "rank 0: " in out
     assert "in data_fetch: Data.decode train.py:" in out.replace("\n", " ")

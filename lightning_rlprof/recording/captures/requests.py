@@ -25,6 +25,7 @@ from lightning_rlprof.records.capture_request import (
     write_request,
 )
 from lightning_rlprof.records.records import Header
+from lightning_rlprof.system.files import stamp_of
 
 LOOK_NS = 500_000_000
 """How often a rank looks for a request, in ns: a look takes up to 0.1 ms on a busy machine."""
@@ -84,7 +85,7 @@ class CaptureRequests:
         self._run = run
         self._own = run.config
         self._look_at = clock() + LOOK_NS
-        self._stamp = _stamp(run.run)
+        self._stamp = stamp_of(request_file(run.run))
         self._relay: StoreRelay | None = None
         self._relays = may_span_hosts(run.header.world_size)
         self._last_id = ""
@@ -170,7 +171,7 @@ class CaptureRequests:
     def _look(self, step: int) -> None:
         if self._relays and self._relay is None and (store := store_of_the_job()) is not None:
             self._relay = StoreRelay(store, self._run.run.name)
-        stamp = _stamp(self._run.run)
+        stamp = stamp_of(request_file(self._run.run))
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -225,11 +226,3 @@ def _where(request: CaptureRequest) -> str:
 
 def _on(ranks: Sequence[int] | None) -> str:
     return "" if ranks is None else f" on ranks {', '.join(map(str, ranks))}"
-
-
-def _stamp(run: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(request_file(run))
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns

@@ -22,6 +22,7 @@ from lightning_rlprof.records.stack_samples import (
     stack_request_file,
     write_stack_answer,
 )
+from lightning_rlprof.system.files import stamp_of
 
 _IDLE_S = 0.25  # between looks at the request and at the step
 _SAMPLE_S = 0.05
@@ -91,7 +92,7 @@ class StackSampler:
         frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames,
     ) -> None:
         self._session, self._since, self._frames = session, since, frames
-        self._stamp = self._request_stamp()
+        self._stamp = stamp_of(stack_request_file(session.run))
         self._request: StackRequest | None = None
         self._until_ns: int | None = None  # while it samples
         self._step = 0  # the slow one that was sampled last
@@ -146,7 +147,7 @@ class StackSampler:
         answer = StackAnswer(
             request.id, thread, tuple((at, place) for at, _, place in samples), spans
         )
-        with suppress(OSError):  # who asked says that there is no answer
+        with suppress(OSError):  # who asked waits for it, and says so
             write_stack_answer(session.run, session.header.rank, answer)
 
     def _open(self, thread: int) -> list[Line]:
@@ -154,7 +155,7 @@ class StackSampler:
         return [each for each in open_now(self._since) if each[6] == thread and each[2] in kinds]
 
     def _new_request(self) -> StackRequest | None:
-        stamp = self._request_stamp()
+        stamp = stamp_of(stack_request_file(self._session.run))
         if stamp == self._stamp:
             return None
         self._stamp = stamp
@@ -162,13 +163,6 @@ class StackSampler:
         if request is None or (request.ranks is not None and rank not in request.ranks):
             return None
         return request
-
-    def _request_stamp(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(stack_request_file(self._session.run))
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
 
     def _is_slow(self, now: int) -> bool:
         """Return whether the step takes unusually long, and may be sampled."""
