@@ -1,7 +1,8 @@
 """One of two processes that broadcast a state dict of 50 MB by a script over gloo; not a test.
 
 Usage: ``python -m tests.builders.synced_weights FOLDER RANK``. Each process writes what it measured
-of itself, a JSON line per step, beside the run: nanoseconds inside of each part's marker.
+of itself, a JSON line per step, beside the run: of every part the nanoseconds inside of its marker
+and around it.
 """
 
 import json
@@ -20,16 +21,19 @@ from tests.builders.roles import measure
 RANKS, STEPS = 2, 40
 PAUSE_MS, CONVERT_MS = 40, 60
 TENSORS, BYTES = 4, 50_000_000
+PROBE = "bandwidth_probe"
 
 
-def sync(weights: dict[str, torch.Tensor]) -> dict[str, int]:
+def broadcast(weights: dict[str, torch.Tensor]) -> None:
+    """Broadcast the tensors, and count their bytes."""
+    for tensor in weights.values():
+        dist.broadcast(tensor, 0)
+        count(bytes=tensor.nbytes)
+
+
+def sync(weights: dict[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """Pause, convert, broadcast and load."""
     copies = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
-
-    def send() -> None:
-        for tensor in weights.values():
-            dist.broadcast(tensor, 0)
-            count(bytes=tensor.nbytes)
 
     def load() -> None:
         for name, tensor in weights.items():
@@ -38,21 +42,17 @@ def sync(weights: dict[str, torch.Tensor]) -> dict[str, int]:
     parts = {
         "pause_generation": lambda: time.sleep(PAUSE_MS / 1e3),
         "convert_weights": lambda: time.sleep(CONVERT_MS / 1e3),
-        "broadcast_weights": send,
+        "broadcast_weights": lambda: broadcast(weights),
         "load_weights": load,
     }
     with stage("weight_sync"):
-        return {name: measure(annotate(name), work)[0] for name, work in parts.items()}
+        return {name: measure(annotate(name), work) for name, work in parts.items()}
 
 
-def probe(weights: dict[str, torch.Tensor]) -> dict[str, int]:
+def probe(weights: dict[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """Broadcast the same tensors alone, after as long a sleep: CPUs are slow for a while then."""
     time.sleep((PAUSE_MS + CONVERT_MS) / 1e3)
-    with annotate("bandwidth_probe"):
-        for tensor in weights.values():
-            dist.broadcast(tensor, 0)
-            count(bytes=tensor.nbytes)
-    return {}
+    return {PROBE: measure(annotate(PROBE), lambda: broadcast(weights))}
 
 
 def main(folder: Path, rank: int) -> None:
@@ -67,7 +67,7 @@ def main(folder: Path, rank: int) -> None:
     ):
         for step in range(1, STEPS + 1):
             session.begin_step(step)
-            took: dict[str, int] = {}
+            took: dict[str, tuple[int, int]] = {}
             for part in (probe, sync) if step % 2 else (sync, probe):
                 dist.barrier()
                 took |= part(weights)
