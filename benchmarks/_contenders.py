@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from time import perf_counter_ns
 from types import TracebackType
@@ -27,6 +28,7 @@ __all__ = [
     "Floor",
     "Span",
     "TimerSums",
+    "TreeFloor",
     "contenders",
     "idle_stage",
 ]
@@ -74,6 +76,32 @@ class Floor:
         trace: TracebackType | None,
     ) -> None:
         self.kept.append((self.name, self.start, perf_counter_ns()))
+
+
+class TreeFloor:
+    """The least that records a tree of spans, also under asyncio: the open one in a ContextVar."""
+
+    __slots__ = ("name",)
+    around: ContextVar[list[Any] | None] = ContextVar("floor", default=None)
+    kept: list[list[Any]] = []  # noqa: RUF012 - one buffer is the point
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.around.set([self.name, perf_counter_ns(), None, self.around.get()])
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        span = self.around.get()
+        assert span is not None
+        span[2] = perf_counter_ns()
+        self.around.set(span[3])
+        self.kept.append(span)
 
 
 class TimerSums:

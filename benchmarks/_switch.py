@@ -1,12 +1,13 @@
 """A Lightning training in which each step can have another profiler."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from _contenders import Span, TimerSums
+from _contenders import Span, TimerSums, TreeFloor
 from _measure import fresh
 from pytorch_lightning.profilers import PassThroughProfiler, SimpleProfiler
 from torch.optim import optimizer as torch_optimizer
@@ -17,6 +18,7 @@ from lightning_rlprof.recording.session import current
 __all__ = [
     "AGAIN",
     "CONTENDERS",
+    "FLOOR",
     "HOOKS",
     "NO_PROFILER",
     "OURS",
@@ -42,7 +44,8 @@ STAGES = (
 NO_PROFILER, AGAIN = "no profiler", "no profiler again (A/A)"
 OURS, HOOKS = "ProfilerCallback, 11 stages", "ProfilerCallback, hooks only"
 SIMPLE, VERL = "SimpleProfiler, hooks and 11 stages", "verl marked_timer formula, 11 stages"
-CONTENDERS = (NO_PROFILER, AGAIN, OURS, HOOKS, SIMPLE, VERL)
+FLOOR = "floor: a callback, 11 spans, kept 100 ms"
+CONTENDERS = (NO_PROFILER, AGAIN, OURS, HOOKS, FLOOR, SIMPLE, VERL)
 
 _TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
@@ -91,6 +94,15 @@ class Policy(pl.LightningModule):
         return torch.optim.AdamW(self.model.parameters())
 
 
+class Forgetting(pl.Callback):
+    """The least that a callback can do about the floor's spans: keep them for some 100 ms."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Forget the spans of 20 steps, where ours are written."""
+        if len(TreeFloor.kept) >= 20 * len(STAGES):
+            TreeFloor.kept.clear()
+
+
 class Switch:
     """Change who watches between two steps, by a plan, and take the time of each step.
 
@@ -119,6 +131,7 @@ class Switch:
             OURS: stage,
             SIMPLE: simple.profile,
             VERL: TimerSums().span,
+            FLOOR: lru_cache(TreeFloor),
         }
         self._marked = {name: fresh(_marked) for name in self._spans}
         self._advance = trainer.fit_loop.epoch_loop.advance
@@ -140,14 +153,15 @@ class Switch:
 
     def _note(self) -> None:
         """Note what the callback's own set-up left behind."""
-        self._callbacks = list(self._trainer.callbacks)
+        self._callbacks = {name: list(self._trainer.callbacks) for name in (OURS, HOOKS)}
+        self._callbacks[FLOOR] = [Forgetting()]
         self._hooks = [dict(getattr(torch_optimizer, table)) for table in _TABLES]
         if not ("profile" in vars(self._trainer.profiler) and all(self._hooks)):
             raise RuntimeError("the callback installs itself elsewhere now; teach _switch.py where")
 
     def _change(self, name: str) -> None:
         ours = name in (OURS, HOOKS)
-        self._trainer.callbacks[:] = self._callbacks if ours else []
+        self._trainer.callbacks[:] = self._callbacks.get(name, [])
         for table, hooks in zip(_TABLES, self._hooks, strict=True):
             getattr(torch_optimizer, table).clear()
             getattr(torch_optimizer, table).update(hooks if ours else {})

@@ -24,6 +24,9 @@ its own steps for all that it pays there. The first step of its turn is begun at
 run of its own, the end of the step before begins it. At the end the trace is read: it must hold
 every stage of every step that was ours, and no other.
 
+"Floor" is the least that a callback can do: it marks the same stages with two readings of the clock
+and one ContextVar each, so that they nest right under asyncio, and keeps them as long as ours are.
+
 "No profiler" runs with Lightning's own PassThroughProfiler, as every Trainer does by default. It is
 a generator per action, 12 per step here; the callback covers it with something cheaper.
 

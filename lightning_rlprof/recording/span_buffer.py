@@ -6,7 +6,6 @@ What one step spent on its stages, on one thread.
 import logging
 import threading
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -71,7 +70,7 @@ class Tally:
         self._captured = False
         self._times: dict[tuple[str, str], _Union] = {}
         self._sums: dict[tuple[str, str], Number] = {}
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: dict[tuple[str, str], int] = {}
         self._apart = _Union()  # validations
 
     def follow(self, thread: int) -> None:
@@ -119,7 +118,7 @@ class Tally:
                 key = stage, counter
                 self._times.setdefault(key, _Union()).add(start, end)
                 self._sums[key] = self._sums.get(key, 0) + value
-                self._counts[key] += 1
+                self._counts[key] = self._counts.get(key, 0) + 1
 
 
 def _trained(lines: Sequence[Line]) -> list[Line]:

@@ -144,12 +144,15 @@ class UpdateStages:
         if self._marked or in_stage():
             return
         self._others = self._others or self._session.has_stages()
+        arms = self._arms()
+        if not (self._automatic or arms):
+            return
         name, alone = self._name(None), self._captured_alone()
         if self._automatic:
-            early = self._others and (alone or not self._arms())
+            early = self._others and (alone or not arms)
             early = early or (alone and self._asks(name))
         else:  # a capture of the update has to hold its forward pass
-            early = alone and self._arms() and self._asks(name) and self._one_stage()
+            early = alone and self._asks(name) and self._one_stage()
         if early:
             self._enter(name)
 
