@@ -507,9 +507,9 @@ class Session:
 
     @_harmless
     def flush(self) -> None:
-        """Append everything to the file."""
+        """Append everything to the file, unless another thread does so, or is stuck in it."""
         self.flush_at_ns = self.clock() + _STAGE_NS
-        self._buffer.flush()
+        self._buffer.flush_if_free()
 
     def note(self, level: str, text: str) -> None:
         """Log a remark and keep it in the run; below a warning only rank 0 logs."""

@@ -14,7 +14,7 @@ from lightning_rlprof.loaders.load import load
 from tests.builders.pipeline import CONDITIONS, ROLES, ROUNDS
 from tests.places import ROOT
 
-SECONDS = 120
+SECONDS = 300
 
 
 def play(folder: Path) -> None:

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,16 @@ for step in range(6):
     time.sleep(0.02)
     print(f"step {2 * step}")
 """
+WHEN_SEEN = """
+import os, sys, time
+for step in range(6):
+    print(f"step {2 * step}")
+    until = time.monotonic() + 60
+    while not os.path.exists(f"{sys.argv[1]}/{step}"):
+        assert time.monotonic() < until, "the line was not seen"
+        time.sleep(0.01)
+"""
+"""Prints a line only when the one before was seen: none waits in a buffer."""
 
 
 @pytest.fixture
@@ -30,9 +41,22 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 @pytest.mark.parametrize(("line", "per", "steps"), [("^step ", 1, 1), (r"^step (\d+)", 4, 2)])
 def test_a_step_lasts_from_line_to_line_or_as_its_number_counts(
-    benchmark: ModuleType, line: str, per: int, steps: int
+    benchmark: ModuleType,
+    line: str,
+    per: int,
+    steps: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert 20 * steps <= benchmark.step_ms([sys.executable, "-c", PRINTS], line, per) < 60 * steps
+    def clock() -> float:
+        """Return that 20 ms have passed since it was asked before."""
+        seen = len(list(tmp_path.iterdir()))
+        (tmp_path / str(seen)).touch()
+        return 0.02 * seen
+
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=clock))
+    command = [sys.executable, "-c", WHEN_SEEN, str(tmp_path)]
+    assert benchmark.step_ms(command, line, per) == pytest.approx(20 * steps)
 
 
 def test_a_command_without_such_lines_is_refused(benchmark: ModuleType) -> None:

@@ -84,8 +84,8 @@ class Controller:
 
 
 def gone(pid: int) -> bool:
-    """Wait until a process has ended, for up to half a minute."""
-    for _ in range(300):
+    """Wait until a process has ended, for up to two minutes."""
+    for _ in range(1200):
         if not Path(f"/proc/{pid}").exists():
             return True
         time.sleep(0.1)

@@ -136,7 +136,7 @@ def failing_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     ]
     for command in commands:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         except FileNotFoundError:
             pytest.skip(f"there is no {command[0]} here")
         if done.returncode:
@@ -149,7 +149,7 @@ def failing_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
             pytest.skip("this kernel cannot fail a file system on request")
         yield place, trigger
     finally:
-        subprocess.run(["umount", "-l", str(place)], timeout=20, check=True)
+        subprocess.run(["umount", "-l", str(place)], timeout=120, check=True)
 
 
 def test_a_real_file_system_that_turns_read_only_leaves_training_alone(

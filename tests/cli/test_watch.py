@@ -91,12 +91,13 @@ def test_a_training_is_watched_on_a_terminal_until_it_ends(tmp_path, monkeypatch
     main, other = pty.openpty()
     watching = None
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while not list(tmp_path.glob("profiler_data/*/rank-00000.jsonl")):
             assert time.monotonic() < until
             time.sleep(0.1)
         command = [sys.executable, "-m", "lightning_rlprof", "watch"]
         watching = subprocess.Popen(command, stdout=other, stderr=subprocess.PIPE, text=True)
+        os.close(other)  # so that reading fails when the command has ended
         shown = b""
         while b"actor_update" not in shown:
             shown += os.read(main, 65_536)
@@ -105,10 +106,10 @@ def test_a_training_is_watched_on_a_terminal_until_it_ends(tmp_path, monkeypatch
         while b"all ended" not in shown:
             shown += os.read(main, 65_536)
             assert time.monotonic() < until
-        _, err = watching.communicate(timeout=60)
+        _, err = watching.communicate(timeout=120)
     finally:
         Path("stop").touch()
-        training.wait(60)
+        training.wait(120)
         if watching is not None and watching.poll() is None:
             watching.kill()
     assert (watching.returncode, err) == (0, "")

@@ -58,6 +58,38 @@ def test_a_long_stage_is_on_disk_before_its_step_ends(start, clock):
     assert times(session, "actor_generate") == [(1, 0, 2_000_000_000)]
 
 
+def test_a_long_stage_does_not_wait_while_another_thread_is_stuck_in_a_write(
+    start, clock, monkeypatch
+):
+    session = start()
+    inside, over, real = threading.Event(), threading.Event(), session._buffer._writer.write
+
+    def hang(lines, **options):
+        inside.set()
+        assert over.wait(60)
+        real(lines, **options)
+
+    def generate():
+        with stage("actor_generate"):
+            clock.advance(2_000_000_000)
+
+    with stage("actor_update"):
+        pass
+    monkeypatch.setattr(session._buffer._writer, "write", hang)
+    writer, other = threading.Thread(target=session.flush), threading.Thread(target=generate)
+    writer.start()
+    assert inside.wait(60)
+    other.start()
+    other.join(30)
+    waited = other.is_alive()
+    over.set()
+    writer.join(60)
+    other.join(60)
+    assert not waited
+    session.flush()
+    assert [span.name for span in read(session).spans] == ["actor_update", "actor_generate"]
+
+
 def test_an_interrupted_step_stays_and_says_so(start, clock):
     session = start()
     session.begin_step(1)

@@ -150,7 +150,9 @@ import resource, sys
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.sql import answer
 answer("select 1", lambda connection: None)
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+with open("/proc/self/statm") as file:  # each CPU has a thread with a stack and an arena
+    most = int(file.read().split()[0]) * resource.getpagesize() + (3 << 29)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
 try:
     answer(sys.argv[1], lambda connection: None)
 except TraceError as error:

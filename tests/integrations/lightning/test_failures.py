@@ -86,13 +86,13 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
     try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(mount, capture_output=True, text=True, timeout=120, check=False)
     except FileNotFoundError:
         pytest.skip("there is no mount here")
     if done.returncode:
         pytest.skip(f"a disk cannot be mounted here: {done.stderr.strip()}")
     yield disk
-    subprocess.run(["umount", "-l", str(disk)], timeout=10, check=True)
+    subprocess.run(["umount", "-l", str(disk)], timeout=120, check=True)
 
 
 def test_a_real_disk_that_fills_up_leaves_training_alone(tiny_disk: Path) -> None:

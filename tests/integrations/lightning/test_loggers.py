@@ -39,7 +39,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", PROGRAM, str(folder)],
         capture_output=True, text=True, timeout=300, check=False,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": ":".join(sys.path),
-             "MLFLOW_ALLOW_FILE_STORE": "true"},
+             "MLFLOW_ALLOW_FILE_STORE": "true", "WANDB__SERVICE_WAIT": "300"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder

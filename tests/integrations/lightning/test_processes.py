@@ -26,7 +26,7 @@ from tests.builders.models import (
 )
 from tests.places import ROOT
 
-SECONDS = 120
+SECONDS = 300
 
 # Lightning runs the ranks of one machine; gloo finds its address by itself.
 two_ranks = {"devices": 2, "use_distributed_sampler": False}

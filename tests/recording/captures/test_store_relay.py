@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.captures import requests as capture_requests
 from lightning_rlprof.recording.captures import store_relay
 from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
-from lightning_rlprof.records.capture_request import CaptureRequest
+from lightning_rlprof.records.capture_request import CaptureRequest, decode_request
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import run_steps, spans
 from tests.places import ROOT
 
 REQUEST = CaptureRequest("a", 5, 7, 2, [0, 1], ["actor_update"], "a test")
+KEY = "rlprof/run/capture-request"
 PATIENCE_S = 120
 
 
@@ -44,12 +46,19 @@ class EndedStore(HashStore):
 
 @pytest.fixture
 def relay(monkeypatch):
-    """Make relays that ask only when they are told to, and end them."""
+    """Make relays whose threads do nothing, so that a request is where the test has put it."""
+    monkeypatch.setattr(StoreRelay, "_work", lambda self: None)
+    return StoreRelay
+
+
+@pytest.fixture
+def working_relay(monkeypatch):
+    """Make relays whose threads ask at once and when they are told to, and end them."""
     monkeypatch.setattr(store_relay, "POLL_S", PATIENCE_S)
     made = []
 
-    def make(store, run="run"):
-        made.append(StoreRelay(store, run))
+    def make(store):
+        made.append(StoreRelay(store, "run"))
         return made[-1]
 
     yield make
@@ -61,7 +70,7 @@ def relay(monkeypatch):
 
 def test_a_request_arrives_whole_and_in_its_own_run_only(relay):
     store = HashStore()
-    sender, receiver, stranger = relay(store), relay(store), relay(store, "another")
+    sender, receiver, stranger = (relay(store, run) for run in ("run", "run", "another"))
     sender.send(REQUEST)
     sender.exchange()
     receiver.exchange()
@@ -72,7 +81,7 @@ def test_a_request_arrives_whole_and_in_its_own_run_only(relay):
 
 def test_the_newest_request_takes_the_place_of_the_last(relay):
     store = HashStore()
-    sender, receiver = relay(store), relay(store)
+    sender, receiver = relay(store, "run"), relay(store, "run")
     newer = CaptureRequest("b", 6, 70, 1)
     for request in (REQUEST, newer):
         sender.send(request)
@@ -84,15 +93,15 @@ def test_the_newest_request_takes_the_place_of_the_last(relay):
 @pytest.mark.parametrize("wrong", [b"", b"{", b"[]", b'{"id":"a"}', b"\xff\xfe"])
 def test_what_is_no_request_is_left_alone(wrong, relay):
     store = HashStore()
-    store.set("rlprof/run/capture-request", wrong)
-    receiver = relay(store)
+    store.set(KEY, wrong)
+    receiver = relay(store, "run")
     receiver.exchange()
     assert receiver.received() is None
 
 
-def test_a_server_that_stopped_holds_its_thread_alone(relay):
+def test_a_server_that_stopped_holds_its_thread_alone(working_relay):
     store = StoppedStore()
-    own = relay(store)
+    own = working_relay(store)
     assert store.asked.wait(PATIENCE_S)
     own.send(REQUEST)
     assert own.received() is None
@@ -100,8 +109,15 @@ def test_a_server_that_stopped_holds_its_thread_alone(relay):
     store.goes_on.set()
 
 
-def test_a_server_that_ended_ends_the_thread(relay):
-    own = relay(EndedStore())
+def test_a_thread_passes_on_what_is_sent(working_relay):
+    store = HashStore()
+    working_relay(store).send(REQUEST)
+    store.wait([KEY], timedelta(seconds=PATIENCE_S))
+    assert decode_request(store.get(KEY)) == REQUEST
+
+
+def test_a_server_that_ended_ends_the_thread(working_relay):
+    own = working_relay(EndedStore())
     own._thread.join(PATIENCE_S)
     assert not own._thread.is_alive()
     own.send(REQUEST)

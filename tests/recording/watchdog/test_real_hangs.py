@@ -17,6 +17,7 @@ import pytest
 from lightning_rlprof.analysis.hangs import Hang, find_hang
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.hang_evidence import hang_evidence
+from tests.builders.hanging import HANGS_IN
 from tests.places import ROOT
 
 pytestmark = [
@@ -24,7 +25,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="states of processes are of Linux' /proc"),
 ]
 PROGRAM = ROOT / "tests" / "builders" / "hanging.py"
-PATIENCE_S = 60
+HANGS = HANGS_IN + 1  # steps count from 1
+PATIENCE_S = 120
 
 
 class Training:
@@ -83,8 +85,14 @@ def training(tmp_path: Path) -> Iterator[Callable[[str, int], Training]]:
 
 
 def reported(hang: Hang) -> bool:
-    """Whether all ranks have reported that they hang."""
-    return all(each.state in ("hangs", "waits") for each in hang.ranks)
+    """Whether all ranks have reported that they hang, in the step in which they are made to.
+
+    On a busy machine a rank may get no CPU for a second, and reports an earlier step, too.
+    """
+    return all(
+        each.state in ("hangs", "waits") and each.report is not None and each.report.step == HANGS
+        for each in hang.ranks
+    )
 
 
 def test_a_rank_that_skips_an_all_reduce_is_named_while_it_hangs_and_after_it_was_killed(training):
@@ -123,7 +131,11 @@ def test_a_rank_that_was_killed_is_named(training):
 def test_a_rank_that_is_stopped_is_named_and_is_no_hang_when_it_continues(training):
     job = training("stopped", 2)
 
-    hang = job.wait_for(lambda found: found.ranks[0].state == "waits")
+    def waits(found: Hang) -> bool:
+        first = found.ranks[0]
+        return first.state == "waits" and first.report is not None and first.report.step == HANGS
+
+    hang = job.wait_for(waits)
     assert [(each.rank, each.state) for each in hang.causes] == [(1, "stopped")]
     assert "Rank 0 waits in gloo:all_reduce #6 of group 0." in hang.headline
     assert hang.hints == (f"Continue it: kill -CONT {job.ranks[1].pid}",)
@@ -136,7 +148,12 @@ def test_a_rank_that_is_stopped_is_named_and_is_no_hang_when_it_continues(traini
 
 
 def test_a_worker_of_a_data_loader_that_stands_still_is_named(training):
-    hang = training("loader").wait_for(reported)
+    # In the step before, if the worker is stopped before its last batch has left it.
+    def stopped(found: Hang) -> bool:
+        reports = [each.report for each in found.causes if each.report is not None]
+        return any(child.state == "T" for report in reports for child in report.children)
+
+    hang = training("loader").wait_for(stopped)
     (cause,) = hang.causes
     assert cause.waits_in == "a DataLoader worker"
     assert cause.report.spans[-1].name == "data_fetch"

@@ -75,14 +75,16 @@ def test_links_and_selections_work_in_the_frame(spans: Spans, tmp_path: Path) ->
         pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
     script = """
         document.querySelector('nav a[href="#findings"]').click();
-        setTimeout(() => {
-            const at = [location.hash, scrollY > 100], bars = document.getElementById("step-bars");
+        const waiting = setInterval(() => {
+            if (location.hash !== "#findings" || scrollY <= 100) return;
+            clearInterval(waiting);
+            const bars = document.getElementById("step-bars");
             bars.dispatchEvent(new KeyboardEvent("keydown", { key: "Home" }));
             for (const shiftKey of [true, true])
                 bars.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", shiftKey }));
             const shown = document.querySelector("#selection span").innerText;
-            parent.postMessage([...at, location.hash, shown], "*");
-        }, 200);
+            parent.postMessage([location.hash, shown], "*");
+        }, 20);
     """
     page = Run.of(spans).report().page
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
@@ -93,8 +95,8 @@ def test_links_and_selections_work_in_the_frame(spans: Spans, tmp_path: Path) ->
     outer.write_text(f'<body data-drawn=""><script>{listen}</script>{frame}</body>')
     with Tab(browser, tmp_path) as tab:
         tab.open(outer)
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 120
         while (heard := tab.run("document.body.dataset.heard ?? null")) is None:
-            assert time.monotonic() < limit, "the page in the frame did not answer"
-        assert heard == '["#findings",true,"#steps=1-3","Steps 1–3 selected"]'
+            assert time.monotonic() < limit, "the link did not lead to the findings"
+        assert heard == '["#steps=1-3","Steps 1–3 selected"]'
         assert tab.problems == []

@@ -78,11 +78,12 @@ def test_a_trace_is_compressed_unchanged_and_nothing_else_is_left(
 def test_compressing_runs_on_a_thread_of_its_own_one_trace_after_the_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    may_go, threads = threading.Event(), []
+    began, may_go, threads = threading.Event(), threading.Event(), []
     real: Callable[..., bool] = compress
 
     def slowly(plain: Path, part: Path, needle: bytes) -> bool:
         threads.append((threading.current_thread(), threading.active_count()))
+        began.set()
         assert may_go.wait(60)
         return real(plain, part, needle)
 
@@ -94,6 +95,7 @@ def test_compressing_runs_on_a_thread_of_its_own_one_trace_after_the_other(
         forward()
         recorder.close()
         assert [path.suffix for path in (tmp_path / name).iterdir()] == [".json"]
+    assert began.wait(60)
     assert len(threads) == 1
     recorder.finish()
     assert len({thread for thread, _ in threads}) == 2
