@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.effort import DEEP
 
@@ -19,6 +20,15 @@ for _name in [name for name in os.environ if name.startswith(("RLPROF", "SLURM_"
     if _name not in _KEPT:
         del os.environ[_name]
 
+
+# How long an example takes is no matter of the code, and a failure must come back at the next try.
+settings.register_profile(
+    "ours",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ours")
 
 DEEP_FOLDERS = ("ascend", "benchmarks", "fuzz", "peers")
 """All their tests are deep: each needs a process, a fuzzer, or many seeds."""

@@ -100,7 +100,11 @@ def executed(notebook: Path, folder: Path) -> Any:
     for name in ("notebooks", "examples"):  # a notebook may read ../examples
         shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
     found, place = nbformat_read(notebook), {"metadata": {"path": str(folder / "notebooks")}}
-    return nbclient.NotebookClient(found, timeout=300, resources=place).execute()
+    client = nbclient.NotebookClient(
+        found, timeout=300, startup_timeout=300, resources=place,
+        coalesce_streams=True,  # a kernel sends what is printed every 0.2 s
+    )  # fmt: skip
+    return client.execute()
 
 
 def outputs_of(notebook: Any) -> list[list[Any]]:

@@ -144,7 +144,7 @@ class Tab:
 
     def wait(self, condition: str) -> None:
         """Wait until an expression is true."""
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 120
         while not self.run(condition):
             assert time.monotonic() < limit, f"never true: {condition}"
             time.sleep(0.01)

@@ -5,6 +5,7 @@ process writes what it measured of itself, a JSON line per step, beside the run:
 nanoseconds inside of its marker and around it, as the scheduler may stop a process between the two.
 """
 
+import gc
 import json
 import os
 import signal
@@ -83,7 +84,10 @@ def gather() -> tuple[int, int]:
 def main(folder: Path, rank: int, how: str) -> None:
     """Play one role for some steps."""
     role = [*SCRIPT][rank]
-    config = ProfilerConfig.build(profile_save_path=str(folder / "runs"), role=role)
+    gc.disable()  # a collection would be a label of its own inside of a part
+    # Nothing but steps writes: what is in the file of a process that was killed is then known.
+    more = {"profile_save_path": str(folder / "runs"), "background_metrics": False}
+    config = ProfilerConfig.build(role=role, **more)
     together = gather if how == "whole" else lambda: (0, 0)
     file = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=file, rank=rank, world_size=len(SCRIPT))

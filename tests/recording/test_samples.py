@@ -5,6 +5,7 @@ import multiprocessing
 import pickle
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -123,8 +124,8 @@ def test_samples_cross_processes_and_a_restart_and_the_books_stay_exact(tmp_path
                 pass
             tasks.put(own)
         tasks.put(None)
-        back: list[Sample] = [done.get(timeout=60) for _ in range(20)]
-        worker.join(60)
+        back: list[Sample] = [done.get(timeout=120) for _ in range(20)]
+        worker.join(120)
         for own in back[:12]:
             own.end("trained")
         for own in back[:4]:  # delivered twice
@@ -172,21 +173,22 @@ def test_a_thousand_at_once_in_asyncio_keep_their_own_phases(tmp_path: Path) -> 
 
 
 def test_a_phase_costs_no_more_than_ten_spans_of_a_stage(tmp_path: Path) -> None:
-    # 10 µs on a quiet machine: beside a stage's span of the same run, which costs 1 to 2 µs.
+    # 10 µs on a quiet machine: beside a stage's span of the same run, which costs 1 to 2 µs. By the
+    # time of the CPU, in short turns: others share this machine.
     marker, spans, phases = stage("tool_call"), [], []
     with begin(tmp_path) as session:
         own = sample("p")
-        for _ in range(9):
+        for _ in range(50):
             session.begin_step(session.next_step)
-            start = time.perf_counter()
-            for _ in range(1_000):
+            start = time.thread_time()
+            for _ in range(200):
                 with marker:
                     pass
-            middle = time.perf_counter()
-            for _ in range(1_000):
+            middle = time.thread_time()
+            for _ in range(200):
                 with own.phase("tool_call"):
                     pass
             spans.append(middle - start)
-            phases.append(time.perf_counter() - middle)
+            phases.append(time.thread_time() - middle)
             session.end_step()
-    assert min(phases) < 8 * min(spans)  # the least of nine: others share this machine
+    assert median(phases) < 8 * median(spans)

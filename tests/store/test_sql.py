@@ -236,6 +236,7 @@ def test_a_query_ends_at_its_memory_limit_and_says_what_to_do(query: str, tmp_pa
 
 
 def test_a_query_ends_at_its_time_limit_and_leaves_no_file(tmp_path: Path) -> None:
+    before = {*threading.enumerate()}
     endless = "with recursive t as (select 1 x union all select 1 - x from t) select sum(x) from t"
     for ask in (
         lambda limits: answer(endless, view, limits=limits),
@@ -244,7 +245,9 @@ def test_a_query_ends_at_its_time_limit_and_leaves_no_file(tmp_path: Path) -> No
         with pytest.raises(TraceError, match=r"took longer than its limit of 0\.2 s"):
             ask(Limits(timeout_s=0.2))
     assert list(tmp_path.iterdir()) == []
-    assert threading.active_count() < 10, "the queries have ended"
+    for thread in {*threading.enumerate()} - before:
+        thread.join(60)
+    assert {*threading.enumerate()} <= before, "the queries have ended"
 
 
 def test_by_default_a_query_may_use_2_gb_or_half_of_a_small_machine(
@@ -312,12 +315,12 @@ def test_what_a_signal_raises_ends_a_query(tmp_path: Path) -> None:
     grpo_run(tmp_path, steps=3)
     run = load(tmp_path)
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
     began = time.monotonic()
     try:
         with pytest.raises(TimeoutError, match="enough"):
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
             run.sql("select count(*) from range(10000000) a, range(100000) b")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60  # the query takes many minutes

@@ -291,10 +291,10 @@ def test_stages_may_lie_in_each_other_to_any_depth() -> None:
     outer = Row("actor_generate", "stage", 1, -1, 2 * depth)
     inner = [Row("odd", "region", 1, n, 2 * depth - 1 - n, parent=n + 1) for n in edges]
 
-    began = time.monotonic()
+    began = time.process_time()
     totals_of(loaded([outer, *inner]))
 
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 10  # of a CPU; by each pair of them it would be minutes
 
 
 def test_the_forward_of_a_generation_is_rollout_and_that_of_an_update_is_not() -> None:

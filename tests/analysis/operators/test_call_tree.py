@@ -240,11 +240,11 @@ def test_a_million_calls_take_seconds() -> None:
     start = np.arange(count, dtype=np.int64) * 1_000
     end = start + np.where(np.arange(count) % 10 == 0, 10_000, 800)
     lane = np.zeros(count, np.int64)
-    began = time.perf_counter()
+    began = time.process_time()
     tree = CallTree(
         tuple("abcdefghij"), lane, lane[:1], lane, lane, np.arange(count) % 10, start, end, lane,
         lane - 1, enclosing(lane, start, end),
     )  # fmt: skip
     assert int(tree.self_ns().sum()) == int((end - start)[::10].sum())
     assert len(tree.paths().name) == 10
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20

@@ -104,6 +104,17 @@ CASES = {
 UNTRACED = 0.25
 """Of a busy machine; docs/integrations says how much it is on a quiet one."""
 
+# In a program whose steps sleep for 30 ms a single stop of half a second would be all of its time.
+LONGER = """
+import asyncio, time
+
+def longer(sleep):
+    return lambda seconds, *more: sleep(20 * seconds, *more)
+
+for module in (asyncio, time):
+    module.sleep = longer(module.sleep)
+"""
+
 
 def program_of(name: str) -> str:
     """Return the program for a double of a framework, else the example for the real one."""
@@ -142,7 +153,7 @@ def shares(run: Run) -> dict[str, float]:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_a_door_records_steps_and_stages(name: str, tmp_path: Path) -> None:
-    said = ran(program_of(name), tmp_path)
+    said = ran(LONGER + program_of(name), tmp_path)
     case, run = CASES[name], load(tmp_path / "runs")
     assert len(run.rows(kind="step")) == case.steps, said
     assert {header.role for header in run.headers.values()} == {case.role}

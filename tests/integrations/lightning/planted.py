@@ -1,4 +1,7 @@
-"""A small training with one planted problem: ``python -m … PROBLEM FOLDER STEPS``."""
+"""A small training with one planted problem: ``python -m … PROBLEM FOLDER STEPS``.
+
+It sleeps for most of its time, as if a device computed: who else runs here changes that little.
+"""
 
 import sys
 import time
@@ -9,8 +12,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 
-SECONDS, VOCABULARY, LENGTH, BATCH = 0.004, 64, 32, 8
-LATE_SECONDS = 0.02
+VOCABULARY, LENGTH, BATCH = 64, 32, 8
+FORWARD_SECONDS, UPDATE_SECONDS = 0.004, 0.02
+PROMPT_SECONDS = 0.012
+LATE_SECONDS = 0.06
 LEAKED_FLOATS = 2**20  # 4 MiB a step
 
 
@@ -36,9 +41,11 @@ class Policy(torch.nn.Module):
         self.head = torch.nn.Linear(96, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        time.sleep(FORWARD_SECONDS)
         return self.head(self.body(self.embedding(tokens)))
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        time.sleep(UPDATE_SECONDS)
         logits = self(tokens[:, :-1]).flatten(0, 1)
         return torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
 
@@ -113,7 +120,7 @@ def main(problem: str, folder: str, steps: int) -> None:
     )
     module = Sampling if problem in ("generation", "recipe") else Training
     slow = problem in ("slow_loader", "slow_worker")
-    prompts = Prompts(BATCH * steps * ranks, SECONDS if slow else 0.0)
+    prompts = Prompts(BATCH * steps * ranks, PROMPT_SECONDS if slow else 0.0)
     workers = int(problem == "slow_worker")
     trainer.fit(module(problem), DataLoader(prompts, batch_size=BATCH, num_workers=workers))
 

@@ -147,7 +147,7 @@ def in_new_process(code: str, **variables: str) -> str:
     """Run code in a process that has imported nothing, and return what it logged."""
     environment = {key: text for key, text in os.environ.items() if not key.startswith("RLPROF")}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False, text=True,
+        [sys.executable, "-c", code], cwd=ROOT, timeout=120, check=False, text=True,
         capture_output=True, env={**environment, "PYTHONPATH": str(ROOT), **variables},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

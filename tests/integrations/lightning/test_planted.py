@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.loaders.load import load
@@ -16,7 +17,7 @@ from tests.places import ROOT
 
 pytestmark = pytest.mark.deep
 
-STEPS, SECONDS = 60, 180
+STEPS, SECONDS = 60, 300
 
 PLANTED = {
     "slow_loader": "Trainer waits for data",
@@ -29,6 +30,8 @@ PLANTED = {
 # What else runs on the machine may be named, but only below what is planted.
 MACHINE = "Training threads wait for a CPU"
 UNTRACED = "A large share of the time is untraced"
+# A machine that becomes slower makes steps that take longer, of which this is all that can be said.
+SLOWER = re.compile(r"Steps take [\d.]+x as long since|Steps get slower|Step \d+ took [\d.]+x")
 
 
 def run(*command: str) -> str:
@@ -52,25 +55,28 @@ def named(spans: Spans) -> list[str]:
 @pytest.mark.parametrize("problem", PLANTED)
 def test_the_planted_problem_is_named_first_with_its_price(problem: str, tmp_path: Path) -> None:
     spans = trained(problem, tmp_path)
-    first = named(spans)[0]
+    found = rows_of(findings(spans))
+    first = next(each for each in found if not SLOWER.match(each["finding"]))
     # Whether the stage is known, too, depends on what else runs on the machine.
-    assert first.replace(" in training_step", "") == PLANTED[problem]
-    assert (findings(spans).column("cost")[0] is None) == (problem == "leak")
+    assert first["finding"].replace(" in training_step", "") == PLANTED[problem]
+    assert (first["cost"] is None) == (problem == "leak")
+    assert first["kind"] == ("idea" if problem in ("generation", "recipe") else "problem")
     text = run("lightning_rlprof", "findings", str(tmp_path))
-    assert first in text
+    assert first["finding"] in text
     summary = run("lightning_rlprof", "summary", str(tmp_path))
     ledger = run("lightning_rlprof", "ledger", str(tmp_path))
     line = next(line for line in summary.splitlines() if line.startswith(("Fix", "Improve")))
-    label = "Improve" if problem in ("generation", "recipe") else "Fix"
-    assert line.startswith(f"{label} first: {first}")
+    label = {"idea": "Improve", "problem": "Fix"}[found[0]["kind"]]
+    assert line.startswith(f"{label} first: {found[0]['finding']}")
     assert not re.search(r"\bGPUs?\b|\bRUN\b", text + summary + ledger)
     assert not re.search(r"\de-\d", ledger)
 
 
 @pytest.mark.parametrize("problem", ["healthy", "healthy_ranks"])
 def test_a_healthy_run_is_accused_of_nothing(problem: str, tmp_path: Path) -> None:
-    found = {title.partition(":")[0] for title in named(trained(problem, tmp_path))}
-    assert found <= {UNTRACED, MACHINE}  # with the share of other programs, if they are many
+    found = [title for title in named(trained(problem, tmp_path)) if not SLOWER.match(title)]
+    # With the share of other programs, if they are many.
+    assert {title.partition(":")[0] for title in found} <= {UNTRACED, MACHINE}
 
 
 def test_the_recipe_gives_generation_what_it_calls(tmp_path: Path) -> None:

@@ -157,10 +157,24 @@ def test_a_process_that_fails_says_how(tmp_path: Path, told: dict[str, Any], sai
     assert outcome.message == f"trace_view.json is missing; its process ended with {said}"
 
 
+def takes_too_long(directory: Path, written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the time of this directory's process alone pass, at once when it has written a file."""
+
+    def seconds(parser: Any) -> float:
+        file = directory / written
+        late = parser._directory == directory and file.exists() and file.stat().st_size > 0
+        return 5.0 if late else 0.0
+
+    monkeypatch.setattr(room._Parser, "_seconds", seconds)
+
+
 @pytest.mark.deep
 @pytest.mark.usefixtures("stand_in")
-def test_one_that_hangs_is_stopped_with_its_children_and_leaves_nothing(tmp_path: Path) -> None:
+def test_one_that_hangs_is_stopped_with_its_children_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hangs, works = tell(make(tmp_path), HOST, hangs=True), tell(make(tmp_path, "b"), HOST)
+    takes_too_long(hangs, "child", monkeypatch)
     outcomes = run(hangs, works, timeout_s=4)
     assert [each.state for each in outcomes] == ["failed", "cached"]
     said = "stopped after 4 s (--timeout)"
@@ -171,7 +185,9 @@ def test_one_that_hangs_is_stopped_with_its_children_and_leaves_nothing(tmp_path
 
 @pytest.mark.deep
 @pytest.mark.usefixtures("stand_in")
-def test_so_many_run_at_a_time_as_were_asked_for(tmp_path: Path) -> None:
+def test_so_many_run_at_a_time_as_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = make(tmp_path), make(tmp_path, "b")
     # Each waits for the other to have begun.
     tell(first, HOST, meets=str(second / "called.json"))
@@ -179,6 +195,7 @@ def test_so_many_run_at_a_time_as_were_asked_for(tmp_path: Path) -> None:
     assert [each.state for each in run(first, second, jobs=2)] == ["cached", "cached"]
     for each in (first, second):
         (each / "called.json").unlink()
+    takes_too_long(first, "called.json", monkeypatch)
     outcomes = run(first, second, jobs=1, timeout_s=4, reparse=True)
     assert [each.state for each in outcomes] == ["failed", "cached"]  # the first had begun
 

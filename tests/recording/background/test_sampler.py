@@ -377,6 +377,6 @@ def test_what_waits_in_memory_is_written_while_a_step_is_long(
     background = Background(print, print, int, [], flush=flushed.set)
     background.start()
     try:
-        assert flushed.wait(30)
+        assert flushed.wait(120)
     finally:
         background.stop()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -13,29 +14,40 @@ from lightning_rlprof.recording.watchdog.stacks import (
     write_native_stacks,
 )
 
+
+class Told(threading.Event):
+    """An event that says when a thread begins to wait for it, from which on its stack stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.entered.set()
+        return super().wait(timeout)
+
+
 ENDED = threading.Event()
 ENDED.set()
 
 
 def test_frames_are_innermost_first_with_their_lines_and_the_training_comes_first():
-    entered, end = threading.Event(), threading.Event()
+    end = Told()
 
     def other() -> None:
-        entered.set()
         end.wait()
 
     thread = threading.Thread(target=other, name="rewards")
     thread.start()
-    entered.wait()
+    end.entered.wait()
     try:
         first, *rest = thread_stacks(thread.ident, ENDED)
     finally:
         end.set()
         thread.join()
     assert (first.name, first.is_training) == ("rewards", True)
-    own = next(frame for frame in first.frames if frame.file == __file__)
-    assert own.text == "end.wait()"
-    assert own.function.endswith("other")
+    own = next(frame for frame in first.frames if frame.function.endswith("other"))
+    assert (own.file, own.text) == (__file__, "end.wait()")
     assert threading.current_thread().name not in [each.name for each in rest], "the watchdog's own"
 
 
@@ -47,6 +59,21 @@ def test_a_deep_stack_is_cut():
     assert down(200) == 64
 
 
+class Used(threading.Event):
+    """An event for which one waits until a thread has used 100 ms of a CPU, however busy it is."""
+
+    def __init__(self, thread: int) -> None:
+        super().__init__()
+        self.clock = time.pthread_getcpuclockid(thread)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until = time.clock_gettime(self.clock) + 0.1
+        while time.clock_gettime(self.clock) < until:
+            time.sleep(0.01)
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="clocks of threads")
 def test_the_cpu_share_tells_a_loop_from_a_wait():
     end = threading.Event()
 
@@ -57,7 +84,8 @@ def test_the_cpu_share_tells_a_loop_from_a_wait():
     threads = [threading.Thread(target=target) for target in (loop, end.wait)]
     for thread in threads:
         thread.start()
-    shares = [thread_stacks(thread.ident, threading.Event())[0].cpu_share for thread in threads]
+    look = Used(threads[0].ident)
+    shares = [thread_stacks(thread.ident, look)[0].cpu_share for thread in threads]
     end.set()
     for thread in threads:
         thread.join()
