@@ -132,6 +132,16 @@ def test_a_capture_for_something_else_has_not_caught_the_fault(
     assert (missing in said) != is_own
 
 
+def test_a_shift_adds_the_same_time_to_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(faults.time, "sleep", slept.append)
+    fault = faults.Faults(DemoOptions(inject="shift"), 6)
+    for batch, seconds in enumerate((1.0, 9.0, 2.0, 3.0, 50.0, 0.1)):
+        fault.at_end_of("actor_generate", batch, seconds)
+        fault.at_end_of("compute_reward", batch, 7.0)
+    assert slept == [2.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize(("since", "is_own"), [(30, False), (36, True)])
 def test_a_change_elsewhere_is_not_the_shift(tmp_path: Path, since: int, is_own: bool) -> None:
     times = np.repeat([1e8, 2e8], [since - 1, 71 - since]).astype(np.int64)
@@ -188,12 +198,12 @@ def test_a_slow_step_is_named_and_captured_once_on_each_rank(
     assert first[1] == second[1]
 
 
-# Four times, not two: other tests share the machine.
+# Eight times, not two: a step takes four times as long while other tests share the machine.
 @pytest.mark.deep
 def test_a_lasting_change_is_named_and_captured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "SHIFT", 4.0)
+    monkeypatch.setattr(faults, "SHIFT", 8.0)
     options = DemoOptions(inject="shift", steps=70, save_path=tmp_path)
     spans, step = caught_in_one_of_three(options), fault_step(options)
     found = [row for row in rows_of(changes(spans)) if row["change"] == LEVEL and row["ratio"] > 1]
