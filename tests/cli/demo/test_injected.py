@@ -134,7 +134,7 @@ def test_a_capture_for_something_else_has_not_caught_the_fault(
 
 def test_a_shift_adds_the_same_time_to_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(faults.time, "sleep", slept.append)
+    monkeypatch.setattr("time.sleep", slept.append)
     fault = faults.Faults(DemoOptions(inject="shift"), 6)
     for batch, seconds in enumerate((1.0, 9.0, 2.0, 3.0, 50.0, 0.1)):
         fault.at_end_of("actor_generate", batch, seconds)
