@@ -20,8 +20,10 @@ HANGS_IN = 3
 
 
 def record(folder: Path, role: str) -> None:
+    # On a busy machine an actor may start 20 s after another; before its first step has ended, a
+    # rank may be quiet for six times the timeout.
     start_session(
-        profile_save_path=str(folder), name="run", role=role, hang_timeout=1, summary=False
+        profile_save_path=str(folder), name="run", role=role, hang_timeout=5, summary=False
     )
 
 

@@ -1,5 +1,7 @@
 """What a run shows of the fault that a demo injected, in sentences, with the commands for it."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,8 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell
 
 _CAPTURED = "captured step-"
+_REQUESTED = re.compile(r"(?:step (\d+) took )?.*; requested a capture of ")
+_NEAR = 3  # steps by which noise moves a change
 
 
 @dataclass(frozen=True)
@@ -82,21 +86,31 @@ def _slow_step(spans: Spans, step: int) -> _Found:
     if own:
         line = f"Caught by changes: step {step} took {own[0]['ratio']:.1f}x as long as its "
         line += f"neighbors, most of it in {own[0]['stage']}."
-    return [line, *_captures(spans)], [("show", "RUN", "changes"), ("show", "RUN", "steps")]
+    lines = [line, *_captures(spans, lambda found: found == step)]
+    return lines, [("show", "RUN", "changes"), ("show", "RUN", "steps")]
 
 
 def _shift(spans: Spans, step: int) -> _Found:
-    own = [row for row in rows_of(changes(spans)) if row["change"] == LEVEL and row["ratio"] > 1]
+    higher = [row for row in rows_of(changes(spans)) if row["change"] == LEVEL and row["ratio"] > 1]
+    own = [row for row in higher if abs(row["step"] - step) <= _NEAR]
     line = "Not caught: no change of the level in show RUN changes."
     if own:
         line = f"Caught by changes: from step {own[0]['step']} on (injected: {step}), steps take "
         line += f"{own[0]['ratio']:.2f}x as long, most of it in {own[0]['stage']}."
-    return [line, *_captures(spans)], [("show", "RUN", "changes")]
+    lines = [line, *_captures(spans, lambda found: found is None or found >= step)]
+    return lines, [("show", "RUN", "changes")]
 
 
-def _captures(spans: Spans) -> list[str]:
-    """Return why a capture was requested, and which steps each rank captured."""
-    why = [note.text for note in spans.notes if "; requested a capture of" in note.text]
+def _captures(spans: Spans, is_own: Callable[[int | None], bool]) -> list[str]:
+    """Return why a capture was requested, and which steps each rank captured.
+
+    Args:
+        spans: Of the run.
+        is_own: Whether the fault is what the recorder found in a step, or in the last steps (None):
+            other programs may have slowed down an earlier one.
+    """
+    requests = filter(None, (_REQUESTED.match(note.text) for note in spans.notes))
+    why = [each.string for each in requests if is_own(int(each[1]) if each[1] else None)]
     ranks = [note.rank for note in spans.notes if note.text.startswith(_CAPTURED)]
     steps = sorted(
         {
@@ -106,7 +120,7 @@ def _captures(spans: Spans) -> list[str]:
         }
     )
     if not why or not ranks:
-        return ["Not caught: no capture was taken during the training."]
+        return ["Not caught: no capture was taken of it during the training."]
     once = len(ranks) == len(set(ranks)) == len(spans.headers) and len(steps) == 1
     how = "one capture on each rank" if once else f"{len(ranks)} captures on ranks"
     return [f"Caught during the training: {why[0]}.", f"Captured: {how}, {', '.join(steps)}."]

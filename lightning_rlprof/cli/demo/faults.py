@@ -45,6 +45,7 @@ class Faults:
         self._inject, self._middle = options.inject, steps // 2
         self._slow_step, self._shift = SLOW_STEP, SHIFT
         self._times: list[float] = []
+        self._generated: list[float] = []
         self._kept: list[mmap] = []
         self._neighbors: list[subprocess.Popen[bytes]] = []
         self._cpus: set[int] = set()
@@ -64,9 +65,13 @@ class Faults:
             self._crowd_cpu()
 
     def at_end_of(self, stage: str, batch: int, seconds: float) -> None:
-        """Make the rollout longer, from the middle of the run on."""
-        if self._inject == "shift" and stage == "actor_generate" and batch >= self._middle:
-            time.sleep((self._shift - 1) * seconds)
+        """Make the rollout longer, from the middle of the run on, by the same time in each step."""
+        if self._inject != "shift" or stage != "actor_generate":
+            return
+        if batch < self._middle:
+            self._generated.append(seconds)
+        else:
+            time.sleep((self._shift - 1) * median(self._generated))
 
     def in_update(self, batch: int) -> None:
         """Run out of memory in the update of the policy.

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.hang_evidence import hang_evidence
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
-from tests.builders.runs import grpo_rows, header, write_rank
+from tests.builders.runs import Row, grpo_rows, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -106,6 +107,54 @@ def test_without_a_count_of_waits_for_a_cpu_nothing_is_throttled(
         faults.check_can_inject(DemoOptions(inject="throttle"))
 
 
+@pytest.mark.parametrize(
+    ("fault", "found", "is_own"),
+    [
+        ("slow-step", "step 36 took 5.0 times the usual 60 ms", True),
+        ("slow-step", "step 33 took 3.0 times the usual 60 ms", False),
+        ("slow-step", "the last steps took 1.4 times the usual 60 ms", False),
+        ("shift", "step 36 took 4.0 times the usual 60 ms", True),
+        ("shift", "step 33 took 3.0 times the usual 60 ms", False),
+        ("shift", "the last steps took 1.4 times the usual 60 ms", True),
+    ],
+)
+def test_a_capture_for_something_else_has_not_caught_the_fault(
+    tmp_path: Path, fault: str, found: str, is_own: bool
+) -> None:
+    notes = [
+        (1, "info", f"{found}; requested a capture of steps 41 to 42"),
+        (2, "info", "captured step-000041"),
+    ]
+    write_rank(tmp_path, header(), grpo_rows(70), notes=notes)
+    said = caught(load(tmp_path), DemoOptions(inject=fault, steps=70)).lines
+    assert (f"Caught during the training: {notes[0][2]}." in said) == is_own
+    missing = "Not caught: no capture was taken of it during the training."
+    assert (missing in said) != is_own
+
+
+def test_a_shift_adds_the_same_time_to_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    fault = faults.Faults(DemoOptions(inject="shift"), 6)
+    for batch, seconds in enumerate((1.0, 9.0, 2.0, 3.0, 50.0, 0.1)):
+        fault.at_end_of("actor_generate", batch, seconds)
+        fault.at_end_of("compute_reward", batch, 7.0)
+    assert slept == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(("since", "is_own"), [(30, False), (36, True)])
+def test_a_change_elsewhere_is_not_the_shift(tmp_path: Path, since: int, is_own: bool) -> None:
+    times = np.repeat([1e8, 2e8], [since - 1, 71 - since]).astype(np.int64)
+    ends = np.cumsum(times).tolist()
+    starts = [0, *ends[:-1]]
+    rows = [Row("step", "step", at + 1, starts[at], ends[at]) for at in range(70)]
+    rows += [Row("actor_generate", "stage", at + 1, starts[at], ends[at]) for at in range(70)]
+    write_rank(tmp_path, header(), sorted(rows, key=lambda row: row.start_ns))
+    said = caught(load(tmp_path), DemoOptions(inject="shift", steps=70)).lines
+    assert said[0].startswith("Caught by changes: from step 36 on") == is_own
+    assert said[0].startswith("Not caught: no change of the level") != is_own
+
+
 def trained(options: DemoOptions) -> Spans:
     result = run_injected_demo(options)
     assert result.run is not None
@@ -149,17 +198,17 @@ def test_a_slow_step_is_named_and_captured_once_on_each_rank(
     assert first[1] == second[1]
 
 
-# Four times, not two: other tests share the machine.
+# Eight times, not two: a step takes four times as long while other tests share the machine.
 @pytest.mark.deep
 def test_a_lasting_change_is_named_and_captured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "SHIFT", 4.0)
+    monkeypatch.setattr(faults, "SHIFT", 8.0)
     options = DemoOptions(inject="shift", steps=70, save_path=tmp_path)
     spans, step = caught_in_one_of_three(options), fault_step(options)
     found = [row for row in rows_of(changes(spans)) if row["change"] == LEVEL and row["ratio"] > 1]
-    assert abs(found[0]["step"] - step) <= 3
-    assert found[0]["stage"] == "actor_generate"
+    near = [row["stage"] for row in found if abs(row["step"] - step) <= 3]
+    assert near == ["actor_generate"]
     assert len(captures(spans)) == 1
 
 

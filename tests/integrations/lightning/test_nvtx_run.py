@@ -177,7 +177,8 @@ def test_ranges_are_the_spans_of_the_run(trained: tuple[list[Call], Path]) -> No
     calls, folder = trained
     (trace,) = only_run(folder / "runs")
     assert trace.status == "finished"
-    unheard = {"rlprof open capture", "rlprof close capture"}
+    # A collection is recorded afterwards, if it took a millisecond: on a busy machine.
+    unheard = {"rlprof open capture", "rlprof close capture", "garbage_collection"}
     spans = Counter(
         (span.kind, span.name, span.step)
         for span in trace.spans

@@ -27,12 +27,18 @@ MS = 1_000_000
 
 
 @pytest.fixture
-def pauses() -> Iterator[GcPauses]:
+def no_others() -> Iterator[None]:
+    """Let Python begin no collection of its own, which would be counted, too."""
     gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def pauses(no_others: None) -> Iterator[GcPauses]:
     found = GcPauses()
     yield found
     found.close()
-    gc.enable()
 
 
 def feed(pauses: GcPauses, *events: Any) -> None:
@@ -162,8 +168,9 @@ def recorded(tmp_path: Path) -> tuple[Session, FakeClock, Background]:
     return session, clock, session.background
 
 
-def test_steps_have_the_counters_and_long_pauses_lie_in_their_stage(tmp_path: Path) -> None:
-    gc.disable()
+def test_steps_have_the_counters_and_long_pauses_lie_in_their_stage(
+    tmp_path: Path, no_others: None
+) -> None:
     session, clock, background = recorded(tmp_path)
     here = threading.get_ident()
     feed(background._pauses, (1 * MS, here), 3 * MS)  # before the first step
@@ -181,7 +188,6 @@ def test_steps_have_the_counters_and_long_pauses_lie_in_their_stage(tmp_path: Pa
     clock.advance(5)
     session.end_step()
     session.close()
-    gc.enable()
     run = load(tmp_path)
     by_id = {span.id: span for span in run}
     pauses = [span for span in run if span.name == "garbage_collection"]
@@ -198,7 +204,7 @@ def test_steps_have_the_counters_and_long_pauses_lie_in_their_stage(tmp_path: Pa
     assert [each["gc_collections"] for each in steps] == [4, 0]
 
 
-def test_a_stage_that_is_still_open_has_its_pauses(tmp_path: Path) -> None:
+def test_a_stage_that_is_still_open_has_its_pauses(tmp_path: Path, no_others: None) -> None:
     session, clock, background = recorded(tmp_path)
     session.begin_step(1)
     around = annotate("fit")

@@ -205,9 +205,12 @@ def test_without_host_activity_spans_cost_nothing_since_they_have_no_rows(tmp_pa
 
 def test_a_mark_is_a_row_without_length(tmp_path: Path) -> None:
     recorder = Noted(options())
-    recorder.window(tmp_path / "window", lambda: recorder.mark("weights published", 1))
-    (mark,) = (e for e in only(tmp_path / "window") if e["name"] == "weights published")
-    assert mark["dur"] < 1_000
+    recorder.window(
+        tmp_path / "window", lambda: [recorder.mark("weights published", 1) for _ in range(20)]
+    )
+    marks = [e["dur"] for e in only(tmp_path / "window") if e["name"] == "weights published"]
+    assert len(marks) == 20
+    assert min(marks) < 1_000  # the machine may stop us in one of them
 
 
 def test_spans_that_interleave_get_rows_too(tmp_path: Path) -> None:
@@ -273,11 +276,11 @@ def test_a_recorder_travels_to_another_process_with_its_options() -> None:
 
 
 def test_a_window_leaves_no_thread_behind(tmp_path: Path) -> None:
-    before, recorder = threading.active_count(), Noted(options())
+    before, recorder = {*threading.enumerate()}, Noted(options())
     recorder.open(tmp_path / "window")
     recorder.close()
     recorder.finish()
-    assert threading.active_count() == before
+    assert {*threading.enumerate()} <= before  # one of an earlier test may end meanwhile
 
 
 @pytest.mark.deep
