@@ -11,12 +11,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.effort import DEEP
 
-# A busy machine may stop any example for a while: none has to be done, or drawn, in a time.
-settings.register_profile(
-    "on a busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("on a busy machine")
-
 # Before torch is imported, here and in every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Lightning would read a cluster's variables from the machine that runs the tests. Kept are those
