@@ -21,14 +21,14 @@ for _name in [name for name in os.environ if name.startswith(("RLPROF", "SLURM_"
         del os.environ[_name]
 
 
-# How long an example takes is no matter of the code, and a failure must come back at the next try.
+# A busy machine may stop any example for a while, and a failure must come back at the next try.
 settings.register_profile(
-    "ours",
+    "busy machine",
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("ours")
+settings.load_profile("busy machine")
 
 DEEP_FOLDERS = ("ascend", "benchmarks", "fuzz", "peers")
 """All their tests are deep: each needs a process, a fuzzer, or many seeds."""

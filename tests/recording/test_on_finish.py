@@ -127,7 +127,7 @@ def test_it_is_waited_for_where_ray_would_kill_it(monkeypatch, mode, waits):
     fake = SimpleNamespace(WORKER_MODE="worker", get_runtime_context=lambda: context)
     fake.is_initialized = lambda: mode is not None
     monkeypatch.setitem(sys.modules, "ray", fake)
-    # Whoever does not wait may be stopped by the machine, but not for so long.
+    # The machine may stop a process that does not wait, but not for so long.
     timeout_s = 0.2 if waits else 60.0
     config = ProfilerConfig.build({"on_finish": {"timeout_s": timeout_s}})
     forever = threading.Event()

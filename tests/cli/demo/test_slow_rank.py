@@ -24,7 +24,7 @@ def accused(**options: object) -> set[object]:
 
 
 # Twice as slow, as a test must hold on machines that are busy otherwise; 15 % takes a quiet one. On
-# a very busy one nobody may be accused, which is right, and the next training is looked at. Another
+# a very busy one none may be accused, which is right, and the next training is looked at. Another
 # process on a rank's CPU makes that rank slow, which is right, too: it is not the same rank of all.
 @pytest.mark.deep
 def test_the_slow_rank_is_found_and_without_one_nobody_is(tmp_path: Path) -> None:
