@@ -21,8 +21,12 @@ Work = Callable[[Session], "Counter[str]"]
 def threads(session: Session, number: int = 64, each: int = 200) -> "Counter[str]":
     """Mark on threads, of which some flush, while the training thread ends steps."""
 
+    stepped = threading.Event()
+
     def work(own: int) -> None:
         for turn in range(each):
+            if turn == each // 2:
+                stepped.wait(60)  # a fast machine would have marked all before the first step ends
             with stage(f"stage {own % 8}", samples=1):
                 with annotate("inside"):
                     count(tokens=own)
@@ -35,6 +39,7 @@ def threads(session: Session, number: int = 64, each: int = 200) -> "Counter[str
         worker.start()
     while any(worker.is_alive() for worker in workers):
         _step(session)
+        stepped.set()
         workers[0].join(0.001)
     stages = Counter({f"stage {own % 8}": 0 for own in range(number)})
     for own in range(number):
