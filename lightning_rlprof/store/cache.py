@@ -180,8 +180,8 @@ def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
         raise OSError(None, "is a link", str(home.parent))
     home.parent.mkdir(exist_ok=True)
     new = home.parent / f".new-{uuid.uuid4().hex}"
-    new.mkdir(mode=_mode(path))
-    try:
+    try:  # before the folder is made: a signal may come at once
+        new.mkdir(mode=_mode(path))
         cache = _move(_fill(new, parts), home)
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -285,3 +285,22 @@ def test_a_folder_of_runs_is_its_newest_run_whatever_traces_lie_there(tmp_path: 
     assert_same_run(open_run(tmp_path), load(tmp_path))
     with pytest.raises(TraceError, match="contains the captures of one rank; the run is"):
         open_run(tmp_path / "run" / "device")
+
+
+def test_a_signal_right_after_the_folder_is_made_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    mkdir = Path.mkdir
+
+    def interrupted(path: Path, *rest: Any, **options: Any) -> None:
+        mkdir(path, *rest, **options)
+        if path.name.startswith(".new-"):
+            made.append(path.name)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_cache.keep(folder / "rank0.pt.trace.json")
+    assert len(made) == 1
+    assert [*(folder / ".rlprof-cache").iterdir()] == []
