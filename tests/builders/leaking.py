@@ -26,15 +26,26 @@ def work(sizes: random.Random) -> None:
     """
     end = time.perf_counter_ns() + 2_000_000
     small = [b"x" * sizes.randint(100, 20_000) for _ in range(20)]
-    with mmap.mmap(-1, sizes.randint(100_000, 2_000_000)) as large:
-        large[:: mmap.PAGESIZE] = b"x" * -(-len(large) // mmap.PAGESIZE)
+    with mapped(sizes.randint(100_000, 2_000_000)):
         while time.perf_counter_ns() < end:
             small[0] = small[-1]
 
 
+def mapped(size: int) -> mmap.mmap:
+    """Return resident memory that is not of the heap."""
+    memory = mmap.mmap(-1, size)
+    memory[:: mmap.PAGESIZE] = b"x" * -(-size // mmap.PAGESIZE)
+    return memory
+
+
 def main(folder: Path, how: str, steps: int) -> None:
-    """Record the steps."""
-    sizes, kept = random.Random(0), list[bytes]()
+    """Record the steps.
+
+    What leaks is mapped: in the heap it would take what an earlier stage freed, and a later stage
+    would grow instead, which depends on the length of paths and variables.
+    """
+    sizes, kept = random.Random(0), list[mmap.mmap]()
+    size = int(how) if how.isdigit() else 256_000
     config = ProfilerConfig.build(profile_save_path=str(folder), summary=False)
     with start_session(config, name="run", rank=0, world_size=1) as session:
         for step in range(1, steps + 1):
@@ -42,8 +53,8 @@ def main(folder: Path, how: str, steps: int) -> None:
             for name in STAGES:
                 with stage(name):
                     work(sizes)
-                    if name == LEAKS and not (how == "plateau" and step > steps // 3):
-                        kept.append(b"x" * (int(how) if how.isdigit() else 256_000))
+                    if name == LEAKS and size and not (how == "plateau" and step > steps // 3):
+                        kept.append(mapped(size))
                     if how == "sawtooth" and step % 40 == 0:
                         kept.clear()
             session.end_step()
