@@ -91,7 +91,7 @@ def start_session(
             session.note,
             session.clock,
             flush=session.flush_if_free,
-            run_id=header.run_id,
+            run=run,
             kind=device,
             device=partial(used_device, device),
         )

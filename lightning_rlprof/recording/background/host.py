@@ -1,5 +1,6 @@
 """The machine, the container and this process by Linux' files: CPU, memory, disk, network."""
 
+import hashlib
 import os
 import re
 import socket
@@ -49,16 +50,21 @@ class HostClaim:
     """The right to sample this host, which the first process of a run has: one per host.
 
     It is a name in Linux' abstract socket namespace, which the kernel frees when the process ends.
+
+    Args:
+        run: Directory of the run; runs of the same name in two places are two runs.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run: Path) -> None:
         self._socket: socket.socket | None = None
         if sys.platform != "linux":
             return
+        place = os.fsencode(os.path.realpath(run))
+        name = hashlib.blake2b(place, digest_size=16).hexdigest()
         with suppress(OSError):
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
-                self._socket.bind(f"\0rlprof-host-{run_id}"[:100])
+                self._socket.bind(f"\0rlprof-host-{name}")
             except OSError:  # another process has it
                 self.close()
 

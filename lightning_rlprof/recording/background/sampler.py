@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import described
@@ -200,7 +201,7 @@ def start(
     clock: Callable[[], int],
     *,
     flush: Callable[[], object],
-    run_id: str,
+    run: Path,
     kind: str,
     device: Callable[[], Device | None],
 ) -> Background:
@@ -211,11 +212,11 @@ def start(
         note: Takes a level and a text for the run.
         clock: Clock of the run.
         flush: Writes what the run has in memory, if no other thread does.
-        run_id: Name of the run.
+        run: Directory of the run.
         kind: Kind of the device.
         device: Returns the accelerator that the calling thread uses, None until it is used.
     """
-    files, claim = HostFiles(), HostClaim(run_id)
+    files, claim = HostFiles(), HostClaim(run)
     parts = [*process_parts(files), *(host_parts(files) if claim.is_mine else ())]
     background = Background(
         add, note, clock, parts, device=device, kind=kind, claim=claim, files=files, flush=flush

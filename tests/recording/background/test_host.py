@@ -248,12 +248,13 @@ def test_files_are_opened_once_and_closed(machine: Machine) -> None:
 
 
 @pytest.mark.skipif(host.sys.platform != "linux", reason="a name space of Linux")
-def test_one_process_of_a_host_samples_it_until_it_ends() -> None:
-    first, second, other = HostClaim("run a"), HostClaim("run a"), HostClaim("run b")
+def test_one_process_of_a_host_samples_it_until_it_ends(tmp_path: Path) -> None:
+    run, of_same_name = tmp_path / "a" / "run", tmp_path / ("b" * 200) / "run"
+    first, second, other = HostClaim(run), HostClaim(run), HostClaim(of_same_name)
     assert (first.is_mine, second.is_mine, other.is_mine) == (True, False, True)
     second.close()
     first.close()
-    third = HostClaim("run a")
+    third = HostClaim(run)
     assert third.is_mine
     for claim in (third, other):
         claim.close()
@@ -261,4 +262,4 @@ def test_one_process_of_a_host_samples_it_until_it_ends() -> None:
 
 def test_elsewhere_no_process_samples_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.sys, "platform", "darwin")
-    assert not HostClaim("run").is_mine
+    assert not HostClaim(Path("run")).is_mine
