@@ -83,13 +83,13 @@ class Controller:
             worker.__ray_terminate__.remote()
 
 
-def gone(pid: int) -> bool:
-    """Wait until a process has ended, for up to two minutes."""
+def lingering(pid: int) -> str:
+    """Return what a process is, unless it ends within two minutes."""
     for _ in range(1200):
         if not Path(f"/proc/{pid}").exists():
-            return True
+            return ""
         time.sleep(0.1)
-    return False
+    return " ".join(Path(f"/proc/{pid}/status").read_text().split()[:20])
 
 
 def run(out: Path) -> dict[str, Any]:
@@ -99,7 +99,12 @@ def run(out: Path) -> dict[str, Any]:
     pids = ray.get(controller.train.remote(config))
     ray.get(controller.end.remote(pids["killed"][1]))
     controller.__ray_terminate__.remote()
-    ended = all(gone(pid) for both in pids.values() for pid in both)
+    left_running = [
+        f"{name}: {status}"
+        for name, both in pids.items()
+        for pid in both
+        if (status := lingering(pid))
+    ]
     folder = folder_of(config.nsight)
     assert folder is not None
     collected = [path.name for path in collect_reports(out / "run")]
@@ -107,7 +112,7 @@ def run(out: Path) -> dict[str, Any]:
     worker_pids = {name: pid for name, (pid, _) in pids.items()}
     return {
         "pids": worker_pids,
-        "ended": ended,
+        "left running": left_running,
         "collected": collected,
         "folder": str(folder),
         "left": left,
