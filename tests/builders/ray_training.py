@@ -20,13 +20,13 @@ from lightning_rlprof.recording.nsys.report_files import folder_of
 from lightning_rlprof.recording.start import start_session
 from tests.builders import small_ray
 
-# What the fake nsys of each worker does when the worker has ended.
 # What each worker runs at its end, a while after it was told to end.
 LATE = """
 import os, time
 time.sleep(1)
 open(os.path.join(os.environ["RLPROF_RUN"], "late-" + os.environ["RLPROF_RANK"]), "w").close()
 """
+# What the fake nsys of each worker does when the worker has ended.
 WORKERS = {"good": "full", "early": "none", "empty": "empty", "killed": "full"}
 
 

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
+from lightning_rlprof.analysis.partition import partition
 from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.integrations.launch import launched
 from lightning_rlprof.run import Run, load
@@ -150,6 +152,20 @@ def shares(run: Run) -> dict[str, float]:
     }
 
 
+def typical_shares(run: Run, *ranks: int) -> dict[str, float]:
+    """Return the median share of each stage in a step of some ranks (none: of all), and of none.
+
+    A stop of the machine is in one step, and may be longer than all of them together.
+    """
+    cut = partition(run, ranks or None)
+    number = run.step[cut.steps]
+    ns = np.array([cut.by_rank(run, number == n).ns.sum(axis=0) for n in np.unique(number)])
+    medians = np.median(ns / ns.sum(axis=1, keepdims=True), axis=0)
+    names = np.array([*run.names, "untraced"])
+    there = ns.any(axis=0)
+    return dict(zip(names[there].tolist(), medians[there].tolist(), strict=True))
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_a_door_records_steps_and_stages(name: str, tmp_path: Path) -> None:
@@ -193,6 +209,7 @@ class Empty:
         module.Trainer = module.Fabric = type("Trainer", (), {})
         module.TrainerCallback, module.DEFAULT_CALLBACKS = type("Callback", (), {}), []
 
+from lightning_rlprof.analysis.partition import partition
 from lightning_rlprof.integrations.doors.registry import DOORS
 
 wanted = {module for door in DOORS for module in door.modules}

@@ -5,14 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 
-from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.run import Run, load
-from tests.integrations.doors.test_contract import UNTRACED
+from tests.integrations.doors.test_contract import UNTRACED, typical_shares
 from tests.places import ROOT
 
 SHEEPRL = (
@@ -71,17 +69,6 @@ EXAMPLES = {
         ("controller", "worker", "worker"),
     ),
 }  # fmt: skip
-
-
-def typical_shares(run: Run) -> dict[str, float]:
-    """Return the share of the median step of each stage, and of the time in none.
-
-    A stop of the machine is in one step, and may be longer than all of them together.
-    """
-    series, found = StepSeries(run), dict[str, Any]()
-    for part in series.parts:
-        found[part.stage] = found.get(part.stage, 0.0) + part.ns / series.wall_ns
-    return {stage: float(np.median(shares)) for stage, shares in found.items()}
 
 
 def recorded(name: str, example: Example, folder: Path) -> Run:

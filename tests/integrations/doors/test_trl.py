@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.partition import partition
 from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.staleness import staleness
 from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.run import Run, load
 from tests.doubles.trl.vllm_server import VLLMServer
-from tests.integrations.doors.test_contract import UNTRACED, shares
+from tests.integrations.doors.test_contract import UNTRACED, shares, typical_shares
 from tests.places import ROOT
 
 EXAMPLES = ROOT / "examples" / "trl"
@@ -43,15 +42,6 @@ def trained(
 def only(folder: Path) -> Run:
     [run] = [each for each in (folder / "profiler_data").iterdir() if each.name[0] != "."]
     return load(run)
-
-
-def typical_shares(run: Run, rank: int = 0) -> dict[str, float]:
-    """Return the median share of each stage, and of none: a busy machine may stop a step or two."""
-    cut = partition(run, [rank])
-    steps = np.arange(len(cut.steps))
-    ns = np.array([cut.by_rank(run, steps == step).ns.sum(axis=0) for step in steps])
-    medians = np.median(ns / ns.sum(axis=1, keepdims=True), axis=0)
-    return dict(zip([*run.names, "untraced"], medians.tolist(), strict=True))
 
 
 @pytest.mark.deep
