@@ -69,8 +69,10 @@ def _disks(*kinds: str) -> Trials:
 
 def _injections(part: int) -> Trials:
     injections = chaos["injections"]
-    places, losses = injections.places(), injections.plain_losses()
-    return (injections.injected(place, losses) for place in places[::part])
+    for program in injections.PROGRAMS:
+        losses = injections.losses_of(program)
+        for place in injections.places(program)[::part]:
+            yield injections.injected(program, place, losses)
 
 
 def _row(fault: str, trials: Trials) -> tuple[list[Any], list[str]]:

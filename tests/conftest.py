@@ -69,6 +69,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no run contain what another test's frameworks could not be recorded of."""
+    from lightning_rlprof.recording.session import _Process
+
+    monkeypatch.setattr(_Process, "notes", [])
+
+
+@pytest.fixture(autouse=True)
 def _no_background_metrics(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample no host in this process; the fixture `background_metrics` does it again."""
     from lightning_rlprof.recording.background import sampler

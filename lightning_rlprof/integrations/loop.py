@@ -8,20 +8,28 @@ from contextlib import ContextDecorator
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.errors import ConfigError, RlprofError, described
 from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.recording import start
 from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.job import Place, find_place, free_ranks, remember, shared_run
 from lightning_rlprof.recording.method_wrapping import ImportedWraps
 from lightning_rlprof.recording.on_finish import OnFinish
-from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.session import Session, current
-from lightning_rlprof.recording.span_buffer import RankTakenError
+from lightning_rlprof.recording.owner import Owner, rejoin
+from lightning_rlprof.recording.recorders.base import Recorder, is_for_the_process
+from lightning_rlprof.recording.session import (
+    AlreadyRecordingError,
+    Session,
+    current,
+    running,
+)
+from lightning_rlprof.recording.span_buffer import RankTakenError, StepTotals
+from lightning_rlprof.recording.termination import Termination
 from lightning_rlprof.recording.torch_hooks import BackwardPasses, OptimizerSteps, RecordFunctions
 
 log = logging.getLogger(__name__)
@@ -44,8 +52,10 @@ def start_session(
 
     All processes of a job record into one run directory. Rank, world size and the name of the run
     come from torch.distributed, torchrun, SLURM, Ray or ``rlprof run``, unless they are given. If
-    a session records already, it ends and a new run begins; inside of a Lightning training that is
-    recorded, its session is returned. The session ends with the process at the latest.
+    this thread's session records already, it ends and a new run begins; inside of a training that
+    is recorded, its session is returned. A process records one session at a time, with the thread
+    that starts it and those that this starts: another thread gets a session that records nothing.
+    The session ends with the process at the latest.
 
     Args:
         config: As of `ProfilerCallback`.
@@ -76,33 +86,71 @@ def start_session(
         ...     sorted(session.metrics())[:2]
         ['rlprof/actor_update_s', 'rlprof/actor_update_share']
     """
-    built = ProfilerConfig.build(config, **options)
-    running = current()
-    if running is not None and running not in _own:
-        log.warning("%s is already being recorded in this process, and continues", running.run)
-        return _Guest(running)
-    if running is not None:
-        log.warning("%s ends here: another session starts in this process", running.run)
-        running.close("finished")
-    place = _place(rank, world_size, hosts)
-    folder = Path(built.integrated.profile_save_path)
+    try:
+        built = ProfilerConfig.build(config, **options)
+        place = _place(rank, world_size, hosts)
+        asked = {
+            "device": device,
+            "recorders": recorders,
+            "on_finish": on_finish,
+            "packages": packages,
+        }
+        other = running() if _own == [running()] else None
+        if other is not None and (other.owner.has_process or other.owner.is_here):
+            log.warning("%s ends here: another session starts in this process", other.run)
+            other.close(other.standing)
+        owner = Owner(is_training=False, has_process=place.is_actor)
+        return open_session(built, name, place, owner, asked)
+    except RlprofError:
+        raise
+    except Exception as error:
+        text = "nothing is recorded, the training continues: %s"
+        log.error(text, described(error), exc_info=error)
+        return _Unrecorded(ProfilerConfig.model_construct(), is_apart=False)
+
+
+def open_session(
+    config: ProfilerConfig, name: str | None, place: Place, owner: Owner, asked: Mapping[str, Any]
+) -> Session:
+    """Start a session; if another one records this process, return what stands for one.
+
+    Args:
+        config: What to record.
+        name: As of `start_session`.
+        place: Where this process stands.
+        owner: Whose spans are recorded.
+        asked: More arguments of `recording.start.start_session`.
+    """
+    if (other := running()) is not None:
+        return _beside(other, config, owner)
     others = {
+        **asked,
         "hosts": place.hosts,
-        "device": device or device_kind(),
-        "recorders": recorders,
-        "on_finish": on_finish,
+        "device": asked.get("device") or device_kind(),
         "open_world": place.world_size is None,
-        "packages": packages,
+        "owner": owner,
     }
-    session = _start(built, folder, name, place, others)
-    _own[:] = [session]
-    remember(session.run)
-    session.follows_threads = True
-    session.idles = place.is_actor and session.header.role != "controller"
-    _mark_all(session, built)
-    _end_with_process(session)
-    session.afterwards = _then(session.afterwards, partial(_summarize, session))
+    try:
+        session = _start(config, Path(config.integrated.profile_save_path), name, place, others)
+    except AlreadyRecordingError as error:  # since just now, in another thread
+        return _beside(error.session, config, owner)
+    try:
+        _own[:] = [session]
+        remember(session.run)
+        session.follows_threads = True
+        session.idles = place.is_actor and session.header.role != "controller"
+        _mark_all(session, config)
+        _end_with_process(session)
+        session.afterwards = _then(session.afterwards, partial(_summarize, session))
+    except BaseException:
+        session.discard()
+        raise
     return session
+
+
+def _beside(other: Session, config: ProfilerConfig, owner: Owner) -> Session:
+    is_apart = other.decline("a training", is_training=owner.is_training)
+    return _Unrecorded(config, is_apart) if is_apart else _Guest(other)
 
 
 _own: list[Session] = []  # those that `start_session` started here, the last one only
@@ -170,10 +218,7 @@ def _end_with_process(session: Session) -> None:
         before(kind, error, trace)
 
     def end() -> None:
-        try:
-            session.close(status[0])
-        except Exception as error:
-            log.warning("the run could not be finished: %s", error, exc_info=error)
+        session.close(session.standing if status[0] == "finished" else status[0])
 
     def forget() -> None:
         atexit.unregister(end)
@@ -182,7 +227,8 @@ def _end_with_process(session: Session) -> None:
 
     sys.excepthook = hook
     atexit.register(end)
-    session.before_close.append(forget)
+    termination = Termination(partial(session.end_at_once, "interrupted by SIGTERM"))
+    session.before_close += [forget, termination.remove]
 
 
 def _then(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], object]:
@@ -215,6 +261,63 @@ class _Guest(Session):
         """Leave the run to the training around."""
 
 
+class _Unrecorded(Session):
+    """What a thread gets whose training is not recorded: all calls do nothing."""
+
+    def __init__(self, config: ProfilerConfig, is_apart: bool) -> None:
+        self._is_apart = is_apart
+        self.config, self.clock = config, perf_counter_ns
+        self.run = Path(config.integrated.profile_save_path, "not-recorded").absolute()
+        self.header = start.make_header(config, self.run.name, 0, 1, "cpu")
+        self.step = self._ended = self.silent_thread = 0
+        self.status, self._broken_by, self._closed, self.waiting = "not recorded", "", True, False
+        self._steps: list[tuple[int, int]] = []
+        self._step_start: int | None = None
+        self._totals: StepTotals | None = StepTotals(0, False, {})
+        self.idles = self.follows_threads = False
+        self.append = _ignore
+        self.before_close: list[Callable[[], object]] = []
+
+    def begin_step(self, step: int) -> None:
+        """Do nothing."""
+
+    expect_step = begin_step
+
+    def end_step(self) -> None:
+        """Do nothing."""
+
+    def abandon_step(self, *, interrupted: bool, error: str = "") -> None:
+        """Do nothing."""
+
+    def record(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def request_capture(self, *args: Any, **kwargs: Any) -> int:
+        """Capture nothing."""
+        return 0
+
+    def wrap(self, root: object) -> None:
+        """Do nothing."""
+
+    def add(self, line: tuple[Any, ...]) -> None:
+        """Do nothing."""
+
+    def note(self, level: str, text: str) -> None:
+        """Do nothing."""
+
+    def close(self, status: str = "finished") -> None:
+        """Let the thread belong to those around it again."""
+        if self._is_apart:
+            rejoin()
+        self._is_apart = False
+
+    discard = close
+
+
+def _ignore(line: Any) -> None:
+    pass
+
+
 class step(ContextDecorator):  # noqa: N801 - a name like `stage`
     """Mark one step of the loop; steps follow one another without a gap.
 
@@ -235,8 +338,8 @@ class step(ContextDecorator):  # noqa: N801 - a name like `stage`
 
     def __enter__(self) -> None:
         """Begin the step."""
-        if (session := current()) in _own and session is not None:
-            session.begin_step(session.next_step if self._number is None else self._number)
+        number = self._number
+        _tell(lambda session: session.begin_step(session.next_step if number is None else number))
 
     def __exit__(
         self,
@@ -245,8 +348,20 @@ class step(ContextDecorator):  # noqa: N801 - a name like `stage`
         trace: TracebackType | None,
     ) -> None:
         """End the step."""
-        if (session := current()) in _own and session is not None:
-            if kind is None:
-                session.end_step()
-            else:
-                session.abandon_step(interrupted=True)
+        if kind is None:
+            _tell(Session.end_step)
+        else:
+            name = kind.__name__
+            _tell(lambda session: session.abandon_step(interrupted=True, error=name))
+
+
+def _tell(what: Callable[[Session], object]) -> None:
+    """Tell this thread's session of a step, unless its steps are those of a training."""
+    try:
+        session = current()
+        if session is not None and session in _own:
+            what(session)
+    except Exception as error:
+        if is_for_the_process(error):
+            raise
+        log.error("a step is not recorded, the training continues: %s", described(error))

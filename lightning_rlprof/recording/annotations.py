@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar, overload
 from lightning_rlprof.recording import open_spans
 from lightning_rlprof.recording.call_wrapping import within
 from lightning_rlprof.recording.open_spans import Line, Open, innermost, made, numbers, opened
+from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.records import Kind, Number
 
@@ -72,6 +73,7 @@ class Sink(Protocol):
     step: int
     flush_at_ns: int  # when an outermost span that ends is worth a write of its own
     silent_thread: int  # whose spans are not recorded now, as in a shadow step; 0 if none
+    owner: Owner  # whose spans are recorded
 
     @property
     def clock(self) -> Callable[[], int]:
@@ -276,7 +278,7 @@ def mark(name: str, /, **counters: Number) -> None:
 
         >>> mark("weights published", version=3)
     """
-    marker, sink = Marker(name, "mark"), _sink
+    marker, sink = Marker(name, "mark"), listener()
     if sink is not None:
         now = sink.clock()
         sink.append(made(marker, sink.step, now, now, open_spans.counters_of(counters) or None))
@@ -303,7 +305,7 @@ def record(
         >>> start = time.perf_counter_ns()
         >>> record("compute_reward", start, time.perf_counter_ns(), samples=8)
     """
-    sink = _sink
+    sink = listener()
     if sink is None:
         return
     marker, start, end = Marker(name, "stage"), int(start_ns), int(end_ns)
@@ -401,8 +403,9 @@ def listen(
 
 
 def listener() -> Sink | None:
-    """Return the session that gets the spans, or None."""
-    return _sink
+    """Return the session that gets the spans of the calling thread, or None."""
+    sink = _sink
+    return sink if sink is not None and sink.owner.has_thread() else None
 
 
 CHILD_MARKS = "RLPROF_CHILD_MARKS"
@@ -436,14 +439,19 @@ def tell_first(path: str, where: str) -> None:
 
 
 def _recording(sink: Sink) -> tuple[Any, Any]:
+    owner, own = sink.owner, sink.owner.ident
+
     def enter(self, get=opened.get, put=opened.set, ident=get_ident, ids=numbers, clock=sink.clock):  # type: ignore[no-untyped-def]
+        thread = ident()
+        if thread != own and not owner.has_thread():
+            return
         above, parent = get(), None
         while above is not None:
             if above[0][5] is None:
                 parent = above[0][7]
                 break
             above = above[1]
-        thread, new, more = ident(), next(ids), self.counters
+        new, more = next(ids), self.counters
         line = ["span", self.name, self.kind, sink.step, clock(), None, thread, new, parent, more]
         self.last = span = (line, above, self, None)
         put(span)
@@ -469,7 +477,11 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
 
 
 def _mirrored(sink: Sink) -> tuple[Any, Any]:
+    owner = sink.owner
+
     def enter(self: Marker) -> None:
+        if not owner.has_thread():
+            return
         token = sink.enter(self.name, self.kind)
         above = innermost()
         span = made(self, sink.step, sink.clock(), None, self.counters), above, self, token
@@ -517,6 +529,8 @@ def _telling(begin: Any, end: Any, told: Callable[[], object]) -> tuple[Any, Any
 
 def _end_around(sink: Sink, marker: Marker, now: int) -> None:
     """End a span of any sort, also around others that are still open; ignore one never begun."""
+    if not sink.owner.has_thread():
+        return
     span, inside = innermost(), []
     while span is not None and (span[2] is not marker or span[0][5] is not None):
         if span[0][5] is None:

@@ -1,6 +1,7 @@
 """Where a process stands in its job, and the run directory that all processes of the job share.
 
-Rank and world size come from torch.distributed, from a launcher's variables or from SLURM. A
+Rank and world size come from torch.distributed, from a launcher's variables or from SLURM, or else
+from an object of a framework, which may be one of several: a player with a device of its own. A
 process that none of these knows, such as a Ray actor, takes the first rank of the run that is free.
 The name of the run is agreed on through the store of the process group, else by a small file in the
 folder of runs. Nothing here waits for another process.
@@ -47,8 +48,14 @@ class Place(NamedTuple):
     is_actor: bool = False
 
 
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
+def find_place(
+    environ: Mapping[str, str] = os.environ, own: tuple[int, int] | None = None
+) -> Place:
     """Return where this process stands, by what it can see; see `Place`.
+
+    Args:
+        environ: Variables of the process.
+        own: Rank and world size as a framework's object has them, for want of anything better.
 
     Example::
 
@@ -58,6 +65,8 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
         Place(rank=0, world_size=1, hosts=None, job='', is_unique=False, is_actor=False)
     """
     rank, world = _ranks(environ)
+    if own is not None and (world is None or (world < own[1] and not _is_distributed())):
+        rank, world = own
     ray = _ray_job()
     job, is_unique = _job(environ)
     if not job and ray:
@@ -73,14 +82,21 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
 def _ranks(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
     if "WG_PREFIX" in environ:  # verl numbers the workers of each group from 0
         return None, None
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if _is_distributed():
+        distributed: Any = sys.modules["torch.distributed"]
         return distributed.get_rank(), distributed.get_world_size()
     for rank, world in [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]:
         found = environ.get(rank, ""), environ.get(world, "")
         if all(map(str.isdecimal, found)) and int(found[0]) < int(found[1]):
             return int(found[0]), int(found[1])
     return None, None
+
+
+def _is_distributed() -> bool:
+    distributed: Any = sys.modules.get("torch.distributed")
+    return bool(
+        distributed is not None and distributed.is_available() and distributed.is_initialized()
+    )
 
 
 def _job(environ: Mapping[str, str]) -> tuple[str, bool]:

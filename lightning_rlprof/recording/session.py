@@ -8,12 +8,13 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from multiprocessing.util import Finalize
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
@@ -36,6 +37,7 @@ from lightning_rlprof.recording.end_remarks import (
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.open_spans import Line, Open, innermost, made
+from lightning_rlprof.recording.owner import Owner, set_apart
 from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.recording.stage_sums import StageSums
@@ -58,15 +60,50 @@ _STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before i
 
 
 class _Process:
-    """The one thing that is global to a process: which session records, if any."""
+    """The one thing that is global to a process: which session records, if any.
+
+    The lock is held while a session begins: two threads may want one at the same time.
+    """
 
     session: "Session | None" = None
+    notes: ClassVar[list[str]] = []  # what no run of this process contains
+    lock = threading.RLock()
     watches_forks = False
 
 
+class AlreadyRecordingError(ConfigError):
+    """Another session, the attribute ``session``, records in this process."""
+
+    def __init__(self, session: "Session") -> None:
+        super().__init__(f"a session already records into {session.run}; close it first")
+        self.session = session
+
+
 def current() -> "Session | None":
-    """Return the session that records in this process, or None."""
-    return _Process.session
+    """Return the session that records the calling thread, or None."""
+    session = _Process.session
+    return session if session is not None and session.owner.has_thread() else None
+
+
+def running() -> "Session | None":
+    """Return the session that records in this process, of any thread, or None.
+
+    One whose owner has ended without a word is ended first.
+    """
+    with _Process.lock:
+        if _Process.session is not None:
+            _Process.session.end_if_left()
+        return _Process.session
+
+
+def note_in_all_runs(text: str) -> None:
+    """Log what this process cannot record, and note it in the run and in those that follow."""
+    with _Process.lock:
+        _Process.notes.append(text)
+        if _Process.session is not None:
+            _Process.session.note("warning", text)
+        else:
+            log.warning("%s", text)
 
 
 def request_capture(
@@ -97,13 +134,29 @@ def _harmless(method: F) -> F:
     """Keep a failure of rlprof's own from the code that marks: what the call would do is lost."""
 
     @functools.wraps(method)
-    def call(self: "Session", *args: Any) -> Any:
+    def call(self: "Session", *args: Any, **options: Any) -> Any:
         try:
-            return method(self, *args)
+            return method(self, *args, **options)
         except Exception as error:
             if is_for_the_process(error):
                 raise
             self.failed(error)
+            return None
+
+    return call  # type: ignore[return-value]
+
+
+def _ends_recording(method: F) -> F:
+    """Keep a failure of rlprof's own from the loop that steps: the recording ends, and says why."""
+
+    @functools.wraps(method)
+    def call(self: "Session", *args: Any, **options: Any) -> Any:
+        try:
+            return method(self, *args, **options)
+        except Exception as error:
+            if is_for_the_process(error):
+                raise
+            self.give_up(error)
             return None
 
     return call  # type: ignore[return-value]
@@ -118,9 +171,11 @@ class Session:
         header: First line of this rank's file.
         recorders: What captures consist of.
         clock: Monotonic nanoseconds.
+        owner: Whose spans it records; unset, those of the calling thread and what that starts.
 
     Raises:
-        ConfigError: The run directory cannot be written, or a session is recording already.
+        ConfigError: The run directory cannot be written.
+        AlreadyRecordingError: A session is recording already.
 
     Example::
 
@@ -141,13 +196,45 @@ class Session:
         header: Header,
         recorders: Sequence[Recorder] = (),
         clock: Callable[[], int] = perf_counter_ns,
+        owner: Owner | None = None,
     ) -> None:
-        _refuse_a_second()
+        with _Process.lock:
+            _refuse_a_second()
+            try:
+                self._begin(config, run, header, recorders, clock, owner or Owner())
+            except BaseException:
+                _remove_empty(run)
+                raise
+            _Process.session = self
+        for text in _Process.notes:
+            self.add(("note", clock(), "warning", text))
+
+    def _begin(
+        self,
+        config: ProfilerConfig,
+        run: Path,
+        header: Header,
+        recorders: Sequence[Recorder],
+        clock: Callable[[], int],
+        owner: Owner,
+    ) -> None:
+        _watch_forks()
+        self.owner = owner
+        owner.begin()
         self.config, self.run, self.header, self.clock = config, run, header, clock
         self.step = self._ended = 0
         self._steps: list[tuple[int, int]] = []  # start and number of the last ones
         budget = Budget(config.budget.step_bytes, config.budget.total_bytes)
-        self._buffer = buffer = Buffer(open_writer(run, header), clock, budget)
+        writer = open_writer(run, header)
+        try:
+            self._begin_parts(Buffer(writer, clock, budget), recorders)
+        except BaseException:
+            writer.discard()
+            raise
+
+    def _begin_parts(self, buffer: Buffer, recorders: Sequence[Recorder]) -> None:
+        config, run, header, clock = self.config, self.run, self.header, self.clock
+        self._buffer = buffer
         self.append, self.add = buffer.append, buffer.add
         self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
         self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
@@ -168,6 +255,12 @@ class Session:
         # Whether the time between two steps is idle: an actor that waits for its next call.
         self.idles = False
         self.before_close: list[Callable[[], object]] = []
+        # Ends the session if what it records has ended without a word; asked before another begins.
+        self.end_if_left: Callable[[], object] = self._end_if_left
+        # Ends the recording after a failure of rlprof's own in the steps.
+        self.give_up: Callable[[Exception], object] = self._give_up
+        self._broken_by = ""  # the exception that left the last step
+        self._declined = False
         self.wrap_rules: Sequence[WrapRule] = ()
         self.unwrapped = ""  # what to say if `wrap` is never called
         self.status = ""  # how it was closed
@@ -192,8 +285,6 @@ class Session:
         self._requests = CaptureRequests(self, clock)
         # `atexit` does not run in processes that multiprocessing starts; this runs there, too.
         self._at_exit = Finalize(None, buffer.flush_to_the_end, exitpriority=100)
-        _Process.session = self
-        _watch_forks()
         self._tune()
 
     def __enter__(self) -> "Session":
@@ -204,6 +295,7 @@ class Session:
 
     # ---- steps
 
+    @_ends_recording
     def begin_step(self, step: int) -> None:
         """Know that a step has begun; it counts from where the one before it ended."""
         step = int(step)  # of NumPy, too
@@ -213,14 +305,17 @@ class Session:
             self._open_step(step)
         self.waiting = False
 
+    @_ends_recording
     def expect_step(self, step: int) -> None:
         """Begin a step that may never come: if it does not, nothing of it stays."""
         self._open_step(step)
         self.waiting = True
 
+    @_ends_recording
     def end_step(self) -> None:
         """End the step, write it, and expect the next one: what follows belongs to that."""
         start, is_shadow_step = self._step_start, self.silent_thread != 0
+        self._broken_by = ""
         end = self._end_step(None)
         self._edge, self._ended, self._totals = end, self.step, None
         self._steps = [*self._steps[-_MOST_STEPS:], (self._step_start or end, self.step)]
@@ -253,8 +348,13 @@ class Session:
         self._requests.ask(first, max(int(steps), 1), chosen, stages, why)
         return first
 
-    def abandon_step(self, *, interrupted: bool) -> None:
-        """Leave a step that will not end; one that had begun stays in the run, marked as such."""
+    @_ends_recording
+    def abandon_step(self, *, interrupted: bool, error: str = "") -> None:
+        """Leave a step that will not end; one that had begun stays in the run, marked as such.
+
+        ``error`` is the name of the exception that leaves it.
+        """
+        self._broken_by = error
         if interrupted and not self.waiting:
             self._end_step({"interrupted": 1})
         elif self.waiting:
@@ -390,6 +490,10 @@ class Session:
 
         The names are those of `StageMetrics`; the values are of this rank.
         """
+        return self._metrics() or {}
+
+    @_harmless
+    def _metrics(self) -> dict[str, float]:
         sums = StageSums()
         if self.step_totals.ns:
             sums.add(self.step_totals)
@@ -402,6 +506,7 @@ class Session:
             self._totals = self._buffer.totals()
         return self._totals
 
+    @_harmless
     def record(
         self,
         marker: annotations.Marker,
@@ -526,40 +631,95 @@ class Session:
             text = f"an error in rlprof, the training continues: {described(error)}"
             self.note("error", text)
 
+    def decline(self, what: str, *, is_training: bool = True) -> bool:
+        """Let what begins in the calling thread have no run of its own, and say so.
+
+        It is recorded as a part of this run in the owner's own thread, and in its other threads
+        unless both are trainings. Elsewhere the thread is set apart, and nothing of it is recorded.
+
+        Args:
+            what: What begins, such as "a fit".
+            is_training: Whether it is a framework's training.
+
+        Returns:
+            Whether the thread was set apart: `rejoin` ends that.
+        """
+        owner, thread = self.owner, threading.current_thread()
+        if owner.has_thread() and not (owner.is_training and is_training and not owner.is_here):
+            log.warning(
+                "%s is already being recorded: %s in it is no run of its own", self.run, what
+            )
+            return False
+        set_apart()
+        text = f"{what} in another thread, {thread.name}, is not recorded: a process records one"
+        if not self._declined:
+            self._declined = True
+            self.add(("note", self.clock(), "warning", text))
+        log.warning("%s is being recorded: %s", self.run, text)
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        log.error("recording stopped, training continues: %s", described(error), exc_info=error)
+        self.close(f"stopped by an error in rlprof: {type(error).__name__}")
+
+    def end_at_once(self, status: str) -> None:
+        """Write what is in memory, and how the run ends: the process ends within the second.
+
+        What is still captured is lost. A signal's handler may call this in the middle of a step.
+        """
+        if self._closed:
+            return
+        self._closed, self.status = True, status
+        if self._step_start is not None and not self.waiting:
+            end = {"interrupted": 1}
+            self.append(made(_STEP, self.step, self._step_start, self.clock(), end))
+        self.add(("end", self.clock(), status))
+        self._buffer.flush_to_the_end()
+
+    def _end_if_left(self) -> None:
+        if not self.owner.has_process and not self.owner.thread.is_alive():
+            self.close("interrupted by the end of its thread")
+
+    def saw(self, error: BaseException) -> None:
+        """Know of an exception in the training: if no step follows, it is how the run ended."""
+        self._broken_by = type(error).__name__
+
+    @property
+    def standing(self) -> str:
+        """How the run would end now: ``finished``, unless an exception left the last step."""
+        return f"interrupted by {self._broken_by}" if self._broken_by else "finished"
+
     def close(self, status: str = "finished") -> None:
         """Finish every file and stop listening; further calls do nothing.
 
         Args:
             status: ``finished`` or why the run ended early; it becomes the last line.
         """
-        if self._closed:
+        if self._closed or self.status:  # also of what fails while it ends
             return
         self.status = status
-        self._end_background()
-        self._stop_watchdog()
-        for remove in self.before_close:
-            try:
-                remove()
-            except Exception as error:
-                log.warning("%s could not be removed: %s", remove, error, exc_info=error)
         try:
-            self.abandon_step(interrupted=status != "finished")
-            if self.exchange is not None and status == "finished":
-                self.exchange.meet(self._ended)
-            self._capture.finish()
-            self._requests.close()
-            for text in self._remarks():
-                self.note("warning", text)
-            self.add(("end", self.clock(), status))
+            for part in (self._end_background, self._stop_watchdog, *self.before_close):
+                _safely(part, f"{part} could not be removed")
+            _safely(partial(self._end_run, status))
         finally:
             annotations.listen(None)
             self._closed = True
             if _Process.session is self:
                 _Process.session = None
-            self._at_exit.cancel()
-            self._buffer.close()
-            self._close_host()
-            self.afterwards()
+            for part in (self._at_exit.cancel, self._buffer.close, self._close_host):
+                _safely(part)
+            _safely(self.afterwards)
+
+    def _end_run(self, status: str) -> None:
+        self.abandon_step(interrupted=status != "finished")
+        if self.exchange is not None and status == "finished":
+            self.exchange.meet(self._ended)
+        self._capture.finish()
+        self._requests.close()
+        for text in self._remarks():
+            self.note("warning", text)
+        self.add(("end", self.clock(), status))
 
     def _remarks(self) -> list[str]:
         """Return what was asked for and did not happen."""
@@ -589,8 +749,7 @@ class Session:
         self._at_exit.cancel()
         self._buffer.discard()
         self._close_host()
-        with suppress(OSError):  # files of other ranks, or of captures
-            self.run.rmdir()
+        _remove_empty(self.run)
 
     def leave(self) -> None:
         """Do nothing from now on, in a forked child: the run and its end are the parent's."""
@@ -626,13 +785,28 @@ class Session:
             annotations.listen(sink, mirrored=mirrored, shadows=self._has_shadows, told=self._told)
 
 
+def _safely(part: Callable[[], object], what: str = "the run could not be finished") -> None:
+    """Do a part of what ends a run; the others are done all the same."""
+    try:
+        part()
+    except Exception as error:
+        if is_for_the_process(error):
+            raise
+        log.error("%s: %s", what, described(error), exc_info=error)
+
+
+def _remove_empty(run: Path) -> None:
+    with suppress(OSError):  # files of other ranks, or of captures
+        run.rmdir()
+
+
 def _closes(line: Line) -> bool:
     return False
 
 
 def _refuse_a_second() -> None:
-    if running := _Process.session:
-        raise ConfigError(f"a session already records into {running.run}; close it first")
+    if other := running():
+        raise AlreadyRecordingError(other)
 
 
 def _watch_forks() -> None:
@@ -644,6 +818,7 @@ def _watch_forks() -> None:
 def _leave_to_parent() -> None:
     """Stop recording in a forked child: the file belongs to the parent."""
     session, _Process.session = _Process.session, None
+    _Process.lock = threading.RLock()  # another thread may have held it
     annotations.listen(None)
     if session is not None:
         session.leave()

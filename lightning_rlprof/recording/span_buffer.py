@@ -475,9 +475,7 @@ class Buffer:
 
     def discard(self) -> None:
         """Close the file and remove it."""
-        self._close_file()
-        with suppress(OSError):
-            self._writer.path.unlink()
+        self._writer.discard()
 
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""

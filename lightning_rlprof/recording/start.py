@@ -23,6 +23,7 @@ from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
 from lightning_rlprof.recording.on_finish import OnFinish, run_finish
+from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
 from lightning_rlprof.recording.session import Session
@@ -53,6 +54,7 @@ def start_session(
     on_finish: OnFinish | None = None,
     open_world: bool = False,
     packages: Sequence[str] = (),
+    owner: Owner | None = None,
 ) -> Session:
     """Start recording this process, whose place in the job is known; see `Session` for the steps.
 
@@ -60,6 +62,7 @@ def start_session(
     torchrun says. ``device`` is a kind as `device_kind` names it; ``recorders`` replace those of
     the configuration. ``on_finish`` is called with a `Finished` when the run's files are complete.
     In an open world ranks come and go. ``packages`` are those whose versions are recorded, too.
+    ``owner`` is as of `Session`.
 
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
@@ -80,25 +83,29 @@ def start_session(
     shown["model"], why_not = _model_content(config.model)
     header = replace(header, config=shown, open_world=open_world)
     header = replace(header, versions={**header.versions, **_versions(packages)})
-    session = Session(config, run, header, chosen)
-    _remark(session, own=recorders is not None)
-    if why_not:
-        session.note("warning", why_not)
-    session.afterwards = partial(run_finish, config, header, run, names, on_finish)
-    if config.background_metrics:
-        session.background = sampler.start(
-            session.add,
-            session.note,
-            session.clock,
-            flush=session.flush_if_free,
-            run=run,
-            kind=device,
-            device=partial(used_device, device),
-        )
-    _compare_clocks(session, hosts)
-    if config.hang_timeout is not None:
-        timeout_s, samples = config.hang_timeout, config.stack_samples
-        session.watchdog = Watchdog(session, timeout_s, samples=samples).start()
+    session = Session(config, run, header, chosen, owner=owner)
+    try:
+        _remark(session, own=recorders is not None)
+        if why_not:
+            session.note("warning", why_not)
+        session.afterwards = partial(run_finish, config, header, run, names, on_finish)
+        if config.background_metrics:
+            session.background = sampler.start(
+                session.add,
+                session.note,
+                session.clock,
+                flush=session.flush_if_free,
+                run=run,
+                kind=device,
+                device=partial(used_device, device),
+            )
+        _compare_clocks(session, hosts)
+        if config.hang_timeout is not None:
+            timeout_s, samples = config.hang_timeout, config.stack_samples
+            session.watchdog = Watchdog(session, timeout_s, samples=samples).start()
+    except BaseException:
+        session.discard()
+        raise
     return session
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class OptimizerSteps:
             handle.remove()
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._session.silent_thread:
+        if self._session.silent_thread or not self._session.owner.has_thread():
             return
         steps = self._running.steps
         steps.append((id(optimizer), self._session.clock(), None))
@@ -77,12 +78,16 @@ class OptimizerSteps:
         session, steps = self._session, self._running.steps
         while steps and not session.silent_thread:
             whose, start, token = steps.pop()
-            if whose == id(optimizer):  # not its `record`: a frame less
+            if whose != id(optimizer):
+                continue
+            try:  # not its `record`: a frame less
                 line = made(_UPDATE, session.step, start, session.clock(), None)
                 if token is not None:
                     session.exit((line, None, _UPDATE, token))
                 session.append(line)
-                return
+            except Exception as error:
+                session.failed(error)
+            return
 
 
 _BACKWARD = Marker("backward", "region")
@@ -122,8 +127,10 @@ class RecordFunctions:
                 return enter(self)
             marker = known.get(name)
             if marker is None and name not in known and len(known) < _MOST_NAMES:
-                found = standard_stage(name)
-                marker = known[name] = stage(found) if found in STAGES else None
+                marker = known[name] = None
+                with suppress(Exception):  # of any kind: the training continues
+                    found = standard_stage(name)
+                    marker = known[name] = stage(found) if found in STAGES else None
             around = innermost() if marker is not None else None
             if marker is None or (around is not None and around[2].name in (name, marker.name)):
                 return enter(self)

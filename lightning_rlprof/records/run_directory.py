@@ -203,7 +203,11 @@ class TraceWriter:
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
         self._header = header
-        self._write_header()
+        try:
+            self._write_header()
+        except BaseException:
+            self.discard()
+            raise
 
     def _write_header(self) -> None:
         line = msgspec.json.encode(self._header) + b" " * _RESERVE + b"\n"
@@ -308,6 +312,13 @@ class TraceWriter:
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
+
+    def discard(self) -> None:
+        """Close the file and remove it."""
+        with suppress(OSError):
+            self.close()
+        with suppress(OSError):
+            self._place.unlink()
 
 
 def _count_lines(data: bytes) -> int:

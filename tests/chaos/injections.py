@@ -1,4 +1,7 @@
-"""An exception in any function of rlprof that a Lightning training calls, one at a time."""
+"""An exception in any function of rlprof that a training calls, one at a time.
+
+The training is one of Lightning's, or a loop of its own.
+"""
 
 import sys
 import tempfile
@@ -8,9 +11,13 @@ from pathlib import Path
 from types import FrameType
 from unittest.mock import patch
 
+import torch
+
 import lightning_rlprof
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.integrations.loop import start_session, step
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.recording.annotations import count, stage
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.models import Tiny, loader, make_trainer
@@ -32,10 +39,14 @@ Place = tuple[str, str]
 SHELLS = {
     # what keeps failures from the training
     "_finish",
+    "_end_fit",
+    "_tell",
     "_harmless.<locals>.call",
+    "_ends_recording.<locals>.call",
     "_safely",
     # markers, which only read and write attributes and lists, at the price of nanoseconds
     *("__init__", "_end_around", "counters_of", "innermost", "_function.<locals>.call"),
+    *("has_thread", "is_here"),
     *(f"_recording.<locals>.{name}" for name in ("enter", "leave")),
     *(f"_mirrored.<locals>.{name}" for name in ("enter", "leave")),
     # parts of a name, once for each
@@ -88,17 +99,55 @@ def _fit(folder: Path, called: Callable[[FrameType], object]) -> list[float]:
     return module.losses
 
 
+def _loop(folder: Path, called: Callable[[FrameType], object]) -> list[float]:
+    """Train the same batches in a loop, with a capture; tell what is called from its start on."""
+    module, losses = Tiny(), []
+    optimizer = module.configure_optimizers()
+    with ExitStack() as stack:
+        for name, value in _WHATEVER_IT_TAKES.items():
+            stack.enter_context(patch(f"lightning_rlprof.{name}", value))
+        stack.enter_context(_traced(called))
+        session = start_session(
+            profile_save_path=str(folder), steps=[2, 3], recorders=[FakeRecorder()], summary=False
+        )
+        for number, batch in enumerate(loader(_BATCHES)):
+            if number % 2:
+                with step():
+                    losses.append(_update(module, optimizer, batch))
+            else:
+                session.begin_step(session.next_step)
+                losses.append(_update(module, optimizer, batch))
+                session.end_step()
+        session.metrics()
+        session.close()
+    return losses
+
+
+def _update(module: Tiny, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> float:
+    with stage("actor_update"):
+        loss = module.layer(batch).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        count(tokens=8)
+    return loss.item()
+
+
+PROGRAMS = {"fit": _fit, "loop": _loop}
+"""Programs by name: train into a folder, tell of calls, return the losses."""
+
+
 def _place(frame: FrameType) -> Place:
     file = frame.f_code.co_filename.removeprefix(_PACKAGE)
     name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # Python 3.10 has no long one
     return file.strip("/").removesuffix(".py"), name
 
 
-def places() -> list[Place]:
+def places(program: str) -> list[Place]:
     """Return every function of rlprof that a training calls once it has begun."""
     found: dict[Place, None] = {}
     with tempfile.TemporaryDirectory() as folder:
-        _fit(Path(folder), lambda frame: found.setdefault(_place(frame)))
+        PROGRAMS[program](Path(folder), lambda frame: found.setdefault(_place(frame)))
     return [place for place in found if not _is_shell(place)]
 
 
@@ -107,14 +156,13 @@ def _is_shell(place: Place) -> bool:
     return any(name == shell or name.endswith(f".{shell}") for shell in SHELLS)
 
 
-def plain_losses() -> list[float]:
-    """Return the losses of the same training without a callback."""
-    module = Tiny()
-    make_trainer().fit(module, loader(_BATCHES))
-    return module.losses
+def losses_of(program: str) -> list[float]:
+    """Return the losses of a training to which nothing happens."""
+    with tempfile.TemporaryDirectory() as folder:
+        return PROGRAMS[program](Path(folder), bool)
 
 
-def injected(place: Place, losses: list[float]) -> Outcome:
+def injected(program: str, place: Place, losses: list[float]) -> Outcome:
     """Raise in one function when it is first called; the training must not notice.
 
     It ended no step if the function was not called this time.
@@ -128,7 +176,7 @@ def injected(place: Place, losses: list[float]) -> Outcome:
 
     with tempfile.TemporaryDirectory() as name:
         try:
-            found = _fit(Path(name), fail)
+            found = PROGRAMS[program](Path(name), fail)
         except BaseException as error:
             if session := current():
                 session.discard()
@@ -138,7 +186,7 @@ def injected(place: Place, losses: list[float]) -> Outcome:
             return Outcome("the session goes on after the training")
         if found != losses:
             return Outcome("the training has other losses")
-        runs = [*Path(name).iterdir()]
+        runs = [path for path in Path(name).iterdir() if path.name[0] != "."]
         spans = load(runs[0]) if runs else None
         steps = 0 if spans is None else len(spans.rows(kind="step"))
         return Outcome("", _BATCHES if raised else 0, _BATCHES - steps)

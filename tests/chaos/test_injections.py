@@ -7,15 +7,16 @@ import pytest
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.captures.capture import Capture
 from tests.builders.recording import read
-from tests.chaos.injections import injected, places, plain_losses
+from tests.chaos.injections import PROGRAMS, injected, losses_of, places
 from tests.effort import DEEP
 
 
-def test_a_failure_in_any_function_leaves_the_training_as_it_was() -> None:
-    found, losses = places(), plain_losses()
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_failure_in_any_function_leaves_the_training_as_it_was(program: str) -> None:
+    found, losses = places(program), losses_of(program)
     assert len(found) > 120
     chosen = found[:: 2 if DEEP else 24]
-    outcomes = {place: injected(place, losses) for place in chosen}
+    outcomes = {place: injected(program, place, losses) for place in chosen}
     assert {place: each.broken for place, each in outcomes.items() if each.broken} == {}
     assert sum(each.ended > 0 for each in outcomes.values()) > len(chosen) // 2
 

@@ -11,6 +11,7 @@ import pytest
 
 from lightning_rlprof.recording import annotations, open_spans
 from lightning_rlprof.recording.annotations import annotate, count, listen, mark, stage
+from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.testing import FakeClock
 from tests.builders.recording import spans
 
@@ -22,6 +23,7 @@ class Sink:
         self.step, self.flush_at_ns = 3, 1 << 62
         self.ticks, self.rows, self.flushed, self.calls = FakeClock(), [], 0, []
         self.append = self.rows.append
+        self.owner, self.silent_thread = Owner(), 0
 
     def clock(self):
         self.ticks.advance(1)

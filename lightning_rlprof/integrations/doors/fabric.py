@@ -7,10 +7,15 @@ A step ends with an optimizer's step. ``Fabric.backward`` and the optimizer's st
 import functools
 import sys
 from typing import Any
+from weakref import WeakSet
+
+import torch
 
 from lightning_rlprof.integrations.doors.kit import Kit
 from lightning_rlprof.recording.annotations import Marker, in_stage, stage
-from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.recording.job import find_place
+from lightning_rlprof.recording.owner import Owner
+from lightning_rlprof.recording.session import Session, current, running
 
 KIT = Kit("Fabric", "lightning", "sheeprl")
 
@@ -34,19 +39,49 @@ def install(module: Any) -> None:
         KIT.replace(fabric, name, Marker(name, "region"))
     KIT.marks(fabric, "save", "save_checkpoint")
     optimizer = KIT.find(module, "_FabricOptimizer")
+    KIT.replace(KIT.find(module, "_FabricModule"), "forward", _noticing)
     KIT.replace(optimizer, "step", lambda function: _ending(_unless_inside(function)))
 
 
-_owned: list[Session] = []  # the session that this door started
+class _Training:
+    """A session that this door started, and the Fabrics that set up what it records."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.fabrics = session, WeakSet[Any]()
+        session.end_if_left = self._end_if_left
+
+    def _end_if_left(self) -> None:
+        """End the run once its Fabrics are gone, as in the next trial of a sweep."""
+        if not self.fabrics:
+            self.session.close(self.session.standing)
+
+
+_trainings: list[_Training] = []  # those that may continue
 
 
 def _begin(fabric: Any) -> None:
-    if current() is None:
-        session = KIT.new_session(
-            rank=fabric.global_rank, world_size=fabric.world_size, device=fabric.device.type
-        )
-        _owned[:] = [session]
-        session.expect_step(1)
+    """Start a session, unless one records this training: one Fabric may set up parts of another's.
+
+    What the Fabric of a player or an evaluation says of ranks goes for nothing as soon as that of
+    the training knows more.
+    """
+    _trainings[:] = [each for each in _trainings if each.fabrics]
+    if any(fabric in each.fabrics for each in _trainings):
+        return
+    place, session = (fabric.global_rank, fabric.world_size), running()
+    mine = next((each for each in _trainings if each.session is session), None)
+    if session is not None and session.owner.has_thread():
+        if mine is None:
+            return  # the program's own, or another framework's
+        known, header = find_place(own=place), session.header
+        if session.has_steps or (header.rank, header.world_size) == (known.rank, known.world_size):
+            mine.fabrics.add(fabric)
+            return
+        session.discard()
+    mine = _Training(KIT.new_session(Owner(), place, fabric.device.type))
+    mine.fabrics.add(fabric)
+    _trainings.append(mine)
+    mine.session.expect_step(1)
 
 
 def _start_before(function: Any) -> Any:
@@ -70,6 +105,23 @@ def _unless_inside(function: Any) -> Any:
         with _UPDATE:
             return function(*args, **kwargs)
 
+    return _noticing(call)
+
+
+def _noticing(function: Any) -> Any:
+    """Let the session know of an exception: if no step follows, the training ended with it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if (session := current()) is not None:
+                session.saw(error)
+            raise
+
     return call
 
 
@@ -88,6 +140,6 @@ def _end() -> None:
     session = current()
     if _TIMED in sys.modules or in_stage():
         return
-    if session is not None and [session] == _owned:
+    if session is not None and any(each.session is session for each in _trainings):
         session.begin_step(session.next_step)
         session.end_step()

@@ -7,9 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning_rlprof.integrations.loop import start_session
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.integrations.loop import open_session
 from lightning_rlprof.recording.annotations import count, record, stage
-from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.recording.job import find_place
+from lightning_rlprof.recording.owner import Owner
+from lightning_rlprof.recording.session import Session, current, note_in_all_runs, running
 from lightning_rlprof.records.stage_aliases import standard_stage
 
 log = logging.getLogger(__name__)
@@ -26,7 +29,6 @@ class Kit:
     def __init__(self, name: str, *packages: str) -> None:
         self.name, self._packages = name, packages
         self._failed: set[str] = set()
-        self._notes: list[str] = []
 
     def session(self, **options: Any) -> Session | None:
         """Return the session of this process, started now if there is none; None if it cannot be.
@@ -35,21 +37,31 @@ class Kit:
             **options: As of `start_session`.
         """
         session = current()
-        if session is None and "session" not in self._failed:
+        if session is None and running() is None and "session" not in self._failed:
             try:
-                session = self.new_session(**options)
+                session = self.new_session(Owner(is_training=False, has_process=True), **options)
             except Exception as error:
                 self._say("session", error)
         return session
 
-    def new_session(self, **options: Any) -> Session:
-        """Start a session; raises what `start_session` raises."""
-        config = os.environ.get("RLPROF_CONFIG") or None
-        session = start_session(config, packages=self._packages, **options)
-        for text in self._notes:
-            session.note("warning", text)
-        self._notes.clear()
-        return session
+    def new_session(
+        self,
+        owner: Owner,
+        own_place: tuple[int, int] | None = None,
+        device: str | None = None,
+        **options: Any,
+    ) -> Session:
+        """Start a session; raises what `start_session` raises.
+
+        Args:
+            owner: Whose spans are recorded.
+            own_place: Rank and world size as the framework has them; see `find_place`.
+            device: As of `start_session`.
+            **options: Fields of the configuration.
+        """
+        config = ProfilerConfig.build(os.environ.get("RLPROF_CONFIG") or None, **options)
+        asked = {"device": device, "packages": self._packages}
+        return open_session(config, None, find_place(own=own_place), owner, asked)
 
     def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that logs what it raises, once, and returns None then."""
@@ -80,12 +92,7 @@ class Kit:
         if text in self._failed:
             return
         self._failed.add(text)
-        whole = f"{self.name}: {text}, so it is not recorded"
-        if (session := current()) is not None:
-            session.note("warning", whole)
-        else:
-            log.warning("%s", whole)
-            self._notes.append(whole)
+        note_in_all_runs(f"{self.name}: {text}, so it is not recorded")
 
     def find(self, module: Any, name: str) -> Any:
         """Return a class or function of a module; None, which is noted, if it is absent."""

@@ -1,13 +1,16 @@
 """Door to the Hugging Face Trainer: a callback in every Trainer of the process.
 
 A step is an optimizer step, numbered by ``state.global_step``. What `training_step` runs is
-``actor_update``, unless another stage is open in it, and so are clipping and the optimizer.
+``actor_update``, unless another stage is open in it, and so are clipping and the optimizer. Each
+training is a run, and so is each attempt of ``auto_find_batch_size``.
 """
 
+import functools
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
 from lightning_rlprof.recording.annotations import Marker, record
+from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.records.records import VALIDATIONS
 
@@ -30,6 +33,9 @@ def install(module: Any) -> None:
     KIT.marks(trainer, "get_batch_samples", "data_fetch")
     KIT.marks(trainer, "_save_checkpoint", "save_checkpoint")
     KIT.replace(trainer, "evaluate", Marker(VALIDATIONS[0], "region"))
+    # Of this, each attempt is a call; a version without it tries once.
+    attempt = "_inner_training_loop" if hasattr(trainer, "_inner_training_loop") else "train"
+    KIT.replace(trainer, attempt, _ending)
     callback = _callback(base)
     if all(kind.__name__ != callback.__name__ for kind in callbacks):
         callbacks.append(callback)
@@ -43,13 +49,9 @@ class _Training:
         self._since: int | None = None  # when the last micro-batch ended, or the last hook ran
 
     def begin(self, args: Any, state: Any) -> None:
-        running = current()
-        if running is not None and running is not self.session:
-            self.session = None  # a session of the program's own, or a training around this one
-            return
-        self.session = KIT.new_session(
-            rank=args.process_index, world_size=args.world_size, device=args.device.type
-        )
+        self.end("interrupted by another training of its Trainer")  # in case it has not ended
+        place = args.process_index, args.world_size
+        self.session = KIT.new_session(Owner(), place, args.device.type)
         self.session.expect_step(state.global_step + 1)
 
     def begin_step(self, state: Any) -> None:
@@ -70,10 +72,34 @@ class _Training:
             record("actor_update", since, session.clock())
         self._since = None
 
-    def end(self) -> None:
-        if self.session is not None:
-            self.session.close("finished")
-            self.session = None
+    def end(self, status: str) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.close(status)
+
+
+@KIT.quiet
+def _end(trainer: Any, status: str) -> None:
+    """End what is left of a Trainer's training, if anything."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(training := getattr(callback, "rlprof_training", None), _Training):
+            training.end(status)
+
+
+def _ending(function: Any) -> Any:
+    """End the run of a training with the exception that leaves it, whoever catches that."""
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = function(self, *args, **kwargs)
+        except BaseException as error:
+            _end(self, f"interrupted by {type(error).__name__}")
+            raise
+        _end(self, "finished")
+        return found
+
+    return call
 
 
 def _callback(base: Any) -> Any:
@@ -84,24 +110,24 @@ def _callback(base: Any) -> Any:
         """Tells the session of steps."""
 
         def __init__(self) -> None:
-            self._training = _Training()
+            self.rlprof_training = _Training()
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self._training.begin)(args, state)
+            quiet(self.rlprof_training.begin)(args, state)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self._training.begin_step)(state)
+            quiet(self.rlprof_training.begin_step)(state)
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self._training.before_optimizer)()
+            quiet(self.rlprof_training.before_optimizer)()
 
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self._training.after_optimizer)()
+            quiet(self.rlprof_training.after_optimizer)()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self._training.end_step)()
+            quiet(self.rlprof_training.end_step)()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self._training.end)()
+            quiet(self.rlprof_training.end)("finished")
 
     return RlprofCallback

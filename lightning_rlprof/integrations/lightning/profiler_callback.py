@@ -26,12 +26,14 @@ from lightning_rlprof.integrations.lightning.update_stage import (
 )
 from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.annotations import Marker, OwnMarker
+from lightning_rlprof.recording.job import find_place, shared_run
 from lightning_rlprof.recording.marks_in_code import has_marks, rules_by_name
 from lightning_rlprof.recording.method_wrapping import ImportedWraps, Wraps
 from lightning_rlprof.recording.on_finish import OnFinish
+from lightning_rlprof.recording.owner import rejoin
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import recorder_names
-from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.recording.session import AlreadyRecordingError, Session, running
 from lightning_rlprof.recording.start import new_run_name, start_session
 from lightning_rlprof.recording.torch_hooks import OptimizerSteps
 from lightning_rlprof.records.records import STAGES, Kind
@@ -135,6 +137,7 @@ class ProfilerCallback(Callback):
         self.run: Path | None = None
         self._session: Session | None = None
         self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
+        self._apart: Any = None  # whose fit, in another thread, is not recorded
         self._verb = "fit"
         self._undo: list[Any] = []
         self._by_name: list[Wraps] = []
@@ -151,6 +154,7 @@ class ProfilerCallback(Callback):
         run: dict[str, Any] = {
             "_session": None,
             "_trainer": None,
+            "_apart": None,
             "_undo": [],
             "_by_name": [],
             "_bar": None,
@@ -172,16 +176,25 @@ class ProfilerCallback(Callback):
             return  # a callback that holds this one forwards what Lightning calls, too
         if self._trainer is trainer or (self._trainer and not _trains(self._trainer)):
             self._finish("interrupted by an error that was not reported to callbacks")
-        if running := current():
-            _warn_once(running.run)
+        if other := running():
+            self._decline(other, trainer)
             return
         try:
             self._start(trainer, pl_module, verb)
+        except AlreadyRecordingError as error:  # since just now, in another thread
+            self._decline(error.session, trainer)
         except (ConfigError, RecorderError):
             self._finish("interrupted by the configuration")
             raise
         except Exception as error:
             self.give_up(error)
+
+    def _decline(self, other: Session, trainer: Any) -> None:
+        """Have no run of a fit: another session records."""
+        if other.owner.is_here:
+            _warn_once(other.run)
+        elif other.decline("a fit"):
+            self._apart = trainer
 
     def _is_the_one(self, callbacks: Sequence[Any]) -> bool:
         others = [one for one in callbacks if isinstance(one, ProfilerCallback) and one is not self]
@@ -193,17 +206,24 @@ class ProfilerCallback(Callback):
         device = _device(trainer)
         if self.recorders is None:
             _refuse_a_second_profiler(trainer, self.config, device)
+        own = trainer.global_rank, trainer.world_size
+        place = find_place(own=own)
+        if (place.rank, place.world_size) == own:
+            name = trainer.strategy.broadcast(new_run_name(), src=0)
+        else:  # each process of a job has a Trainer of its own
+            name = shared_run(Path(self.config.integrated.profile_save_path), place)
         self._session = session = start_session(
             self.config,
-            name=trainer.strategy.broadcast(new_run_name(), src=0),
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
+            name=name,
+            rank=own[0] if place.rank is None else place.rank,
+            world_size=place.world_size or own[1],
             hosts=trainer.num_nodes,
             device=device,
             recorders=self.recorders,
             on_finish=self.on_finish,
         )
         self.run, self._trainer, self._verb = session.run, trainer, verb
+        session.end_if_left, session.give_up = self._end_if_left, self.give_up
         self._starts = {}
         self._undo.append(ImportedWraps(self.config.wrap))
         with suppress(Exception):  # the module may make it in its own setup, which comes later
@@ -294,13 +314,22 @@ class ProfilerCallback(Callback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run of a fit, or of another verb, that went through."""
-        if self._trainer is trainer:
-            self._finish("finished")
+        self._end_fit(trainer, "finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run where it is; the exception passes through."""
+        self._end_fit(trainer, f"interrupted by {type(exception).__name__}")
+
+    def _end_fit(self, trainer: Any, status: str) -> None:
         if self._trainer is trainer:
-            self._finish(f"interrupted by {type(exception).__name__}")
+            self._finish(status)
+        if self._apart is trainer:
+            self._apart = None
+            rejoin()
+
+    def _end_if_left(self) -> None:
+        if self._trainer is None or not _trains(self._trainer):
+            self._finish("interrupted by an error that was not reported to callbacks")
 
     def give_up(self, error: Exception) -> None:
         """Stop recording after a failure in rlprof; training continues."""
