@@ -15,6 +15,7 @@ from typing import Any
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RlprofError, described
 from lightning_rlprof.integrations.end_summary import print_summary
+from lightning_rlprof.integrations.termination import Termination
 from lightning_rlprof.recording import start
 from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.job import Place, find_place, free_ranks, remember, shared_run
@@ -29,7 +30,6 @@ from lightning_rlprof.recording.session import (
     running,
 )
 from lightning_rlprof.recording.span_buffer import RankTakenError, StepTotals
-from lightning_rlprof.recording.termination import Termination
 from lightning_rlprof.recording.torch_hooks import BackwardPasses, OptimizerSteps, RecordFunctions
 
 log = logging.getLogger(__name__)

@@ -647,7 +647,7 @@ class Session:
         owner, thread = self.owner, threading.current_thread()
         if owner.has_thread() and not (owner.is_training and is_training and not owner.is_here):
             log.warning(
-                "%s is already being recorded: %s in it is no run of its own", self.run, what
+                "%s is already being recorded: %s in it gets no run of its own", self.run, what
             )
             return False
         set_apart()

@@ -413,7 +413,10 @@ def test_a_warning_of_the_log_is_all_that_a_lost_place_costs(
     with started(tmp_path) as session:
         session.before_close.append(lambda: 1 / 0)
     assert session.status == "finished"
-    assert any("could not be removed: division by zero" in text for text in caplog.messages)
+    assert any(
+        "could not be removed: ZeroDivisionError: division by zero" in text
+        for text in caplog.messages
+    )
 
 
 RAY_PROGRAM = """

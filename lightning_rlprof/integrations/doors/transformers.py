@@ -87,7 +87,7 @@ def _end(trainer: Any, status: str) -> None:
 
 
 def _ending(function: Any) -> Any:
-    """End the run of a training with the exception that leaves it, whoever catches that."""
+    """End a run with the exception that leaves its training, also if the program catches it."""
 
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
