@@ -212,3 +212,8 @@ def free_ranks(run: Path, rank: int | None) -> "range | list[int]":
 def remember(run: Path) -> None:
     """Note that this process records into a run."""
     _recorded.add(run.absolute())
+
+
+def forget(run: Path) -> None:
+    """Let this process record into a run that it has discarded, in another place of the job."""
+    _recorded.discard(run.absolute())

@@ -5,6 +5,7 @@ A step ends with an optimizer's step. ``Fabric.backward`` and the optimizer's st
 """
 
 import functools
+import gc
 import sys
 from typing import Any
 from weakref import WeakSet
@@ -13,7 +14,7 @@ import torch
 
 from lightning_rlprof.integrations.doors.kit import Kit
 from lightning_rlprof.recording.annotations import Marker, in_stage, stage
-from lightning_rlprof.recording.job import find_place
+from lightning_rlprof.recording.job import find_place, forget
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.recording.session import Session, current, running
 
@@ -52,6 +53,7 @@ class _Training:
 
     def _end_if_left(self) -> None:
         """End the run once its Fabrics are gone, as in the next trial of a sweep."""
+        gc.collect()  # a Fabric refers to itself
         if not self.fabrics:
             self.session.close(self.session.standing)
 
@@ -65,10 +67,10 @@ def _begin(fabric: Any) -> None:
     What the Fabric of a player or an evaluation says of ranks goes for nothing as soon as that of
     the training knows more.
     """
-    _trainings[:] = [each for each in _trainings if each.fabrics]
     if any(fabric in each.fabrics for each in _trainings):
         return
     place, session = (fabric.global_rank, fabric.world_size), running()
+    _trainings[:] = [each for each in _trainings if each.fabrics]
     mine = next((each for each in _trainings if each.session is session), None)
     if session is not None and session.owner.has_thread():
         if mine is None:
@@ -78,6 +80,7 @@ def _begin(fabric: Any) -> None:
             mine.fabrics.add(fabric)
             return
         session.discard()
+        forget(session.run)
     mine = _Training(KIT.new_session(Owner(), place, fabric.device.type))
     mine.fabrics.add(fabric)
     _trainings.append(mine)
