@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import pytest
@@ -24,17 +25,7 @@ from tests.report.test_grafana import EXPRESSIONS
 from tests.report.test_prometheus import full
 
 
-def test_without_its_packages_it_says_how_to_get_them(rlprof, tmp_path, monkeypatch):
-    begin(tmp_path)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    code, _, err = rlprof("serve", tmp_path)
-    assert code == 2
-    assert "serve needs uvicorn" in err
-    assert 'hint: pip install "lightning-rlprof[serve]"' in err
-
-
 def test_a_port_that_is_taken_is_one_clear_line(rlprof, tmp_path):
-    pytest.importorskip("uvicorn")
     begin(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -50,26 +41,37 @@ def test_what_is_not_a_run_is_refused_before_anything_listens(rlprof, tmp_path):
     assert "is not a run of rlprof" in err
 
 
+class Served(NamedTuple):
+    """A server: the link that it printed, its address without the token, and its process."""
+
+    link: str
+    address: str
+    token: str
+    process: "subprocess.Popen[str]"
+
+
 @contextmanager
-def serving(run: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Serve a run in another process; yields the address that it prints."""
-    pytest.importorskip("uvicorn")
-    pytest.importorskip("starlette")
+def serving(run: Path, *words: str) -> Iterator[Served]:
+    """Serve a run in another process, as a user whose state is in the folder above the run."""
     command = [sys.executable, "-m", "lightning_rlprof", "serve", str(run), "--port", "0", *words]
     environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
+    environment["XDG_STATE_HOME"] = str(run.parent / "state")
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith(f"Serving {run} at http://"), line + process.stderr.read()
-        yield line.split(" at ")[1].split()[0], process
+        link = line.split(" at ")[1].split()[0]
+        address, _, token = link.partition("?token=")
+        yield Served(link, address, token, process)
     finally:
         process.kill()
         process.communicate()
 
 
-def get(address: str, **headers: str) -> tuple[int, str]:
+def get(address: str, token: str, **headers: str) -> tuple[int, str]:
+    headers |= {"Authorization": f"Bearer {token}"}
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
             return answer.status, answer.read().decode()
