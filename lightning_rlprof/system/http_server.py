@@ -132,10 +132,10 @@ class HttpServer:
         """
         try:
             client, _ = await asyncio.get_running_loop().sock_accept(self._listening)
+            reader, writer = await asyncio.open_connection(sock=client, limit=_MOST_HEAD)
         except OSError:  # the client has gone, or this process has too many files open
             await asyncio.sleep(_RETRY_S)
             return
-        reader, writer = await asyncio.open_connection(sock=client, limit=_MOST_HEAD)
         if len(self._waiting) == _MOST_WAITING:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
@@ -143,9 +143,7 @@ class HttpServer:
         self._waiting[writer.transport] = None
         self._tasks[asyncio.create_task(self._connection(reader, writer))] = False
 
-    async def _connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:

@@ -129,7 +129,7 @@ def scraper_token() -> str:
 
     Raises:
         RlprofError: The file cannot be opened or made, is a link, belongs to another user, can be
-            read by others, or has no secret. Or there is no home.
+            read by others, or has no secret; or the home of the user is unknown.
     """
     path = scraper_token_path()
     if not path.is_absolute():

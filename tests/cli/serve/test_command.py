@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -81,31 +81,61 @@ def get(address: str, token: str, **headers: str) -> tuple[int, str]:
 
 
 @pytest.mark.deep
-def test_a_server_answers_this_machine_and_ends_with_ctrl_c(tmp_path):
-    begin(tmp_path, ended=False)
+def test_a_server_answers_who_has_its_link_and_ends_with_ctrl_c(tmp_path):
+    run = tmp_path / "run"
+    begin(run, ended=False)
     with (
-        serving(tmp_path) as (address, process),
-        urllib.request.urlopen(f"{address}events") as page,
+        serving(run) as served,
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{served.address}events", headers={"Authorization": f"Bearer {served.token}"}
+            )
+        ) as page,
     ):
         assert page.readline() == b"retry: 2000\n"
-        assert address.startswith("http://127.0.0.1:")
-        assert get(f"{address}metrics")[0] == 200
-        assert get(address, Host="evil.example")[0] == 421
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
+        assert served.address.startswith("http://127.0.0.1:")
+        assert len(served.token) > 40
+        for path in ("", "live.js", "events", "metrics", "report", "nothing"):
+            assert get(f"{served.address}{path}", "wrong")[0] == 401
+        assert get(f"{served.address}metrics", served.token)[0] == 200
+        assert get(served.address, served.token, Host="evil.example")[0] == 421
+        served.process.send_signal(signal.SIGINT)
+        _, err = served.process.communicate(timeout=60)
+    assert (served.process.returncode, err) == (0, "")
 
 
 @pytest.mark.deep
-def test_other_machines_need_the_token_that_is_printed(tmp_path):
-    begin(tmp_path)
-    with serving(tmp_path, "--host", "0.0.0.0") as (address, _):
-        page, _, token = address.partition("?token=")
-        port = page.rstrip("/").rpartition(":")[2]
+def test_the_secret_of_scrapers_survives_a_restart(tmp_path):
+    run = tmp_path / "run"
+    begin(run)
+    links = []
+    for _ in range(2):
+        with serving(run) as served:
+            assert get(f"{served.address}metrics", served.token)[0] == 200
+            token = (tmp_path / "state/rlprof/scraper-token").read_text().strip()
+            assert get(f"{served.address}metrics", token)[0] == 200
+            links += [served.token, token]
+    first, stable, second, again = links
+    assert stable == again
+    assert len({first, second, stable}) == 3
+
+
+@pytest.mark.deep
+def test_other_machines_are_answered_with_the_token(tmp_path):
+    run = tmp_path / "run"
+    begin(run)
+    (tmp_path / "state/rlprof").mkdir(parents=True)
+    (tmp_path / "state/rlprof/scraper-token").symlink_to("/dev/zero")
+    with serving(run, "--host", "0.0.0.0") as served:
+        port = urlsplit(served.address).port
         local = f"http://127.0.0.1:{port}/metrics"
-        assert len(token) > 40
-        assert get(local)[0] == 401
-        assert get(local, Authorization=f"Bearer {token}")[0] == 200
+        assert get(local, "wrong")[0] == 401
+        assert get(local, served.token)[0] == 200
+        served.process.send_signal(signal.SIGTERM)
+        out, _ = served.process.communicate(timeout=60)
+    assert served.process.returncode == 0
+    assert "warning: scrapers have no secret that stays: cannot open '" in out
+    assert "warning: the connection is not encrypted" in out
 
 
 @pytest.mark.deep
@@ -124,8 +154,8 @@ def test_a_browser_follows_a_run_without_loading_the_page_again(tmp_path):
     writing = threading.Thread(target=write)
     writing.start()
     try:
-        with serving(run) as (address, _), Tab(browser, tmp_path, site=address) as tab:
-            tab.visit(address)
+        with serving(run) as served, Tab(browser, tmp_path, site=served.address) as tab:
+            tab.visit(served.link)
             tab.wait("Number(document.body?.dataset.updates) >= 1")
             tab.run(
                 "window.before = true; window.first = document.getElementById('title').textContent"
@@ -162,12 +192,12 @@ def test_a_real_prometheus_scrapes_it_and_answers_every_expression_of_the_dashbo
     full(run)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with serving(run, "--host", "0.0.0.0") as (address, _):
-        page, _, token = address.partition("?token=")
-        target = f"127.0.0.1:{page.rstrip('/').rpartition(':')[2]}"
+    with serving(run) as served:
+        target = f"127.0.0.1:{urlsplit(served.address).port}"
         scrape = {"job_name": "rlprof", "scrape_interval": "1s", "scrape_timeout": "1s"}
         scrape |= {"static_configs": [{"targets": [target]}]}
-        scrape |= {"authorization": {"credentials": token}}
+        token = tmp_path / "state/rlprof/scraper-token"
+        scrape |= {"authorization": {"credentials_file": str(token)}}
         (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [scrape]}))
         command = [
             prometheus,
@@ -193,7 +223,7 @@ def asked(port: int, expression: str) -> list[object]:
     """Return what Prometheus answers; nothing while it does not listen yet."""
     query = quote(expression.replace("$instance", ".+"))
     try:
-        status, body = get(f"http://127.0.0.1:{port}/api/v1/query?query={query}")
+        status, body = get(f"http://127.0.0.1:{port}/api/v1/query?query={query}", "")
     except OSError:
         return []
     assert status in (200, 503), body
