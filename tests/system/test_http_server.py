@@ -15,6 +15,13 @@ from tests.builders.http import fetch, serving
 END = b"\r\n\r\n"
 
 
+@pytest.fixture(autouse=True)
+def _no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test end by what it tests, and not by a limit of time."""
+    for name in ("_HEAD_S", "_IDLE_S", "_END_S"):
+        monkeypatch.setattr(http_server, name, 3600.0)
+
+
 async def echo(request: Request) -> Answer:
     assert request.method in ("GET", "HEAD")
     text = f"{request.path}|{request.query}|{'+'.join(request.values('x-word'))}"
