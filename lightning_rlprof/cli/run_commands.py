@@ -174,10 +174,8 @@ def open_in_perfetto(
         console.status("It ends with Ctrl-C.")
         if not no_browser:
             webbrowser.open(server.address_for_once())
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            console.status("Ended.")
+        server.serve_forever()
+        console.status("Ended.")
 
 
 def export(

@@ -232,10 +232,7 @@ def addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     monkeypatch.setattr("webbrowser.open", found.append)
     monkeypatch.setattr("tempfile.tempdir", str(kept))
 
-    def interrupted(self: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TraceServer, "serve_forever", interrupted)
+    monkeypatch.setattr(TraceServer, "serve_forever", lambda self: None)
     yield found
     assert list(kept.iterdir()) == []
 

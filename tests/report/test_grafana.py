@@ -92,9 +92,11 @@ def test_promtool_accepts_every_expression_and_the_configuration(tmp_path):
     ]
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    config = shutil.copy(FOLDER / "prometheus.yml", tmp_path)
+    (tmp_path / "scraper-token").write_text("secret")
     for command in (
         [promtool(), "check", "rules", str(path)],
-        [promtool(), "check", "config", str(FOLDER / "prometheus.yml")],
+        [promtool(), "check", "config", config],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,81 +1,90 @@
-"""Who may read: only GET, only known names of this host, and only with the token if there is one.
+"""Who may read: who shows a secret, and asks for a known name of this host.
+
+The secret is looked for first, in the first 4 KB of each field, without a parser: what costs time
+is done only for those who have shown it.
 
 A page of another site can make a browser ask this server. It cannot read an answer, and a name that
 it lets point here (DNS rebinding) is refused, as its name is in the Host header.
 """
 
+import fcntl
+import os
 import secrets
 import socket
-from collections.abc import Iterable
+import stat
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
-from typing import Any
-from urllib.parse import parse_qs, quote
+from pathlib import Path
+
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.system.http_server import Answer, Request, text_answer
 
 COOKIE = "rlprof-token"
-"""Cookie that a browser gets for a link with the token."""
+"""Begin of the cookie that a browser gets for a link with the token; its port is the end.
 
-_Scope = dict[str, Any]
-_HEADERS = (
-    (b"cache-control", b"no-store"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-)
+Browsers send cookies to all ports of a host, and each of several servers needs its own.
+"""
+
+_LOOKED_AT = 4096  # characters of a field in which a secret is looked for
+_SHORTEST = 32  # characters of a secret
+_HEADERS = {
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
 
 
 class Guard:
-    """Let a request through to an ASGI application, or answer it.
+    """Let a request through to the pages, or answer it.
 
     Args:
-        app: The application.
+        pages: Answers those who may read.
         hosts: Names of this host, besides ``localhost`` and addresses.
-        token: What a request must know; None asks for nothing.
+        tokens: Secrets, of which a request must show one.
     """
 
-    def __init__(self, app: Any, hosts: Iterable[str], token: str | None) -> None:
-        self._app, self._token = app, token
+    def __init__(
+        self,
+        pages: Callable[[Request], Awaitable[Answer]],
+        hosts: Iterable[str],
+        tokens: Iterable[str],
+    ) -> None:
+        self._pages, self._tokens = pages, [token.encode() for token in tokens]
         self._hosts = {name.lower() for name in hosts if name} | {"localhost"}
 
-    async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, request: Request) -> Answer:
         """Answer one request."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return
+        answer = self._refusal(request) or self._to_cookie(request) or await self._pages(request)
+        return replace(answer, fields={**_HEADERS, **answer.fields})
 
-        async def send_guarded(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                own = {name.lower() for name, _ in message.get("headers", ())}
-                more = [pair for pair in _HEADERS if pair[0] not in own]
-                message = {**message, "headers": [*message.get("headers", ()), *more]}
-            await send(message)
-
-        if refused := self._refusal(scope):
-            await _answer(send_guarded, *refused)
-        elif self._is_link(scope):
-            path = "/" + scope["path"].lstrip("/")  # never //host, another site
-            cookie = f"{COOKIE}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-            headers = [(b"location", quote(path).encode()), (b"set-cookie", cookie.encode())]
-            await _answer(send_guarded, HTTPStatus.SEE_OTHER, "", headers)
-        else:
-            await self._app(scope, receive, send_guarded)
-
-    def _refusal(self, scope: _Scope) -> tuple[HTTPStatus, str] | None:
-        host = _header(scope, b"host")
-        if len(host) != 1 or not self._is_own(host[0]):
+    def _refusal(self, request: Request) -> Answer | None:
+        if not any(self._is_token(each) for each in _shown(request)):
+            return text_answer(
+                HTTPStatus.UNAUTHORIZED,
+                "a token is needed; open the address that rlprof serve printed",
+                **{"www-authenticate": "Bearer"},
+            )
+        hosts = request.values("host")
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
             text = "unknown Host header; open the address that rlprof serve printed"
-            return HTTPStatus.MISDIRECTED_REQUEST, text
-        if scope["method"] not in ("GET", "HEAD"):
-            return HTTPStatus.METHOD_NOT_ALLOWED, "only GET: this server changes nothing"
-        if self._token is not None and not self._knows_token(scope):
-            text = "a token is needed; open the address that rlprof serve printed"
-            return HTTPStatus.UNAUTHORIZED, text
+            return text_answer(HTTPStatus.MISDIRECTED_REQUEST, text)
         return None
+
+    def _to_cookie(self, request: Request) -> Answer | None:
+        """Move a token from the address, where it would stay in the history, into a cookie."""
+        token = _value(request.query, "&", "token")
+        if not self._is_token(token):
+            return None
+        fields = {
+            "location": "/" + request.path.lstrip("/"),  # never //host, another site
+            "set-cookie": f"{_cookie(request)}={token}; Path=/; HttpOnly; SameSite=Strict",
+        }
+        return Answer(HTTPStatus.SEE_OTHER, fields=fields)
+
+    def _is_token(self, shown: str) -> bool:
+        return any(secrets.compare_digest(shown.encode(), token) for token in self._tokens)
 
     def _is_own(self, host: str) -> bool:
         """Return whether a Host header has a name of this host; an address cannot be rebound."""
@@ -89,23 +98,62 @@ class Guard:
             return False
         return name.lower() in self._hosts or _is_address(name)
 
-    def _knows_token(self, scope: _Scope) -> bool:
-        given = [_query_token(scope)]
-        for text in _header(scope, b"authorization"):
-            scheme, _, word = text.partition(" ")
-            given.append(word.strip() if scheme.lower() == "bearer" else "")
-        for text in _header(scope, b"cookie"):
-            try:
-                cookie = SimpleCookie(text).get(COOKIE)
-            except CookieError:
-                continue
-            given.append(cookie.value if cookie is not None else "")
-        expected = (self._token or "").encode()
-        return any(secrets.compare_digest(each.encode(), expected) for each in given)
 
-    def _is_link(self, scope: _Scope) -> bool:
-        """Return whether the token is in the address, where it would stay in the history."""
-        return self._token is not None and bool(_query_token(scope))
+def _shown(request: Request) -> list[str]:
+    """Return what may be a secret."""
+    found = [_value(request.query, "&", "token")]
+    for text in request.values("authorization"):
+        scheme, _, word = text[:_LOOKED_AT].partition(" ")
+        found.append(word.strip() if scheme.lower() == "bearer" else "")
+    return found + [_value(text, ";", _cookie(request)) for text in request.values("cookie")]
+
+
+def _value(text: str, separator: str, name: str) -> str:
+    pairs = (pair.strip().partition("=") for pair in text[:_LOOKED_AT].split(separator))
+    return next((value for known, _, value in pairs if known == name), "")
+
+
+def _cookie(request: Request) -> str:
+    port = "".join(request.values("host")).rpartition(":")[2]
+    return f"{COOKIE}-{port if port.isdecimal() else 80}"
+
+
+def scraper_token_path() -> Path:
+    """Return the file with the secret of this user's scrapers."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state, "rlprof", "scraper-token")
+
+
+def scraper_token() -> str:
+    """Return the secret of this user's scrapers, which is made once and survives restarts.
+
+    Raises:
+        RlprofError: The file cannot be opened or made, is a link, belongs to another user, can be
+            read by others, or has no secret; or the home of the user is unknown.
+    """
+    path = scraper_token_path()
+    if not path.is_absolute():
+        raise RlprofError(f"'{path}' is not absolute", hint="Set HOME or XDG_STATE_HOME")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(path, flags, 0o600), "r+b") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                raise RlprofError(f"'{path}' is not a file of yours", hint="Delete it")
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                raise RlprofError(f"others can read '{path}'", hint="Delete it, so that it is new")
+            fcntl.flock(file, fcntl.LOCK_EX)  # of two that start, one makes the secret
+            token = file.read(_LOOKED_AT).decode("ascii", "replace").strip()
+            if not token:
+                token = secrets.token_urlsafe(32)
+                file.write(f"{token}\n".encode())
+    except OSError as error:
+        raise RlprofError(f"cannot open '{path}' ({error.strerror or error})") from error
+    is_word = token.isascii() and token.isprintable() and " " not in token
+    if len(token) < _SHORTEST or not is_word:
+        raise RlprofError(f"'{path}' contains no secret", hint="Delete it, so that it is made")
+    return token
 
 
 def own_names(host: str) -> set[str]:
@@ -130,25 +178,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _header(scope: _Scope, wanted: bytes) -> list[str]:
-    return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
-
-
-def _query_token(scope: _Scope) -> str:
-    query: str = scope["query_string"].decode("latin-1")
-    return parse_qs(query).get("token", [""])[0]
-
-
-async def _answer(
-    send: Any, status: HTTPStatus, text: str, headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    body = f"{text}\n".encode() if text else b""
-    kind = (b"content-type", b"text/plain; charset=utf-8")
-    allow = [(b"allow", b"GET, HEAD")] if status == HTTPStatus.METHOD_NOT_ALLOWED else []
-    challenge = [(b"www-authenticate", b"Bearer")] if status == HTTPStatus.UNAUTHORIZED else []
-    length = (b"content-length", str(len(body)).encode())
-    all_headers = [kind, length, *allow, *challenge, *headers]
-    await send({"type": "http.response.start", "status": int(status), "headers": all_headers})
-    await send({"type": "http.response.body", "body": body})

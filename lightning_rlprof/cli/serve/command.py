@@ -1,9 +1,7 @@
 """The verb ``serve``: a run that is being written, in the browser and for Prometheus."""
 
 import secrets
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlencode
 
 import typer
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lightning_rlprof.cli.serve.otlp import Exporter
-
-_MOST_REQUESTS = 200  # at once
 
 
 def serve(
@@ -39,43 +35,32 @@ def serve(
 ) -> None:
     """Show a run in the browser while it is being written, and export its metrics.
 
-    Only this machine can open it, unless --host says otherwise; then a token is required. It
-    changes nothing in the run. It ends with Ctrl-C.
+    Only this machine can open it, unless --host says otherwise. The address that is printed has a
+    secret, without which nothing is answered. It changes nothing in the run. It ends with Ctrl-C.
     """
-    folder = run_directory(run)
-    try:
-        import uvicorn
+    from lightning_rlprof.cli.serve import access
+    from lightning_rlprof.cli.serve.app import Pages
+    from lightning_rlprof.cli.serve.live_feed import LiveFeed
+    from lightning_rlprof.cli.serve.otlp import push_always
+    from lightning_rlprof.system.http_server import HttpServer
 
-        from lightning_rlprof.cli.serve.access import is_loopback, own_names
-        from lightning_rlprof.cli.serve.app import make_app
-    except ImportError as error:
-        raise RlprofError(
-            f"serve needs {error.name}", hint='pip install "lightning-rlprof[serve]"'
-        ) from error
+    folder = run_directory(run)
     exporter = _exporter(otlp, folder) if otlp is not None else None
     listening = _listen(host, port)
-    token = None if is_loopback(host) else secrets.token_urlsafe(32)
-    config = uvicorn.Config(
-        make_app(folder, own_names(host), token, lambda: server.should_exit, exporter),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        lifespan="on",
-        limit_concurrency=_MOST_REQUESTS,
-        timeout_graceful_shutdown=5,
-    )
-    server = uvicorn.Server(config)
+    feed, tokens = LiveFeed(folder), [secrets.token_urlsafe(32)]
     address = _address(host, listening.getsockname()[1])
-    query = f"?{urlencode({'token': token})}" if token else ""
-    console.say(f"Serving {folder} at {address}/{query} (Ctrl-C ends it)")
-    if token:
+    console.say(f"Serving {folder} at {address}/?token={tokens[0]} (Ctrl-C ends it)")
+    try:
+        tokens.append(access.scraper_token())
+        console.status(f"Scrapers send the secret in {access.scraper_token_path()}")
+    except RlprofError as error:
+        console.warn(f"scrapers have no secret that stays: {error}. {error.hint}".rstrip(". "))
+    if not access.is_loopback(host):
         console.warn(
             "the connection is not encrypted: other machines on its way can read the token"
         )
-    with suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
+    server = HttpServer(listening, access.Guard(Pages(feed), access.own_names(host), tokens))
+    server.run(*([push_always(exporter, feed)] if exporter else []))
 
 
 def _exporter(url: str, run: "Path") -> "Exporter":
@@ -90,7 +75,7 @@ def _exporter(url: str, run: "Path") -> "Exporter":
         return Exporter(url, run.resolve().name)
     except ImportError as error:
         raise RlprofError(
-            f"--otlp needs {error.name}", hint='pip install "lightning-rlprof[serve,otlp]"'
+            f"--otlp needs {error.name}", hint='pip install "lightning-rlprof[otlp]"'
         ) from error
 
 

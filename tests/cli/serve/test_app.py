@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lightning_rlprof.cli.serve.app import Pages
+from lightning_rlprof.cli.serve.live_feed import LiveFeed
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
-from tests.builders.asgi import ask
 from tests.builders.browser import Page
-
-pytest.importorskip("starlette", reason="pip install 'lightning-rlprof[serve]'")
-
-from lightning_rlprof.cli.serve.app import make_app
-from lightning_rlprof.cli.serve.live_feed import LiveFeed
+from tests.builders.http import ask
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m"
 
@@ -49,7 +46,7 @@ def events(body: str) -> list[dict]:
 
 def test_the_page_allows_only_its_own_script(tmp_path):
     begin(tmp_path)
-    page = ask(make_app(tmp_path), "/")
+    page = ask(Pages(LiveFeed(tmp_path)), "/")
     assert page.status == 200
     policy = page.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
@@ -61,7 +58,7 @@ def test_the_page_allows_only_its_own_script(tmp_path):
 
 def test_the_page_has_the_figures_before_any_script_runs(tmp_path):
     begin(tmp_path)
-    page = Page(ask(make_app(tmp_path), "/").body)
+    page = Page(ask(Pages(LiveFeed(tmp_path)), "/").body)
     shown = page.text()
     assert "1 rank, all ended · step 5 · median 90.0 ms" in shown
     assert "all ranks have ended" in shown
@@ -74,17 +71,17 @@ def test_the_page_has_the_figures_before_any_script_runs(tmp_path):
 @pytest.mark.parametrize("path", ["/live.js", "/live.css"])
 def test_what_the_page_loads_is_there(path, tmp_path):
     begin(tmp_path)
-    answer = ask(make_app(tmp_path), path)
+    answer = ask(Pages(LiveFeed(tmp_path)), path)
     assert (answer.status, len(answer.body) > 500) == (200, True)
 
 
 def test_the_events_of_a_run_that_has_ended_are_one(tmp_path):
     begin(tmp_path)
-    answer = ask(make_app(tmp_path), "/events")
+    answer = ask(Pages(LiveFeed(tmp_path)), "/events")
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     (view,) = events(answer.body)
     assert (view["state"], view["ended"]) == ("all ranks have ended", True)
-    assert view["figures"] in ask(make_app(tmp_path), "/").body
+    assert view["figures"] in ask(Pages(LiveFeed(tmp_path)), "/").body
     assert "1 rank, all ended · step 5 · median 90.0 ms" in view["figures"]
     assert "<img" not in view["figures"]
     assert "\x1b" not in answer.body
@@ -99,7 +96,7 @@ def test_the_events_of_a_run_that_goes_on_follow_it(tmp_path, monkeypatch):
         await real(0)
 
     monkeypatch.setattr("lightning_rlprof.cli.serve.app.asyncio.sleep", wait)
-    found = events(ask(make_app(tmp_path), "/events", most=4).body)
+    found = events(ask(Pages(LiveFeed(tmp_path)), "/events", most=4).body)
     assert len(found) >= 2
     assert ["step 5" in found[0]["figures"], "step 7" in found[1]["figures"]] == [True, True]
     assert not found[1]["ended"]
@@ -146,7 +143,7 @@ def test_the_report_of_a_run_that_goes_on_is_what_is_recorded_so_far(tmp_path):
 
 def test_a_report_that_cannot_be_made_says_why(tmp_path):
     (tmp_path / "rank-00000.jsonl").write_text("no header\n")
-    answer = ask(make_app(tmp_path), "/report")
+    answer = ask(Pages(LiveFeed(tmp_path)), "/report")
     assert answer.status == 503
     assert answer.body.startswith("no report: ")
 
@@ -157,7 +154,7 @@ def test_no_address_names_a_file_and_nothing_is_written(tmp_path):
     (tmp_path / "secret").write_text("outside")
     (run / "capture.txt").write_text("inside")
     before = contents(tmp_path)
-    app = make_app(run)
+    app = Pages(LiveFeed(run))
     for path in (
         "/rank-00000.jsonl",
         "/capture.txt",
@@ -178,21 +175,13 @@ def test_no_address_names_a_file_and_nothing_is_written(tmp_path):
 
 def test_the_report_keeps_its_own_policy(tmp_path):
     begin(tmp_path)
-    answer = ask(make_app(tmp_path), "/report")
+    answer = ask(Pages(LiveFeed(tmp_path)), "/report")
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
     assert 'http-equiv="Content-Security-Policy"' in answer.body
 
 
-def test_with_a_token_every_page_needs_it(tmp_path):
-    begin(tmp_path)
-    app = make_app(tmp_path, token="s3cret")
-    for path in ("/", "/live.js", "/events", "/metrics", "/report", "/nothing"):
-        assert ask(app, path).status == 401, path
-    assert ask(app, "/metrics", (b"authorization", b"Bearer s3cret")).status == 200
-
-
 def test_the_metrics_are_typed_text(tmp_path):
     begin(tmp_path)
-    answer = ask(make_app(tmp_path), "/metrics")
+    answer = ask(Pages(LiveFeed(tmp_path)), "/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert 'rlprof_step{rank="0",role="actor"} 5\n' in answer.body

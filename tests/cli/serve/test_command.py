@@ -14,7 +14,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -24,17 +25,7 @@ from tests.report.test_grafana import EXPRESSIONS
 from tests.report.test_prometheus import full
 
 
-def test_without_its_packages_it_says_how_to_get_them(rlprof, tmp_path, monkeypatch):
-    begin(tmp_path)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    code, _, err = rlprof("serve", tmp_path)
-    assert code == 2
-    assert "serve needs uvicorn" in err
-    assert 'hint: pip install "lightning-rlprof[serve]"' in err
-
-
 def test_a_port_that_is_taken_is_one_clear_line(rlprof, tmp_path):
-    pytest.importorskip("uvicorn")
     begin(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -50,26 +41,37 @@ def test_what_is_not_a_run_is_refused_before_anything_listens(rlprof, tmp_path):
     assert "is not a run of rlprof" in err
 
 
+class Served(NamedTuple):
+    """A server: the link that it printed, its address without the token, and its process."""
+
+    link: str
+    address: str
+    token: str
+    process: "subprocess.Popen[str]"
+
+
 @contextmanager
-def serving(run: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Serve a run in another process; yields the address that it prints."""
-    pytest.importorskip("uvicorn")
-    pytest.importorskip("starlette")
+def serving(run: Path, *words: str) -> Iterator[Served]:
+    """Serve a run in another process, as a user whose state is in the folder above the run."""
     command = [sys.executable, "-m", "lightning_rlprof", "serve", str(run), "--port", "0", *words]
     environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
+    environment["XDG_STATE_HOME"] = str(run.parent / "state")
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith(f"Serving {run} at http://"), line + process.stderr.read()
-        yield line.split(" at ")[1].split()[0], process
+        link = line.split(" at ")[1].split()[0]
+        address, _, token = link.partition("?token=")
+        yield Served(link, address, token, process)
     finally:
         process.kill()
         process.communicate()
 
 
-def get(address: str, **headers: str) -> tuple[int, str]:
+def get(address: str, token: str, **headers: str) -> tuple[int, str]:
+    headers |= {"Authorization": f"Bearer {token}"}
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
             return answer.status, answer.read().decode()
@@ -79,31 +81,61 @@ def get(address: str, **headers: str) -> tuple[int, str]:
 
 
 @pytest.mark.deep
-def test_a_server_answers_this_machine_and_ends_with_ctrl_c(tmp_path):
-    begin(tmp_path, ended=False)
+def test_a_server_answers_who_has_its_link_and_ends_with_ctrl_c(tmp_path):
+    run = tmp_path / "run"
+    begin(run, ended=False)
     with (
-        serving(tmp_path) as (address, process),
-        urllib.request.urlopen(f"{address}events") as page,
+        serving(run) as served,
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{served.address}events", headers={"Authorization": f"Bearer {served.token}"}
+            )
+        ) as page,
     ):
         assert page.readline() == b"retry: 2000\n"
-        assert address.startswith("http://127.0.0.1:")
-        assert get(f"{address}metrics")[0] == 200
-        assert get(address, Host="evil.example")[0] == 421
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
+        assert served.address.startswith("http://127.0.0.1:")
+        assert len(served.token) > 40
+        for path in ("", "live.js", "events", "metrics", "report", "nothing"):
+            assert get(f"{served.address}{path}", "wrong")[0] == 401
+        assert get(f"{served.address}metrics", served.token)[0] == 200
+        assert get(served.address, served.token, Host="evil.example")[0] == 421
+        served.process.send_signal(signal.SIGINT)
+        _, err = served.process.communicate(timeout=60)
+    assert (served.process.returncode, err) == (0, "")
 
 
 @pytest.mark.deep
-def test_other_machines_need_the_token_that_is_printed(tmp_path):
-    begin(tmp_path)
-    with serving(tmp_path, "--host", "0.0.0.0") as (address, _):
-        page, _, token = address.partition("?token=")
-        port = page.rstrip("/").rpartition(":")[2]
+def test_the_secret_of_scrapers_survives_a_restart(tmp_path):
+    run = tmp_path / "run"
+    begin(run)
+    links = []
+    for _ in range(2):
+        with serving(run) as served:
+            assert get(f"{served.address}metrics", served.token)[0] == 200
+            token = (tmp_path / "state/rlprof/scraper-token").read_text().strip()
+            assert get(f"{served.address}metrics", token)[0] == 200
+            links += [served.token, token]
+    first, stable, second, again = links
+    assert stable == again
+    assert len({first, second, stable}) == 3
+
+
+@pytest.mark.deep
+def test_other_machines_are_answered_with_the_token(tmp_path):
+    run = tmp_path / "run"
+    begin(run)
+    (tmp_path / "state/rlprof").mkdir(parents=True)
+    (tmp_path / "state/rlprof/scraper-token").symlink_to("/dev/zero")
+    with serving(run, "--host", "0.0.0.0") as served:
+        port = urlsplit(served.address).port
         local = f"http://127.0.0.1:{port}/metrics"
-        assert len(token) > 40
-        assert get(local)[0] == 401
-        assert get(local, Authorization=f"Bearer {token}")[0] == 200
+        assert get(local, "wrong")[0] == 401
+        assert get(local, served.token)[0] == 200
+        served.process.send_signal(signal.SIGTERM)
+        out, _ = served.process.communicate(timeout=60)
+    assert served.process.returncode == 0
+    assert "warning: scrapers have no secret that stays: cannot open '" in out
+    assert "warning: the connection is not encrypted" in out
 
 
 @pytest.mark.deep
@@ -122,8 +154,8 @@ def test_a_browser_follows_a_run_without_loading_the_page_again(tmp_path):
     writing = threading.Thread(target=write)
     writing.start()
     try:
-        with serving(run) as (address, _), Tab(browser, tmp_path, site=address) as tab:
-            tab.visit(address)
+        with serving(run) as served, Tab(browser, tmp_path, site=served.address) as tab:
+            tab.visit(served.link)
             tab.wait("Number(document.body?.dataset.updates) >= 1")
             tab.run(
                 "window.before = true; window.first = document.getElementById('title').textContent"
@@ -160,12 +192,12 @@ def test_a_real_prometheus_scrapes_it_and_answers_every_expression_of_the_dashbo
     full(run)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with serving(run, "--host", "0.0.0.0") as (address, _):
-        page, _, token = address.partition("?token=")
-        target = f"127.0.0.1:{page.rstrip('/').rpartition(':')[2]}"
+    with serving(run) as served:
+        target = f"127.0.0.1:{urlsplit(served.address).port}"
         scrape = {"job_name": "rlprof", "scrape_interval": "1s", "scrape_timeout": "1s"}
         scrape |= {"static_configs": [{"targets": [target]}]}
-        scrape |= {"authorization": {"credentials": token}}
+        token = tmp_path / "state/rlprof/scraper-token"
+        scrape |= {"authorization": {"credentials_file": str(token)}}
         (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [scrape]}))
         command = [
             prometheus,
@@ -191,7 +223,7 @@ def asked(port: int, expression: str) -> list[object]:
     """Return what Prometheus answers; nothing while it does not listen yet."""
     query = quote(expression.replace("$instance", ".+"))
     try:
-        status, body = get(f"http://127.0.0.1:{port}/api/v1/query?query={query}")
+        status, body = get(f"http://127.0.0.1:{port}/api/v1/query?query={query}", "")
     except OSError:
         return []
     assert status in (200, 503), body

