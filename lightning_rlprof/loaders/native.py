@@ -10,6 +10,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
+from lightning_rlprof.loaders.iterations import join_optimizer_steps
 from lightning_rlprof.loaders.process_roles import drivers_wait, give_steps
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
@@ -391,9 +392,10 @@ def _assemble(
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
+    columns = {number: rank.columns for number, rank in ranks.items()}
+    counters = {number: rank.counters for number, rank in ranks.items()}
+    size = join_optimizer_steps(columns, counters, headers, names)
     if any(header.open_world for header in headers.values()):
-        columns = {number: rank.columns for number, rank in ranks.items()}
-        counters = {number: rank.counters for number, rank in ranks.items()}
         give_steps(columns, counters, headers, names.setdefault("step", len(names)))
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
@@ -409,12 +411,17 @@ def _assemble(
         counters=merge([rank.counters for rank in every], counts),
         headers=headers,
         statuses={number: rank.status for number, rank in ranks.items()},
-        notes=tuple(_notes(ranks, clocks, zero)),
+        notes=(*_of_iterations(size), *_notes(ranks, clocks, zero)),
         warnings=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
         unix_ns=zero,
         wall_off={number: own.off for number, own in clocks.items() if own.clock is not None},
         tables=tables,
     )
+
+
+def _of_iterations(size: int) -> list[RankNote]:
+    text = f"a step is an iteration of the program's loop, with {size} steps of optimizers"
+    return [RankNote(None, 0, "info", text)] if size > 1 else []
 
 
 def _notes(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:

@@ -55,6 +55,7 @@ def start_session(
     open_world: bool = False,
     packages: Sequence[str] = (),
     owner: Owner | None = None,
+    step_unit: str = "",
 ) -> Session:
     """Start recording this process, whose place in the job is known; see `Session` for the steps.
 
@@ -62,7 +63,7 @@ def start_session(
     torchrun says. ``device`` is a kind as `device_kind` names it; ``recorders`` replace those of
     the configuration. ``on_finish`` is called with a `Finished` when the run's files are complete.
     In an open world ranks come and go. ``packages`` are those whose versions are recorded, too.
-    ``owner`` is as of `Session`.
+    ``owner`` is as of `Session`, ``step_unit`` as of `Header`.
 
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
@@ -81,7 +82,7 @@ def start_session(
         called = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
         shown["on_finish"] = {**shown["on_finish"], "function": called}
     shown["model"], why_not = _model_content(config.model)
-    header = replace(header, config=shown, open_world=open_world)
+    header = replace(header, config=shown, open_world=open_world, step_unit=step_unit)
     header = replace(header, versions={**header.versions, **_versions(packages)})
     session = Session(config, run, header, chosen, owner=owner)
     try:

@@ -115,6 +115,10 @@ class Span:
         return self.end_ns - self.start_ns
 
 
+OPTIMIZER_STEP = "optimizer step"
+"""The unit of steps in a run that an optimizer alone divides."""
+
+
 @dataclass(frozen=True)
 class Header:
     """First line of a rank's trace file: who recorded, where, when and with what.
@@ -123,7 +127,8 @@ class Header:
     time into the host's wall clock. ``device`` is the kind, ``device_name`` the model; what other
     tools recorded has the model alone, as ``device``. ``chip`` is what CANN's files say of an
     Ascend: ``cube_cores`` and ``cube_mhz``. ``world_size`` of an open world, where processes come
-    and go, is that of the ranks up to this one.
+    and go, is that of the ranks up to this one. ``step_unit`` is `OPTIMIZER_STEP` where nothing
+    tells what the steps of the program's own loop are.
     """
 
     format: int
@@ -141,6 +146,7 @@ class Header:
     device_name: str | None = None
     open_world: bool = False
     chip: Mapping[str, int] = field(default_factory=dict)
+    step_unit: str = ""
 
     @property
     def hardware(self) -> str:

@@ -1,7 +1,8 @@
 """Door to Lightning Fabric, whose programs have loops of their own.
 
-A step ends with an optimizer's step. ``Fabric.backward`` and the optimizer's step are
-``actor_update``. A program that is recorded in another way keeps its own steps.
+A step ends with an optimizer's step; readers join those of an iteration, see `loaders.iterations`.
+``Fabric.backward`` and the optimizer's step are ``actor_update``. A program that is recorded in
+another way keeps its own steps.
 """
 
 import functools
@@ -17,6 +18,7 @@ from lightning_rlprof.recording.annotations import Marker, in_stage, stage
 from lightning_rlprof.recording.job import find_place, forget
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.recording.session import Session, current, running
+from lightning_rlprof.records.records import OPTIMIZER_STEP
 
 KIT = Kit("Fabric", "lightning", "sheeprl")
 
@@ -41,6 +43,7 @@ def install(module: Any) -> None:
     KIT.marks(fabric, "save", "save_checkpoint")
     optimizer = KIT.find(module, "_FabricOptimizer")
     KIT.replace(KIT.find(module, "_FabricModule"), "forward", _noticing)
+    KIT.marks(KIT.find(module, "_FabricDataLoader"), "__iter__", "data_fetch")
     KIT.replace(optimizer, "step", lambda function: _ending(_unless_inside(function)))
 
 
@@ -81,7 +84,8 @@ def _begin(fabric: Any) -> None:
             return
         session.discard()
         forget(session.run)
-    mine = _Training(KIT.new_session(Owner(), place, fabric.device.type))
+    unit = "" if _TIMED in sys.modules else OPTIMIZER_STEP
+    mine = _Training(KIT.new_session(Owner(), place, fabric.device.type, unit))
     mine.fabrics.add(fabric)
     _trainings.append(mine)
     mine.session.expect_step(1)

@@ -49,6 +49,7 @@ class Kit:
         owner: Owner,
         own_place: tuple[int, int] | None = None,
         device: str | None = None,
+        step_unit: str = "",
         **options: Any,
     ) -> Session:
         """Start a session; raises what `start_session` raises.
@@ -57,10 +58,11 @@ class Kit:
             owner: Whose spans are recorded.
             own_place: Rank and world size as the framework has them; see `find_place`.
             device: As of `start_session`.
+            step_unit: As of `Header`.
             **options: Fields of the configuration.
         """
         config = ProfilerConfig.build(os.environ.get("RLPROF_CONFIG") or None, **options)
-        asked = {"device": device, "packages": self._packages}
+        asked = {"device": device, "packages": self._packages, "step_unit": step_unit}
         return open_session(config, None, find_place(own=own_place), owner, asked)
 
     def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
