@@ -98,9 +98,10 @@ def _follow_starts() -> None:
         return
 
     def start(self: threading.Thread) -> None:
-        parent = threading.current_thread()
-        _forget_ended(vars(parent))
-        vars(self)[_PARENT] = parent
+        each: threading.Thread | None = threading.current_thread()
+        vars(self)[_PARENT] = each
+        while each is not None:
+            each = _forget_ended(vars(each))
         theirs(self)
 
     setattr(start, _HOOK, True)
@@ -108,10 +109,16 @@ def _follow_starts() -> None:
     threading.Thread.start = start  # type: ignore[method-assign]
 
 
-def _forget_ended(own: dict[str, Any]) -> None:
-    """Let a thread forget those above it that have ended, as of timers that start timers."""
-    above = own.pop(_PARENT, None)
+def _forget_ended(own: dict[str, Any]) -> threading.Thread | None:
+    """Let a thread forget those above it that have ended, as of timers that start timers.
+
+    Returns the one that is above it then, if any.
+    """
+    above: threading.Thread | None = own.get(_PARENT)
     while above is not None and not above.is_alive() and not {_OWNS, _APART} & vars(above).keys():
         above = vars(above).get(_PARENT)
-    if above is not None:
+    if above is None:
+        own.pop(_PARENT, None)
+    else:
         own[_PARENT] = above
+    return above
