@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
@@ -31,6 +32,7 @@ from lightning_rlprof.recording.session import (
 )
 from lightning_rlprof.recording.span_buffer import RankTakenError, StepTotals
 from lightning_rlprof.recording.torch_hooks import BackwardPasses, OptimizerSteps, RecordFunctions
+from lightning_rlprof.records.records import FORMAT, Header
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +270,8 @@ class _Unrecorded(Session):
         self._is_apart = is_apart
         self.config, self.clock = config, perf_counter_ns
         self.run = Path(config.integrated.profile_save_path, "not-recorded").absolute()
-        self.header = start.make_header(config, self.run.name, 0, 1, "cpu")
+        name, pid = self.run.name, os.getpid()
+        self.header = Header(FORMAT, name, 0, 1, "actor", "", pid, "cpu", unix_ns=0, clock_ns=0)
         self.step = self._ended = self.silent_thread = 0
         self.status, self._broken_by, self._closed, self.waiting = "not recorded", "", True, False
         self._steps: list[tuple[int, int]] = []
@@ -304,6 +307,9 @@ class _Unrecorded(Session):
 
     def note(self, level: str, text: str) -> None:
         """Do nothing."""
+
+    def failed(self, error: Exception) -> None:
+        """Do nothing: what is not here fails."""
 
     def close(self, status: str = "finished") -> None:
         """Let the thread belong to those around it again."""

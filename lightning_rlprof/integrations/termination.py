@@ -118,13 +118,28 @@ class _Installed:
 
 
 def _watch_forks() -> None:
+    """Let the signal end forked children as before, also one that comes as soon as they exist."""
     if not _Installed.watches_forks:
-        os.register_at_fork(after_in_child=_restore)
+        os.register_at_fork(
+            before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child
+        )
         _Installed.watches_forks = True
 
 
-def _restore() -> None:
-    """Let the signal end a forked child, such as a worker of a data loader, as before."""
+_forking = threading.local()  # what a thread that forks has blocked before
+
+
+def _block() -> None:
+    if _Installed.here is not None:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _unblock() -> None:
+    if (mask := vars(_forking).pop("mask", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _restore_in_child() -> None:
     if (here := _Installed.here) is not None:
         with suppress(ValueError):  # forked by another thread than the main one
             here._hears()
@@ -132,6 +147,7 @@ def _restore() -> None:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         here._end = bool
         _Installed.here = None
+    _unblock()
 
 
 def _end_by_signal() -> None:

@@ -659,6 +659,8 @@ class Session:
         return True
 
     def _give_up(self, error: Exception) -> None:
+        if self.status:  # it ends already
+            return
         log.error("recording stopped, training continues: %s", described(error), exc_info=error)
         self.close(f"stopped by an error in rlprof: {type(error).__name__}")
 
