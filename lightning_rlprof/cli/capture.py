@@ -12,19 +12,19 @@ from lightning_rlprof.cli import console
 from lightning_rlprof.cli.completion import SAVE_PATH, complete_stage
 from lightning_rlprof.cli.open_run import Run, run_directory
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.capture_request import MOST_STEPS
 
 if TYPE_CHECKING:
     from lightning_rlprof.loaders.live_run import RankProgress
     from lightning_rlprof.records.capture_request import CaptureRequest
 
-_MOST_STEPS = 100
 _POLL_S, _PATIENCE_S = 0.2, 60
 
 
 def capture(
     run: Run = SAVE_PATH,
     steps: Annotated[
-        int, typer.Option(min=1, max=_MOST_STEPS, metavar="N", help="How many steps")
+        int, typer.Option(min=1, max=MOST_STEPS, metavar="N", help="How many steps")
     ] = 1,
     ranks: Annotated[str, typer.Option(metavar="RANKS", help="all, or a list such as 0,3")] = "0",
     stage: Annotated[
