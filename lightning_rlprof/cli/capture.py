@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +65,8 @@ def capture(
         stages=stage or [],
         why="rlprof capture",
     )
-    write_request(folder, request)
+    with asking(folder):
+        write_request(folder, request)
     where = f"step {request.first_step}"
     if steps > 1:
         where = f"steps {request.first_step} to {request.last_step}"
@@ -76,6 +78,18 @@ def capture(
             f"{where} was not captured", hint="Ask again: rlprof capture"
         )
     console.next_command("rlprof", "summary", folder)
+
+
+@contextmanager
+def asking(run: Path) -> Iterator[None]:
+    """Turn a failure to write a request into an error that says who may ask."""
+    try:
+        yield
+    except OSError as error:
+        raise RlprofError(
+            f"the training of '{run}' cannot be asked ({error.strerror})",
+            hint="Only its user and root may ask it, where its run directory can be written.",
+        ) from error
 
 
 def chosen_ranks(

@@ -115,6 +115,8 @@ class Watchdog:
 
     def start(self) -> "Watchdog":
         """Begin to watch. A process that may have no more threads trains without it."""
+        with suppress(OSError):  # from now on, others may ask for stacks
+            make_folder(self._run, self._run / FOLDER)
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -131,7 +133,8 @@ class Watchdog:
         if self._beat_ns is not None:
             with suppress(OSError):
                 remove_inside(self._run, alive_file(self._run, self._rank))
-                (self._run / FOLDER).rmdir()  # unless there are reports, or other ranks live
+        with suppress(OSError):
+            (self._run / FOLDER).rmdir()  # unless there are reports, or other ranks live
 
     def _watch(self) -> None:
         look_at = time.monotonic() + _TICK_S
