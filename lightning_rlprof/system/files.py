@@ -134,7 +134,8 @@ def new_folder(path: Path, files: int | None) -> None:
     """
     if path.is_dir():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
     if files is None:
         path.mkdir(exist_ok=True)
     else:
