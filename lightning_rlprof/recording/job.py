@@ -31,7 +31,7 @@ from lightning_rlprof.records.records import JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
 from lightning_rlprof.system.files import folder_inside
 
-_AGREEMENTS = ".jobs"  # folder of a user beside the runs, which is no other user's to read
+_AGREEMENTS = ".jobs"  # folder of one user, whose number follows, beside the runs
 _MOST_AGREEMENTS = 1_000  # runs that one job, or a job of the same name, has begun here
 _FRESH_S = 600  # ranks of a job whose name may come again start within this
 

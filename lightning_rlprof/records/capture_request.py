@@ -96,7 +96,7 @@ def read_request(run: Path, owners: Collection[int]) -> CaptureRequest:
 
 
 def decode_request(data: bytes) -> CaptureRequest:
-    """Return a request in JSON, whoever sent it.
+    """Return a request in JSON, from a file or from the store of the process group.
 
     Raises:
         RlprofError: It is none, or asks for more than is allowed; the text names the field.

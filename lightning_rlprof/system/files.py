@@ -1,10 +1,10 @@
 """Files in folders that others may write, too: no link is followed, nothing waits, files are whole.
 
-A run folder is a border. Whoever may write there can put a link, a pipe or a huge file where rlprof
-reads or writes a fixed name. So each of these names is opened relative to its folder, which is
-opened first: between a check and its use, nobody can swap the folder for a link. The folder of runs
-itself may be reached by a link, as you named it. Folders of captures are only checked when they are
-made: profilers take a path.
+A run folder is a border: another user who may write there can put a link, a pipe or a huge file in
+the place of a name that rlprof reads or writes. So each of these names is opened relative to its
+folder, which is opened first: between a check and its use, the folder cannot be swapped for a link.
+The run folder itself may be reached by a link, as you named it. Folders of captures are only
+checked when they are made: profilers take a path.
 """
 
 import errno
