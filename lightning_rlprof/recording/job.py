@@ -136,12 +136,16 @@ def shared_run(folder: Path, place: Place) -> str:
         place: Of this process.
     """
     global _agreed
+    _remarks.clear()
     store: Any = default_store()
     if store is not None and JOB_VARIABLE not in os.environ:
         with suppress(Exception):  # a store that cannot compare and set, or that is gone
             name: bytes = store.compare_set(f"rlprof/run/{_agreed}", "", new_run_name())
             _agreed += 1
-            return _checked(name.decode())
+            try:
+                return _checked(name.decode("utf-8", "replace"))
+            except OSError as error:
+                _remarks[f"the name in the store of the job is left out: {error.strerror}"] = None
     if not place.job:
         return new_run_name()
     try:

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # else opening a pipe waits for a writer
 _FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_ROOT = _FOLDER | getattr(os, "O_PATH", 0)  # one that may be entered, but not read, serves, too
 _NEW = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _PRIVATE = 0o600
 _OF_FOLDERS = 0o050  # what a folder takes over from the one that it is in
@@ -93,7 +94,7 @@ def folder_inside(root: Path, path: Path, make: int | None = None) -> Iterator[i
     Raises:
         OSError: It cannot be opened or made, or is a link.
     """
-    folder = os.open(root, _FOLDER)
+    folder = os.open(root, _ROOT)
     try:
         for name in path.relative_to(root).parts:
             inner = _opened(folder, name, make)

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -377,6 +378,19 @@ def test_a_run_folder_that_another_user_made_is_not_joined(
     (tmp_path / first).symlink_to(foreign)
     names = [shared_run(tmp_path, place(rank)) for rank in (0, 1)]
     assert names[0] == names[1] != first
+
+
+def test_a_name_from_the_store_that_is_none_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SimpleNamespace(compare_set=lambda key, before, name: b"../x")
+    monkeypatch.setattr(job, "default_store", lambda: store)
+    monkeypatch.setattr(job, "find_place", lambda: place(0))
+    with start_session(profile_save_path=str(tmp_path), summary=False) as session:
+        pass
+    assert session.run.parent == tmp_path
+    (note,) = [note for note in read(session).notes if note.level == "warning"]
+    assert "'../x' is not the name of a run" in note.text
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
