@@ -365,6 +365,7 @@ def critical_path(run: Run = SAVE_PATH, by: Rows = None, level: Level = "rank") 
 
 
 _PREDICTIONS = "predictions.jsonl"
+_MOST_BYTES = 1 << 26
 
 Speedup = Annotated[
     list[str] | None,
@@ -477,12 +478,18 @@ def _predictions_file(spans: "Spans") -> Path:
 def _save(spans: "Spans", table: "Table") -> Path:
     """Append the predictions to the run's file."""
     from lightning_rlprof.analysis.whatif.whatif import predictions
+    from lightning_rlprof.records.run_directory import mode_made_of
+    from lightning_rlprof.system.files import draft_of, read_inside
 
     file = _predictions_file(spans)
     facts = {"unix": int(time.time()), "run": str(spans.path)}
+    lines = [json.dumps(facts | each) + "\n" for each in predictions(table)]
     try:
-        with file.open("a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(facts | each) + "\n" for each in predictions(table))
+        with draft_of(file, mode_made_of(spans.path)) as part:
+            with suppress(FileNotFoundError):
+                part.write_bytes(read_inside(file.parent, file, _MOST_BYTES))
+            with part.open("a", encoding="utf-8") as stream:
+                stream.writelines(lines)
     except OSError as error:
         raise RlprofError(f"cannot save predictions to {file} ({error.strerror})") from error
     return file
@@ -490,11 +497,17 @@ def _save(spans: "Spans", table: "Table") -> Path:
 
 def _saved(file: Path) -> list[dict[str, Any]]:
     """Return the saved predictions; a line that a crash truncated is skipped."""
+    from lightning_rlprof.system.files import read_inside
+
     hint = "Save predictions first: rlprof whatif RUN --save"
-    if not file.is_file():
-        raise RlprofError(f"no predictions: {file} does not exist", hint=hint)
+    try:
+        data = read_inside(file.parent, file, _MOST_BYTES)
+    except FileNotFoundError as error:
+        raise RlprofError(f"no predictions: {file} does not exist", hint=hint) from error
+    except OSError as error:
+        raise RlprofError(f"{file} cannot be read ({error.strerror})") from error
     saved = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in data.splitlines():
         with suppress(ValueError):
             saved.append(json.loads(line))
     if not saved:

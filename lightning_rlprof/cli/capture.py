@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,19 +13,19 @@ from lightning_rlprof.cli import console
 from lightning_rlprof.cli.completion import SAVE_PATH, complete_stage
 from lightning_rlprof.cli.open_run import Run, run_directory
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.capture_request import MOST_STEPS
 
 if TYPE_CHECKING:
     from lightning_rlprof.loaders.live_run import RankProgress
     from lightning_rlprof.records.capture_request import CaptureRequest
 
-_MOST_STEPS = 100
 _POLL_S, _PATIENCE_S = 0.2, 60
 
 
 def capture(
     run: Run = SAVE_PATH,
     steps: Annotated[
-        int, typer.Option(min=1, max=_MOST_STEPS, metavar="N", help="How many steps")
+        int, typer.Option(min=1, max=MOST_STEPS, metavar="N", help="How many steps")
     ] = 1,
     ranks: Annotated[str, typer.Option(metavar="RANKS", help="all, or a list such as 0,3")] = "0",
     stage: Annotated[
@@ -64,7 +65,8 @@ def capture(
         stages=stage or [],
         why="rlprof capture",
     )
-    write_request(folder, request)
+    with asking(folder):
+        write_request(folder, request)
     where = f"step {request.first_step}"
     if steps > 1:
         where = f"steps {request.first_step} to {request.last_step}"
@@ -76,6 +78,18 @@ def capture(
             f"{where} was not captured", hint="Ask again: rlprof capture"
         )
     console.next_command("rlprof", "summary", folder)
+
+
+@contextmanager
+def asking(run: Path) -> Iterator[None]:
+    """Turn a failure to write a request into an error that says who may ask."""
+    try:
+        yield
+    except OSError as error:
+        raise RlprofError(
+            f"the training of '{run}' cannot be asked ({error.strerror})",
+            hint="Only its user and root may ask it, where its run directory can be written.",
+        ) from error
 
 
 def chosen_ranks(

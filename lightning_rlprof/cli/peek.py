@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.capture import chosen_ranks
+from lightning_rlprof.cli.capture import asking, chosen_ranks
 from lightning_rlprof.cli.completion import SAVE_PATH
 from lightning_rlprof.cli.open_run import Run, as_json, run_directory
 from lightning_rlprof.errors import RlprofError
@@ -55,7 +55,8 @@ def peek(
     _check_samples(chosen)
     numbers = None if ranks == "all" else tuple(each.rank for each in chosen)
     request = StackRequest(secrets.token_hex(8), seconds, numbers)
-    write_stack_request(folder, request)
+    with asking(folder):
+        write_stack_request(folder, request)
     console.status(f"Sampling stacks for {seconds:g} s. Ctrl-C stops waiting.")
     lines, problems = _wait(folder, chosen, request.id, seconds)
     table = stack_table([(rank, line) for rank, each in lines.items() for line in each[:_LINES]])

@@ -301,6 +301,9 @@ def _export_captures(run: Path, viewer: str, output: Path | None, *, force: bool
 
 def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) -> None:
     """Write every table of a run into one directory, a file each."""
+    from lightning_rlprof.records.run_directory import mode_made_of
+    from lightning_rlprof.system.files import new_folder
+
     source = run if run.name else run.absolute()
     folder = output or Path(f"{source.stem if run.is_file() else source.name}-tables")
     if folder.exists() and not folder.is_dir():
@@ -312,7 +315,7 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
             hint = "Replace it with --force, or choose another directory with -o."
             raise RlprofError(f"{taken[0]} exists already", hint=hint)
         with console.bar("Writing") as step, console.writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            new_folder(folder, mode_made_of(run))
             for done, (name, path) in enumerate(files.items(), start=1):
                 store.write(f'from "{name}"', path)
                 step(done, len(files))

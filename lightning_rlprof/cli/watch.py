@@ -70,7 +70,8 @@ def _page(folder: "Path", view: "LiveView") -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    from lightning_rlprof.report.terminal import plain, render
+    from lightning_rlprof.report.terminal import render
+    from lightning_rlprof.system.plain_text import plain
 
     parts: list[RenderableType] = [
         Text(plain(f"{folder.name} · {view.title}"), style="bold"),

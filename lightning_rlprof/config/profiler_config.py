@@ -211,6 +211,11 @@ class Options(Section):
         description="Whether rank 0 logs the HTML report as an artifact of the Trainer's W&B and "
         "MLflow loggers when training ends.",
     )
+    group_access: bool = Field(
+        False,
+        description="Whether the group of the training's user may read the run: folders get mode "
+        "0750 and rank files 0640, instead of 0700 and 0600. Reports, exports and caches follow.",
+    )
     ignore_advice: list[str] = Field(
         default_factory=list,
         description="Ids of advice that `rlprof advise` leaves out, such as `[rollout-overlap]`. "

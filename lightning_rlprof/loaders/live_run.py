@@ -423,7 +423,7 @@ class LiveRun:
         for path in sorted(self.run.glob(f"{FOLDER}/rank-*-*.json")):
             if path.name in self._reports:
                 continue
-            if (report := read_report(path)) is not None:
+            if (report := read_report(self.run, path)) is not None:
                 self._reports.add(path.name)
                 self.hangs[report.rank] = replace(report, **_NOT_SHOWN)
 

@@ -424,7 +424,7 @@ def tell_first(path: str, where: str) -> None:
         worker = data is not None and data.get_worker_info() is not None
         text = f"{self.name} in a {'DataLoader worker' if worker else where}\n"
         with suppress(OSError):
-            file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
             if not os.fstat(file).st_size:
                 os.write(file, text.encode("utf-8", "replace"))
             os.close(file)

@@ -4,10 +4,12 @@ import os
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
 from lightning_rlprof.recording.annotations import CHILD_MARKS
+from lightning_rlprof.system.files import open_file
 
 _ASCEND = {"profile_level", "profile_export_type", "profile_analysis"}
 _MOST = 256  # bytes of what a child process says
@@ -112,8 +114,8 @@ class ChildMarks:
         if os.environ.get(CHILD_MARKS) == path:
             del os.environ[CHILD_MARKS]
         try:
-            with open(path, encoding="utf-8", errors="ignore") as file:
-                text = file.readline(_MOST).strip()
+            with open_file(Path(path)) as file:
+                text = file.readline(_MOST).decode("utf-8", "ignore").strip()
             os.unlink(path)
         except OSError:
             return []

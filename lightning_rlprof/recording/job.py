@@ -3,28 +3,37 @@
 Rank and world size come from torch.distributed, from a launcher's variables or from SLURM, or else
 from an object of a framework, which may be one of several: a player with a device of its own. A
 process that none of these knows, such as a Ray actor, takes the first rank of the run that is free.
-The name of the run is agreed on through the store of the process group, else by a small file in the
-folder of runs. Nothing here waits for another process.
+The name of the run is agreed on through the store of the process group, else by an agreement in the
+folder of runs. That is a folder whose only entry is called like the run: each process tries to give
+one of its own the name of the agreement, and a folder never takes the place of one that has an
+entry. So it is whole at once, on file systems without hard links, too. Nothing here waits for
+another process.
 """
 
+import errno
 import hashlib
 import os
 import secrets
 import socket
+import stat
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.recording.clock_sync import default_store
-from lightning_rlprof.recording.start import new_run_name
+from lightning_rlprof.recording.session import current
+from lightning_rlprof.recording.start import RUN_NAME, new_run_name
 from lightning_rlprof.records.records import JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
+from lightning_rlprof.system.files import folder_inside
 
-_AGREEMENTS = ".jobs"  # folder beside the runs
+_AGREEMENTS = ".jobs"  # folder of one user, whose number follows, beside the runs
+_MOST_AGREEMENTS = 1_000  # runs that one job, or a job of the same name, has begun here
 _FRESH_S = 600  # ranks of a job whose name may come again start within this
 
 
@@ -130,6 +139,7 @@ def _ray_job() -> str:
 
 _recorded: set[Path] = set()  # runs that this process has recorded into
 _agreed = 0  # names that this process took from the store
+_remarks: dict[str, None] = {}  # what was wrong with agreements, until the run can have a note
 
 
 def shared_run(folder: Path, place: Place) -> str:
@@ -142,34 +152,97 @@ def shared_run(folder: Path, place: Place) -> str:
         place: Of this process.
     """
     global _agreed
+    _remarks.clear()
     store: Any = default_store()
     if store is not None and JOB_VARIABLE not in os.environ:
         with suppress(Exception):  # a store that cannot compare and set, or that is gone
             name: bytes = store.compare_set(f"rlprof/run/{_agreed}", "", new_run_name())
             _agreed += 1
-            return name.decode()
+            try:
+                return _checked(name.decode("utf-8", "replace"))
+            except OSError as error:
+                _remarks[f"the name in the store of the job is left out: {error.strerror}"] = None
     if not place.job:
         return new_run_name()
-    with suppress(OSError):  # the run directory itself will say what is wrong
-        return _by_file(folder, place)
+    try:
+        return _by_folder(folder, place)
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        _remarks[f"the ranks of this job could not agree on one run ({where}); {_ALONE}"] = None
     return new_run_name()
 
 
-def _by_file(folder: Path, place: Place) -> str:
-    key = hashlib.sha256(place.job.encode()).hexdigest()[:16]
-    (folder / _AGREEMENTS).mkdir(parents=True, exist_ok=True)
-    number = 0
-    while True:
-        agreement = folder / _AGREEMENTS / f"{key}-{number}"
-        name = _propose(agreement)
-        is_fresh = place.is_unique or time.time() - agreement.stat().st_mtime < _FRESH_S
-        if is_fresh and _may_join(folder / name, place.rank):
-            return name
-        number += 1
+_ALONE = "this rank has a run of its own, unless name= says which"
 
 
-def _may_join(run: Path, rank: int | None) -> bool:
-    """Return whether a run lacks this rank, and a process of it still lives, or none has begun."""
+def _checked(name: str) -> str:
+    """Return the name of a run that another process made; raises OSError if that is none."""
+    if not RUN_NAME.fullmatch(name):
+        raise OSError(errno.EINVAL, f"{name!r:.80} is not the name of a run")
+    return name
+
+
+def _by_folder(folder: Path, place: Place) -> str:
+    key = hashlib.sha256(place.job.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    home = folder / f"{_AGREEMENTS}-{os.geteuid()}"
+    with folder_inside(folder, home, 0o700) as agreements:
+        draft, name = f"{key}.{secrets.token_hex(4)}", new_run_name()
+        os.mkdir(draft, 0o700, dir_fd=agreements)
+        try:
+            os.mkdir(f"{draft}/{name}", 0o700, dir_fd=agreements)
+            owner = os.stat(draft, dir_fd=agreements, follow_symlinks=False).st_uid
+            if os.fstat(agreements).st_uid != owner:
+                raise PermissionError(errno.EPERM, "belongs to another user", str(home))
+            for number in range(_MOST_AGREEMENTS):
+                agreement = f"{key}-{number}"
+                try:
+                    os.rename(draft, agreement, src_dir_fd=agreements, dst_dir_fd=agreements)
+                except OSError as refused:
+                    try:
+                        agreed, since = _read(agreements, agreement, owner)
+                    except FileNotFoundError:  # this file system cannot do it
+                        raise refused from None
+                    except OSError as error:
+                        _remarks[f"{home / agreement} is left out: {error.strerror}"] = None
+                        continue
+                else:
+                    return name
+                is_fresh = place.is_unique or time.time() - since < _FRESH_S
+                if is_fresh and _may_join(folder / agreed, place.rank, owner):
+                    return agreed
+            raise OSError(errno.EEXIST, "has agreements enough for this job", str(home))
+        finally:
+            with suppress(OSError):  # it has become the agreement
+                os.rmdir(f"{draft}/{name}", dir_fd=agreements)
+                os.rmdir(draft, dir_fd=agreements)
+
+
+def _read(agreements: int, agreement: str, owner: int) -> tuple[str, float]:
+    """Return the name of the run, and when it was agreed on; raises OSError if it is none."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
+    opened = os.open(agreement, flags, dir_fd=agreements)
+    try:
+        found = os.fstat(opened)
+        with os.scandir(opened) as entries:
+            names = [entry.name for entry in islice(entries, 2)]
+    finally:
+        os.close(opened)
+    if found.st_uid != owner or len(names) != 1:
+        raise OSError(errno.EINVAL, "it is not an agreement of this user")
+    return _checked(names[0]), found.st_mtime
+
+
+def _may_join(run: Path, rank: int | None, owner: int) -> bool:
+    """Return whether a run lacks this rank, and a process of it still lives, or none has begun.
+
+    A folder of another user, or a link, is not the run.
+    """
+    with suppress(FileNotFoundError):
+        found = run.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner:
+            _remarks[f"{run} is left out: it is not a folder of this user"] = None
+            return False
     if run.absolute() in _recorded or (rank is not None and rank_file(run, rank).exists()):
         return False
     files = rank_files(run)
@@ -184,21 +257,6 @@ def _is_alive(file: Path) -> bool:
     return header.host != socket.gethostname() or Path(f"/proc/{header.pid}").exists()
 
 
-def _propose(agreement: Path) -> str:
-    """Return what a file says, written by whichever process came first."""
-    with suppress(FileNotFoundError):
-        return agreement.read_text().strip()
-    draft = agreement.with_name(f"{agreement.name}.{secrets.token_hex(4)}")
-    draft.write_text(new_run_name())
-    try:
-        os.link(draft, agreement)  # whole at once, and only if it does not exist
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()
-    return agreement.read_text().strip()
-
-
 def free_ranks(run: Path, rank: int | None) -> "range | list[int]":
     """Return the ranks to try in a run: the known one, else those that are free, ascending."""
     if rank is not None:
@@ -210,8 +268,12 @@ def free_ranks(run: Path, rank: int | None) -> "range | list[int]":
 
 
 def remember(run: Path) -> None:
-    """Note that this process records into a run."""
+    """Note that this process records into a run, and in the run what was wrong with agreements."""
     _recorded.add(run.absolute())
+    if session := current():
+        for text in _remarks:
+            session.note("warning", text)
+    _remarks.clear()
 
 
 def forget(run: Path) -> None:

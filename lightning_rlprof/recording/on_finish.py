@@ -13,7 +13,9 @@ from pathlib import Path
 
 from lightning_rlprof.config.blocks import FinishConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.records.records import Header
+from lightning_rlprof.system.plain_text import plain
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,19 @@ class Finished:
 
 OnFinish = Callable[[Finished], object]
 """What is called with a rank's finished capture or run; what it returns is not used."""
+
+
+def check_callable(action: object) -> None:
+    """Refuse what cannot be called when a run is complete.
+
+    Raises:
+        ConfigError: It is not a callable, such as the block of the configuration for commands.
+    """
+    if action is not None and not callable(action):
+        raise ConfigError(
+            f"on_finish={action!r:.80} is not callable; pass a function that takes a Finished. "
+            'A command belongs to the configuration: {"on_finish": {"command": [...]}}'
+        )
 
 
 def run_finish(
@@ -139,7 +154,7 @@ def _command(command: list[str], finished: Finished, timeout_s: float) -> None:
     assert process.stdout is not None
     with process.stdout as output:
         for line in output:
-            log.info("on_finish, rank %d: %s", finished.rank, line.rstrip("\n"))
+            log.info("on_finish, rank %d: %s", finished.rank, plain(line.rstrip("\n")))
     code = process.wait()
     timer.cancel()
     if code:

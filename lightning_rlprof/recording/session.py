@@ -46,6 +46,7 @@ from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import rank_directory
 from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END, is_shadow
+from lightning_rlprof.system.plain_text import plain
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,11 +116,12 @@ def request_capture(
     """Capture coming steps of this training, when a condition of your own holds.
 
     Call it on one rank: all ranks of the run capture the same steps, or those in ``ranks``. Whole
-    steps are captured unless ``stages`` are given. A run serves 20 requests. ``why`` is kept in it.
+    steps are captured unless ``stages`` are given. ``why`` is kept in the run, which serves 20
+    requests of at most 100 steps each.
 
     Returns:
         The first step that is captured, some 1.2 s ahead, so that no rank has begun it; 0 if
-        nothing is being recorded in this process.
+        nothing is being recorded in this process, or a note in the run says what is wrong.
 
     Example::
 
@@ -345,8 +347,8 @@ class Session:
         times = self.step_times_ns()[-_LATELY:]
         first = self.step + steps_ahead(median(times) if times else None)
         chosen = None if ranks is None else [int(rank) for rank in ranks]
-        self._requests.ask(first, max(int(steps), 1), chosen, stages, why)
-        return first
+        asked = self._requests.ask(first, max(int(steps), 1), chosen, stages, why)
+        return first if asked else 0
 
     @_ends_recording
     def abandon_step(self, *, interrupted: bool, error: str = "") -> None:
@@ -617,7 +619,11 @@ class Session:
         self._buffer.flush_if_free()
 
     def note(self, level: str, text: str) -> None:
-        """Log a remark and keep it in the run; below a warning only rank 0 logs."""
+        """Log a remark and keep it in the run; below a warning only rank 0 logs.
+
+        What it quotes may come from anywhere: control characters are escaped here.
+        """
+        text = plain(text)
         number: int = getattr(logging, level.upper())
         if self.header.rank == 0 or number > logging.INFO:
             log.log(number, "%s", text)

@@ -21,6 +21,7 @@ from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.records import OVER_BUDGET, VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.records.shadow_steps import SHADOW
+from lightning_rlprof.system.plain_text import plain
 
 _MOST = 1 << 16  # intervals of a stage that are kept apart
 _LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
@@ -219,6 +220,7 @@ class Buffer:
         self, writer: TraceWriter, clock: Callable[[], int], budget: Budget | None = None
     ) -> None:
         self._writer, self._clock = writer, clock
+        self._name = plain(str(writer.path))
         self._budget = budget or Budget()
         if self._budget.is_limited:
             writer.limit = self._budget.to_write
@@ -277,7 +279,7 @@ class Buffer:
             if self._budget.is_full:
                 self._append_newest(last=True)
             if summary := self._budget.summary():
-                self.add(("note", self._clock(), "warning", summary))
+                self._note("warning", summary)
                 self._flush_once()
 
     def _append_newest(self, *, last: bool) -> None:
@@ -286,9 +288,9 @@ class Buffer:
 
     def _tell_budget(self, level: str, text: str) -> None:
         """Note a change of what is written; log only the first."""
-        self.add(("note", self._clock(), level, text))
+        text = self._note(level, text)
         if not self._told_budget:
-            log.warning("%s: %s", self._writer.path, text)
+            log.warning("%s: %s", self._name, text)
         self._told_budget = True
 
     def flush_if_free(self) -> None:
@@ -325,9 +327,7 @@ class Buffer:
             damage = self._writer.damage()
             if damage and damage not in self._damage:
                 self._damage.add(damage)
-                text = f"{self._writer.path} {damage}"
-                log.warning("%s", text)
-                self.add(("note", self._clock(), "error", text))
+                log.warning("%s", self._note("error", f"{self._name} {damage}"))
 
     def _flush(self) -> None:
         self._look()
@@ -461,7 +461,7 @@ class Buffer:
             self._lost += self._writer.waiting + self._writer.dropped
             if self._lost:
                 text = "%s lacks %d lines that could not be written"
-                log.warning(text, self._writer.path, self._lost)
+                log.warning(text, self._name, self._lost)
                 with suppress(OSError):
                     self._writer.write_reserved([self._note_of_lost(), *end])
         finally:
@@ -471,7 +471,7 @@ class Buffer:
         try:
             self._writer.close()
         except OSError as error:
-            log.warning("%s may lack its last lines: %s", self._writer.path, error)
+            log.warning("%s may lack its last lines: %s", self._name, error)
 
     def discard(self) -> None:
         """Close the file and remove it."""
@@ -521,9 +521,7 @@ class Buffer:
     def _lose_numbers(self, which: str) -> None:
         """Say it once, as it may come with every span."""
         if not self._numbers_lost:
-            text = f"lost {which}"
-            log.warning("%s", text)
-            self.add(("note", self._clock(), "error", text))
+            log.warning("%s", self._note("error", f"lost {which}"))
         self._numbers_lost = True
 
     def _write(self, news: list[Any], spans: list[Line], others: Sequence[tuple[Any, ...]]) -> None:
@@ -547,11 +545,11 @@ class Buffer:
         except OSError as error:
             if self._refused_ns is None:
                 text = "cannot write %s: %s; the newest lines wait in memory"
-                log.warning(text, self._writer.path, error)
+                log.warning(text, self._name, error)
                 self._refused_ns = self._clock()
         except Exception as error:  # what no file can hold
             if not self._lost:
-                log.warning("cannot write %s, spans are lost: %s", self._writer.path, error)
+                log.warning("cannot write %s, spans are lost: %s", self._name, error)
             self._lost += lines
         else:
             if self._refused_ns is not None:
@@ -559,12 +557,18 @@ class Buffer:
                 text = (
                     f"the disk took nothing for {seconds:.1f} s; what waited in memory is written"
                 )
-                self.add(("note", self._clock(), "warning", text))
+                self._note("warning", text)
                 if self._writer.dropped:
                     self._threads.clear()  # their names may be among what was lost
             self._refused_ns = None
             self._lost += self._writer.dropped
             self._writer.dropped = 0
+
+    def _note(self, level: str, text: str) -> str:
+        """Add a note, which may quote names from anywhere; return it as it may be logged."""
+        text = plain(text)
+        self.add(("note", self._clock(), level, text))
+        return text
 
     def _note_of_lost(self) -> tuple[Any, ...]:
         text = f"{self._lost} lines were lost, because they could not be written"

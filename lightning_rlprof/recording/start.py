@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
@@ -22,13 +23,14 @@ from lightning_rlprof.recording.accelerator import chip_facts, device_name, used
 from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
-from lightning_rlprof.recording.on_finish import OnFinish, run_finish
+from lightning_rlprof.recording.on_finish import OnFinish, check_callable, run_finish
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.records import FORMAT, Header
+from lightning_rlprof.system.plain_text import plain
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ def start_session(
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
     config = config or ProfilerConfig()
+    check_callable(on_finish)
     if not open_world:  # where the ranks that the configuration names may still come
         config.check_world(world_size)
     _check_place(name, rank, world_size)
@@ -172,7 +175,12 @@ def _remark(session: Session, *, own: bool) -> None:
         session.remarks += without_effect(config, header.device)
     if not config.captures and (config.integrated.profile or config.nothing_chosen()):
         session.note("info", f"this process captures nothing: {config.why_off}")
-    log.info("recording %s on host %s, PID %d", session.run, header.host, header.pid)
+    run = plain(str(session.run))
+    log.info("recording %s on host %s, PID %d", run, header.host, header.pid)
+
+
+RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}", re.ASCII)
+"""What `new_run_name` returns."""
 
 
 def new_run_name() -> str:

@@ -1,38 +1,49 @@
 """A request to capture a few steps of a training that runs: a file in its run directory."""
 
 import math
+from collections.abc import Collection
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from lightning_rlprof.system.files import open_file, replace_file
+from lightning_rlprof.errors import NOT_JSON, RlprofError
+from lightning_rlprof.system.files import asked_mode, read_inside, write_inside
+
+MOST_STEPS = 100
+"""Steps that one request may capture."""
 
 _NAME = "capture-request.json"
 # A rank looks every 0.5 s, and a request may take as long to reach its file system: with some room.
 _AHEAD_NS = 1_200_000_000
 _MOST = 100_000  # bytes; a longer one is not ours
 
+_Name = Annotated[str, msgspec.Meta(max_length=200)]
+_Rank = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class CaptureRequest(msgspec.Struct, frozen=True):
     """Which steps, ranks and stages to capture, and who asked why.
+
+    The limits of these fields are checked where a request is read and where it is written.
 
     Attributes:
         id: Unique in the run.
         unix_ns: When it was written.
         first_step: The first step to capture. It must lie so far ahead that no rank has begun it.
-        steps: How many.
+        steps: How many, at most `MOST_STEPS`.
         ranks: On which ranks; None means all.
         stages: Which stages, one capture each; empty means whole steps.
         why: For people: ``rlprof capture``, or what was unusual.
     """
 
-    id: str
+    id: Annotated[str, msgspec.Meta(max_length=64)]
     unix_ns: int
-    first_step: int
-    steps: int
-    ranks: list[int] | None = None
-    stages: list[str] = []
-    why: str = ""
+    first_step: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
+    ranks: Annotated[list[_Rank], msgspec.Meta(max_length=4096)] | None = None
+    stages: Annotated[list[_Name], msgspec.Meta(max_length=100)] = []
+    why: Annotated[str, msgspec.Meta(max_length=1000)] = ""
 
     @property
     def last_step(self) -> int:
@@ -63,23 +74,36 @@ def write_request(run: Path, request: CaptureRequest) -> None:
 
     Raises:
         OSError: The run directory cannot be written.
+        RlprofError: The request asks for more than is allowed.
     """
-    replace_file(request_file(run), msgspec.json.encode(request), request.id)
+    data = msgspec.json.encode(request)
+    decode_request(data)
+    write_inside(run, request_file(run), data, asked_mode())
 
 
-def read_request(run: Path) -> CaptureRequest | None:
-    """Return the newest request of a run, None if there is none that can be read."""
+def read_request(run: Path, owners: Collection[int]) -> CaptureRequest:
+    """Return the newest request of a run.
+
+    Args:
+        run: The run directory.
+        owners: The users who may ask, see `lightning_rlprof.system.files.owners_of`.
+
+    Raises:
+        OSError: There is none that can be read, or it is of another user.
+        RlprofError: It is none, or asks for more than is allowed.
+    """
+    return decode_request(read_inside(run, request_file(run), _MOST, owners))
+
+
+def decode_request(data: bytes) -> CaptureRequest:
+    """Return a request in JSON, from a file or from the store of the process group.
+
+    Raises:
+        RlprofError: It is none, or asks for more than is allowed; the text names the field.
+    """
     try:
-        with open_file(request_file(run)) as file:
-            return decode_request(file.read(_MOST))
-    except OSError:
-        return None
-
-
-def decode_request(data: bytes) -> CaptureRequest | None:
-    """Return a request in JSON, None if it is none."""
-    try:
-        request = msgspec.json.decode(data, type=CaptureRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return request if request.first_step > 0 and request.steps > 0 else None
+        if len(data) > _MOST:
+            raise ValueError(f"{len(data):,} bytes, at most {_MOST:,} are allowed")
+        return msgspec.json.decode(data, type=CaptureRequest)
+    except NOT_JSON as error:
+        raise RlprofError(f"not a valid capture request ({error})") from error

@@ -5,7 +5,6 @@ seconds, ``rank-00000.alive``, and one per report, ``rank-00000-01.json``. A ran
 alarm touches the file ``alarm``, so that all others report, too.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ import msgspec
 
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.system.files import open_file
+from lightning_rlprof.system.files import overwrite_inside, read_inside, write_inside
 
 FOLDER = "watchdog"
 """Where these files are, in a run directory."""
@@ -227,29 +226,22 @@ def alarm_file(run: Path) -> Path:
     return run / FOLDER / "alarm"
 
 
-def write_beat(path: Path, beat: Heartbeat) -> None:
+def write_beat(run: Path, rank: int, beat: Heartbeat, mode: int = 0o600) -> None:
     """Overwrite a sign of life; raises OSError."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(file, msgspec.json.encode(beat).ljust(_BEAT_BYTES), 0)
-    finally:
-        os.close(file)
+    data = msgspec.json.encode(beat).ljust(_BEAT_BYTES)
+    overwrite_inside(run, alive_file(run, rank), data, mode)
 
 
-def write_report(run: Path, report: HangReport) -> Path:
+def write_report(run: Path, report: HangReport, mode: int = 0o600) -> Path:
     """Write a report, whole or not at all; raises OSError."""
     path = run / FOLDER / f"rank-{report.rank:05d}-{report.number:02d}.json"
-    draft = path.with_suffix(".draft")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(file, "wb") as opened:
-        opened.write(msgspec.json.encode(report))
-    draft.replace(path)
+    write_inside(run, path, msgspec.json.encode(report), mode)
     return path
 
 
 def read_beat(run: Path, rank: int) -> Heartbeat | None:
     """Read a sign of life; None without one that can be read."""
-    return _read(alive_file(run, rank), Heartbeat)
+    return _read(run, alive_file(run, rank), Heartbeat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,23 +266,22 @@ def read_reports(run: Path, rank: int) -> tuple[HangReport, ...]:
     paths = [
         run / FOLDER / f"rank-{rank:05d}-{number:02d}.json" for number in range(1, MOST_REPORTS + 1)
     ]
-    briefs = [(path, brief) for path in paths if (brief := _read(path, _Brief)) is not None]
+    briefs = [(path, brief) for path in paths if (brief := _read(run, path, _Brief)) is not None]
     hung = [path for path, brief in briefs if brief.cause != "recovered"]
     found = []
     for path, brief in briefs:
-        whole = read_report(path) if path in hung[-1:] else None
+        whole = read_report(run, path) if path in hung[-1:] else None
         found.append(whole or HangReport(**asdict(brief)))
     return tuple(found)
 
 
-def read_report(path: Path) -> HangReport | None:
-    """Read one report; None without one that can be read."""
-    return _read(path, HangReport)
+def read_report(run: Path, path: Path) -> HangReport | None:
+    """Read one report of a run; None without one that can be read."""
+    return _read(run, path, HangReport)
 
 
-def _read(path: Path, kind: type[_T]) -> _T | None:
+def _read(run: Path, path: Path, kind: type[_T]) -> _T | None:
     with suppress(OSError, *NOT_JSON):
-        with open_file(path) as file:
-            data = file.read(_MOST_BYTES)
+        data = read_inside(run, path, _MOST_BYTES)
         return msgspec.json.decode(data.strip(), type=kind)
     return None

@@ -3,7 +3,9 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
 
 FORMAT = 1
 """Version of the trace format that this package writes; it reads this one and older ones."""
@@ -131,7 +133,7 @@ class Header:
     tells what the steps of the program's own loop are.
     """
 
-    format: int
+    format: Annotated[int, msgspec.Meta(ge=1)]
     run_id: str
     rank: int
     world_size: int

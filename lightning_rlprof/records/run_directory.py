@@ -24,11 +24,12 @@ import codecs
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
+from operator import and_
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,7 +38,13 @@ import msgspec
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.records.histograms import expert_name
 from lightning_rlprof.records.records import FORMAT, Header, Kind, Note, Number, as_number
-from lightning_rlprof.system.files import open_file
+from lightning_rlprof.system.files import (
+    check_file,
+    make_folder,
+    new_folder,
+    open_file,
+    set_mode,
+)
 
 CACHE_FOLDER = ".rlprof-cache"
 """Where caches of a run are kept: in its directory, or beside a single file."""
@@ -190,10 +197,12 @@ class TraceWriter:
     """
 
     def __init__(self, run: Path, header: Header) -> None:
-        run.mkdir(parents=True, exist_ok=True)
+        # Names and notes are the training's and may be secret, so that only its user reads them,
+        # and others if the configuration says so.
+        mode = file_mode(header.config)
+        new_folder(run, mode)
         self.path = rank_file(run, header.rank)
-        # O_EXCL: two jobs that were given one directory must fail here, not mix their lines. Names
-        # and notes are the training's and may be secret, so that only its user reads them.
+        # O_EXCL: two jobs that were given one directory must fail here, not mix their lines.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._place = self.path.absolute()  # the training may change its directory
         self._waiting = b""
@@ -202,15 +211,16 @@ class TraceWriter:
         self.limit: Callable[..., bytes] | None = None
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
-        self._header = header
         try:
+            set_mode(self._file, mode)
+            self._head = _encoded(header)
             self._write_header()
-        except BaseException:
+        except BaseException:  # an empty file would be a rank of the run
             self.discard()
             raise
 
     def _write_header(self) -> None:
-        line = msgspec.json.encode(self._header) + b" " * _RESERVE + b"\n"
+        line = self._head + b" " * _RESERVE + b"\n"
         waiting, self._waiting = self._waiting, b""
         try:
             self._append(b"\n" * self._torn + line)
@@ -233,17 +243,23 @@ class TraceWriter:
             return "was truncated: what was cut off is lost"
         if found.st_nlink == 0:
             return "was deleted: what this rank records is lost"
-        with suppress(OSError):  # other than that it is not there
-            if not self._place.exists():
-                return "was moved: this rank still writes to it"
-        return ""
+        try:
+            there = self._place.lstat()
+        except FileNotFoundError:
+            return "was moved: this rank still writes to it"
+        except OSError:
+            return ""
+        if os.path.samestat(there, found):
+            return ""
+        return "was moved, and another file has its name: this rank still writes to the moved one"
 
     def write_reserved(self, lines: Sequence[Any]) -> None:
         """Write a few lines into bytes that the file has already, once. Raises OSError."""
         data = b"\n" + self._encode(lines).rstrip(b"\n")
         if len(data) > _RESERVE:
             raise OSError(errno.EFBIG, f"{len(data)} bytes for {_RESERVE}")
-        file = os.open(self._place, os.O_WRONLY)  # another one: this one only appends
+        # another one: this one only appends
+        file = os.open(self._place, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if os.path.samestat(os.fstat(file), os.fstat(self._file)):
                 os.pwrite(file, data, self._reserved_at)
@@ -321,6 +337,22 @@ class TraceWriter:
             self._place.unlink()
 
 
+def _encoded(header: Header) -> bytes:
+    """Return a header as JSON; bytes of a path that are not UTF-8 are escaped."""
+    try:
+        return msgspec.json.encode(header)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_readable(msgspec.to_builtins(header)))
+
+
+def _readable(item: Any) -> Any:
+    if isinstance(item, str):
+        return item.encode("utf-8", "backslashreplace").decode()
+    if isinstance(item, dict):
+        return {_readable(key): _readable(value) for key, value in item.items()}
+    return [*map(_readable, item)] if isinstance(item, list | tuple) else item
+
+
 def _count_lines(data: bytes) -> int:
     """Count lines that end; an empty one at the start ends what was cut before."""
     return data.count(b"\n") - data.startswith(b"\n")
@@ -345,12 +377,42 @@ def append_note(path: Path, note: Note) -> None:
         OSError: The file is not there, or cannot be written.
     """
     line = _NoteLine(note.clock_ns, note.level, _plain(note.text))
-    file = os.open(path, os.O_RDWR | os.O_APPEND)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
+        check_file(file, path)
         torn = os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"  # which swallows what follows
         os.write(file, b"\n" * torn + msgspec.json.encode(line) + b"\n")
     finally:
         os.close(file)
+
+
+def file_mode(config: Mapping[str, Any]) -> int:
+    """Return the mode of the files of a run with this configuration."""
+    return 0o640 if config.get("group_access") else 0o600
+
+
+def mode_made_of(path: Path) -> int | None:
+    """Return the mode of what is made of a run, which is that of its rank files.
+
+    None if there is none in the path, a run directory, a folder of runs or a file of a run: then
+    the umask decides.
+    """
+    folder, modes = path if path.is_dir() else path.parent, []
+    for file in rank_files(folder) or folder.glob(f"*/rank-*{_SUFFIX}"):
+        with suppress(OSError):
+            modes.append(file.stat().st_mode)
+    return reduce(and_, modes) & 0o666 | 0o600 if modes else None
+
+
+def make_capture_folder(folder: Path) -> None:
+    """Make the folder of a capture and that of its rank, with the mode of the run's.
+
+    Raises:
+        OSError: They cannot be made, or one of them is a link.
+    """
+    run = folder.absolute().parents[1]
+    new_folder(run, 0o600)
+    make_folder(run, folder.absolute())
 
 
 def rank_file(run: Path, rank: int) -> Path:

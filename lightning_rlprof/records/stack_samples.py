@@ -5,18 +5,18 @@ of variables. In a rank's file each is a mark, ``stack: Data.decode train.py:27`
 ``watchdog`` has the newest request, and the newest answer of each rank.
 """
 
-import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated
 
 import msgspec
 
-from lightning_rlprof.errors import NOT_JSON
+from lightning_rlprof.errors import NOT_JSON, RlprofError
 from lightning_rlprof.records.hang_reports import FOLDER
-from lightning_rlprof.system.files import open_file, replace_file
+from lightning_rlprof.system.files import asked_mode, read_inside, write_inside
 
 STACK = "stack: "
 """How the name of the mark of a sample begins."""
@@ -26,8 +26,7 @@ LONGEST_S = 60.0
 
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
 _OURS = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
-_MOST_BYTES = 1 << 20
-_T = TypeVar("_T")
+_MOST_BYTES, _MOST_ASKED = 1 << 20, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class StackRequest:
     """
 
     id: str
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
     ranks: tuple[int, ...] | None = None
 
 
@@ -84,34 +83,36 @@ def stack_answer_file(run: Path, rank: int) -> Path:
 
 
 def write_stack_request(run: Path, request: StackRequest) -> None:
-    """Ask the ranks of a run for samples; raises OSError."""
-    _write(stack_request_file(run), request)
+    """Ask the ranks of a run for samples; raises OSError, also if no rank can answer."""
+    write_inside(run, stack_request_file(run), msgspec.json.encode(request), asked_mode())
 
 
 def write_stack_answer(run: Path, rank: int, answer: StackAnswer) -> None:
     """Write what a rank sampled; raises OSError."""
-    _write(stack_answer_file(run, rank), answer)
+    write_inside(run, stack_answer_file(run, rank), msgspec.json.encode(answer))
 
 
-def read_stack_request(run: Path) -> StackRequest | None:
-    """Return the newest request of a run, None if there is none that can be read."""
-    request = _read(stack_request_file(run), StackRequest)
-    return request if request is not None and 0 < request.seconds <= LONGEST_S else None
+def read_stack_request(run: Path, owners: Collection[int]) -> StackRequest:
+    """Return the newest request of a run.
+
+    Args:
+        run: The run directory.
+        owners: The users who may ask, see `lightning_rlprof.system.files.owners_of`.
+
+    Raises:
+        OSError: There is none that can be read, or it is of another user.
+        RlprofError: It is none, or asks for more than is allowed.
+    """
+    data = read_inside(run, stack_request_file(run), _MOST_ASKED, owners)
+    try:
+        return msgspec.json.decode(data, type=StackRequest)
+    except NOT_JSON as error:
+        raise RlprofError(f"not a valid request for stacks ({error})") from error
 
 
 def read_stack_answer(run: Path, rank: int) -> StackAnswer | None:
     """Return the newest answer of a rank, None if there is none that can be read."""
-    return _read(stack_answer_file(run, rank), StackAnswer)
-
-
-def _write(path: Path, content: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    replace_file(path, msgspec.json.encode(content), f"{os.getpid()}")
-
-
-def _read(path: Path, kind: type[_T]) -> _T | None:
     with suppress(OSError, *NOT_JSON):
-        with open_file(path) as file:
-            data = file.read(_MOST_BYTES)
-        return msgspec.json.decode(data, type=kind)
+        data = read_inside(run, stack_answer_file(run, rank), _MOST_BYTES)
+        return msgspec.json.decode(data, type=StackAnswer)
     return None

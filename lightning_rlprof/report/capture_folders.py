@@ -21,10 +21,12 @@ from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import (
     capture_in_name,
     is_inside,
+    mode_made_of,
     rank_directory,
     rank_files,
     read_header,
 )
+from lightning_rlprof.system.files import new_folder
 
 _TRACE = re.compile(r"(?:\.pt)?\.trace\.json(\.gz)?$")
 _WHOLE_STEPS = "steps"
@@ -52,8 +54,10 @@ def tensorboard_folders(run: Path, out: Path) -> list[Path]:
         OSError: The folder cannot be written.
     """
     written: dict[Path, int] = {}
+    mode = mode_made_of(run)
     for window in _windows(run):
         folder = out / (window.stage or _WHOLE_STEPS)
+        _make(folder, mode)
         header = window.header
         words = (header.role, header.host, str(header.rank))
         worker = "_".join(re.sub(r"[^0-9A-Za-z-]+", "-", word) for word in words)
@@ -84,6 +88,7 @@ def insight_folders(run: Path, out: Path) -> tuple[list[Path], list[Path]]:
         OSError: The folder cannot be written.
     """
     folders: set[Path] = set()
+    mode = mode_made_of(run)
     raw: list[Path] = []
     for window in _windows(run):
         for capture in sorted(window.folder.glob("*_ascend_pt")):
@@ -93,6 +98,7 @@ def insight_folders(run: Path, out: Path) -> tuple[list[Path], list[Path]]:
                 raw.append(capture)
                 continue
             folder = out / window.folder.name
+            _make(folder, mode)
             folders.add(folder)
             for path in (*capture.glob("profiler_*.json"), *(capture / OUTPUT).rglob("*")):
                 if path.is_file():
@@ -114,6 +120,12 @@ def _windows(run: Path) -> Iterator[_Window]:
             capture = capture_in_name(path.name)
             if capture and path.is_dir() and is_inside(run, path):
                 yield _Window(header, path, *capture)
+
+
+def _make(folder: Path, mode: int | None) -> None:
+    """Make the folder of an export, and the one that it is in, which the run's readers may open."""
+    new_folder(folder.parent, mode)
+    new_folder(folder, mode)
 
 
 def _put(source: Path, target: Path) -> None:

@@ -17,7 +17,8 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.html.colors import stage_paints
 from lightning_rlprof.report.overview import overview
 from lightning_rlprof.report.step_series import Part, StepSeries
-from lightning_rlprof.report.terminal import duration, plain, shortened
+from lightning_rlprof.report.terminal import duration, shortened
+from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans
 

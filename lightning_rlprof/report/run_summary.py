@@ -14,7 +14,8 @@ from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.report.advice_cards import advice_cards
 from lightning_rlprof.report.overview import Headline, headlines, overview
 from lightning_rlprof.report.step_series import StepSeries
-from lightning_rlprof.report.terminal import duration, percent, plain, size
+from lightning_rlprof.report.terminal import duration, percent, size
+from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
 from lightning_rlprof.tables.table import figure
 

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,8 @@ from lightning_rlprof.analysis.samples.sample_book import (
 from lightning_rlprof.analysis.samples.sample_path import updates_of
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import FATES, Number
+from lightning_rlprof.records.run_directory import mode_made_of
+from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.tables.sample_names import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import Spans
 
@@ -46,18 +46,14 @@ def write_sample_log(
     book = sample_book(spans)
     if not len(book):
         raise TraceError(f"{spans.path}: {NO_SAMPLES}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            for number, line in enumerate(_lines(spans, book), start=1):
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                if progress is not None and number % _TOGETHER == 0:
-                    progress(number, len(book))
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
+    with (
+        draft_of(path, mode_made_of(spans.path)) as part,
+        part.open("w", encoding="utf-8") as file,
+    ):
+        for number, line in enumerate(_lines(spans, book), start=1):
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            if progress is not None and number % _TOGETHER == 0:
+                progress(number, len(book))
     return len(book)
 
 

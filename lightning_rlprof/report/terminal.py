@@ -19,6 +19,7 @@ from rich.console import (
 from rich.table import Table as Grid
 from rich.text import Text
 
+from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.table import Cell, Column, Table, figure
 
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
@@ -30,17 +31,6 @@ _GAP = "..."
 _BAR = 8
 _NARROW = 60  # below this width, numbers need the room of the bars
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-
-
-def plain(text: str) -> str:
-    r"""Return text with every control character escaped, so that it cannot steer a terminal.
-
-    Example::
-
-        >>> plain("a\x1b[31mb")
-        'a\\x1b[31mb'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def percent(share: float) -> str:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
+from lightning_rlprof.records.run_directory import CACHE_FOLDER, mode_made_of
 from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
+from lightning_rlprof.system.files import new_folder
 from lightning_rlprof.system.version import VERSION
 from lightning_rlprof.tables.table import Table
 
@@ -178,21 +179,16 @@ def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
     home = _home(path, made_of)
     if home.parent.is_symlink():
         raise OSError(None, "is a link", str(home.parent))
-    home.parent.mkdir(exist_ok=True)
+    mode = mode_made_of(path)
+    new_folder(home.parent, mode)
     new = home.parent / f".new-{uuid.uuid4().hex}"
     try:  # before the folder is made: a signal may come at once
-        new.mkdir(mode=_mode(path))
+        new_folder(new, mode)
         cache = _move(_fill(new, parts), home)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     _sweep(home)
     return cache
-
-
-def _mode(path: Path) -> int:
-    """Return the mode of a cache's folder: for its user alone if the rank files are."""
-    ranks = rank_files(path if path.is_dir() else path.parent)
-    return 0o777 if all(file.stat().st_mode & 0o077 for file in ranks) else 0o700
 
 
 def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:

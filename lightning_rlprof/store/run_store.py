@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.store.cache import Cache, Parts, make, sources
 from lightning_rlprof.store.cached_run import facts_of, find_cache
 from lightning_rlprof.store.column_meanings import meaning
@@ -113,7 +114,10 @@ class Store:
         """
         told = listing(query, self.tables)
         return self._ask(
-            query, lambda tables: write_answer(told, tables.attach, tables.files, output, limits)
+            query,
+            lambda tables: write_answer(
+                told, tables.attach, tables.files, output, limits, mode_made_of(self.path)
+            ),
         )
 
     def _joined(self) -> "Sequence[Part]":

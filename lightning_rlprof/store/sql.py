@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -13,6 +14,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.duckdb_tables import quoted, without_progress_bar
+from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.system.process_memory import machine_bytes, resident_bytes
 from lightning_rlprof.tables.table import FORMULA, Column, ColumnRows, Table
 
@@ -36,6 +38,7 @@ _SETTINGS = (
 # Functions that change settings: before DuckDB 2.0 a locked configuration does not keep them off.
 _SWITCH = re.compile(r"\b(?:en|dis)able_\w+\"?\s*\(", re.I)
 _SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.I)
+_DEEPEST = 200  # brackets; DuckDB's time to refuse them grows with the third power of their number
 _OPEN = 256  # files that are open for other reasons
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
 _GB = 10**9
@@ -113,6 +116,7 @@ def write_answer(
     paths: Iterable[Path],
     output: Path,
     limits: Limits = DEFAULT_LIMITS,
+    mode: int | None = None,
 ) -> int:
     """Write what one SELECT says to a .csv or .parquet file, row groups at a time; return its rows.
 
@@ -125,9 +129,8 @@ def write_answer(
     form = _FORMATS.get(output.suffix)
     if form is None:
         raise TraceError(f"{output}: -o needs a name that ends in .csv or .parquet")
-    part = output.with_name(f".{output.name}.part")
 
-    def copy(connection: "DuckDBPyConnection") -> int:
+    def copy(part: Path, connection: "DuckDBPyConnection") -> int:
         select, columns, picks = _checked(connection, query)
         cells = [
             _no_formula(at) if output.suffix == ".csv" and each.kind == "text" else f"c{at}"
@@ -140,14 +143,8 @@ def write_answer(
         target = f"{text_literal(part)} ({form}, USE_TMP_FILE false)"
         return int(connection.execute(f"COPY ({select}) TO {target}").fetchall()[0][0])
 
-    part.unlink(missing_ok=True)
-    part.open("xb").close()  # says why not, in the system's words
-    try:
-        rows = _within(limits, attach, [*paths, part], copy)
-        part.replace(output)
-    finally:
-        part.unlink(missing_ok=True)
-    return rows
+    with draft_of(output, mode) as part:
+        return _within(limits, attach, [*paths, part], partial(copy, part))
 
 
 def _no_formula(at: int) -> str:
@@ -225,6 +222,7 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
     """Return the one SELECT that a query is, its columns, and the casts to fetch them by."""
     import duckdb
 
+    _check_depth(query)
     try:
         query.encode()  # a terminal hands on bytes that are none, which DuckDB does not take
         statements = connection.extract_statements(query)
@@ -248,6 +246,15 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
         raise TraceError("only a single read-only SELECT is supported; this one returns nothing")
     picks, columns = _picked(relation)
     return select, columns, picks
+
+
+def _check_depth(query: str) -> None:
+    """Refuse brackets so deep that it takes seconds to find one that does not close."""
+    depth = 0
+    for bracket in re.findall(r"[(\[{)\]}]", query):
+        depth += 1 if bracket in "([{" else -1
+        if depth > _DEEPEST:
+            raise TraceError(f"SQL: brackets are nested more than {_DEEPEST} deep")
 
 
 def _without_end(statement: str) -> str:

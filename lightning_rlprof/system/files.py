@@ -1,10 +1,27 @@
-"""Files of unknown origin: opened only where they are files."""
+"""Files in folders that others may write, too: no link is followed, nothing waits, files are whole.
+
+A run folder is a border: another user who may write there can put a link, a pipe or a huge file in
+the place of a name that rlprof reads or writes. So each of these names is opened relative to its
+folder, which is opened first: between a check and its use, the folder cannot be swapped for a link.
+The run folder itself may be reached by a link, as you named it. Folders of captures are only
+checked when they are made: profilers take a path.
+"""
 
 import errno
 import os
+import secrets
 import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # else opening a pipe waits for a writer
+_FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_ROOT = _FOLDER | getattr(os, "O_PATH", 0)  # one that may be entered, but not read, serves, too
+_NEW = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_PRIVATE = 0o600
+_OF_FOLDERS = 0o050  # what a folder takes over from the one that it is in
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -13,40 +30,224 @@ def open_file(path: Path) -> BinaryIO:
     Raises:
         OSError: It cannot be read, or is not a file.
     """
-    # without this flag, opening a pipe waits for a writer
-    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    return _regular(os.open(path, _READ), path)
+
+
+def _regular(opened: int, path: Path) -> BinaryIO:
+    try:
+        check_file(opened, path)
+    except OSError:
+        os.close(opened)
+        raise
+    return os.fdopen(opened, "rb")
+
+
+def check_file(opened: int, path: Path) -> None:
+    """Refuse what was opened and is not a regular file; raises OSError."""
     kind = os.fstat(opened).st_mode
-    if stat.S_ISREG(kind):
-        return os.fdopen(opened, "rb")
-    os.close(opened)
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def stamp_of(path: Path) -> tuple[int, int] | None:
-    """Return what changes with each `replace_file`; None without a file."""
+def owners_of(path: Path) -> frozenset[int]:
+    """Return the users whose files count as this process's: itself, root, and a file's owner.
+
+    The file is one that this process has just written: some file systems show another user.
+    """
+    found = {0, os.geteuid()}
+    with suppress(OSError):
+        found.add(os.lstat(path).st_uid)
+    return frozenset(found)
+
+
+def asked_mode() -> int:
+    """Return the mode of a file that asks a training for something, which may be another user's.
+
+    Only root may ask another user's training, which must be able to read it.
+    """
+    return _PRIVATE if os.geteuid() else 0o644
+
+
+def stamp_of(path: Path, owners: Collection[int] | None = None) -> tuple[int, int] | None:
+    """Return what changes with each `write_inside`; None without a file, or of other owners."""
     try:
-        found = os.stat(path)
+        found = os.lstat(path)
     except OSError:
+        return None
+    if owners is not None and found.st_uid not in owners:
         return None
     return found.st_ino, found.st_mtime_ns
 
 
-def replace_file(path: Path, data: bytes, draft: str) -> None:
-    """Write a file that only its owner may read, whole or not at all.
+@contextmanager
+def folder_inside(root: Path, path: Path, make: int | None = None) -> Iterator[int]:
+    """Open a folder that lies in another one, without following a link below that.
 
-    ``draft`` tells the file in which it is written apart from those of other writers.
+    Args:
+        root: The folder around it, which must exist.
+        path: The folder, or ``root`` itself.
+        make: With which mode to make folders that are missing; 0 for that of the folder around,
+            without rights to write or of others.
+
+    Raises:
+        OSError: It cannot be opened or made, or is a link.
+    """
+    folder = os.open(root, _ROOT)
+    try:
+        for name in path.relative_to(root).parts:
+            inner = _opened(folder, name, make)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _opened(folder: int, name: str, make: int | None) -> int:
+    is_new = False
+    if make is not None:
+        mode = make or 0o700 | os.fstat(folder).st_mode & _OF_FOLDERS
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=folder)
+            is_new = True
+    try:
+        inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except NotADirectoryError as error:  # also of a link
+        raise NotADirectoryError(error.errno, "not a directory, or a link to one", name) from error
+    if is_new:
+        with suppress(OSError):  # a file system without modes
+            os.fchmod(inner, stat.S_IMODE(os.fstat(inner).st_mode) | mode)  # keeps setgid
+    return inner
+
+
+def make_folder(root: Path, path: Path, mode: int = 0) -> None:
+    """Make a folder in another one, and those between; see `folder_inside` for modes and errors."""
+    with folder_inside(root, path, mode):
+        pass
+
+
+def new_folder(path: Path, files: int | None) -> None:
+    """Make a folder, if there is none, for files of a mode; None leaves it to the umask.
+
+    Who may read the files may open the folder. The umask decides on folders around it.
+    """
+    if path.is_dir():
+        return
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if files is None:
+        path.mkdir(exist_ok=True)
+    else:
+        make_folder(path.parent, path, files | (files & 0o444) >> 2)
+
+
+def read_inside(root: Path, path: Path, most: int, owners: Collection[int] | None = None) -> bytes:
+    """Read a small file below a folder.
+
+    Args:
+        root: The folder, see `folder_inside`.
+        path: The file.
+        most: Its largest size in bytes.
+        owners: The users of whom it may be; None for any.
+
+    Raises:
+        OSError: It cannot be read, is a link, is not a file, is larger, or is of another user.
+    """
+    with folder_inside(root, path.parent) as folder:
+        try:
+            opened = os.open(path.name, _READ | os.O_NOFOLLOW, dir_fd=folder)
+        except OSError as error:
+            text = "is a link" if error.errno == errno.ELOOP else error.strerror
+            raise OSError(error.errno, text, str(path)) from error
+    with _regular(opened, path) as file:
+        owner = os.fstat(opened).st_uid
+        if owners is not None and owner not in owners:
+            raise PermissionError(errno.EPERM, f"belongs to another user, {owner}", str(path))
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"has more than {most:,} bytes", str(path))
+    return data
+
+
+def write_inside(root: Path, path: Path, data: bytes, mode: int = _PRIVATE) -> None:
+    """Write a file below a folder, whole or not at all; it takes the place of whatever is there.
+
+    Args:
+        root: The folder, see `folder_inside`.
+        path: The file; its folder must exist.
+        data: Its content.
+        mode: Of the file, whatever the umask says.
 
     Raises:
         OSError: It cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{draft}.partial")
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    draft = f"{path.name}.{secrets.token_hex(4)}.partial"
+    with folder_inside(root, path.parent) as folder:
+        file = os.open(draft, _NEW, _PRIVATE, dir_fd=folder)
+        try:
+            with os.fdopen(file, "wb") as stream:
+                set_mode(file, mode)
+                stream.write(data)
+            os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+            raise
+
+
+def overwrite_inside(root: Path, path: Path, data: bytes, mode: int = _PRIVATE) -> None:
+    """Overwrite the beginning of a file in place, which costs less than `write_inside`.
+
+    Whatever else has its name, such as a link, is replaced. Raises OSError.
+    """
     try:
-        with os.fdopen(file, "wb") as stream:
-            stream.write(data)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        with folder_inside(root, path.parent) as folder:
+            flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+            file = os.open(path.name, flags, dir_fd=folder)
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:  # has another name, too
+                raise OSError(errno.EINVAL, "not a file of its own", str(path))
+            os.pwrite(file, data, 0)
+        finally:
+            os.close(file)
+    except OSError:
+        write_inside(root, path, data, mode)
+
+
+def remove_inside(root: Path, path: Path) -> None:
+    """Remove a file below a folder, or the link that has its name; raises OSError."""
+    with folder_inside(root, path.parent) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+def set_mode(file: int, mode: int) -> None:
+    """Give an open file a mode that the umask may have taken from it."""
+    if stat.S_IMODE(os.fstat(file).st_mode) != mode:
+        with suppress(OSError):  # a file system without modes
+            os.fchmod(file, mode)
+
+
+@contextmanager
+def draft_of(path: Path, mode: int | None = None) -> Iterator[Path]:
+    """Yield a new file beside ``path``, whose place it takes in the end: whole or not at all.
+
+    Args:
+        path: The file; one that exists is replaced.
+        mode: Of the new file, None for that of the umask.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    part = path.with_name(f".rlprof-{os.getpid()}-{secrets.token_hex(4)}.part")
+    file = os.open(part, _NEW, 0o666 if mode is None else _PRIVATE)
+    try:
+        if mode is not None:
+            set_mode(file, mode)
+        os.close(file)
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.loaders.live_run import progress
-from lightning_rlprof.records.capture_request import read_request
+from lightning_rlprof.records.capture_request import read_request, request_file
 from lightning_rlprof.records.run_directory import TraceWriter, read_trace
+from lightning_rlprof.system.files import owners_of
 from lightning_rlprof.testing import make_header
 from tests.builders.live_training import live_training
 
@@ -42,8 +43,7 @@ def test_a_running_training_is_captured_without_a_restart(rlprof, tmp_path, monk
         code, out, err = rlprof("capture", "--steps", 2)
     assert code == 0, err
     (run,) = tmp_path.glob("profiler_data/*")
-    request = read_request(run)
-    assert request is not None
+    request = read_request(run, owners_of(run))
     assert f"rank 0: captured step-{request.first_step:06d}" in out, (out, err)
     steps = [span for span in read_trace(run / "rank-00000.jsonl").spans if span.kind == "step"]
     captured = [span.step for span in steps if (span.counters or {}).get("capture")]
@@ -60,7 +60,7 @@ def test_ranks_that_do_not_answer_are_named(rlprof, tmp_path, monkeypatch):
     # 1.2 s are 150 steps of 8 ms; ranks are two steps apart at most.
     assert "Requested step 155 on ranks 0, 1, in about 1 s." in out
     assert "rank 1 captured nothing: it didn't reach step 155 in time" in out
-    request = read_request(tmp_path)
+    request = read_request(tmp_path, owners_of(tmp_path))
     assert (request.first_step, request.steps, request.ranks) == (155, 1, None)
 
 
@@ -82,7 +82,7 @@ def test_a_training_that_has_ended_cannot_be_captured(rlprof, tmp_path):
     code, _, err = rlprof("capture", tmp_path)
     assert code == 2
     assert "has ended; only a running one can be captured" in err
-    assert read_request(tmp_path) is None
+    assert not request_file(tmp_path).exists()
 
 
 @pytest.mark.parametrize("ranks", ["2", "x", "-1", "0,7", ""])

@@ -13,8 +13,10 @@ from lightning_rlprof.records.stack_samples import (
     StackAnswer,
     StackRequest,
     read_stack_request,
+    stack_request_file,
     write_stack_answer,
 )
+from lightning_rlprof.system.files import owners_of
 from lightning_rlprof.testing import make_header
 from tests.builders.live_training import live_training
 
@@ -41,6 +43,7 @@ PLACE = "Data.decode train.py:27"
 
 def writer(run: Path, rank: int = 0, **header: object) -> TraceWriter:
     made = TraceWriter(run, replace(make_header(rank), **header))
+    stack_request_file(run).parent.mkdir(exist_ok=True)
     made.write([("span", "step", "step", 1, 0, 10, 7, 1, None, None)])
     return made
 
@@ -49,7 +52,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, run: Path, *answers: StackAnswer 
     """Let ranks answer while the command sleeps: the first one is of rank 0."""
 
     def sleep(_: float) -> None:
-        request = read_stack_request(run)
+        request = read_stack_request(run, owners_of(run))
         assert isinstance(request, StackRequest)
         for rank, answer in enumerate(answers):
             if answer is not None:
@@ -96,7 +99,7 @@ def test_a_request_names_ranks_and_seconds(rlprof, tmp_path, monkeypatch):
         writer(tmp_path, rank)
     answering(monkeypatch, tmp_path, None, StackAnswer("", 7, ((5, PLACE),)))
     assert rlprof("peek", tmp_path, "--ranks", "1", "--seconds", 2)[0] == 0
-    request = read_stack_request(tmp_path)
+    request = read_stack_request(tmp_path, owners_of(tmp_path))
     assert (request.seconds, request.ranks) == (2, (1,))
 
 
@@ -135,12 +138,21 @@ def test_a_thread_without_python_code_is_said(rlprof, tmp_path, monkeypatch):
     assert (code, "runs no Python code" in out) == (1, True)
 
 
+def test_a_run_that_cannot_be_written_names_who_may_ask(rlprof, tmp_path):
+    writer(tmp_path)
+    stack_request_file(tmp_path).parent.rmdir()
+    code, _, err = rlprof("peek", tmp_path)
+    assert code == 2
+    assert "cannot be asked (No such file or directory)" in err
+    assert "Only its user and root may ask it" in err
+
+
 def test_a_training_that_has_ended_is_refused(rlprof, tmp_path):
     writer(tmp_path).write([("end", 9, "finished")])
     code, _, err = rlprof("peek", tmp_path)
     assert code == 2
     assert "has ended; only a running one can be sampled" in err
-    assert read_stack_request(tmp_path) is None
+    assert not stack_request_file(tmp_path).exists()
 
 
 @pytest.mark.parametrize(
@@ -152,4 +164,4 @@ def test_a_training_that_takes_no_samples_is_refused(config, told, rlprof, tmp_p
     code, _, err = rlprof("peek", tmp_path)
     assert code == 2
     assert told in err
-    assert read_stack_request(tmp_path) is None
+    assert not stack_request_file(tmp_path).exists()

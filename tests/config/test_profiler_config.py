@@ -52,6 +52,7 @@ def test_defaults() -> None:
         "model": None,
         "summary": True,
         "log_report": False,
+        "group_access": False,
         "ignore_advice": [],
         "capture_anomalies": False,
         "measure_overhead": False,

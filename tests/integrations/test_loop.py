@@ -332,7 +332,7 @@ TraceWriter(Path({str(tmp_path / name)!r}), header).close()
     assert second != first
     write(first, 1)
     assert shared_run(tmp_path, place(1)) == second
-    os.utime(next((tmp_path / ".jobs").glob("*-1")), (0, 0))  # of a job with the same port, once
+    os.utime(next(tmp_path.glob(".jobs-*/*-1")), (0, 0))  # of a job with the same port, once
     assert shared_run(tmp_path, place(1)) not in (first, second)
 
 

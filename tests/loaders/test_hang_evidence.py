@@ -81,7 +81,7 @@ def test_the_state_of_a_process_of_this_host_is_asked(tmp_path):
 def test_reports_and_signs_of_life_come_back_as_they_were_written(tmp_path):
     run = written(tmp_path / "run")
     beat = Heartbeat(7, 3, 1.5)
-    write_beat(alive_file(run, 0), beat)
+    write_beat(run, 0, beat)
     write_report(run, REPORT)
     write_report(run, replace(REPORT, number=2, cause="still"))
     (evidence,) = hang_evidence(run)

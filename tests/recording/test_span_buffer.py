@@ -235,7 +235,7 @@ def test_an_interval_is_inside_the_innermost_span_of_its_thread(
     intervals: list[tuple[int, int, int]], order: list[int]
 ) -> None:
     """Against every span, one by one."""
-    buffer = Buffer(SimpleNamespace(), lambda: 0)
+    buffer = Buffer(SimpleNamespace(path="x"), lambda: 0)
     for number in order:
         thread, start, end = NESTED[number]
         kind = "region" if number % 2 else "stage"

@@ -1,9 +1,11 @@
 """Requests for stack samples and answers, as files in a run directory."""
 
+import os
 import stat
 
 import pytest
 
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.stack_samples import (
     StackAnswer,
     StackRequest,
@@ -15,14 +17,16 @@ from lightning_rlprof.records.stack_samples import (
     write_stack_answer,
     write_stack_request,
 )
+from lightning_rlprof.system.files import owners_of
 
 
 def test_requests_and_answers_come_back_as_they_were_written(tmp_path):
     request = StackRequest("a", 5.0, (0, 3))
     answer = StackAnswer("a", 7, ((1, "f train.py:2"),), (("data_fetch", 0),))
+    stack_request_file(tmp_path).parent.mkdir()
     write_stack_request(tmp_path, request)
     write_stack_answer(tmp_path, 3, answer)
-    assert read_stack_request(tmp_path) == request
+    assert read_stack_request(tmp_path, owners_of(tmp_path)) == request
     assert read_stack_answer(tmp_path, 3) == answer
     assert read_stack_answer(tmp_path, 0) is None
     assert stat.S_IMODE(stack_answer_file(tmp_path, 3).stat().st_mode) == 0o600
@@ -31,10 +35,18 @@ def test_requests_and_answers_come_back_as_they_were_written(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{", "[1]", '{"id": 1}', '{"id": "a", "seconds": 1e9}', '{"id":"a","seconds":-1}']
 )
-def test_what_is_no_request_is_none(text, tmp_path):
+def test_what_is_no_request_is_refused(text, tmp_path):
     stack_request_file(tmp_path).parent.mkdir()
     stack_request_file(tmp_path).write_text(text)
-    assert read_stack_request(tmp_path) is None
+    with pytest.raises(RlprofError, match="not a valid request for stacks"):
+        read_stack_request(tmp_path, owners_of(tmp_path))
+
+
+def test_a_request_of_another_user_is_refused(tmp_path):
+    stack_request_file(tmp_path).parent.mkdir()
+    write_stack_request(tmp_path, StackRequest("a", 5.0))
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        read_stack_request(tmp_path, {os.geteuid() + 1})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import re
 import pytest
 from rich.console import Console
 
-from lightning_rlprof.report.terminal import duration, markdown, plain, render
+from lightning_rlprof.report.terminal import duration, markdown, render
+from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.table import Column, Table
 
 COLUMNS = (

@@ -1,6 +1,6 @@
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,18 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_files, read_header, read_trace
-from lightning_rlprof.system.files import open_file, replace_file
+from lightning_rlprof.system.files import (
+    draft_of,
+    make_folder,
+    new_folder,
+    open_file,
+    overwrite_inside,
+    owners_of,
+    read_inside,
+    remove_inside,
+    stamp_of,
+    write_inside,
+)
 from tests.builders.ascend_output import capture_folder
 
 NO_FILE = "not a regular file"
@@ -73,10 +84,108 @@ def test_a_pipe_that_is_named_is_told(tmp_path: Path, name: str) -> None:
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    replace_file(path, b"1", "x")
-    replace_file(path, b"2", "x")
+    write_inside(tmp_path, path, b"1")
+    write_inside(tmp_path, path, b"2")
     assert path.read_bytes() == b"2"
     assert path.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="directory"):
-        replace_file(tmp_path, b"3", "x")
+        write_inside(tmp_path, tmp_path / "folder", b"3")
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "folder"]
+
+
+@pytest.mark.parametrize("write", [write_inside, overwrite_inside])
+def test_what_is_written_takes_the_place_of_a_link_or_a_pipe(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    run, foreign = tmp_path / "run", tmp_path / "foreign"
+    run.mkdir()
+    foreign.write_bytes(b"another's")
+    (run / "linked").symlink_to(foreign)
+    os.link(foreign, run / "second_name")
+    os.mkfifo(run / "pipe")
+    for name in ("linked", "second_name", "pipe", "new"):
+        write(run, run / name, b"mine")
+        assert (run / name).read_bytes() == b"mine"
+        assert not (run / name).is_symlink()
+    assert foreign.read_bytes() == b"another's"
+    assert {path.name for path in run.iterdir()} == {"linked", "second_name", "pipe", "new"}
+
+
+def test_a_file_is_overwritten_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "beat"
+    overwrite_inside(tmp_path, path, b"first")
+    number = path.stat().st_ino
+    overwrite_inside(tmp_path, path, b"again")
+    assert (path.read_bytes(), path.stat().st_ino) == (b"again", number)
+
+
+def test_no_link_is_followed_to_a_file_or_a_folder_inside(tmp_path: Path) -> None:
+    run, foreign = tmp_path / "run", tmp_path / "foreign"
+    run.mkdir()
+    foreign.mkdir()
+    (foreign / "secret").write_bytes(b"secret")
+    (run / "watchdog").symlink_to(foreign)
+    (run / "file").symlink_to(foreign / "secret")
+    with pytest.raises(OSError, match="is a link"):
+        read_inside(run, run / "file", 10)
+    for act in (
+        lambda path: read_inside(run, path, 10),
+        lambda path: write_inside(run, path, b"x"),
+        lambda path: overwrite_inside(run, path, b"x"),
+        lambda path: make_folder(run, path / "inner"),
+        lambda path: remove_inside(run, path),
+    ):
+        with pytest.raises(OSError, match="link"):
+            act(run / "watchdog" / "secret")
+    assert [path.name for path in foreign.iterdir()] == ["secret"]
+    assert (foreign / "secret").read_bytes() == b"secret"
+
+
+def test_a_run_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "run")
+    write_inside(tmp_path / "latest", tmp_path / "latest" / "a", b"1")
+    assert read_inside(tmp_path / "latest", tmp_path / "latest" / "a", 1) == b"1"
+
+
+def test_a_small_file_is_small_and_of_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    own = path.stat().st_uid
+    assert read_inside(tmp_path, path, 5, owners_of(path)) == b"12345"
+    assert owners_of(tmp_path / "absent") == {0, os.geteuid()}
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        read_inside(tmp_path, path, 4)
+    with pytest.raises(PermissionError, match=f"belongs to another user, {own}"):
+        read_inside(tmp_path, path, 5, {own + 1})
+    assert stamp_of(path, {own}) == stamp_of(path) is not None
+    assert stamp_of(path, {own + 1}) is None
+
+
+def test_folders_have_the_mode_of_the_one_around_for_the_owner_and_group(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        for around, inside in [(0o700, 0o700), (0o2750, 0o2750), (0o777, 0o750)]:
+            run = tmp_path / f"{around:o}"
+            run.mkdir()
+            run.chmod(around)
+            make_folder(run, run / "a" / "b")
+            modes = {path.stat().st_mode & 0o7777 for path in (run / "a", run / "a" / "b")}
+            assert modes == {inside}
+        new_folder(tmp_path / "export", 0o640)
+        assert (tmp_path / "export").stat().st_mode & 0o777 == 0o750
+    finally:
+        os.umask(before)
+
+
+def test_a_draft_takes_its_place_in_the_end_or_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    with draft_of(path, 0o640) as part:
+        part.write_bytes(b"whole")
+    with pytest.raises(ZeroDivisionError), draft_of(path) as part:
+        part.write_bytes(b"half")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"whole"
+    assert path.stat().st_mode & 0o777 == 0o640
     assert [*tmp_path.iterdir()] == [path]

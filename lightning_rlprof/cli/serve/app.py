@@ -8,8 +8,8 @@ from importlib import resources
 from lightning_rlprof.cli.serve.live_feed import EVERY_S, LiveFeed, page, view_as_json
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.prometheus import exposition
-from lightning_rlprof.report.terminal import plain
 from lightning_rlprof.system.http_server import Answer, Request, text_answer
+from lightning_rlprof.system.plain_text import plain
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.report.live_view import LiveView, live_view
 from lightning_rlprof.report.prometheus import Gauge, gauges
-from lightning_rlprof.report.terminal import cell_text, plain
+from lightning_rlprof.report.terminal import cell_text
+from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.validation import explain
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.recording.captures.anomalies import Anomalies, Anomaly, Growth, facts_of
 from lightning_rlprof.recording.captures.rank_choice import MOST_FOR_ALL, choose
@@ -25,7 +26,8 @@ from lightning_rlprof.records.capture_request import (
     write_request,
 )
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.system.files import stamp_of
+from lightning_rlprof.records.run_directory import rank_file
+from lightning_rlprof.system.files import owners_of, stamp_of
 
 LOOK_NS = 500_000_000
 """How often a rank looks for a request, in ns: a look takes up to 0.1 ms on a busy machine."""
@@ -86,6 +88,8 @@ class CaptureRequests:
         self._own = run.config
         self._look_at = clock() + LOOK_NS
         self._stamp = stamp_of(request_file(run.run))
+        self._owners = owners_of(rank_file(run.run, run.header.rank))
+        self._refused: set[str] = set()
         self._relay: StoreRelay | None = None
         self._relays = may_span_hosts(run.header.world_size)
         self._last_id = ""
@@ -134,18 +138,19 @@ class CaptureRequests:
 
     def ask(
         self, first: int, steps: int, ranks: list[int] | None, stages: Sequence[str], why: str
-    ) -> None:
-        """Request a capture on all ranks of the run."""
+    ) -> bool:
+        """Request a capture on all ranks of the run; return whether that was possible."""
         name = secrets.token_hex(8)
         request = CaptureRequest(name, time.time_ns(), first, steps, ranks, list(stages), why)
         try:
             write_request(self._run.run, request)
-        except OSError as error:
+        except (OSError, RlprofError) as error:
             self._run.note("warning", f"{why}; the capture cannot be requested: {error}")
-        else:
-            self._run.note("info", f"{why}; requested a capture of {_where(request)}{_on(ranks)}")
-            if self._relay is not None:
-                self._relay.send(request)
+            return False
+        self._run.note("info", f"{why}; requested a capture of {_where(request)}{_on(ranks)}")
+        if self._relay is not None:
+            self._relay.send(request)
+        return True
 
     def close(self) -> None:
         """Stop listening to other hosts."""
@@ -161,8 +166,11 @@ class CaptureRequests:
             self._look_at = now_ns + LOOK_NS
             self._ask_for_found(step)
             self._look(step)
-        if self._relay is not None and (request := self._relay.received()) is not None:
-            self._consider(request, step)
+        if self._relay is not None:
+            if self._relay.refused:
+                self._refuse(self._relay.refused)
+            if (request := self._relay.received()) is not None:
+                self._consider(request, step)
         waiting = self._waiting
         if waiting is not None and step + 1 >= waiting.first_step and self._open is None:
             self._waiting = None
@@ -175,10 +183,22 @@ class CaptureRequests:
         if stamp == self._stamp:
             return
         self._stamp = stamp
-        if (request := read_request(self._run.run)) is not None:
-            if self._relay is not None:
-                self._relay.send(request)
-            self._consider(request, step)
+        if stamp is None:
+            return
+        try:
+            request = read_request(self._run.run, self._owners)
+        except (OSError, RlprofError) as error:
+            self._refuse(str(error))
+            return
+        if self._relay is not None:
+            self._relay.send(request)
+        self._consider(request, step)
+
+    def _refuse(self, why: str) -> None:
+        """Say once of each reason that a request does not count."""
+        if why not in self._refused:
+            self._refused.add(why)
+            self._run.note("warning", f"a request to capture was refused: {why}")
 
     def _consider(self, request: CaptureRequest, step: int) -> None:
         """Wait for the first step of a request that is new."""
@@ -202,7 +222,8 @@ class CaptureRequests:
             config = requested(self._own, request)
             recorders = build_capturing(config, self._run.header)
         except (RlprofError, ValidationError) as error:
-            self._run.note("warning", f"{where} cannot be captured: {error}".splitlines()[0])
+            why = explain(error) if isinstance(error, ValidationError) else error
+            self._run.note("warning", f"{where} cannot be captured: {why}")
             return
         if self._run.switch(config, recorders):
             self._open = request

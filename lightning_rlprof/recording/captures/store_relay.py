@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.capture_request import CaptureRequest, decode_request
 
 POLL_S = 0.5
@@ -31,6 +32,9 @@ class StoreRelay:
     A store whose server has stopped answers no call, and heeds no timeout: then its thread waits
     for ever, and the training does not.
 
+    Attributes:
+        refused: Why the newest request that came was none.
+
     Args:
         store: The store, for this thread alone.
         run: Name of the run, which all ranks know.
@@ -40,6 +44,7 @@ class StoreRelay:
         self._store, self._key = store, f"rlprof/{run}/capture-request"
         self._outgoing: CaptureRequest | None = None
         self._received: CaptureRequest | None = None
+        self.refused = ""
         self._news, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="rlprof capture relay", daemon=True)
         self._thread.start()
@@ -73,7 +78,10 @@ class StoreRelay:
         if request is not None:
             self._store.set(self._key, msgspec.json.encode(request))
         if self._store.check([self._key]):
-            self._received = decode_request(self._store.get(self._key)) or self._received
+            try:
+                self._received = decode_request(self._store.get(self._key))
+            except RlprofError as error:
+                self.refused = str(error)
 
 
 def store_of_the_job() -> Store | None:

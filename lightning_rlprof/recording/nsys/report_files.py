@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from lightning_rlprof.config.blocks import NsightConfig
 from lightning_rlprof.records.records import Header, Note
+from lightning_rlprof.system.files import make_folder, new_folder
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +205,8 @@ def _look(source: Source) -> _Looks:
 
 def _move(source: Source, number: int, path: Path) -> Path | None:
     try:
-        source.home.mkdir(parents=True, exist_ok=True)
+        new_folder(source.home.parent, 0o600)
+        make_folder(source.home.parent, source.home)
         for again in count(1):
             suffix = f"_{again}{_SUFFIX}" if again > 1 else _SUFFIX
             target = source.home / f"{source.stem(number)}{suffix}"

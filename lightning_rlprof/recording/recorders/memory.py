@@ -26,6 +26,7 @@ from lightning_rlprof.recording import accelerator
 from lightning_rlprof.recording.background import host_usage
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.records.records import Header, Kind, Number
+from lightning_rlprof.records.run_directory import make_capture_folder
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class MemorySnapshotRecorder(Recorder):
 
     def _write(self, folder: Path) -> Path:
         """Write a snapshot, whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_capture_folder(folder)
         path = folder / f"memory-snapshot_rank{self._rank}_pid{os.getpid()}.pickle"
         part = path.with_suffix(".part")
         snapshot = self._memory()._snapshot()
@@ -241,7 +242,7 @@ class MemoryTimelineRecorder(Recorder):
         if sampler is None:
             return
         sampler.stop()
-        self._out.mkdir(parents=True, exist_ok=True)
+        make_capture_folder(self._out)
         names, columns = sampler.known()
         units = [name.rpartition("_")[2] for name in names]
         head = {"columns": names, "units": units, "interval_ms": self._interval_ms}

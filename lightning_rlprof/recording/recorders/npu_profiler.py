@@ -23,6 +23,7 @@ from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.npu_options import NpuOptions, npu_options
 from lightning_rlprof.recording.recorders.torch_npu import npu_module
 from lightning_rlprof.records.records import Header, Kind
+from lightning_rlprof.records.run_directory import make_capture_folder
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class NpuProfilerRecorder(Recorder):
                 "another profiler is active on this thread, and torch_npu.profiler inside of it "
                 "crashes when it stops: remove one of them"
             )
-        out.mkdir(parents=True, exist_ok=True)
+        make_capture_folder(out)
         self._step = int(out.name.split("-")[1])
         profile = self._new_profile(out)
         profile.step_num = self._step

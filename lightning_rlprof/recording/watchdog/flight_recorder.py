@@ -6,7 +6,6 @@ hang. Its functions are private, and differ between versions: what is missing is
 
 import json
 import os
-import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from lightning_rlprof.records.collective_entries import as_collectives
 from lightning_rlprof.records.hang_reports import Collective, Ranges, dump_file, rank_ranges
+from lightning_rlprof.system.files import read_inside, write_inside
 
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _VARIABLES = (
@@ -60,23 +60,24 @@ def _groups(distributed: Any) -> dict[str, Ranges]:
     return {}
 
 
-def keep_dump(run: Path, rank: int, since_unix_s: float) -> None:
+def keep_dump(run: Path, rank: int, since_unix_s: float, mode: int = 0o600) -> None:
     """Copy the file that torch writes when a collective times out, once, to the run directory.
 
-    torch ends the process soon after. A file from before ``since_unix_s`` is another training's.
+    torch ends the process soon after. A file from before ``since_unix_s`` is another training's,
+    and one of another user in a folder for all, such as ``/tmp``, is not read.
     """
     copy = dump_file(run, rank)
-    if copy.exists():
+    if os.path.lexists(copy):
         return
     for prefix in (*map(os.environ.get, _VARIABLES), _default()):
         if not prefix:
             continue
         path = Path(f"{prefix}{rank}")
         with suppress(OSError):
-            found = path.stat()
-            if found.st_mtime >= since_unix_s and 0 < found.st_size <= _MOST_BYTES:
-                shutil.copyfile(path, copy)
-                copy.chmod(0o600)
+            if path.lstat().st_mtime < since_unix_s:
+                continue
+            if data := read_inside(path.parent, path, _MOST_BYTES, (os.geteuid(),)):
+                write_inside(run, copy, data, mode)
                 return
 
 

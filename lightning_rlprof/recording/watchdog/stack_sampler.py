@@ -10,9 +10,11 @@ from statistics import median
 from types import FrameType
 from typing import Protocol
 
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.recording.open_spans import Line, numbers
 from lightning_rlprof.recording.watchdog.open_now import open_now
 from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.run_directory import rank_file
 from lightning_rlprof.records.stack_samples import (
     STACK,
     StackAnswer,
@@ -22,7 +24,7 @@ from lightning_rlprof.records.stack_samples import (
     stack_request_file,
     write_stack_answer,
 )
-from lightning_rlprof.system.files import stamp_of
+from lightning_rlprof.system.files import owners_of, stamp_of
 
 _IDLE_S = 0.25  # between looks at the request and at the step
 _SAMPLE_S = 0.05
@@ -65,6 +67,9 @@ class Sampled(Protocol):
     def add(self) -> Callable[[tuple[object, ...]], None]:
         """Add a line of another kind than a span of the training."""
 
+    def note(self, level: str, text: str) -> None:
+        """Log a remark and keep it in the run."""
+
     def step_times_ns(self) -> list[int]:
         """Return how long the last steps took."""
 
@@ -93,6 +98,8 @@ class StackSampler:
     ) -> None:
         self._session, self._since, self._frames = session, since, frames
         self._stamp = stamp_of(stack_request_file(session.run))
+        self._owners = owners_of(rank_file(session.run, session.header.rank))
+        self._refused: set[str] = set()
         self._request: StackRequest | None = None
         self._until_ns: int | None = None  # while it samples
         self._step = 0  # the slow one that was sampled last
@@ -159,10 +166,17 @@ class StackSampler:
         if stamp == self._stamp:
             return None
         self._stamp = stamp
-        request, rank = read_stack_request(self._session.run), self._session.header.rank
-        if request is None or (request.ranks is not None and rank not in request.ranks):
+        if stamp is None:
             return None
-        return request
+        try:
+            request = read_stack_request(self._session.run, self._owners)
+        except (OSError, RlprofError) as error:
+            if (text := f"no stacks are sampled on request: {error}") not in self._refused:
+                self._refused.add(text)
+                self._session.note("warning", text)
+            return None
+        is_asked = request.ranks is None or self._session.header.rank in request.ranks
+        return request if is_asked else None
 
     def _is_slow(self, now: int) -> bool:
         """Return whether the step takes unusually long, and may be sampled."""

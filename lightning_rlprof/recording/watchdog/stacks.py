@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from lightning_rlprof.records.hang_reports import ChildProcess, Frame, ThreadStack
+from lightning_rlprof.system.files import write_inside
 from lightning_rlprof.system.process_state import child_states
 
 _MOST_THREADS, _MOST_FRAMES, _MOST_CHILDREN = 100, 64, 64
@@ -92,8 +93,8 @@ def child_processes() -> tuple[ChildProcess, ...]:
     return tuple(ChildProcess(pid, name, state) for pid, name, state in found)
 
 
-def write_native_stacks(path: Path) -> None:
-    """Write the stacks of all threads with their native frames, if py-spy is installed."""
+def write_native_stacks(run: Path, path: Path, mode: int = 0o600) -> None:
+    """Write the stacks of all threads with native frames to a run, if py-spy is installed."""
     program = shutil.which("py-spy")
     if program is None:
         return
@@ -106,8 +107,7 @@ def write_native_stacks(path: Path) -> None:
                 check=False,
             )
             if done.returncode == 0:
-                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(file, "wb") as opened:
-                    # The first line is the command line, which may hold secrets.
-                    opened.write(done.stdout.partition(b"\n")[2][:_MOST_NATIVE])
+                # The first line is the command line, which may hold secrets.
+                stacks = done.stdout.partition(b"\n")[2][:_MOST_NATIVE]
+                write_inside(run, path, stacks, mode)
                 return

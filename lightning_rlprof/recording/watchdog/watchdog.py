@@ -1,7 +1,6 @@
 """A thread that looks once a second whether the training makes progress, and reports if not."""
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -32,7 +31,15 @@ from lightning_rlprof.records.hang_reports import (
     write_beat,
     write_report,
 )
+from lightning_rlprof.records.run_directory import file_mode, rank_file
 from lightning_rlprof.records.stage_aliases import is_evaluation
+from lightning_rlprof.system.files import (
+    make_folder,
+    owners_of,
+    remove_inside,
+    stamp_of,
+    write_inside,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +65,6 @@ class Watched(Sampled, Protocol):
 
     def recent(self) -> list[Line]:
         """Return spans that ended lately."""
-
-    def note(self, level: str, text: str) -> None:
-        """Log a remark and keep it in the run."""
 
 
 class Watchdog:
@@ -104,11 +108,15 @@ class Watchdog:
         self._reports = 0
         self._reported_ns: int | None = None
         self._beat_ns: int | None = None
+        self._mode = file_mode(session.header.config)
+        self._owners = owners_of(rank_file(self._run, self._rank))
         self._alarm_seen = self._alarm_time()
         self._sampler = StackSampler(session, self._first) if samples else None
 
     def start(self) -> "Watchdog":
         """Begin to watch. A process that may have no more threads trains without it."""
+        with suppress(OSError):  # from now on, others may ask for stacks
+            make_folder(self._run, self._run / FOLDER)
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -124,8 +132,9 @@ class Watchdog:
             self._sampler.end()
         if self._beat_ns is not None:
             with suppress(OSError):
-                alive_file(self._run, self._rank).unlink(missing_ok=True)
-                (self._run / FOLDER).rmdir()  # unless there are reports, or other ranks live
+                remove_inside(self._run, alive_file(self._run, self._rank))
+        with suppress(OSError):
+            (self._run / FOLDER).rmdir()  # unless there are reports, or other ranks live
 
     def _watch(self) -> None:
         look_at = time.monotonic() + _TICK_S
@@ -169,7 +178,7 @@ class Watchdog:
             if self._reported_ns is None or now - self._reported_ns > self._timeout_s * 5e8:
                 self._report("asked", quiet_s)
         if self._reports and quiet_s:
-            keep_dump(self._run, self._rank, self._began_unix_s)
+            keep_dump(self._run, self._rank, self._began_unix_s, self._mode)
 
     def _is_due(self, quiet_s: float) -> bool:
         """Return whether the rank has been quiet for too long, again if it has reported that."""
@@ -232,9 +241,9 @@ class Watchdog:
 
     def _beat(self, now: int, quiet_s: float) -> None:
         with suppress(OSError):  # a full disk, or one that is gone
-            (self._run / FOLDER).mkdir(exist_ok=True)
+            make_folder(self._run, self._run / FOLDER)
             beat = Heartbeat(time.time_ns(), self._session.step, round(quiet_s, 3))
-            write_beat(alive_file(self._run, self._rank), beat)
+            write_beat(self._run, self._rank, beat, self._mode)
         self._beat_ns = now
 
     def _raise_alarm(self, quiet_s: float) -> None:
@@ -248,7 +257,7 @@ class Watchdog:
             )
         self._report("hang" if is_first else "still", quiet_s)
         with suppress(OSError):
-            alarm_file(self._run).touch(0o600)
+            write_inside(self._run, alarm_file(self._run), b"", self._mode)
         self._alarm_seen = self._alarm_time()
         session.flush_if_free()
 
@@ -281,15 +290,13 @@ class Watchdog:
             remarks=remarks,
         )
         try:
-            (self._run / FOLDER).mkdir(exist_ok=True)
-            path = write_report(self._run, report)
+            make_folder(self._run, self._run / FOLDER)
+            path = write_report(self._run, report, self._mode)
         except OSError as error:
             log.warning("the report of a hang cannot be written: %s", error)
             return
         if cause in ("hang", "still"):  # it stops the process for some 0.3 s
-            write_native_stacks(path.with_suffix(".native.txt"))
+            write_native_stacks(self._run, path.with_suffix(".native.txt"), self._mode)
 
-    def _alarm_time(self) -> int | None:
-        with suppress(OSError):
-            return os.stat(alarm_file(self._run)).st_mtime_ns
-        return None
+    def _alarm_time(self) -> tuple[int, int] | None:
+        return stamp_of(alarm_file(self._run), self._owners)

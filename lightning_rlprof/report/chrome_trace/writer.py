@@ -14,9 +14,8 @@ Spans of one thread dealt out to lanes in which they nest as they were opened.
 
 import gzip
 import math
-import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.records.records import EXPORT, KINDS, Number
+from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.chrome_trace.counter_tracks import CounterTracks
 from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
 from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
@@ -33,6 +33,7 @@ from lightning_rlprof.report.chrome_trace.job_tracks import job_events
 from lightning_rlprof.report.chrome_trace.sample_arrows import sample_arrows
 from lightning_rlprof.report.chrome_trace.waits import WaitSlices
 from lightning_rlprof.report.step_series import StepSeries
+from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
@@ -123,15 +124,12 @@ def write_trace(
 
     Raises OSError where the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("wb") as raw, _packed(raw, path.suffix) as file:
-            _write(spans, file, devices, watermark, progress)
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
+    with (
+        draft_of(path, mode_made_of(spans.path)) as part,
+        part.open("wb") as raw,
+        _packed(raw, path.suffix) as file,
+    ):
+        _write(spans, file, devices, watermark, progress)
 
 
 def _packed(raw: Any, suffix: str) -> Any:

@@ -11,7 +11,7 @@ from lightning_rlprof.report.html.colors import Paint, stage_paints
 from lightning_rlprof.report.overview import Segment, overview
 from lightning_rlprof.report.run_summary import run_line, what_to_fix
 from lightning_rlprof.report.step_series import StepSeries
-from lightning_rlprof.report.terminal import plain
+from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import Spans
 
 _HEIGHT = 26

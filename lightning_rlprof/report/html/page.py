@@ -7,7 +7,6 @@ Content-Security-Policy forbids it), and what a trace says reaches the page as t
 import base64
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from markupsafe import Markup
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.headline import STAGE_TABLES, is_device_trace, lead_tables
+from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.advice_cards import advice_cards, what_to_record
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
@@ -31,7 +31,8 @@ from lightning_rlprof.report.html.timeline import timeline
 from lightning_rlprof.report.overview import headlines, overview
 from lightning_rlprof.report.step_series import LATE, UNTRACED, StepSeries, times_largest
 from lightning_rlprof.report.summary_rows import rank_rows, stage_rows
-from lightning_rlprof.report.terminal import plain
+from lightning_rlprof.system.files import draft_of
+from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
@@ -173,12 +174,8 @@ def write_report(spans: Spans, tables: Mapping[str, Table], headline: str, path:
     """
     # Names of files may hold bytes that are no text; a report with a question mark is still one.
     data = render_report(spans, tables, headline).encode("utf-8", "replace")
-    part = path.with_name(f".rlprof-{os.getpid()}.part")
-    try:
+    with draft_of(path, mode_made_of(spans.path)) as part:
         part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str, Any]:

@@ -5,17 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.errors import RecorderError, RlprofError
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.captures import requests as capture_requests
 from lightning_rlprof.recording.session import request_capture
 from lightning_rlprof.records.capture_request import (
+    MOST_STEPS,
     CaptureRequest,
     read_request,
     request_file,
     write_request,
 )
 from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.system.files import owners_of
 from lightning_rlprof.testing import FakeRecorder, make_header
 from tests.builders.recording import read, run_steps, spans
 
@@ -35,8 +37,8 @@ def built(monkeypatch):
 
 def ask(session, first_step, steps=1, name="a", unix_ns=None, **options):
     when = session.header.unix_ns + 1 if unix_ns is None else unix_ns
-    options = {"why": "a test", **options}
-    request = CaptureRequest(name, when, first_step, steps, **options)
+    fields = {"id": name, "unix_ns": when, "why": "a test", **options}
+    request = CaptureRequest(first_step=first_step, steps=steps, **fields)
     write_request(session.run, request)
     return request
 
@@ -208,29 +210,101 @@ def test_training_that_ends_before_the_step_leaves_no_capture(start, clock, buil
     ],
     ids=lambda content: content[:20].decode("latin-1"),
 )
-def test_a_file_that_is_no_request_is_ignored(content, start, clock, built):
+def test_a_file_that_is_no_request_is_refused_once(content, start, clock, built):
     session = start()
-    request_file(session.run).write_bytes(content)
-    look(session, clock)
-    run_steps(session, clock, [1, 2, 3])
+    for first in (1, 4):
+        request_file(session.run).write_bytes(content)
+        look(session, clock)
+        run_steps(session, clock, range(first, first + 3))
     session.close()
-    assert (built, notes(session)) == ([], [])
-    assert read_request(session.run) is None
-
-
-def test_a_pipe_in_place_of_a_request_stops_nothing(start, clock, built):
-    session = start()
-    os.mkfifo(request_file(session.run))
-    look(session, clock)
-    run_steps(session, clock, [1, 2, 3])
-    session.close()
+    (note,) = notes(session)
+    assert note.startswith("a request to capture was refused: ")
     assert built == []
 
 
-def test_only_the_user_may_read_a_request(start):
+LIMITS = {
+    "steps": (MOST_STEPS + 1, 10**9, 0, -1),
+    "first_step": (10**12, 0),
+    "ranks": ([-1], [*range(5000)]),
+    "stages": (["x" * 201], ["x"] * 101),
+    "why": ("x" * 1001,),
+    "id": ("x" * 65,),
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(key, v) for key in LIMITS for v in LIMITS[key]])
+def test_a_request_over_a_limit_is_neither_written_nor_believed(
+    field, value, start, clock, built, monkeypatch
+):
+    """By whom ever it was written, such as an earlier version."""
+    session = start()
+    with pytest.raises(RlprofError, match="not a valid capture request"):
+        ask(session, **{"first_step": 3, field: value})
+    monkeypatch.setattr("lightning_rlprof.records.capture_request.decode_request", bool)
+    ask(session, **{"first_step": 3, field: value})
+    monkeypatch.undo()
+    look(session, clock)
+    run_steps(session, clock, range(1, 8))
+    session.close()
+    (note,) = notes(session)
+    assert "a request to capture was refused" in note
+    assert f"`$.{field}" in note
+    assert captured(session) == []
+
+
+def test_request_capture_says_what_is_too_much(start, clock, built):
+    session = start()
+    run_steps(session, clock, [1])
+    assert request_capture(steps=MOST_STEPS + 1, why="the reward fell") == 0
+    run_steps(session, clock, [2, 3])
+    session.close()
+    (note,) = notes(session)
+    assert note.startswith("the reward fell; the capture cannot be requested: ")
+    assert "<= 100 - at `$.steps`" in note
+
+
+def test_a_request_of_another_user_is_refused(start, clock, built, monkeypatch):
+    other = frozenset({os.geteuid() + 1})
+    monkeypatch.setattr(capture_requests, "owners_of", lambda path: other)
+    session = start()
+    ask(session, 3)
+    look(session, clock)
+    run_steps(session, clock, range(1, 6))
+    session.close()
+    (note,) = notes(session)
+    assert f"belongs to another user, {os.geteuid()}" in note
+    assert captured(session) == []
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
+def test_what_is_no_file_in_place_of_a_request_stops_nothing(put, start, clock, built):
+    session = start()
+    put(request_file(session.run))
+    look(session, clock)
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    (note,) = notes(session)
+    assert note.startswith("a request to capture was refused: ")
+    assert built == []
+
+
+def test_why_reaches_the_log_and_the_run_escaped(start, clock, built, caplog):
+    session = start()
+    ask(session, 1, why="x\x1b[31m\nrlprof: hacked\u202e")
+    look(session, clock)
+    run_steps(session, clock, [1, 2])
+    session.close()
+    (note,) = notes(session)
+    assert note.endswith(r"(x\x1b[31m\nrlprof: hacked\u202e)")
+    assert note in caplog.messages
+
+
+def test_only_the_training_may_read_a_request_beside_its_user(start):
+    """One that root has written may be for the training of another user."""
     session = start()
     ask(session, 5)
-    assert request_file(session.run).stat().st_mode & 0o777 == 0o600
+    mode = request_file(session.run).stat().st_mode & 0o777
+    assert mode == (0o600 if os.geteuid() else 0o644)
 
 
 def steps_of(session, clock, times_ns, first=1):
@@ -396,4 +470,4 @@ def test_of_many_ranks_those_are_captured_that_show_the_cause(start, clock, buil
         "requested a capture of steps 79 to 80 on ranks 0, 3"
     )
     assert captured(session) == [79, 80]
-    assert read_request(session.run).ranks == [0, 3]
+    assert read_request(session.run, owners_of(session.run)).ranks == [0, 3]

@@ -419,7 +419,7 @@ def test_a_snapshot_that_fails_does_not_replace_the_error(
     (tmp_path / "oom-step-000000").write_text("in the way")
     with pytest.raises(torch.OutOfMemoryError):
         history.run_out(1)
-    assert "the snapshot could not be written (FileExistsError" in notes[0]
+    assert "the snapshot could not be written (NotADirectoryError" in notes[0]
 
     def broken(level: str, text: str) -> None:
         raise ValueError("nobody listens")

@@ -1,6 +1,7 @@
 """When the training thread's stack is sampled, on a fake clock and with fake frames."""
 
 import sys
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.recording.watchdog import stack_sampler
 from lightning_rlprof.recording.watchdog.stack_sampler import StackSampler
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.records.hang_reports import FOLDER
 from lightning_rlprof.records.stack_samples import (
     STACK,
     StackAnswer,
@@ -32,6 +34,14 @@ class Data:
 
 
 DECODE = Data().decode()
+
+
+def ask(run: Path, request: StackRequest) -> None:
+    """Write a request, as when the watchdog has made its folder."""
+    (run / FOLDER).mkdir(exist_ok=True)
+    write_stack_request(run, request)
+
+
 PLACE = f"Data.decode tests/recording/watchdog/test_stack_sampler.py:{DECODE.f_lineno}"
 if sys.version_info < (3, 11):
     PLACE = PLACE.removeprefix("Data.")
@@ -139,7 +149,7 @@ def test_an_actor_that_waits_for_its_next_call_is_not_slow(sampling):
 
 
 def test_a_request_is_answered_with_samples_and_open_stages(sampling):
-    write_stack_request(sampling.session.run, StackRequest("a", 1.0))
+    ask(sampling.session.run, StackRequest("a", 1.0))
     sampling.session.begin_step(1)
     with stage("data_fetch"):
         began = sampling.clock()
@@ -157,15 +167,15 @@ def test_a_request_is_answered_with_samples_and_open_stages(sampling):
 
 def test_a_request_of_other_ranks_and_one_that_was_there_before_are_left_alone(start, clock):
     session = start()
-    write_stack_request(session.run, StackRequest("old", 1.0))
+    ask(session.run, StackRequest("old", 1.0))
     sampling = Sampling(session, clock)
     sampling.wait(1_000_000_000)
-    write_stack_request(session.run, StackRequest("others", 1.0, (1, 2)))
+    ask(session.run, StackRequest("others", 1.0, (1, 2)))
     sampling.wait(1_000_000_000)
     stack_request_file(session.run).write_text('{"id": "x", "seconds": 1e9}')
     sampling.wait(1_000_000_000)
     assert sampling.asked == 0
-    write_stack_request(session.run, StackRequest("own", 1.0, (0,)))
+    ask(session.run, StackRequest("own", 1.0, (0,)))
     sampling.wait(1_000_000_000)
     assert sampling.asked > 0
 
@@ -206,7 +216,7 @@ def test_samples_are_no_progress_of_the_training(start, clock, monkeypatch):
     watchdog.look()
     for _ in range(3):
         clock.advance(1_000_000_000)
-        write_stack_request(session.run, StackRequest(f"{clock()}", 0.5))
+        ask(session.run, StackRequest(f"{clock()}", 0.5))
         watchdog._sample(watchdog._sampler)
         clock.advance(1_000_000_000)
         watchdog._sample(watchdog._sampler)
@@ -224,7 +234,7 @@ def test_a_sampler_that_fails_leaves_the_watch_for_hangs_alone(start, clock):
     session = start()
     watchdog = Watchdog(session, 300, samples=True)
     watchdog._sampler._frames = lambda: 1 / 0
-    write_stack_request(session.run, StackRequest("a", 1.0))
+    ask(session.run, StackRequest("a", 1.0))
     watchdog._sample(watchdog._sampler)
     watchdog.look()
     assert watchdog._sampler is None
@@ -237,7 +247,7 @@ def test_what_was_sampled_when_the_training_ends_is_kept(start, clock):
     session = start()
     session.watchdog = Watchdog(session, 300, samples=True)
     session.begin_step(1)
-    write_stack_request(session.run, StackRequest("a", 60.0))
+    ask(session.run, StackRequest("a", 60.0))
     session.watchdog._sample(session.watchdog._sampler)
     session.end_step()
     session.close()

@@ -115,7 +115,7 @@ def test_native_stacks_come_from_py_spy_without_the_command_line(tmp_path, monke
     program.write_text(PY_SPY)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    write_native_stacks(path)
+    write_native_stacks(tmp_path, path)
     assert path.read_text() == (
         f'Thread 1 (active): "MainThread" dump --nonblocking --pid {os.getpid()}\n'
     )
@@ -124,5 +124,5 @@ def test_native_stacks_come_from_py_spy_without_the_command_line(tmp_path, monke
 
 def test_without_py_spy_there_is_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    write_native_stacks(tmp_path / "native.txt")
+    write_native_stacks(tmp_path, tmp_path / "native.txt")
     assert [*tmp_path.iterdir()] == []

@@ -33,6 +33,7 @@ from lightning_rlprof.recording.recorders.torch_profiler.window import (
     TorchWindow,
 )
 from lightning_rlprof.records.records import Header, Kind
+from lightning_rlprof.records.run_directory import make_capture_folder
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,7 @@ class TorchProfilerRecorder(Recorder):
             self.note("info", self._remark)
             self._remark = None
         self._out = out
-        out.mkdir(parents=True, exist_ok=True)
+        make_capture_folder(out)
         tools = Tools(self._profiler, self._budget, self._written, self._tell)
         self._window = TorchWindow(tools, self._options.plan())
 
