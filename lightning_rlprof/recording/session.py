@@ -547,9 +547,9 @@ class Session:
             if self.exchange is not None and status == "finished":
                 self.exchange.meet(self._ended)
             self._capture.finish()
-            self._requests.close()
             for text in self._remarks():
                 self.note("warning", text)
+            self._requests.close()
             self.add(("end", self.clock(), status))
         finally:
             annotations.listen(None)
@@ -572,6 +572,7 @@ class Session:
             found = never_marked(self._chosen, seen)
             if self._capture.has_captured:
                 found += never_reached(config, self._ended)
+        found += self._requests.unmet(self._ended)
         return [*found, *self.remarks, *self.child_marks.remark()]
 
     def discard(self) -> None:
