@@ -12,6 +12,7 @@ import torch
 from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording.annotations import Marker, OwnMarker, annotate, in_stage, stage
+from lightning_rlprof.recording.compiled_code import instead_of, leave_out
 from lightning_rlprof.system.post_import import when_imported
 
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
@@ -45,7 +46,7 @@ class _Calls:
     def remark(self) -> str | None:
         """Return what the user must know: no call was a stage, and why."""
         rule, by_arg = self.rule, self.rule.by_arg
-        if self.as_stage:
+        if self.as_stage or rule.target in instead_of:  # which another remark names
             return None
         if not self.called:
             return f"wrap: {rule.target!r} was never called"
@@ -95,7 +96,7 @@ class Wraps:
     """
 
     def __init__(self, root: object, rules: Sequence[WrapRule], *, by_name: bool = False) -> None:
-        self._by_name = by_name
+        self._root, self._by_name = root, by_name
         self._installed: _Installed = []
         self._calls: list[_Calls] = []
         try:
@@ -112,6 +113,9 @@ class Wraps:
 
     def remarks(self) -> list[str]:
         """Say which rules gave no call a stage, and why."""
+        for calls in self._calls:
+            if calls.rule.target in instead_of:
+                instead_of[calls.rule.target] = _compiled(self._root, calls.rule.target)
         if self._by_name:
             return []
         return [text for calls in self._calls if (text := calls.remark())]
@@ -188,6 +192,16 @@ class ImportedWraps:
         self._installed.append((owner, name, mine, before))
 
 
+def _compiled(root: object, target: str) -> str:
+    """Return the rule's target for the compiled module that contains a method, "" without one."""
+    owner, method = _find(root, target)
+    for name, module in root.named_modules() if isinstance(root, torch.nn.Module) else ():
+        inside = getattr(module, "_orig_mod", None)
+        if isinstance(inside, torch.nn.Module) and owner in inside.modules():
+            return f"{name}.{method}" if owner is inside else f"{name}.forward"
+    return ""
+
+
 def _find(root: object, target: str) -> tuple[object, str]:
     *path, name = target.split(".")
     owner = root
@@ -258,17 +272,16 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
 
     def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        if calls.by_name and torch.compiler.is_compiling():  # a mark there would break the graph
+        if torch.compiler.is_compiling() and leave_out(rule.target):
             return function
         value = value_of(args, kwargs)
         name = rule.stage_for(grad=torch.is_grad_enabled(), value=value)
         inside = name is not None and not rule.nested and in_stage()
-        if not torch.compiler.is_compiling():  # which would compile it again
-            calls.called = True
-            calls.as_region |= inside
-            calls.as_stage |= name is not None and not inside
-            if name is None and rule.by_arg:
-                calls.add(value)
+        calls.called = True
+        calls.as_region |= inside
+        calls.as_stage |= name is not None and not inside
+        if name is None and rule.by_arg:
+            calls.add(value)
         return region if inside else marked[name] if name else function
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -280,9 +293,10 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     def call_iterated(*args: Any, **kwargs: Any) -> Any:
         return (yield from chosen(args, kwargs)(*args, **kwargs))
 
+    kind: Any = call_iterated if inspect.isgeneratorfunction(function) else call
     if inspect.iscoroutinefunction(function):
-        return functools.wraps(function)(call_awaited)
-    kind = call_iterated if inspect.isgeneratorfunction(function) else call
+        kind = call_awaited
+    kind.__code__ = kind.__code__.replace()  # as in `within`
     return functools.wraps(function)(kind)
 
 

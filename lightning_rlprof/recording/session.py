@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording import annotations
+from lightning_rlprof.recording import annotations, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.background.sampler import Background
@@ -572,7 +572,7 @@ class Session:
             found = never_marked(self._chosen, seen)
             if self._capture.has_captured:
                 found += never_reached(config, self._ended)
-        found += self._requests.unmet(self._ended)
+        found += self._requests.unmet(self._ended) + compiled_code.remark()
         return [*found, *self.remarks, *self.child_marks.remark()]
 
     def discard(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_rlprof.integrations.loop import start_session
+from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import count, record, stage
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.records.stage_aliases import standard_stage
@@ -137,12 +138,12 @@ class Kit:
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                with around:
-                    found = function(*args, **kwargs)
+                found = function(*args, **kwargs)
+                if not compiled_code.is_compiling():
                     counted(found)
-                    return found
+                return found
 
-            return call
+            return around(call)
 
         return self.replace(owner, name, make)
 
