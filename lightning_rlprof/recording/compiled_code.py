@@ -13,34 +13,54 @@ from lightning_rlprof.system.post_import import when_imported
 is_compiling: Callable[[], bool] = bool
 """Tells whether torch.compile traces the caller: no, until somebody imports its front end."""
 
-instead_of: dict[str, str] = {}
-"""What was left out in this process, and what to mark instead, if that is known."""
+_RULE = "wrap: "
+_left_out: set[str] = set()
+_rules: dict[str, str] = {}
+
+
+def key_of_rule(target: str) -> str:
+    """Return by which `leave_out` knows a rule of ``wrap`` from marks in code."""
+    return f"{_RULE}{target}"
 
 
 def leave_out(what: str) -> bool:
     """Remember what a mark was left out of; return True. It runs as the caller is traced.
 
     Args:
-        what: A constant for torch.compile; it is refused otherwise.
+        what: A constant for torch.compile, which refuses another one.
     """
-    instead_of.setdefault(what, "")
+    _left_out.add(what)
     return True
 
 
+def is_left_out(target: str) -> bool:
+    """Return whether calls of a rule's method were in compiled code."""
+    return key_of_rule(target) in _left_out
+
+
+def mark_instead(target: str, instead: str) -> None:
+    """Let the next `remark` name a rule of ``wrap``, and what to mark instead, if it is known."""
+    _rules[target] = instead
+
+
 def remark() -> list[str]:
-    """Say what is in compiled code, and what to mark instead; nothing if no mark was left out.
+    """Say what was left out, and what to mark instead; nothing if all marks were made.
+
+    Marks in code are those of the process: what is compiled in one run may be called in the next.
 
     Example::
 
         >>> remark()
         []
     """
-    if not instead_of:
+    names = {name for name in _left_out if not name.startswith(_RULE)} | {*_rules}
+    known = sorted({*_rules.values()} - {""})
+    _rules.clear()
+    if not names:
         return []
-    known = sorted({*instead_of.values()} - {""})
     such = f", such as {', '.join(known)}" if known else ""
     return [
-        f"inside torch.compile, so not marked: {', '.join(sorted(instead_of))}. "
+        f"inside torch.compile, so not marked: {', '.join(sorted(names))}. "
         f"Mark the call of the compiled module or function instead{such}"
     ]
 

@@ -11,8 +11,8 @@ import torch
 
 from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, OwnMarker, annotate, in_stage, stage
-from lightning_rlprof.recording.compiled_code import instead_of, leave_out
 from lightning_rlprof.system.post_import import when_imported
 
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
@@ -46,7 +46,7 @@ class _Calls:
     def remark(self) -> str | None:
         """Return what the user must know: no call was a stage, and why."""
         rule, by_arg = self.rule, self.rule.by_arg
-        if self.as_stage or rule.target in instead_of:  # which another remark names
+        if self.as_stage or compiled_code.is_left_out(rule.target):  # which another remark names
             return None
         if not self.called:
             return f"wrap: {rule.target!r} was never called"
@@ -88,8 +88,8 @@ class Wraps:
     Args:
         root: The LightningModule that targets start from.
         rules: What to mark.
-        by_name: Whether rlprof made the rules, of what methods are called. Such marks leave out
-            code that is compiled, and count as none of the user's.
+        by_name: Whether rlprof made the rules, of what methods are called. Such marks count as none
+            of the user's.
 
     Raises:
         ConfigError: A target does not exist or cannot be marked; nothing stays marked.
@@ -114,8 +114,8 @@ class Wraps:
     def remarks(self) -> list[str]:
         """Say which rules gave no call a stage, and why."""
         for calls in self._calls:
-            if calls.rule.target in instead_of:
-                instead_of[calls.rule.target] = _compiled(self._root, calls.rule.target)
+            if compiled_code.is_left_out(target := calls.rule.target):
+                compiled_code.mark_instead(target, _compiled(self._root, target))
         if self._by_name:
             return []
         return [text for calls in self._calls if (text := calls.remark())]
@@ -167,6 +167,8 @@ class ImportedWraps:
 
     def remarks(self) -> list[str]:
         """Say which rules gave no call a stage, and why."""
+        for target in filter(compiled_code.is_left_out, self._calls):
+            compiled_code.mark_instead(target, "")
         found = [text for calls in self._calls.values() if (text := calls.remark())]
         return self._missing + found
 
@@ -193,12 +195,16 @@ class ImportedWraps:
 
 
 def _compiled(root: object, target: str) -> str:
-    """Return the rule's target for the compiled module that contains a method, "" without one."""
-    owner, method = _find(root, target)
-    for name, module in root.named_modules() if isinstance(root, torch.nn.Module) else ():
+    """Return the target that marks the call of the compiled module around a method; or ""."""
+    modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
+    try:
+        owner, _ = _find(root, target)
+    except ConfigError:  # the training has replaced it since
+        return ""
+    for name, module in modules:
         inside = getattr(module, "_orig_mod", None)
-        if isinstance(inside, torch.nn.Module) and owner in inside.modules():
-            return f"{name}.{method}" if owner is inside else f"{name}.forward"
+        if isinstance(inside, torch.nn.Module) and any(each is owner for each in inside.modules()):
+            return f"{name}.forward"
     return ""
 
 
@@ -259,7 +265,7 @@ def _method(method: Callable[..., Any], calls: _Calls) -> types.MethodType:
         return await call(bound_to, *args, **kwargs)
 
     outer = call_awaited if inspect.iscoroutinefunction(marked) else call
-    outer.__name__ = "__call__"
+    outer.__name__, outer.__code__ = "__call__", outer.__code__.replace()  # as in `within`
     return types.MethodType(outer, method)
 
 
@@ -270,9 +276,10 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     mark: Callable[[str], Marker] = OwnMarker if calls.by_name else stage
     marked = {name: mark(name)(function) for name in rule.names().values()}
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
+    key = compiled_code.key_of_rule(rule.target)
 
     def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        if torch.compiler.is_compiling() and leave_out(rule.target):
+        if compiled_code.is_compiling() and compiled_code.leave_out(key):
             return function
         value = value_of(args, kwargs)
         name = rule.stage_for(grad=torch.is_grad_enabled(), value=value)
