@@ -85,7 +85,7 @@ def start_session(
         log.warning("%s ends here: another session starts in this process", running.run)
         running.close("finished")
     place = _place(rank, world_size, hosts)
-    folder = Path(built.integrated.profile_save_path)
+    folder = built.save_path
     others = {
         "hosts": place.hosts,
         "device": device or device_kind(),
