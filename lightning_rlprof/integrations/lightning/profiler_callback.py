@@ -3,6 +3,7 @@
 Begin and end the steps of a training around each of its batches.
 """
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +17,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
 from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
+from lightning_rlprof.integrations.lightning.callback_options import typed_options
 from lightning_rlprof.integrations.lightning.evaluation import VERBS, EvaluationBatches
 from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
 from lightning_rlprof.integrations.lightning.report_artifact import log_report
@@ -401,6 +403,12 @@ class ProfilerCallback(Callback):
     def _recording(self, trainer: Any) -> Session | None:
         """Return the session of this Trainer's fit, not that of a fit around it."""
         return self._session if self._trainer is trainer else None
+
+
+# What a signature shows, and LightningCLI reads; type checkers cannot see it.
+ProfilerCallback.__init__.__annotations__["options"] = typed_options(
+    [*inspect.signature(ProfilerCallback).parameters]
+)
 
 
 def _watched(callbacks: Sequence[Any]) -> Collection[int]:
