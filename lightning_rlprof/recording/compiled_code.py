@@ -11,7 +11,7 @@ from typing import Any
 from lightning_rlprof.system.post_import import when_imported
 
 is_compiling: Callable[[], bool] = bool
-"""Tells whether torch.compile traces the caller: no, until somebody imports its front end."""
+"""Tells whether torch.compile traces the caller: no, until its front end is imported."""
 
 _RULE = "wrap: "
 _left_out: set[str] = set()

@@ -210,7 +210,7 @@ class _Row:
 
 
 def _numbers_rows(logger: Any) -> bool:
-    """Tell whether a logger numbers its rows itself, so that one of ours would move the others."""
+    """Tell whether a logger numbers its rows itself, so that one more would move the others."""
     return "WandbLogger" in {kind.__name__ for kind in type(logger).__mro__}
 
 
