@@ -143,8 +143,9 @@ def _wait(
             path, start = places[rank]
             lines, end = new_lines(path, start)
             places[rank] = path, end
-            texts = [str(line[3]) for line in lines if line[0] == "note" and len(line) > 3]
-            said[rank] += [text for text in texts if "captur" in text]
+            notes = [line for line in lines if line[0] == "note" and len(line) > 3]
+            texts = [(str(line[3]), line[2] != "info") for line in notes]
+            said[rank] += [text for text, warns in texts if warns or "captur" in text]
             if any(_is_over(line, request) for line in lines):
                 open_ranks.discard(rank)
     return said
@@ -161,17 +162,24 @@ def _report(
     chosen: "Sequence[RankProgress]", said: dict[int, list[str]], request: "CaptureRequest"
 ) -> bool:
     """Say what each rank captured; return whether one captured something."""
+    from lightning_rlprof.records.run_directory import capture_in_name
+
     some = False
     for each in chosen:
-        texts = said[each.rank]
-        for text in texts:
-            if text.startswith("captured "):
-                console.say(f"rank {each.rank}: {text}")
-        if any(text.startswith("captured ") for text in texts):
-            some = True
-        else:
+        captured = []
+        for text in said[each.rank]:
+            window = capture_in_name(text.split()[1]) if text.startswith("captured ") else None
+            if window and request.first_step <= window[0] <= request.last_step:
+                captured.append(text)
+        for text in captured:
+            console.say(f"rank {each.rank}: {text}")
+        if not captured:
+            # That a capture began is not a reason, nor is another capture.
+            texts = [t for t in said[each.rank] if not t.startswith(("captured ", "capturing "))]
+            texts = [text for text in texts if "captur" in text] or texts
             reason = texts[-1] if texts else f"it didn't reach step {request.last_step} in time"
             console.warn(f"rank {each.rank} captured nothing: {reason}")
+        some |= bool(captured)
     return some
 
 

@@ -2,7 +2,7 @@
 
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lightning_rlprof.errors import RlprofError
 
@@ -15,10 +15,22 @@ _PASSED_ON = {
 }
 
 
-def run_child(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+_FIRST_S = 0.1
+
+
+def run_child(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    look: Callable[[int], object] | None = None,
+) -> int:
     """Run a command, pass signals on, and return its status as a shell does.
 
     Ctrl-C on a terminal reaches the child directly; a signal from a process reaches only rlprof.
+
+    Args:
+        argv: The command.
+        environment: Its variables.
+        look: Called with its process id about once a second while it runs, and more often at first.
 
     Raises:
         RlprofError: The program cannot be started.
@@ -33,10 +45,14 @@ def run_child(argv: Sequence[str], environment: Mapping[str, str]) -> int:
             else "",
         ) from error
     wanted = {*_PASSED_ON, signal.SIGCHLD}
+    wait_s = _FIRST_S
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
         while process.poll() is None:
-            arrived = signal.sigtimedwait(wanted, 1.0)
+            arrived = signal.sigtimedwait(wanted, wait_s)
+            wait_s = min(2 * wait_s, 1.0)
+            if look is not None:
+                look(process.pid)
             # si_code above 0: the kernel sent it, for the terminal
             if arrived and arrived.si_signo in _PASSED_ON and arrived.si_code <= 0:
                 process.send_signal(arrived.si_signo)

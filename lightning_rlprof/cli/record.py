@@ -1,18 +1,19 @@
 """The verb ``run``: a program whose trainings are recorded, without a change of code."""
 
-import itertools
 import json
 import os
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.child_process import run_child
+from lightning_rlprof.cli.launched_processes import Processes, is_isolated
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.integrations.launch import launched
@@ -25,10 +26,8 @@ _HOW = (
     "python -m train"
 )
 _NOTHING = (
-    "See which frameworks are recorded: rlprof doctor. A loop of your own needs start_session(). A "
-    "ProfilerCallback in the code saves where the code says."
+    "See which frameworks are recorded: rlprof doctor. A loop of your own needs start_session()."
 )
-_ISOLATED = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 
 Words = Annotated[
     list[str],
@@ -70,23 +69,35 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
     given = from_overrides(laid, tuple(ProfilerConfig.model_fields))
     file = str(config) if config else os.environ.get("RLPROF_CONFIG") or None
     checked = ProfilerConfig.build(file, **given)
-    folder = Path(checked.integrated.profile_save_path)
+    folder = checked.save_path
     before = _entries(folder)
-    if _is_isolated(command):
+    if is_isolated(command):
         text = f"'{shlex.join(command[:2])}' ignores PYTHONPATH"
         console.say(f"warning: {text}, so only Lightning is recorded", "yellow", err=True)
-    code = run_child(command, _environment(file, given))
-    runs = [path for path in sorted(_entries(folder) - before) if rank_files(path)]
+    with TemporaryDirectory(prefix="rlprof-run-", ignore_cleanup_errors=True) as signs:
+        processes = Processes(Path(signs))
+        code = run_child(command, _environment(file, given, Path(signs)), processes.look)
+        runs, why = processes.runs(), processes.why_nothing()
+    # Those of other hosts are known by their folder alone.
+    runs = [path for path in runs or sorted(_entries(folder) - before) if rank_files(path)]
     if not runs:
         failed = f", and the program ended with status {code}" if code else ""
-        text = f"no training reached its first step{failed}, so {folder} has no new run"
-        console.say(f"warning: {text}. {_NOTHING}", "yellow", err=True)
+        text = f"no training reached its first step{failed}, so {_from_here(folder)} has no new run"
+        console.say(f"warning: {text}. {why or _NOTHING}", "yellow", err=True)
     for path in runs:
-        if checked.summary and not code and _was_killed(path):
-            print_summary(path, "finished")
-        elif code or not checked.summary:  # its own summary may not have said where
-            console.say(f"Recorded {path}", err=True)
+        trace, here = read_trace(rank_files(path)[0]), _from_here(path)
+        says = trace.header.config.get("summary", True)
+        if says and not code and trace.status is None:  # killed, as workers of Ray are
+            print_summary(here, "finished")
+        elif code or not says:  # its own summary may not have said where
+            console.say(f"Recorded {here}", err=True)
     raise typer.Exit(code)
+
+
+def _from_here(path: Path) -> Path:
+    """Return a path as it may be typed here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -102,18 +113,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:at]), command
 
 
-def _was_killed(run: Path) -> bool:
-    """Return whether rank 0 had no chance to print a summary, as a worker of Ray."""
-    return read_trace(rank_files(run)[0]).status is None
-
-
-def _is_isolated(command: Sequence[str]) -> bool:
-    """Return whether a Python is told to ignore the variables or folders that doors need."""
-    options = itertools.takewhile(lambda word: word.startswith("-"), command[1:])
-    return "python" in Path(command[0]).name and any(map(_ISOLATED.fullmatch, options))
-
-
-def _environment(file: str | None, given: dict[str, Any]) -> dict[str, str]:
+def _environment(file: str | None, given: dict[str, Any], signs: Path) -> dict[str, str]:
     """Return the program's variables: ours, with keys laid over those of the same name."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.config.sources import PREFIX, from_environment, merge
@@ -126,7 +126,7 @@ def _environment(file: str | None, given: dict[str, Any]) -> dict[str, str]:
     kept |= {name: json.dumps(laid[key], default=str) for key, name in names.items()}
     if file:
         kept["RLPROF_CONFIG"] = os.path.abspath(file)  # the program may change its directory
-    return {**kept, **launched(kept)}
+    return {**kept, **launched(kept, signs)}
 
 
 def _entries(folder: Path) -> set[Path]:

@@ -74,7 +74,8 @@ class IntegratedConfig(Section):
     profile_save_path: Annotated[str, BeforeValidator(_path)] = Field(
         default=SAVE_PATH,
         description=(
-            "Output directory; each training creates its run directory there. `~` is your home."
+            "Output directory; each training creates its run directory there. `~` is your home. A "
+            "relative path starts where `rlprof run` was typed, else where the program is."
         ),
     )
     profile_export_type: Literal["text", "db"] = Field(

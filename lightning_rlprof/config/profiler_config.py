@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from functools import reduce
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -55,6 +57,7 @@ from lightning_rlprof.config.validation import (
 from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.records.advice_ids import ADVICE_IDS
+from lightning_rlprof.records.records import FOLDER_VARIABLE
 from lightning_rlprof.system.location import redact
 
 _NOT_CAPTURE = {"profile", "profile_save_path"}
@@ -460,12 +463,25 @@ class Options(Section):
         return bool(discrete) or self.integrated.stage != "all"
 
 
+def _starting_folder() -> str:
+    typed_in = os.environ.get(FOLDER_VARIABLE, "")
+    if os.path.isdir(typed_in):  # another host may not have it
+        return typed_in
+    try:
+        return os.getcwd()
+    except OSError:  # it is gone, and only absolute paths have a meaning
+        return ""
+
+
 def _default(section: type[Section], key: str) -> Any:
     return section.model_fields[key].get_default(call_default_factory=True)
 
 
 class ProfilerConfig(Options):
     """What to record and what to capture; frozen, and it opens no file and runs no command.
+
+    Relative paths start from the folder in which it is made, or ``rlprof run`` was typed, wherever
+    the program goes afterwards.
 
     `build` reads every source and says in one line what is wrong. ``model_validate`` takes the same
     blocks (ours, MindSpeed-RL's, verl's; OmegaConf's mappings too) and raises Pydantic's error.
@@ -476,6 +492,17 @@ class ProfilerConfig(Options):
         >>> config.captures, config.wants_step(1), config.wants_step(2)
         (True, True, False)
     """
+
+    _made_in: str = PrivateAttr(default_factory=_starting_folder)
+
+    @property
+    def save_path(self) -> Path:
+        """``integrated.profile_save_path``, absolute."""
+        return self.located(self.integrated.profile_save_path)
+
+    def located(self, path: str) -> Path:
+        """Return a path of this configuration, absolute."""
+        return Path(self._made_in, path)
 
     @classmethod
     def build(
@@ -505,9 +532,12 @@ class ProfilerConfig(Options):
         data = lay(escaped(base), translated, merge(variables, keywords))
         forget(origins, keywords)
         try:
-            return cls.model_validate(data)
+            built = cls.model_validate(data)
         except ValidationError as error:
             raise ConfigError(explain(error, translated | origins)) from error
+        if isinstance(source, ProfilerConfig):
+            built._made_in = source._made_in
+        return built
 
     @model_validator(mode="before")
     @classmethod

@@ -133,7 +133,7 @@ def open_session(
         "owner": owner,
     }
     try:
-        session = _start(config, Path(config.integrated.profile_save_path), name, place, others)
+        session = _start(config, config.save_path, name, place, others)
     except AlreadyRecordingError as error:  # since just now, in another thread
         return _beside(error.session, config, owner)
     try:

@@ -17,8 +17,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
-from lightning_rlprof.recording import open_spans
-from lightning_rlprof.recording.call_wrapping import within
+from lightning_rlprof.recording import compiled_code, open_spans
+from lightning_rlprof.recording.call_wrapping import name_of, within
 from lightning_rlprof.recording.open_spans import Line, Open, innermost, made, numbers, opened
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.records.histograms import EXPERTS
@@ -253,8 +253,7 @@ def annotate(target: Any, /) -> Any:
     """
     if isinstance(target, str):
         return Marker(target, "region")
-    name = getattr(target, "__qualname__", None) or type(target).__qualname__  # of a partial
-    return Marker(name, "region")(target)
+    return Marker(name_of(target), "region")(target)
 
 
 def in_stage() -> bool:
@@ -266,9 +265,6 @@ def in_stage() -> bool:
             return True
         around = above
     return False
-
-
-in_stage._torchdynamo_disable = True  # type: ignore[attr-defined]  # asked in every call
 
 
 def mark(name: str, /, **counters: Number) -> None:
@@ -575,8 +571,10 @@ def _leave_open(sink: Sink, span: Open) -> None:
         sink.note("warning", _STILL_OPEN.format(span[2]))
 
 
-# torch.compile is not to look into them: it takes markers made there for its own, and fails.
-stage._torchdynamo_disable = annotate._torchdynamo_disable = True  # type: ignore[attr-defined]
+compiled_code.when_traced(stage, compiled_code.no_marker("stage()"))
+compiled_code.when_traced(annotate, compiled_code.no_marker("annotate()"))
+for _writes in (mark, count, record):
+    compiled_code.when_traced(_writes, compiled_code.nothing)
 
 listen(None)
 if CHILD_MARKS in os.environ:  # of a child that was not forked

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from lightning_rlprof.recording import compiled_code
+
 Around = AbstractContextManager[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -14,7 +16,7 @@ def within(around: Around, function: F) -> F:
     """Return the function with each call inside ``around``, which must be usable again and again.
 
     A coroutine function is awaited inside it. Generators of both kinds are resumed inside it, once
-    per item: between two items they hold nothing open.
+    per item: between two items they hold nothing open. What torch.compile traces runs as it is.
 
     Example::
 
@@ -38,15 +40,27 @@ def within(around: Around, function: F) -> F:
         wrapper = _generator(around, function)
     else:
         wrapper = _function(around, function)
+    # torch.compile keeps what it compiles by code object, and limits how often one is compiled.
+    wrapper.__code__ = wrapper.__code__.replace()
     return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 
 
 def _function(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+    name = name_of(function)
+
     def call(*args: Any, **kwargs: Any) -> Any:
+        if compiled_code.is_compiling() and compiled_code.leave_out(name):
+            return function(*args, **kwargs)
         with around:
             return function(*args, **kwargs)
 
     return call
+
+
+def name_of(function: Any) -> str:
+    """Return the qualified name of a function, or that of its class, as of a partial."""
+    name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return name
 
 
 def _coroutine(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +72,11 @@ def _coroutine(around: Around, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _generator(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+    name = name_of(function)
+
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        if compiled_code.is_compiling() and compiled_code.leave_out(name):
+            return (yield from function(*args, **kwargs))
         inner = function(*args, **kwargs)
         resume: Callable[[], Any] = functools.partial(next, inner)
         while True:

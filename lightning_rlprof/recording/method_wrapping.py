@@ -11,6 +11,7 @@ import torch
 
 from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, OwnMarker, annotate, in_stage, stage
 from lightning_rlprof.system.post_import import when_imported
 
@@ -45,7 +46,7 @@ class _Calls:
     def remark(self) -> str | None:
         """Return what the user must know: no call was a stage, and why."""
         rule, by_arg = self.rule, self.rule.by_arg
-        if self.as_stage:
+        if self.as_stage or compiled_code.is_left_out(rule.target):  # which another remark names
             return None
         if not self.called:
             return f"wrap: {rule.target!r} was never called"
@@ -87,15 +88,15 @@ class Wraps:
     Args:
         root: The LightningModule that targets start from.
         rules: What to mark.
-        by_name: Whether rlprof made the rules, of what methods are called. Such marks leave out
-            code that is compiled, and count as none of the user's.
+        by_name: Whether rlprof made the rules, of what methods are called. Such marks count as none
+            of the user's.
 
     Raises:
         ConfigError: A target does not exist or cannot be marked; nothing stays marked.
     """
 
     def __init__(self, root: object, rules: Sequence[WrapRule], *, by_name: bool = False) -> None:
-        self._by_name = by_name
+        self._root, self._by_name = root, by_name
         self._installed: _Installed = []
         self._calls: list[_Calls] = []
         try:
@@ -112,6 +113,9 @@ class Wraps:
 
     def remarks(self) -> list[str]:
         """Say which rules gave no call a stage, and why."""
+        for calls in self._calls:
+            if compiled_code.is_left_out(target := calls.rule.target):
+                compiled_code.mark_instead(target, _compiled(self._root, target))
         if self._by_name:
             return []
         return [text for calls in self._calls if (text := calls.remark())]
@@ -163,6 +167,8 @@ class ImportedWraps:
 
     def remarks(self) -> list[str]:
         """Say which rules gave no call a stage, and why."""
+        for target in filter(compiled_code.is_left_out, self._calls):
+            compiled_code.mark_instead(target, "")
         found = [text for calls in self._calls.values() if (text := calls.remark())]
         return self._missing + found
 
@@ -186,6 +192,20 @@ class ImportedWraps:
         before = vars(owner).get(name, _ABSENT)
         setattr(owner, name, mine)
         self._installed.append((owner, name, mine, before))
+
+
+def _compiled(root: object, target: str) -> str:
+    """Return the target that marks the call of the compiled module around a method; or ""."""
+    modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
+    try:
+        owner, _ = _find(root, target)
+    except ConfigError:  # the training has replaced it since
+        return ""
+    for name, module in modules:
+        inside = getattr(module, "_orig_mod", None)
+        if isinstance(inside, torch.nn.Module) and any(each is owner for each in inside.modules()):
+            return f"{name}.forward"
+    return ""
 
 
 def _find(root: object, target: str) -> tuple[object, str]:
@@ -245,7 +265,7 @@ def _method(method: Callable[..., Any], calls: _Calls) -> types.MethodType:
         return await call(bound_to, *args, **kwargs)
 
     outer = call_awaited if inspect.iscoroutinefunction(marked) else call
-    outer.__name__ = "__call__"
+    outer.__name__, outer.__code__ = "__call__", outer.__code__.replace()  # as in `within`
     return types.MethodType(outer, method)
 
 
@@ -256,19 +276,19 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     mark: Callable[[str], Marker] = OwnMarker if calls.by_name else stage
     marked = {name: mark(name)(function) for name in rule.names().values()}
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
+    key = compiled_code.key_of_rule(rule.target)
 
     def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        if calls.by_name and torch.compiler.is_compiling():  # a mark there would break the graph
+        if compiled_code.is_compiling() and compiled_code.leave_out(key):
             return function
         value = value_of(args, kwargs)
         name = rule.stage_for(grad=torch.is_grad_enabled(), value=value)
         inside = name is not None and not rule.nested and in_stage()
-        if not torch.compiler.is_compiling():  # which would compile it again
-            calls.called = True
-            calls.as_region |= inside
-            calls.as_stage |= name is not None and not inside
-            if name is None and rule.by_arg:
-                calls.add(value)
+        calls.called = True
+        calls.as_region |= inside
+        calls.as_stage |= name is not None and not inside
+        if name is None and rule.by_arg:
+            calls.add(value)
         return region if inside else marked[name] if name else function
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -280,9 +300,10 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     def call_iterated(*args: Any, **kwargs: Any) -> Any:
         return (yield from chosen(args, kwargs)(*args, **kwargs))
 
+    kind: Any = call_iterated if inspect.isgeneratorfunction(function) else call
     if inspect.iscoroutinefunction(function):
-        return functools.wraps(function)(call_awaited)
-    kind = call_iterated if inspect.isgeneratorfunction(function) else call
+        kind = call_awaited
+    kind.__code__ = kind.__code__.replace()  # as in `within`
     return functools.wraps(function)(kind)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lightning_rlprof.config.blocks import FinishConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -51,7 +52,8 @@ class Finished:
         return ours | verls | dict.fromkeys(["RLPROF_RUN", "VERL_PROFILE_SAVE_PATH"], str(self.run))
 
 
-OnFinish = Callable[[Finished], object]
+# Not `object`: jsonargparse 4.39 takes any default for one, and then leaves the signature unread.
+OnFinish = Callable[[Finished], Any]
 """What is called with a rank's finished capture or run; what it returns is not used."""
 
 

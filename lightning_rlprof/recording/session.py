@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording import annotations
+from lightning_rlprof.recording import annotations, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.background.sampler import Background
@@ -724,9 +724,9 @@ class Session:
         if self.exchange is not None and status == "finished":
             self.exchange.meet(self._ended)
         self._capture.finish()
-        self._requests.close()
         for text in self._remarks():
             self.note("warning", text)
+        self._requests.close()
         self.add(("end", self.clock(), status))
 
     def _remarks(self) -> list[str]:
@@ -740,6 +740,7 @@ class Session:
             found = never_marked(self._chosen, seen)
             if self._capture.has_captured:
                 found += never_reached(config, self._ended)
+        found += self._requests.unmet(self._ended) + compiled_code.remark()
         return [*found, *self.remarks, *self.child_marks.remark()]
 
     def discard(self) -> None:

@@ -29,7 +29,7 @@ from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
-from lightning_rlprof.records.records import FORMAT, Header
+from lightning_rlprof.records.records import FORMAT, SIGNS_VARIABLE, Header
 from lightning_rlprof.system.plain_text import plain
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def start_session(
         config.check_world(world_size)
     _check_place(name, rank, world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
-    run = Path(config.integrated.profile_save_path, header.run_id).absolute()
+    run = config.save_path / header.run_id
     names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
     chosen = build_recorders(config, header) if recorders is None else recorders
     shown = {**header.config}
@@ -84,11 +84,12 @@ def start_session(
     if on_finish is not None:
         called = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
         shown["on_finish"] = {**shown["on_finish"], "function": called}
-    shown["model"], why_not = _model_content(config.model)
+    shown["model"], why_not = _model_content(config)
     header = replace(header, config=shown, open_world=open_world, step_unit=step_unit)
     header = replace(header, versions={**header.versions, **_versions(packages)})
     session = Session(config, run, header, chosen, owner=owner)
     try:
+        _tell_launcher(run)
         _remark(session, own=recorders is not None)
         if why_not:
             session.note("warning", why_not)
@@ -113,14 +114,23 @@ def start_session(
     return session
 
 
-def _model_content(path: str | None) -> tuple[Any, str]:
+def _tell_launcher(run: Path) -> None:
+    """Tell ``rlprof run``, if it started this program on this host, what is recorded."""
+    if folder := os.environ.get(SIGNS_VARIABLE):
+        with suppress(OSError), open(Path(folder, f"run-{os.getpid()}"), "a") as file:
+            print(run, file=file)
+
+
+def _model_content(config: ProfilerConfig) -> tuple[Any, str]:
     """Return the content of a model's ``config.json``, and why there is none: MFU needs it later.
 
     A rank that cannot read it, such as on another host, trains on.
     """
+    path = config.model
     if path is None:
         return None, ""
-    place = Path(path, "config.json") if Path(path).is_dir() else Path(path)
+    place = config.located(path)
+    place = place / "config.json" if place.is_dir() else place
     try:
         content = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, *NOT_JSON) as error:

@@ -12,11 +12,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, stage
 from lightning_rlprof.recording.open_spans import OwnName, innermost, made
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.stage_aliases import standard_stage
+from lightning_rlprof.system.post_import import when_imported
 
 _UPDATE = Marker("optimizer_step", "region")
 _MOST = 64  # optimizers that step one another
@@ -67,7 +69,8 @@ class OptimizerSteps:
             handle.remove()
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._session.silent_thread or not self._session.owner.has_thread():
+        session = self._session
+        if compiled_code.is_compiling() or session.silent_thread or not session.owner.has_thread():
             return
         steps = self._running.steps
         steps.append((id(optimizer), self._session.clock(), None))
@@ -75,6 +78,8 @@ class OptimizerSteps:
             del steps[0]
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if compiled_code.is_compiling():
+            return
         session, steps = self._session, self._running.steps
         while steps and not session.silent_thread:
             whose, start, token = steps.pop()
@@ -99,6 +104,8 @@ class BackwardPasses:
     def __init__(self) -> None:
         self._torchs: Callable[..., Any] = torch.autograd.backward
         self._mine = _BACKWARD(self._torchs)
+        # It breaks a graph as torch's own does. Compiled itself, it would break another.
+        when_imported("torch._dynamo", lambda module: module.decorators.skip(self._mine))
         torch.autograd.backward = self._mine
 
     def remove(self) -> None:

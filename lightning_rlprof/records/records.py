@@ -16,6 +16,12 @@ EXPORT: Mapping[str, str] = {"written_by": "lightning_rlprof"}
 JOB_VARIABLE = "RLPROF_JOB"
 """Variable of the environment that all processes of a program share: they write one run."""
 
+FOLDER_VARIABLE = "RLPROF_FOLDER"
+"""Variable with the folder in which ``rlprof run`` was typed: relative paths start there."""
+
+SIGNS_VARIABLE = "RLPROF_SIGNS"
+"""Variable with a folder where processes tell ``rlprof run`` what they are and what they record."""
+
 Number = int | float
 """What a counter may hold."""
 

@@ -50,8 +50,11 @@ def open_run(path: str | Path, *, progress: _Progress | None = None, cache: bool
     if isinstance(path, RemotePath):  # its copies are deleted, and a cache with them
         return load(path, progress=progress)
     existing = find(path, sources(path))
-    found = existing and cached_spans(existing, path, partial(_read, cache=False))
-    return found or _read(path, progress, cache=cache)
+    if existing is not None:
+        found = cached_spans(existing, path, partial(_read, cache=False))
+        if found is not None:  # it may have no spans, but kernels
+            return found
+    return _read(path, progress, cache=cache)
 
 
 def open_store(path: str | Path, *, progress: _Progress | None = None) -> Store:

@@ -7,6 +7,7 @@ import numpy as np
 from lightning_rlprof.tables.arrays import Int64s, differs
 
 _FEW = 8  # cells per interval
+_LARGEST = 2**63 - 1
 
 
 def cells_of(times: Int64s, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
@@ -87,7 +88,7 @@ def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, 
 
     Args:
         owner: Whose interval it is; not negative.
-        first: Where it begins; not negative, and owner times the largest must fit into 64 bits.
+        first: Where it begins. Times far from 0, or below it, take about twice as long.
         last: Where it ends.
 
     Example::
@@ -99,6 +100,12 @@ def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, 
     if not some.all():
         owner, first, last = owner[some], first[some], last[some]
     width = int(last.max(initial=0)) + 1
+    if first.min(initial=0) < 0 or (int(owner.max(initial=0)) + 1) * width > _LARGEST:
+        # A time of 1970 beside those of today leaves no room for the owner: number what occurs.
+        owners, times = edges(owner), edges(first, last)
+        rows = zip((owners, times, times), (owner, first, last), strict=True)
+        found = unions(*(np.searchsorted(known, values) for known, values in rows))
+        return owners[found[0]], times[found[1]], times[found[2]]
     end = owner * width + last
     begin = owner * width + first
     if (begin[1:] < begin[:-1]).any():

@@ -77,6 +77,32 @@ def test_what_a_rank_says_is_passed_on(rlprof, tmp_path, monkeypatch):
     assert f"rank 0 captured nothing: {text}" in out.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        (["captured step-000004 with Other"], "it didn't reach step 155 in time"),
+        (
+            ["capturing step 155 (rlprof capture)", "nothing was captured: x"],
+            "nothing was captured: x",
+        ),
+        (
+            ["capturing step 155 (rlprof capture)", "X was disabled after an error"],
+            "X was disabled",
+        ),
+    ],
+)
+def test_a_capture_that_did_not_happen_is_none(rlprof, tmp_path, monkeypatch, notes, reason):
+    made = writer(tmp_path)
+    lines = [("note", 5, "warning" if "X" in text else "info", text) for text in notes]
+    monkeypatch.setattr(
+        "lightning_rlprof.cli.capture.time.sleep",
+        lambda _: made.write([*lines, ("end", 9, "finished")]),
+    )
+    code, out, err = rlprof("capture", tmp_path)
+    assert (code, "step 155 was not captured" in err) == (1, True)
+    assert f"rank 0 captured nothing: {reason}" in out.replace("\n", " ")
+
+
 def test_a_training_that_has_ended_cannot_be_captured(rlprof, tmp_path):
     writer(tmp_path).write([("end", 9, "finished")])
     code, _, err = rlprof("capture", tmp_path)

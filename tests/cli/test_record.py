@@ -42,9 +42,13 @@ def seen() -> dict[str, str]:
 
 
 def trained(*words: str) -> Any:
-    """Run the command on a script, in a process; the package is installed there."""
     Path("train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "lightning_rlprof", "run", "profile_save_path=runs", *words]
+    return launched("profile_save_path=runs", *words)
+
+
+def launched(*words: str) -> Any:
+    """Run the command in a process; the package is installed there."""
+    command = [sys.executable, "-m", "lightning_rlprof", "run", *words]
     return subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=120, check=False,
@@ -83,6 +87,44 @@ def test_all_ranks_that_torchrun_starts_write_one_run() -> None:
     ]
 
 
+MOVES = """
+import os, sys
+os.makedirs("outputs/now", exist_ok=True)
+os.chdir("outputs/now")
+from lightning_rlprof import ProfilerCallback
+from tests.builders.models import Tiny, loader, make_trainer
+callbacks = [ProfilerCallback(profile_save_path=sys.argv[1])] if sys.argv[1:] else []
+make_trainer(*callbacks).fit(Tiny(), loader())
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("words", "argument", "folder"),
+    [
+        ([], [], "profiler_data"),
+        (["profile_save_path=runs"], [], "runs"),
+        (["--config", "rl.yaml"], [], "of_file"),
+        ([], ["of_code"], "of_code"),
+        (["--config", "rl.yaml"], ["of_code"], "of_code"),
+    ],
+)
+def test_a_program_that_changes_folder_is_recorded_where_the_command_was_typed(
+    words: list[str], argument: list[str], folder: str
+) -> None:
+    Path("rl.yaml").write_text("profile_save_path: of_file\nsummary: false\n")
+    Path("moves.py").write_text(MOVES)
+    done = launched(*words, "--", sys.executable, "moves.py", *argument)
+    assert done.returncode == 0, done.stderr
+    (trace,) = only_run(Path(folder))
+    assert trace.status == "finished"
+    assert not [*Path("outputs").rglob("rank-*")]
+    (run,) = Path(folder).glob("2*")
+    said = done.stderr.splitlines()[-1]
+    # A summary, which the program prints itself, says where the run is, too.
+    assert said in (f"Recorded {run}", f"See it:    rlprof report {run.absolute()} --open")
+
+
 # ---- programs that train nothing
 
 
@@ -98,7 +140,7 @@ def test_a_program_that_trains_nothing_says_so_in_a_line_and_keeps_its_status(
         "",
         f"warning: no training reached its first step{failed}, so profiler_data has no new run. "
         "See which frameworks are recorded: rlprof doctor. A loop of your own needs "
-        "start_session(). A ProfilerCallback in the code saves where the code says.\n",
+        "start_session().\n",
     )
 
 
@@ -115,8 +157,10 @@ def test_the_variables_say_what_the_words_say(rlprof: Run) -> None:
     assert rlprof("run", *words, *PYTHON, SHOWS)[0] == 3
     found = seen()
     assert len(found.pop("RLPROF_JOB")) == 16
+    assert not Path(found.pop("RLPROF_SIGNS")).exists()  # the program has ended
     assert found == {
         "RLPROF": "1",
+        "RLPROF_FOLDER": str(Path.cwd()),
         "RLPROF_CONFIG": str(Path("rl.yaml").resolve()),
         "RLPROF__INTEGRATED": '{"stage": "actor_update"}',
         "RLPROF__AUTO_STAGES": "false",

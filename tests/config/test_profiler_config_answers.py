@@ -1,3 +1,5 @@
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,3 +184,39 @@ def test_a_rank_that_the_training_does_not_have_is_refused(keys: dict[str, Any],
 )
 def test_ranks_that_do_not_count_here_are_not_checked(keys: dict[str, Any]) -> None:
     build(**keys).check_world(1)
+
+
+def test_a_relative_path_starts_where_the_configuration_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "later").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = build(profile_save_path="runs")
+    monkeypatch.chdir(tmp_path / "later")
+    assert (config.save_path, config.integrated.profile_save_path) == (tmp_path / "runs", "runs")
+    again = [pickle.loads(pickle.dumps(config)), ProfilerConfig.build(config, stage="actor_update")]
+    assert {each.save_path for each in again} == {tmp_path / "runs"}
+    assert config.located("model.json") == tmp_path / "model.json"
+    for path in (str(tmp_path), "~/runs"):
+        assert build(profile_save_path=path).save_path == Path(path).expanduser()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_relative_path_starts_where_rlprof_run_was_typed(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed_in = tmp_path / "typed"
+    if exists:  # on another host it may not
+        typed_in.mkdir()
+    monkeypatch.setenv("RLPROF_FOLDER", str(typed_in))
+    monkeypatch.chdir(tmp_path)
+    assert build().save_path == (typed_in if exists else tmp_path) / "profiler_data"
+
+
+def test_in_a_folder_that_is_gone_only_absolute_paths_have_a_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert build(profile_save_path="/runs").save_path == Path("/runs")

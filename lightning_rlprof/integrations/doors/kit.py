@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.integrations.loop import open_session
+from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import count, record, stage
 from lightning_rlprof.recording.job import find_place
 from lightning_rlprof.recording.owner import Owner
@@ -146,12 +147,12 @@ class Kit:
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                with around:
-                    found = function(*args, **kwargs)
+                found = function(*args, **kwargs)
+                if not compiled_code.is_compiling():
                     counted(found)
-                    return found
+                return found
 
-            return call
+            return around(call)
 
         return self.replace(owner, name, make)
 

@@ -25,8 +25,21 @@ def _open_doors() -> None:
     try:
         from lightning_rlprof.integrations.doors.registry import open_doors
     except ImportError:  # a virtual environment without rlprof
+        _sign("without")
         return
+    _sign("with")
     open_doors()
+
+
+def _sign(kind: str) -> None:
+    """Tell `rlprof run` that this interpreter has heard of it, with rlprof or without."""
+    folder = os.environ.get("RLPROF_SIGNS")
+    try:
+        if folder:
+            with open(os.path.join(folder, f"{kind}-{os.getpid()}"), "w") as file:
+                file.write(sys.executable)
+    except OSError:  # of another host, or the command has ended
+        pass
 
 
 try:

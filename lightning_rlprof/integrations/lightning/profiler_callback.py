@@ -3,6 +3,7 @@
 Begin and end the steps of a training around each of its batches.
 """
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +17,9 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
 from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
+from lightning_rlprof.integrations.lightning.callback_options import typed_options
 from lightning_rlprof.integrations.lightning.evaluation import VERBS, EvaluationBatches
+from lightning_rlprof.integrations.lightning.marks_in_code import has_marks, rules_by_name
 from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
 from lightning_rlprof.integrations.lightning.report_artifact import log_report
 from lightning_rlprof.integrations.lightning.stage_on_bar import StageOnBar
@@ -27,7 +30,6 @@ from lightning_rlprof.integrations.lightning.update_stage import (
 from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.annotations import Marker, OwnMarker
 from lightning_rlprof.recording.job import find_place, shared_run
-from lightning_rlprof.recording.marks_in_code import has_marks, rules_by_name
 from lightning_rlprof.recording.method_wrapping import ImportedWraps, Wraps
 from lightning_rlprof.recording.on_finish import OnFinish
 from lightning_rlprof.recording.owner import rejoin
@@ -211,7 +213,7 @@ class ProfilerCallback(Callback):
         if (place.rank, place.world_size) == own:
             name = trainer.strategy.broadcast(new_run_name(), src=0)
         else:  # each process of a job has a Trainer of its own
-            name = shared_run(Path(self.config.integrated.profile_save_path), place)
+            name = shared_run(self.config.save_path, place)
         self._session = session = start_session(
             self.config,
             name=name,
@@ -430,6 +432,12 @@ class ProfilerCallback(Callback):
     def _recording(self, trainer: Any) -> Session | None:
         """Return the session of this Trainer's fit, not that of a fit around it."""
         return self._session if self._trainer is trainer else None
+
+
+# What a signature shows, and LightningCLI reads; type checkers cannot see it.
+ProfilerCallback.__init__.__annotations__["options"] = typed_options(
+    [*inspect.signature(ProfilerCallback).parameters]
+)
 
 
 def _watched(callbacks: Sequence[Any]) -> Collection[int]:

@@ -137,7 +137,7 @@ class Capture:
         self._tokens: list[_Token] = []
         self._opened: dict[tuple[int, str | None], int] = {}
         self._window = ""
-        self._kept = False
+        self._works = self._kept = False
         self._steps: set[int] = set()
         self._captured: set[str] = set()
         self.seen: set[str] = set()
@@ -175,13 +175,19 @@ class Capture:
         self._opened[step, stage] = self._opened.get((step, stage), 0) + 1
         self._window = window_name(step, stage, self._opened[step, stage])
         self.is_open = True
-        self._listening = self._recorders
-        for recorder in self._recorders:
+        self._listening = opened = self._recorders
+        for recorder in opened:
             self._call(recorder, recorder.open, self._folder / self._window)
+        # Also one that failed took time. Without any, the step is as long as all others.
+        self._works = any(map(_works, opened))
         self._run.record(_OPEN, start, self._run.clock())
 
-    def close(self) -> None:
-        """Close the window: end what is mirrored in it, then stop the recorders in reverse."""
+    def close(self, *, happened: bool = True) -> None:
+        """Close the window: end what is mirrored in it, then stop the recorders in reverse.
+
+        Args:
+            happened: Whether there was anything to capture.
+        """
         start = self._run.clock()
         for token in reversed(self._tokens):
             self._end(token, windowed=True)
@@ -189,8 +195,8 @@ class Capture:
             self._call(recorder, recorder.close)
         self.is_open = False
         self._listening = self._now_listening()
-        lived = [one for one in self._recorders if _captures(one) and not one.why_nothing]
-        if names := _names(lived):
+        names = _names(filter(_works, self._recorders))
+        if names and happened:
             self._captured.add(self._window)
             self._run.note("info", f"captured {self._window} with {names}")
         self._run.record(_CLOSE, start, self._run.clock())
@@ -200,8 +206,7 @@ class Capture:
         if not (self.mirrors or closes):  # what closes a window may open it later, inside
             return None
         step = self._run.step
-        if self.is_open:
-            self._steps.add(step)
+        self.saw(step)
         token = _Token(closes)
         self._tokens.append(token)
         for recorder in self._listening:
@@ -241,14 +246,14 @@ class Capture:
         """Close a window that was opened for a step that never came, and do not count it."""
         opened = {key: number for key, number in self._opened.items() if key[0] != step}
         if len(opened) < len(self._opened) and self.is_open:
-            self._run.note("info", f"{self._window} is empty: the training ended before that step")
-            self.close()
-            self._captured.discard(self._window)
+            text = f"nothing was captured in {self._window}: the training ended before that step"
+            self._run.note("info", text)
+            self.close(happened=False)
         self._opened = opened
 
     def saw(self, step: int) -> bool:
-        """Tell whether a window was open in a step, and remember that it is while it is open."""
-        if self.is_open:
+        """Tell whether a profiler ran in a step, and remember that it does while it runs."""
+        if self.is_open and self._works:
             self._steps.add(step)
         return step in self._steps
 
@@ -273,7 +278,7 @@ class Capture:
         if not config.captures or not config.wants_rank(rank) or self._captured:
             return None
         capturing = [recorder for recorder in self._all if _captures(recorder)]
-        if not capturing:  # markers alone are asked for where there are none: spans serve
+        if not capturing:  # of mstx where nothing has markers, a note at the start says so
             return None if config.integrated.mstx else f"nothing was captured: {_NO_RECORDER}"
         if self._opened:
             if reasons := [one.why_nothing for one in capturing if one.why_nothing]:
@@ -329,6 +334,11 @@ def _captures(recorder: Recorder) -> bool:
     """Tell whether a recorder does anything in a window that it does not do outside, too."""
     own = type(recorder)
     return own is not Recorder and (not recorder.always or own.open is not Recorder.open)
+
+
+def _works(recorder: Recorder) -> bool:
+    """Tell whether a recorder captures, and its tool records something in this process."""
+    return _captures(recorder) and not recorder.why_nothing
 
 
 def _names(recorders: Iterable[Recorder]) -> str:

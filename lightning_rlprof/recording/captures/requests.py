@@ -17,7 +17,7 @@ from lightning_rlprof.recording.captures.rank_choice import MOST_FOR_ALL, choose
 from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
 from lightning_rlprof.recording.open_spans import Line
 from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.registry import build_capturing
+from lightning_rlprof.recording.recorders.registry import build_capturing, unmet
 from lightning_rlprof.records.capture_request import (
     CaptureRequest,
     read_request,
@@ -152,6 +152,15 @@ class CaptureRequests:
             self._relay.send(request)
         return True
 
+    def unmet(self, ended: int) -> list[str]:
+        """Say at the end of training which request never came to its first step."""
+        if self._waiting is None:
+            self._look(ended)
+        if (request := self._waiting) is None:
+            return []
+        text = f"nothing was captured of {_where(request)}: the training ended after step {ended}"
+        return [f"{text} ({request.why})"]
+
     def close(self) -> None:
         """Stop listening to other hosts."""
         if self._relay is not None:
@@ -224,6 +233,10 @@ class CaptureRequests:
         except (RlprofError, ValidationError) as error:
             why = explain(error) if isinstance(error, ValidationError) else error
             self._run.note("warning", f"{where} cannot be captured: {why}")
+            return
+        if not recorders:
+            text = f"{where} cannot be captured: {unmet(config, self._run.header.device)}"
+            self._run.note("warning", f"{text} ({request.why})")
             return
         if self._run.switch(config, recorders):
             self._open = request

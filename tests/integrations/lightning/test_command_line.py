@@ -31,6 +31,12 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "switched off": {"config": {"integrated": {"profile": False}, "steps": [1]}},
     "wraps": {"config": {"wrap": [{"target": "layer.forward", "stage": "actor_generate"}]}},
     "roles": {"config": {"roles": {"actor": {"enable": True, "ranks": [0]}}, "steps": "all"}},
+    "keywords": {"profile_save_path": "runs", "stage": "actor_update", "steps": [2, "4-6"]},
+    "keywords of blocks": {
+        "wrap": {"layer.forward": "actor_generate"},
+        "torch_profiler": {"with_stack": True},
+    },
+    "keywords and a block": {"config": {"steps": [1]}, "summary": False, "hang_timeout": None},
     "MindSpeed-RL's wrapper": {
         "config": {"profiler_config": {"integrated": {"profile": True, "stage": "all"}}}
     },
@@ -122,6 +128,37 @@ def test_a_key_of_the_block_is_set_on_the_command_line(cli: str) -> None:
     )  # fmt: skip
     assert ours(made.trainer).config.integrated.stage == "actor_update"
     assert ours(made.trainer).config.captures
+
+
+@pytest.mark.parametrize("cli", CLIS)
+def test_keywords_are_set_on_the_command_line(cli: str) -> None:
+    made = build(
+        cli, {}, f"--trainer.callbacks+={CALLBACK}",
+        "--trainer.callbacks.profile_save_path=out", "--trainer.callbacks.steps=[2, 4-6]",
+        "--trainer.callbacks.auto_stages=false", "--trainer.callbacks.hang_timeout=null",
+        "--trainer.accelerator=cpu", "--trainer.logger=false",
+    )  # fmt: skip
+    assert ours(made.trainer).config.model_dump(exclude_unset=True) == {
+        "integrated": {"profile_save_path": "out"},
+        "steps": [2, 4, 5, 6],
+        "auto_stages": False,
+        "hang_timeout": None,
+    }
+
+
+@pytest.mark.parametrize("cli", CLIS)
+def test_help_lists_the_keywords(cli: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build(cli, {}, f"--trainer.callbacks.help={CALLBACK}")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--trainer.callbacks.profile_export_type {text,db}" in shown
+    assert "Stages to capture: all (whole steps), one stage, or a list." in shown
+
+
+@pytest.mark.parametrize("cli", CLIS)
+def test_a_wrong_keyword_is_named(cli: str) -> None:
+    with pytest.raises(ValueError, match="did you mean 'actor_update'"):
+        build(cli, {}, f"--trainer.callbacks+={CALLBACK}", "--trainer.callbacks.stage=actor_updat")
 
 
 @pytest.mark.parametrize("cli", CLIS)

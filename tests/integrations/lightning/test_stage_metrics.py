@@ -321,20 +321,6 @@ def test_csv(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb", exc_type=ImportError)
-    from pytorch_lightning.loggers import WandbLogger
-
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    logger = WandbLogger(save_dir=tmp_path, offline=True)
-    trace = fit_with(logger, tmp_path)
-    summary = dict(logger.experiment.summary)
-    wandb.finish()
-    assert summary["rlprof/step_s"] == pytest.approx(seconds(trace, "step", 3))
-    assert (summary["trainer/global_step"], {*UPDATE, *ALWAYS} <= {*summary}) == (3, True)
-
-
-@pytest.mark.deep
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     pytest.importorskip("mlflow", exc_type=ImportError)

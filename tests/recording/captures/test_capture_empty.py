@@ -6,7 +6,7 @@ import torch
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.device_time import DeviceTimeRecorder
 from lightning_rlprof.testing import FakeRecorder
-from tests.builders.recording import read, run_steps
+from tests.builders.recording import read, run_steps, spans
 
 NO_RECORDER = (
     "nothing was captured: no profiler is enabled: "
@@ -58,9 +58,10 @@ def test_a_window_for_a_step_that_never_comes_is_closed_and_does_not_count(start
     run_steps(session, clock, [1])
     session.close()
     assert recorder.calls == ["open step-000002", "enter step", "exit step", "close", "finish"]
-    texts = [note.text for note in read(session).notes]
-    assert "step-000002 is empty: the training ended before that step" in texts
-    assert "nothing was captured: steps to capture: [2]; last complete step: 1" in texts
+    assert [note.text for note in read(session).notes] == [
+        "nothing was captured in step-000002: the training ended before that step",
+        "nothing was captured: steps to capture: [2]; last complete step: 1",
+    ]
 
 
 def test_a_window_that_covered_a_step_counts_although_the_next_never_comes(start, clock):
@@ -123,3 +124,23 @@ def test_a_recorder_whose_tool_is_not_there_captured_nothing(start, clock):
     assert [(note.level, note.text) for note in read(session).notes] == [
         ("warning", "nothing was captured: no tool is attached")
     ]
+
+
+@pytest.mark.parametrize(
+    ("recorder", "why_nothing", "counted"),
+    [
+        (None, "", []),
+        (FakeRecorder(), "", [1, 2]),
+        (FakeRecorder(), "no tool is attached", []),
+        (FakeRecorder(fail_at="open"), "", [1]),  # which may have taken long
+    ],
+)
+def test_a_step_counts_as_captured_if_a_recorder_ran(start, clock, recorder, why_nothing, counted):
+    recorders = [] if recorder is None else [recorder]
+    for each in recorders:
+        each.why_nothing = why_nothing
+    session = start(recorders, steps=[1, 2], mstx=True)
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    steps = spans(session, "step")
+    assert [step.step for step in steps if "capture" in (step.counters or {})] == counted

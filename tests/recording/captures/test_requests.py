@@ -137,6 +137,32 @@ def test_a_request_that_comes_too_late_is_noted(start, clock, built):
     assert notes(session) == ["capture of step 2 was requested too late, in step 4 (a test)"]
 
 
+@pytest.mark.parametrize("found", [True, False])
+def test_a_request_past_the_end_of_training_is_said_at_the_end(start, clock, built, found):
+    session = start()
+    run_steps(session, clock, [1, 2])
+    ask(session, 9, steps=2)
+    if found:
+        look(session, clock)
+    run_steps(session, clock, [3])
+    session.close()
+    text = "nothing was captured of steps 9 to 10: the training ended after step 3 (a test)"
+    assert (built, notes(session)) == ([], [text])
+
+
+def test_a_request_is_not_captured_where_nothing_can_be(start, clock):
+    session = start(mstx=True, profile_level="level_none", profile_with_cpu=False)
+    ask(session, 3)
+    look(session, clock)
+    run_steps(session, clock, [1, 2, 3, 4])
+    session.close()
+    assert captured(session) == []
+    assert notes(session) == [
+        "step 3 cannot be captured: lightweight mode: cpu has no profiler markers, "
+        "only spans are recorded (a test)"
+    ]
+
+
 def test_a_request_while_a_capture_is_open_is_noted(start, clock, built):
     own = FakeRecorder()
     session = start([own], profile_step_start=1, profile_step_end=9)
