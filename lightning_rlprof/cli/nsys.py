@@ -16,7 +16,6 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.child_process import run_child
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
-from lightning_rlprof.records.records import FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -177,7 +176,7 @@ def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "Capt
     folder, before = _reports(name)
     with console.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    code = run_child(argv, {FOLDER_VARIABLE: os.getcwd(), **os.environ, **added})
+    code = run_child(argv, os.environ | dict(added))
     new = {path: facts for path, facts in _reports(name)[1].items() if before.get(path) != facts}
     complete = []
     for path, (size, _) in sorted(new.items()):

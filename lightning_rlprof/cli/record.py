@@ -17,6 +17,7 @@ from lightning_rlprof.cli.launched_processes import Processes, is_isolated
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.integrations.launch import launched
+from lightning_rlprof.records.records import FOLDER_VARIABLE, SIGNS_VARIABLE
 from lightning_rlprof.records.run_directory import rank_files, read_trace
 from lightning_rlprof.system.location import local_path
 
@@ -126,7 +127,8 @@ def _environment(file: str | None, given: dict[str, Any], signs: Path) -> dict[s
     kept |= {name: json.dumps(laid[key], default=str) for key, name in names.items()}
     if file:
         kept["RLPROF_CONFIG"] = os.path.abspath(file)  # the program may change its directory
-    return {**kept, **launched(kept, signs)}
+    kept |= {SIGNS_VARIABLE: str(signs)}
+    return {FOLDER_VARIABLE: os.getcwd(), **kept, **launched(kept)}
 
 
 def _entries(folder: Path) -> set[Path]:

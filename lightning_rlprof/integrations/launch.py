@@ -5,24 +5,20 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from lightning_rlprof.records.records import FOLDER_VARIABLE, JOB_VARIABLE, SIGNS_VARIABLE
+from lightning_rlprof.records.records import JOB_VARIABLE
 
 INJECT = Path(__file__).with_name("inject")
 """Folder whose ``sitecustomize`` opens the doors."""
 
 
-def launched(environ: Mapping[str, str], signs: Path) -> dict[str, str]:
+def launched(environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables to lay over those of a program, by which its processes record one run.
 
     A Python without rlprof isn't disturbed by any of them.
 
-    Args:
-        environ: Variables of the program.
-        signs: Folder in which its processes say what they are, and what they record.
-
     Example::
 
-        >>> found = launched({"PYTHONPATH": "/mine", "RLPROF_JOB": "7"}, Path("/tmp/signs"))
+        >>> found = launched({"PYTHONPATH": "/mine", "RLPROF_JOB": "7"})
         >>> found["RLPROF"], found["RLPROF_JOB"], found["PYTHONPATH"].endswith("inject:/mine")
         ('1', '7', True)
     """
@@ -33,8 +29,6 @@ def launched(environ: Mapping[str, str], signs: Path) -> dict[str, str]:
     ]
     return {
         "RLPROF": "1",
-        SIGNS_VARIABLE: str(signs),
-        FOLDER_VARIABLE: environ.get(FOLDER_VARIABLE) or os.getcwd(),
         JOB_VARIABLE: environ.get(JOB_VARIABLE) or secrets.token_hex(8),
         "PYTHONPATH": os.pathsep.join([str(INJECT), *paths]),
     }
