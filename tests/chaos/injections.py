@@ -3,6 +3,7 @@
 The training is one of Lightning's, or a loop of its own.
 """
 
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from types import FrameType
 from unittest.mock import patch
 
 import torch
+from torch.autograd.profiler import record_function
 
 import lightning_rlprof
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
@@ -133,6 +135,26 @@ def _update(module: Tiny, optimizer: torch.optim.Optimizer, batch: torch.Tensor)
     return loss.item()
 
 
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Put back what a function that failed at its removal has left in this process."""
+    optimizer = torch.optim.optimizer
+    hooks = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
+    before = [each.copy() for each in hooks]
+    kind, backward, excepthook = record_function, torch.autograd.backward, sys.excepthook
+    enter, leave = kind.__enter__, kind.__exit__
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = enter, leave  # type: ignore[method-assign]
+        torch.autograd.backward, sys.excepthook = backward, excepthook
+        for each, kept in zip(hooks, before, strict=True):
+            each.clear()
+            each.update(kept)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+
+
 PROGRAMS = {"fit": _fit, "loop": _loop}
 """Programs by name: train into a folder, tell of calls, return the losses."""
 
@@ -174,7 +196,7 @@ def injected(program: str, place: Place, losses: list[float]) -> Outcome:
             raised.append(place)
             raise InjectedError(f"in {place}")
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, _restored():
         try:
             found = PROGRAMS[program](Path(name), fail)
         except BaseException as error:
