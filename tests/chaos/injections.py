@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -138,7 +139,7 @@ def _update(module: Tiny, optimizer: torch.optim.Optimizer, batch: torch.Tensor)
 @contextmanager
 def _restored() -> Iterator[None]:
     """Put back what a function that failed at its removal has left in this process."""
-    optimizer = torch.optim.optimizer
+    optimizer: Any = sys.modules["torch.optim.optimizer"]
     hooks = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
     before = [each.copy() for each in hooks]
     kind, backward, excepthook = record_function, torch.autograd.backward, sys.excepthook
