@@ -132,36 +132,30 @@ def request_capture(
     return session.request_capture(steps, ranks, stages, why) if session is not None else 0
 
 
-def _harmless(method: F) -> F:
-    """Keep a failure of rlprof's own from the code that marks: what the call would do is lost."""
+def _guarded(told: str) -> Callable[[F], F]:
+    """Keep a failure of rlprof's own from the code that calls a method of the session.
 
-    @functools.wraps(method)
-    def call(self: "Session", *args: Any, **options: Any) -> Any:
-        try:
-            return method(self, *args, **options)
-        except Exception as error:
-            if is_for_the_process(error):
-                raise
-            self.failed(error)
-            return None
+    What the call would do is lost. The method of the session by the name ``told`` gets the error.
+    """
 
-    return call  # type: ignore[return-value]
+    def guard(method: F) -> F:
+        @functools.wraps(method)
+        def call(self: "Session", *args: Any, **options: Any) -> Any:
+            try:
+                return method(self, *args, **options)
+            except Exception as error:
+                if is_for_the_process(error):
+                    raise
+                getattr(self, told)(error)
+                return None
+
+        return call  # type: ignore[return-value]
+
+    return guard
 
 
-def _ends_recording(method: F) -> F:
-    """Keep a failure of rlprof's own from the loop that steps: the recording ends, and says why."""
-
-    @functools.wraps(method)
-    def call(self: "Session", *args: Any, **options: Any) -> Any:
-        try:
-            return method(self, *args, **options)
-        except Exception as error:
-            if is_for_the_process(error):
-                raise
-            self.give_up(error)
-            return None
-
-    return call  # type: ignore[return-value]
+_harmless = _guarded("failed")  # of marks: the recording continues
+_ends_recording = _guarded("give_up")  # of steps
 
 
 class Session:

@@ -44,8 +44,7 @@ SHELLS = {
     "_finish",
     "_end_fit",
     "_tell",
-    "_harmless.<locals>.call",
-    "_ends_recording.<locals>.call",
+    "_guarded.<locals>.guard.<locals>.call",
     "_safely",
     # markers, which only read and write attributes and lists, at the price of nanoseconds
     *("__init__", "_end_around", "counters_of", "innermost", "_function.<locals>.call"),

@@ -304,6 +304,8 @@ def test_steps_after_a_file_was_truncated_are_read(start, clock, caplog, size):
     path = session.run / "rank-00000.jsonl"
     run_slow_steps(session, clock, range(1, 30))
     assert path.stat().st_size > 4000
+    if path.read_bytes()[:size].endswith(b"\n"):  # within a line, however long the header is
+        size -= 1
     os.truncate(path, size)
     run_slow_steps(session, clock, range(30, 34))
     (said,) = [record.message for record in caplog.records]
