@@ -10,7 +10,7 @@ import pytest
 
 from lightning_rlprof.system import http_server
 from lightning_rlprof.system.http_server import Answer, HttpServer, Request
-from tests.builders.http import fetch, serving
+from tests.builders.http_client import fetch, serving
 
 END = b"\r\n\r\n"
 

@@ -16,7 +16,7 @@ from lightning_rlprof.cli.serve.access import (
 )
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.http_server import Answer, Request
-from tests.builders.http import Got, ask
+from tests.builders.http_client import Got, ask
 
 TOKEN, SCRAPER = "s3cret", "of-scrapers"
 BEARER = ("authorization", f"Bearer {TOKEN}")

@@ -12,7 +12,7 @@ from lightning_rlprof.cli.serve.live_feed import LiveFeed
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
 from tests.builders.browser import Page
-from tests.builders.http import ask
+from tests.builders.http_client import ask
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m"
 

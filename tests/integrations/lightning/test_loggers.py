@@ -22,12 +22,18 @@ from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
 from lightning_rlprof import ProfilerCallback, StageMetrics
 from tests.builders.models import Tiny, loader, make_trainer
 
+class Logged(Tiny):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
 folder = sys.argv[1]
 make_trainer(
     ProfilerCallback(profile_save_path=f"{folder}/runs", log_report=True),
     StageMetrics(),
     logger=[WandbLogger(save_dir=folder, offline=True), MLFlowLogger(save_dir=f"{folder}/mlruns")],
-).fit(Tiny(), loader())
+).fit(Logged(), loader())
 """
 
 
@@ -53,8 +59,10 @@ def test_wandb_offline_gets_metrics_and_the_report(logged: Path) -> None:
         {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in each.item}
         for each in (record.history for record in records if record.HasField("history"))
     ]
-    assert [row["trainer/global_step"] for row in rows if "rlprof/step_s" in row] == [0, 1, 2, 3]
-    assert all(row["rlprof/actor_update_tokens_per_s"] > 0 for row in rows)
+    joined = [row for row in rows if "rlprof/step_s" in row]
+    assert [row["trainer/global_step"] for row in joined] == [0, 1, 2, 3]
+    assert all("loss" in row for row in joined)  # beside the training's own
+    assert all(row["rlprof/actor_update_tokens_per_s"] > 0 for row in joined)
     [artifact] = [record.artifact for record in records if record.HasField("artifact")]
     assert (artifact.name, artifact.type) == (f"rlprof-{run.name}", "report")
     [entry] = artifact.manifest.contents

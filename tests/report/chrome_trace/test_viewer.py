@@ -14,8 +14,8 @@ import pytest
 
 from lightning_rlprof.report.chrome_trace.viewer import TraceServer, perfetto_ui
 from tests.builders.browser import Tab, find_browser
-from tests.builders.http import Got, fetch
-from tests.builders.http import serving as answering
+from tests.builders.http_client import Got, fetch
+from tests.builders.http_client import serving as answering
 from tests.builders.runs import grpo_run
 
 
