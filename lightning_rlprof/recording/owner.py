@@ -6,6 +6,7 @@ own. Python does not keep which thread started another, so this does from the fi
 
 import threading
 from _thread import get_ident
+from contextlib import suppress
 from typing import Any
 
 _PARENT, _OWNS, _APART = "rlprof_parent", "rlprof_owns", "rlprof_apart"  # attributes of threads
@@ -98,10 +99,11 @@ def _follow_starts() -> None:
         return
 
     def start(self: threading.Thread) -> None:
-        each: threading.Thread | None = threading.current_thread()
-        vars(self)[_PARENT] = each
-        while each is not None:
-            each = _forget_ended(vars(each))
+        with suppress(Exception):  # of a thread of the program, too
+            vars(self)[_PARENT] = threading.current_thread()
+            each: threading.Thread | None = vars(self)[_PARENT]
+            while each is not None:
+                each = _forget_ended(vars(each))
         theirs(self)
 
     setattr(start, _HOOK, True)

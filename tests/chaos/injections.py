@@ -43,6 +43,7 @@ SHELLS = {
     # what keeps failures from the training
     "_finish",
     "_end_fit",
+    "_follow_starts.<locals>.start",
     "_tell",
     "_guarded.<locals>.guard.<locals>.call",
     "_safely",

@@ -55,10 +55,20 @@ class _Training:
         session.end_if_left = self._end_if_left
 
     def _end_if_left(self) -> None:
-        """End the run once its Fabrics are gone, as in the next trial of a sweep."""
+        """End the run once its Fabrics are gone, as in the next trial of a sweep.
+
+        One that has trained nothing, as that of a player, leaves no run.
+        """
         gc.collect()  # a Fabric refers to itself
-        if not self.fabrics:
+        if not self.fabrics and (self.session.has_steps or self.session.has_stages()):
             self.session.close(self.session.standing)
+        elif not self.fabrics:
+            self.discard()
+
+    def discard(self) -> None:
+        """Leave no run, and its place in the job to another session of this process."""
+        self.session.discard()
+        forget(self.session.run)
 
 
 _trainings: list[_Training] = []  # those that may continue
