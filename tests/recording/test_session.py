@@ -13,7 +13,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import Marker, mark, stage
-from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.recording.session import Session, current, note_in_all_runs
 from lightning_rlprof.records import run_directory
 from lightning_rlprof.records.run_directory import read_header, read_trace
 from lightning_rlprof.testing import FakeRecorder, make_header
@@ -421,3 +421,17 @@ def test_flushing_a_closed_session_does_nothing(start):
     session.note("info", "late")
     session.flush()
     assert read(session).notes == []
+
+
+def test_what_cannot_be_recorded_is_in_this_run_and_in_those_that_follow(start, caplog):
+    before, meanwhile = "TRL: no GRPOTrainer, so it is not recorded", "verl: no timer"
+    note_in_all_runs(before)
+    first = start()
+    note_in_all_runs(meanwhile)
+    first.close()
+    second = start(rank=1)
+    second.close()
+    for session in (first, second):
+        found = [(note.level, note.text) for note in read(session).notes]
+        assert found == [("warning", before), ("warning", meanwhile)]
+    assert sorted({*caplog.messages}) == [before, meanwhile]
