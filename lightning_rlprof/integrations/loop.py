@@ -97,8 +97,9 @@ def start_session(
             "on_finish": on_finish,
             "packages": packages,
         }
-        other = running() if _own == [running()] else None
-        if other is not None and (other.owner.has_process or other.owner.is_here):
+        other = running()
+        is_own = other is not None and other in _own
+        if other is not None and is_own and (other.owner.has_process or other.owner.is_here):
             log.warning("%s ends here: another session starts in this process", other.run)
             other.close(other.standing)
         owner = Owner(is_training=False, has_process=place.is_actor)

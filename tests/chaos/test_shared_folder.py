@@ -363,7 +363,7 @@ def test_without_a_folder_for_agreements_each_rank_says_that_it_is_alone(
     assert [path.name for path in foreign.iterdir()] == ["file"]
 
 
-def test_the_folder_of_another_users_agreements_stops_nobody(tmp_path: Path) -> None:
+def test_the_folder_of_another_users_agreements_stops_no_training(tmp_path: Path) -> None:
     (tmp_path / ".jobs").mkdir(0)
     if not os.geteuid():
         os.chown(tmp_path / ".jobs", OTHER_USER, OTHER_USER)

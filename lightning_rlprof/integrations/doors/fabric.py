@@ -92,8 +92,7 @@ def _begin(fabric: Any) -> None:
         if session.has_steps or (header.rank, header.world_size) == (known.rank, known.world_size):
             mine.fabrics.add(fabric)
             return
-        session.discard()
-        forget(session.run)
+        mine.discard()
     unit = "" if _TIMED in sys.modules else OPTIMIZER_STEP
     mine = _Training(KIT.new_session(Owner(), place, fabric.device.type, unit))
     mine.fabrics.add(fabric)
