@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from _measure import Bound
 
-from lightning_rlprof.analysis.changes import LEVEL, changes
+from lightning_rlprof.analysis.comparison.changes import LEVEL, changes
 from lightning_rlprof.analysis.comparison.compare import Judgement, judge, verdict
 from lightning_rlprof.analysis.comparison.gate import FAIL, PASS, gate
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers

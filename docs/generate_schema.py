@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.time_categories import NAMES, Category
+from lightning_rlprof.analysis.steps.time_categories import NAMES, Category
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.store.column_meanings import meaning

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from lightning_rlprof.analysis.advice.advice import advice
-from lightning_rlprof.analysis.changes import changes
-from lightning_rlprof.analysis.collectives import communication
+from lightning_rlprof.analysis.communication.collectives import communication
+from lightning_rlprof.analysis.communication.links import link_matrix, links
+from lightning_rlprof.analysis.communication.weight_sync import weight_sync
+from lightning_rlprof.analysis.comparison.changes import changes
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
 from lightning_rlprof.analysis.device.device_counters import device_counters
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
@@ -18,13 +20,12 @@ from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.lengths import lengths
-from lightning_rlprof.analysis.links.links import link_matrix, links
-from lightning_rlprof.analysis.memory import memory, memory_timeline
-from lightning_rlprof.analysis.memory_phases import memory_phases
+from lightning_rlprof.analysis.memory.phases import memory_phases
+from lightning_rlprof.analysis.memory.usage import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
 from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.length_balance import length_balance
+from lightning_rlprof.analysis.samples.lengths import lengths
 from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
 from lightning_rlprof.analysis.samples.sample_path import sample_path
 from lightning_rlprof.analysis.samples.staleness import staleness
@@ -39,7 +40,6 @@ from lightning_rlprof.analysis.stages.overviews import (
 )
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
-from lightning_rlprof.analysis.weight_sync import weight_sync
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table

@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.analysis.stages.stage_times import stages, stages_headline
-from lightning_rlprof.analysis.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 

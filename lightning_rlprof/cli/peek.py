@@ -19,7 +19,7 @@ from lightning_rlprof.records.stack_samples import LONGEST_S
 from lightning_rlprof.system.process_state import process_state
 
 if TYPE_CHECKING:
-    from lightning_rlprof.analysis.stack_lines import StackLine
+    from lightning_rlprof.analysis.hangs.stack_lines import StackLine
     from lightning_rlprof.loaders.live_run import RankProgress
 
 _POLL_S, _PATIENCE_S = 0.2, 30
@@ -45,7 +45,7 @@ def peek(
     Each rank samples the stack of its training thread 20 times a second. Works while a step hangs,
     too. The samples stay in the run.
     """
-    from lightning_rlprof.analysis.stack_lines import stack_table
+    from lightning_rlprof.analysis.hangs.stack_lines import stack_table
     from lightning_rlprof.loaders.live_run import progress
     from lightning_rlprof.records.stack_samples import StackRequest, write_stack_request
 
@@ -89,7 +89,7 @@ def _wait(
     run: Path, chosen: "Sequence[RankProgress]", request: str, seconds: float
 ) -> "tuple[dict[int, list[StackLine]], list[str]]":
     """Return the lines of each rank that answers, and what is wrong with the others."""
-    from lightning_rlprof.analysis.stack_lines import stack_lines
+    from lightning_rlprof.analysis.hangs.stack_lines import stack_lines
     from lightning_rlprof.loaders.stack_answers import sampled_in
     from lightning_rlprof.records.stack_samples import read_stack_answer
 

@@ -223,7 +223,7 @@ def _write_perfetto(
     spans: "Spans", path: Path, *, kernels: bool, allow_unsynced: bool
 ) -> list[str]:
     """Write the Perfetto trace of a run; returns what its reader has to know."""
-    from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
+    from lightning_rlprof.analysis.steps.clock_uncertainty import unsynchronized_clocks
     from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
     from lightning_rlprof.report.chrome_trace.writer import write_trace
 
@@ -253,7 +253,7 @@ def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
     """Write one JSON line per sample of a run."""
     spans = open_run(run)
     path = console.destination(output, spans.path, "samples.jsonl", force=force)
-    from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
+    from lightning_rlprof.analysis.steps.clock_uncertainty import unsynchronized_clocks
     from lightning_rlprof.report.sample_log import write_sample_log
 
     with console.bar("Writing") as step, console.writing(path):
@@ -326,7 +326,7 @@ def describe(spans: "Spans") -> None:
     """Print the run in two lines, what to see of it first, and what to fix first."""
     from lightning_rlprof.analysis.headline import headline, is_device_trace, lead_tables
     from lightning_rlprof.analysis.stages.overviews import host_vs_device
-    from lightning_rlprof.analysis.step_selection import FEWEST
+    from lightning_rlprof.analysis.steps.step_selection import FEWEST
     from lightning_rlprof.report.run_summary import run_line, what_to_fix, what_to_set
     from lightning_rlprof.report.step_series import StepSeries
 

@@ -17,7 +17,7 @@ from lightning_rlprof.analysis.efficiency.model_flops import (
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.models.architecture import Model
-from lightning_rlprof.analysis.time_categories import Category, category_of
+from lightning_rlprof.analysis.steps.time_categories import Category, category_of
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.report.terminal import duration, percent, size

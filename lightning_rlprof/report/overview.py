@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.analysis.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.report.step_series import Part, StepSeries, mean_parts
 from lightning_rlprof.report.terminal import duration, percent
 from lightning_rlprof.tables.table import figure

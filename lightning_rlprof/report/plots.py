@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_rlprof.analysis.changes import changes
+from lightning_rlprof.analysis.comparison.changes import changes
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.device.utilization import breakdown
 from lightning_rlprof.analysis.findings.finding import rows_of

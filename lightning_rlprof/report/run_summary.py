@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.advice.advice import advice
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.analysis.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.report.advice_cards import advice_cards
 from lightning_rlprof.report.overview import Headline, headlines, overview
 from lightning_rlprof.report.step_series import StepSeries

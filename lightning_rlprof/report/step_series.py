@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.lengths import bin_counts, included_lengths, quantile_bin
-from lightning_rlprof.analysis.partition import UNTRACED as NO_STAGE
-from lightning_rlprof.analysis.partition import partition
+from lightning_rlprof.analysis.samples.lengths import bin_counts, included_lengths, quantile_bin
 from lightning_rlprof.analysis.stages.stage_times import WAITING
-from lightning_rlprof.analysis.step_selection import STATES, counted, states
-from lightning_rlprof.analysis.time_categories import Category, categories_of
-from lightning_rlprof.analysis.waiting import WaitingTimes, waiting_times
+from lightning_rlprof.analysis.steps.partition import UNTRACED as NO_STAGE
+from lightning_rlprof.analysis.steps.partition import partition
+from lightning_rlprof.analysis.steps.step_selection import STATES, counted, states
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.waiting import WaitingTimes, waiting_times
 from lightning_rlprof.records.histograms import bin_start
 from lightning_rlprof.records.records import KINDS, VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask

@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_rlprof.analysis.step_selection import warm_up
-from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, category_of
+from lightning_rlprof.analysis.steps.step_selection import warm_up
+from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, Category, category_of
 from lightning_rlprof.records.records import Span
 from lightning_rlprof.tables.spans import Spans
 

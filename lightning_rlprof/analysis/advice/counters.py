@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.device.device_counters import (
     background_samples,
     counter_samples,
 )
-from lightning_rlprof.analysis.partition import open_spans
+from lightning_rlprof.analysis.steps.partition import open_spans
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 _KV_USAGE = re.compile(r"(?:.*:)?(?:gpu_|kv_)cache_usage(?:_perc)?|(?:.*:)?token_usage")

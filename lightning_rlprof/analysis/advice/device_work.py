@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.advice.time_shares import (
     device_problem,
     unverified,
 )
-from lightning_rlprof.analysis.collectives import read_calls
+from lightning_rlprof.analysis.communication.collectives import read_calls
 from lightning_rlprof.analysis.device.timeline import HOST_BOUND, Lane, idle_causes
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, NO_REPLAY, NO_STAGE
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
@@ -27,8 +27,8 @@ from lightning_rlprof.analysis.findings.finding import (
     share_interval,
 )
 from lightning_rlprof.analysis.findings.run_evidence import training_mfu
-from lightning_rlprof.analysis.partition import paint
-from lightning_rlprof.analysis.time_categories import Category, kernel_categories
+from lightning_rlprof.analysis.steps.partition import paint
+from lightning_rlprof.analysis.steps.time_categories import Category, kernel_categories
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.intervals import (

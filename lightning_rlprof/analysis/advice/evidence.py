@@ -6,9 +6,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.findings.finding import RunData
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
-from lightning_rlprof.analysis.partition import exclusive_ns, partition
-from lightning_rlprof.analysis.step_selection import counted
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.partition import exclusive_ns, partition
+from lightning_rlprof.analysis.steps.step_selection import counted
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 

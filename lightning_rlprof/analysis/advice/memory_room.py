@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.advice.evidence import Evidence
 from lightning_rlprof.analysis.advice.rule import Measured, Measurement, NoData, Quantity
-from lightning_rlprof.analysis.stages.execution_mode import Mode, execution_mode
+from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s

@@ -9,10 +9,10 @@ from lightning_rlprof.analysis.advice.evidence import Evidence
 from lightning_rlprof.analysis.advice.rule import Measured, Measurement, NoData, Quantity
 from lightning_rlprof.analysis.advice.time_shares import named_rows, share_by_step, stage_rows
 from lightning_rlprof.analysis.findings.finding import FEWEST_STEPS, share_interval
-from lightning_rlprof.analysis.lengths import bin_counts, included_lengths, quantile_bin
+from lightning_rlprof.analysis.samples.lengths import bin_counts, included_lengths, quantile_bin
 from lightning_rlprof.analysis.samples.sample_book import UNKNOWN, USED, sample_book
 from lightning_rlprof.analysis.samples.staleness import trainer_versions
-from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.histograms import bin_start
 from lightning_rlprof.records.records import FIRST_TOKEN, KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage

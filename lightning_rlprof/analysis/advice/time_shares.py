@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.findings.finding import (
 )
 from lightning_rlprof.analysis.findings.run_evidence import UNVERIFIED
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
-from lightning_rlprof.analysis.time_categories import NAMES, Category, category_of
+from lightning_rlprof.analysis.steps.time_categories import NAMES, Category, category_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import plain_names, standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask

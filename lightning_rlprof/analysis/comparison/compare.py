@@ -28,7 +28,7 @@ from lightning_rlprof.analysis.comparison.run_pair import (
     sides,
 )
 from lightning_rlprof.analysis.statistics.pace import orthonormal
-from lightning_rlprof.analysis.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.tables.arrays import Float64s, Mask
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table

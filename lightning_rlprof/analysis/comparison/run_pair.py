@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.partition import Partition, partition
-from lightning_rlprof.analysis.step_selection import Counted, counted, recent
-from lightning_rlprof.analysis.time_categories import align_stage_names
+from lightning_rlprof.analysis.steps.partition import Partition, partition
+from lightning_rlprof.analysis.steps.step_selection import Counted, counted, recent
+from lightning_rlprof.analysis.steps.time_categories import align_stage_names
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 

@@ -17,9 +17,9 @@ from lightning_rlprof.analysis.critical_path.step_graph import (
     find_timeline,
     seconds,
 )
-from lightning_rlprof.analysis.critical_path.sync_points import has_handoffs
-from lightning_rlprof.analysis.step_selection import FEWEST
-from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.sync_points import has_handoffs
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
 from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans

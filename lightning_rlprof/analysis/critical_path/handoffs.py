@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.critical_path.step_intervals import StepIntervals
-from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, has_handoffs
-from lightning_rlprof.analysis.critical_path.weight_updates import WeightUpdates, weight_updates
-from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.sync_points import SyncPoints, has_handoffs
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.weight_updates import WeightUpdates, weight_updates
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.interval_nesting import Enclosing, last_begun

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, has_handoffs
-from lightning_rlprof.analysis.partition import Partition
+from lightning_rlprof.analysis.steps.partition import Partition
+from lightning_rlprof.analysis.steps.sync_points import SyncPoints, has_handoffs
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import optional_numbers
-from lightning_rlprof.analysis.partition import open_spans
-from lightning_rlprof.analysis.step_selection import CLOSED
+from lightning_rlprof.analysis.steps.partition import open_spans
+from lightning_rlprof.analysis.steps.step_selection import CLOSED
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.spans import Spans

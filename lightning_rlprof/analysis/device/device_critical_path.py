@@ -25,8 +25,8 @@ from lightning_rlprof.analysis.device.work import (
     no_work,
     optional_numbers,
 )
-from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.analysis.steps.partition import paint
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts

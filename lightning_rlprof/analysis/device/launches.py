@@ -16,7 +16,7 @@ from lightning_rlprof.analysis.device.work import (
     no_work,
 )
 from lightning_rlprof.analysis.statistics.group_summary import summarize
-from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
+from lightning_rlprof.analysis.steps.step_selection import CLOSED, OPENED
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts
 from lightning_rlprof.tables.intervals import covered_before
 from lightning_rlprof.tables.spans import Spans

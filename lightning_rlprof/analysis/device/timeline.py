@@ -19,7 +19,7 @@ from lightning_rlprof.analysis.device.work import (
     DeviceWork,
     device_work,
 )
-from lightning_rlprof.analysis.step_selection import captures
+from lightning_rlprof.analysis.steps.step_selection import captures
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count

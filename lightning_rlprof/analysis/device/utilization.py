@@ -23,9 +23,9 @@ from lightning_rlprof.analysis.device.work import (
     NOT_RECORDED,
     no_work,
 )
-from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.partition import paint
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import cells_of, covered_before, edges, unions
 from lightning_rlprof.tables.spans import Spans

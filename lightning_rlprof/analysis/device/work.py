@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lightning_rlprof.analysis.time_categories import kernel_categories
+from lightning_rlprof.analysis.steps.time_categories import kernel_categories
 from lightning_rlprof.records.records import copy_name
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, token_flops
+from lightning_rlprof.analysis.efficiency.peak_flops import token_flops
 from lightning_rlprof.analysis.models.architecture import Model
 from lightning_rlprof.analysis.models.flops import (
     decode_cache_bytes,
@@ -13,6 +13,7 @@ from lightning_rlprof.analysis.models.flops import (
     forward,
 )
 from lightning_rlprof.analysis.models.huggingface import Source, read_model
+from lightning_rlprof.analysis.steps.time_categories import kind_of
 
 _GENERATES = re.compile(r"(actor_)?generate(_\w+)?|rollouts?|generation|gen")
 

@@ -246,14 +246,6 @@ DEVICES = (
 """What a vendor's document gives for exactly that name; a slice of a device (MIG) has another."""
 
 _PEAKS = tuple((re.compile(device.name, re.IGNORECASE), device) for device in DEVICES)
-_TRAINING = re.compile(
-    r"(actor|critic|policy|ppo)_(update|train|training)|update_(actor|critic|policy)"
-    r"|train|training|train_step|train_batch|training_step"
-)
-_FORWARD = re.compile(
-    r"(actor_)?generate(_\w+)?|rollouts?|generation|gen|(critic_)?compute_values|values"
-    r"|(\w+_)?log_probs?"
-)
 
 
 def device_of(name: str) -> Peak | None:
@@ -337,20 +329,6 @@ def unconfirmed_note(headers: Iterable[Header], *figures: str) -> str:
         if figure in peak.unconfirmed
     }
     return f"Unconfirmed: {', '.join(found)}." if found else ""
-
-
-def kind_of(stage: str) -> str | None:
-    """Return whether a stage trains or only goes forward, by its name; None if unknown.
-
-    Example::
-
-        >>> kind_of("actor_update"), kind_of("actor_generate"), kind_of("compute_reward")
-        ('training', 'forward', None)
-    """
-    name = stage.lower()
-    if _TRAINING.fullmatch(name):
-        return "training"
-    return "forward" if _FORWARD.fullmatch(name) else None
 
 
 def token_flops(parameters: float, kind: str) -> float:

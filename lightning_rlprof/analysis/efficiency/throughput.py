@@ -14,15 +14,15 @@ from lightning_rlprof.analysis.efficiency.model_flops import (
     stage_flops,
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import (
-    kind_of,
     recorded_device,
     token_flops,
     unconfirmed_note,
 )
 from lightning_rlprof.analysis.models.architecture import Model
 from lightning_rlprof.analysis.models.huggingface import Source
-from lightning_rlprof.analysis.partition import containing_step
-from lightning_rlprof.analysis.step_selection import counted
+from lightning_rlprof.analysis.steps.partition import containing_step
+from lightning_rlprof.analysis.steps.step_selection import counted
+from lightning_rlprof.analysis.steps.time_categories import kind_of
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.intervals import unions

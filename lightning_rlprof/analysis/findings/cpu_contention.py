@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.changes import OUTLIER
-from lightning_rlprof.analysis.step_selection import states
+from lightning_rlprof.analysis.comparison.changes import OUTLIER
+from lightning_rlprof.analysis.steps.step_selection import states
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.device.launches import unmatched_launches
 from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
 from lightning_rlprof.analysis.findings.measured_overhead import (
@@ -13,7 +12,8 @@ from lightning_rlprof.analysis.findings.measured_overhead import (
     Overhead,
     measured_overhead,
 )
-from lightning_rlprof.analysis.step_selection import CLOSED, OPENED, capture_slowdown, counted
+from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
+from lightning_rlprof.analysis.steps.step_selection import CLOSED, OPENED, capture_slowdown, counted
 from lightning_rlprof.records.records import OVER_BUDGET
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS

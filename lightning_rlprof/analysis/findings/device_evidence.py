@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.collectives import communication
+from lightning_rlprof.analysis.communication.collectives import communication
 from lightning_rlprof.analysis.device.timeline import (
     HOST_BOUND,
     NEVER,
@@ -40,8 +40,8 @@ from lightning_rlprof.analysis.findings.rules import (
     SHORT_GAPS,
     SMALL_COLLECTIVES,
 )
-from lightning_rlprof.analysis.step_selection import capture_slowdown
-from lightning_rlprof.analysis.time_categories import Category, kernel_categories
+from lightning_rlprof.analysis.steps.step_selection import capture_slowdown
+from lightning_rlprof.analysis.steps.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 

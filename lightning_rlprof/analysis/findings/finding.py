@@ -12,7 +12,7 @@ from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_tim
 from lightning_rlprof.analysis.findings.cpu_contention import CpuWaits, cpu_waits
 from lightning_rlprof.analysis.ledger.accounts import Accounts, compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import cached_accounts
-from lightning_rlprof.analysis.partition import open_spans
+from lightning_rlprof.analysis.steps.partition import open_spans
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table

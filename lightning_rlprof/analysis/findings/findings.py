@@ -33,7 +33,7 @@ from lightning_rlprof.analysis.findings.run_evidence import (
     slow_ranks,
     step_changes,
 )
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 

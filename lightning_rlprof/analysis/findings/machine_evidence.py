@@ -36,7 +36,7 @@ from lightning_rlprof.analysis.findings.rules import (
     POWER,
     SLOWDOWN,
 )
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS, GC_COUNT, GC_PAUSE
 from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans

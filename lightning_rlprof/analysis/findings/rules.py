@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from lightning_rlprof.analysis.findings.finding import Rule
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.time_categories import Category
 
 _UNPROFILED = "Unprofiled steps are faster by the same amount (profiler overhead)"
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.changes import LEVEL, OUTLIER, TREND, changes
+from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, TREND, changes
 from lightning_rlprof.analysis.device.launches import LOST
 from lightning_rlprof.analysis.device.timeline import idle_causes
 from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY
-from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, recorded_device
+from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.findings.cpu_contention import EXPLAINED
 from lightning_rlprof.analysis.findings.finding import (
     FEWEST_KERNELS,
@@ -46,12 +46,18 @@ from lightning_rlprof.analysis.findings.rules import (
     UNMATCHED,
 )
 from lightning_rlprof.analysis.findings.rules import TREND as TREND_RULE
+from lightning_rlprof.analysis.hangs.stack_lines import line_in_steps
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts
-from lightning_rlprof.analysis.memory import growth, lowest_by_step, memory_timeline
-from lightning_rlprof.analysis.memory_phases import leaking_phases
-from lightning_rlprof.analysis.stack_lines import line_in_steps
-from lightning_rlprof.analysis.stages.execution_mode import Mode, execution_mode
-from lightning_rlprof.analysis.step_selection import shadow_steps, states
+from lightning_rlprof.analysis.memory.phases import leaking_phases
+from lightning_rlprof.analysis.memory.usage import growth, lowest_by_step, memory_timeline
+from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
+from lightning_rlprof.analysis.steps.step_selection import shadow_steps, states
+from lightning_rlprof.analysis.steps.time_categories import (
+    COLLECTIVE_NAMES,
+    Category,
+    categories_of,
+    kind_of,
+)
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
@@ -59,7 +65,6 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     NO_STRAGGLER,
     SLOW_UNCOUNTED,
 )
-from lightning_rlprof.analysis.time_categories import COLLECTIVE_NAMES, Category, categories_of
 from lightning_rlprof.records.background_metrics import GC_PAUSE
 from lightning_rlprof.records.hang_reports import NO_PROGRESS, PROGRESS_AGAIN
 from lightning_rlprof.records.records import KINDS

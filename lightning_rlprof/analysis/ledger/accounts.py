@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.clock_uncertainty import uncertainty_note, uncertainty_ns
-from lightning_rlprof.analysis.collectives import transfer_times
+from lightning_rlprof.analysis.communication.collectives import transfer_times
 from lightning_rlprof.analysis.ledger.activity import (
     DeviceOccupancy,
     DeviceTime,
@@ -20,10 +19,11 @@ from lightning_rlprof.analysis.ledger.activity import (
     host_categories,
     rollout_tail,
 )
-from lightning_rlprof.analysis.partition import paint
-from lightning_rlprof.analysis.step_selection import warm_up
-from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
-from lightning_rlprof.analysis.waiting import find_waits
+from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_note, uncertainty_ns
+from lightning_rlprof.analysis.steps.partition import paint
+from lightning_rlprof.analysis.steps.step_selection import warm_up
+from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, Category, categories_of
+from lightning_rlprof.analysis.steps.waiting import find_waits
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask

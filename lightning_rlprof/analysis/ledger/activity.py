@@ -7,12 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
-from lightning_rlprof.analysis.collectives import calls_of, match_collectives, transfer_times
+from lightning_rlprof.analysis.communication.collectives import (
+    calls_of,
+    match_collectives,
+    transfer_times,
+)
 from lightning_rlprof.analysis.device.timeline import Lane, device_timeline, idle_causes
 from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import DeviceWork
-from lightning_rlprof.analysis.time_categories import (
+from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns
+from lightning_rlprof.analysis.steps.time_categories import (
     ENCLOSING,
     NO_CATEGORY,
     Category,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts, compute_accounts
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table

@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.samples.sample_book import (
     SampleBook,
     sample_book,
 )
-from lightning_rlprof.analysis.stages.execution_mode import rollouts_and_updates
+from lightning_rlprof.analysis.steps.execution_mode import rollouts_and_updates
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import FATES, KINDS, NO_KNOWN_FATE
 from lightning_rlprof.tables.arrays import Int64s, group_starts

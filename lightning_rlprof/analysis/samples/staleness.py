@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.samples.sample_book import (
     SampleBook,
     sample_book,
 )
-from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.spans import Spans

@@ -7,19 +7,19 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.partition import (
+from lightning_rlprof.analysis.stages.stage_times import STATISTICS, exclusive_statistics
+from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
+from lightning_rlprof.analysis.steps.execution_mode import execution_mode
+from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
     containing_step,
     exclusive_ns,
     partition,
     rows_on_ranks,
 )
-from lightning_rlprof.analysis.stages.execution_mode import execution_mode
-from lightning_rlprof.analysis.stages.stage_times import STATISTICS, exclusive_statistics
-from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
-from lightning_rlprof.analysis.step_selection import FEWEST, STATES, Counted, counted, states
-from lightning_rlprof.analysis.time_categories import Category, categories_of
-from lightning_rlprof.analysis.waiting import stage_work
+from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, Counted, counted, states
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.waiting import stage_work
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table, columns_of

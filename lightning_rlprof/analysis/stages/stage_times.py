@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.partition import (
+from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
     Partition,
     Segments,
     exclusive_ns,
     partition,
 )
-from lightning_rlprof.analysis.statistics.group_summary import summarize
-from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted
-from lightning_rlprof.analysis.waiting import StageWork, stage_work, waiting_times
+from lightning_rlprof.analysis.steps.step_selection import FEWEST, Counted, counted
+from lightning_rlprof.analysis.steps.waiting import StageWork, stage_work, waiting_times
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table

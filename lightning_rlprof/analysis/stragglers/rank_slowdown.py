@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.statistics.robust import expected, leave_one_out_median, nan_median
 from lightning_rlprof.analysis.statistics.time_series import lasting
-from lightning_rlprof.analysis.stragglers.rank_matrix import RankMatrix
-from lightning_rlprof.analysis.stragglers.wait_detection import detect_waits
+from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns
+from lightning_rlprof.analysis.steps.rank_matrix import RankMatrix
+from lightning_rlprof.analysis.steps.wait_detection import detect_waits
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 

@@ -10,8 +10,7 @@ import numpy as np
 from lightning_rlprof.analysis.statistics.panel import above_the_others, panel
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.statistics.robust import nan_median
-from lightning_rlprof.analysis.step_selection import recent
-from lightning_rlprof.analysis.stragglers.rank_matrix import (
+from lightning_rlprof.analysis.steps.rank_matrix import (
     Replicas,
     StageRows,
     build_rank_matrix,
@@ -19,6 +18,7 @@ from lightning_rlprof.analysis.stragglers.rank_matrix import (
     stage_rows,
     with_phases,
 )
+from lightning_rlprof.analysis.steps.step_selection import recent
 from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown, rank_slowdown
 from lightning_rlprof.analysis.stragglers.replica_attribution import (
     ArrivalEvidence,

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.partition import RankTimes, partition
-from lightning_rlprof.analysis.stages.execution_mode import generating_and_training_ranks
-from lightning_rlprof.analysis.step_selection import FEWEST, counted
-from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.execution_mode import generating_and_training_ranks
+from lightning_rlprof.analysis.steps.partition import RankTimes, partition
+from lightning_rlprof.analysis.steps.step_selection import FEWEST, counted
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.partition import containing_step
-from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.partition import containing_step
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.changes import LEVEL, OUTLIER, changes
+from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.findings.cpu_contention import CPU_WAIT
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.rules import CPU_RULES, OUT_OF_MEMORY
-from lightning_rlprof.analysis.memory_phases import leaking_phases, memory_phases
+from lightning_rlprof.analysis.memory.phases import leaking_phases, memory_phases
 from lightning_rlprof.analysis.stages.overviews import rank_status
 from lightning_rlprof.cli.demo.faults import HANGS_IN
 from lightning_rlprof.cli.demo.options import INJECTED_STEPS, DemoOptions

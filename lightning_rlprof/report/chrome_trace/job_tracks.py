@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.changes import LEVEL, OUTLIER, changes
+from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.waiting import find_waits
+from lightning_rlprof.analysis.steps.waiting import find_waits
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.report.chrome_trace.encoding import micro
 from lightning_rlprof.tables.spans import Spans

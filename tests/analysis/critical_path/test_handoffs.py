@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, find_timeline, step_graph
-from lightning_rlprof.analysis.critical_path.weight_updates import weight_updates
+from lightning_rlprof.analysis.steps.weight_updates import weight_updates
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.fed import MS, Fed, feed, with_roles

@@ -17,7 +17,7 @@ from lightning_rlprof.analysis.findings.run_evidence import category_shares
 from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, category_of
+from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, Category, category_of
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table

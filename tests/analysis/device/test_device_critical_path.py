@@ -9,7 +9,7 @@ import pytest
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
 from lightning_rlprof.analysis.device.timeline import LATENCY_NS
 from lightning_rlprof.analysis.device.work import no_work
-from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
+from lightning_rlprof.analysis.steps.step_selection import CLOSED, OPENED
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans

@@ -11,7 +11,6 @@ from lightning_rlprof.analysis.efficiency.peak_flops import (
     Type,
     device_labeled,
     device_of,
-    kind_of,
     recorded_device,
     token_flops,
     unconfirmed_note,
@@ -121,19 +120,6 @@ def sample(pattern: str) -> str:
 
 def test_the_formula_is_that_of_the_paper() -> None:
     assert token_flops(1e9, "training") == 3 * token_flops(1e9, "forward") == 6e9
-
-
-@pytest.mark.parametrize(
-    ("kind", "stages"),
-    [
-        ("training", "actor_update critic_update update_actor update_policy policy_training train"),
-        ("forward", "actor_generate rollout gen generate_sequences old_log_prob ref_log_prob"),
-        ("forward", "reference_compute_log_prob actor_compute_log_prob critic_compute_values"),
-        (None, "compute_reward compute_advantage weight_sync optimizer_step backward retrain_x"),
-    ],
-)
-def test_the_kind_of_a_stage_follows_from_its_name(kind: str, stages: str) -> None:
-    assert {kind_of(stage) for stage in stages.split()} == {kind}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.findings.finding import KERNELS_LOST, Finding, No
 from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES
 from lightning_rlprof.analysis.findings.run_evidence import category_shares
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import CALLS, KERNELS, Cells, table, thinned
 from tests.builders.runs import Row, header, loaded

@@ -8,7 +8,7 @@ import pytest
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Counter, Spans
-from tests.analysis.test_waiting import Job
+from tests.analysis.steps.test_waiting import Job
 from tests.builders.pairs import run_of
 
 WAITS = "Training threads wait for a CPU"

@@ -15,7 +15,7 @@ from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES
 from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, Spans, Thread

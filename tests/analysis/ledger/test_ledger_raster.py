@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import category_breakdown
-from lightning_rlprof.analysis.time_categories import Category
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table

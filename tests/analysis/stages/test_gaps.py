@@ -1,9 +1,9 @@
 import numpy as np
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.partition import partition
 from lightning_rlprof.analysis.stages.stage_times import find_gaps, gaps, stages
-from lightning_rlprof.analysis.step_selection import counted
+from lightning_rlprof.analysis.steps.partition import partition
+from lightning_rlprof.analysis.steps.step_selection import counted
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, loaded
 from tests.effort import examples

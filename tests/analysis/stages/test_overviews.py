@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.stages.overviews import (
     steps,
 )
 from lightning_rlprof.analysis.stages.stage_times import stages
-from lightning_rlprof.analysis.step_selection import warm_up
+from lightning_rlprof.analysis.steps.step_selection import warm_up
 from lightning_rlprof.loaders.load import load
 from tests.builders.oracle import labels, runs
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, spans_of, write_rank

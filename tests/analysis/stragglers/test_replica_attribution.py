@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.stragglers.rank_matrix import Replicas, replicas
+from lightning_rlprof.analysis.steps.rank_matrix import Replicas, replicas
 from lightning_rlprof.analysis.stragglers.replica_attribution import (
     Arrivals,
     ListedCollectives,

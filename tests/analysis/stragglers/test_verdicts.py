@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.statistics.rank_tests import at_least
-from lightning_rlprof.analysis.stragglers.rank_matrix import build_rank_matrix, stage_rows
+from lightning_rlprof.analysis.steps.rank_matrix import build_rank_matrix, stage_rows
 from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown, rank_slowdown
 from lightning_rlprof.analysis.stragglers.verdicts import (
     EFFECT,

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rlprof.analysis.changes import LEVEL, OUTLIER, changes
+from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.analysis.hangs import find_hang
-from lightning_rlprof.analysis.memory_phases import leaking_phases
+from lightning_rlprof.analysis.hangs.hangs import find_hang
+from lightning_rlprof.analysis.memory.phases import leaking_phases
 from lightning_rlprof.analysis.stages.overviews import rank_status
 from lightning_rlprof.cli.demo import faults
 from lightning_rlprof.cli.demo.caught import caught, fault_step

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.partition import partition
+from lightning_rlprof.analysis.steps.partition import partition
 from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.integrations.launch import launched
 from lightning_rlprof.run import Run, load
@@ -209,7 +209,7 @@ class Empty:
         module.Trainer = module.Fabric = type("Trainer", (), {})
         module.TrainerCallback, module.DEFAULT_CALLBACKS = type("Callback", (), {}), []
 
-from lightning_rlprof.analysis.partition import partition
+from lightning_rlprof.analysis.steps.partition import partition
 from lightning_rlprof.integrations.doors.registry import DOORS
 
 wanted = {module for door in DOORS for module in door.modules}

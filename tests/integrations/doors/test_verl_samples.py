@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.lengths import lengths
 from lightning_rlprof.analysis.samples.fates import samples
+from lightning_rlprof.analysis.samples.lengths import lengths
 from lightning_rlprof.analysis.samples.sample_book import sample_book
 from lightning_rlprof.integrations.doors import verl
 from lightning_rlprof.recording.annotations import stage

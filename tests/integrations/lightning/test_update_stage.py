@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_rlprof.analysis.partition import partition
+from lightning_rlprof.analysis.steps.partition import partition
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.loaders.load import load

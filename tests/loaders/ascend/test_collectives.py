@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.collectives import communication
+from lightning_rlprof.analysis.communication.collectives import communication
 from lightning_rlprof.loaders.ascend.collectives import (
     _BYTES,
     group_hash,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.links.links import links
+from lightning_rlprof.analysis.communication.links import links
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans

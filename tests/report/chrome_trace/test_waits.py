@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.waiting import Waits, find_waits
+from lightning_rlprof.analysis.steps.waiting import Waits, find_waits
 from lightning_rlprof.report.chrome_trace import waits as waits_module
-from tests.analysis.test_waiting import Job
+from tests.analysis.steps.test_waiting import Job
 from tests.builders.chrome_tracks import Tracks
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play

@@ -1,0 +1,1 @@
+"""Collectives, weight synchronization and links between ranks."""

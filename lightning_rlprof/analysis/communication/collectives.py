@@ -1,0 +1,363 @@
+"""Collectives of all ranks, matched across ranks, with transfer, wait and bandwidth.
+
+A collective ends for all ranks when the last one has arrived and the data is through. So the
+shortest of its durations is the transfer; what another rank spent beyond that, it waited; and the
+rank with the shortest duration arrived last. Only durations are compared, never times of two ranks'
+clocks. Times only separate calls that can't be one collective.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
+from lightning_rlprof.analysis.steps.time_categories import Category, kernel_categories
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.kernels import Coded, distinct
+from lightning_rlprof.tables.occurrences import match_occurrences
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
+
+_BY_NAME = (
+    "Taken from kernel names: process groups and bytes are unknown, and groups that communicate at "
+    "the same time are matched with each other."
+)
+
+# A name that contains another one comes first.
+_OPERATIONS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"),
+    *("barrier", "send", "recv", "gather", "scatter", "reduce"),
+)
+_ALIASES = {"crossdevicereduce": "allreduce", "receive": "recv"}
+
+PAIRWISE = frozenset({"send_recv", "send", "recv"})
+"""Operations between two ranks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """Collectives of all ranks as columns of one length.
+
+    Attributes:
+        rank: Rank of each call.
+        start_ns: When it started, on the run's timeline.
+        end_ns: When it ended.
+        step: RL step, 0 if unknown.
+        number: The profiler's sequence number in the group, or `UNKNOWN`.
+        bytes: Its size, or `UNKNOWN`.
+        members: Number of ranks of its group, or `UNKNOWN`.
+        operation: `operation_of` names, or the profiler's name.
+        group: Process group; `UNKNOWN` as its code without one.
+        stage: RL stage, likewise.
+        remark: What to know of the source, empty for the best one.
+    """
+
+    rank: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    step: Int64s
+    number: Int64s
+    bytes: Int64s
+    members: Int64s
+    operation: Coded
+    group: Coded
+    stage: Coded
+    remark: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedCollectives:
+    """Matched collectives: calls by the collective that they are part of.
+
+    Attributes:
+        collective: Collective of each call, or `UNKNOWN`; shape (calls,).
+        ranks: Ranks of each collective, at least two; shape (collectives,), like the rest.
+        transfer_ns: The shortest of its durations.
+        last: The call with that duration, `UNKNOWN` if several have it.
+        apart: Whether a rank ended before another started, though their numbers are equal.
+    """
+
+    collective: Int64s
+    ranks: Int64s
+    transfer_ns: Int64s
+    last: Int64s
+    apart: Mask
+
+
+def operation_of(name: str) -> str:
+    """Return the collective of a kernel's or function's name; "other" for unknown ones.
+
+    Example::
+
+        >>> operation_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), operation_of("hcom_receive__1")
+        ('all_reduce', 'recv')
+    """
+    plain = name.lower().replace("_", "")
+    for alias, usual in _ALIASES.items():
+        plain = plain.replace(alias, usual)
+    return next((each for each in _OPERATIONS if each.replace("_", "") in plain), "other")
+
+
+def read_calls(spans: Spans, remarks: list[str]) -> Calls | None:
+    """Read the table ``collectives``, else kernels by their names; None if neither has any."""
+    table = spans.try_table("collectives", remarks)
+    if table is not None and len(table.rows):
+        return calls_of(table)
+    table = spans.try_table("kernels", remarks)
+    if table is None:
+        return None
+    codes, names = table.texts("kernel")
+    keep = (np.append(kernel_categories(names), UNKNOWN) == Category.COMMUNICATION)[codes]
+    operation = distinct(codes[keep], [operation_of(name) for name in names])
+    return replace(_calls(table, operation, keep), remark=_BY_NAME) if keep.any() else None
+
+
+def calls_of(table: Table) -> Calls:
+    """Return the rows of a table ``collectives`` as calls, in their order."""
+    return replace(
+        _calls(table, table.texts("operation")),
+        number=table.numbers("number", UNKNOWN),
+        bytes=table.numbers("bytes", UNKNOWN),
+        members=table.numbers("group size", UNKNOWN),
+        group=table.texts("group"),
+    )
+
+
+def _calls(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> Calls:
+    """Return what both tables have, of some rows."""
+    start, took = table.numbers("start")[keep], table.numbers("duration")[keep]
+    stage, names = table.texts("stage")
+    unknown = np.full(len(start), UNKNOWN)
+    return Calls(
+        table.numbers("rank")[keep],
+        start,
+        start + took,
+        table.numbers("step")[keep],
+        unknown,
+        unknown,
+        unknown,
+        operation,
+        (unknown, []),
+        (stage[keep], names),
+    )
+
+
+def match_collectives(calls: Calls) -> tuple[MatchedCollectives, Calls]:
+    """Match calls, and return them with one stage per collective: perhaps only one rank has it.
+
+    Sends and receives aren't matched: profilers don't record the other rank.
+    """
+    what = (calls.group[0] + 1) * (len(calls.operation[1]) + 1) + calls.operation[0] + 1
+    between = np.array([operation_of(name) in PAIRWISE for name in calls.operation[1]], bool)
+    alone = np.append(between, False)[calls.operation[0]]
+    what = np.where(alone, int(what.max(initial=0)) + 1 + np.arange(len(what)), what)
+    found = match_calls(calls.rank, what, calls.number, calls.step, calls.start_ns, calls.end_ns)
+    at = np.flatnonzero(found.collective != UNKNOWN)
+    known = np.full(len(found.ranks), UNKNOWN)
+    np.maximum.at(known, found.collective[at], calls.stage[0][at])
+    stage = calls.stage[0].copy()
+    stage[at] = known[found.collective[at]]
+    return found, replace(calls, stage=(stage, calls.stage[1]))
+
+
+def match_calls(
+    rank: Int64s, what: Int64s, number: Int64s, step: Int64s, start_ns: Int64s, end_ns: Int64s
+) -> MatchedCollectives:
+    """Match calls across ranks by equal numbers, or without numbers by their order in a step.
+
+    See `match_occurrences`. Calls without numbers that lie apart in time are not matched, either.
+    Takes O(n log n) time.
+
+    Args:
+        rank: Rank of each call; shape (n,), as all others.
+        what: Code of its group and operation.
+        number: Its sequence number in the group, or `UNKNOWN`.
+        step: RL step, any one value if unknown.
+        start_ns: When the rank arrived.
+        end_ns: When it continued.
+    """
+    known = number != UNKNOWN
+    place = np.where(known, number, step)
+    order, heads = match_occurrences((what, known, place), rank, start_ns)
+    size = group_sizes(heads, len(order))
+    apart = _apart(rank[order], start_ns[order], end_ns[order], heads, size)
+    kept = known[order[heads]] | ~apart
+    order, size, apart = order[np.repeat(kept, size)], size[kept], apart[kept]
+    collective, last = np.full(len(rank), UNKNOWN), np.full(len(size), UNKNOWN)
+    collective[order] = np.repeat(np.arange(len(size)), size)
+    took = (end_ns - start_ns)[order]
+    least = np.minimum.reduceat(took, np.cumsum(size) - size)
+    shortest = order[took == np.repeat(least, size)]
+    last[collective[shortest]] = shortest
+    last[np.bincount(collective[shortest], minlength=len(size)) > 1] = UNKNOWN
+    return MatchedCollectives(collective, size, least, last, apart)
+
+
+def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s) -> Mask:
+    """Mark collectives that one rank left before another arrived, after correcting clock offsets.
+
+    All ranks leave a collective at about the same time. So the median difference between the ends
+    of two ranks, from three collectives on, is the offset of their clocks.
+    """
+    late = went - np.repeat(went[heads], size)
+    pair = np.stack([np.repeat(rank[heads], size), rank])
+    order = np.lexsort((late, *pair))
+    first = group_starts(*pair[:, order])
+    count = group_sizes(first, len(order))
+    offset = np.where(count > 2, late[order][first + count // 2], 0)
+    shift = np.empty_like(late)
+    shift[order] = np.repeat(offset, count)
+    latest = np.maximum.reduceat(came - shift, heads)
+    return np.asarray(latest > np.minimum.reduceat(went - shift, heads))
+
+
+def transfer_times(
+    rank: Int64s,
+    step: Int64s,
+    name: Int64s,
+    start_ns: Int64s,
+    end_ns: Int64s,
+    unsure_ns: int | None = 0,
+) -> Int64s:
+    """Return the duration of the transfer at the end of each collective, or `UNKNOWN`.
+
+    Calls of a name in a step are matched by `match_occurrences`; unmatched calls are `UNKNOWN`. So
+    are calls that one rank left before another arrived, by more than ``unsure_ns``, the clock
+    uncertainty; None doesn't check that. Columns have one row per call.
+
+    Example::
+
+        >>> rank, zeros, came, went = np.array([[0, 1], [0, 0], [0, 7], [10, 10]])
+        >>> transfer_times(rank, zeros, zeros, came, went).tolist()
+        [3, 3]
+    """
+    found = np.full(len(rank), UNKNOWN, dtype=np.int64)
+    order, heads = match_occurrences((step, name), rank, start_ns)
+    came, went = start_ns[order], end_ns[order]
+    least = np.minimum.reduceat(went - came, heads)
+    if unsure_ns is not None:
+        early = np.maximum.reduceat(came, heads) - np.minimum.reduceat(went, heads)
+        least[early > unsure_ns] = UNKNOWN
+    found[order] = np.repeat(least, group_sizes(heads, len(order)))
+    return found
+
+
+_COLUMNS = (
+    *columns_of("text", "operation", "group", "stage"),
+    Column("total", "duration", "ns"),
+    *columns_of("count", "count", "matched"),
+    *columns_of("duration", "transfer", "wait", unit="ns"),
+    *columns_of("count", "last rank", "times last"),
+    *columns_of("count", "bytes", "median bytes", unit="bytes"),
+    *columns_of("number", "algbw", "busbw", unit="GB/s"),
+    *columns_of("count", "group size", "ranks"),
+)
+_FORMULA = (
+    "transfer: shortest duration among the matched ranks. wait: the rest. Clock offsets don't "
+    "affect either. last rank: the rank that arrived last most often (not proof that it is slow)."
+)
+_NO_COLLECTIVES = "This run has no collectives. Capture a step with a profiler."
+_ALONE = "calls have no counterpart on other ranks: their transfer and wait are unknown."
+_FEW = "matched collectives lack ranks of their group: transfer may include waiting for them."
+_APART = "matched collectives have equal numbers, but one rank ended before another began."
+_ONE_WAY = {"all_gather", "reduce_scatter", "all_to_all"}
+_PLAIN = {"broadcast", "reduce", *PAIRWISE}
+
+
+def communication(spans: Spans) -> Table:
+    """Match collectives across ranks; return transfer, wait and bandwidth per group.
+
+    The n-th collective of a group and operation is the same on all its ranks: by the profiler's
+    sequence number, else by order within a step. ``total`` is the time of all ``count`` calls,
+    ``transfer`` the mean over ``matched`` collectives, ``wait`` the mean over their calls.
+    ``last rank`` is the rank that was most often the last arrival, ``times last`` how often; no
+    rank if two share that. ``median bytes`` is per call. ``algbw`` is bytes by transfer time,
+    ``busbw`` that times `bus_factor`. Sends and receives have durations only, and so has what only
+    one rank recorded.
+
+    Abstains if no profiler recorded a collective.
+    """
+    remarks: list[str] = []
+    calls = read_calls(spans, remarks)
+    if calls is None:
+        reason = " ".join([_NO_COLLECTIVES, *remarks])
+        return Table("communication", _COLUMNS, abstained=reason)
+    found, calls = match_collectives(calls)
+    remarks += [calls.remark, *_doubts(calls, found), _FORMULA]
+    note = " ".join(filter(None, remarks))
+    return Table("communication", _COLUMNS, _rows(calls, found), note)
+
+
+def bus_factor(operation: str, ranks: int) -> float | None:
+    """Return busbw divided by algbw, None if unknown.
+
+    NCCL's factors: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+
+    Example::
+
+        >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("barrier", 8)
+        (1.75, 0.875, None)
+    """
+    if ranks < 2:
+        return None
+    if operation == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if operation in _ONE_WAY:
+        return (ranks - 1) / ranks
+    return 1.0 if operation in _PLAIN else None
+
+
+def _doubts(calls: Calls, found: MatchedCollectives) -> list[str]:
+    """Return warnings about calls without counterparts and doubtful matches."""
+    matched = np.flatnonzero(found.collective != UNKNOWN)
+    members = np.zeros(len(found.ranks), np.int64)
+    np.maximum.at(members, found.collective[matched], calls.members[matched])
+    counts = (
+        (len(calls.rank) - len(matched), len(calls.rank), _ALONE),
+        (np.count_nonzero(found.ranks < members), len(members), _FEW),
+        (np.count_nonzero(found.apart), len(members), _APART),
+    )
+    return [f"{count} of {whole} {text}" for count, whole, text in counts if count]
+
+
+def _rows(calls: Calls, found: MatchedCollectives) -> list[tuple[Cell, ...]]:
+    """Sum the calls by operation, group and stage; those that take longest first."""
+    columns = [calls.operation, calls.group, calls.stage]
+    widths = [len(names) + 1 for _, names in columns]
+    every = np.ravel_multi_index([codes + 1 for codes, _ in columns], widths)
+    order = np.argsort(every, kind="stable")
+    rows: list[tuple[Cell, ...]] = []
+    for at in np.split(order, group_starts(every[order])[1:]) if len(order) else []:
+        key = [names[codes[at[0]]] if codes[at[0]] >= 0 else None for codes, names in columns]
+        rows.append((*key, *_figures(calls, found, at, operation_of(key[0] or ""))))
+    return sorted(rows, key=lambda row: -row[3])  # type: ignore[operator]
+
+
+def _figures(calls: Calls, found: MatchedCollectives, at: Int64s, operation: str) -> Iterator[Cell]:
+    """Yield the cells of a row behind its names; ``at`` are its calls."""
+    collective = found.collective[at]
+    met, own = np.unique(collective[collective != UNKNOWN], return_inverse=True)
+    shared = at[collective != UNKNOWN]
+    took, transfer = calls.end_ns - calls.start_ns, found.transfer_ns[met]
+    waited = int((took[shared] - transfer[own]).sum())
+    yield from (int(took[at].sum()), len(at), len(met))
+    yield mean(int(transfer.sum()), len(met)) if len(met) else None
+    yield mean(waited, len(shared)) if len(met) else None
+    last = found.last[met]
+    ranks, times = np.unique(calls.rank[last[last != UNKNOWN]], return_counts=True)
+    most = int(times.max(initial=0))
+    often = ranks[times == most]
+    yield from (int(often[0]) if len(often) == 1 else None, most if len(met) else None)
+    sizes = calls.bytes[at][calls.bytes[at] != UNKNOWN]
+    yield int(sizes.sum()) if len(sizes) else None
+    yield int(summarize(sizes * 0, sizes).p50[0]) if len(sizes) else None
+    payload = np.full(len(met), UNKNOWN)
+    np.maximum.at(payload, own, calls.bytes[shared])
+    known = (payload > 0) & (transfer > 0)
+    speed = int(payload[known].sum()) / int(transfer[known].sum()) if known.any() else None
+    members = int(calls.members[at].max())
+    factor = bus_factor(operation, max(members, 0))
+    yield speed  # bytes per ns are GB/s
+    yield speed * factor if speed is not None and factor is not None else None
+    yield from (None if members == UNKNOWN else members, len(np.unique(calls.rank[at])))

@@ -1,0 +1,302 @@
+"""A weight sync in parts: time, bytes, bandwidth, and how far each is from its lower bound."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.communication.collectives import calls_of
+from lightning_rlprof.analysis.statistics.group_summary import mean
+from lightning_rlprof.analysis.steps.partition import Segments, divide, partition, rows_on_ranks
+from lightning_rlprof.analysis.steps.step_selection import counted, in_included
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.records.records import Kind
+from lightning_rlprof.records.stage_aliases import plain_names
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
+from lightning_rlprof.tables.interval_nesting import NONE, Enclosing, parents
+from lightning_rlprof.tables.intervals import covered_before, unions
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
+
+PROBE = "bandwidth_probe"
+"""Name of the spans that measure the link: a raw transfer that counts its ``bytes``."""
+
+GATHER, CONVERT, TRANSFER, LOAD = "gather/reshard", "convert/quantize", "transfer", "load"
+REST, WHOLE = "rest", "whole sync"
+PARTS = {
+    "drain/pause": """
+        abort abort_all abort_all_requests abort_requests drain drain_requests generation_pause
+        interrupt_generation pause pause_engine pause_engines pause_generation rollout_pause
+        rollout_pause_generation stop_generation suspend wait_for_requests""",
+    GATHER: """
+        all_gather all_gather_into_tensor all_gather_params allgather collect_params export_weights
+        full_state_dict full_tensor gather gather_full_params gather_params gather_weights
+        get_full_state_dict get_state_dict materialize merge_lora redistribute reshard state_dict
+        summon_full_params unshard""",
+    CONVERT: """
+        cast cast_dtype cast_weights convert convert_params convert_to_hf convert_to_vllm
+        convert_weights dequantize fp8_quantize pack pack_weights quantise quantize quantize_params
+        quantize_weights rename_weights to_bf16 to_fp8 to_hf""",
+    TRANSFER: """
+        all_to_all broadcast broadcast_bucket broadcast_params broadcast_to_vllm broadcast_weights
+        download fetch_weights ipc nccl_broadcast p2p publish_weights pull_weights push_weights
+        rdma_write receive receive_weights recv recv_weights scatter send send_bucket send_recv
+        send_weights transfer transfer_params transfer_weights upload""",
+    LOAD: """
+        apply_weights copy_params load load_model_weights load_params load_state_dict load_weights
+        process_weights_after_loading set_weights update_params weight_loader""",
+    "cache flush": """
+        clear_cache clear_kv_cache empty_cache flush flush_cache invalidate_cache
+        invalidate_kv_cache reset_cache reset_kv_cache reset_prefix_cache""",
+    "resume": """
+        continue_generation generation_resume resume resume_engine resume_engines
+        resume_generation rollout_continue_generation rollout_resume unpause""",
+}
+"""Usual names of the parts, in the order in which a sync has them."""
+
+_PART_OF = {name: part for part, names in PARTS.items() for name in names.split()}
+_LOCAL = (CONVERT, LOAD)  # which move nothing over a link
+_WORK: tuple[Kind, ...] = ("stage", "region")
+_WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
+
+_COLUMNS = (
+    *columns_of("text", "part", "role"),
+    Column("time per sync", "duration", "ns"),
+    Column("share", "share"),
+    Column("bandwidth", "number", "GB/s"),
+    Column("x of bound", "ratio"),
+    *columns_of("duration", "exposed", "hidden", unit="ns"),
+    Column("bytes", "count", "bytes"),
+    *columns_of("duration", "bound", "total", unit="ns"),
+    Column("count", "count"),
+)
+_NO_SYNC = "This run has no weight sync. Mark it with stage('weight_sync'), and its parts inside it"
+_NO_BYTES = "No bandwidth: call count(bytes=...) in the part that moves the weights."
+_NO_PROBE = (
+    "No lower bound: once in the run, broadcast a tensor of known size inside "
+    f"annotate('{PROBE}'), with count(bytes=...)."
+)
+
+
+class _Pieces(NamedTuple):
+    """One entry per sync and part, and per whole sync; ``moved`` is `UNKNOWN` without bytes."""
+
+    sync: Int64s
+    part: Int64s
+    ns: Int64s
+    hidden: Int64s
+    begun: Int64s
+    moved: Int64s
+
+
+def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
+    """Divide weight syncs into parts by role; the parts' ``total`` adds up to the whole exactly.
+
+    A sync is a span named as a weight sync, outside other ones of its thread. Each instant belongs
+    to the innermost span in it. That one's name tells the part, else the spans around it do, else
+    the name itself is the part. What has no part is ``rest``.
+
+    ``hidden`` is the time on threads without steps in which the rank's training thread is in a
+    stage, other than a weight sync or waiting; ``exposed`` is the rest. ``bytes`` are per sync,
+    ``bandwidth`` is the median of bytes by time. ``bound`` is bytes by the median bandwidth of
+    spans named ``bandwidth_probe``. Excluded steps are left out.
+
+    Args:
+        spans: The run.
+        ranks: Only these; None for all.
+
+    Abstains without a weight sync.
+    """
+    syncs = _syncs(spans, ranks)
+    if not len(syncs):
+        return Table("weight_sync", _COLUMNS, abstained=_NO_SYNC)
+    remarks = [counted(spans, spans.rows(kind="step")).note]
+    parts, pieces = _pieces(spans, syncs, remarks)
+    role = [spans.headers[rank].role for rank in spans.rank[syncs].tolist()]
+    rates = _probes(spans)
+    rows: list[tuple[Cell, ...]] = []
+    for each in sorted(set(role)):
+        own = np.array([other == each for other in role])[pieces.sync]
+        rate = rates.get(each, rates.get(""))
+        rows += _rows(each, rate, parts, _Pieces(*(column[own] for column in pieces)))
+    if (pieces.moved == UNKNOWN).all():
+        remarks.append(_NO_BYTES)
+    remarks.append(f"Measured bandwidth: {rates['']:.4g} GB/s." if rates else _NO_PROBE)
+    return Table("weight_sync", _COLUMNS, rows, " ".join(filter(None, remarks)))
+
+
+def _syncs(spans: Spans, ranks: Collection[int] | None) -> Int64s:
+    """Return the weight syncs in no other one of their thread, and not in excluded steps."""
+    rows = _work(spans, ranks)
+    rows = rows[categories_of(spans.names)[spans.name[rows]] == Category.WEIGHT_SYNC]
+    rows = rows[in_included(spans, rows)]
+    return np.sort(rows[_around(spans, rows) == NONE])
+
+
+def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
+    """Return stages and regions in the order that `parents` needs."""
+    rows = np.concatenate([rows_on_ranks(spans, kind, ranks) for kind in _WORK])
+    order = np.lexsort((rows, -spans.end_ns[rows], spans.start_ns[rows], spans.thread[rows]))
+    found: Int64s = rows[order]
+    return found
+
+
+def _around(spans: Spans, rows: Int64s) -> Int64s:
+    return parents(spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows])
+
+
+def _pieces(spans: Spans, syncs: Int64s, remarks: list[str]) -> tuple[list[str], _Pieces]:
+    """Return the names of parts, whole syncs last, and what each sync has of each."""
+    rows = _work(spans, None)
+    lane, start = spans.thread, spans.start_ns
+    within = Enclosing(lane[syncs], start[syncs], spans.end_ns[syncs]).at(lane[rows], start[rows])
+    within = np.where(np.isin(rows, syncs), np.searchsorted(syncs, rows), within)
+    inside = (within != NONE) & (spans.end_ns[rows] <= spans.end_ns[syncs[within]])
+    rows, within = rows[inside], within[inside]
+    parts, part, begins, moved = _parts_of(spans, rows)
+    cut = divide(spans, syncs, np.sort(rows))[0]
+    of_row = np.full(len(spans), UNKNOWN)
+    of_row[rows] = part
+    width, at_rest = len(parts) + 1, len(parts) - 1
+    whole_keys = np.arange(len(syncs)) * width + width - 1
+    by_segment, by_span = cut.step * width + of_row[cut.stage], within * width + part
+    keys = np.unique(np.concatenate([by_segment, by_span, whole_keys]))
+
+    def summed(own: Int64s, values: Int64s) -> Int64s:
+        found = np.zeros(len(keys), np.int64)
+        np.add.at(found, np.searchsorted(keys, own), values)
+        return found
+
+    def of_syncs(values: Int64s, code: int) -> Int64s:
+        found = np.full(len(syncs), UNKNOWN)
+        own = keys % width == code
+        found[keys[own] // width] = values[own]
+        return found
+
+    both = np.append(by_segment, cut.step * width + width - 1)
+    ns = summed(both, np.tile(cut.end_ns - cut.start_ns, 2))
+    hidden = summed(both, np.tile(_hidden(spans, cut, rows), 2))
+    counted_bytes = summed(by_span, moved != UNKNOWN) > 0
+    size = np.where(counted_bytes, summed(by_span, np.maximum(moved, 0)), UNKNOWN)
+    stated = of_syncs(size, at_rest)
+    at, profiled = _collectives(spans, cut, remarks)
+    has_calls = ~counted_bytes & (summed(by_segment[at], np.ones_like(at)) > 0)
+    size = np.where(has_calls, summed(by_segment[at], profiled), size)
+    transfer, rest = (of_syncs(size, code) for code in ([*PARTS].index(TRANSFER), at_rest))
+    whole = np.where(stated != UNKNOWN, stated, np.where(transfer != UNKNOWN, transfer, rest))
+    size[keys % width == at_rest] = UNKNOWN
+    size[np.searchsorted(keys, whole_keys)] = whole
+    begun = summed(by_span, begins) + summed(whole_keys, np.ones_like(whole_keys))
+    found = _Pieces(keys // width, keys % width, ns, hidden, begun, size)
+    return [*parts, WHOLE], found
+
+
+def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, Int64s]:
+    """Return all parts, then per span its part, whether it begins one, and its bytes.
+
+    Of spans inside one another in one part, the outer one has counted the bytes of both.
+    """
+    parts = {part: code for code, part in enumerate(PARTS)}
+    categories = categories_of(spans.names)
+    known: dict[int, int] = {}  # REST is -1 until all parts are known
+    for code in np.unique(spans.name[rows]).tolist():
+        names = plain_names(spans.names[code])
+        usual = next((_PART_OF[name] for name in names if name in _PART_OF), None)
+        if usual is not None:
+            known[code] = parts[usual]
+        elif categories[code] == Category.WEIGHT_SYNC:
+            known[code] = UNKNOWN
+    of_span: list[int] = []
+    has_bytes: list[bool] = []
+    first, moved = [], []
+    columns = (_around(spans, rows), spans.name[rows], spans.per_row("bytes", UNKNOWN)[rows])
+    for around, code, size in zip(*(column.tolist() for column in columns), strict=True):
+        above = of_span[around] if around != NONE else UNKNOWN
+        if code in known:
+            part = known[code]
+        elif 0 <= above < len(PARTS):
+            part = above
+        else:
+            part = parts.setdefault(spans.names[code], len(parts))
+        is_same = around != NONE and part == above
+        is_counted = is_same and has_bytes[around]
+        of_span.append(part)
+        first.append(not is_same)
+        moved.append(UNKNOWN if is_counted or size < 0 else size)
+        has_bytes.append(is_counted or size >= 0)
+    part_of = np.array(of_span, np.int64)
+    part_of[part_of == UNKNOWN] = len(parts)
+    return [*parts, REST], part_of, np.array(first, np.int64), np.array(moved, np.int64)
+
+
+def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
+    """Return how long the training thread was in stages during each segment of another thread."""
+    steps = partition(spans)
+    waits = np.isin(categories_of(spans.names), _WAITS)
+    divided = steps.divided
+    stage = divided.stage
+    works = (stage != UNKNOWN) & ~waits[spans.name[stage]] & ~np.isin(stage, members)
+    owner, first, last = unions(
+        spans.rank[steps.steps[divided.step[works]]], divided.start_ns[works], divided.end_ns[works]
+    )
+    found = np.zeros(len(cut.stage), np.int64)
+    rank = spans.rank[cut.stage]
+    aside = ~np.isin(spans.thread[cut.stage], spans.thread[steps.steps])
+    for each in np.unique(rank[aside]).tolist():
+        at, own = np.flatnonzero(aside & (rank == each)), owner == each
+        before = [covered_before(first[own], last[own], times[at]) for times in cut[:2]]
+        found[at] = before[1] - before[0]
+    return found
+
+
+def _collectives(spans: Spans, cut: Segments, remarks: list[str]) -> tuple[Int64s, Int64s]:
+    """Return the segments in which profiled collectives with known bytes start, and the bytes."""
+    table = spans.try_table("collectives", remarks)
+    if table is None or not len(table.rows):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    calls = calls_of(table)
+    within = Enclosing(spans.rank[cut.stage], cut.start_ns, cut.end_ns)
+    at = within.at(calls.rank, calls.start_ns)
+    some = (at != NONE) & (calls.bytes != UNKNOWN)
+    return at[some], calls.bytes[some]
+
+
+def _probes(spans: Spans) -> dict[str, float]:
+    """Return the median bandwidth of the probes of each role in GB/s, and of all under ""."""
+    rows, moved = spans.amounts("bytes")
+    code = spans.names.index(PROBE) if PROBE in spans.names else UNKNOWN
+    took = spans.duration_ns[rows]
+    some = (spans.name[rows] == code) & (took > 0) & (moved > 0)
+    by_role: dict[str, list[float]] = {}
+    for rank, rate in zip(spans.rank[rows[some]].tolist(), moved[some] / took[some], strict=True):
+        for key in ("", spans.headers[rank].role):
+            by_role.setdefault(key, []).append(float(rate))  # bytes per ns are GB/s
+    return {role: float(np.median(own)) for role, own in by_role.items()}
+
+
+def _rows(role: str, rate: float | None, parts: list[str], own: _Pieces) -> list[tuple[Cell, ...]]:
+    """Return the rows of a role: whole syncs, then their parts in order."""
+    totals, counts = (np.bincount(own.part, each, len(parts)) for each in (own.ns, own.begun))
+    custom = len(PARTS) + np.argsort(-totals[len(PARTS) : -2], kind="stable")
+    order = [len(parts) - 1, *range(len(PARTS)), *custom.tolist(), len(parts) - 2]
+    syncs = len(np.unique(own.sync))
+    whole = int(own.ns[own.part == order[0]].sum())
+    rows: list[tuple[Cell, ...]] = []
+    for code in order:
+        if not totals[code] and not counts[code]:
+            continue
+        some = own.part == code
+        total, hidden, count = (int(each[some].sum()) for each in (own.ns, own.hidden, own.begun))
+        speed, size, bound, ratio = None, None, None, None
+        told = some & (own.moved != UNKNOWN)
+        if told.any():
+            size = mean(int(own.moved[told].sum()), int(np.count_nonzero(told)))
+            fast = told & (own.ns > 0)
+            speed = float(np.median(own.moved[fast] / own.ns[fast])) if fast.any() else None
+            if rate is not None and parts[code] not in _LOCAL:
+                bound = round(size / rate)
+                ratio = rate / speed if speed else None
+        share = total / whole if whole else None
+        head = (parts[code], role, mean(total, syncs), share, speed, ratio)
+        rows.append((*head, total - hidden, hidden, size, bound, total, count))
+    return rows

@@ -1,0 +1,1 @@
+"""What a step consists of: the ground of every other analysis."""

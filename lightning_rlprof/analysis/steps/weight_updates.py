@@ -1,0 +1,170 @@
+"""Which ranks send new weights and which receive them, and what is unknown about that.
+
+A stage of a weight sync is marked where the weights are sent, where they arrive, or on both sides.
+So its name alone does not tell the direction: what else the rank does and the order of versions do.
+"""
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of, kind_of
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.interval_nesting import NONE, Enclosing, last_begun
+from lightning_rlprof.tables.spans import Spans
+
+_WORK = (KINDS.index("stage"), KINDS.index("region"))
+_MARK = KINDS.index("mark")
+
+
+class WeightUpdates(NamedTuple):
+    """Rows of a run in which weights are sent and received; each ascends.
+
+    Attributes:
+        sent: Weight syncs of ranks that send, and marks that publish a version. Without any of
+            them, the training of ranks that train.
+        sending_ns: How long sending may go on after each of these has ended: after training, until
+            the rank does something else.
+        received: Weight syncs of ranks that receive, the outermost ones. The weights are there when
+            one ends; before, the rank waits.
+        ranks: Ranks that receive.
+        note: What is unknown, empty if nothing is.
+    """
+
+    sent: Int64s
+    sending_ns: Int64s
+    received: Int64s
+    ranks: Int64s
+    note: str
+
+
+# The last result of each run: sync points, step intervals and handoffs ask for it.
+_LAST: "WeakKeyDictionary[Spans, WeightUpdates]" = WeakKeyDictionary()
+
+
+def weight_updates(spans: Spans) -> WeightUpdates:
+    """Find the rows in which weights are sent and received; the last result of a run is cached.
+
+    A rank that trains sends. A rank that generates and doesn't train receives, if another rank may
+    send. Ranks do what their stages say, else what their role says. Of other ranks, those receive
+    whose weight syncs begin after another rank's weight sync of the same version has ended.
+    """
+    found = _LAST.get(spans)
+    if found is None:
+        found = _LAST[spans] = _find(spans)
+    return found
+
+
+def _find(spans: Spans) -> WeightUpdates:
+    categories = categories_of(spans.names)[spans.name]
+    works = np.isin(spans.kind, _WORK)
+    sync = np.flatnonzero(works & (categories == Category.WEIGHT_SYNC))
+    versions = spans.counters.get("version")
+    numbered = np.zeros(0, np.int64) if versions is None else versions.rows
+    marks = numbered[spans.kind[numbered] == _MARK]
+    is_training = np.array([kind_of(name) == "training" for name in spans.names], bool)
+    training = np.flatnonzero(works & is_training[spans.name])
+    generating = np.flatnonzero(works & (categories == Category.ROLLOUT))
+    trains, generates = _doing(spans, training, generating)
+    other = ~trains & ~generates
+    receives = generates & ~trains & bool((trains | other).any())
+    later, unclear = _by_order(spans, np.intersect1d(sync, numbered), other)
+    receives |= later
+    by_rank = np.zeros(max(spans.ranks, default=-1) + 1, bool)
+    by_rank[[*spans.ranks]] = receives
+    here = by_rank[spans.rank]
+    sent = np.union1d(sync[~here[sync]], marks[~here[marks]])
+    sending_ns = np.zeros_like(sent)
+    received = _outermost(spans, sync[here[sync]])
+    notes = []
+    if unclear:
+        notes.append(
+            f"The direction of weight syncs is unknown on ranks {_listed(unclear)}: no rank trains "
+            "or generates in a stage with a known name, and they run at the same time."
+        )
+    users = np.unique(spans.rank[np.append(received, numbered[here[numbered]])]).tolist()
+    if not len(sent) and len(training) and users:
+        sent = training[~here[training]]
+        sending_ns = _until_next(spans, sent)
+        name = spans.names[spans.name[sent[-1]]]
+        notes.append(
+            f"No sending rank marks its weight sync: new weights count as sent after {name}, until "
+            "the rank does something else."
+        )
+    silent = [rank for rank in np.flatnonzero(by_rank).tolist() if rank not in users]
+    if silent:
+        notes.append(
+            f"When new weights reached ranks {_listed(silent)} is unknown. Mark weight_sync there, "
+            "or pass version=... to the stage that uses them first."
+        )
+    return WeightUpdates(sent, sending_ns, received, np.flatnonzero(by_rank), " ".join(notes))
+
+
+def _doing(spans: Spans, training: Int64s, generating: Int64s) -> tuple[Mask, Mask]:
+    """Return which ranks train and which generate, by their stages, else by their role."""
+    ranks = np.array(spans.ranks)
+    trains, generates = (np.isin(ranks, spans.rank[rows]) for rows in (training, generating))
+    for at, rank in enumerate(spans.ranks):
+        if not trains[at] and not generates[at] and rank in spans.headers:
+            role = spans.headers[rank].role
+            trains[at] = kind_of(role) == "training" or role in ("trainer", "learner")
+            generates[at] = categories_of([role])[0] == Category.ROLLOUT
+    return trains, generates
+
+
+def _by_order(spans: Spans, rows: Int64s, other: Mask) -> tuple[Mask, list[int]]:
+    """Return which of the other ranks receive by the order of versions, and which may or may not.
+
+    ``rows`` are weight syncs with a version.
+    """
+    ranks = np.array(spans.ranks)
+    later, unclear = np.zeros(len(ranks), bool), set[int]()
+    counted, values = spans.counters.get("version", (rows, rows))
+    mine = np.isin(ranks, spans.rank[rows]) & other
+    if mine.sum() < 2:
+        return later, []
+    after: dict[int, list[bool]] = {}
+    rows = rows[np.isin(spans.rank[rows], ranks[mine])]
+    version = np.unique(values[np.searchsorted(counted, rows)], return_inverse=True)[1]
+    for each in range(int(version.max(initial=-1)) + 1):
+        own = rows[version == each]
+        first = own[np.argmin(spans.end_ns[own])]
+        peers = own[spans.rank[own] != spans.rank[first]]
+        for row in peers.tolist():
+            is_after = bool(spans.start_ns[row] >= spans.end_ns[first])
+            after.setdefault(int(spans.rank[row]), []).append(is_after)
+            if not is_after:
+                unclear |= {int(spans.rank[row]), int(spans.rank[first])}
+        if len(peers):
+            after.setdefault(int(spans.rank[first]), []).append(False)
+    later[:] = [all(after.get(rank, [False])) for rank in ranks.tolist()]
+    return later, sorted(unclear)
+
+
+def _until_next(spans: Spans, rows: Int64s) -> Int64s:
+    """Return how long it takes after each row until its thread does more, or ends its step."""
+    steps, more = spans.rows(kind="step"), np.flatnonzero(np.isin(spans.kind, _WORK))
+    thread = np.append(spans.thread[steps], spans.thread[more])
+    times = np.append(spans.end_ns[steps], spans.start_ns[more])
+    order = np.lexsort((times, thread))
+    thread, times = thread[order], times[order]
+    found = last_begun(thread, times, spans.thread[rows], spans.end_ns[rows] - 1) + 1
+    found = np.where(found > 0, found, np.searchsorted(thread, spans.thread[rows]))
+    there = np.append(thread, NONE)[found] == spans.thread[rows]
+    later = np.where(there, np.append(times, 0)[found], spans.end_ns[rows])
+    return later - spans.end_ns[rows]
+
+
+def _outermost(spans: Spans, rows: Int64s) -> Int64s:
+    """Return the rows that begin in no other of them on their thread."""
+    lane, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
+    inside = Enclosing(lane, start, end).at(lane, start)
+    outer: Int64s = rows[(inside == NONE) | (inside == np.arange(len(rows)))]
+    return outer
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:5]))
+    return f"{shown} and {len(ranks) - 5} more" if len(ranks) > 5 else shown

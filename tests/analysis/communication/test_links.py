@@ -1,0 +1,303 @@
+"""Bandwidth of links: sums, verdicts on healthy and slow ones, the matrix, unknown ranks."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.communication.links import link_matrix, links
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Column, Table, columns_of
+from tests.builders.runs import header, loaded
+from tests.effort import examples
+from tests.places import SHARED_DATA
+
+ASCEND = SHARED_DATA / "ascend"
+
+COLUMNS = (
+    Column("rank", "count"),
+    Column("step", "count"),
+    Column("operation", "text"),
+    *columns_of("count", "source", "destination", "source rank", "destination rank"),
+    *columns_of("text", "group", "transport"),
+    Column("size", "count", "bytes"),
+    Column("transfer", "duration", "ns"),
+)
+
+
+def run(*rows: tuple[object, ...]) -> Spans:
+    return replace(loaded([]), tables={"links": lambda: Table("links", COLUMNS, list(rows))})  # type: ignore[arg-type]
+
+
+def link(
+    source: int,
+    to: int,
+    size: int,
+    took: int,
+    *,
+    group: str = "tp",
+    by: str = "HCCS",
+    first: int = 0,
+    step: int = 1,
+    operation: str = "allreduce",
+) -> tuple[object, ...]:
+    """Return a row of the rank that is number `source` of its group, which begins at a rank."""
+    own = (first + source, step, operation, source, to, first + source, None)
+    return (*own, group, by, size, took)
+
+
+PAIRS = list(itertools.permutations(range(4), 2))
+
+
+def mesh(
+    ranks: int, steps: int, speed: Callable[[int, int, int], float], *, by: str = "HCCS"
+) -> list[tuple[object, ...]]:
+    """Return what every rank saw of its links in each step, at speeds in GB/s."""
+    return [
+        link(one, other, 10**7, round(10**7 / speed(one, other, step)), by=by, step=step)
+        for step in range(1, steps + 1)
+        for one, other in itertools.permutations(range(ranks), 2)
+    ]
+
+
+def test_a_slow_link_is_named_with_its_evidence() -> None:
+    rows = mesh(4, 3, lambda one, other, _: 10 if (one, other) == (1, 2) else 20)
+    rows += mesh(2, 3, lambda *_: 1, by="RDMA")
+
+    table = links(run(*rows))
+
+    assert table.rows[0][:4] == (1, 2, None, "HCCS")
+    assert table.rows[0][4:7] == (30_000_000, 3_000_000, 10.0)
+    assert table.rows[0][7] == pytest.approx(0.5)
+    assert table.column("verdict")[:2] == ["slow", "ok"]
+    assert table.note.startswith(
+        "Slow link: rank 1 to rank 2 over HCCS, 10 GB/s, 0.50x the speed of 11 links in the same "
+        "operations and sizes (99% CI 0.44\u20130.56), slower in 3 of 3 observations. 2 of 14 "
+        "links have fewer than 3 others of the same transport"
+    )
+
+
+def test_equal_links_are_not_slow() -> None:
+    table = links(run(*mesh(4, 1, lambda *_: 20)))
+    assert {*table.column("verdict")} == {"ok"}
+    assert table.note == (
+        "No slow link: each of 12 links has more than 0.75x the speed of comparable ones (99% CI)."
+    )
+
+
+def test_one_slow_moment_is_not_a_slow_link() -> None:
+    table = links(run(*mesh(4, 1, lambda one, other, _: 5 if (one, other) == (1, 2) else 20)))
+    assert table.column("verdict")[0] == "inconclusive"
+    assert table.note == (
+        "Inconclusive: rank 1 to rank 2 over HCCS had 0.25x the speed of others, slower in 1 of 1 "
+        "observations. Congestion comes and goes: capture more steps."
+    )
+
+
+def test_links_are_compared_with_what_did_the_same() -> None:
+    """Small messages, other operations and slower steps are slow on every link."""
+    rows = mesh(4, 3, lambda one, other, step: 20 / step)
+    for step in (1, 2, 3):  # one link has small messages alone, which all links are slow in
+        rows += [link(*pair, 1_000, 5_000, step=step, operation="broadcast") for pair in PAIRS]
+        rows += [link(2, 3, 1_000, 5_000, step=step, operation="broadcast") for _ in range(50)]
+    table = links(run(*rows))
+    assert {*table.column("verdict")} == {"ok"}
+    slowest = min(table.rows, key=lambda row: float(row[6]))  # type: ignore[arg-type]
+    assert slowest[:2] == (2, 3)
+    assert slowest[7] == pytest.approx(1.0)
+
+
+def test_all_links_of_a_rank_are_named_as_its_port() -> None:
+    table = links(run(*mesh(8, 3, lambda one, other, _: 8 if 5 in (one, other) else 20)))
+    assert table.column("verdict").count("slow") == 14
+    assert table.note == (
+        "All 14 links of rank 5 are slow, 0.40x the speed of comparable ones: check its port or "
+        "network card."
+    )
+
+
+def test_links_that_vary_leave_the_verdict_open() -> None:
+    rng = np.random.default_rng(0)
+    table = links(run(*mesh(4, 3, lambda *_: float(np.exp(rng.normal(3, 0.5))))))
+    assert "slow" not in table.column("verdict")
+    assert "links vary too much to tell. Capture more steps." in table.note
+
+
+def noisy(seed: int, kind: str, ranks: int, steps: int) -> Callable[[int, int, int], float]:
+    """Return speeds of a healthy run: links differ, steps differ, and each observation does."""
+    rng = np.random.default_rng(seed)
+    own = {pair: rng.normal(0, 0.03) for pair in itertools.permutations(range(ranks), 2)}
+    pace = rng.normal(0, 0.3, steps + 1)
+
+    def noise() -> float:
+        if kind == "heavy":
+            return float(rng.standard_t(3)) * 0.05
+        burst = rng.exponential() if kind == "congested" and rng.random() < 0.1 else 0.0
+        return float(rng.normal(0, 0.04)) - burst
+
+    return lambda one, other, step: 20 * float(np.exp(own[one, other] + pace[step] + noise()))
+
+
+@pytest.mark.parametrize("kind", ["even", "heavy", "congested"])
+@pytest.mark.parametrize(("ranks", "steps"), [(4, 3), (8, 3), (8, 10)])
+def test_at_most_one_healthy_run_in_fifty_names_a_link(kind: str, ranks: int, steps: int) -> None:
+    seeds = range(50)
+    named = [
+        seed
+        for seed in seeds
+        if "slow"
+        in links(run(*mesh(ranks, steps, noisy(seed, kind, ranks, steps)))).column("verdict")
+    ]
+    assert len(named) <= 1
+
+
+@pytest.mark.parametrize("kind", ["even", "heavy", "congested"])
+def test_a_link_of_half_the_speed_is_named_and_no_other(kind: str) -> None:
+    found = []
+    for seed in range(30):
+        healthy = noisy(seed, kind, 8, 10)
+
+        def speed(
+            one: int, other: int, step: int, usual: Callable[[int, int, int], float] = healthy
+        ) -> float:
+            return usual(one, other, step) * (0.5 if (one, other) == (2, 5) else 1)
+
+        table = links(run(*mesh(8, 10, speed)))
+        found.append([row[:2] for row in table.rows if row[-1] == "slow"])
+    assert found.count([(2, 5)]) >= 29
+
+
+COLLECTIVES = (
+    *columns_of("count", "rank", "device", "stream"),
+    *columns_of("text", "operation", "group"),
+    *columns_of("count", "group size", "number", "bytes"),
+    Column("dtype", "text"),
+    Column("start", "time", "ns"),
+    Column("duration", "duration", "ns"),
+    Column("stage", "text"),
+    Column("step", "count"),
+    Column("launch", "time", "ns"),
+)
+
+
+def paired(speeds: dict[tuple[int, int], float], hosts: dict[int, str], *, size: int = 2) -> Spans:
+    """Return collectives of groups of two ranks, in which one waits for the other."""
+    rows = []
+    for number in range(1, 6):
+        for pair, speed in speeds.items():
+            took = round(10**7 / speed)
+            for rank, wait in zip(pair, (0, 7_000), strict=True):
+                group = f"{pair}"
+                own = (rank, 0, 7, "all_reduce", group, size, number, 10**7, "BFloat16")
+                start = number * 10**9 - wait
+                rows.append((*own, start, took + wait, None, 1, None))
+    heads = {rank: replace(header(rank, 8), host=host) for rank, host in hosts.items()}
+    table = Table("collectives", COLLECTIVES, rows)
+    return replace(loaded([]), headers=heads, tables={"collectives": lambda: table})
+
+
+def test_collectives_of_two_ranks_are_links_of_gpus() -> None:
+    hosts = {rank: f"host{rank // 4}" for rank in range(8)}
+    speeds = {(rank, rank + 1): 100.0 for rank in (0, 2, 4, 6)}
+    speeds |= {(0, 4): 20.0, (1, 5): 20.0, (2, 6): 8.0, (3, 7): 20.0, (0, 5): 20.0}
+    table = links(paired(speeds, hosts))
+    assert table.note.startswith(
+        "Slow link: rank 2 (host0) and rank 6 (host1), 8 GB/s, 0.40x the speed of 4 links in the "
+        "same operations and sizes"
+    )
+    assert "each link is both directions of a pair" in table.note
+    assert table.column("transport")[0] == "between hosts"
+    assert table.column("verdict").count("slow") == 1
+
+    matrix = link_matrix(paired(speeds, hosts))
+    cells = {row[0]: row for row in matrix.rows}
+    assert [column.name for column in matrix.columns][:3] == ["from", "to 0", "to 1"]
+    assert (cells["2"][7], cells["6"][3], cells["2"][1]) == (8.0, 8.0, None)
+    assert matrix.note == table.note
+
+
+def test_groups_of_more_ranks_say_nothing_of_links() -> None:
+    spans = paired({(0, 1): 1.0, (2, 3): 1.0}, {}, size=4)
+    assert "collectives of groups of two ranks serve" in str(links(spans).abstained)
+
+
+def test_a_matrix_has_the_bandwidth_from_each_rank_to_each_other() -> None:
+    matrix = link_matrix(run(*mesh(3, 2, lambda one, other, _: 10 + 3 * one + other)))
+    assert [column.name for column in matrix.columns] == ["from", "to 0", "to 1", "to 2"]
+    assert [row[0] for row in matrix.rows] == ["0", "1", "2"]
+    assert matrix.rows[1][1:] == (pytest.approx(13), None, pytest.approx(15))
+
+
+def test_in_a_matrix_a_rank_that_recorded_nothing_has_its_number() -> None:
+    matrix = link_matrix(run(link(0, 1, 100, 10), link(0, 2, 100, 20)))
+    assert [column.name for column in matrix.columns] == ["from", "to 0", "to #1", "to #2"]
+    assert list(matrix.rows) == [("0", None, 10.0, 5.0)]
+    assert "#3: number 3 of its group" in matrix.note
+
+
+def test_a_matrix_of_many_ranks_is_one_of_hosts() -> None:
+    rows = [link(one, other, 10**7, 10**6) for one, other in itertools.permutations(range(66), 2)]
+    spans = run(*rows)
+    assert "More than 64 ranks" in str(link_matrix(spans).abstained)
+    heads = {rank: replace(header(rank, 66), host=f"h{rank // 33}") for rank in range(66)}
+    matrix = link_matrix(replace(spans, headers=heads))
+    assert list(matrix.rows) == [("h0", 10.0, 10.0), ("h1", 10.0, 10.0)]
+
+
+@pytest.mark.skipif(not ASCEND.is_dir(), reason="no real traces in ../shared/data/ascend")
+def test_links_of_a_real_ascend_run_are_healthy() -> None:
+    table = links(load(ASCEND / "text_level1_rank0"))
+    assert {*table.column("verdict")} <= {"ok", "inconclusive"}
+    matrix = link_matrix(load(ASCEND / "text_level1_rank0"))
+    assert sorted(filter(None, matrix.rows[0][1:])) == pytest.approx(  # type: ignore[type-var]
+        sorted(table.column("bandwidth"))  # type: ignore[type-var]
+    )
+
+
+def test_copies_inside_a_device_and_empty_rows_are_no_links() -> None:
+    table = links(run(link(0, 0, 5, 5), link(0, 1, 0, 5), link(0, 1, 5, 0), link(0, 1, 8, 4)))
+    row = (0, 1, "tp", "HCCS", 8, 4, 2.0, None, None, None, 1, "inconclusive")
+    assert list(table.rows) == [row]
+
+
+def test_a_peer_that_recorded_nothing_is_not_mixed_with_the_rank_of_its_number() -> None:
+    other = link(0, 1, 10, 5, group="dp", first=8)  # from rank 8 to number 1 of its group
+    table = links(run(link(0, 1, 10, 5), link(1, 0, 10, 5), other))
+    assert {row[:3] for row in table.rows} == {(0, 1, None), (1, 0, None), (8, 1, "dp")}
+    assert "a rank that recorded nothing has its number" in table.note
+
+
+def test_one_rank_alone() -> None:
+    assert links(run(link(0, 1, 8, 4), link(1, 0, 8, 4)), ranks=[1]).column("source") == [1]
+
+
+@pytest.mark.parametrize("analysis", [links, link_matrix])
+@pytest.mark.parametrize("spans", [loaded([]), run(), run(link(0, 0, 5, 5))])
+def test_it_abstains_without_links(spans: Spans, analysis: Callable[[Spans], Table]) -> None:
+    assert "torch_npu.profiler records it from level1 on" in str(analysis(spans).abstained)
+
+
+amounts = st.integers(1, 1_000)
+pairs = st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from(["HCCS", "RDMA"]))
+
+
+@given(st.lists(st.tuples(pairs, amounts, amounts), min_size=1))
+@settings(max_examples=examples(50), deadline=None)
+def test_sums_are_those_of_brute_force(drawn: list[tuple[tuple[int, int, str], int, int]]) -> None:
+    known = [link(at, at, 1, 1) for at in range(4)]
+    sums: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
+    for (source, to, by), size, took in drawn:
+        if source != to:
+            sums[source, to, by][0] += size
+            sums[source, to, by][1] += took
+
+    table = links(run(*known, *(link(*pair[:2], *own, by=pair[2]) for pair, *own in drawn)))
+
+    found = {(row[0], row[1], row[3]): [row[4], row[5]] for row in table.rows}
+    assert found == dict(sums)

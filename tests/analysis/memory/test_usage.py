@@ -1,0 +1,389 @@
+"""Memory over time against brute force, and slopes against all pairs."""
+
+import gzip
+import itertools
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.memory.usage import growth, memory, memory_timeline
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.records import Number
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell, Column, Table
+from tests.builders.runs import Row, loaded
+from tests.effort import examples
+from tests.places import SHARED_DATA
+
+GIB = 2**30
+COLUMNS = {
+    "peak": "device_peak_bytes",
+    "end": "device_allocated_bytes",
+    "reserved": "device_reserved_bytes",
+    "used": "device_used_bytes",
+    "non-PyTorch": "device_other_bytes",
+    "host": "host_rss_bytes",
+}
+
+
+def span(
+    name: str, step: int, counters: Mapping[str, float] | None, kind: str = "stage", at: int = 0
+) -> Row:
+    return Row(name, kind, step, at, at + 1, counters=counters)  # type: ignore[arg-type]
+
+
+def gpu(peak: int, **more: int) -> dict[str, int]:
+    return {"device_peak_bytes": peak, "host_rss_bytes": 7, **more}
+
+
+def test_each_column_is_the_maximum_with_the_step_of_the_peak() -> None:
+    rank = [
+        span("actor_update", 3, gpu(5 * GIB, device_reserved_bytes=9 * GIB)),
+        span("actor_update", 4, gpu(6 * GIB, device_reserved_bytes=8 * GIB)),
+        span("actor_generate", 3, gpu(2 * GIB)),
+        span("step", 4, gpu(6 * GIB), "step"),
+        span("backward", 4, gpu(99 * GIB), "region"),
+        span("actor_update", 5, {"tokens": 3}),  # not captured
+    ]
+    table = memory(loaded(rank))
+    assert [(row[0], row[2], row[3], row[-1]) for row in table.rows] == [
+        ("actor_update", 4, 6 * GIB, 2),
+        ("whole step", 4, 6 * GIB, 1),
+        ("actor_generate", 3, 2 * GIB, 1),
+    ]
+    assert table.column("reserved") == [9 * GIB, None, None]
+    assert table.column("used") == [None, None, None]
+    assert "non-PyTorch" not in table.note
+
+
+def test_ranks_of_a_stage_are_adjacent_and_the_largest_stage_comes_first() -> None:
+    ranks = [
+        [span("a", 1, gpu(10)), span("b", 1, gpu(20))],
+        [span("a", 1, gpu(30)), span("b", 1, gpu(5, device_other_bytes=1))],
+    ]
+    table = memory(loaded(*ranks))
+    assert list(zip(table.column("stage"), table.column("rank"), strict=True)) == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("b", 1),
+    ]
+    assert table.column("peak") == [10, 30, 20, 5]
+    assert "non-PyTorch: used on the device beyond" in table.note
+
+
+def test_ranks_of_stages_with_equal_peaks_are_adjacent() -> None:
+    rank = [span("a", 0, gpu(10)), span("b", 0, gpu(10)), span("a", 1, {"host_rss_bytes": 99})]
+    table = memory(loaded(rank, rank))
+    assert table.column("stage") == ["a", "a", "b", "b"]
+    assert table.column("step") == [0, 0, 0, 0]
+
+
+def test_without_device_peaks_the_step_is_that_of_the_hosts_maximum() -> None:
+    rank = [span("a", step, {"host_rss_bytes": size}) for step, size in ((1, 3), (2, 8), (3, 8))]
+    table = memory(loaded([*rank, span("b", 1, {"host_rss_bytes": 9})]))
+    assert table.column("stage") == ["b", "a"]
+    assert table.column("step") == [1, 2]  # the first that had it
+    assert table.column("peak") == [None, None]
+    assert table.column("host") == [9, 8]
+
+
+def test_it_abstains_without_memory_and_names_the_switch() -> None:
+    for rows in ([], [span("a", 1, {"tokens": 1})], [span("a", 1, gpu(1), "region")]):
+        table = memory(loaded(rows))
+        assert table.rows == ()
+        assert str(table.abstained).startswith("This run has no memory data. Capture a step with")
+
+
+COUNTERS = st.dictionaries(st.sampled_from(list(COLUMNS.values())), st.integers(0, 2**50))
+SPANS = st.tuples(
+    st.sampled_from(["a", "b"]),
+    st.integers(1, 3),
+    st.one_of(st.none(), COUNTERS),
+    st.sampled_from(["stage", "stage", "step", "region"]),
+    st.integers(0, 9),
+)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.lists(SPANS, max_size=12), min_size=1, max_size=3))
+def test_it_agrees_with_brute_force(drawn: list[list[Any]]) -> None:
+    spans = loaded(*[[span(*one) for one in rank] for rank in drawn])
+    table = memory(spans)
+    groups = by_stage_and_rank(spans)
+    found = dict(
+        zip(zip(table.column("stage"), table.column("rank"), strict=True), table.rows, strict=True)
+    )
+    assert found.keys() == groups.keys()
+    for key, group in groups.items():
+        cells = dict(zip((column.name for column in table.columns), found[key], strict=True))
+        for name, counter in COLUMNS.items():
+            assert cells[name] == max(
+                (one[counter] for _, one in group if counter in one), default=None
+            )
+        assert cells["spans"] == len(group)
+        # With device peaks the step is one with the peak, else one with the host's maximum.
+        lead = "peak" if cells["peak"] is not None else "host"
+        steps = {step for step, one in group if one.get(COLUMNS[lead]) == cells[lead]}
+        assert cells["step"] in steps if cells[lead] is not None else cells["step"] is None
+
+
+def by_stage_and_rank(
+    spans: Spans,
+) -> dict[tuple[str, int], list[tuple[int, Mapping[str, Number]]]]:
+    """Return (step, counters) of every span that has memory."""
+    groups = defaultdict(list)
+    for one in spans:
+        if one.kind in ("stage", "step") and set(one.counters or {}) & {*COLUMNS.values()}:
+            name = "whole step" if one.kind == "step" else one.name
+            groups[name, one.rank].append((one.step, one.counters or {}))
+    return groups
+
+
+DATA = SHARED_DATA
+ASCEND = DATA / "ascend" / "text_level1_rank0"
+KINETO = DATA / "kineto" / "h100_qwen1.5-0.5b.json.gz"
+NAMES = ("rank", "device", "component", "time", "allocated", "reserved")
+Sample = tuple[int, int | None, str | None, int, int | None, int | None]
+
+
+def stage(name: str, start: int, end: int) -> Row:
+    return Row(name, "stage", 1, start, end)
+
+
+def step(number: int, start: int, end: int) -> Row:
+    return Row("step", "step", number, start, end)
+
+
+def with_memory(spans: Spans, *samples: Sample) -> Spans:
+    columns = tuple(Column(name, "text" if name == "component" else "count") for name in NAMES)
+    return replace(spans, tables={"memory": lambda: Table("memory", columns, list(samples))})
+
+
+def cuda(*samples: tuple[int, int, int]) -> list[Sample]:
+    """Return (time, allocated, reserved) of one device."""
+    return [(0, 0, "CUDA", *each) for each in samples]
+
+
+def rows_of(spans: Spans) -> list[dict[str, Cell]]:
+    table = memory_timeline(spans)
+    assert table.abstained is None
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def test_peak_fragmentation_and_both_ends_of_a_recording_and_of_a_stage() -> None:
+    spans = loaded([step(1, 0, 100), stage("actor_update", 30, 60)])
+    samples = cuda((10, 5, 20), (40, 90, 100), (50, 60, 120), (70, 10, 120))
+    whole, update = rows_of(with_memory(spans, *samples))
+    assert whole == {
+        "rank": 0,
+        "component": "CUDA",
+        "device": 0,
+        "stage": "all",
+        "peak": 90,
+        "peak at": 40,
+        "reserved": 120,
+        "fragmentation": 10,
+        "start": 5,
+        "end": 10,
+        "growth per step": None,
+        "CI low": None,
+        "CI high": None,
+        "steps": 1,
+        "growing": None,
+        "samples": 4,
+    }
+    assert (update["stage"], update["start"], update["end"]) == ("actor_update", 5, 60)
+    assert update["samples"] == 2  # the value that the stage began with was carried into it
+
+
+def test_no_value_is_carried_from_one_capture_to_the_next() -> None:
+    closed = Row("rlprof close capture", "region", 1, 20, 25)
+    spans = loaded([step(1, 0, 100), closed, stage("a", 40, 60)])
+    found = rows_of(with_memory(spans, *cuda((10, 7, 7), (90, 9, 9))))
+    assert [row["stage"] for row in found] == ["all"]
+
+
+def test_a_component_with_only_reserved_bytes_has_no_peak() -> None:
+    (row,) = rows_of(with_memory(loaded([]), (0, 0, "APP", 5, None, 30), (0, 0, "APP", 9, None, 4)))
+    assert (row["peak"], row["peak at"], row["start"]) == (None, None, None)
+    assert (row["reserved"], row["fragmentation"]) == (30, None)
+
+
+def growing(steps: int, per_step: int) -> Spans:
+    rows = [step(number, 10 * number - 10, 10 * number) for number in range(1, steps + 1)]
+    held = [(10 * at + 1, 100 + per_step * at, 900) for at in range(steps)]
+    busy = [(10 * at + 5, 500 + 7 * (at % 3), 900) for at in range(steps)]
+    after = (10 * steps + 5, 0, 900)  # in no step
+    return with_memory(loaded(rows), *cuda(*sorted(held + busy), after))
+
+
+@pytest.mark.parametrize(
+    ("steps", "per_step", "grows"),
+    [(8, 3, "yes"), (7, 3, None), (30, 0, "no"), (30, -3, "no"), (1, 3, None)],
+)
+def test_growing_needs_eight_steps_and_growth_above_zero(
+    steps: int, per_step: int, grows: str | None
+) -> None:
+    (row,) = rows_of(growing(steps, per_step))
+    assert (row["steps"], row["growing"]) == (steps, grows)
+    assert row["growth per step"] == (per_step if steps > 1 else None)
+
+
+def test_without_a_table_memory_comes_from_captured_spans() -> None:
+    gpu = {"device_allocated_bytes": 40, "device_peak_bytes": 90, "device_reserved_bytes": 99}
+    ranks = [
+        [Row("a", "stage", 1, 0, 5, counters=gpu | {"host_rss_bytes": 7})],
+        [Row("step", "step", 2, 0, 6, counters={"host_rss_bytes": 8})],
+    ]
+    found = rows_of(loaded(*ranks))
+    shown = [tuple(row[name] for name in ("rank", "component", "stage", "peak")) for row in found]
+    assert shown == [
+        (0, "torch", "all", 90),
+        (0, "torch", "a", 90),
+        (0, "host", "all", 7),
+        (0, "host", "a", 7),
+        (1, "host", "all", 8),
+    ]
+    assert found[0]["fragmentation"] is None  # the peak was somewhere within
+    assert (found[0]["reserved"], found[0]["end"], found[0]["peak at"]) == (99, 40, 5)
+
+
+def broken() -> Table:
+    raise TraceError("memory.csv: is damaged")
+
+
+def test_it_abstains_without_memory() -> None:
+    assert "This run has no memory data." in str(memory_timeline(loaded([])).abstained)
+    assert "This run has no memory data." in str(memory_timeline(with_memory(loaded([]))).abstained)
+    damaged = replace(loaded([]), tables={"memory": broken})
+    assert "memory.csv: is damaged" in str(memory_timeline(damaged).abstained)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.dictionaries(st.integers(1, 60), st.integers(-(2**40), 2**40), max_size=30),
+)
+def test_growth_is_the_median_of_all_slopes_with_bounds_from_kendalls_s(
+    held: dict[int, int],
+) -> None:
+    steps = sorted(held)
+    found = growth(np.array(steps, np.int64), np.array([held[at] for at in steps], np.int64))
+    pairs = list(itertools.combinations(steps, 2))
+    slopes = sorted((held[b] - held[a]) / (b - a) for a, b in pairs)
+    if not slopes:
+        assert found == (None, None, None)
+        return
+    assert found[0] == pytest.approx(statistics.median(slopes))
+    n = len(steps)
+    z = statistics.NormalDist().inv_cdf(0.995)
+    k = int((len(slopes) - z * (n * (n - 1) * (2 * n + 5) / 18) ** 0.5) // 2)
+    assert found[1:] == ((slopes[k - 1], slopes[-k]) if k > 0 else (None, None))
+
+
+def test_growth_of_noise_without_a_slope_seldom_excludes_zero() -> None:
+    noise = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(400):
+        _, low, high = growth(np.arange(12), noise.integers(0, 2**30, 12))
+        assert low is not None
+        assert high is not None
+        wrong += low > 0 or high < 0
+    assert wrong <= 12  # 1 % of 400, and chance
+
+
+def test_thousands_of_steps_are_thinned() -> None:
+    assert growth(np.arange(5_000), 3 * np.arange(5_000)) == (3.0, 3.0, 3.0)
+
+
+SAMPLES = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1]),
+        st.sampled_from([0, None]),
+        st.sampled_from(["CPU", "CUDA"]),
+        st.integers(0, 40),
+        st.none() | st.integers(0, 9),
+        st.none() | st.integers(0, 9),
+    ),
+    min_size=1,
+    max_size=20,
+    unique_by=lambda sample: sample[:4],
+)
+STAGES = st.lists(
+    st.tuples(st.sampled_from(["x", "y"]), st.integers(0, 30), st.integers(0, 12)), max_size=3
+)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(SAMPLES, STAGES)
+def test_it_agrees_with_every_nanosecond(samples: list[Sample], stages: list[Any]) -> None:
+    rows = [Row("", "epoch", 1, 0, 50), *(stage(name, at, at + size) for name, at, size in stages)]
+    spans = loaded(rows, [rows[0]])
+    expected = walked(spans, samples)
+    found = rows_of(with_memory(spans, *samples))
+    keys = ("rank", "device", "component", "stage")
+    assert {tuple(row[key] for key in keys) for row in found} == set(expected)
+    for row in found:
+        held, reserved, count = expected[tuple(row[key] for key in keys)]
+        assert row["peak"] == max(held, default=None)
+        assert row["reserved"] == max(reserved, default=None)
+        ends = (held[0], held[-1]) if held else (None, None)
+        assert (row["start"], row["end"]) == ends
+        assert row["samples"] == count
+
+
+def walked(spans: Spans, samples: list[Sample]) -> dict[Any, Any]:
+    """Return what was held at each instant of each group and stage, and the count of samples."""
+    groups: Any = defaultdict(dict)
+    for rank, device, component, time, *sizes in samples:
+        groups[rank, device, component][time] = sizes
+    found: Any = defaultdict(lambda: ([], [], [0]))
+    for key, own in groups.items():
+        for now in range(min(own), max(own) + 1):
+            last = own[max(time for time in own if time <= now)]
+            for name in ("all", innermost(spans, key[0], now)):
+                if name is not None:
+                    for into, size in zip(found[(*key, name)], last, strict=False):
+                        into.extend([] if size is None else [size])
+                    found[(*key, name)][2][0] += now in own
+    return {key: (held, reserved, count) for key, (held, reserved, (count,)) in found.items()}
+
+
+def innermost(spans: Spans, rank: int, now: int) -> str | None:
+    around = [one for one in spans if one.kind == "stage" and one.rank == rank]
+    around = [one for one in around if one.start_ns <= now < one.end_ns]
+    return max(around, key=lambda one: (one.start_ns, one.id)).name if around else None
+
+
+@pytest.mark.skipif(not ASCEND.is_dir(), reason="no real capture in ../shared/data/ascend")
+def test_a_real_ascend_capture_peaks_where_its_own_table_does() -> None:
+    spans = load(ASCEND)
+    table = spans.table("memory")
+    columns = zip(*map(table.column, ("component", "allocated", "reserved")), strict=True)
+    rows = {row["component"]: row for row in rows_of(spans) if row["stage"] == "all"}
+    most = max(int(held or 0) for name, held, _ in columns if name == "PTA")
+    assert rows["PTA"]["peak"] == most > 10**9
+    assert rows["APP"]["peak"] is None
+    assert int(rows["APP"]["reserved"] or 0) > most
+
+
+@pytest.mark.skipif(not KINETO.is_file(), reason="no real trace in ../shared/data/kineto")
+def test_a_real_torch_trace_peaks_where_its_own_events_do() -> None:
+    events = json.loads(gzip.decompress(KINETO.read_bytes()))["traceEvents"]
+    events_of_memory = [event["args"] for event in events if event["name"] == "[memory]"]
+    most = max(args["Total Allocated"] for args in events_of_memory if args["Device Type"] == 1)
+    rows = {row["component"]: row for row in rows_of(load(KINETO)) if row["stage"] == "all"}
+    assert rows["CUDA"]["peak"] == most > 10**9
+    assert rows["CUDA"]["samples"] == sum(args["Device Type"] == 1 for args in events_of_memory)
+    assert int(rows["CUDA"]["fragmentation"] or -1) >= 0
+    assert rows["CPU"]["fragmentation"] is None  # its allocator reserves nothing

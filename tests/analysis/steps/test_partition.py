@@ -1,0 +1,168 @@
+"""How steps are divided among stages, against a rasteriser."""
+
+import dataclasses
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.steps.partition import (
+    containing_step,
+    paint,
+    partition,
+    rows_on_ranks,
+)
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.oracle import labels, runs
+from tests.builders.runs import Row, grpo_run, loaded
+from tests.effort import examples
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30),
+    st.sampled_from([40, 300]),
+)
+def test_paint_is_the_greatest_covering_index(intervals: list[tuple[int, int]], cells: int) -> None:
+    first = np.array([a for a, _ in intervals], dtype=np.int64)
+    last = np.array([b for _, b in intervals], dtype=np.int64)
+
+    def slow(cell: int) -> int:
+        return max((i for i, (a, b) in enumerate(intervals) if a <= cell < b), default=-1)
+
+    assert paint(first, last, cells).tolist() == [slow(cell) for cell in range(cells)]
+
+
+def names(spans: Spans, label: np.ndarray) -> list[str]:
+    return [spans.names[spans.name[row]] if row >= 0 else "untraced" for row in label.tolist()]
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(runs(overlapping_steps=True))
+def test_segments_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    steps = spans.rows(kind="step")
+    cut = partition(spans).divided
+
+    seen = {}
+    for start, end, step, name in zip(
+        cut.start_ns.tolist(),
+        cut.end_ns.tolist(),
+        steps[cut.step].tolist(),
+        names(spans, cut.stage),
+        strict=True,
+    ):
+        for now in range(start, end):
+            assert (spans.rank[step], now) not in seen
+            seen[spans.rank[step], now] = (spans.span(step), name)
+    assert seen == {(step.rank, now): (step, name) for step, now, name in labels(spans)}
+
+
+def test_few_of_many_names_are_summed_without_room_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = [Row("step", "step", n, n * 10, n * 10 + 10) for n in range(9)]
+    spans = loaded([*steps, *(Row(f"s{n}", "stage", n, n * 10, n * 10 + 4) for n in range(9))])
+    roomy = partition(spans).cells(spans)
+    monkeypatch.setattr("lightning_rlprof.analysis.steps.partition._SPARSE", 0)
+    narrow = partition(dataclasses.replace(spans)).cells(spans)
+    for name in ("step", "name", "ns"):
+        assert getattr(narrow, name).tolist() == getattr(roomy, name).tolist()
+
+
+def test_the_last_partition_of_a_run_is_kept_and_goes_with_it() -> None:
+    spans = loaded([Row("step", "step", 1, 0, 9)], [Row("step", "step", 1, 0, 9)])
+    kept = partition(spans)
+    assert partition(spans) is kept
+    assert len(partition(spans, [1]).steps) == 1
+    assert partition(spans, {1}) is partition(spans, [1, 1])
+    assert len(partition(spans).steps) == 2
+    assert partition(dataclasses.replace(spans)) is not kept
+    gone = weakref.ref(spans)
+    del spans
+    assert gone() is None
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(runs())
+def test_cells_add_up_to_every_steps_wall_exactly(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    cut = partition(spans)
+    cells = cut.cells(spans)
+
+    walls = np.zeros(len(cut.steps), dtype=np.int64)
+    np.add.at(walls, cells.step, cells.ns)
+    assert walls.tolist() == spans.duration_ns[cut.steps].tolist()
+    assert (cells.ns > 0).all()
+
+
+def test_of_two_stages_opened_at_once_the_greater_id_is_inside() -> None:
+    rows = [Row("step", "step", 1, 0, 9), Row("in", "stage", 1, 2, 5), Row("out", "stage", 1, 2, 8)]
+    spans = loaded(rows)
+    cut = partition(spans)
+    assert names(spans, cut.divided.stage) == ["untraced", "out", "out", "untraced"]
+
+
+def test_large_times_stay_exact() -> None:
+    start = 2**59
+    rows = [Row("step", "step", 1, 0, start + 3), Row("a", "stage", 1, 1, start + 1)]
+    spans = loaded(rows)
+    assert sorted(partition(spans).cells(spans).ns.tolist()) == [3, start]
+
+
+def test_ranks_are_chosen_or_refused(tmp_path: Path) -> None:
+    spans = grpo_run(tmp_path, ranks=3, steps=2)
+
+    assert set(spans.rank[partition(spans, [0, 2]).steps].tolist()) == {0, 2}
+    assert len(rows_on_ranks(spans, "stage", [1])) == 8
+    with pytest.raises(TraceError, match="rank 7 is not in this run, which has 0, 1, 2"):
+        partition(spans, [1, 7])
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(runs())
+def test_home_is_the_step_that_contains_the_start(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
+    for group in (spans.thread, spans.rank):
+        found = containing_step(spans, steps, stages, group)
+        for row, at in zip(stages.tolist(), found.tolist(), strict=True):
+            inside = [
+                step
+                for step in steps.tolist()
+                if group[step] == group[row]
+                and spans.start_ns[step] <= spans.start_ns[row] < spans.end_ns[step]
+            ]
+            assert inside == ([] if at < 0 else [steps[at]])
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(runs(overlapping_steps=True))
+def test_where_steps_overlap_home_is_the_last_that_began_or_none(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
+    found = containing_step(spans, steps, stages, spans.rank)
+    for row, at in zip(stages.tolist(), found.tolist(), strict=True):
+        began = [
+            step
+            for step in steps.tolist()
+            if spans.rank[step] == spans.rank[row]
+            and spans.duration_ns[step] > 0
+            and spans.start_ns[step] <= spans.start_ns[row]
+        ]
+        inside = began and spans.start_ns[row] < spans.end_ns[began[-1]]
+        assert (int(steps[at]) if at >= 0 else None) == (began[-1] if inside else None)
+
+
+def test_a_step_without_length_hides_no_other() -> None:
+    rows = [
+        Row("step", "step", 1, 0, 9, id=1),
+        Row("step", "step", 2, 0, 0, id=2),
+        Row("a", "stage", 1, 0, 4, id=3),
+    ]
+    spans = loaded(rows)
+    steps = spans.rows(kind="step")
+    assert containing_step(spans, steps, spans.rows(kind="stage"), spans.thread).tolist() == [0]
