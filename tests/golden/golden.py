@@ -124,15 +124,16 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _lines(value: Any, indent: str = "") -> str:
-    """Return JSON with a line for each item, unless all of it fits on one."""
+def _lines(value: Any, indent: str = "", *, is_row: bool = False) -> str:
+    """Return JSON with a line for each item; what fits on one line is one, and so is each row."""
     flat = json.dumps(value, ensure_ascii=False)
-    simple = isinstance(value, list) and not any(isinstance(each, list | dict) for each in value)
-    if not isinstance(value, list | dict) or len(indent + flat) <= _LINE or simple:
+    if not isinstance(value, list | dict) or is_row or len(indent + flat) <= _LINE:
         return flat
     inner = indent + " "
     if isinstance(value, list):
-        items, ends = [inner + _lines(each, inner) for each in value], "[]"
+        rows = [isinstance(each, list) for each in value]
+        items = [inner + _lines(v, inner, is_row=row) for v, row in zip(value, rows, strict=True)]
+        ends = "[]"
     else:
         pairs = value.items()
         items, ends = [f"{inner}{json.dumps(k)}: {_lines(v, inner)}" for k, v in pairs], "{}"
