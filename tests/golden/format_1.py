@@ -14,7 +14,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import FakeClock, FakeRecorder, make_header
-from tests.golden.golden import Contract, answer, rlprof
+from tests.golden.golden import Contract, answer, rows_of
 
 _SPAN = [
     "name",
@@ -40,11 +40,11 @@ def _format_1(run: str, change: Callable[[str], None] | None = None) -> dict[str
     """Return numbers of a stored run: of its spans, of each counter, and of the ledger."""
     if change is not None:
         change(run)
-    names = json.loads(rlprof("sql", run, "--describe", "--json")[1])["tables"][0]["rows"]
-    counters = [row[1] for row in names if row[0] == "spans" and row[1] not in _SPAN]
+    columns = rows_of("sql", run, "--describe")
+    counters = [row[1] for row in columns if row[0] == "spans" and row[1] not in _SPAN]
     sums = [f'count("{name}"), sum("{name}")' for name in counters]
     query = f"{_COUNTS}, {', '.join(sums)} from spans" if sums else f"{_COUNTS} from spans"
-    (row,) = json.loads(rlprof("sql", run, query, "--json")[1])["tables"][0]["rows"]
+    (row,) = rows_of("sql", run, query)
     counts = dict(zip(_COUNTED, row[: len(_COUNTED)], strict=True))
     values = row[len(_COUNTED) :]
     pairs = zip(values[::2], values[1::2], strict=True)

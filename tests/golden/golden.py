@@ -86,6 +86,13 @@ def answer(line: str, rows: int = MANY) -> Any:
     return found | ({"stderr": json.loads(err)} if err else {})
 
 
+def rows_of(*words: str) -> list[list[Any]]:
+    """Return all rows of the first table that a command line prints."""
+    found = json.loads(rlprof(*words, "--json", "--limit", "9999")[1])
+    rows: list[list[Any]] = found["tables"][0]["rows"]
+    return rows
+
+
 def shortened(value: Any, rows: int) -> Any:
     """Return JSON whose tables name each column in one text and contain their first rows.
 

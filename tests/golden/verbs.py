@@ -14,7 +14,7 @@ import typer
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.cli.app import app
-from tests.golden.golden import FEW, MANY, Contract, answer, rlprof
+from tests.golden.golden import FEW, MANY, Contract, answer, rlprof, rows_of
 from tests.golden.inputs import RUNS
 
 _QUERY = "select name, kind, count(*) as spans, sum(end_ns - start_ns) as total_ns from spans"
@@ -233,19 +233,16 @@ def _analyses() -> dict[str, Any]:
 
 
 def _sql(run: str) -> dict[str, Any]:
-    """Return the columns of all SQL tables with their types, and the rows of some queries."""
-    columns = (
-        "select table_name, column_name, data_type from information_schema.columns order by all"
-    )
-    found = json.loads(rlprof("sql", run, columns, "--json", "--limit", "9999")[1])
-    tables: dict[str, list[str]] = {}
-    for table, column, kind in found["tables"][0]["rows"]:
-        tables.setdefault(table, []).append(f"{column} {kind}")
-    told = answer(f"sql {run} --describe", 0)
+    """Return the columns of each SQL table with type and unit, and the rows of one query."""
+    units: dict[str, dict[str, str]] = {}
+    for table, column, unit, *_ in rows_of("sql", run, "--describe"):
+        units.setdefault(table, {})[column] = unit
+    columns = {}
+    for table, own in units.items():
+        types = {name: kind for name, kind, *_ in rows_of("sql", run, f'describe "{table}"')}
+        columns[table] = [f"{name} {types[name]} {unit}".strip() for name, unit in own.items()]
     return {
-        "columns": tables,
-        "described": told,
-        "list": answer(f"sql {run}"),
+        "columns": columns,
         "query": answer(f'sql {run} "{_QUERY}"'),
         "refused": answer(f'sql {run} "drop table spans"'),
     }
