@@ -164,26 +164,6 @@ def npu_said(data: object) -> str:
     return explain(caught.value)
 
 
-def test_by_default_nothing_is_asked_for_beyond_the_block() -> None:
-    assert NpuConfig().model_dump() == {
-        "export_types": None,
-        "aic_metrics": None,
-        "l2_cache": False,
-        "op_attr": False,
-        "with_stack": False,
-        "record_op_args": False,
-        "data_simplification": True,
-        "gc_detect_threshold_ms": None,
-        "host_sys": None,
-        "sys_io": False,
-        "sys_interconnection": False,
-        "mstx_domain_include": None,
-        "mstx_domain_exclude": None,
-        "device_ranges": False,
-        "analysis_timeout_s": 3600.0,
-    }
-
-
 GOOD: list[tuple[str, Any]] = [
     ("export_types", ["text", "db"]),
     ("aic_metrics", "MemoryAccess"),
@@ -484,21 +464,6 @@ def said(section: Any, **keys: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         section(**keys)
     return explain(caught.value)
-
-
-def test_defaults() -> None:
-    schedule = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 0, "repeat": 0}
-    assert ScheduleConfig().model_dump() == schedule
-    assert TorchProfilerConfig().model_dump() == {
-        "with_stack": False,
-        "schedule": schedule,
-        "max_events": 20_000_000,
-        "max_host_bytes": None,
-    }
-    memory = {"level": None, "interval_ms": 10.0, "max_entries": 100_000, "stack_depth": 32}
-    assert MemoryConfig().model_dump() == memory
-    finish = {"command": None, "timeout_s": 600.0, "all_ranks": False, "ranks": None}
-    assert FinishConfig().model_dump() == finish
 
 
 # The dotted key, what it is without being given, the text of a variable, and what it is then.

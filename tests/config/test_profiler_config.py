@@ -23,48 +23,6 @@ def said(**keys: Any) -> str:
     return explain(caught.value)
 
 
-def test_defaults() -> None:
-    blocks = {
-        "integrated",
-        "nsight",
-        "torch_profiler",
-        "npu",
-        "memory",
-        "budget",
-        "on_finish",
-        "parallel",
-    }
-    assert Options().model_dump(exclude=blocks) == {
-        "steps": None,
-        "ranks": None,
-        "all_ranks": None,
-        "profile_continuous_steps": None,
-        "discrete": False,
-        "roles": {},
-        "role": None,
-        "custom_stages": [],
-        "wrap": [],
-        "auto_stages": True,
-        "optimizer_stages": [],
-        "spans": True,
-        "device_time": None,
-        "background_metrics": True,
-        "model": None,
-        "summary": True,
-        "log_report": False,
-        "group_access": False,
-        "ignore_advice": [],
-        "capture_anomalies": False,
-        "measure_overhead": False,
-        "clock_sync_interval_minutes": 2,
-        "hang_timeout": 300,
-        "stack_samples": True,
-        "token_start": None,
-        "token_end": None,
-        "tools": None,
-    }
-
-
 @pytest.mark.parametrize(
     ("keys", "on"),
     [
