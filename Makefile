@@ -27,7 +27,7 @@ STORE := tests/store
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup npu demo test test-deep test-oldest test-gpu check docs bench
+.PHONY: help setup npu demo test test-deep test-oldest test-gpu gpu-proof check docs bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ test-oldest: $(DEV) ## run some quick tests with the lowest versions that are su
 
 test-gpu: $(DEV) ## run the tests that need an NVIDIA GPU; each says what it lacks if it is skipped
 	$(BIN)/python -m pytest -m cuda $(ARGS)
+
+gpu-proof: $(DEV) ## show what holds on this machine's GPU: tests, device times, captures, cost (ARGS="--output DIR")
+	$(BIN)/python benchmarks/gpu_proof.py $(ARGS)
 
 check: $(DEV) ## lint, format, types, import contracts, spelling, generated pages
 	$(BIN)/ruff check .
