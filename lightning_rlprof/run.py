@@ -25,7 +25,6 @@ from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.analysis.headline import headline, lead_tables
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.memory.phases import memory_phases
 from lightning_rlprof.analysis.memory.usage import memory, memory_timeline
@@ -49,8 +48,9 @@ from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.loaders.join_ranks import as_one
-from lightning_rlprof.report.html.notebook import ReportFrame, overview_html
+from lightning_rlprof.report.html.notebook import ReportFrame, summary_html
 from lightning_rlprof.report.plots import Plots
+from lightning_rlprof.report.summary import Summary, lead_tables, summary
 from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run
 from lightning_rlprof.store.run_store import ask, described
@@ -81,7 +81,6 @@ class Run(Spans):
     experts = experts
     findings = findings
     gaps = gaps
-    headline = headline
     host_vs_device = host_vs_device
     idle = idle
     kernels = kernels
@@ -172,6 +171,17 @@ class Run(Spans):
             {each.name: [column.name for column in sql_columns(each.columns)] for each in tables}
         )
 
+    def summary(self) -> Summary:
+        """Return the first screen as facts; ``print`` shows it as the end of a training does.
+
+        Tables of profilers are left out, since reading them can take minutes.
+
+        Example::
+
+            >>> print(run.summary())                          # doctest: +SKIP
+        """
+        return summary(self)
+
     def report(self) -> ReportFrame:
         """Return the HTML report, which a notebook shows in a frame; ``report().page`` is its text.
 
@@ -181,16 +191,15 @@ class Run(Spans):
         """
         from lightning_rlprof.report.html.page import render_report, report_tables
 
-        return ReportFrame(render_report(self, report_tables(self), self.headline()))
+        return ReportFrame(render_report(self, report_tables(self)))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: overview, headline, first tables, and what is doubtful."""
+        """Return what a notebook shows: its summary, first tables, and what is doubtful."""
         whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
-        title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
         tables = "".join(table._repr_html_() for table in lead_tables(self))
-        return f"{overview_html(self)}{title}{tables}<ul>{doubts}</ul>"
+        return f"{summary_html(self, self.summary())}{tables}<ul>{doubts}</ul>"
 
 
 def load(

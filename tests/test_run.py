@@ -6,9 +6,9 @@ from pathlib import Path
 import lightning_rlprof
 from lightning_rlprof.analysis.catalog import ANALYSES
 from lightning_rlprof.analysis.comparison.compare import compare
-from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.report.summary import summary
 from lightning_rlprof.run import Run
 from lightning_rlprof.testing import make_header
 
@@ -33,7 +33,7 @@ def test_every_analysis_is_a_method_with_the_same_answer(tmp_path: Path) -> None
     for name, each in ANALYSES.items():
         assert getattr(run, name)() == each.run(run), name
     assert run.stages(per_rank=True) == stages(run, per_rank=True)
-    assert run.headline() == headline(run)
+    assert run.summary() == summary(run)
     assert run.compare(run) == compare(run, run)
 
 
@@ -45,7 +45,7 @@ def test_a_run_stays_one_when_a_part_is_replaced(tmp_path: Path) -> None:
     assert isinstance(dataclasses.replace(recorded(tmp_path), unix_ns=1), Run)
 
 
-def test_a_notebook_shows_headline_stages_and_doubts_and_no_markup_of_the_run(
+def test_a_notebook_shows_its_summary_stages_and_doubts_and_no_markup_of_the_run(
     tmp_path: Path,
 ) -> None:
     shown = recorded(tmp_path)._repr_html_()

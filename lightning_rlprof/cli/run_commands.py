@@ -83,8 +83,9 @@ def summary(
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.headline import headline, lead_tables
     from lightning_rlprof.analysis.stages.stage_times import stages
+    from lightning_rlprof.report.summary import lead_tables
+    from lightning_rlprof.report.summary import summary as sum_up
 
     spans = open_runs(run, others, as_one)
     ranks = [stages(spans, per_rank=True)] if by else []
@@ -92,8 +93,8 @@ def summary(
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         names = {table.name for table in tables}
         tables += [table for table in lead_tables(spans) if table.name not in names]
-        facts = about(spans) | {"headline": headline(spans)}
-        console.put_json(facts | {"tables": as_json(tables)})
+        facts = sum_up(spans, {table.name: table for table in tables}).to_dict()
+        console.put_json(about(spans) | {"summary": facts, "tables": as_json(tables)})
         return
     if console.is_table():
         describe(spans)
@@ -117,13 +118,12 @@ def report(
     spans = open_runs(run, others, as_one)
     mark = b"rlprof report</title>"
     path = console.destination(output, spans.path, "report.html", force=force, mark=mark)
-    from lightning_rlprof.analysis.headline import headline
     from lightning_rlprof.report.html.page import report_tables, write_report
 
     with console.bar("Analyzing") as step:
         tables = report_tables(spans, step)
     with console.writing(path):
-        write_report(spans, tables, headline(spans), path)
+        write_report(spans, tables, path)
     print_warnings(spans)
     console.wrote(path)
     if open_it:
@@ -323,29 +323,34 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 
 def describe(spans: "Spans") -> None:
-    """Print the run in two lines, what to see of it first, and what to fix first."""
-    from lightning_rlprof.analysis.headline import headline, is_device_trace, lead_tables
+    """Print the run in two lines, what to see of it first, what comes first, and doubts."""
     from lightning_rlprof.analysis.stages.overviews import host_vs_device
-    from lightning_rlprof.analysis.steps.step_selection import FEWEST
-    from lightning_rlprof.report.run_summary import run_line, what_to_fix, what_to_set
-    from lightning_rlprof.report.step_series import StepSeries
+    from lightning_rlprof.report.summary import (
+        device_lines,
+        first_lines,
+        is_device_trace,
+        lead_tables,
+        quality_lines,
+        run_line,
+    )
+    from lightning_rlprof.report.summary import summary as sum_up
 
-    series = StepSeries(spans)
-    devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
-    console.say(f"{spans.path} on {devices}", "bold")
-    console.say(run_line(series))
+    # A trace of a profiler is nothing without its tables; of other runs they can take minutes.
+    found = sum_up(spans, {} if is_device_trace(spans) else None)
+    console.say(f"{spans.path} on {', '.join(found.devices)}", "bold")
+    console.say(run_line(found))
     console.print_tables(lead_tables(spans))
     if "device_ns" in spans.counters:
         console.print_tables([host_vs_device(spans)], rows=FEW)
     console.say("")
-    bare, few = is_device_trace(spans), int(series.included.sum()) < FEWEST
-    if bare or few:
-        console.say(headline(spans), "bold")
-    if few:
-        return
-    first, *more = what_to_fix(spans, tables=bare)
-    console.say(first, "bold")
-    for line in [*more, *what_to_set(spans, tables=bare)]:
+    for line in device_lines(found):
+        console.say(line, "bold")
+    if found.median_ns is not None:
+        first, *more = first_lines(found)
+        console.say(first, "bold")
+        for line in more:
+            console.say(line)
+    for line in quality_lines(found):
         console.say(line)
 
 

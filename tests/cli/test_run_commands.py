@@ -10,8 +10,8 @@ import duckdb
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.report.chrome_trace.viewer import TraceServer
+from lightning_rlprof.report.summary import summary
 from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 HINT = "  hint: Replace it with --force. Choose another file with -o.\n"
 
 
-def test_summary_shows_stages_headline_and_the_next_command(
+def test_summary_shows_stages_what_comes_first_and_the_next_command(
     rlprof: Run, tmp_path: Path, hints: None
 ) -> None:
     grpo_run(tmp_path / "my run", steps=5, ranks=2)
@@ -60,7 +60,7 @@ def test_summary_as_json_is_every_table_and_nothing_else(rlprof: Run, tmp_path: 
     ]
     assert data == {
         "run": str(tmp_path),
-        "headline": headline(spans),
+        "summary": json.loads(json.dumps(summary(spans, {}).to_dict())),
         "ranks": [0, 1],
         "warnings": [],
         "notes": [],
@@ -136,7 +136,9 @@ def test_a_bare_trace_shows_what_devices_did_and_no_empty_stages(
     assert "Device time: idle 99% (mostly host-bound idle), compute 1%." in out
 
     data = json.loads(rlprof("summary", trace, "--json")[1])
-    assert data["headline"].startswith("Device time: idle 99%")
+    shares = data["summary"]["device"]
+    assert next(iter(shares)) == "idle"
+    assert 0.98 < shares["idle"] < 1
     names = [table["name"] for table in data["tables"]]
     assert names[-3:] == ["breakdown", "kernels", "idle"]
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.efficiency.model_flops import flops_of
 from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.analysis.headline import lead_tables
 from lightning_rlprof.analysis.models.flops import (
     cache_bytes_per_token,
     decode_weight_bytes,
@@ -21,6 +20,7 @@ from lightning_rlprof.analysis.models.flops import (
 )
 from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.report.summary import lead_tables
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell
 from tests.analysis.models.published import CONFIGS

@@ -12,7 +12,6 @@ import pytest
 from matplotlib.image import imread, imsave
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.report.html.page import write_report
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.browser import Tab, find_browser
@@ -25,7 +24,7 @@ STEPS = 60
 
 def written(spans: Spans, folder: Path) -> Path:
     tables = {each.name: each.run(spans) for each in CATALOG if each.report}
-    write_report(spans, tables, headline(spans), folder / "report.html")
+    write_report(spans, tables, folder / "report.html")
     return folder / "report.html"
 
 
