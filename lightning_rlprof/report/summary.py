@@ -250,11 +250,10 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
 def run_line(found: Summary) -> str:
     """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
     text = f"{_count(found.steps, 'step')} on {_count(found.ranks, 'rank')}"
+    left_out = f" ({without(found)})" if found.left_out else ""
     if found.median_ns is None or found.mean_ns is None:
-        return f"{text}; {FEWEST} are needed to show where time goes"
-    text += f", median {duration(found.median_ns)}, mean {duration(found.mean_ns)}"
-    if found.left_out:
-        text += f" ({without(found)})"
+        return f"{text}{left_out}; {FEWEST} are needed to show where time goes"
+    text += f", median {duration(found.median_ns)}, mean {duration(found.mean_ns)}{left_out}"
     if found.tokens_per_s is not None:
         text += f", {figure(found.tokens_per_s)} tokens/s"
     return text
