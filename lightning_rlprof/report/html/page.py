@@ -293,6 +293,8 @@ def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
     parts = [] if is_device_trace else found.parts  # all of it would be untraced
     shown = [part for part in parts if part.share >= _SMALL]
     small = [part for part in parts if 0 < part.share < _SMALL]
+    if len(small) == 1:
+        shown, small = [*shown, *small], []
     rate = "Step time, mean of ranks"
     if found.token_stage is not None:
         rate = f"Tokens/s, all ranks ({found.token_stage})"

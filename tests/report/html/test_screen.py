@@ -179,6 +179,42 @@ def test_everybody_can_read_it_on_every_screen(
     assert tab.problems == []
 
 
+# What lies outside its chart, letters of a word on several lines, bars that begin inside the text.
+CUT = """[...document.querySelectorAll('.plot > svg')].flatMap((chart) =>
+    [...chart.querySelectorAll(':scope > text')].filter((text) => {
+        const { x, width } = text.getBBox();
+        return x < -0.5 || x + width > chart.clientWidth + 0.5;
+    }).map((text) => text.textContent))"""
+BROKEN = """[...document.querySelectorAll('td, th, .bar i, .legend, nav a')].flatMap((host) => {
+    const walker = document.createTreeWalker(host, NodeFilter.SHOW_TEXT), found = [];
+    for (let node = walker.nextNode(); node; node = walker.nextNode())
+        for (const word of node.data.matchAll(/[A-Za-z_]{2,24}/g)) {
+            const range = document.createRange();
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1)
+                found.push(word[0]);
+        }
+    return found;
+})"""
+COVERED = """[...document.querySelectorAll('td.share')].filter((cell) =>
+    getComputedStyle(cell).backgroundImage !== 'none').length"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_label_is_cut_no_word_is_broken_and_no_bar_lies_over_its_number(
+    width: int, tab: Tab, page: Path
+) -> None:
+    tab.resize(width, 844)
+    tab.open(page)
+    tab.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    assert tab.run(BROKEN) == []
+    assert tab.run(COVERED) == 0
+    for _ in range(24):  # closer: labels such as "1,234.5678 ms" come near both ends of the ruler
+        assert tab.run(CUT) == []
+        tab.run("document.getElementById('closer').click()")
+
+
 def test_each_link_has_its_section(tab: Tab, page: Path) -> None:
     tab.open(page)
     targets = tab.run("[...document.querySelectorAll('nav a')].map((a) => a.hash)")
