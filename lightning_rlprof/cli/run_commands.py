@@ -93,7 +93,7 @@ def summary(
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         names = {table.name for table in tables}
         tables += [table for table in lead_tables(spans) if table.name not in names]
-        facts = sum_up(spans, {table.name: table for table in tables}).to_dict()
+        facts = sum_up(spans, captures=True).to_dict()
         console.put_json(about(spans) | {"summary": facts, "tables": as_json(tables)})
         return
     if console.is_table():
@@ -336,7 +336,7 @@ def describe(spans: "Spans") -> None:
     from lightning_rlprof.report.summary import summary as sum_up
 
     # A trace of a profiler is nothing without its tables; of other runs they can take minutes.
-    found = sum_up(spans, {} if is_device_trace(spans) else None)
+    found = sum_up(spans, captures=is_device_trace(spans))
     console.say(f"{spans.path} on {', '.join(found.devices)}", "bold")
     console.say(run_line(found))
     console.print_tables(lead_tables(spans))

@@ -16,10 +16,8 @@ from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, device_shares, idle
 from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.analysis.diagnosis.diagnosis import Check, Finding, Price, diagnose
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
-from lightning_rlprof.analysis.findings.data_quality import data_quality
-from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.analysis.stages.stage_times import StepTimes, round_ns, stages
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
@@ -54,33 +52,6 @@ class SummaryPart:
     kind: str
     share: float
     mean_ns: int
-
-
-@dataclass(frozen=True)
-class FirstThing:
-    """What to look at first, second or third.
-
-    Attributes:
-        title: What is wrong, or what might be faster.
-        kind: ``problem``, whose price was lost, or ``idea``, whose price is what it takes.
-        share: The price, of the job's time; None without one.
-        ns: The same as time of all ranks.
-        act: What to try.
-    """
-
-    title: str
-    kind: str
-    share: float | None
-    ns: int | None
-    act: str
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """A check of the data that failed."""
-
-    check: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -123,10 +94,10 @@ class Summary:
     parts: tuple[SummaryPart, ...]
     device: Mapping[str, float]
     idle_cause: str | None
-    first: tuple[FirstThing, ...]
+    first: tuple[Finding, ...]
     undecided: int
     captures_unread: bool
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[Check, ...]
     unchecked: int
 
     def __str__(self) -> str:
@@ -138,16 +109,16 @@ class Summary:
         return asdict(self) | {"run": str(self.run)}
 
 
-def summary(spans: Spans, answers: Mapping[str, Table] | None = None) -> Summary:
-    """Sum up a run.
+def summary(spans: Spans, *, captures: bool = False) -> Summary:
+    """Sum up a run; what comes first, second and third is `diagnose`'s.
 
     Args:
         spans: The run.
-        answers: Tables by the name of their analysis that are there already, with what profilers
-            captured. None computes what it needs without captures: these can take minutes.
+        captures: Whether to read what profilers captured, which can take minutes.
     """
-    own = spans if answers is not None else _without_captures(spans)
-    times, told = StepTimes(spans), _diagnosis(own, answers or {})
+    own = spans if captures else _without_captures(spans)
+    times, diagnosis = StepTimes(spans), diagnose(own)
+    checks = diagnosis.quality.checks
     walls = times.wall_ns[times.included]
     enough = len(walls) >= FEWEST
     low, median, high = np.quantile(walls, (0.25, 0.5, 0.75)) if enough else (0.0, 0.0, 0.0)
@@ -168,28 +139,12 @@ def summary(spans: Spans, answers: Mapping[str, Table] | None = None) -> Summary
         parts=_parts(times) if len(walls) else (),
         device=shares,
         idle_cause=cause,
-        captures_unread=answers is None and len(own.tables) < len(spans.tables),
-        **told,
+        first=(*diagnosis.problems, *diagnosis.ideas)[:_MAX_FIRST],
+        undecided=len(diagnosis.undecided),
+        captures_unread=own is not spans,
+        doubts=diagnosis.quality.doubts,
+        unchecked=sum(each.state == "not checked" for each in checks),
     )
-
-
-def _diagnosis(spans: Spans, answers: Mapping[str, Table]) -> dict[str, Any]:
-    """Return what comes first, the doubts, and how much of both could not be decided."""
-    found, quality = answers.get("findings"), answers.get("data_quality")
-    found = findings(spans) if found is None else found
-    checks = rows_of(data_quality(spans) if quality is None else quality)
-    first = [
-        FirstThing(row["finding"], row["kind"], row["share"], row["cost"], row["try"])
-        for row in rows_of(found)[:_MAX_FIRST]
-    ]
-    number = found.note.partition(" ")[0]
-    doubts = [Doubt(row["check"], row["detail"]) for row in checks if row["state"] == "warn"]
-    return {
-        "first": tuple(first),
-        "undecided": int(number) if number.isdigit() else 0,
-        "doubts": tuple(doubts),
-        "unchecked": sum(row["state"] == "not checked" for row in checks),
-    }
 
 
 def _parts(times: StepTimes) -> tuple[SummaryPart, ...]:
@@ -202,9 +157,9 @@ def _parts(times: StepTimes) -> tuple[SummaryPart, ...]:
 
 
 def _without_captures(spans: Spans) -> Spans:
-    """Return the run with the tables of its own files alone."""
+    """Return the run with the tables of its own files alone; itself if it has no others."""
     own = {name: read for name, read in spans.tables.items() if name in OF_RANK_FILES}
-    return replace(spans, tables=own)
+    return spans if len(own) == len(spans.tables) else replace(spans, tables=own)
 
 
 def is_device_trace(spans: Spans) -> bool:
@@ -288,8 +243,8 @@ def quality_lines(found: Summary) -> list[str]:
           files  rank 0: recording ended early
     """
     if found.doubts:
-        width = max(len(doubt.check) for doubt in found.doubts)
-        lines = [f"  {doubt.check:{width}}  {doubt.detail}" for doubt in found.doubts]
+        width = max(len(doubt.name) for doubt in found.doubts)
+        lines = [f"  {doubt.name:{width}}  {doubt.detail}" for doubt in found.doubts]
         return [f"Recording: {_count(len(lines), 'doubt')}", *lines]
     if not found.unchecked:
         return ["Recording: complete"]
@@ -303,9 +258,9 @@ def first_lines(found: Summary) -> list[str]:
         return [no_problem(found)]
     top, lines = found.first[0], []
     label = "Improve first" if top.kind == "idea" else "Fix first"
-    lines.append(f"{label}: {top.title}{_price(top)}")
+    lines.append(f"{label}: {top.heading}{_price(top)}")
     if len(found.first) > 1:
-        lines.append(f"Then: {found.first[1].title}{_price(found.first[1])}")
+        lines.append(f"Then: {found.first[1].heading}{_price(found.first[1])}")
     lines = [line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 1]}…" for line in lines]
     act = f"  {top.act}"
     # Of a long one the first sentence, whole: it may have a command.
@@ -325,11 +280,16 @@ def no_problem(found: Summary) -> str:
     return f"{text}; {_count(found.undecided, 'check')} {needs} more data."
 
 
-def _price(one: FirstThing) -> str:
-    if one.share is None:
-        return ""
+def price_of(found: Finding) -> Price | None:
+    """Return what a problem lost, or what an idea saves: what it takes is no price."""
+    price = found.price
+    return None if price is None or (found.kind == "idea" and price.kind == "lost") else price
+
+
+def _price(found: Finding) -> str:
+    price = price_of(found)
     # Of the job: warm-up and what is outside steps included, unlike the shares above.
-    return f" ({'' if one.kind == 'idea' else 'lost '}{percent(one.share)} of the job)"
+    return "" if price is None else f" ({price.kind} {percent(price.share)} of the job)"
 
 
 def _bars(found: Summary) -> list[str]:

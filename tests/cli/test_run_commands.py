@@ -30,7 +30,7 @@ def test_summary_shows_stages_what_comes_first_and_the_next_command(
     assert (status, err) == (0, f"next: rlprof findings '{tmp_path}/my run'\n")
     assert "my run on cpu\n5 steps on 2 ranks, median " in out
     assert "\nstages\n" in out
-    assert "\nImprove first: Rollout takes most of the time (64% of the job)\n" in out
+    assert "\nImprove first: Rollout takes most of the time\n" in out
     assert "\x1b" not in out
 
 
@@ -60,7 +60,7 @@ def test_summary_as_json_is_every_table_and_nothing_else(rlprof: Run, tmp_path: 
     ]
     assert data == {
         "run": str(tmp_path),
-        "summary": json.loads(json.dumps(summary(spans, {}).to_dict())),
+        "summary": json.loads(json.dumps(summary(spans, captures=True).to_dict())),
         "ranks": [0, 1],
         "warnings": [],
         "notes": [],

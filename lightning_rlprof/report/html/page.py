@@ -42,6 +42,7 @@ from lightning_rlprof.report.summary import (
     is_device_trace,
     lead_tables,
     no_problem,
+    price_of,
     run_line,
     summary,
     without,
@@ -227,7 +228,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "config": config,
         "environment": run_facts.environment(spans),
         "versions": run_facts.versions(spans),
-        **_first_screen(summary(spans, tables), is_device_trace=of_devices),
+        **_first_screen(summary(spans, captures=True), is_device_trace=of_devices),
         "cards": found,
         "findings_note": _note(tables.get("findings")),
         "has_advice": advised is not None,
@@ -278,6 +279,7 @@ class FirstView(NamedTuple):
     title: str
     act: str
     is_idea: bool
+    word: str
     share: str
     time: str
     anchor: str
@@ -300,17 +302,13 @@ def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
         rate = f"Tokens/s, all ranks ({found.token_stage})"
         if found.tokens_per_s is not None:
             rate += f": {figure(found.tokens_per_s)}"
-    first = [
-        FirstView(
-            each.title,
-            each.act,
-            each.kind == "idea",
-            "" if each.share is None else percent(each.share),
-            "" if each.ns is None else duration(each.ns),
-            f"finding-{at}",
-        )
-        for at, each in enumerate(found.first, start=1)
-    ]
+    first = []
+    for at, each in enumerate(found.first, start=1):
+        word = share = time = ""
+        if (price := price_of(each)) is not None:
+            word, share, time = price.kind, percent(price.share), duration(price.ns)
+        is_idea = each.kind == "idea"
+        first.append(FirstView(each.heading, each.act, is_idea, word, share, time, f"finding-{at}"))
     return {
         "median": median,
         "spread": spread,

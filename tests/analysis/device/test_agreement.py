@@ -136,7 +136,7 @@ def check_path(spans: Spans) -> None:
 
 
 def check_first_screen(spans: Spans) -> None:
-    cells, found = whole(spans), summary(spans, {})
+    cells, found = whole(spans), summary(spans, captures=True)
     if len(spans.rows(kind="stage")) or not cells:
         assert not found.device
         return

@@ -12,10 +12,11 @@ import pytest
 from matplotlib.image import imread, imsave
 
 from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.records.histograms import bin_of
 from lightning_rlprof.report.html.page import write_report
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.browser import Tab, find_browser
-from tests.builders.runs import grpo_run
+from tests.builders.runs import Row, grpo_run, loaded
 from tests.builders.scripted import Script, play
 
 AXE = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
@@ -213,6 +214,19 @@ def test_no_label_is_cut_no_word_is_broken_and_no_bar_lies_over_its_number(
     for _ in range(24):  # closer: labels such as "1,234.5678 ms" come near both ends of the ruler
         assert tab.run(CUT) == []
         tab.run("document.getElementById('closer').click()")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_last_bin_of_lengths_is_named_whole(width: int, tab: Tab, tmp_path: Path) -> None:
+    """Labels begin at their bins: the one of the last bin was cut at the edge of the chart."""
+    values = [9, 99, 999, 9_999, 99_999]
+    counters = {f"lengths[{bin_of(each)}]": 1 for each in values}
+    rows = [Row("step", "step", n, 100 * n, 100 * n + 100) for n in range(1, 9)]
+    rows += [row._replace(name="a", kind="stage", counters=counters) for row in rows]
+    tab.resize(width, 844)
+    tab.open(written(loaded(rows), tmp_path))
+    assert texts(tab, "#length-bars text") != []
+    assert tab.run(CUT) == []
 
 
 def test_each_link_has_its_section(tab: Tab, page: Path) -> None:
