@@ -265,20 +265,3 @@ class Notes(Protocol):
 def level_of(code: Code | Level) -> Level:
     """Return the level of a note."""
     return code.level if isinstance(code, Code) else code
-
-
-def note_line(
-    clock_ns: int, code: Code | Level, text: str, facts: Mapping[str, Fact]
-) -> tuple[object, ...]:
-    """Return the line of a note in a rank's file.
-
-    Example::
-
-        >>> note_line(5, Code.RUN_RENAMED, "this is another run", {})
-        ('note', 5, 'warning', 'this is another run', 'run-renamed', {})
-        >>> note_line(5, "info", "hello", {})
-        ('note', 5, 'info', 'hello')
-    """
-    if not isinstance(code, Code):
-        return "note", clock_ns, code, text
-    return "note", clock_ns, code.level, text, code.value, dict(facts)

@@ -62,7 +62,7 @@ def test_a_long_stage_does_not_wait_while_another_thread_is_stuck_in_a_write(
     start, clock, monkeypatch
 ):
     session = start()
-    inside, over, real = threading.Event(), threading.Event(), session._buffer._writer.write
+    inside, over, real = threading.Event(), threading.Event(), session.buffer._writer.write
 
     def hang(lines, **options):
         inside.set()
@@ -75,7 +75,7 @@ def test_a_long_stage_does_not_wait_while_another_thread_is_stuck_in_a_write(
 
     with stage("actor_update"):
         pass
-    monkeypatch.setattr(session._buffer._writer, "write", hang)
+    monkeypatch.setattr(session.buffer._writer, "write", hang)
     writer, other = threading.Thread(target=session.flush), threading.Thread(target=generate)
     writer.start()
     assert inside.wait(60)
@@ -387,13 +387,13 @@ def test_a_child_that_goes_on_as_its_parent_did_writes_nothing(start):
     session.begin_step(1)
     with stage("before"):
         pass
-    session._buffer._lock.acquire()  # as by another thread while this one forks
+    session.buffer._lock.acquire()  # as by another thread while this one forks
     child = os.fork()
     if child == 0:
         session.end_step()
         session.close("interrupted by SystemExit")
         os._exit(0)
-    session._buffer._lock.release()
+    session.buffer._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert spans(session, "before") == []
     session.end_step()
@@ -408,7 +408,7 @@ def test_a_child_takes_all_lines_and_keeps_none(start, clock):
     session_module._leave_to_parent()
     run_steps(session, clock, [1, 2])
     session.record(stage("update"), 1, 2)
-    assert session._buffer._spans == []
+    assert session.buffer._spans == []
     session.note("info", "in the child")
     session.close()
     found = read(session)
