@@ -15,6 +15,7 @@ from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import Marker, mark, stage
 from lightning_rlprof.recording.session import Session, current, note_in_all_runs
 from lightning_rlprof.records import run_directory
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import read_header, read_trace
 from lightning_rlprof.testing import FakeRecorder, make_header
 from tests.builders.recording import read, run_steps, spans, times
@@ -425,13 +426,14 @@ def test_flushing_a_closed_session_does_nothing(start):
 
 def test_what_cannot_be_recorded_is_in_this_run_and_in_those_that_follow(start, caplog):
     before, meanwhile = "TRL: no GRPOTrainer, so it is not recorded", "verl: no timer"
-    note_in_all_runs(before)
+    note_in_all_runs(Code.DOOR_NOT_RECORDED, before, framework="TRL")
     first = start()
-    note_in_all_runs(meanwhile)
+    note_in_all_runs(Code.DOOR_NOT_RECORDED, meanwhile, framework="verl")
     first.close()
     second = start(rank=1)
     second.close()
     for session in (first, second):
-        found = [(note.level, note.text) for note in read(session).notes]
-        assert found == [("warning", before), ("warning", meanwhile)]
+        found = [(note.code, note.text) for note in read(session).notes]
+        assert found == [(Code.DOOR_NOT_RECORDED, before), (Code.DOOR_NOT_RECORDED, meanwhile)]
+        assert [note.facts["framework"] for note in read(session).notes] == ["TRL", "verl"]
     assert sorted({*caplog.messages}) == [before, meanwhile]

@@ -170,7 +170,9 @@ def test_a_device_is_sampled_from_when_it_is_used(
         background.end_step()
         background.sample()
     assert asked == [(2, "8f")]
-    assert [line[3:] for line in lines] == [(2, {}, {"device_busy_percent": 50})] * 2
+    assert [(line.device, line.rates, line.values) for line in lines] == [
+        (2, {}, {"device_busy_percent": 50})
+    ] * 2
 
 
 def test_a_device_that_cannot_be_asked_has_no_metrics(make: Callable[..., Background]) -> None:
@@ -250,8 +252,8 @@ def test_a_session_samples_this_machine(
 ) -> None:
     with session(tmp_path) as running:
         running.begin_step(1)
-        running.background.sample()
-        running.background.sample()
+        running.helpers.background.sample()
+        running.helpers.background.sample()
         running.end_step()
     run = load(tmp_path / "run")
     assert "gc_pause_ns" in run.counters
@@ -305,7 +307,7 @@ def test_a_process_without_proc_trains_on_and_says_what_is_missing_once(
     with session(tmp_path) as running:
         running.begin_step(1)
         for _ in range(2):
-            running.background.sample()
+            running.helpers.background.sample()
         running.end_step()
     run = load(tmp_path / "run")
     assert run.statuses == {0: "finished"}

@@ -648,7 +648,7 @@ def test_a_question_that_fails_ends_the_timeline_with_a_note(
     recorder.open(tmp_path)
     assert noted.wait(30)
     recorder.close()
-    assert notes == ["error: the memory timeline ended early (RuntimeError: device is lost)"]
+    assert notes == ["warning: the memory timeline ended early (RuntimeError: device is lost)"]
     assert memory_timeline_read(tmp_path) == (
         {"columns": ["clock_ns"], "units": ["ns"], "interval_ms": 0.01},
         [],
