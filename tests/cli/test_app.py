@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.cli import app, completion
+from lightning_rlprof.cli import app
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
@@ -357,10 +356,6 @@ def test_the_shell_completes_runs_analyses_and_stages(
     for name, value in (COMPLETE | values).items():
         monkeypatch.setenv(name, value)
     assert rlprof()[1].split() == completed
-
-
-def test_completion_knows_every_analysis() -> None:
-    assert tuple(each.name for each in CATALOG) == completion.ANALYSIS_NAMES
 
 
 def test_without_a_run_the_newest_one_is_taken(
