@@ -81,7 +81,7 @@ def compare(
     level: Level = "stages",
     stage: Stage = None,
 ) -> None:
-    """Compare two runs, or several of each, adjusting for different amounts of work.
+    """Compare two runs, or several of each, at equal work.
 
     Example: rlprof compare A B --fail-if-slower 3%
     """
