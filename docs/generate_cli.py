@@ -42,8 +42,8 @@ def page() -> str:
     for name in root.list_commands(None):
         command = root.commands[name]
         if not command.hidden:
-            sections = _sections(f"rlprof {name}", command)
-            panels.setdefault(command.rich_help_panel, []).extend(sections)
+            panel = panels.setdefault(command.rich_help_panel, [])
+            panel.extend(_sections(f"rlprof {name}", command))
     parts = [_HEAD]
     for title, sections in panels.items():
         parts += [f"## {title}\n", *sections]

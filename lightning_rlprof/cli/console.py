@@ -158,8 +158,9 @@ def on_terminal() -> bool:
 
 
 def put_json(data: Any) -> None:
-    """Print JSON in ASCII, the only thing on standard output."""
-    sys.stdout.write(json.dumps(data, indent=2) + "\n")
+    """Print JSON in ASCII, the only thing on standard output; a program gets it in one line."""
+    layout: dict[str, Any] = {"indent": 2} if sys.stdout.isatty() else {"separators": (",", ":")}
+    sys.stdout.write(json.dumps(data, **layout) + "\n")
 
 
 def print_tables(

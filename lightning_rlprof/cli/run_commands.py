@@ -95,6 +95,7 @@ def summary(
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         names = {table.name for table in tables}
         tables += [table for table in lead_tables(spans) if table.name not in names]
+        tables = [table for table in tables if table.rows]  # of the others, show says why
         facts = about(spans) | {"headline": headline(spans)}
         console.put_json(facts | {"tables": as_json(tables)})
         return

@@ -83,7 +83,7 @@ def test_a_name_outside_the_encoding_of_the_terminal_is_escaped(
         (["--bogus"], "no such option: --bogus", "See rlprof --help"),
         (["config", "bogus"], "no such command 'bogus'", "See rlprof config --help"),
         (["help", "exit-code"], "unknown topic 'exit-code'", "did you mean 'exit-codes'? Topics"),
-        (["help", "sumary"], "unknown topic 'sumary'", "did you mean 'summary'? Topics"),
+        (["help", "summry"], "unknown topic 'summry'", "did you mean 'summary'? Topics"),
         (["compare", "a", "b", "--fail-if-slower", "x"], "--fail-if-slower x is not ", "For exa"),
     ],
 )

@@ -54,10 +54,9 @@ def test_summary_as_json_is_every_table_and_nothing_else(rlprof: Run, tmp_path: 
 
     data = json.loads(rlprof("summary", tmp_path, "--json")[1])
 
-    tables = [
-        json.loads(json.dumps(each(spans).to_dict()))
-        for each in [each.run for each in CATALOG if each.summary]
-    ]
+    found = [each.run(spans) for each in CATALOG if each.summary]
+    tables = [json.loads(json.dumps(table.to_dict())) for table in found if table.rows]
+    assert 5 < len(tables) < len(found)
     assert data == {
         "run": str(tmp_path),
         "headline": headline(spans),
