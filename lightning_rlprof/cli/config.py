@@ -40,7 +40,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Keys to lay over the file, as on Hydra's command line: trainer.profile_steps=[1,2]",
+        help="Keys to lay over the file, as on Hydra's command line: 'trainer.profile_steps=[1,2]'",
     ),
 ]
 

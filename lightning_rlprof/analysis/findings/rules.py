@@ -296,7 +296,7 @@ CATEGORY_RULES: Mapping[Category, Rule] = {
     category: Rule(
         category.text,
         *texts,
-        _COMMANDS.get(category, "rlprof ledger RUN --by step"),
+        _COMMANDS.get(category, "rlprof show RUN ledger --by step"),
         idea=category in _IDEAS,
     )
     for category, texts in _SHARES.items()
