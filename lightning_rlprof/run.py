@@ -6,51 +6,16 @@ from dataclasses import fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING
 
-from lightning_rlprof.analysis.advice.advice import advice
-from lightning_rlprof.analysis.communication.collectives import communication
-from lightning_rlprof.analysis.communication.links import link_matrix, links
-from lightning_rlprof.analysis.communication.weight_sync import weight_sync
-from lightning_rlprof.analysis.comparison.changes import changes
+from lightning_rlprof.analysis.catalog import CATALOG, Analysis
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
-from lightning_rlprof.analysis.critical_path.critical_path import critical_path
-from lightning_rlprof.analysis.device.device_counters import device_counters
-from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
-from lightning_rlprof.analysis.device.kernels import kernels
-from lightning_rlprof.analysis.device.launches import launches
-from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
-from lightning_rlprof.analysis.efficiency.experts import experts
-from lightning_rlprof.analysis.efficiency.matmuls import matmuls
-from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.analysis.findings.data_quality import data_quality
-from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.analysis.headline import headline, lead_tables
-from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.memory.phases import memory_phases
-from lightning_rlprof.analysis.memory.usage import memory, memory_timeline
-from lightning_rlprof.analysis.operators.costs import modules, operators
-from lightning_rlprof.analysis.samples.fates import samples
-from lightning_rlprof.analysis.samples.length_balance import length_balance
-from lightning_rlprof.analysis.samples.lengths import lengths
-from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
-from lightning_rlprof.analysis.samples.sample_path import sample_path
-from lightning_rlprof.analysis.samples.staleness import staleness
-from lightning_rlprof.analysis.stages.overviews import (
-    background_stages,
-    host_vs_device,
-    rank_status,
-    regions,
-    roles,
-    slowest_ranks,
-    steps,
-)
-from lightning_rlprof.analysis.stages.stage_times import gaps, stages
-from lightning_rlprof.analysis.stragglers.stragglers import stragglers
-from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.loaders.join_ranks import as_one
-from lightning_rlprof.report.html.notebook import ReportFrame, overview_html
+from lightning_rlprof.report.html.notebook import ReportFrame, summary_html
 from lightning_rlprof.report.plots import Plots
+from lightning_rlprof.report.summary import Summary, lead_tables, summary
 from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run
 from lightning_rlprof.store.run_store import ask, described
@@ -59,8 +24,25 @@ from lightning_rlprof.tables.spans import CORE, Spans
 from lightning_rlprof.tables.table import Table
 
 
-class Run(Spans):
-    """`Spans` with the analyses as methods; each returns a `lightning_rlprof.tables.table.Table`.
+class _Method:
+    """An analysis as a method, whose module is imported when it is first asked for."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    def __get__(self, run: object, owner: type) -> object:
+        function = self._analysis.run
+        return function if run is None else MethodType(function, run)
+
+
+if TYPE_CHECKING:  # docs/generate_methods.py writes it
+    from lightning_rlprof.analysis.methods import Methods
+else:
+    Methods = type("Methods", (), {each.name: _Method(each) for each in CATALOG})
+
+
+class Run(Methods, Spans):
+    """`Spans` with a method for each analysis of `CATALOG`, which returns a `Table`.
 
     Example::
 
@@ -68,52 +50,8 @@ class Run(Spans):
         >>> run.stages(per_rank=True).to_pandas()             # doctest: +SKIP
     """
 
-    advice = advice
-    background_stages = background_stages
-    breakdown = breakdown
-    changes = changes
-    communication = communication
     compare = compare
-    critical_path = critical_path
-    data_quality = data_quality
-    device_counters = device_counters
-    device_critical_path = device_critical_path
-    experts = experts
-    findings = findings
-    gaps = gaps
-    headline = headline
-    host_vs_device = host_vs_device
-    idle = idle
-    kernels = kernels
-    launches = launches
-    ledger = ledger
-    length_balance = length_balance
-    lengths = lengths
-    link_matrix = link_matrix
-    links = links
-    long_tail = long_tail
-    matmuls = matmuls
-    memory = memory
-    memory_phases = memory_phases
-    memory_timeline = memory_timeline
-    modules = modules
-    operators = operators
-    overlap = overlap
-    rank_status = rank_status
-    roles = roles
-    regions = regions
-    sample_path = sample_path
-    samples = samples
-    slowest_ranks = slowest_ranks
-    stages = stages
-    staleness = staleness
-    steps = steps
-    stragglers = stragglers
-    tail_causes = tail_causes
-    throughput = throughput
     trace_diff = trace_diff
-    weight_sync = weight_sync
-    whatif = whatif
 
     def __repr__(self) -> str:
         """Return its name and its size, without the arrays."""
@@ -172,6 +110,17 @@ class Run(Spans):
             {each.name: [column.name for column in sql_columns(each.columns)] for each in tables}
         )
 
+    def summary(self) -> Summary:
+        """Return the first screen as facts; ``print`` shows it as the end of a training does.
+
+        Tables of profilers are left out, since reading them can take minutes.
+
+        Example::
+
+            >>> print(run.summary())                          # doctest: +SKIP
+        """
+        return summary(self)
+
     def report(self) -> ReportFrame:
         """Return the HTML report, which a notebook shows in a frame; ``report().page`` is its text.
 
@@ -181,16 +130,15 @@ class Run(Spans):
         """
         from lightning_rlprof.report.html.page import render_report, report_tables
 
-        return ReportFrame(render_report(self, report_tables(self), self.headline()))
+        return ReportFrame(render_report(self, report_tables(self)))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: overview, headline, first tables, and what is doubtful."""
+        """Return what a notebook shows: its summary, first tables, and what is doubtful."""
         whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
-        title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
         tables = "".join(table._repr_html_() for table in lead_tables(self))
-        return f"{overview_html(self)}{title}{tables}<ul>{doubts}</ul>"
+        return f"{summary_html(self, self.summary())}{tables}<ul>{doubts}</ul>"
 
 
 def load(

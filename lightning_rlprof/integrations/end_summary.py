@@ -34,6 +34,6 @@ def print_summary(run: Path, status: str) -> None:
 def _lines(run: Path, ended: str) -> list[str]:
     # The reading side, which a training needs only here.
     from lightning_rlprof.loaders.load import load
-    from lightning_rlprof.report.run_summary import run_summary
+    from lightning_rlprof.report.summary import summary, summary_lines
 
-    return run_summary(load(run), ended=ended)
+    return summary_lines(summary(load(run)), ended=ended)

@@ -74,7 +74,7 @@ def cards(
 def _price(row: dict[str, Any]) -> str:
     if row["cost"] is None:
         return ""
-    word = "takes" if row["kind"] == "idea" else "costs"
+    word = "takes" if row["kind"] == "idea" else "lost"
     return f"{word} {row['share']:.1%} · {duration(row['cost'])}"
 
 

@@ -35,7 +35,7 @@ _STAGES = (
     Column("stage", "text"),
     Column("share", "share"),
     Column("mean", "duration", "ns"),
-    Column("tokens/s", "number"),
+    Column("tokens/s in stage", "number"),
     Column("MFU", "share"),
     Column("longest", "duration", "ns"),
     Column("rank", "count"),

@@ -13,10 +13,10 @@ from lightning_rlprof.analysis.comparison.changes import changes
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.device.utilization import breakdown
 from lightning_rlprof.analysis.findings.finding import rows_of
+from lightning_rlprof.analysis.stages.stage_times import Part
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.html.colors import stage_paints
-from lightning_rlprof.report.overview import overview
-from lightning_rlprof.report.step_series import Part, StepSeries
+from lightning_rlprof.report.html.step_charts import StepCharts
 from lightning_rlprof.report.terminal import duration, shortened
 from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.arrays import Float64s
@@ -30,6 +30,7 @@ _HATCH = {"stage": "", "waiting": "///", "untraced": "..."}
 _PALE = 0.65  # of the ground over steps that are not counted
 _LONGEST = 40  # characters of a name
 _MOST_TICKS = 16
+_SMALL = 0.01  # of the step: smaller parts are drawn, and not told
 _CUT = 97  # percentile of a heat map's values that has the darkest color
 _DEVICE = {
     "compute": ("#009e73", ""),
@@ -77,7 +78,7 @@ class Plots:
             share: Draw shares of the step instead of seconds.
             ax: Where to draw; None for a new figure.
         """
-        series, ax = StepSeries(self._spans), _axes(ax)
+        series, ax = StepCharts(self._spans), _axes(ax)
         data = series.data(rows_of(changes(self._spans)))
         if not data["first"]:
             return _no_data(ax, "no complete step was recorded. End each step with end_step().")
@@ -92,7 +93,7 @@ class Plots:
 
         wall, below = cells(data["wall"]), np.zeros(len(edges) - 1)
         scale = 1 / np.where(wall > 0, wall, np.nan) if share else np.ones(len(wall))
-        colors, parts, handles = stage_paints(self._spans, series), series.parts, []
+        colors, parts, handles = stage_paints(self._spans, series), series.drawn, []
         for part, own in zip(parts, data["parts"], strict=True):
             if not any(own["us"]):
                 continue
@@ -124,8 +125,8 @@ class Plots:
         Args:
             ax: Where to draw; None for a new figure.
         """
-        series, ax = StepSeries(self._spans), _axes(ax)
-        times = [(part, part.ns[series.included] / 1e9) for part in series.parts]
+        series, ax = StepCharts(self._spans), _axes(ax)
+        times = [(part, part.ns[series.included] / 1e9) for part in series.drawn]
         rows = [(part, own[own > 0]) for part, own in times if (own > 0).any()]
         if not rows:
             return _no_data(ax, "no step is included. Complete 3 steps or more.")
@@ -157,7 +158,7 @@ class Plots:
         Raises:
             RlprofError: The run has no such value; the text lists those that it has.
         """
-        series, ax = StepSeries(self._spans), _axes(ax)
+        series, ax = StepCharts(self._spans), _axes(ax)
         heat = series.thinned
         if not heat.values:
             return _no_data(ax, "one rank, and no other to compare it with.")
@@ -197,7 +198,7 @@ class Plots:
         if table.abstained is not None:
             return _no_data(ax, table.abstained)
         rows = [row for row in rows_of(table) if row["adjusted"] is not None]
-        colors = stage_paints(self._spans, StepSeries(self._spans))
+        colors = stage_paints(self._spans, StepCharts(self._spans))
         for at, row in enumerate(rows):
             color = colors[row["stage"]].fill if row["stage"] in colors else _GRAY
             if row["CI low"] is not None and row["CI high"] is not None:
@@ -307,10 +308,12 @@ def _mark_changes(ax: Any, data: Any) -> None:
                 transform=ax.get_xaxis_transform(), label="outlier")  # fmt: skip
 
 
-def _shares(series: StepSeries) -> str:
-    parts = overview(series).segments
-    texts = ", ".join(f"{plain(part.name)} {part.share:.0%}" for part in parts)
-    return f"Of the mean step: {texts}." if texts else ""
+def _shares(series: StepCharts) -> str:
+    if not series.included.any():
+        return ""
+    shares = [(part.name, series.statistics(part).share or 0.0) for part in series.drawn]
+    texts = [f"{plain(name)} {share:.0%}" for name, share in shares if share >= _SMALL]
+    return f"Of the mean step: {', '.join(texts)}." if texts else ""
 
 
 def _labeled(ax: "Axes", text: str) -> "Axes":

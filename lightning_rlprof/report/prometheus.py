@@ -22,7 +22,7 @@ GAUGES: Mapping[str, str] = {
     "rlprof_step_duration_seconds": "Time of the last step",
     "rlprof_step_duration_median_seconds": f"Median time of the last {LATELY} steps",
     "rlprof_stage_duration_seconds": f"Mean time of a stage per step, of the last {LATELY} steps",
-    "rlprof_stage_tokens_per_second": f"Tokens per second of a stage, of the last {LATELY} steps",
+    "rlprof_stage_tokens_per_second": f"Tokens per second in a stage, of the last {LATELY} steps",
     "rlprof_stage_mfu_ratio": f"MFU of a stage, of all ranks, of the last {LATELY} steps",
     "rlprof_resident_memory_bytes": "Resident memory on the host, with child processes",
     "rlprof_device_memory_bytes": "Memory that is in use on the device",

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.comparison.compare import compare
-from lightning_rlprof.analysis.headline import headline
+from lightning_rlprof.report.summary import summary, summary_lines
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, grpo_rows, grpo_run, loaded
 from tests.effort import examples
@@ -24,7 +24,7 @@ def test_none_fails_on_odd_runs(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
     for each in [each.run for each in CATALOG if each.summary]:
         each(spans)
-    headline(spans)
+    summary_lines(summary(spans))
     compare(spans, spans)
 
 

@@ -155,7 +155,7 @@ def test_secrets_are_in_no_file_log_or_report_of_a_run(command, tmp_path, caplog
     header = read_trace(path).header
     assert header.config["nsight"]["worker"]["env-var"] == "HF_TOKEN,OTHER"
     assert header.config["on_finish"]["command"][0] == "true"
-    assert "SECRET" not in render_report(load(tmp_path / "run"), {}, "")
+    assert "SECRET" not in render_report(load(tmp_path / "run"), {})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

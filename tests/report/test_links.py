@@ -44,7 +44,7 @@ def source_of(spans: Spans) -> str:
         table.name: table
         for table in (each(spans) for each in [each.run for each in CATALOG if each.summary])
     }
-    return render_report(spans, tables, "headline")
+    return render_report(spans, tables)
 
 
 def test_a_finding_links_to_a_step_that_the_page_has(spans: Spans) -> None:

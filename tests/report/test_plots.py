@@ -19,10 +19,10 @@ from matplotlib.patches import StepPatch
 
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report import step_series
+from lightning_rlprof.report.html import step_charts
 from lightning_rlprof.report.html.colors import paints
+from lightning_rlprof.report.html.step_charts import LATE, StepCharts
 from lightning_rlprof.report.plots import Plots
-from lightning_rlprof.report.step_series import LATE, StepSeries
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, loaded
@@ -59,8 +59,8 @@ def patches_of(ax: Any) -> list[StepPatch]:
 
 
 def test_steps_are_stacked_parts_in_the_colors_of_the_report(spans: Spans) -> None:
-    ax, series = Plots(spans).steps(ax=on_figure()), StepSeries(spans)
-    parts = series.parts
+    ax, series = Plots(spans).steps(ax=on_figure()), StepCharts(spans)
+    parts = series.drawn
     colors = paints({part.stage for part in parts} - {"untraced"})
     assert len(patches_of(ax)) == len(parts)
     assert legend_of(ax) == [part.name for part in reversed(parts)]
@@ -103,7 +103,7 @@ def test_steps_that_are_not_recorded_are_a_gap_and_excluded_ones_pale() -> None:
 
 
 def test_many_steps_share_bars(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_series, "_MOST_COLUMNS", 6)
+    monkeypatch.setattr(step_charts, "_MAX_COLUMNS", 6)
     ax = Plots(spans).steps(ax=on_figure())
     assert len(patches_of(ax)[0].get_data().values) == 6
     heat = Plots(spans).ranks(ax=on_figure())
@@ -111,10 +111,10 @@ def test_many_steps_share_bars(spans: Spans, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_stages_have_ticks_box_and_median_of_their_steps(spans: Spans) -> None:
-    ax, series = Plots(spans).stages(ax=on_figure()), StepSeries(spans)
+    ax, series = Plots(spans).stages(ax=on_figure()), StepCharts(spans)
     names = [label.get_text() for label in ax.get_yticklabels()]
-    assert names == [part.name for part in series.parts]
-    for at, (part, box) in enumerate(zip(series.parts, ax.patches, strict=True)):
+    assert names == [part.name for part in series.drawn]
+    for at, (part, box) in enumerate(zip(series.drawn, ax.patches, strict=True)):
         own = part.ns[series.included] / 1e9
         low, middle, high = np.quantile(own, (0.25, 0.5, 0.75))
         assert (box.get_x(), box.get_x() + box.get_width()) == pytest.approx((low, high))
@@ -125,7 +125,7 @@ def test_stages_have_ticks_box_and_median_of_their_steps(spans: Spans) -> None:
 
 
 def test_ranks_are_a_heat_map_of_late_arrivals_or_another_value(spans: Spans) -> None:
-    ax, series = Plots(spans).ranks(ax=on_figure()), StepSeries(spans)
+    ax, series = Plots(spans).ranks(ax=on_figure()), StepCharts(spans)
     image = ax.collections[0]
     assert np.allclose(image.get_array(), series.by_rank[LATE] / 1e9)
     late = series.by_rank[LATE]

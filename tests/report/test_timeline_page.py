@@ -27,7 +27,7 @@ def drawn(spans: Spans, tmp_path: Path) -> Page:
     browser = find_browser()
     if browser is None:
         pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the timeline was not drawn")
-    page = open_page(browser, poked(render_report(spans, {}, "x"), LOOK), tmp_path)
+    page = open_page(browser, poked(render_report(spans, {}), LOOK), tmp_path)
     assert "data-error" not in page.body
     return page
 

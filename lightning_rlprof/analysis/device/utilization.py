@@ -113,23 +113,22 @@ def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
     return Table(name, columns, rows, " ".join(timeline.notes))
 
 
-def device_headline(timeline: DeviceTimeline) -> str:
-    """Return the share of each part of `breakdown` in one sentence; empty without device work."""
+def device_shares(timeline: DeviceTimeline) -> tuple[dict[str, float], str | None]:
+    """Return the share of each part of `breakdown`, largest first, and the main cause of idling.
+
+    Both are empty without device work.
+    """
     if not timeline.lanes:
-        return ""
+        return {}, None
     sums = np.sum([_sums_by_stage(lane, len(timeline.stages)) for lane in timeline.lanes], axis=0)
     parts = sums[:, : len(_PARTS)].sum(axis=0)
     causes = np.zeros(len(IDLE_CATEGORIES), np.int64)
     for lane in timeline.lanes:
         start, end, cause = idle_causes(lane)
         np.add.at(causes, cause, end - start)
-    most = f"mostly {IDLE_CATEGORIES[int(np.argmax(causes))].text}"
-    shares = []
-    for at in np.argsort(-parts, kind="stable").tolist():
-        share = f"{_PARTS[at]} {parts[at] / parts.sum():.0%}"
-        if not share.endswith(" 0%"):
-            shares.append(f"{share} ({most})" if _PARTS[at] == "idle" else share)
-    return f"Device time: {', '.join(shares)}."
+    order = np.argsort(-parts, kind="stable").tolist()
+    shares = {_PARTS[at]: float(parts[at] / parts.sum()) for at in order if parts[at]}
+    return shares, IDLE_CATEGORIES[int(np.argmax(causes))].text
 
 
 def _sums_by_stage(lane: Lane, stages: int) -> Int64s:

@@ -35,7 +35,7 @@ ABOVE_PEAK = "MFU above 100%"
 _COLUMNS = (
     Column("stage", "text"),
     Column("rank", "count"),
-    *columns_of("number", "tokens/s", "samples/s"),
+    *columns_of("number", "tokens/s in stage", "samples/s in stage"),
     Column("MFU", "share"),
     *columns_of("number", "TFLOP/s", "peak TFLOP/s", unit="TFLOP/s"),
     Column("% of bandwidth", "share"),

@@ -98,12 +98,7 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
     if over:  # the last one of each rank has the counts
         ranks = [rank for rank in over if rank is not None]
         yield _WARN, f"{_ranks_listed(ranks)}: {over[ranks[0]]}"
-    notes = [
-        note.text
-        for note in spans.notes
-        if note.level != "info" and not note.text.startswith(OVER_BUDGET)
-    ]
-    texts = [*(each.text for each in spans.warnings), *notes]
+    texts = [each.text for each in spans.warnings]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
         texts += [f"{name}: {text}" for text in table.losses()] if table else []
@@ -112,6 +107,20 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
         yield _WARN, f"{first}{texts[0]}"
     elif not over:
         yield _OK, "none detected"
+
+
+def _remarks(spans: Spans) -> Iterator[_Result]:
+    """What the run noted at its end or on the way: a request that came to nothing, a full disk."""
+    texts = [
+        note.text
+        for note in spans.notes
+        if note.level != "info" and not note.text.startswith(OVER_BUDGET)
+    ]
+    if texts:
+        first = f"{len(texts)} remarks, the first: " if len(texts) > 1 else ""
+        yield _WARN, f"{first}{texts[0]}"
+    else:
+        yield _OK, "none"
 
 
 def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:
@@ -213,9 +222,10 @@ def _ranks_listed(ranks: list[int]) -> str:
 
 _CHECKS = {
     "ranks": _ranks,
-    "complete files": _complete_files,
+    "files": _complete_files,
     "steps": _steps,
     "dropped events": _dropped_events,
+    "remarks of the run": _remarks,
     "kernel/launch match": _kernel_launch_match,
     "clocks": _clocks,
     "CUDA graphs": _cuda_graphs,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.stage_times import STATISTICS, exclusive_statistics
+from lightning_rlprof.analysis.stages.stage_times import CALLS, call_statistics
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.steps.execution_mode import execution_mode
 from lightning_rlprof.analysis.steps.partition import (
@@ -198,11 +198,11 @@ def roles(spans: Spans) -> Table:
 
 _DEVICE_COLUMNS = (
     Column("stage", "text"),
-    Column("host mean", "duration", "ns"),
-    Column("device mean", "duration", "ns"),
+    Column("host per call", "duration", "ns"),
+    Column("device per call", "duration", "ns"),
     Column("device/host", "ratio"),
     Column("measured", "count"),
-    Column("count", "count"),
+    Column("calls", "count"),
 )
 _DEVICE_NOTE = (
     "Device time: from when the device reaches the stage until it has done the stage's work. "
@@ -215,7 +215,7 @@ _COUNTER = "device_ns"
 def host_vs_device(spans: Spans) -> Table:
     """Compare per stage the mean host time of a span with the mean device time of the same spans.
 
-    ``measured`` counts the spans with a device time, ``count`` all of them. Means are of whole
+    ``measured`` counts the spans with a device time, ``calls`` all of them. Means are of whole
     spans, with the stages nested in them, over the measured spans of all ranks. The stage with the
     most host time is first.
 
@@ -249,6 +249,12 @@ def host_vs_device(spans: Spans) -> Table:
 
 
 _OUTSIDE = "outside steps"
+_TOTAL = Column("total", "duration", "ns")
+_PER_CALL = (
+    *CALLS[:2],
+    *columns_of("duration", "p50 per call", "p95 per call", "max per call", unit="ns"),
+    CALLS[2],
+)
 
 
 def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -258,7 +264,7 @@ def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> 
     run in parallel with steps or outside them, so they have no share of the step time. Times are
     exclusive, as those of `stages`: an instant of a thread belongs to the innermost open stage.
     """
-    columns = (Column("stage", "text"), Column("location", "text"), *STATISTICS)
+    columns = (Column("stage", "text"), Column("location", "text"), _TOTAL, *_PER_CALL)
     cut = partition(spans, ranks)
     in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
     rows = np.setdiff1d(rows_on_ranks(spans, "stage", ranks), cut.stages(spans)[0])
@@ -276,12 +282,13 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 
     Times are those of whole spans. Regions nest in one another and in stages, so their shares of
     the step time do not add up to 100%. ``location`` is ``in steps`` or ``outside steps``, by where
-    the span starts. Of several ranks, ``longest`` is the mean of the rank with the longest one,
-    ``on rank``.
+    the span starts. Of several ranks, ``longest`` is the time per call on the rank where it
+    is longest, ``on rank``.
     """
     slowest = (Column("longest", "duration", "ns"), Column("on rank", "count"))
     place = (Column("location", "text"), Column("share", "share"))
-    columns = (Column("region", "text"), *place, *slowest, *STATISTICS[:2], *STATISTICS[3:])
+    own = (each for each in _PER_CALL if not each.name.startswith("inclusive"))
+    columns = (Column("region", "text"), *place, *slowest, _TOTAL, *own)
     steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "region", ranks)
     choice = counted(spans, steps)
     whole = int(spans.duration_ns[steps[choice.mask]].sum())
@@ -307,7 +314,7 @@ def _sums(
     keep = (step < 0) | np.append(choice.mask, True)[step]
     rows, ns, outside = rows[keep], ns[keep], (step[keep] < 0).astype(np.int64)
     group, width = spans.name[rows] * 2 + outside, int(spans.rank.max(initial=0)) + 1
-    found = exclusive_statistics(group, ns, spans.duration_ns[rows])
+    found = call_statistics(group, ns, spans.duration_ns[rows])
     by_rank = summarize(group * width + spans.rank[rows], ns)
     longest: dict[int, tuple[int, int]] = {}
     for key, mean_ns in zip(by_rank.group.tolist(), by_rank.mean.tolist(), strict=True):

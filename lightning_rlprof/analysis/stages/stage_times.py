@@ -1,9 +1,12 @@
-"""Where the time of a step goes: the table of stages, the gaps between them, and one sentence.
+"""Where the time of a step goes: each step by its stages, the table of stages, and the gaps.
 
-The rows of the table, "untraced" included, add up to the time of the steps exactly.
+What is of a stage is per step, the mean of the step's ranks: each step has one number, from which
+mean, median and share follow. The parts of a step, "untraced" included, add up to it exactly.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -11,49 +14,269 @@ import numpy as np
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
+    Cells,
     Partition,
     Segments,
     exclusive_ns,
     partition,
+    rows_on_ranks,
 )
-from lightning_rlprof.analysis.steps.step_selection import FEWEST, Counted, counted
-from lightning_rlprof.analysis.steps.waiting import StageWork, stage_work, waiting_times
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, counted, states
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.waiting import (
+    StageWork,
+    WaitingTimes,
+    stage_work,
+    waiting_times,
+)
+from lightning_rlprof.records.records import KINDS, VALIDATIONS
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
-STATISTICS = (
-    Column("total", "duration", "ns"),
-    Column("mean", "duration", "ns"),
-    Column("inclusive mean", "duration", "ns"),
-    Column("p50", "duration", "ns"),
-    Column("p95", "duration", "ns"),
-    Column("max", "duration", "ns"),
-    Column("count", "count"),
+UNTRACED_PART = "untraced"
+"""Name of the part of a step that is in no stage."""
+
+WAITING = "waiting in {}"
+"""Name of the time that ranks waited for others inside a stage."""
+
+CALLS = (
+    Column("per call", "duration", "ns"),
+    Column("inclusive per call", "duration", "ns"),
+    Column("calls", "count"),
 )
-"""What every table of stages has of their spans; see `exclusive_statistics`."""
+"""What tables of stages have of single spans: the mean of their exclusive time, that of the whole
+spans with the stages nested in them, None if it is the same, and how many there are."""
 
 _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("stage", "text"),
     Column("share", "share"),
-    *STATISTICS,
+    Column("mean", "duration", "ns"),
+    Column("p50", "duration", "ns"),
+    Column("p95", "duration", "ns"),
+    Column("max", "duration", "ns"),
     Column("slowest rank", "count"),
+    *CALLS,
+    Column("total", "duration", "ns"),
 )
+_NOTE = "Times are per step, the mean of its ranks, unless a column says per call."
+_NO_CALLS: tuple[Cell, ...] = (None,) * len(CALLS)
 
 
-WAITING = "waiting in {}"
-"""Row of the time that ranks waited for others inside a stage."""
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Time of one kind in each step: a stage, waiting in it, or untraced time.
 
-_NONE: tuple[Cell, ...] = (None,) * 6
+    Attributes:
+        name: What the reader sees.
+        stage: The stage it belongs to, which gives its color.
+        kind: ``stage``, ``waiting`` or ``untraced``.
+        ns: Mean over the ranks of each step.
+        total_ns: Sum over the ranks and the included steps.
+    """
+
+    name: str
+    stage: str
+    kind: str
+    ns: Float64s
+    total_ns: int
+
+
+class PartStatistics(NamedTuple):
+    """A part over the included steps; times in ns, ``share`` of the mean step, None of no time."""
+
+    share: float | None
+    mean: int
+    p50: int
+    p95: int
+    max: int
+
+
+def round_ns(ns: float) -> int:
+    """Return a time in whole nanoseconds, the same on every screen: halves up."""
+    return int(ns + 0.5)
+
+
+class StepTimes:
+    """A run by its steps, which `counted` divides into included ones and others.
+
+    Every screen that shows step times reads them here, so one name has one number.
+
+    Args:
+        spans: The run.
+        ranks: Only these; None for all.
+
+    Attributes:
+        numbers: Step numbers, ascending.
+        state: Index into `STATES` of each.
+        included: Which of them count.
+        left_out: How many of the others there are, by state.
+        note: The same in words.
+    """
+
+    def __init__(self, spans: Spans, ranks: Collection[int] | None = None) -> None:
+        self.spans, self.cut = spans, partition(spans)
+        rows = rows_on_ranks(spans, "step", ranks)
+        self._mine = np.isin(self.cut.steps, rows)
+        self.numbers, place, count = np.unique(
+            spans.step[rows], return_inverse=True, return_counts=True
+        )
+        self._place = np.searchsorted(self.numbers, spans.step[self.cut.steps])
+        self._count = count.astype(np.float64)
+        self.state = np.zeros(len(self.numbers), np.int64)
+        np.maximum.at(self.state, place, states(spans, rows))
+        choice = counted(spans, rows)
+        self.included = np.zeros(len(self.numbers), bool)
+        self.included[place[choice.mask]] = True
+        self.note = choice.note
+        left_out = np.bincount(self.state[~self.included], minlength=len(STATES)).tolist()
+        self.left_out = {
+            state: steps for state, steps in zip(STATES, left_out, strict=True) if steps
+        }
+
+    @cached_property
+    def wall_ns(self) -> Float64s:
+        """Duration of each step, mean over its ranks."""
+        rows = self.cut.steps[self._mine]
+        ns, place = self.spans.duration_ns[rows], self._place[self._mine]
+        found: Float64s = np.bincount(place, ns, len(self.numbers)) / self._count
+        return found
+
+    @cached_property
+    def cells(self) -> Cells:
+        """Exclusive time per step of a rank and stage, as in `Partition.cells`."""
+        found = self.cut.cells(self.spans)
+        return Cells(*(column[self._mine[found.step]] for column in found))
+
+    @cached_property
+    def waits(self) -> WaitingTimes:
+        """How long ranks waited for others, inside which stages."""
+        found = waiting_times(self.spans, self.cut)
+        return WaitingTimes(*(column[self._mine[found.step]] for column in found))
+
+    @cached_property
+    def _called(self) -> tuple[Int64s, Int64s]:
+        """The stages that start in a step, and the step of each, as in `Partition.stages`."""
+        rows, step = self.cut.stages(self.spans)
+        return rows[self._mine[step]], step[self._mine[step]]
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """What steps consist of, most time first, untraced last; they add up to `wall_ns`."""
+        steps, width = len(self.numbers), len(self.spans.names) + 1
+        cells, waits = self.cells, self.waits
+        work, waited = np.zeros((2, width, steps), np.int64)
+        np.add.at(work, (cells.name, self._place[cells.step]), cells.ns)  # -1, untraced, is last
+        np.subtract.at(work, (waits.stage, self._place[waits.step]), waits.ns)
+        np.add.at(waited, (waits.name, self._place[waits.step]), waits.ns)
+        called = np.unique(self.spans.name[self._called[0]])
+        found = [
+            self._part(name.format(stage), stage, kind, times[code])
+            for times, name, kind in ((work, "{}", "stage"), (waited, WAITING, "waiting"))
+            for code, stage in enumerate(self.spans.names)
+            if times[code].any() or (kind == "stage" and code in called)
+        ]
+        found.sort(key=lambda part: -part.total_ns)
+        return [*found, self._part(UNTRACED_PART, UNTRACED_PART, "untraced", work[UNTRACED])]
+
+    def _part(self, name: str, stage: str, kind: str, ns: Int64s) -> Part:
+        return Part(name, stage, kind, ns / self._count, int(ns[self.included].sum()))
+
+    def statistics(self, part: Part) -> PartStatistics:
+        """Return the share, mean and quantiles of a part over the included steps, if any."""
+        own, whole = part.ns[self.included], float(self.wall_ns[self.included].sum())
+        times = (own.mean(), *np.quantile(own, (0.5, 0.95)), own.max())
+        share = float(own.sum()) / whole if whole else None
+        return PartStatistics(share, *map(round_ns, times))
+
+    @cached_property
+    def _included(self) -> Mask:
+        """Rows of ``cut.steps`` that are of these ranks and of included steps."""
+        found = self._mine.copy()
+        found[found] = self.included[self._place[found]]
+        return found
+
+    @cached_property
+    def calls(self) -> dict[str, tuple[Cell, ...]]:
+        """The cells of `CALLS` by stage, of the spans in included steps."""
+        spans, waits, part = self.spans, self.waits, self.cut.divided
+        included = self._included
+        exclusive = exclusive_ns(spans, Segments(*(column[included[part.step]] for column in part)))
+        some = included[waits.step] & (waits.stage != UNTRACED)
+        np.subtract.at(exclusive, waits.stage_row[some], waits.ns[some])
+        rows, step = self._called  # those without length have no segment
+        rows = np.union1d(rows[included[step]], np.flatnonzero(exclusive))
+        found = call_statistics(spans.name[rows], exclusive[rows], spans.duration_ns[rows])
+        return {spans.names[code]: (each[1], each[2], each[-1]) for code, each in found.items()}
+
+    @cached_property
+    def work(self) -> StageWork:
+        """Work and waiting of each rank in the included steps."""
+        return stage_work(self.spans, self.cut, self._included)
+
+    @cached_property
+    def slowest(self) -> dict[str, int]:
+        """The rank with the most work per step by stage; the lowest if several.
+
+        None with one rank, or with fewer than three steps: the slowest rank is then chance.
+        """
+        times = self.work
+        if len(times.ranks) < 2 or times.steps.min() < FEWEST:
+            return {}
+        work = times.work_ns
+        rank = times.ranks[np.argmax(work / times.steps[:, None], axis=0)]
+        some = np.flatnonzero(work[:, :-1].any(axis=0))
+        return {self.spans.names[code]: int(rank[code]) for code in some.tolist()}
+
+    @cached_property
+    def training_ns(self) -> Float64s:
+        """Duration of each step without the validation in it, mean over its ranks."""
+        cells = self.cells
+        codes = [code for code, name in enumerate(self.spans.names) if name in VALIDATIONS]
+        own = np.isin(cells.name, codes)
+        spent = np.bincount(self._place[cells.step[own]], cells.ns[own], len(self.numbers))
+        found: Float64s = self.wall_ns - spent / self._count
+        return found
+
+    @cached_property
+    def tokens(self) -> tuple[str, Float64s] | None:
+        """The stage whose tokens are the run's, and those of all ranks in each step.
+
+        Those in validations do not count: they are of regions.
+        """
+        rows, amounts = self.spans.amounts("tokens")
+        stages = self.spans.kind[rows] == KINDS.index("stage")
+        rows, amounts = rows[stages], amounts[stages]
+        names = self.spans.name[rows]
+        if not len(rows):
+            return None
+        by_name = np.bincount(names, amounts, len(self.spans.names))
+        generates = categories_of(self.spans.names) == Category.ROLLOUT
+        chosen = np.where(generates[: len(by_name)], by_name, 0)
+        code = int(np.argmax(chosen if chosen.any() else by_name))
+        place = np.searchsorted(self.numbers, self.spans.step[rows])
+        place = np.minimum(place, max(len(self.numbers) - 1, 0))
+        own = (names == code) & np.isin(self.spans.step[rows], self.numbers)
+        counted_tokens = np.bincount(place[own], amounts[own], len(self.numbers))
+        return self.spans.names[code], counted_tokens.astype(np.float64)
+
+    @cached_property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all ranks over the time of the included steps, validations left out."""
+        ns = float(self.training_ns[self.included].sum())
+        if self.tokens is None or not ns:
+            return None
+        return float(self.tokens[1][self.included].sum()) / ns * 1e9
 
 
 def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:
-    """Divide the step time among stages; ``total`` adds up to the step time exactly.
+    """Divide the mean step among stages; ``total`` adds up to the step time exactly.
 
     All times are exclusive: each instant of the training thread belongs to the innermost open
-    stage. ``mean`` is ``total`` by ``count``, the spans with time in the steps of all ranks.
-    ``inclusive mean`` is the mean of whole spans, with the stages nested in them; None if it is the
-    same. The slowest rank has the most time of that stage per step.
+    stage. ``mean``, ``p50``, ``p95`` and ``max`` are of the time per step, the mean of its ranks;
+    a step without the stage counts as zero. ``per call`` is the mean of the spans with time in the
+    steps of all ranks, ``inclusive per call`` that of whole spans, with the stages nested in them;
+    None if it is the same. The slowest rank has the most time of that stage per step.
 
     Where ranks meet inside a stage, the time that they waited for the last one is not part of the
     stage: it has a row ``waiting in ...`` of its own.
@@ -63,62 +286,33 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
         ranks: Only these; None for all.
         per_rank: One row per rank and stage, with the rank in the first column.
     """
-    cut = partition(spans, ranks)
     name = "stages by rank" if per_rank else "stages"
-    columns = (Column("rank", "count"), *_COLUMNS[:-1]) if per_rank else _COLUMNS
-    if not len(cut.steps):
+    columns = (Column("rank", "count"), *_COLUMNS) if per_rank else _COLUMNS
+    times = StepTimes(spans, ranks)
+    if not len(times.numbers):
         return Table(name, columns, abstained="no complete step was recorded")
-    choice = counted(spans, cut.steps)
-    times = stage_work(spans, cut, choice.mask)
-    slowest, work, waits = _slowest(times), times.work_ns, times.waits_ns
     if not per_rank:
-        work, waits = (ns.sum(axis=0, keepdims=True) for ns in (work, waits))
-    by_span = _by_span(spans, cut, choice, times.ranks if per_rank else None)
-    rows: list[tuple[Cell, ...]] = []
-    for at, (own, waited) in enumerate(zip(work.tolist(), waits.tolist(), strict=True)):
-        codes = [code for code in range(len(spans.names)) if own[code] or (at, code) in by_span]
-        whole = sum(own) + sum(waited)
-        own_rows = [
-            (spans.names[code], own[code], by_span.get((at, code), _NONE), slowest.get(code))
-            for code in codes
-        ]
-        own_rows += [
-            (WAITING.format(name), ns, _NONE, None)
-            for name, ns in zip(spans.names, waited, strict=False)
-            if ns
-        ]
-        own_rows.sort(key=lambda row: -row[1])
-        own_rows.append(("untraced", own[UNTRACED], _NONE, None))
-        for stage, ns, statistics, slow in own_rows:
-            row = (stage, ns / whole if whole else None, ns, *statistics)
-            rows.append((int(times.ranks[at]), *row) if per_rank else (*row, slow))
-    return Table(name, columns, rows, choice.note)
+        rows = [*_rows(times, times.slowest)]
+    else:
+        of_ranks = times.work.ranks.tolist()
+        rows = [(rank, *row) for rank in of_ranks for row in _rows(StepTimes(spans, [rank]), {})]
+    return Table(name, columns, rows, f"{times.note} {_NOTE}".strip())
 
 
-def _by_span(
-    spans: Spans, cut: Partition, choice: Counted, ranks: Int64s | None
-) -> dict[tuple[int, int], tuple[Cell, ...]]:
-    """Return (mean, inclusive mean, p50, p95, max, count) of the spans in counted steps.
-
-    Keys are the position of the rank, 0 if ``ranks`` is None, and the code of the name.
-    """
-    own = Segments(*(column[choice.mask[cut.divided.step]] for column in cut.divided))
-    exclusive = exclusive_ns(spans, own)
-    waits = waiting_times(spans, cut)
-    some = choice.mask[waits.step] & (waits.stage != UNTRACED)
-    np.subtract.at(exclusive, waits.stage_row[some], waits.ns[some])
-    rows, step = cut.stages(spans)  # those without length have no segment
-    rows = np.union1d(rows[choice.mask[step]], np.flatnonzero(exclusive))
-    at = np.zeros_like(rows) if ranks is None else np.searchsorted(ranks, spans.rank[rows])
-    keys = at * len(spans.names) + spans.name[rows]
-    found = exclusive_statistics(keys, exclusive[rows], spans.duration_ns[rows])
-    return {divmod(key, len(spans.names)): cells[1:] for key, cells in found.items()}
+def _rows(times: StepTimes, slowest: dict[str, int]) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row per part that has time in included steps, or spans in them."""
+    for part in times.parts:
+        own = times.calls.get(part.name) if part.kind == "stage" else None
+        if own is None and not part.total_ns and part.kind != "untraced":
+            continue
+        slow = slowest.get(part.name) if part.kind == "stage" else None
+        yield (part.name, *times.statistics(part), slow, *(own or _NO_CALLS), part.total_ns)
 
 
-def exclusive_statistics(
+def call_statistics(
     groups: Int64s, exclusive: Int64s, inclusive: Int64s
 ) -> dict[int, tuple[Cell, ...]]:
-    """Return the cells of `STATISTICS` by group, of spans as columns of one length.
+    """Return (total, mean, inclusive mean, p50, p95, max, calls) of spans by group.
 
     All but ``inclusive mean`` are of the exclusive times. That one is None if it is ``mean``.
     """
@@ -131,18 +325,6 @@ def exclusive_statistics(
             found.group.tolist(), whole.mean.tolist(), *columns, strict=True
         )
     }
-
-
-def _slowest(times: StageWork) -> dict[int, int]:
-    """Return per stage the rank with the most work per step; the lowest if several.
-
-    None with one rank, or with fewer than three steps: the slowest rank is then chance.
-    """
-    if len(times.ranks) < 2 or times.steps.min() < FEWEST:
-        return {}
-    work = times.work_ns
-    rank = times.ranks[np.argmax(work / times.steps[:, None], axis=0)]
-    return {code: int(rank[code]) for code in np.flatnonzero(work[:, :-1].any(axis=0)).tolist()}
 
 
 _GAP_COLUMNS = (
@@ -210,41 +392,3 @@ def find_gaps(cut: Partition, spans: Spans) -> Gaps:
     after = np.where(step[first - 1] == step[first], names[first - 1], edge)
     before = np.where(step[last + 1] == step[last], names[last + 1], edge)
     return Gaps(own.step[first], own.end_ns[last] - own.start_ns[first], after, before)
-
-
-_DOMINANT = 0.4
-_ADVICE = {
-    "actor_generate": "Check the rollout first: KV cache, batching, engine settings",
-    "actor_update": "Check the update first: micro-batch size, precision, recomputation",
-    "critic_update": "Check the critic update first: micro-batch size, precision",
-    "actor_compute_log_prob": "Check the log-prob pass first: micro-batch size",
-    "reference_compute_log_prob": "Check the reference pass first: micro-batch size",
-    "compute_reward": "Check the reward first: score samples in parallel",
-    "weight_sync": "Check the weight transfer first: bucket size, copies through the host",
-}
-
-
-def stages_headline(spans: Spans) -> str:
-    """Return which stage takes most of the step, what to check, and how much is untraced.
-
-    Advice is given only if one stage takes 40% or more. Fewer than three steps are not enough.
-    """
-    rows = spans.rows(kind="step")
-    steps = counted(spans, rows).steps
-    if steps < FEWEST:
-        return f"Not enough steps to show where the time goes: needs {FEWEST}, has {steps}."
-    table = stages(spans)
-    shares = dict(zip(table.column("stage"), table.column("share"), strict=True))
-    untraced = float(shares.pop("untraced") or 0.0)
-    if not shares:
-        return f"No stages are marked in {steps} steps. Mark them with stage() or wrap."
-    name = str(next(iter(shares)))
-    share = float(shares[name] or 0.0)
-    if untraced > share:
-        return f"{untraced:.0%} of the step is untraced. Largest stage: {name} ({share:.0%})."
-    rest = f"{untraced:.0%}" if untraced >= 0.005 else "Almost nothing"
-    if share < _DOMINANT:
-        largest = f"{name} ({share:.0%} of the step)"
-        return f"No stage dominates: the largest is {largest}. {rest} is untraced."
-    advice = _ADVICE.get(name, f"Check {name} first")
-    return f"{name} takes {share:.0%} of the step. {advice}. {rest} is untraced."

@@ -71,12 +71,11 @@ class LiveFeed:
 
 
 def _report(run: Path) -> str:
-    from lightning_rlprof.analysis.headline import headline
     from lightning_rlprof.report.html.page import render_report, report_tables
     from lightning_rlprof.run import load
 
     spans = load(run)  # which writes nothing
-    return render_report(spans, report_tables(spans), headline(spans))
+    return render_report(spans, report_tables(spans))
 
 
 def page(run: Path, view: LiveView) -> str:

@@ -40,12 +40,11 @@ def log_report(run: Path, loggers: Sequence[Any]) -> None:
 
 def _write(run: Path) -> Path:
     # The reading side, which a training needs only here.
-    from lightning_rlprof.analysis.headline import headline
     from lightning_rlprof.loaders.load import load
     from lightning_rlprof.report.html.page import report_tables, write_report
 
     spans, page = load(run), run / "report.html"
-    write_report(spans, report_tables(spans), headline(spans), page)
+    write_report(spans, report_tables(spans), page)
     return page
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
+from lightning_rlprof.analysis.stages.stage_times import StepTimes
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.report.chrome_trace.encoding import encoded, micro
-from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 MOST_EVENTS = 10_000
@@ -31,7 +31,7 @@ class CounterTracks:
     what spans recorded at their end.
     """
 
-    def __init__(self, series: StepSeries) -> None:
+    def __init__(self, series: StepTimes) -> None:
         self._spans = series.spans
         self._steps = np.sort(series.cut.steps)
         self._memory = {title: self._spans.amounts(name) for name, title in _MEMORY.items()}

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.analysis.stages.stage_times import StepTimes
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.records.records import EXPORT, KINDS, Number
 from lightning_rlprof.records.run_directory import mode_made_of
@@ -32,7 +33,6 @@ from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
 from lightning_rlprof.report.chrome_trace.job_tracks import job_events
 from lightning_rlprof.report.chrome_trace.sample_arrows import sample_arrows
 from lightning_rlprof.report.chrome_trace.waits import WaitSlices
-from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
@@ -148,7 +148,7 @@ def _write(
     other = {**EXPORT, "unix_ns": str(spans.unix_ns), "path": spans.path.name}
     other |= {"clocks": f"{_UNCALIBRATED}: {watermark}"} if watermark else {}
     analyzed = spans if devices else _without_captures(spans)
-    counters, waits = CounterTracks(StepSeries(analyzed)), WaitSlices(analyzed)
+    counters, waits = CounterTracks(StepTimes(analyzed)), WaitSlices(analyzed)
     flows, left_out = ([], 0) if watermark else waits.flows()
     other |= {"arrows": f"{left_out} shorter waits have none"} if left_out else {}
     file.write(f'{{"displayTimeUnit":"ms","otherData":{encoded(other)},"traceEvents":[\n'.encode())

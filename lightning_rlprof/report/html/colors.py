@@ -4,7 +4,8 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lightning_rlprof.report.step_series import UNTRACED, StepSeries
+from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
+from lightning_rlprof.report.html.step_charts import StepCharts
 from lightning_rlprof.tables.spans import Spans
 
 
@@ -50,10 +51,10 @@ def paints(names: Iterable[str]) -> dict[str, Paint]:
     return chosen
 
 
-def stage_paints(spans: Spans, series: StepSeries) -> dict[str, Paint]:
+def stage_paints(spans: Spans, charts: StepCharts) -> dict[str, Paint]:
     """Return the paint of every stage of a run, and of its parts of a step; untraced has none."""
     names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
-    return paints((names | {part.stage for part in series.parts}) - {UNTRACED})
+    return paints((names | {part.stage for part in charts.drawn}) - {UNTRACED_PART})
 
 
 def _own(name: str, taken: set[str]) -> str:

@@ -1,54 +1,59 @@
-"""What a notebook shows of a run: the overview as static HTML and SVG, or the report in a frame.
+"""What a notebook shows of a run: its summary as static HTML and SVG, or the report in a frame.
 
 Names of a run reach the notebook as text only.
 """
 
 import html
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from lightning_rlprof.report.html.colors import Paint, stage_paints
-from lightning_rlprof.report.overview import Segment, overview
-from lightning_rlprof.report.run_summary import run_line, what_to_fix
-from lightning_rlprof.report.step_series import StepSeries
+from lightning_rlprof.report.html.step_charts import StepCharts
+from lightning_rlprof.report.summary import (
+    Summary,
+    SummaryPart,
+    device_lines,
+    first_lines,
+    quality_lines,
+    run_line,
+)
+from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import Spans
 
 _HEIGHT = 26
+_SMALL = 0.01  # of the step: smaller parts are drawn, and not listed
 _LABELED = 0.06  # of the step: smaller parts have their name in the legend only
 _GRAY = Paint("#b9bec6", "#000000")
 
 
-def overview_html(spans: Spans) -> str:
-    """Return step time, a bar of the mean step and the first finding; empty without any stage.
-
-    Tables of profilers are left out, since reading them can take minutes.
-    """
-    spans = replace(spans, tables={})
-    series = StepSeries(spans)
-    found = overview(series)
-    parts = [*found.segments, *found.small]
-    if all(part.kind == "untraced" for part in parts):
-        return ""
-    legend = ", ".join(f"{part.name} {part.share:.1%} ({part.time})" for part in found.segments)
-    lines = [run_line(series), _bar(parts, stage_paints(spans, series), legend), legend]
-    lines[::2] = map(_text, lines[::2])
-    if found.median is not None:
-        lines += map(_text, what_to_fix(spans))
+def summary_html(spans: Spans, found: Summary) -> str:
+    """Return step time, a bar of the mean step, what comes first, and doubts."""
+    lines = [_text(run_line(found)), *map(_text, device_lines(found))]
+    if any(part.kind != "untraced" for part in found.parts):
+        legend = ", ".join(_told(part) for part in found.parts if part.share >= _SMALL)
+        lines += [_bar(found.parts, stage_paints(spans, StepCharts(spans)), legend), _text(legend)]
+    if found.median_ns is not None:
+        lines += map(_text, first_lines(found))
+    lines += map(_text, quality_lines(found))
     return "".join(f"<div>{line}</div>" for line in lines)
+
+
+def _told(part: SummaryPart) -> str:
+    return f"{part.name} {part.share:.1%} ({duration(part.mean_ns)})"
 
 
 def _text(text: str) -> str:
     return html.escape(plain(text))
 
 
-def _bar(parts: list[Segment], colors: Mapping[str, Paint], legend: str) -> str:
+def _bar(parts: Sequence[SummaryPart], colors: Mapping[str, Paint], legend: str) -> str:
     """Return the mean step as SVG without style sheets, which pages of notebooks take away."""
     drawn, left = [], 0.0
     for part in parts:
         paint = colors.get(part.stage, _GRAY)
         place = f'x="{left:.3%}" width="{part.share:.3%}" height="{_HEIGHT}"'
-        tip = f"<title>{_text(f'{part.name} {part.share:.1%} ({part.time})')}</title>"
+        tip = f"<title>{_text(_told(part))}</title>"
         inside = f'<rect width="100%" height="100%" fill="{paint.fill}"/>'
         if part.kind != "stage":
             inside += '<rect width="100%" height="100%" fill="url(#rlprof-hatch)"/>'

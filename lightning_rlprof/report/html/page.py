@@ -9,7 +9,6 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,21 +19,39 @@ from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.headline import STAGE_TABLES, is_device_trace, lead_tables
+from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.advice_cards import advice_cards, what_to_record
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
 from lightning_rlprof.report.html.colors import stage_paints
+from lightning_rlprof.report.html.step_charts import (
+    LATE,
+    StepCharts,
+    rank_rows,
+    stage_rows,
+    times_largest,
+)
 from lightning_rlprof.report.html.tables import GridView, grid
 from lightning_rlprof.report.html.timeline import timeline
-from lightning_rlprof.report.overview import headlines, overview
-from lightning_rlprof.report.step_series import LATE, UNTRACED, StepSeries, times_largest
-from lightning_rlprof.report.summary_rows import rank_rows, stage_rows
+from lightning_rlprof.report.summary import (
+    STAGE_TABLES,
+    Summary,
+    SummaryPart,
+    device_lines,
+    is_device_trace,
+    lead_tables,
+    no_problem,
+    price_of,
+    run_line,
+    summary,
+    without,
+)
+from lightning_rlprof.report.terminal import duration, percent
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Table
+from lightning_rlprof.tables.table import Table, figure
 
 _SCRIPTS = (
     "core.js",
@@ -113,6 +130,7 @@ _TITLES = {
     "weight_sync": "Parts of weight syncs",
     "memory": "Peak memory by stage and rank, from captures",
 }
+_SMALL = 0.01  # of the step: such parts are drawn, and listed together
 _MOST_MISSING = 6  # ways to decide more advice that are listed
 _FOLDED = ("gaps", "regions", "background_stages", "changes")
 _OWN = {
@@ -148,38 +166,37 @@ def report_tables(
     return tables
 
 
-def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> str:
+def render_report(spans: Spans, tables: Mapping[str, Table]) -> str:
     """Return the report as the text of one HTML file.
 
     Args:
         spans: The run; the charts, the configuration and what is missing come from it.
         tables: Answers by the name of their analysis; tables without a place on the page follow
             under their own name.
-        headline: The sentence to show without a finding.
 
     Example::
 
         spans = load(path)
-        write_report(spans, report_tables(spans), headline(spans), Path("run.html"))
+        write_report(spans, report_tables(spans), Path("run.html"))
     """
     template = _environment().get_template("template.html.j2")
-    return template.render(_page(spans, tables, headline))
+    return template.render(_page(spans, tables))
 
 
-def write_report(spans: Spans, tables: Mapping[str, Table], headline: str, path: Path) -> None:
+def write_report(spans: Spans, tables: Mapping[str, Table], path: Path) -> None:
     """Write `render_report` to a file, which is there whole or not at all; it replaces an old one.
 
     Raises:
         OSError: The file cannot be written.
     """
     # Names of files may hold bytes that are no text; a report with a question mark is still one.
-    data = render_report(spans, tables, headline).encode("utf-8", "replace")
+    data = render_report(spans, tables).encode("utf-8", "replace")
     with draft_of(path, mode_made_of(spans.path)) as part:
         part.write_bytes(data)
 
 
-def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str, Any]:
-    series, lanes = StepSeries(spans), timeline(spans)
+def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
+    series, lanes = StepCharts(spans), timeline(spans)
     steps = series.data(_rows(tables, "changes"))
     heat, memory, sizes = series.heat(), series.memory(), series.lengths()
     colors = stage_paints(spans, series)
@@ -190,7 +207,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
     data = {
         "paints": colors,
-        "untraced": UNTRACED,
+        "untraced": UNTRACED_PART,
         "steps": steps,
         "timeline": lanes,
         "heat": heat,
@@ -198,16 +215,11 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "lengths": sizes,
         "whatif": _whatif(tables.get("whatif")),
     }
-    rows_of_stages = [_rows(tables, name) for name in ("slowest_ranks", "stages")]
     of_devices = "stages" not in tables and "breakdown" in tables
-    found_overview = overview(series)
-    if of_devices:  # all of it would be untraced
-        found_overview = replace(found_overview, segments=[], small=[])
     advised = tables.get("advice")
     config, missing = run_facts.configuration(spans), run_facts.missing(spans)
     page = {
         "run": spans.path.resolve().name,
-        "headline": headline,
         "facts": run_facts.facts(spans),
         "missing": missing,
         "remarks": run_facts.remarks(spans),
@@ -216,9 +228,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "config": config,
         "environment": run_facts.environment(spans),
         "versions": run_facts.versions(spans),
-        "overview": found_overview,
-        "is_device_trace": of_devices,
-        "first": headlines(_rows(tables, "findings")),
+        **_first_screen(summary(spans, captures=True), is_device_trace=of_devices),
         "cards": found,
         "findings_note": _note(tables.get("findings")),
         "has_advice": advised is not None,
@@ -228,7 +238,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "whatif_note": _note(tables.get("whatif")),
         "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),
-        "stages": [] if of_devices else stage_rows(series, *rows_of_stages),
+        "stages": [] if of_devices else stage_rows(series, _rows(tables, "slowest_ranks")),
         "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
         "ranks_lead": _ranks_lead(series),
         "stragglers_note": _note(tables.get("stragglers")),
@@ -254,6 +264,64 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "data": _json(data),
     }
     return page
+
+
+class BarPart(NamedTuple):
+    """A part of the bar of the mean step, and its mean as text."""
+
+    part: SummaryPart
+    time: str
+
+
+class FirstView(NamedTuple):
+    """What comes first, second or third, in words; ``anchor`` is its card."""
+
+    title: str
+    act: str
+    is_idea: bool
+    word: str
+    share: str
+    time: str
+    anchor: str
+
+
+def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
+    """Return the first screen as the template writes it: the facts in units."""
+    median, spread = None, f"{run_line(found)}."
+    if found.median_ns is not None and found.quartiles_ns is not None:
+        number, _, unit = duration(found.median_ns).rpartition(" ")
+        low, high = map(duration, found.quartiles_ns)
+        median, spread = (number, unit), f"Half of the steps take {low} to {high}"
+    parts = [] if is_device_trace else found.parts  # all of it would be untraced
+    shown = [part for part in parts if part.share >= _SMALL]
+    small = [part for part in parts if 0 < part.share < _SMALL]
+    if len(small) == 1:
+        shown, small = [*shown, *small], []
+    rate = "Step time, mean of ranks"
+    if found.token_stage is not None:
+        rate = f"Tokens/s, all ranks ({found.token_stage})"
+        if found.tokens_per_s is not None:
+            rate += f": {figure(found.tokens_per_s)}"
+    first = []
+    for at, each in enumerate(found.first, start=1):
+        word = share = time = ""
+        if (price := price_of(each)) is not None:
+            word, share, time = price.kind, percent(price.share), duration(price.ns)
+        is_idea = each.kind == "idea"
+        first.append(FirstView(each.heading, each.act, is_idea, word, share, time, f"finding-{at}"))
+    return {
+        "median": median,
+        "spread": spread,
+        "mean": "" if found.mean_ns is None else duration(found.mean_ns),
+        "without": without(found),
+        "rate": rate,
+        "parts": [BarPart(part, duration(part.mean_ns)) for part in shown],
+        "small": small,
+        "small_time": duration(sum(part.mean_ns for part in small)),
+        "device_lines": device_lines(found),
+        "no_problem": no_problem(found),
+        "first": first,
+    }
 
 
 def _rows(tables: Mapping[str, Table], name: str) -> list[dict[str, Any]]:
@@ -334,7 +402,7 @@ def _whatif(table: Table | None) -> list[dict[str, Any]]:
     ]
 
 
-def _ranks_lead(series: StepSeries) -> str:
+def _ranks_lead(series: StepCharts) -> str:
     """Say which rank arrives last most often, if any does so in most steps."""
     late, some = series.by_rank.get(LATE), series.included
     if late is None or not some.any():

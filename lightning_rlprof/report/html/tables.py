@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
 from lightning_rlprof.report.html.colors import Paint
-from lightning_rlprof.report.step_series import UNTRACED
 from lightning_rlprof.report.terminal import duration, hours, size
 from lightning_rlprof.tables.table import Cell, Column, Table, figure
 
@@ -103,8 +103,8 @@ def _duration(ns: int, style: str, part: float | None = None) -> CellView:
 def _chip(name: str, column: Column, paints: Mapping[str, Paint]) -> str | None:
     if column.name not in _STAGE_COLUMNS:
         return None
-    if name == UNTRACED:
-        return UNTRACED
+    if name == UNTRACED_PART:
+        return UNTRACED_PART
     return paints[name].fill if name in paints else None
 
 

@@ -1,4 +1,4 @@
-"""One truth: headline, findings, ledger, breakdown, idle, overlap and critical path agree."""
+"""One truth: first screen, findings, ledger, breakdown, idle, overlap and critical path agree."""
 
 from collections import Counter
 from functools import cache
@@ -14,11 +14,11 @@ from lightning_rlprof.analysis.findings.finding import Finding, RunData
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, UNMATCHED
 from lightning_rlprof.analysis.findings.run_evidence import category_shares
-from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, Category, category_of
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.report.summary import summary
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.device_jobs import jobs
@@ -135,17 +135,17 @@ def check_path(spans: Spans) -> None:
         assert device_critical_path(spans).abstained is not None
 
 
-def check_headline(spans: Spans) -> None:
-    cells, text = whole(spans), headline(spans)
+def check_first_screen(spans: Spans) -> None:
+    cells, found = whole(spans), summary(spans, captures=True)
     if len(spans.rows(kind="stage")) or not cells:
-        assert "Device time" not in text
+        assert not found.device
         return
-    for name in (*BUSY, "idle", "unknown"):
-        share = f"{name} {cells[name] / cells['wall']:.0%}"
-        assert (share in text) == (not share.endswith(" 0%"))
-    if cells["idle"] / cells["wall"] > 0.005:
-        ((most, _),) = totals(idle(spans), "kind").most_common(1)
-        assert f"(mostly {most})" in text or len(totals(idle(spans), "kind")) > 1
+    assert found.device == {
+        name: cells[name] / cells["wall"] for name in (*BUSY, "idle", "unknown") if cells[name]
+    }
+    causes = totals(idle(spans), "kind").most_common()
+    if causes:
+        assert found.idle_cause in {cause for cause, ns in causes if ns == causes[0][1]}
 
 
 def check_ranks(spans: Spans) -> None:
@@ -159,7 +159,7 @@ def check_ranks(spans: Spans) -> None:
 
 CHECKS = [
     *(check_idle_and_overlap, check_ledger, check_findings),
-    *(check_path, check_headline, check_ranks),
+    *(check_path, check_first_screen, check_ranks),
 ]
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.efficiency.model_flops import flops_of
 from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.analysis.headline import lead_tables
 from lightning_rlprof.analysis.models.flops import (
     cache_bytes_per_token,
     decode_weight_bytes,
@@ -21,6 +20,7 @@ from lightning_rlprof.analysis.models.flops import (
 )
 from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.report.summary import lead_tables
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell
 from tests.analysis.models.published import CONFIGS
@@ -54,8 +54,8 @@ def test_tokens_and_samples_per_second_of_each_rank_and_of_the_job() -> None:
     )
     rows = found(spans)
     assert list(rows) == [("actor_generate", rank) for rank in (None, 0, 1)]
-    assert [row["tokens/s"] for row in rows.values()] == [400 / 3, 150.0, 25.0]
-    assert [row["samples/s"] for row in rows.values()] == [8 / 3, 2.0, 1.0]
+    assert [row["tokens/s in stage"] for row in rows.values()] == [400 / 3, 150.0, 25.0]
+    assert [row["samples/s in stage"] for row in rows.values()] == [8 / 3, 2.0, 1.0]
     assert [row["time"] for row in rows.values()] == [3 * SECOND, 2 * SECOND, 4 * SECOND]
     assert [row["tokens"] for row in rows.values()] == [400, 300, 100]
     assert {row["MFU"] for row in rows.values()} == {None}
@@ -65,13 +65,13 @@ def test_tokens_and_samples_per_second_of_each_rank_and_of_the_job() -> None:
 def test_spans_that_overlap_count_their_time_once() -> None:
     rows = [stage("actor_generate", at, at + 3, tokens=10) for at in (0, 1, 2)]
     (row,) = found(loaded(rows)).values()
-    assert (row["time"], row["tokens/s"]) == (5 * SECOND, 6.0)
+    assert (row["time"], row["tokens/s in stage"]) == (5 * SECOND, 6.0)
 
 
 def test_spans_without_the_counter_are_not_in_the_time() -> None:
     spans = loaded([stage("a", 0, 1, tokens=10), stage("a", 1, 9), stage("a", 9, 10, samples=1)])
     (row,) = found(spans).values()
-    assert (row["tokens/s"], row["samples/s"]) == (10.0, 1.0)
+    assert (row["tokens/s in stage"], row["samples/s in stage"]) == (10.0, 1.0)
 
 
 def test_captured_steps_are_left_out_and_noted_but_roles_without_steps_are_not() -> None:
@@ -165,7 +165,7 @@ def test_tokens_that_one_rank_counts_for_all_are_computed_by_the_devices_of_all(
     for options in ({"parameters": 3e9}, {"flops_per_token": {"actor_update": 1.8e10}}):
         rows = found(spans, **options)
         assert rows["actor_update", None]["MFU"] == pytest.approx(180 / 4 / 989.4)
-        assert rows["actor_update", None]["tokens/s"] == 10_000
+        assert rows["actor_update", None]["tokens/s in stage"] == 10_000
         assert {rows["actor_update", 0][name] for name in ("MFU", "TFLOP/s", "FLOPs source")} == {
             None
         }
@@ -210,12 +210,12 @@ def test_it_agrees_with_brute_force_and_a_job_is_between_its_slowest_and_fastest
     assert {key for key in rows if key[1] is not None} == set(expected)
     for key, own in expected.items():
         for name in ("tokens", "samples"):
-            assert rows[key][f"{name}/s"] == pytest.approx(own.get(name))
+            assert rows[key][f"{name}/s in stage"] == pytest.approx(own.get(name))
     for (name, rank), row in rows.items():
-        own_rates = [rows[key]["tokens/s"] for key in expected if key[0] == name]
+        own_rates = [rows[key]["tokens/s in stage"] for key in expected if key[0] == name]
         rates = [float(rate) for rate in own_rates if rate is not None]
-        if rank is None and row["tokens/s"] is not None and len(rates) == row["ranks"]:
-            each = float(row["tokens/s"]) / len(rates)
+        if rank is None and row["tokens/s in stage"] is not None and len(rates) == row["ranks"]:
+            each = float(row["tokens/s in stage"]) / len(rates)
             assert min(rates) * (1 - 1e-9) <= each <= max(rates) * (1 + 1e-9)
 
 

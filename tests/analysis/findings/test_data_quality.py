@@ -34,9 +34,10 @@ def kernels(graph: list[int | None], note: str = "") -> Table:
 def test_a_healthy_run_has_no_warnings(spans: Spans) -> None:
     assert checks(spans) == {
         "ranks": ("ok", "3 of 3 present"),
-        "complete files": ("ok", "all rank files ended cleanly"),
+        "files": ("ok", "all rank files ended cleanly"),
         "steps": ("ok", "4 of 4 complete"),
         "dropped events": ("ok", "none detected"),
+        "remarks of the run": ("ok", "none"),
         "kernel/launch match": ("not checked", "needs a torch.profiler capture"),
         "clocks": ("ok", "one host, one clock"),
         "CUDA graphs": ("not checked", "no kernels were recorded"),
@@ -116,7 +117,8 @@ def test_remarks_and_hosts_are_warnings(spans: Spans) -> None:
         warnings=(RunWarning(0, "3 lines are lost"),),
         notes=(RankNote(1, 0, "info", "fine"), RankNote(1, 0, "warning", "disk full")),
     )
-    assert checks(lost)["dropped events"] == ("warn", "2 warnings, the first: 3 lines are lost")
+    assert checks(lost)["dropped events"] == ("warn", "3 lines are lost")
+    assert checks(lost)["remarks of the run"] == ("warn", "disk full")
     apart = play(Script(ranks=2, steps=4, hosts=True), 1).spans
     assert checks(apart)["clocks"][0] == "warn"
     assert checks(apart)["clocks"][1].startswith("clocks of hosts node-0, node-1 were not")

@@ -13,7 +13,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import count, stage
 from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.records.histograms import bin_of, bin_start
-from lightning_rlprof.report.step_series import StepSeries
+from lightning_rlprof.report.html.step_charts import StepCharts
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, loaded
 
@@ -76,7 +76,7 @@ def test_quantiles_are_by_bins_and_the_last_bin_has_its_share() -> None:
     assert row[0] == "actor_generate"
     assert row[1:5] == (8, *(round(bin_start(bin_of(each))) for each in (10, 1000, 1000)))
     assert row[5] == 0.25
-    drawn = StepSeries(spans).lengths()
+    drawn = StepCharts(spans).lengths()
     assert drawn is not None
     assert sum(drawn["counts"]) == 8
     assert drawn["p50"] == [bin_of(10)] * 3
@@ -86,7 +86,7 @@ def test_quantiles_are_by_bins_and_the_last_bin_has_its_share() -> None:
 def test_without_lengths_it_says_how_to_get_them() -> None:
     spans = loaded([Row("step", "step", 1, 0, 10)])
     assert "count(lengths=[...])" in str(lengths(spans).abstained)
-    assert StepSeries(spans).lengths() is None
+    assert StepCharts(spans).lengths() is None
 
 
 def test_bins_are_no_columns_of_spans(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def test_steps_under_capture_are_left_out():
 
     table = host_vs_device(loaded(rows))
 
-    assert table.column("device mean") == [2]
-    assert table.column("count") == [2]
+    assert table.column("device per call") == [2]
+    assert table.column("calls") == [2]
     assert "1 captured" in table.note
 
 

@@ -78,7 +78,7 @@ def test_a_region_that_is_longer_on_one_rank_names_the_rank_beside_the_mean() ->
         for end in (15, 35)
     ]
     table = regions(loaded(*ranks))
-    assert table.column("mean") == [25]
+    assert table.column("per call") == [25]
     assert (table.column("longest"), table.column("on rank")) == ([35], [1])
 
 
@@ -89,8 +89,8 @@ def test_no_stage_span_is_lost_or_counted_twice(rows: list[list[Row]]) -> None:
     spans = loaded(*quiet)
     assume(not len(warm_up(spans)))
     if stages(spans).abstained is None:
-        spans_in = [each or 0 for each in stages(spans).column("count")]
-        spans_beside = background_stages(spans).column("count")
+        spans_in = [each or 0 for each in stages(spans).column("calls")]
+        spans_beside = background_stages(spans).column("calls")
         assert sum(spans_in) + sum(spans_beside) == len(spans.rows(kind="stage"))  # type: ignore[arg-type]
 
 
@@ -102,8 +102,8 @@ def test_without_spans_the_tables_are_empty() -> None:
 def test_ranks_are_chosen() -> None:
     rows = [Row("step", "step", 1, 0, 9), Row("fetch", "region", 1, 1, 2)]
     spans = loaded(rows, rows)
-    assert regions(spans, ranks=[1]).column("count") == [1]
-    assert regions(spans).column("count") == [2]
+    assert regions(spans, ranks=[1]).column("calls") == [1]
+    assert regions(spans).column("calls") == [2]
 
 
 def test_every_rank_has_a_row_and_its_times_add_up(tmp_path: Path) -> None:

@@ -2,61 +2,14 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.stages.overviews import slowest_ranks
-from lightning_rlprof.analysis.stages.stage_times import stages, stages_headline
+from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
 from lightning_rlprof.analysis.steps.step_selection import counted
 from tests.builders.oracle import UNTRACED, innermost, runs, totals
 from tests.builders.runs import STAGES, Row, grpo_run, loaded
 from tests.effort import examples
-
-
-def _run(steps: int = 3, **lengths: int) -> str:
-    rows = []
-    for step in range(1, steps + 1):
-        at = step * 100
-        rows.append(Row("step", "step", step, at, at + 100))
-        for name, length in lengths.items():
-            rows.append(Row(name, "stage", step, at, at + length))
-            at += length
-    return stages_headline(loaded(rows))
-
-
-def test_generation_that_dominates_points_at_the_rollout(tmp_path: Path) -> None:
-    assert stages_headline(grpo_run(tmp_path)) == (
-        "actor_generate takes 64% of the step. Check the rollout first: KV cache, batching, "
-        "engine settings. Almost nothing is untraced."
-    )
-
-
-@pytest.mark.parametrize(
-    ("lengths", "said"),
-    [
-        ({"my_stage": 80}, "my_stage takes 80% of the step. Check my_stage first. 20% is untr"),
-        (
-            {"a": 30, "b": 35, "c": 25},
-            "No stage dominates: the largest is b (35% of the step). 10%",
-        ),
-        ({"a": 30}, "70% of the step is untraced. Largest stage: a (30%)."),
-        ({"a": 30, "b": 30}, "40% of the step is untraced. Largest stage: "),
-        ({}, "No stages are marked in 3 steps. Mark them with stage() or wrap."),
-    ],
-)
-def test_the_sentence_fits_the_run(lengths: dict[str, int], said: str) -> None:
-    assert _run(**lengths).startswith(said)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_it_abstains_below_three_steps(steps: int) -> None:
-    said = f"Not enough steps to show where the time goes: needs 3, has {steps}."
-    assert _run(steps, a=90) == said
-
-
-def test_captured_steps_alone_are_not_taken_for_the_run() -> None:
-    rows = [Row("step", "step", n, n * 9, n * 9 + 9, counters={"capture": 1}) for n in (1, 2, 3)]
-    assert stages_headline(loaded(rows)).startswith("No stages are marked")
 
 
 @settings(max_examples=examples(120), deadline=None)
@@ -110,7 +63,7 @@ def test_statistics_are_those_of_the_exclusive_time_of_each_span(rows: list[list
             lengths.setdefault(span.name, []).append((own, span.duration_ns))
 
     table = stages(spans)
-    names = ("count", "total", "max", "mean", "inclusive mean")
+    names = ("calls", "per call", "inclusive per call")
     rest = zip(*(table.column(name) for name in names), strict=True)
     found = dict(zip(table.column("stage"), rest, strict=True))
 
@@ -119,25 +72,25 @@ def test_statistics_are_those_of_the_exclusive_time_of_each_span(rows: list[list
         own, whole = ([pair[at] for pair in both] for at in (0, 1))
         mean, inclusive = (int(np.floor(sum(each) / len(each) + 0.5)) for each in (own, whole))
         differs = inclusive if inclusive != mean else None
-        expected[name] = (len(own), sum(own), max(own), mean, differs)
+        expected[name] = (len(own), mean, differs)
     assert {name: cells for name, cells in found.items() if cells[0] is not None} == expected
 
 
-def test_an_outer_stage_has_its_own_time_and_the_inclusive_mean_beside_it() -> None:
+def test_an_outer_stage_has_its_own_time_and_that_of_whole_calls_beside_it() -> None:
     rows = [Row("step", "step", n, n * 100, n * 100 + 100) for n in (1, 2, 3)]
     rows += [Row("actor_update", "stage", row.step, row.start_ns, row.end_ns) for row in rows]
     inner = [row for row in rows if row.kind == "stage"]
     rows += [row._replace(name="weight_sync", end_ns=row.start_ns + 30) for row in inner]
     table = stages(loaded(rows))
-    names = ("stage", "total", "mean", "inclusive mean", "max", "count")
+    names = ("stage", "total", "mean", "max", "per call", "inclusive per call", "calls")
     assert [*zip(*(table.column(name) for name in names), strict=True)] == [
-        ("actor_update", 210, 70, 100, 70, 3),
-        ("weight_sync", 90, 30, None, 30, 3),
-        ("untraced", 0, None, None, None, None),
+        ("actor_update", 210, 70, 70, 70, 100, 3),
+        ("weight_sync", 90, 30, 30, 30, None, 3),
+        ("untraced", 0, 0, 0, None, None, None),
     ]
 
 
-def test_the_mean_is_the_total_by_count_where_ranks_wait_inside_a_stage_too() -> None:
+def test_calls_are_without_waiting_where_ranks_wait_inside_a_stage_too() -> None:
     ranks = []
     for came in (60, 90):
         rows = []
@@ -148,12 +101,47 @@ def test_the_mean_is_the_total_by_count_where_ranks_wait_inside_a_stage_too() ->
             rows.append(Row("all_reduce", "region", step, now + came, now + 100))
         ranks.append(rows)
     table = stages(loaded(*ranks))
-    names = ("stage", "total", "mean", "inclusive mean", "count")
+    names = ("stage", "total", "mean", "per call", "inclusive per call", "calls")
     assert [*zip(*(table.column(name) for name in names), strict=True)] == [
-        ("actor_update", 850, 85, 100, 10),
-        ("waiting in actor_update", 150, None, None, None),
-        ("untraced", 0, None, None, None),
+        ("actor_update", 850, 85, 85, 100, 10),
+        ("waiting in actor_update", 150, 15, None, None, None),
+        ("untraced", 0, 0, None, None, None),
     ]
+
+
+def test_times_are_per_step_however_often_a_stage_is_called() -> None:
+    """Four calls a step: once the mean of the table was that of a call, a quarter of the step's."""
+    rows = [Row("step", "step", n, 100 * n, 100 * n + 100) for n in (1, 2, 3, 4)]
+    for n in (1, 2, 3, 4):
+        starts = range(100 * n, 100 * n + 80, 20)
+        rows += [Row("actor_update", "stage", n, at, at + 5 * n) for at in starts]
+    table = stages(loaded(rows))
+    names = ("stage", "mean", "p50", "max", "per call", "calls")
+    assert [*zip(*(table.column(name) for name in names), strict=True)] == [
+        ("actor_update", 50, 50, 80, 13, 16),
+        ("untraced", 50, 50, 80, None, None),
+    ]
+
+
+def test_steps_without_a_stage_count_as_zero_and_ranks_are_averaged_step_by_step() -> None:
+    def rank(lengths: dict[int, int]) -> list[Row]:
+        rows = [Row("step", "step", n, n * 100, n * 100 + 100) for n in range(1, 6)]
+        return rows + [Row("a", "stage", n, n * 100, n * 100 + ns) for n, ns in lengths.items()]
+
+    times = StepTimes(loaded(rank({1: 10, 2: 30}), rank({2: 50})))
+    (own, _) = times.parts
+    assert own.ns.tolist() == [5, 40, 0, 0, 0]
+    assert times.statistics(own)[1:3] == (9, 0)
+    assert StepTimes(times.spans, [0]).parts[0].ns.tolist() == [10, 30, 0, 0, 0]
+
+
+def test_left_out_steps_are_counted_by_state() -> None:
+    rows = [Row("step", "step", n, n * 100, n * 100 + 50) for n in range(2, 12)]
+    rows[4] = rows[4]._replace(counters={"capture": 1})
+    rows.append(Row("step", "step", 1, 0, 100))
+    times = StepTimes(loaded(rows))
+    assert times.left_out == {"warm-up": 1, "capture": 1}
+    assert times.included.sum() == 9
 
 
 def test_longer_stages_only_grow(tmp_path: Path) -> None:
@@ -197,15 +185,15 @@ def test_the_slowest_rank_has_the_most_time_per_step_not_in_all() -> None:
 def test_a_stage_without_length_has_a_row() -> None:
     spans = loaded([Row("step", "step", 1, 0, 5), Row("a", "stage", 1, 2, 2)])
     assert stages(spans).rows == [
-        ("a", 0.0, 0, 0, None, 0, 0, 0, 1, None),
-        ("untraced", 1.0, 5, *(None,) * 7),
+        ("a", 0.0, 0, 0, 0, 0, None, 0, None, 1, 0),
+        ("untraced", 1.0, 5, 5, 5, 5, *(None,) * 4, 5),
     ]
 
 
 def test_a_step_without_length_has_no_shares() -> None:
     table = stages(loaded([Row("step", "step", 1, 5, 5)]))
     assert table.abstained is None
-    assert table.rows == [("untraced", None, 0, *(None,) * 7)]
+    assert table.rows == [("untraced", None, 0, 0, 0, 0, *(None,) * 4, 0)]
 
 
 def test_it_abstains_without_steps() -> None:

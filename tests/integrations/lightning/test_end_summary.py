@@ -9,7 +9,7 @@ import torch
 
 from lightning_rlprof.integrations import end_summary
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
-from lightning_rlprof.report import run_summary
+from lightning_rlprof.report import summary
 from tests.builders.models import Tiny, loader, make_trainer
 
 
@@ -55,7 +55,7 @@ def test_what_fails_in_it_is_logged_and_training_goes_on(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(run_summary, "run_summary", broken)
+    monkeypatch.setattr(summary, "summary", broken)
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
     trainer = make_trainer(callback)
     with caplog.at_level(logging.WARNING):

@@ -12,8 +12,9 @@ from pytorch_lightning.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
 from lightning_rlprof.analysis.steps.step_selection import warm_up
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
@@ -21,8 +22,7 @@ from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
-from lightning_rlprof.report.run_summary import run_line
-from lightning_rlprof.report.step_series import StepSeries
+from lightning_rlprof.report.summary import run_line, summary
 from lightning_rlprof.tables.table import figure
 from tests.builders.models import (
     PACKAGES,
@@ -180,11 +180,11 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_no_table_counts_the_rollouts_of_validations(counted: tuple[Path, Path]) -> None:
     spans = load(counted[0])
-    row = dict(zip(stages(spans).column("stage"), stages(spans).rows, strict=True))
-    generated = row["actor_generate"][2]
+    row = {each["stage"]: each for each in rows_of(stages(spans))}
+    generated = row["actor_generate"]["total"]
     steps = 8 - len(warm_up(spans))  # on a busy machine the first one counts as warm-up
-    assert row["actor_generate"][8] == steps
-    assert row["validation"][8] == 3  # the fourth is after the last step
+    assert row["actor_generate"]["calls"] == steps
+    assert row["validation"]["calls"] == 3  # the fourth is after the last step
     table = throughput(spans)
     tokens = dict(zip(table.column("stage"), table.column("tokens"), strict=True))
     assert tokens["actor_generate"] == 10 * steps
@@ -197,7 +197,7 @@ def test_no_table_counts_the_rollouts_of_validations(counted: tuple[Path, Path])
 
 def test_tokens_per_second_are_those_of_training(counted: tuple[Path, Path]) -> None:
     spans = load(counted[0])
-    series = StepSeries(spans)
+    series = StepTimes(spans)
     assert series.tokens is not None
     assert series.tokens[1].tolist() == [10] * 8
     steps, validations = spans.rows(kind="step"), spans.rows(kind="stage", name="validation")
@@ -207,7 +207,7 @@ def test_tokens_per_second_are_those_of_training(counted: tuple[Path, Path]) -> 
     warm = steps[np.isin(spans.step[steps], warm_up(spans))]  # before the first validation
     ns = training - own - spans.duration_ns[warm].sum()
     rate = figure(10 * (8 - len(warm)) / ns * 1e9)
-    assert run_line(series).endswith(f"{rate} tokens/s")
+    assert run_line(summary(spans)).endswith(f", {rate} tokens/s")
 
 
 def test_stage_metrics_log_training_alone(counted: tuple[Path, Path]) -> None:

@@ -182,7 +182,7 @@ def test_a_wrong_value_costs_no_more_than_its_line(record: Writer, tmp_path: Pat
         path.write_text("\n".join(map(json.dumps, [*whole[:3], wrong, *whole[4:]])))
         run = load(path)
         assert wanted - 2 <= counted(run), (way, new)  # two phases to a sample
-        for table in (samples(run), long_tail(run), run.stages(), run.headline()):
+        for table in (samples(run), long_tail(run), run.stages(), run.summary()):
             assert table is not None
         numbers = [span.end_ns for span in run if span.step < 100]
         assert max(numbers) < 2**60, (way, new)

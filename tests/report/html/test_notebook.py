@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.report.html.colors import paints
-from lightning_rlprof.report.html.notebook import ReportFrame, overview_html
-from lightning_rlprof.report.overview import overview
-from lightning_rlprof.report.step_series import StepSeries
+from lightning_rlprof.report.html.notebook import ReportFrame, summary_html
+from lightning_rlprof.report.summary import summary
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.browser import Page, Tab, find_browser
@@ -25,9 +24,8 @@ def spans() -> Spans:
 
 
 def test_the_overview_has_the_bar_of_the_mean_step_and_the_first_finding(spans: Spans) -> None:
-    source = overview_html(spans)
-    found = overview(StepSeries(spans))
-    parts = [*found.segments, *found.small]
+    parts = summary(spans).parts
+    source = summary_html(spans, summary(spans))
     _, *bars = Page(source).find("svg")
     assert [bar["class"] for bar in bars] == [part.kind for part in parts]
     widths = [float(bar["width"].rstrip("%")) for bar in bars]
@@ -54,10 +52,11 @@ def test_no_name_of_a_run_is_markup_in_a_notebook() -> None:
     assert not Page(source).find("script")
 
 
-def test_without_stages_or_with_few_steps_the_rest_is_shown(tmp_path: Path) -> None:
-    bare = [Row("step", "step", n, 1000 * n, 1000 * n + 900) for n in range(1, 9)]
-    assert overview_html(loaded(bare)) == ""
-    assert "1 step on 1 rank; 3 are needed" in overview_html(grpo_run(tmp_path / "few", steps=1))
+def test_without_stages_there_is_no_bar_and_few_steps_say_what_is_needed(tmp_path: Path) -> None:
+    rows = [Row("step", "step", n, 1000 * n, 1000 * n + 900) for n in range(1, 9)]
+    bare, few = loaded(rows), grpo_run(tmp_path / "few", steps=1)
+    assert "<svg" not in summary_html(bare, summary(bare))
+    assert "1 step on 1 rank; 3 are needed" in summary_html(few, summary(few))
 
 
 def test_the_report_is_in_a_frame_that_cannot_reach_the_notebook(tmp_path: Path) -> None:

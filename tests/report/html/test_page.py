@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -38,7 +37,7 @@ def tables_of(spans: Spans) -> dict[str, Table]:
 
 
 def source_of(spans: Spans) -> str:
-    return render_report(spans, tables_of(spans), headline(spans))
+    return render_report(spans, tables_of(spans))
 
 
 def titles_of(source: str) -> list[str]:
@@ -84,7 +83,7 @@ def test_a_stage_with_inner_ones_has_the_time_of_whole_spans_beside_its_own(
     assert cells["actor_update"] == [*["600 ms"] * 4, "900 ms"]
     assert cells["weight_sync"] == [*["300 ms"] * 4, "–"]
     plain = source_of(grpo_run(tmp_path / "plain", steps=4))
-    assert ("Whole spans" in page, "Whole spans" in plain) == (True, False)
+    assert ("Per call, inclusive" in page, "Per call, inclusive" in plain) == (True, False)
 
 
 def test_the_charts_are_drawn_without_error(tmp_path: Path, browse: Browse) -> None:
@@ -180,7 +179,7 @@ def test_hostile_names_are_text_and_nothing_else(tmp_path: Path, browse: Browse)
     write_rank(tmp_path / "run", head, rows, notes=notes, threads={MAIN: EVIL}, status=EVIL)
     spans = load(tmp_path / "run")
     tables = {**tables_of(spans), EVIL: Table(EVIL, (Column(EVIL, "text"),), [(EVIL,)], EVIL)}
-    source = render_report(spans, tables, EVIL)
+    source = render_report(spans, tables)
     assert "<img" not in source
     assert "\u2028" not in str(re.search(r"<script[^>]*json.*?</script>", source, re.S))
     assert EVIL in data_of(source)["timeline"]["names"]
@@ -248,7 +247,7 @@ def test_a_run_without_steps_is_still_a_page(tmp_path: Path, browse: Browse) -> 
     assert page.body["data-drawn"] == ""
     assert "data-error" not in page.body
     text = page.text()
-    assert "No complete step; 3 are needed to show where time goes." in text
+    assert "0 steps on 1 rank; 3 are needed to show where time goes." in text
     assert "3 doubts" in text
     assert "No answer yet" in text
     assert "of 2 ranks, these have no trace: 1" in text
@@ -273,7 +272,7 @@ def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
     spans = spans_of(tmp_path / "run", grpo_rows(3))
     own = Table("mine", (Column("what", "text"), Column("speed", "number", "MB/s")), [("a", 1.5)])
     empty = Table("none", (Column("what", "text"),))
-    page = Page(render_report(spans, {"mine": own, "none": empty, **tables_of(spans)}, "x"))
+    page = Page(render_report(spans, {"mine": own, "none": empty, **tables_of(spans)}))
     assert titles_of(page.source)[-1] == "More tables"
     folds = [text for tag, text in page.texts if tag == "summary" and text.strip()]
     assert folds[-2:] == ["Mine", "Tables without data"]
@@ -304,11 +303,11 @@ def test_advice_that_is_given_is_a_card_with_settings_and_what_to_record_follows
 
 def test_a_page_needs_no_table(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path / "run", steps=3, ranks=2)
-    source = render_report(spans, {}, "Nothing to see.")
+    source = render_report(spans, {})
     assert titles_of(source) == [
         *("Steps", "Stages", "Ranks", "Findings", "Data quality", "Configuration", "Environment")
     ]
-    assert "Nothing to see." in Page(source).text()
+    assert "Median step" in Page(source).text()
 
 
 def test_a_report_is_there_whole_or_not_at_all(
@@ -316,7 +315,7 @@ def test_a_report_is_there_whole_or_not_at_all(
 ) -> None:
     spans = grpo_run(tmp_path / "a\udcffb", steps=3)
     path = tmp_path / "report.html"
-    write_report(spans, tables_of(spans), "one", path)
+    write_report(spans, tables_of(spans), path)
     first = path.read_bytes()
     assert b"a?b" in first
 
@@ -327,6 +326,6 @@ def test_a_report_is_there_whole_or_not_at_all(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space"):
-        write_report(spans, tables_of(spans), "two", path)
+        write_report(spans, tables_of(spans), path)
     assert path.read_bytes() == first
     assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == ["report.html"]

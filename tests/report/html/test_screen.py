@@ -12,11 +12,11 @@ import pytest
 from matplotlib.image import imread, imsave
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.headline import headline
+from lightning_rlprof.records.histograms import bin_of
 from lightning_rlprof.report.html.page import write_report
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.browser import Tab, find_browser
-from tests.builders.runs import grpo_run
+from tests.builders.runs import Row, grpo_run, loaded
 from tests.builders.scripted import Script, play
 
 AXE = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
@@ -25,7 +25,7 @@ STEPS = 60
 
 def written(spans: Spans, folder: Path) -> Path:
     tables = {each.name: each.run(spans) for each in CATALOG if each.report}
-    write_report(spans, tables, headline(spans), folder / "report.html")
+    write_report(spans, tables, folder / "report.html")
     return folder / "report.html"
 
 
@@ -178,6 +178,55 @@ def test_everybody_can_read_it_on_every_screen(
     )
     assert found == []
     assert tab.problems == []
+
+
+# What lies outside its chart, letters of a word on several lines, bars that begin inside the text.
+CUT = """[...document.querySelectorAll('.plot > svg')].flatMap((chart) =>
+    [...chart.querySelectorAll(':scope > text')].filter((text) => {
+        const { x, width } = text.getBBox();
+        return x < -0.5 || x + width > chart.clientWidth + 0.5;
+    }).map((text) => text.textContent))"""
+BROKEN = """[...document.querySelectorAll('td, th, .bar i, .legend, nav a')].flatMap((host) => {
+    const walker = document.createTreeWalker(host, NodeFilter.SHOW_TEXT), found = [];
+    for (let node = walker.nextNode(); node; node = walker.nextNode())
+        for (const word of node.data.matchAll(/[A-Za-z_]{2,24}/g)) {
+            const range = document.createRange();
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1)
+                found.push(word[0]);
+        }
+    return found;
+})"""
+COVERED = """[...document.querySelectorAll('td.share')].filter((cell) =>
+    getComputedStyle(cell).backgroundImage !== 'none').length"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_label_is_cut_no_word_is_broken_and_no_bar_lies_over_its_number(
+    width: int, tab: Tab, page: Path
+) -> None:
+    tab.resize(width, 844)
+    tab.open(page)
+    tab.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    assert tab.run(BROKEN) == []
+    assert tab.run(COVERED) == 0
+    for _ in range(24):  # closer: labels such as "1,234.5678 ms" come near both ends of the ruler
+        assert tab.run(CUT) == []
+        tab.run("document.getElementById('closer').click()")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_last_bin_of_lengths_is_named_whole(width: int, tab: Tab, tmp_path: Path) -> None:
+    """Labels begin at their bins: the one of the last bin was cut at the edge of the chart."""
+    values = [9, 99, 999, 9_999, 99_999]
+    counters = {f"lengths[{bin_of(each)}]": 1 for each in values}
+    rows = [Row("step", "step", n, 100 * n, 100 * n + 100) for n in range(1, 9)]
+    rows += [row._replace(name="a", kind="stage", counters=counters) for row in rows]
+    tab.resize(width, 844)
+    tab.open(written(loaded(rows), tmp_path))
+    assert texts(tab, "#length-bars text") != []
+    assert tab.run(CUT) == []
 
 
 def test_each_link_has_its_section(tab: Tab, page: Path) -> None:

@@ -64,6 +64,21 @@ function tickLabel(ns, step, unit) {
   return `${(ns / unit[0]).toFixed(digits)} ${unit[1]}`;
 }
 
+// Put a drawn chart on the page. Labels of its axes that would be cut at an edge move inside; one
+// that then lies on the label before it is left out.
+function showChart(host, root) {
+  host.replaceChildren(root);
+  const width = root.clientWidth || host.clientWidth, ends = new Map();
+  for (const label of root.querySelectorAll(":scope > text")) {
+    const { x, width: wide } = label.getBBox();
+    const moved = Math.max(0, Math.min(x, width - wide)) - x;
+    if (moved) label.setAttribute("x", Number(label.getAttribute("x")) + moved);
+    const line = label.getAttribute("y"), before = ends.get(line);
+    if (moved < 0 && before > x + moved) label.remove();
+    else ends.set(line, x + moved + wide);
+  }
+}
+
 const paint = (name) => data.paints[name] || ["var(--region)", "var(--region-ink)"];
 const fillOf = (name) => (name === data.untraced ? "url(#hatch)" : paint(name)[0]);
 

@@ -20,7 +20,7 @@ const samples = (() => {
     const every = Math.max(1, Math.ceil(46 / wide));
     for (let bin = lowest; bin < counts.length; bin += every) root.append(svg("text", { x: (bin - lowest) * wide, y: HEIGHT + 12 }, text(starts[bin])));
     root.append(svg("line", { class: "axis", x1: 0, x2: width, y1: HEIGHT, y2: HEIGHT }));
-    bars.replaceChildren(root);
+    showChart(bars, root);
   }
 
   function drawLines() {
@@ -34,7 +34,7 @@ const samples = (() => {
     const path = (values) => known.map((column, at) => `${at ? "L" : "M"}${x(column).toFixed(1)} ${y(starts[values[column]]).toFixed(1)}`).join("");
     root.append(svg("path", { class: "area", d: known.length ? `${path(p95)}${[...known].reverse().map((column) => `L${x(column).toFixed(1)} ${y(starts[p50[column]]).toFixed(1)}`).join("")}Z` : "" }), svg("path", { class: "line", d: path(p50) }), svg("path", { class: "line", "stroke-dasharray": "3 2", d: path(p95) }));
     root.append(svg("text", { x: LEFT, y: HEIGHT + 13 }, `step ${first[0]}`), svg("text", { x: width, y: HEIGHT + 13, "text-anchor": "end" }, String(last[last.length - 1])));
-    lines.replaceChildren(root);
+    showChart(lines, root);
   }
 
   const draw = () => { drawBars(); drawLines(); };

@@ -26,7 +26,7 @@ const stepBars = (() => {
     if (selection.range) root.append(svg("rect", { class: "picked", x: x(selection.range[0]), y: TOP, width: x(selection.range[1] + 1) - x(selection.range[0]), height: HEIGHT }));
     line = svg("rect", { class: "cursor", y: TOP - 1, height: HEIGHT + 2, visibility: "hidden" });
     root.append(line);
-    host.replaceChildren(root);
+    showChart(host, root);
     mark();
     describe();
   }
@@ -184,7 +184,7 @@ const rate = (() => {
     if (selection.range) root.append(svg("rect", { class: "picked", x: x(selection.range[0]) - 1, y: 0, width: Math.max(3, x(selection.range[1]) - x(selection.range[0])), height: HEIGHT }));
     root.append(svg("path", { class: "area", d: `${path}L${x(values.length - 1)} ${HEIGHT}L${x(0)} ${HEIGHT}Z` }), svg("path", { class: "line", d: path }), svg("line", { class: "axis", x1: 0, x2: width, y1: HEIGHT, y2: HEIGHT }));
     root.append(svg("text", { x: 0, y: HEIGHT + 12 }, `step ${first[0]}`), svg("text", { x: width / 2, y: HEIGHT + 12, "text-anchor": "middle" }, tokens ? `${Math.round(sorted[0]).toLocaleString("en")} to ${text(sorted[sorted.length - 1])}` : `${text(sorted[0])} to ${text(sorted[sorted.length - 1])}`), svg("text", { x: width, y: HEIGHT + 12, "text-anchor": "end" }, String(last[last.length - 1])));
-    host.replaceChildren(root);
+    showChart(host, root);
   }
 
   function listen() {

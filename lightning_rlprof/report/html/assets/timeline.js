@@ -59,7 +59,7 @@ const timeline = (() => {
     drawSpans(clip, place, moved);
     if (brush) clip.append(svg("rect", { class: "brush", x: Math.min(...brush), y: 0, width: Math.abs(brush[1] - brush[0]), height: place.bottom }));
     root.append(frame, clip, ...labels(place));
-    host.replaceChildren(root);
+    showChart(host, root);
     byId("fit").disabled = isFitted();
     drawLegend(byId("timeline-legend"), legend());
   }
@@ -77,10 +77,10 @@ const timeline = (() => {
     const unit = unitOf(Math.max(Math.abs(view[1]), distance));
     const top = svg("svg", { width, height: 20, viewBox: `0 0 ${width} 20`, "aria-hidden": "true" });
     for (const value of values) {
-      top.append(svg("text", { x: x(value), y: 14, "text-anchor": x(value) > width - 30 ? "end" : "middle" }, tickLabel(value, distance, unit)));
+      top.append(svg("text", { x: x(value), y: 14, "text-anchor": "middle" }, tickLabel(value, distance, unit)));
       clip.append(svg("line", { class: "grid-line", x1: x(value), x2: x(value), y1: 0, y2: bottom }));
     }
-    ruler.replaceChildren(top);
+    showChart(ruler, top);
   }
 
   function drawBound(clip, [top, bottom], rank, start, end, moved) {

@@ -19,7 +19,7 @@ const whatifPlot = (() => {
       if (row.low !== null && row.high !== null) root.append(svg("line", { class: "whisker", x1: x(row.low), x2: x(row.high), y1: y, y2: y }));
       root.append(svg("circle", { class: "dot", cx: x(row.then), cy: y, r: 4 }), svg("text", { class: "strong", x: width, y: y + 4, "text-anchor": "end" }, `${row.then > now ? "+" : "−"}${percent(Math.abs(1 - row.then / Math.max(1, row.now)))}`));
     });
-    host.replaceChildren(root);
+    showChart(host, root);
   }
 
   function start() {

@@ -1,7 +1,6 @@
 """What the charts of the report draw: exact sums, waiting apart, many steps and ranks thinned."""
 
 import base64
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,15 @@ from lightning_rlprof.analysis.stages.overviews import slowest_ranks
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report import step_series
-from lightning_rlprof.report.overview import overview
-from lightning_rlprof.report.step_series import LATE, OTHERS, StepSeries, times_largest
-from lightning_rlprof.report.summary_rows import rank_rows, stage_rows
+from lightning_rlprof.report.html import step_charts
+from lightning_rlprof.report.html.step_charts import (
+    LATE,
+    OTHERS,
+    StepCharts,
+    rank_rows,
+    stage_rows,
+    times_largest,
+)
 from lightning_rlprof.report.terminal import duration
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
 from tests.builders.scripted import Script, play
@@ -27,7 +31,7 @@ def rows_of(table: object) -> list[dict[str, object]]:
 
 def test_parts_add_up_to_each_step_and_to_the_table_of_stages() -> None:
     spans = play(Script(ranks=4, steps=30, slow={2: 0.4}), 3).spans
-    series = StepSeries(spans)
+    series = StepCharts(spans)
     total = np.sum([part.ns for part in series.parts], axis=0)
     assert np.allclose(total, series.wall_ns)
     table = stages(spans)
@@ -40,19 +44,19 @@ def test_parts_add_up_to_each_step_and_to_the_table_of_stages() -> None:
 
 
 def test_many_stages_are_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_series, "_MOST_PARTS", 4)
+    monkeypatch.setattr(step_charts, "_MAX_PARTS", 4)
     own = [Row(f"stage {n}", "stage", 1, 10 * n, 10 * n + 5 + n) for n in range(4)]
     more = [Row(f"stage {n}", "stage", 1, 100 + 10 * n, 102 + 10 * n) for n in range(4, 9)]
-    series = StepSeries(loaded([Row("step", "step", 1, 0, 200), *own, *more]))
-    assert [part.name for part in series.parts] == [
+    series = StepCharts(loaded([Row("step", "step", 1, 0, 200), *own, *more]))
+    assert [part.name for part in series.drawn] == [
         *("stage 3", "stage 2", "stage 1", OTHERS, "untraced")
     ]
-    assert sum(float(part.ns[0]) for part in series.parts) == 200
+    assert sum(float(part.ns[0]) for part in series.drawn) == 200
 
 
 def test_many_steps_share_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_series, "_MOST_COLUMNS", 3)
-    series = StepSeries(grpo_run(tmp_path / "run", steps=7))
+    monkeypatch.setattr(step_charts, "_MAX_COLUMNS", 3)
+    series = StepCharts(grpo_run(tmp_path / "run", steps=7))
     data = series.data(
         [{"change": "outlier", "step": 5}, {"change": "level", "step": 4, "ratio": 2.0}]
     )
@@ -66,7 +70,7 @@ def test_many_steps_share_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_shades_of_ranks_can_be_read_back_to_six_percent() -> None:
-    series = StepSeries(play(Script(ranks=4, steps=30, slow={2: 0.4}), 3).spans)
+    series = StepCharts(play(Script(ranks=4, steps=30, slow={2: 0.4}), 3).spans)
     heat = series.heat()
     for value in heat["values"]:
         ns = series.by_rank[value["name"]].ravel()
@@ -77,20 +81,20 @@ def test_shades_of_ranks_can_be_read_back_to_six_percent() -> None:
 
 
 def test_of_very_many_ranks_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_series, "_MOST_HEAT_RANKS", 3)
-    heat = StepSeries(play(Script(ranks=8, steps=24), 3).spans).heat()
+    monkeypatch.setattr(step_charts, "_MAX_HEAT_RANKS", 3)
+    heat = StepCharts(play(Script(ranks=8, steps=24), 3).spans).heat()
     assert (len(heat["ranks"]), heat["total"]) == (3, 8)
     assert heat["ranks"] == sorted(heat["ranks"])
 
 
 def test_one_rank_has_nobody_to_be_late_for(tmp_path: Path) -> None:
-    series = StepSeries(grpo_run(tmp_path / "run", steps=5))
+    series = StepCharts(grpo_run(tmp_path / "run", steps=5))
     assert series.heat() == {"ranks": [], "values": []}
     assert rank_rows(series, [], []) == []
 
 
 def test_tokens_are_those_of_the_stage_that_generates(tmp_path: Path) -> None:
-    series = StepSeries(grpo_run(tmp_path / "run", steps=4, ranks=2))
+    series = StepCharts(grpo_run(tmp_path / "run", steps=4, ranks=2))
     assert series.tokens is not None
     name, tokens = series.tokens
     assert (name, tokens.tolist()) == (
@@ -98,24 +102,13 @@ def test_tokens_are_those_of_the_stage_that_generates(tmp_path: Path) -> None:
         [2 * (1000 + step) for step in range(1, 5)],
     )
     bare = [row._replace(counters=None) for row in grpo_rows(4)]
-    assert StepSeries(loaded(bare)).tokens is None
-
-
-def test_the_first_screen_needs_three_steps(tmp_path: Path) -> None:
-    few = overview(StepSeries(grpo_run(tmp_path / "few", steps=2)))
-    assert (few.median, few.spread) == (None, "2 steps; 3 are needed to show where time goes.")
-    enough = overview(StepSeries(grpo_run(tmp_path / "enough", steps=9)))
-    assert enough.median is not None
-    assert sum(each.share for each in [*enough.segments, *enough.small]) == pytest.approx(1)
+    assert StepCharts(loaded(bare)).tokens is None
 
 
 def test_rows_of_stages_and_ranks_name_who_is_slow() -> None:
     spans = play(Script(ranks=4, steps=40, slow={2: 0.4}), 3).spans
-    series = StepSeries(spans)
-    rows = {
-        row.name: row
-        for row in stage_rows(series, rows_of(slowest_ranks(spans)), rows_of(stages(spans)))
-    }
+    series = StepCharts(spans)
+    rows = {row.name: row for row in stage_rows(series, rows_of(slowest_ranks(spans)))}
     assert rows["actor_generate"].slowest.startswith("rank 2, 1.4")
     assert rows["actor_generate"].stands_out
     own = next(part.ns for part in series.parts if part.name == "actor_generate")
@@ -134,7 +127,7 @@ def test_memory_is_the_range_over_ranks(tmp_path: Path) -> None:
             for row in grpo_rows(3)
         ]
         write_rank(tmp_path / "run", header(rank, 2), rows)
-    (memory,) = StepSeries(load(tmp_path / "run")).memory()
+    (memory,) = StepCharts(load(tmp_path / "run")).memory()
     assert (memory["low"], memory["high"]) == ([101, 102, 103], [301, 302, 303])
 
 
@@ -143,8 +136,7 @@ def test_excluded_steps_are_drawn_but_not_counted(tmp_path: Path) -> None:
         row._replace(counters={"capture": 1}) if row.kind == "step" and row.step == 3 else row
         for row in grpo_rows(6)
     ]
-    series = StepSeries(loaded(rows))
+    series = StepCharts(loaded(rows))
     data = series.data([])
     assert data["included"] == [1, 1, 0, 1, 1, 1]
     assert data["states"][data["state"][2]] == "capture"
-    assert dataclasses.asdict(overview(series))["median"] is not None

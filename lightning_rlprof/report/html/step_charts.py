@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.samples.lengths import bin_counts, included_lengths, quantile_bin
-from lightning_rlprof.analysis.stages.stage_times import WAITING
-from lightning_rlprof.analysis.steps.partition import UNTRACED as NO_STAGE
-from lightning_rlprof.analysis.steps.partition import partition
-from lightning_rlprof.analysis.steps.step_selection import STATES, counted, states
-from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.analysis.steps.waiting import WaitingTimes, waiting_times
+from lightning_rlprof.analysis.stages.stage_times import Part, StepTimes
+from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.analysis.steps.step_selection import STATES
 from lightning_rlprof.records.histograms import bin_start
-from lightning_rlprof.records.records import KINDS, VALIDATIONS
-from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
-from lightning_rlprof.tables.spans import Histogram, Spans
+from lightning_rlprof.report.terminal import duration
+from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.spans import Histogram
 
-_MOST_PARTS = 14  # stages and waits of their own; the others are drawn as one
-_MOST_COLUMNS = 1_000  # of a chart over the steps: a screen has no more pixels
-_MOST_HEAT_RANKS = 256
+_MAX_PARTS = 14  # stages and waits of their own; the others are drawn as one
+_MAX_COLUMNS = 1_000  # of a chart over the steps: a screen has no more pixels
+_MAX_HEAT_RANKS = 256
 _HEAT_STAGES = 3
+_MAX_RANK_ROWS = 64
+_ALIKE = 1.05  # times the median of the other ranks: ranks below that are alike
+_SMALL = 0.01  # of the step: a slow rank there does not matter
 _OCTAVE = 12  # shades of a heat map per doubling: neighbors differ by 6%
 
 _KEYS = (
@@ -34,7 +34,7 @@ _KEYS = (
     *("trained", "levels", "outliers"),
 )
 
-OTHERS, UNTRACED = "other stages", "untraced"
+OTHERS = "other stages"
 LATE, WAITS = "arrives late by", "waits"
 
 _MEMORY = {
@@ -42,23 +42,6 @@ _MEMORY = {
     "host": ("host_rss_bytes", "resident in the process of a rank"),
     "child processes": ("children_rss_bytes", "resident in its child processes"),
 }
-
-
-@dataclass(frozen=True)
-class Part:
-    """Time of one kind in each step: a stage, waiting in it, or untraced time.
-
-    Attributes:
-        name: What the reader sees.
-        stage: The stage it belongs to, which gives its color.
-        kind: ``stage``, ``waiting`` or ``untraced``.
-        ns: Mean over the ranks of each step.
-    """
-
-    name: str
-    stage: str
-    kind: str
-    ns: Float64s
 
 
 class Heat(NamedTuple):
@@ -75,31 +58,13 @@ class Heat(NamedTuple):
     values: Mapping[str, Float64s]
 
 
-class StepSeries:
-    """A run by its steps, which `counted` divides into included ones and others.
-
-    Args:
-        spans: The run.
-    """
-
-    def __init__(self, spans: Spans) -> None:
-        self.spans, self.cut = spans, partition(spans)
-        rows = self.cut.steps
-        self.numbers, self._place, count = np.unique(
-            spans.step[rows], return_inverse=True, return_counts=True
-        )
-        self._count = count.astype(np.float64)
-        self.state = np.zeros(len(self.numbers), np.int64)
-        np.maximum.at(self.state, self._place, states(spans, rows))
-        choice = counted(spans, rows)
-        self.included = np.zeros(len(self.numbers), bool)
-        self.included[self._place[choice.mask]] = True
-        self.note = choice.note
+class StepCharts(StepTimes):
+    """The step times of a run, and what is drawn of them and beside them."""
 
     @property
     def _column_steps(self) -> int:
         """How many steps a column of a chart stands for."""
-        return max(1, -(-len(self.numbers) // _MOST_COLUMNS))
+        return max(1, -(-len(self.numbers) // _MAX_COLUMNS))
 
     @cached_property
     def _heads(self) -> Int64s:
@@ -107,71 +72,15 @@ class StepSeries:
         return np.arange(0, len(self.numbers), self._column_steps)
 
     @cached_property
-    def wall_ns(self) -> Float64s:
-        """Duration of each step, mean over its ranks."""
-        return self._mean(self.spans.duration_ns[self.cut.steps])
-
-    @cached_property
-    def _waits(self) -> WaitingTimes:
-        return waiting_times(self.spans, self.cut)
-
-    def _mean(self, ns: Int64s) -> Float64s:
-        found: Float64s = np.bincount(self._place, ns, len(self.numbers)) / self._count
-        return found
-
-    @cached_property
-    def parts(self) -> list[Part]:
-        """What steps consist of, most time first, untraced last; they add up to `wall_ns`."""
-        steps, width = len(self.numbers), len(self.spans.names) + 1
-        cells, waits = self.cut.cells(self.spans), self._waits
-        work = np.zeros((width, steps))
-        np.add.at(work, (cells.name, self._place[cells.step]), cells.ns)  # -1, untraced, is last
-        np.subtract.at(work, (waits.stage, self._place[waits.step]), waits.ns)
-        waited = np.zeros((width, steps))
-        np.add.at(waited, (waits.name, self._place[waits.step]), waits.ns)
-        found = [
-            Part(name.format(stage), stage, kind, times[code] / self._count)
-            for times, name, kind in ((work, "{}", "stage"), (waited, WAITING, "waiting"))
-            for code, stage in enumerate(self.spans.names)
-            if times[code].any()
-        ]
-        found.sort(key=lambda part: -float(part.ns[self.included].sum()))
-        if len(found) > _MOST_PARTS:
-            rest = np.sum([part.ns for part in found[_MOST_PARTS - 1 :]], axis=0)
-            found = [*found[: _MOST_PARTS - 1], Part(OTHERS, OTHERS, "stage", rest)]
-        return [*found, Part(UNTRACED, UNTRACED, "untraced", work[NO_STAGE] / self._count)]
-
-    @cached_property
-    def training_ns(self) -> Float64s:
-        """Duration of each step without the validation in it, mean over its ranks."""
-        cells = self.cut.cells(self.spans)
-        codes = [code for code, name in enumerate(self.spans.names) if name in VALIDATIONS]
-        own = np.isin(cells.name, codes)
-        spent = np.bincount(self._place[cells.step[own]], cells.ns[own], len(self.numbers))
-        found: Float64s = self.wall_ns - spent / self._count
-        return found
-
-    @cached_property
-    def tokens(self) -> tuple[str, Float64s] | None:
-        """The stage whose tokens are the run's, and those of all ranks in each step.
-
-        Those in validations do not count: they are of regions.
-        """
-        rows, amounts = self.spans.amounts("tokens")
-        stages = self.spans.kind[rows] == KINDS.index("stage")
-        rows, amounts = rows[stages], amounts[stages]
-        names = self.spans.name[rows]
-        if not len(rows):
-            return None
-        by_name = np.bincount(names, amounts, len(self.spans.names))
-        generates = categories_of(self.spans.names) == Category.ROLLOUT
-        chosen = np.where(generates[: len(by_name)], by_name, 0)
-        code = int(np.argmax(chosen if chosen.any() else by_name))
-        place = np.searchsorted(self.numbers, self.spans.step[rows])
-        place = np.minimum(place, max(len(self.numbers) - 1, 0))
-        own = (names == code) & np.isin(self.spans.step[rows], self.numbers)
-        counted_tokens = np.bincount(place[own], amounts[own], len(self.numbers))
-        return self.spans.names[code], counted_tokens.astype(np.float64)
+    def drawn(self) -> list[Part]:
+        """The parts of steps, of very many the smaller ones as one; they add up to each step."""
+        *found, untraced = self.parts
+        found = [part for part in found if part.ns.any()]
+        if len(found) > _MAX_PARTS:
+            found, rest = found[: _MAX_PARTS - 1], found[_MAX_PARTS - 1 :]
+            ns = np.sum([part.ns for part in rest], axis=0)
+            found.append(Part(OTHERS, OTHERS, "stage", ns, sum(part.total_ns for part in rest)))
+        return [*found, untraced]
 
     def data(self, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return what the charts over the steps draw, as plain data for JSON.
@@ -201,7 +110,7 @@ class StepSeries:
             "most": np.round(np.maximum.reduceat(self.wall_ns, heads) / 1e3).astype(int).tolist(),
             "parts": [
                 {"name": part.name, "stage": part.stage, "kind": part.kind, "us": mean(part.ns)}
-                for part in self.parts
+                for part in self.drawn
             ],
             "tokens": None if self.tokens is None
             else np.add.reduceat(self.tokens[1], heads).astype(int).tolist(),
@@ -266,11 +175,11 @@ class StepSeries:
         if len(self.ranks) < 2:
             return {}
         found: dict[str, Float64s] = {}
-        waits, cells = self._waits, self.cut.cells(self.spans)
+        waits, cells = self.waits, self.cells
         waited = self._sum_by_rank(waits.step, waits.ns)
         if waited.any():
             found[LATE], found[WAITS] = np.max(waited, axis=0) - waited, waited
-        stages = [part for part in self.parts if part.kind == "stage" and part.stage != OTHERS]
+        stages = [part for part in self.drawn if part.kind == "stage" and part.stage != OTHERS]
         for part in stages[:_HEAT_STAGES]:
             code = self.spans.names.index(part.stage)
             own, within = cells.name == code, waits.stage == code
@@ -315,10 +224,10 @@ class StepSeries:
 
 def _drawn_ranks(ranks: Int64s, ns: Float64s) -> Int64s:
     """Return the ranks to draw, ascending: of very many, spread over the order by their median."""
-    if len(ranks) <= _MOST_HEAT_RANKS:
+    if len(ranks) <= _MAX_HEAT_RANKS:
         return np.arange(len(ranks))
     order = np.argsort(np.median(ns, axis=1), kind="stable")
-    spread = np.unique(np.linspace(0, len(ranks) - 1, _MOST_HEAT_RANKS).astype(int))
+    spread = np.unique(np.linspace(0, len(ranks) - 1, _MAX_HEAT_RANKS).astype(int))
     return np.sort(order[spread])
 
 
@@ -334,6 +243,143 @@ def _shades(ns: Float64s) -> str:
     return base64.b64encode(shade.astype(np.uint8).tobytes()).decode()
 
 
-def mean_parts(series: StepSeries, some: Mask) -> list[tuple[Part, float]]:
-    """Return the mean time of each part in some steps, in the order of `StepSeries.parts`."""
-    return [(part, float(part.ns[some].mean())) for part in series.parts] if some.any() else []
+@dataclass(frozen=True)
+class StageRow:
+    """One part of a step: times are means over the ranks, by step.
+
+    Attributes:
+        name: The part.
+        stage: The stage that gives its color.
+        kind: ``stage``, ``waiting`` or ``untraced``.
+        share: Of the mean step.
+        mean: Mean over steps.
+        median: Median over steps.
+        high: 95th percentile over steps.
+        longest: In the longest step.
+        slowest: Slowest rank and its ratio to the others, ``alike``, or empty.
+        stands_out: Whether that rank is clearly slower in a stage that matters.
+        inclusive: Mean of whole spans, per call, with the stages and the waiting in them; empty if
+            there are none in them.
+    """
+
+    name: str
+    stage: str
+    kind: str
+    share: float
+    mean: str
+    median: str
+    high: str
+    longest: str
+    slowest: str
+    stands_out: bool
+    inclusive: str
+
+
+def stage_rows(series: StepCharts, slowest: Sequence[Mapping[str, Any]]) -> list[StageRow]:
+    """Return a row per part of the included steps, in the order of `StepCharts.drawn`.
+
+    Args:
+        series: The run.
+        slowest: Rows of the analysis `slowest_ranks`.
+    """
+    if not series.included.any():
+        return []
+    by_stage = {row["stage"]: row for row in slowest}
+    rows = []
+    for part in series.drawn:
+        if not part.total_ns and part.kind != "untraced":
+            continue
+        own = series.statistics(part)
+        text, stands_out = _slowest(
+            by_stage.get(part.name) if part.kind == "stage" else None, own.share or 0.0
+        )
+        mean, median, high, longest = (duration(ns) for ns in own[1:])
+        whole = series.calls.get(part.name, (None, None))[1] if part.kind == "stage" else None
+        rows.append(
+            StageRow(part.name, part.stage, part.kind, own.share or 0.0, mean, median, high,
+                     longest, text, stands_out, "" if whole is None else duration(int(whole)))
+        )  # fmt: skip
+    return rows
+
+
+def _slowest(row: Mapping[str, Any] | None, share: float) -> tuple[str, bool]:
+    if row is None or row["ratio"] is None:
+        return "", False
+    if row["ratio"] < _ALIKE:
+        return "alike", False
+    return f"rank {row['slowest rank']}, {row['ratio']:.2f}x", share >= _SMALL
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank beside the others; texts are empty where nothing is known.
+
+    Attributes:
+        rank: Its number.
+        late: Median of how late it arrives where ranks meet.
+        last: In how many steps it was the last to arrive.
+        stage: Median time of the largest stage.
+        waits: Share of the steps in which it waited for others.
+        verdict: What the analysis of stragglers says of it.
+        slow: Whether that names it.
+        status: How its recording ended, unless it finished.
+    """
+
+    rank: int
+    late: str
+    last: str
+    stage: str
+    waits: str
+    verdict: str
+    slow: bool
+    status: str
+
+
+def rank_rows(
+    series: StepCharts,
+    stragglers: Sequence[Mapping[str, Any]],
+    status: Sequence[Mapping[str, Any]],
+) -> list[RankRow]:
+    """Return a row per rank of a job of several, the latest of very many.
+
+    Args:
+        series: The run.
+        stragglers: Rows of the analysis `stragglers`.
+        status: Rows of the analysis `rank_status`.
+    """
+    values, some = series.by_rank, series.included
+    if not values or not some.any():
+        return []
+    verdicts = {row["rank"]: str(row["verdict"]) for row in stragglers if row["rank"] is not None}
+    ended = {row["rank"]: str(row["status"]) for row in status}
+    late, waits = values.get(LATE), values.get(WAITS)
+    last = None if late is None else times_largest(late[:, some])
+    stage = next((ns for name, ns in values.items() if name not in (LATE, WAITS)), None)
+    order = np.arange(len(series.ranks))
+    if len(order) > _MAX_RANK_ROWS and late is not None:
+        latest = np.argsort(-np.median(late[:, some], axis=1), kind="stable")
+        order = np.sort(latest[:_MAX_RANK_ROWS])
+    wall = _walls(series)
+    return [
+        RankRow(
+            rank := int(series.ranks[at]),
+            "" if late is None else duration(int(np.median(late[at, some]))),
+            "" if last is None else f"{last[at]} of {int(some.sum())}",
+            "" if stage is None else duration(int(np.median(stage[at, some]))),
+            "" if waits is None else f"{100 * waits[at, some].sum() / wall[at]:.1f}",
+            verdicts.get(rank, ""),
+            rank in verdicts,
+            "" if ended.get(rank, "finished") == "finished" else ended[rank],
+        )
+        for at in order[:_MAX_RANK_ROWS].tolist()
+    ]
+
+
+def _walls(series: StepCharts) -> Any:
+    """Return the time of the included steps of each rank; at least 1 ns."""
+    steps = series.cut.steps
+    steps = steps[np.isin(series.spans.step[steps], series.numbers[series.included])]
+    found = summarize(series.spans.rank[steps], series.spans.duration_ns[steps])
+    walls = np.ones(len(series.ranks))
+    walls[np.searchsorted(series.ranks, found.group)] = np.maximum(found.total, 1)
+    return walls

@@ -1,0 +1,326 @@
+"""The first screen of a run as facts: how long a step takes, on what, what comes first, doubts.
+
+The terminal, the end of a training, the HTML report and notebooks draw the same `Summary`, so they
+cannot tell different numbers. `summary_lines` is its text.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.analysis.device.kernels import kernels
+from lightning_rlprof.analysis.device.timeline import device_timeline
+from lightning_rlprof.analysis.device.utilization import breakdown, device_shares, idle
+from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.analysis.diagnosis.diagnosis import Check, Finding, Price, diagnose
+from lightning_rlprof.analysis.efficiency.throughput import efficiency
+from lightning_rlprof.analysis.stages.overviews import roles
+from lightning_rlprof.analysis.stages.stage_times import StepTimes, round_ns, stages
+from lightning_rlprof.analysis.steps.step_selection import FEWEST
+from lightning_rlprof.report.terminal import duration, percent, size
+from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
+from lightning_rlprof.tables.table import Table, figure
+
+STAGE_TABLES = frozenset({"stages", "steps", "gaps", "slowest_ranks"})
+"""Tables that say nothing of a run without stages."""
+
+_MAX_FIRST = 3
+_BAR_WIDTH, _MAX_BARS, _MAX_LINE = 24, 5, 100
+_MAX_KERNELS = 10
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True)
+class SummaryPart:
+    """A part of the mean step: a stage, ``waiting`` in it, or ``untraced`` time.
+
+    Attributes:
+        name: The part.
+        stage: The stage that gives its color.
+        kind: ``stage``, ``waiting`` or ``untraced``.
+        share: Of the mean step.
+        mean_ns: Per step, the mean of its ranks.
+    """
+
+    name: str
+    stage: str
+    kind: str
+    share: float
+    mean_ns: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The first screen of a run. Times are of included steps, each the mean of its ranks.
+
+    Attributes:
+        run: Where it is.
+        devices: Kinds of devices that it ran on.
+        ranks: How many have recorded.
+        steps: How many were recorded.
+        included: How many of them count.
+        left_out: How many of the others there are, by state such as ``warm-up``.
+        median_ns: Median step; it, quartiles and mean are None with fewer than three steps.
+        quartiles_ns: Half of the steps take between these two.
+        mean_ns: Mean step.
+        tokens_per_s: Tokens of all ranks per second of step time.
+        token_stage: The stage that counted them.
+        parts: What the mean step consists of, most time first, untraced last.
+        device: Share of each category of device time, of a run without stages.
+        idle_cause: Most frequent cause of idle time in it.
+        first: At most three: problems in their order, then ideas.
+        undecided: Checks for problems that the run has no data for.
+        captures_unread: Whether tables of profilers, which can take minutes, were left out.
+        doubts: Checks of the data that failed.
+        unchecked: Checks of the data that need more data, such as a capture.
+    """
+
+    run: Path
+    devices: tuple[str, ...]
+    ranks: int
+    steps: int
+    included: int
+    left_out: Mapping[str, int]
+    median_ns: int | None
+    quartiles_ns: tuple[int, int] | None
+    mean_ns: int | None
+    tokens_per_s: float | None
+    token_stage: str | None
+    parts: tuple[SummaryPart, ...]
+    device: Mapping[str, float]
+    idle_cause: str | None
+    first: tuple[Finding, ...]
+    undecided: int
+    captures_unread: bool
+    doubts: tuple[Check, ...]
+    unchecked: int
+
+    def __str__(self) -> str:
+        """Return the lines that a terminal shows."""
+        return "\n".join(summary_lines(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain data for JSON."""
+        return asdict(self) | {"run": str(self.run)}
+
+
+def summary(spans: Spans, *, captures: bool = False) -> Summary:
+    """Sum up a run; what comes first, second and third is `diagnose`'s.
+
+    Args:
+        spans: The run.
+        captures: Whether to read what profilers captured, which can take minutes.
+    """
+    own = spans if captures else _without_captures(spans)
+    times, diagnosis = StepTimes(spans), diagnose(own)
+    checks = diagnosis.quality.checks
+    walls = times.wall_ns[times.included]
+    enough = len(walls) >= FEWEST
+    low, median, high = np.quantile(walls, (0.25, 0.5, 0.75)) if enough else (0.0, 0.0, 0.0)
+    has_stages = len(spans.rows(kind="stage")) > 0
+    shares, cause = ({}, None) if has_stages else device_shares(device_timeline(own))
+    return Summary(
+        run=spans.path,
+        devices=tuple(sorted({header.hardware for header in spans.headers.values()})),
+        ranks=len(spans.ranks),
+        steps=len(times.numbers),
+        included=len(walls),
+        left_out=times.left_out,
+        median_ns=round_ns(median) if enough else None,
+        quartiles_ns=(round_ns(low), round_ns(high)) if enough else None,
+        mean_ns=round_ns(walls.mean()) if enough else None,
+        tokens_per_s=times.tokens_per_s if enough else None,
+        token_stage=None if times.tokens is None else times.tokens[0],
+        parts=_parts(times) if len(walls) else (),
+        device=shares,
+        idle_cause=cause,
+        first=(*diagnosis.problems, *diagnosis.ideas)[:_MAX_FIRST],
+        undecided=len(diagnosis.undecided),
+        captures_unread=own is not spans,
+        doubts=diagnosis.quality.doubts,
+        unchecked=sum(each.state == "not checked" for each in checks),
+    )
+
+
+def _parts(times: StepTimes) -> tuple[SummaryPart, ...]:
+    found = []
+    for part in times.parts:
+        own = times.statistics(part)
+        if own.mean or part.kind == "untraced":
+            found.append(SummaryPart(part.name, part.stage, part.kind, own.share or 0.0, own.mean))
+    return tuple(found)
+
+
+def _without_captures(spans: Spans) -> Spans:
+    """Return the run with the tables of its own files alone; itself if it has no others."""
+    own = {name: read for name, read in spans.tables.items() if name in OF_RANK_FILES}
+    return spans if len(own) == len(spans.tables) else replace(spans, tables=own)
+
+
+def is_device_trace(spans: Spans) -> bool:
+    """Return whether a run is a profiler's trace without rlprof: device work and no stage."""
+    ours = any(header.config for header in spans.headers.values())
+    return not ours and not len(spans.rows(kind="stage")) and bool(device_work(spans).tables)
+
+
+def lead_tables(spans: Spans) -> list[Table]:
+    """Return the table of stages, that of roles if there are several, and that of efficiency.
+
+    The last is `throughput` of the whole job, if MFU or the bandwidth of decoding is known. Of a
+    device trace it is breakdown, largest kernels, and idle time.
+    """
+    if is_device_trace(spans):
+        return [breakdown(spans), kernels(spans, top=_MAX_KERNELS), idle(spans)]
+    several, rates = roles(spans), efficiency(spans)
+    tables = [stages(spans)] if several.abstained is not None else [stages(spans), several]
+    return tables if rates is None else [*tables, rates]
+
+
+def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
+    """Return the lines that a training prints when it ends; no more than twelve.
+
+    Args:
+        found: The run.
+        ended: How the training ended, unless it finished: ``stopped by ValueError``.
+    """
+    lines = [f"rlprof: {run_line(found)}{f', {ended}' if ended else ''}"]
+    lines += device_lines(found)
+    if found.median_ns is not None:
+        lines += _bars(found)
+        lines += first_lines(found)
+    path = shlex.quote(str(found.run))
+    quality, *doubts = quality_lines(found)
+    lines.append(f"{quality}, in {path} ({_bytes(found.run)})")
+    if doubts:
+        lines.append(f"{doubts[0]} (and {len(doubts) - 1} more)" if doubts[1:] else doubts[0])
+    lines.append(f"See it:    rlprof report {path} --open")
+    return [plain(line) for line in lines]
+
+
+def run_line(found: Summary) -> str:
+    """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
+    text = f"{_count(found.steps, 'step')} on {_count(found.ranks, 'rank')}"
+    left_out = f" ({without(found)})" if found.left_out else ""
+    if found.median_ns is None or found.mean_ns is None:
+        return f"{text}{left_out}; {FEWEST} are needed to show where time goes"
+    text += f", median {duration(found.median_ns)}, mean {duration(found.mean_ns)}{left_out}"
+    if found.tokens_per_s is not None:
+        text += f", {figure(found.tokens_per_s)} tokens/s"
+    return text
+
+
+def device_lines(found: Summary) -> list[str]:
+    """Return in one line what devices did in a run without stages, if that was recorded."""
+    shares = []
+    for name, share in found.device.items():
+        if (text := f"{share:.0%}") != "0%":
+            cause = f" (mostly {found.idle_cause})" if name == "idle" else ""
+            shares.append(f"{name} {text}{cause}")
+    return [f"Device time: {', '.join(shares)}."] if shares else []
+
+
+def without(found: Summary) -> str:
+    """Return which steps medians and means leave out: ``without 2 warm-up steps``."""
+    if not found.left_out:
+        return ""
+    parts = [f"{steps:,} {state}" for state, steps in found.left_out.items()]
+    word = "step" if sum(found.left_out.values()) == 1 else "steps"
+    return f"without {' and '.join(parts)} {word}"
+
+
+def quality_lines(found: Summary) -> list[str]:
+    """Return one line if the data is complete; else how many doubts there are, and each in a line.
+
+    Example::
+
+        Recording: 2 doubts
+          ranks  1 of 2 are missing: 1
+          files  rank 0: recording ended early
+    """
+    if found.doubts:
+        width = max(len(doubt.name) for doubt in found.doubts)
+        lines = [f"  {doubt.name:{width}}  {doubt.detail}" for doubt in found.doubts]
+        return [f"Recording: {_count(len(lines), 'doubt')}", *lines]
+    if not found.unchecked:
+        return ["Recording: complete"]
+    needs = "needs" if found.unchecked == 1 else "need"
+    return [f"Recording: complete; {_count(found.unchecked, 'check')} {needs} more data"]
+
+
+def first_lines(found: Summary) -> list[str]:
+    """Return the first problem with its price and what to try, and the next in a line."""
+    if not found.first:
+        return [no_problem(found)]
+    top, lines = found.first[0], []
+    label = "Improve first" if top.kind == "idea" else "Fix first"
+    lines.append(f"{label}: {top.heading}{_price(top)}")
+    if len(found.first) > 1:
+        lines.append(f"Then: {found.first[1].heading}{_price(found.first[1])}")
+    lines = [line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 1]}…" for line in lines]
+    act = f"  {top.act}"
+    # Of a long one the first sentence, whole: it may have a command.
+    lines.insert(1, act if len(act) <= _MAX_LINE else act.partition(". ")[0])
+    return lines
+
+
+def no_problem(found: Summary) -> str:
+    """Return that no problem was found, and how much could not be decided."""
+    text = "No problem found in what was recorded"
+    if found.captures_unread:
+        more = f"For captures: rlprof findings {shlex.quote(str(found.run))}"
+        return f"{text} outside captures. {more}"
+    if not found.undecided:
+        return f"{text}."
+    needs = "needs" if found.undecided == 1 else "need"
+    return f"{text}; {_count(found.undecided, 'check')} {needs} more data."
+
+
+def price_of(found: Finding) -> Price | None:
+    """Return what a problem lost, or what an idea saves: what it takes is no price."""
+    price = found.price
+    return None if price is None or (found.kind == "idea" and price.kind == "lost") else price
+
+
+def _price(found: Finding) -> str:
+    price = price_of(found)
+    # Of the job: warm-up and what is outside steps included, unlike the shares above.
+    return "" if price is None else f" ({price.kind} {percent(price.share)} of the job)"
+
+
+def _bars(found: Summary) -> list[str]:
+    """Return the largest parts of the mean step with a bar each, and the others as one."""
+    parts = sorted(found.parts, key=lambda part: -part.share)
+    if all(part.kind == "untraced" for part in parts):
+        return ['  No stage was marked. Mark one: with stage("actor_generate"): ...']
+    shown, rest = parts[: _MAX_BARS - 1], parts[_MAX_BARS - 1 :]
+    if len(rest) == 1:
+        shown, rest = parts, []
+    rows = [(part.name, part.share, part.mean_ns) for part in shown]
+    if rest:
+        share, ns = sum(part.share for part in rest), sum(part.mean_ns for part in rest)
+        rows.append((f"{len(rest)} others", share, ns))
+    width = max(len(name) for name, _, _ in rows)
+    most = max(share for _, share, _ in rows) or 1.0
+    return [
+        f"  {name:{width}}  {percent(share):>5}  {_bar(share / most):{_BAR_WIDTH}}  {duration(ns)}"
+        for name, share, ns in rows
+    ]
+
+
+def _bar(part: float) -> str:
+    eighths = round(8 * _BAR_WIDTH * part)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _bytes(path: Path) -> str:
+    files = [path] if path.is_file() else path.rglob("*")
+    return size(sum(file.stat().st_size for file in files if file.is_file()))
