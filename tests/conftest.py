@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.effort import DEEP
+from tests.places import SHARED_DATA
 
 # Before torch is imported, here and in every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -32,6 +33,13 @@ settings.load_profile("busy machine")
 
 DEEP_FOLDERS = ("ascend", "benchmarks", "fuzz", "peers")
 """All their tests are deep: each needs a process, a fuzzer, or many seeds."""
+
+
+def pytest_report_header() -> str | None:
+    """Say once why many tests are skipped in a clone alone."""
+    if SHARED_DATA.is_dir():
+        return None
+    return "no folder ../shared/data: the tests on real traces of profilers are skipped"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

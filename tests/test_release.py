@@ -31,6 +31,11 @@ def test_the_citation_file_has_what_its_format_requires() -> None:
     assert f'name = "{found["title"]}"' in project
 
 
+def test_the_same_status_is_said_everywhere() -> None:
+    assert "Development Status :: 3 - Alpha" in (ROOT / "pyproject.toml").read_text()
+    assert "**Status: alpha.**" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_a_form_for_issues_is_one(form: Path) -> None:
     found: dict[str, Any] = yaml.safe_load(form.read_text())

@@ -3,6 +3,8 @@
 import os
 import sys
 
+if sys.argv[1:2] not in (["GRPO"], ["RLOO"]):
+    sys.exit("usage: rlprof run -- python train_grpo.py GRPO (or RLOO)")
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 from datasets import Dataset

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.child_process import run_child
+from lightning_rlprof.cli.record import run_child
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 
 if TYPE_CHECKING:

@@ -1,10 +1,19 @@
-"""The verb ``run``: a program whose trainings are recorded, without a change of code."""
+"""The verb ``run``: a program whose trainings are recorded, without a change of code.
 
+The program is a child process: started without a shell, signals passed on, its status kept. What
+its processes are is asked while they run: which record, and which Python cannot.
+"""
+
+import itertools
 import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -12,11 +21,9 @@ from typing import Annotated, Any
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.child_process import run_child
-from lightning_rlprof.cli.launched_processes import Processes, is_isolated
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.end_summary import print_summary
-from lightning_rlprof.integrations.launch import launched
+from lightning_rlprof.integrations.launch import INJECT, launched
 from lightning_rlprof.records.records import FOLDER_VARIABLE, SIGNS_VARIABLE
 from lightning_rlprof.records.run_directory import rank_files, read_trace
 from lightning_rlprof.system.location import local_path
@@ -29,6 +36,18 @@ _HOW = (
 _NOTHING = (
     "See which frameworks are recorded: rlprof doctor. A loop of your own needs start_session()."
 )
+# Signals passed to the child. nsys drops the reports if one of them arrives twice (measured with
+# 2022.4 and 2023.4). SLURM sends the last three to the training; what nsys does with them was not
+# measured.
+_PASSED_ON = {
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
+    *(signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+}
+_ISOLATED = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
+_MOST_PROCESSES = 10_000  # that are looked at
+_FIRST_S, _LAST_S = 0.1, 10.0  # between two looks, which take some milliseconds in large trainings
+_LONGEST_TEXT = 200  # characters that are shown
+_PYTHONPATH = "Extend it in the script: PYTHONPATH=FOLDER:$PYTHONPATH"
 
 Words = Annotated[
     list[str],
@@ -135,3 +154,148 @@ def _environment(file: str | None, given: dict[str, Any], signs: Path) -> dict[s
 
 def _entries(folder: Path) -> set[Path]:
     return {*folder.iterdir()} if folder.is_dir() else set()
+
+
+def run_child(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    look: Callable[[int], object] | None = None,
+) -> int:
+    """Run a command, pass signals on, and return its status as a shell does.
+
+    Ctrl-C on a terminal reaches the child directly; a signal from a process reaches only rlprof.
+
+    Args:
+        argv: The command.
+        environment: Its variables.
+        look: Called with its process id about once a second while it runs, and more often at first.
+
+    Raises:
+        RlprofError: The program cannot be started.
+    """
+    try:
+        process = subprocess.Popen(argv, env=environment)
+    except OSError as error:
+        raise RlprofError(
+            f"cannot run {argv[0]}: {error.strerror}",
+            hint=f"A script needs its interpreter: python {argv[0]}"
+            if argv[0].endswith(".py")
+            else "",
+        ) from error
+    wanted = {*_PASSED_ON, signal.SIGCHLD}
+    wait_s = _FIRST_S
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    try:
+        while process.poll() is None:
+            arrived = signal.sigtimedwait(wanted, wait_s)
+            wait_s = min(2 * wait_s, 1.0)
+            if look is not None:
+                look(process.pid)
+            # si_code above 0: the kernel sent it, for the terminal
+            if arrived and arrived.si_signo in _PASSED_ON and arrived.si_code <= 0:
+                process.send_signal(arrived.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+class Processes:
+    """The processes of one launch, by what they say, and by what Linux says of those that do not.
+
+    Args:
+        signs: Folder in which a Python under ``rlprof run`` says what it is, and what it records.
+    """
+
+    def __init__(self, signs: Path) -> None:
+        self._signs = signs
+        self._seen: set[int] = set()
+        self._why: list[str] = []  # why a Python did not hear of rlprof
+        self._wait_s, self._look_at = _FIRST_S, 0.0
+
+    def look(self, pid: int) -> None:
+        """Look at a process and all that descend from it, those that run now, until one records."""
+        if time.monotonic() < self._look_at or self._of("run"):
+            return
+        self._look_at = time.monotonic() + self._wait_s
+        self._wait_s = min(2 * self._wait_s, _LAST_S)
+        for each in itertools.islice(_family(pid), _MOST_PROCESSES):
+            with suppress(OSError):  # it has ended, or is of another user
+                if each not in self._seen and _is_python(os.readlink(f"/proc/{each}/exe")):
+                    self._seen.add(each)
+                    if why := _why_deaf(_words(each, "cmdline"), _variables(each)):
+                        self._why.append(why)
+
+    def runs(self) -> list[Path]:
+        """Return the run directories that sessions of this host recorded into, by name."""
+        lines = {line for path in self._of("run") for line in path.read_text().splitlines()}
+        return sorted(map(Path, lines), key=lambda run: run.name)
+
+    def why_nothing(self) -> str:
+        """Say which Python could not record, and what to do; empty if each of them could."""
+        if self._why:
+            return self._why[0]
+        if python := min((path.read_text() for path in self._of("without")), default=""):
+            install = f"{python} -m pip install lightning-rlprof"
+            return f"{python} has no lightning-rlprof. Install it there: {install}"
+        if self._of("with"):
+            return ""
+        return (
+            "No Python that it started has loaded rlprof: PYTHONPATH must keep the folder of "
+            f"rlprof run. {_PYTHONPATH}. Leave out python -I, -E and -S"
+        )
+
+    def _of(self, kind: str) -> list[Path]:
+        return sorted(self._signs.glob(f"{kind}-*"))
+
+
+def is_isolated(command: Sequence[str]) -> bool:
+    """Return whether a Python is told to ignore the variables or folders that doors need.
+
+    Example::
+
+        >>> is_isolated(["python3", "-Im", "train"]), is_isolated(["python", "train.py", "-I"])
+        (True, False)
+    """
+    options = itertools.takewhile(lambda word: word.startswith("-"), command[1:])
+    return _is_python(command[0]) and any(map(_ISOLATED.fullmatch, options))
+
+
+def _why_deaf(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return why a Python with these arguments and variables does not hear of rlprof."""
+    path, name = variables.get("PYTHONPATH", ""), shlex.join(command[:2])[:_LONGEST_TEXT]
+    if is_isolated(command):
+        return f"'{name}' ignores PYTHONPATH: leave that option out"
+    if str(INJECT) in path.split(os.pathsep):
+        return ""
+    if SIGNS_VARIABLE not in variables:
+        return f"'{name}' was started without the variables of rlprof run. Pass them on"
+    given = f"PYTHONPATH={path[:_LONGEST_TEXT]}" if path else "an empty PYTHONPATH"
+    return f"'{name}' was started with {given}, which replaces that of rlprof run. {_PYTHONPATH}"
+
+
+def _is_python(path: str) -> bool:
+    return Path(path).name.startswith(("python", "pypy"))
+
+
+def _family(pid: int) -> Iterator[int]:
+    """Yield a process and its descendants on Linux; elsewhere, the process alone."""
+    left = [pid]
+    while left:
+        pid = left.pop()
+        yield pid
+        threads: list[str] = []
+        with suppress(OSError):
+            threads = os.listdir(f"/proc/{pid}/task")
+        for thread in threads:
+            with suppress(OSError):
+                left += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+
+
+def _words(pid: int, name: str) -> list[str]:
+    data = Path(f"/proc/{pid}/{name}").read_bytes()
+    return data.decode("utf-8", "replace").rstrip("\0").split("\0")
+
+
+def _variables(pid: int) -> dict[str, str]:
+    pairs = (word.partition("=") for word in _words(pid, "environ"))
+    return {name: value for name, equals, value in pairs if equals}

@@ -120,6 +120,16 @@ def report(
 ) -> None:
     """Write one HTML file with tables, timeline and configuration."""
     spans = open_runs(run, others, as_one)
+    path = write_page(spans, output, force=force)
+    print_warnings(spans)
+    console.wrote(path)
+    if open_it and not webbrowser.open(path.resolve().as_uri()):
+        console.warn(f"no browser could be opened here. The page: {path.resolve().as_uri()}")
+    console.next_command("rlprof", "findings", run)
+
+
+def write_page(spans: "Spans", output: Path | None = None, *, force: bool = False) -> Path:
+    """Write the HTML report of a run, beside it unless the user wants it elsewhere."""
     mark = b"rlprof report</title>"
     path = console.destination(output, spans.path, "report.html", force=force, mark=mark)
     from lightning_rlprof.report.html.page import report_tables, write_report
@@ -128,11 +138,7 @@ def report(
         tables = report_tables(spans, step)
     with console.writing(path):
         write_report(spans, tables, path)
-    print_warnings(spans)
-    console.wrote(path)
-    if open_it and not webbrowser.open(path.resolve().as_uri()):
-        console.warn(f"no browser could be opened here. The page: {path.resolve().as_uri()}")
-    console.next_command("rlprof", "findings", run)
+    return path
 
 
 Kernels = Annotated[

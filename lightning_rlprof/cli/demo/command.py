@@ -11,7 +11,7 @@ import typer
 from lightning_rlprof.cli.console import next_command, progress_bar, say, status, warn, wrote
 from lightning_rlprof.cli.demo.options import DemoOptions
 from lightning_rlprof.cli.hang import hang
-from lightning_rlprof.cli.run_commands import describe
+from lightning_rlprof.cli.run_commands import describe, write_page
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 
@@ -109,11 +109,11 @@ def demo(
         )
     from lightning_rlprof.loaders.load import load
 
-    status(f"Training {wanted.recipe.title} with GRPO. This takes a minute or two ...")
+    status(f"Training {wanted.recipe.title} with GRPO: a minute or two on two idle cores ...")
     # Before torch starts its threads: with a busy neighbour, threads that spin while they wait made
     # a step of SmolLM2 six times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with progress_bar("warm start") as update:
+    with progress_bar("warm start", lines=True) as update:
         with _installed("demo"):
             from lightning_rlprof.cli.demo.run import run_demo
 
@@ -124,8 +124,9 @@ def demo(
     trained = f"Trained {result.parameters:,} parameters for {len(result.rewards)} steps"
     say(f"{trained} in {result.seconds:.0f} s.")
     _say_exact(result.exact_before, result.exact_after)
-    describe(load(run))
-    wrote(run)
+    spans = load(run)
+    describe(spans)
+    wrote(write_page(spans))
     if slow_rank is not None:
         next_command("rlprof", "stragglers", run)
         return
@@ -142,7 +143,7 @@ def _injected(wanted: DemoOptions) -> None:
     from lightning_rlprof.loaders.load import load
 
     status(f"Training with a fault ({wanted.inject}). This takes up to a minute ...")
-    with progress_bar("training") as update:
+    with progress_bar("training", lines=True) as update:
         with _installed("demo"):
             from lightning_rlprof.cli.demo.injected import run_injected_demo
 
@@ -174,7 +175,7 @@ def _asynchronous(wanted: DemoOptions, *, kill: bool) -> None:
     from lightning_rlprof.loaders.load import load
 
     status("Training asynchronously on Ray. This takes half a minute ...")
-    with progress_bar("warm start") as update:
+    with progress_bar("warm start", lines=True) as update:
         with _installed("demo,ray"):
             from lightning_rlprof.cli.demo.asynchronous import run_async_demo
 

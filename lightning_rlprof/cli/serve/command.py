@@ -41,8 +41,7 @@ def serve(
     Its metrics can be scraped by Prometheus, or are pushed with --otlp.
     """
     from lightning_rlprof.cli.serve import access
-    from lightning_rlprof.cli.serve.app import Pages
-    from lightning_rlprof.cli.serve.live_feed import LiveFeed
+    from lightning_rlprof.cli.serve.app import LiveFeed, Pages
     from lightning_rlprof.cli.serve.otlp import push_always
     from lightning_rlprof.system.http_server import HttpServer
 

@@ -19,7 +19,7 @@ from lightning_rlprof.system.version import VERSION
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import Metric, MetricsData
 
-    from lightning_rlprof.cli.serve.live_feed import LiveFeed
+    from lightning_rlprof.cli.serve.app import LiveFeed
 
 EVERY_S = 10.0
 """Seconds between two pushes."""

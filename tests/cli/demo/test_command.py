@@ -54,7 +54,7 @@ def test_the_demo_shows_what_was_learned_where_time_went_and_what_to_type(
     assert "Held-out exact match, before and after GRPO: 0.21 → 0.86\n" in out
     assert "actor_generate" in out
     assert out.endswith(
-        f"Wrote {tmp_path}/run\n"
+        f"Wrote {tmp_path}/run/report.html\n"
         "The rollout has no KV cache. Add one with --kv-cache, then compare the two runs.\n"
     )
     assert err.endswith(
@@ -90,7 +90,7 @@ def test_options_reach_the_demo_and_a_cached_one_offers_no_cache(
         "ranks": 2,
         "kv_cache": True,
     }
-    assert out.endswith("Wrote profiler_data/run\n")
+    assert out.endswith("Wrote profiler_data/run/report.html\n")
     assert err.endswith("next: rlprof findings profiler_data/run\n")
     assert "--kv-cache" not in err
 
@@ -123,7 +123,7 @@ def test_the_model_reaches_the_demo_and_is_repeated_in_what_to_type_next(
 
     assert (status, asked) == (0, {"model": "smollm2", "save_path": tmp_path})
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert "Training SmolLM2-135M with GRPO." in out + err
+    assert "Training SmolLM2-135M with GRPO: " in out + err
     assert f"next: rlprof demo --kv-cache --model smollm2 -o {tmp_path}\n" in err
 
 

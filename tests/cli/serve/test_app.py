@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.cli.serve.app import Pages
-from lightning_rlprof.cli.serve.live_feed import LiveFeed
+from lightning_rlprof.cli.serve.app import LiveFeed, Pages
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
 from tests.builders.browser import Page
@@ -89,7 +88,7 @@ def test_the_events_of_a_run_that_has_ended_are_one(tmp_path):
 
 def test_the_events_of_a_run_that_goes_on_follow_it(tmp_path, monkeypatch):
     writer, real = begin(tmp_path, ended=False), asyncio.sleep
-    monkeypatch.setattr("lightning_rlprof.cli.serve.live_feed.EVERY_S", 0.0)
+    monkeypatch.setattr("lightning_rlprof.cli.serve.app.EVERY_S", 0.0)
 
     async def wait(seconds):
         writer.write(steps(6, 7))

@@ -19,6 +19,14 @@ from tests.places import ROOT
 
 EXAMPLES = ROOT / "examples" / "trl"
 PROGRAM = EXAMPLES / "train_grpo.py"
+
+
+def test_the_example_says_how_it_is_called() -> None:
+    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("usage: rlprof run -- python train_grpo.py GRPO")
+
+
 ASYNC = ROOT / "tests" / "doubles" / "trl" / "train_async_grpo.py"
 STAGES = {
     "actor_generate", "actor_update", "compute_advantage", "compute_reward",

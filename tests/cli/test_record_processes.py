@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.cli.launched_processes import Processes
+from lightning_rlprof.cli.record import Processes
 from lightning_rlprof.integrations.launch import INJECT
 
 Run = Callable[..., tuple[int, str, str]]
@@ -78,7 +78,7 @@ def test_processes_are_left_alone_once_one_records(
     for name in ("run-7", "run-8"):
         (tmp_path / name).write_text("/b/2\n/a/1\n" if name == "run-7" else "/b/2\n")
     processes = Processes(tmp_path)
-    monkeypatch.setattr("lightning_rlprof.cli.launched_processes._family", lambda pid: 1 / 0)
+    monkeypatch.setattr("lightning_rlprof.cli.record._family", lambda pid: 1 / 0)
     processes.look(os.getpid())
     assert processes.runs() == [Path("/a/1"), Path("/b/2")]
 
