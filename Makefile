@@ -95,6 +95,7 @@ check: $(DEV) ## lint, format, types, import contracts, spelling, generated page
 	$(BIN)/python docs/generate_cli.py --check
 	$(BIN)/python docs/generate_schema.py --check
 	$(BIN)/python docs/generate_advice.py --check
+	$(BIN)/python docs/generate_methods.py --check
 	$(BIN)/python docs/generate_examples.py --check
 
 docs: $(DEV) ## build the pages into site/; broken links are errors

@@ -69,7 +69,7 @@ def threads(seconds: float) -> tuple[dict[str, float], float]:
     for name in (SAMPLER, AGAIN):
         files = HostFiles()
         parts = [*process_parts(files), *host_parts(files)]
-        note = lambda level, text: None  # noqa: E731
+        note = lambda code, text, /, **facts: None  # noqa: E731
         one = Background(lines.append, note, time.perf_counter_ns, parts, files=files)
         one.start()
         assert one._thread is not None

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).with_name("reference")
 
 _HEAD = """# Command line
 
-Every command takes `--help`. Commands that read a run need neither a GPU nor PyTorch.
+Every command takes `-h` and `--help`. Commands that read a run need neither a GPU nor PyTorch.
 
 `RUN` is a run directory, a directory of runs (the newest is used), a rank's file, a profiler
 trace, or a [URL](../remote.md). See also [Compare](../compare.md#exit-codes) for use in CI.
@@ -33,21 +33,20 @@ trace, or a [URL](../remote.md). See also [Compare](../compare.md#exit-codes) fo
 
 Results go to standard output. Errors, warnings and hints go to standard error.
 """
-_FIRST = ("Start", "Inspect", "Diagnose", "Export", "Record")
 
 
 def page() -> str:
     """Return the whole page."""
     root: Any = typer.main.get_command(app)
-    panels: dict[str, list[str]] = {name: [] for name in _FIRST}
-    for name, command in root.commands.items():
+    panels: dict[str, list[str]] = {}
+    for name in root.list_commands(None):
+        command = root.commands[name]
         if not command.hidden:
-            panel = getattr(command, "rich_help_panel", None)
-            title = panel if isinstance(panel, str) else "Record"
-            panels.setdefault(title, []).extend(_sections(f"rlprof {name}", command))
+            panel = panels.setdefault(command.rich_help_panel, [])
+            panel.extend(_sections(f"rlprof {name}", command))
     parts = [_HEAD]
     for title, sections in panels.items():
-        parts += [f"## {title}\n", *sections] if sections else []
+        parts += [f"## {title}\n", *sections]
     return "\n".join(parts)
 
 

@@ -6,47 +6,12 @@ from dataclasses import fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING
 
-from lightning_rlprof.analysis.advice.advice import advice
-from lightning_rlprof.analysis.communication.collectives import communication
-from lightning_rlprof.analysis.communication.links import link_matrix, links
-from lightning_rlprof.analysis.communication.weight_sync import weight_sync
-from lightning_rlprof.analysis.comparison.changes import changes
+from lightning_rlprof.analysis.catalog import CATALOG, Analysis
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
-from lightning_rlprof.analysis.critical_path.critical_path import critical_path
-from lightning_rlprof.analysis.device.device_counters import device_counters
-from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
-from lightning_rlprof.analysis.device.kernels import kernels
-from lightning_rlprof.analysis.device.launches import launches
-from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
-from lightning_rlprof.analysis.efficiency.experts import experts
-from lightning_rlprof.analysis.efficiency.matmuls import matmuls
-from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.analysis.findings.data_quality import data_quality
-from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.memory.phases import memory_phases
-from lightning_rlprof.analysis.memory.usage import memory, memory_timeline
-from lightning_rlprof.analysis.operators.costs import modules, operators
-from lightning_rlprof.analysis.samples.fates import samples
-from lightning_rlprof.analysis.samples.length_balance import length_balance
-from lightning_rlprof.analysis.samples.lengths import lengths
-from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
-from lightning_rlprof.analysis.samples.sample_path import sample_path
-from lightning_rlprof.analysis.samples.staleness import staleness
-from lightning_rlprof.analysis.stages.overviews import (
-    background_stages,
-    host_vs_device,
-    rank_status,
-    regions,
-    roles,
-    slowest_ranks,
-    steps,
-)
-from lightning_rlprof.analysis.stages.stage_times import gaps, stages
-from lightning_rlprof.analysis.stragglers.stragglers import stragglers
-from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.loaders.join_ranks import as_one
 from lightning_rlprof.report.html.notebook import ReportFrame, summary_html
 from lightning_rlprof.report.plots import Plots
@@ -59,8 +24,25 @@ from lightning_rlprof.tables.spans import CORE, Spans
 from lightning_rlprof.tables.table import Table
 
 
-class Run(Spans):
-    """`Spans` with the analyses as methods; each returns a `lightning_rlprof.tables.table.Table`.
+class _Method:
+    """An analysis as a method, whose module is imported when it is first asked for."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    def __get__(self, run: object, owner: type) -> object:
+        function = self._analysis.run
+        return function if run is None else MethodType(function, run)
+
+
+if TYPE_CHECKING:  # docs/generate_methods.py writes it
+    from lightning_rlprof.analysis.methods import Methods
+else:
+    Methods = type("Methods", (), {each.name: _Method(each) for each in CATALOG})
+
+
+class Run(Methods, Spans):
+    """`Spans` with a method for each analysis of `CATALOG`, which returns a `Table`.
 
     Example::
 
@@ -68,51 +50,8 @@ class Run(Spans):
         >>> run.stages(per_rank=True).to_pandas()             # doctest: +SKIP
     """
 
-    advice = advice
-    background_stages = background_stages
-    breakdown = breakdown
-    changes = changes
-    communication = communication
     compare = compare
-    critical_path = critical_path
-    data_quality = data_quality
-    device_counters = device_counters
-    device_critical_path = device_critical_path
-    experts = experts
-    findings = findings
-    gaps = gaps
-    host_vs_device = host_vs_device
-    idle = idle
-    kernels = kernels
-    launches = launches
-    ledger = ledger
-    length_balance = length_balance
-    lengths = lengths
-    link_matrix = link_matrix
-    links = links
-    long_tail = long_tail
-    matmuls = matmuls
-    memory = memory
-    memory_phases = memory_phases
-    memory_timeline = memory_timeline
-    modules = modules
-    operators = operators
-    overlap = overlap
-    rank_status = rank_status
-    roles = roles
-    regions = regions
-    sample_path = sample_path
-    samples = samples
-    slowest_ranks = slowest_ranks
-    stages = stages
-    staleness = staleness
-    steps = steps
-    stragglers = stragglers
-    tail_causes = tail_causes
-    throughput = throughput
     trace_diff = trace_diff
-    weight_sync = weight_sync
-    whatif = whatif
 
     def __repr__(self) -> str:
         """Return its name and its size, without the arrays."""

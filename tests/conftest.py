@@ -123,9 +123,11 @@ def start(
     for of_the_machine in (HostMemory, CpuWait):
         monkeypatch.setattr(of_the_machine, "counters", lambda self: {})
 
-    def make(recorders: Any = (), rank: int = 0, **options: Any) -> Any:
-        config = ProfilerConfig.build(None, **options)
-        return Session(config, tmp_path, make_header(rank), recorders, clock)
+    def make(
+        recorders: Any = (), rank: int = 0, loop: Any = None, helpers: Any = None, **options: Any
+    ) -> Any:
+        config, header = ProfilerConfig.build(None, **options), make_header(rank)
+        return Session(config, tmp_path, header, recorders, clock, loop=loop, helpers=helpers)
 
     yield make
     if session := current():

@@ -33,6 +33,7 @@ PAGES = [
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     if path.is_file() and ".zh" not in path.name  # test_chinese: their code is that of the English
 ]
+CHINESE = [*ROOT.glob("*.zh-CN.md"), *ROOT.glob("docs/**/*.zh.md")]
 REAL = SHARED_DATA / "kineto" / "h100_qwen1.5-0.5b.json.gz"
 FLAGS = re.MULTILINE | re.DOTALL
 FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", FLAGS)
@@ -128,6 +129,30 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
     for block in blocks(page.read_text(), "bash", "console"):
         for words in commands(block):
             check_command(words)
+
+
+# What zsh would take for a pattern of file names; without a file it runs nothing.
+UNQUOTED = re.compile(r"""(?:'[^']*'|"[^"]*"|#.*)|(\S*[\[\]?*]\S*)""")
+FILES_THERE = {"dist/*.whl"}
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a page that a reader types, those inside of sentences, too."""
+    for block in blocks(text, "bash", "sh", "shell"):
+        yield from block.splitlines()
+    for block in blocks(text, "console"):
+        yield from (line[2:] for line in block.splitlines() if line.startswith("$ "))
+    for block in blocks(text, "text"):
+        yield from (line for line in block.splitlines() if line.startswith("rlprof "))
+    yield from re.findall(r"`(rlprof [^`\n]+)`", re.sub(FENCE, "", text))
+
+
+@pytest.mark.parametrize("page", PAGES + CHINESE, ids=by_name)
+def test_a_command_of_a_page_can_be_typed_into_zsh(page: Path) -> None:
+    if page.name == "cli.md":  # generated: its usage lines have optional words in brackets
+        return
+    found = [word for line in shell_lines(page.read_text()) for word in UNQUOTED.findall(line)]
+    assert {word for word in found if word} - FILES_THERE == set()
 
 
 GUIDES = [*sorted(ROOT.glob("docs/guides/*.md")), ROOT / "docs" / "faq.md"]

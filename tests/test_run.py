@@ -1,7 +1,10 @@
 """A run in a notebook: the analyses are its methods, and the page shows what it says."""
 
 import dataclasses
+import runpy
 from pathlib import Path
+
+import pytest
 
 import lightning_rlprof
 from lightning_rlprof.analysis.catalog import ANALYSES
@@ -10,7 +13,9 @@ from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.report.summary import summary
 from lightning_rlprof.run import Run
+from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.testing import make_header
+from tests.places import ROOT
 
 MS = 1_000_000
 
@@ -35,6 +40,20 @@ def test_every_analysis_is_a_method_with_the_same_answer(tmp_path: Path) -> None
     assert run.stages(per_rank=True) == stages(run, per_rank=True)
     assert run.summary() == summary(run)
     assert run.compare(run) == compare(run, run)
+
+
+def test_no_analysis_hides_a_part_of_the_run() -> None:
+    assert not ANALYSES.keys() & {*dir(Spans), *Spans.__dataclass_fields__}
+
+
+def test_types_are_known_for_each_method(capsys: pytest.CaptureFixture[str]) -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_methods.py"))
+    main, text = generator["main"], Path(generator["FILE"]).read_text()
+    assert main(["--check"]) == 0
+    assert all(f"    {name} = _{name}\n" in text for name in ANALYSES)
+    main.__globals__["CATALOG"] = ()
+    assert main(["--check"]) == 1
+    assert "methods.pyi is stale: python docs/generate_methods.py" in capsys.readouterr().err
 
 
 def test_a_run_shows_its_name_and_size_and_no_arrays(tmp_path: Path) -> None:

@@ -1,123 +1,105 @@
-"""Every analysis of one run: its name, what it answers, and where it is shown."""
+"""Every analysis of one run: its name, what it answers, and where it is shown.
+
+This table is the only place that names them. `Run` has a method for each row, ``rlprof show`` a
+name to complete, the docs a table of columns. A module is imported when its analysis runs.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
-from lightning_rlprof.analysis.advice.advice import advice
-from lightning_rlprof.analysis.communication.collectives import communication
-from lightning_rlprof.analysis.communication.links import link_matrix, links
-from lightning_rlprof.analysis.communication.weight_sync import weight_sync
-from lightning_rlprof.analysis.comparison.changes import changes
-from lightning_rlprof.analysis.critical_path.critical_path import critical_path
-from lightning_rlprof.analysis.device.device_counters import device_counters
-from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
-from lightning_rlprof.analysis.device.kernels import kernels
-from lightning_rlprof.analysis.device.launches import launches
-from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
-from lightning_rlprof.analysis.efficiency.experts import experts
-from lightning_rlprof.analysis.efficiency.matmuls import matmuls
-from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.analysis.findings.data_quality import data_quality
-from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.memory.phases import memory_phases
-from lightning_rlprof.analysis.memory.usage import memory, memory_timeline
-from lightning_rlprof.analysis.operators.costs import modules, operators
-from lightning_rlprof.analysis.samples.fates import samples
-from lightning_rlprof.analysis.samples.length_balance import length_balance
-from lightning_rlprof.analysis.samples.lengths import lengths
-from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
-from lightning_rlprof.analysis.samples.sample_path import sample_path
-from lightning_rlprof.analysis.samples.staleness import staleness
-from lightning_rlprof.analysis.stages.overviews import (
-    background_stages,
-    host_vs_device,
-    rank_status,
-    regions,
-    roles,
-    slowest_ranks,
-    steps,
-)
-from lightning_rlprof.analysis.stages.stage_times import gaps, stages
-from lightning_rlprof.analysis.stragglers.stragglers import stragglers
-from lightning_rlprof.analysis.whatif.whatif import whatif
-from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Table
+if TYPE_CHECKING:
+    from lightning_rlprof.tables.spans import Spans
+    from lightning_rlprof.tables.table import Table
 
-Group = Literal["Steps", "Ranks", "Device", "Memory", "Samples", "Diagnosis"]
+# Name (it is also that of the function and of its table) | module in this package | heading |
+# where it is shown | what the table contains. Of the places, `show` is `rlprof show` alone,
+# `report` also the HTML report, `summary` also `rlprof summary --json`. A `verb` is as `summary`,
+# but a verb of `rlprof` prints it instead of `show`. What reads large tables of device tools is
+# in no summary: it is computed when it is asked for.
+_ROWS = """
+data_quality | findings.data_quality | Diagnosis | summary | Checks of the data, before any number
+findings | findings.findings | Diagnosis | summary | What to fix first: cost, evidence, what to try
+advice | advice.advice | Diagnosis | report | What to set: evidence, savings, risks
+ledger | ledger.ledger | Diagnosis | summary | GPU-hours of the whole job by category
+stragglers | stragglers.stragglers | Ranks | verb | Ranks that slow the others down, at equal work
+critical_path | critical_path.critical_path | Steps | summary | What decides step time, and slack
+whatif | whatif.whatif | Diagnosis | verb | Step time after a change
+stages | stages.stage_times | Steps | summary | Step time by stage
+host_vs_device | stages.overviews | Device | summary | Host and device time of each stage
+background_stages | stages.overviews | Steps | summary | Stages of other threads and outside steps
+regions | stages.overviews | Steps | summary | Regions inside steps: data, training step, optimizer
+gaps | stages.stage_times | Steps | summary | Untraced time, by the stages before and after it
+slowest_ranks | stages.overviews | Ranks | summary | Slowest rank of each stage
+steps | stages.overviews | Steps | summary | Every step of every rank
+changes | comparison.changes | Steps | summary | Steps at which time changed, trends, outliers
+memory | memory.usage | Memory | summary | Peak memory of each stage and rank
+samples | samples.fates | Samples | summary | Fates of samples, and useful tokens
+lengths | samples.lengths | Samples | summary | How long samples were, by stage
+long_tail | samples.long_tail | Samples | summary | Idle time of the last responses, and cuts
+tail_causes | samples.long_tail | Samples | summary | Why the last responses are late
+staleness | samples.staleness | Samples | summary | Age of weights, waits and queue by update
+length_balance | samples.length_balance | Samples | summary | Tokens by rank, and the best split
+sample_path | samples.sample_path | Samples | summary | One sample from prompt to update
+roles | stages.overviews | Ranks | summary | Roles of a job: ranks, when, and how busy
+rank_status | stages.overviews | Ranks | summary | How each rank's recording ended
+breakdown | device.utilization | Device | report | Compute, communication, memcpy and idle time
+idle | device.utilization | Device | report | Device idle time by cause and stage
+overlap | device.utilization | Device | report | Communication hidden behind compute
+device_critical_path | device.device_critical_path | Device | show | What a device's step waits for
+kernels | device.kernels | Device | show | Kernels and copies by total time
+launches | device.launches | Device | show | Launch cost and queue depth of each stream
+operators | operators.costs | Device | show | Operators by device and host time
+matmuls | efficiency.matmuls | Device | show | Matmuls and attention against peak FLOP/s
+modules | operators.costs | Device | show | Modules by device and host time
+communication | communication.collectives | Ranks | report | Collectives: transfer, wait, bandwidth
+weight_sync | communication.weight_sync | Steps | report | Parts of weight syncs, and lower bound
+links | communication.links | Ranks | show | Bandwidth of links between ranks, and which are slow
+link_matrix | communication.links | Ranks | show | Bandwidth from each rank to each other
+experts | efficiency.experts | Ranks | show | Balance of tokens over experts and their ranks
+memory_timeline | memory.usage | Memory | show | Peak, fragmentation and growth of device memory
+memory_phases | memory.phases | Memory | show | What each stage leaves in memory, and leaks
+throughput | efficiency.throughput | Diagnosis | show | Tokens/s, samples/s and MFU of each stage
+device_counters | device.device_counters | Device | show | Counters of hosts and devices, by stage
+"""
 
 
 class Analysis(NamedTuple):
     """One analysis.
 
     Attributes:
-        run: Takes `Spans` and returns a `Table` that has the function's name.
+        name: Its name in Python, on the command line, in JSON and in the docs.
+        module: Where its function is, which has the same name.
         group: The heading it is listed under.
+        place: Where it is shown: ``show``, ``report``, ``summary`` or ``verb``.
         answers: What its table contains, as a noun phrase.
-        summary: Whether `rlprof summary --json` contains it. The others read large tables of device
-            tools, so each is computed when it is asked for.
-        report: Whether the HTML report shows it.
     """
 
-    run: Callable[[Spans], Table]
-    group: Group
+    name: str
+    module: str
+    group: str
+    place: str
     answers: str
-    summary: bool = False
-    report: bool = False
 
     @property
-    def name(self) -> str:
-        """The name in Python, on the command line, in JSON and in the docs."""
-        return self.run.__name__
+    def run(self) -> "Callable[[Spans], Table]":
+        """The function: it takes `Spans` and returns a `Table` with its name."""
+        module = import_module(f"{__package__}.{self.module}")
+        found: Callable[[Spans], Table] = getattr(module, self.name)
+        return found
+
+    @property
+    def summary(self) -> bool:
+        """Whether ``rlprof summary --json`` contains it."""
+        return self.place in ("summary", "verb")
+
+    @property
+    def report(self) -> bool:
+        """Whether the HTML report shows it."""
+        return self.place != "show"
 
 
-CATALOG: tuple[Analysis, ...] = (
-    Analysis(data_quality, "Diagnosis", "Checks of the data, before any number", True, True),
-    Analysis(findings, "Diagnosis", "What to fix first: cost, evidence, what to try", True, True),
-    Analysis(advice, "Diagnosis", "What to set: evidence, savings, risks", report=True),
-    Analysis(ledger, "Diagnosis", "GPU-hours of the whole job by category", True, True),
-    Analysis(stragglers, "Ranks", "Ranks that slow the others down, at equal work", True, True),
-    Analysis(critical_path, "Steps", "Work that decides step time, and slack", True, True),
-    Analysis(whatif, "Diagnosis", "Step time after a change", True, True),
-    Analysis(stages, "Steps", "Step time by stage", True, True),
-    Analysis(host_vs_device, "Device", "Host and device time of each stage", True, True),
-    Analysis(background_stages, "Steps", "Stages of other threads and outside steps", True, True),
-    Analysis(regions, "Steps", "Regions inside steps: data, training step, optimizer", True, True),
-    Analysis(gaps, "Steps", "Untraced time, by the stages before and after it", True, True),
-    Analysis(slowest_ranks, "Ranks", "Slowest rank of each stage", True, True),
-    Analysis(steps, "Steps", "Every step of every rank", True, True),
-    Analysis(changes, "Steps", "Steps at which time changed, trends, outliers", True, True),
-    Analysis(memory, "Memory", "Peak memory of each stage and rank", True, True),
-    Analysis(samples, "Samples", "Fates of samples, and useful tokens", True, True),
-    Analysis(lengths, "Samples", "How long samples were, by stage", True, True),
-    Analysis(long_tail, "Samples", "Idle time of the last responses, and cuts", True, True),
-    Analysis(tail_causes, "Samples", "Why the last responses are late", True, True),
-    Analysis(staleness, "Samples", "Age of weights, waits and queue by update", True, True),
-    Analysis(length_balance, "Samples", "Tokens by rank: as trained, and at best", True, True),
-    Analysis(sample_path, "Samples", "One sample from prompt to update", True, True),
-    Analysis(roles, "Ranks", "Roles of a job: ranks, when, and how busy", True, True),
-    Analysis(rank_status, "Ranks", "How each rank's recording ended", True, True),
-    Analysis(breakdown, "Device", "Compute, communication, memcpy and idle time", report=True),
-    Analysis(idle, "Device", "Device idle time by cause and stage", report=True),
-    Analysis(overlap, "Device", "Communication hidden behind compute", report=True),
-    Analysis(
-        device_critical_path, "Device", "Kernels, copies and host work that step time waits for"
-    ),
-    Analysis(kernels, "Device", "Kernels and copies by total time"),
-    Analysis(launches, "Device", "Launch cost and queue depth of each stream"),
-    Analysis(operators, "Device", "Operators by device and host time"),
-    Analysis(matmuls, "Device", "Matmuls and attention against peak FLOP/s"),
-    Analysis(modules, "Device", "Modules by device and host time"),
-    Analysis(communication, "Ranks", "Collectives: transfer, wait, bandwidth", report=True),
-    Analysis(weight_sync, "Steps", "Weight sync in parts, against its lower bound", report=True),
-    Analysis(links, "Ranks", "Bandwidth of links between ranks, and which are slow"),
-    Analysis(link_matrix, "Ranks", "Bandwidth from each rank to each other"),
-    Analysis(experts, "Ranks", "Balance of tokens over experts and their ranks"),
-    Analysis(memory_timeline, "Memory", "Peak, fragmentation and growth of device memory"),
-    Analysis(memory_phases, "Memory", "What each stage leaves in memory, and which one leaks"),
-    Analysis(throughput, "Diagnosis", "Tokens/s, samples/s and MFU of each stage"),
-    Analysis(device_counters, "Device", "Counters of hosts and devices, over time and by stage"),
-)
+CATALOG = tuple(Analysis(*row.split(" | ")) for row in _ROWS.strip().splitlines())
 """All analyses, in reading order."""
 
 ANALYSES: Mapping[str, Analysis] = {each.name: each for each in CATALOG}

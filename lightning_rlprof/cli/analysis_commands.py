@@ -1,18 +1,19 @@
 """The verbs that print analyses of a run.
 
-They are show, findings, ledger, stragglers, critical-path, whatif and whatif check.
+They are show, findings, stragglers, whatif and whatif check.
 """
 
 import json
 import math
 import shlex
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -81,64 +82,192 @@ SampleNumber = Annotated[
     int | None,
     typer.Option("--sample", metavar="N", help="sample_path: number of the sample to follow"),
 ]
-_OPTIONS = {
-    "parameters": ("--params", "throughput"),
-    "peak_tflops": ("--peak-tflops", "throughput"),
-    "model": ("--model", "throughput"),
-    "sample": ("--sample", "sample_path"),
-}
+
+
+class _Part(str, Enum):  # Typer takes no list of literals
+    RANK = "rank"
+    STEP = "step"
+    SAMPLE = "sample"
+
+
+By = Annotated[
+    list[_Part] | None,
+    typer.Option(
+        metavar="PART",
+        help="One row for each: rank or step in ledger, rank or sample in critical_path "
+        "(repeatable)",
+    ),
+]
+Price = Annotated[
+    float | None, typer.Option(metavar="N", help="ledger: price of a GPU-hour, for example 2.50")
+]
+Currency = Annotated[
+    str | None, typer.Option(metavar="NAME", help="ledger: currency of the price (default: EUR)")
+]
+All = Annotated[bool, typer.Option("--all", help="List also analyses without data in this run")]
+# Each option, its parameter in Python, and what it applies to.
+_OPTIONS = (
+    ("--params", "parameters", "throughput"),
+    ("--peak-tflops", "peak_tflops", "throughput"),
+    ("--model", "model", "throughput"),
+    ("--sample", "sample", "sample_path"),
+    ("--price", "price", "ledger"),
+    ("--currency", "currency", "ledger"),
+)
+_EXAMPLES = {"--params": "7.6e9", "--peak-tflops": "989"}
+_PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank", "sample")}
+_NEXT = {"ledger": "findings", "critical_path": "whatif"}  # the verb to ask after an analysis
 
 
 def show(
     run: RunOrName = SAVE_PATH,
     name: Name = None,
     rank: Rank = None,
+    by: By = None,
+    price: Price = None,
+    currency: Currency = None,
     params: Params = None,
     peak_tflops: Peak = None,
     model: ModelConfig = None,
     sample: SampleNumber = None,
+    every: All = False,
 ) -> None:
-    """Show one analysis. Omit NAME to list them all.
+    """Show one table, such as ledger, critical_path or kernels.
 
-    Example: rlprof show RUN breakdown
+    Without NAME, it lists those that have data in this run.
+
+    Example: rlprof show RUN ledger --price 2.50 --by rank
     """
-    from lightning_rlprof.analysis.catalog import ANALYSES
-
-    if name is None and is_absent(run) and console.did_you_mean(str(run), ANALYSES):
-        run, name = SAVE_PATH, str(run)  # of the newest run
-    elif name is not None and name not in ANALYSES and str(run) in ANALYSES:
-        run, name = place(name), str(run)  # in the other order
+    run, name = _run_and_name(run, name)
     if name is None:
-        _list_analyses(open_run(run), run)
+        _list_analyses(open_run(run), run, every=every)
         return
-    if name not in ANALYSES:
-        near = console.did_you_mean(name, ANALYSES)
-        hint = f"{near} List all: rlprof show {shlex.quote(str(run))}".strip()
-        raise RlprofError(f"unknown analysis '{name}'", hint=hint, code="unknown_analysis")
-    checked = (("--params", params, "7.6e9"), ("--peak-tflops", peak_tflops, "989"))
-    for option, value, example in checked:
-        if value is not None and not 0 < value < 1e18:
-            text = f"{option} {value} is not between 0 and 1e18"
-            raise RlprofError(text, hint=f"For example {option} {example}")
-    every = {"parameters": params, "peak_tflops": peak_tflops, "model": model}
-    every["sample"] = sample
-    given = {option: value for option, value in every.items() if value is not None}
-    for option, analysis in map(_OPTIONS.__getitem__, given):
-        if name != analysis:
-            raise RlprofError(f"{option} applies to '{analysis}', not to '{name}'")
+    _check_name(name, run)
+    if price is not None and not 0 <= price < math.inf:
+        raise RlprofError(f"--price {price} is not a price", hint="For example --price 2.50")
+    parts = [each.value for each in by or ()]
+    given = _given(name, (params, peak_tflops, model, sample, price, currency), parts)
     spans = open_run(run)
-    table = _of_rank(ANALYSES[name], spans, rank, given)
+    tables, facts = _tables(name, spans, rank, parts, given)
     files = _memory_files(spans) if name in ("memory", "memory_timeline") else []
-    answer(spans, [table], "", facts={"files": files} if files else None, rows=_LIMIT)
+    facts |= {"files": files} if files else {}
+    then = (_NEXT[name], run) if name in _NEXT else ()
+    answer(spans, tables, "", facts=facts, rows=_LIMIT, then=then)
     if not console.is_json():
         _print_memory_files(files)
 
 
-def _list_analyses(spans: "Spans", run: Run) -> None:
-    """Print every analysis by group, and whether this run has data for it."""
+def _named(name: str) -> str:
+    """Return the name of an analysis, which a shell's user may write with hyphens."""
+    return name.replace("-", "_")
+
+
+def _run_and_name(run: Path, name: str | None) -> tuple[Path, str | None]:
+    """Return a run, the newest if none was given, and an analysis; they may be in any order."""
+    from lightning_rlprof.analysis.catalog import ANALYSES
+
+    if name is None and is_absent(run) and console.did_you_mean(_named(str(run)), ANALYSES):
+        return SAVE_PATH, _named(str(run))
+    if name is not None and _named(name) not in ANALYSES and _named(str(run)) in ANALYSES:
+        return place(name), _named(str(run))
+    return run, None if name is None else _named(name)
+
+
+def _check_name(name: str, run: Path) -> None:
+    """Raise an error if ``show`` has no such analysis."""
+    from lightning_rlprof.analysis.catalog import ANALYSES
+
+    if name not in ANALYSES:
+        near = console.did_you_mean(name, ANALYSES)
+        hint = f"{near} List all: rlprof show {shlex.quote(str(run))}".strip()
+        raise RlprofError(f"unknown analysis '{name}'", hint=hint, code="unknown_analysis")
+    if ANALYSES[name].place == "verb":
+        hint = f"rlprof {name} {shlex.quote(str(run))}"
+        raise RlprofError(f"'{name}' is a verb of its own", hint=hint, code="unknown_analysis")
+
+
+def _given(name: str, values: Sequence[Any], by: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of an analysis, once the options fit it."""
+    given = {}
+    for (option, parameter, analysis), value in zip(_OPTIONS, values, strict=True):
+        if value is None:
+            continue
+        if name != analysis:
+            raise RlprofError(f"{option} applies to '{analysis}', not to '{name}'")
+        if option in _EXAMPLES and not 0 < value < 1e18:
+            text = f"{option} {value} is not between 0 and 1e18"
+            raise RlprofError(text, hint=f"For example {option} {_EXAMPLES[option]}")
+        given[parameter] = value
+    for part in by:
+        if part not in _PARTS.get(name, ()):
+            fits = " and ".join(f"'{each}'" for each, parts in _PARTS.items() if part in parts)
+            raise RlprofError(f"--by {part} applies to {fits}, not to '{name}'")
+    return given
+
+
+def _tables(
+    name: str, spans: "Spans", rank: int | None, by: Sequence[str], given: dict[str, Any]
+) -> "tuple[list[Table], dict[str, Any]]":
+    """Return the tables of an analysis, of one rank if that was asked for, and facts for JSON."""
+    from lightning_rlprof.analysis.catalog import ANALYSES
+    from lightning_rlprof.loaders.rank_names import as_ranges
+
+    if rank is not None and rank not in spans.ranks:
+        raise RlprofError(f"rank {rank} is not in this run (ranks: {as_ranges(spans.ranks)})")
+    if name == "ledger":
+        tables, facts = _ledger(spans, by, **given)
+        return _of_rank(tables, rank, name), facts
+    if name == "critical_path":
+        return _of_rank(_critical_path(spans, by), rank, name), {}
+    run = ANALYSES[name].run
+    if rank is not None and "ranks" in signature(run).parameters:
+        return [run(spans, ranks=[rank], **given)], {}  # type: ignore[call-arg]
+    return _of_rank([run(spans, **given)], rank, name), {}
+
+
+def _ledger(
+    spans: "Spans", by: Sequence[str], price: float | None = None, currency: str = "EUR"
+) -> "tuple[list[Table], dict[str, Any]]":
+    """Return the hours by category, by rank and step if asked for, and the facts of JSON."""
+    from lightning_rlprof.analysis.ledger.accounts import compute_accounts
+    from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
+
+    accounts = compute_accounts(spans, per_rank="rank" in by)
+    tables = [category_totals(accounts, price=price, currency=currency)]
+    tables += [category_breakdown(accounts, per_step="step" in by)] if by else []
+    return tables, {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
+
+
+def _critical_path(spans: "Spans", by: Sequence[str]) -> "list[Table]":
+    """Return the critical path, and the bottleneck cycle of steps that overlap."""
+    from lightning_rlprof.analysis.critical_path.bottleneck_cycle import bottleneck_cycle
+    from lightning_rlprof.analysis.critical_path.critical_path import critical_path
+
+    path = critical_path(spans, per_rank="rank" in by, per_sample="sample" in by)
+    cycle = bottleneck_cycle(spans)
+    return [path] if cycle.abstained is not None else [path, cycle]
+
+
+def _of_rank(tables: "list[Table]", rank: int | None, name: str) -> "list[Table]":
+    """Return the rows of one rank, if one is given, of the tables that have a rank in each row."""
+    if rank is None:
+        return tables
+    found = []
+    for table in tables:
+        names = [column.name for column in table.columns]
+        if "rank" in names:
+            at = names.index("rank")
+            found.append(replace(table, rows=[row for row in table.rows if row[at] == rank]))
+    if not found:
+        raise RlprofError(f"--rank does not apply to '{name}': it has no rank column")
+    return found
+
+
+def _list_analyses(spans: "Spans", run: Path, *, every: bool) -> None:
+    """Print the analyses by group: those that this run has data for, or all."""
     from lightning_rlprof.analysis.catalog import CATALOG
 
-    found = [(each, _has_data(each, spans)) for each in CATALOG]
+    found = [(each, _has_data(each, spans)) for each in CATALOG if each.place != "verb"]
     if console.is_json():
         facts = [
             {"name": each.name, "group": each.group, "answers": each.answers, "data": data}
@@ -146,13 +275,17 @@ def _list_analyses(spans: "Spans", run: Run) -> None:
         ]
         console.put_json(about(spans) | {"analyses": facts})
         return
-    width = max(len(each.name) for each in CATALOG)
-    for group in dict.fromkeys(each.group for each in CATALOG):
+    shown = [(each, data) for each, data in found if data or every]
+    width = max(len(each.name) for each, _ in found)
+    for group in dict.fromkeys(each.group for each, _ in shown):
         console.say(group, "bold")
-        for each, data in found:
+        for each, data in shown:
             if each.group == group:
                 text = f"  {each.name:{width}}  {each.answers}"
                 console.say(text if data else f"{text} (no data)", "" if data else "dim")
+    if hidden := len(found) - len(shown):
+        text = f"{hidden} more have no data in this run. List them: rlprof show RUN --all"
+        console.status(text, "dim")
     console.next_command("rlprof", "show", run, "stages")
 
 
@@ -168,26 +301,6 @@ def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
         return bool({"kernels", "memcpy", "calls", "operators"} & spans.tables.keys())
     table = analysis.run(spans)
     return table.abstained is None and len(table.rows) > 0
-
-
-def _of_rank(
-    analysis: "Analysis", spans: "Spans", rank: int | None, given: dict[str, Any]
-) -> "Table":
-    """Return the table of an analysis, of one rank if that was asked for."""
-    if rank is None:
-        return analysis.run(spans, **given)
-    from lightning_rlprof.loaders.rank_names import as_ranges
-
-    if rank not in spans.ranks:
-        raise RlprofError(f"rank {rank} is not in this run (ranks: {as_ranges(spans.ranks)})")
-    if "ranks" in signature(analysis.run).parameters:
-        return analysis.run(spans, ranks=[rank], **given)  # type: ignore[call-arg]
-    table = analysis.run(spans, **given)
-    names = [column.name for column in table.columns]
-    if "rank" not in names:
-        raise RlprofError(f"--rank does not apply to '{table.name}': it has no rank column")
-    at = names.index("rank")
-    return replace(table, rows=[row for row in table.rows if row[at] == rank])
 
 
 # Names that the recorders give their files (importing them would load torch), and how to read them.
@@ -277,91 +390,12 @@ def _print_cards(found: "Table", spans: "Spans") -> list[str]:
     return shlex.split(printed[0].commands[0]) if printed else []
 
 
-class _Part(str, Enum):
-    """What ``ledger --by`` takes."""
-
-    RANK = "rank"
-    STEP = "step"
-
-
-Parts = Annotated[
-    list[_Part] | None,
-    typer.Option(metavar="PART", help="Also list every rank or step: rank, step (repeatable)"),
-]
-Price = Annotated[
-    float | None, typer.Option(metavar="N", help="Price of a GPU-hour, for example 2.50")
-]
-Currency = Annotated[str, typer.Option(metavar="NAME", help="Currency of the price")]
-
-
-def ledger(
-    run: Run = SAVE_PATH, by: Parts = None, price: Price = None, currency: Currency = "EUR"
-) -> None:
-    """Show the GPU-hours of the whole job by category.
-
-    Example: rlprof ledger RUN --price 2.50 --currency USD
-    """
-    if price is not None and not 0 <= price < math.inf:
-        raise RlprofError(f"--price {price} is not a price", hint="For example --price 2.50")
-    from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-    from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
-
-    spans = open_run(run)
-    parts = by or ()
-    accounts = compute_accounts(spans, per_rank=_Part.RANK in parts)
-    tables = [category_totals(accounts, price=price, currency=currency)]
-    tables += [category_breakdown(accounts, per_step=_Part.STEP in parts)] if by else []
-    facts = {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
-    answer(
-        spans, tables, f"{spans.device_word}-hours by category", facts=facts, then=("findings", run)
-    )
-
-
 def stragglers(run: Run = SAVE_PATH) -> None:
     """Find ranks that slow the others down."""
     from lightning_rlprof.analysis.stragglers.stragglers import stragglers as find
 
     spans = open_run(run)
     answer(spans, [find(spans)], "stragglers", then=("whatif", run))
-
-
-class _Row(str, Enum):
-    """What ``critical-path --by`` takes."""
-
-    RANK = "rank"
-    SAMPLE = "sample"
-
-
-Rows = Annotated[
-    list[_Row] | None,
-    typer.Option(metavar="PART", help="Add one row per rank or sample: rank, sample (repeatable)"),
-]
-Level = Annotated[
-    Literal["rank", "device"],
-    typer.Option(metavar="LEVEL", help="rank: stages and ranks; device: kernels, copies, launches"),
-]
-
-
-def critical_path(run: Run = SAVE_PATH, by: Rows = None, level: Level = "rank") -> None:
-    """Show a step's critical path and the slack of everything else.
-
-    For overlapping (async) steps, also show the bottleneck cycle.
-    """
-    from lightning_rlprof.analysis.critical_path.bottleneck_cycle import bottleneck_cycle
-    from lightning_rlprof.analysis.critical_path.critical_path import critical_path as find
-    from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
-
-    if level == "device" and by:
-        raise RlprofError("--by applies to --level rank only")
-    spans = open_run(run)
-    if level == "device":
-        tables = [device_critical_path(spans)]
-    else:
-        rows = by or ()
-        path = find(spans, per_rank=_Row.RANK in rows, per_sample=_Row.SAMPLE in rows)
-        cycle = bottleneck_cycle(spans)
-        tables = [path] if cycle.abstained is not None else [path, cycle]
-    answer(spans, tables, "critical path of a step", then=("whatif", run))
 
 
 _PREDICTIONS = "predictions.jsonl"
@@ -408,7 +442,9 @@ def whatif(
     add_replicas: AddReplicas = None,
     save: Save = False,
 ) -> None:
-    """Estimate step time after a change: no straggler, a stage sped up, removed or overlapped.
+    """Estimate step time after a change, such as a faster stage.
+
+    Changes are: no straggler, a stage sped up, removed or overlapped, another rollout.
 
     Compare saved predictions with a later run: rlprof whatif check RUN NEW_RUN
 

@@ -26,7 +26,6 @@ from lightning_rlprof.cli import (
     hang,
     init,
     nsys,
-    peek,
     record,
     run_commands,
     size,
@@ -104,6 +103,11 @@ class _Verbs(TyperGroup):
                 param.metavar = ""
         return command
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs as they are used; of a verb, its commands as they were added."""
+        place = {name: at for at, name in enumerate(_ORDER)}
+        return sorted(self.commands, key=lambda name: place.get(name, len(place)))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Find a verb of two words, else of one."""
         two = " ".join(args[:2])
@@ -125,8 +129,7 @@ class _Verbs(TyperGroup):
             self.params, self.add_help_option = kept
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write options, then verbs by panel."""
-        _write_options(self, ctx, formatter)
+        """Write verbs by panel, then options."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         _write_sections(
             formatter,
@@ -136,6 +139,7 @@ class _Verbs(TyperGroup):
                 if not command.hidden
             ),
         )
+        _write_options(self, ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
@@ -167,6 +171,9 @@ def _own_exits() -> Iterator[None]:
 app = typer.Typer(
     cls=_Verbs,
     help="Profile RL post-training: see where GPU time goes and what to fix first.",
+    epilog="Start here: rlprof demo. All of a verb: rlprof VERB --help. Topics, as in rlprof help "
+    "inputs: inputs, exit-codes, environment.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -204,20 +211,24 @@ COLUMNS             width of tables""",
 
 
 def help_topic(
-    topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="inputs, exit-codes or environment")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[VERB]", help="A verb, or inputs, exit-codes or environment"),
     ] = None,
 ) -> None:
-    """Explain inputs, exit codes or environment variables."""
-    if topic is None:
-        say("Topics: " + ", ".join(f"rlprof help {name}" for name in _TOPICS))
-        say("Help of a verb: rlprof VERB --help")
-    elif topic in _TOPICS:
-        for line in _TOPICS[topic].splitlines():
+    """Print the help of a verb, or explain inputs and exit codes."""
+    name = " ".join(words or [])
+    if not words:
+        app(["--help"], prog_name="rlprof")
+    elif name in _TOPICS:
+        for line in _TOPICS[name].splitlines():
             say(line)
+    elif words[0] in _ORDER:
+        app([*words, "--help"], prog_name="rlprof")
     else:
-        hint = f"{did_you_mean(topic, _TOPICS)} Topics: {', '.join(_TOPICS)}".strip()
-        raise RlprofError(f"unknown topic '{topic}'", hint=hint, code="usage")
+        known = [*_TOPICS, *_ORDER]
+        hint = f"{did_you_mean(name, known)} Topics: {', '.join(_TOPICS)}, and each verb".strip()
+        raise RlprofError(f"unknown topic '{name}'", hint=hint, code="usage")
 
 
 def _with_output_options(
@@ -243,57 +254,67 @@ def _with_output_options(
     return run
 
 
-def _add(panel: str, name: str, verb: Any, *, formats: bool = False, json: bool = True) -> None:
-    command = _with_output_options(verb, formats=formats, json=json)
-    app.command(name, cls=_Verb, rich_help_panel=panel, hidden=" " in name)(command)
+_FIRST = 4  # verbs, which a newcomer needs
+_ORDER: list[str] = []  # the verbs, as they are used
+_BEHIND: dict[str, Any] = {"allow_interspersed_args": False}  # options of the training
 
 
-_add("Start", "demo", demo, json=False)
-_add("Start", "doctor", doctor)
-_add("Start", "size", size.size, formats=True)
-app.command("help", cls=_Verb, rich_help_panel="Start")(help_topic)
-_add("Inspect", "ls", run_commands.list_runs, formats=True)
-_add("Inspect", "summary", run_commands.summary, formats=True)
-_add("Inspect", "show", analysis_commands.show, formats=True)
-_add("Inspect", "report", run_commands.report, json=False)
-_add("Inspect", "open", run_commands.open_in_perfetto, json=False)
-_add("Inspect", "sql", run_commands.sql, formats=True)
-app.command("watch", cls=_Verb, rich_help_panel="Inspect")(watch.watch)
-app.command("serve", cls=_Verb, rich_help_panel="Inspect")(serve)
-_add("Diagnose", "findings", analysis_commands.findings, formats=True)
-_add("Diagnose", "advise", advise.advise, formats=True)
-_add("Diagnose", "explain", advise.explain)
-_add("Diagnose", "ledger", analysis_commands.ledger, formats=True)
-_add("Diagnose", "stragglers", analysis_commands.stragglers, formats=True)
-_add("Diagnose", "critical-path", analysis_commands.critical_path, formats=True)
-_add("Diagnose", "whatif", analysis_commands.whatif, formats=True)
-_add("Diagnose", "whatif check", analysis_commands.whatif_check, formats=True)
-_add("Diagnose", "compare", compare.compare, formats=True)
-_add("Diagnose", "hang", hang.hang, formats=True)
-_add("Diagnose", "peek", peek.peek, formats=True)
-_add("Export", "export", run_commands.export, json=False)
-_add("Export", "upload", run_commands.upload, json=False)
-_add("Export", "ingest", run_commands.ingest)
+def _panel_of_next(name: str) -> str:
+    """Return the heading of the verb that is added now."""
+    _ORDER.append(name)
+    return "Most used" if len(_ORDER) <= _FIRST else "More"
+
+
+def _verb(
+    name: str, verb: Any, *, formats: bool = False, json: bool = True, plain: bool = False
+) -> None:
+    """Add a verb; a plain one has no output options."""
+    command = verb if plain else _with_output_options(verb, formats=formats, json=json)
+    panel = _panel_of_next(name)
+    settings = _BEHIND if name == "run" else {}
+    app.command(name, cls=_Verb, rich_help_panel=panel, context_settings=settings)(command)
 
 
 def _group(name: str, text: str) -> typer.Typer:
+    """Add a verb of which each second word is a command."""
     group = typer.Typer(cls=_Verbs, help=text, rich_markup_mode=None)
-    app.add_typer(group, name=name, rich_help_panel="Record")
+    app.add_typer(group, name=name, rich_help_panel=_panel_of_next(name))
     return group
 
 
-_BEHIND: dict[str, Any] = {"allow_interspersed_args": False}  # options of the training
-
-_add("Record", "init", init.init, json=False)
-app.command("run", cls=_Verb, rich_help_panel="Record", context_settings=_BEHIND)(record.run)
-app.command("capture", cls=_Verb, rich_help_panel="Record")(capture.capture)
+_verb("run", record.run, plain=True)
+_verb("report", run_commands.report, json=False)
+_verb("findings", analysis_commands.findings, formats=True)
+_verb("watch", watch.watch, formats=True)
+_verb("summary", run_commands.summary, formats=True)
+_verb("compare", compare.compare, formats=True)
+_verb("hang", hang.hang, formats=True)
+_verb("show", analysis_commands.show, formats=True)
+_verb("stragglers", analysis_commands.stragglers, formats=True)
+_verb("whatif", analysis_commands.whatif, formats=True)
+_verb("sql", run_commands.sql, formats=True)
+_verb("ls", run_commands.list_runs, formats=True)
+_verb("open", run_commands.open_in_perfetto, json=False)
+_verb("serve", serve, plain=True)
+_verb("export", run_commands.export, json=False)
+_verb("ingest", run_commands.ingest)
+_verb("capture", capture.capture, plain=True)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", cls=_Verb, context_settings=_BEHIND)(nsys.run)
+_ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
+_ascend.command("parse", cls=_Verb)(_with_output_options(ascend.parse))
 _config = _group("config", "Check a configuration, or print its schema.")
 _config.command("check", cls=_Verb)(_with_output_options(config.check))
 _config.command("schema", cls=_Verb)(config.schema)
-_ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
-_ascend.command("parse", cls=_Verb)(_with_output_options(ascend.parse))
+_verb("init", init.init, json=False)
+_verb("size", size.size, formats=True)
+_verb("advise", advise.advise, formats=True)
+_verb("explain", advise.explain)
+_verb("demo", demo, json=False)
+_verb("doctor", doctor)
+_verb("help", help_topic, plain=True)
+_whatif_check = _with_output_options(analysis_commands.whatif_check, formats=True)
+app.command("whatif check", cls=_Verb, hidden=True)(_whatif_check)
 
 
 def _version(wanted: bool) -> None:

@@ -19,7 +19,7 @@ from lightning_rlprof.errors import RlprofError
 
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
-    from lightning_rlprof.tables.table import Cell, Table
+    from lightning_rlprof.tables.table import Table
 
 
 A = Annotated[
@@ -81,7 +81,7 @@ def compare(
     level: Level = "stages",
     stage: Stage = None,
 ) -> None:
-    """Compare two runs, or several of each, adjusting for different amounts of work.
+    """Compare two runs, or several of each, at equal work.
 
     Example: rlprof compare A B --fail-if-slower 3%
     """
@@ -249,21 +249,10 @@ def _print_undecided(table: "Table") -> None:
 
 
 def _for_people(table: "Table") -> "Table":
-    """Return the columns that matter first, with the interval as one of them."""
-    from lightning_rlprof.tables.table import Column
-
+    """Return the columns that matter, first those that answer."""
     if table.abstained is not None:
         return table
     names = ("stage", "A", "B", "work B/A", "adjusted", "CI low", "CI high", "verdict")
     by_name = {column.name: column for column in table.columns}
-    stage, a, b, work, adjusted, _, _, verdict = (by_name[name] for name in names)
-    columns = (stage, a, b, work, adjusted, Column("99% CI", "text"), verdict)
-    rows = [
-        (*first, _interval(low, high), verdict)
-        for *first, low, high, verdict in zip(*map(table.column, names), strict=True)
-    ]
-    return replace(table, columns=columns, rows=rows)
-
-
-def _interval(low: "Cell", high: "Cell") -> str | None:
-    return None if low is None or high is None else f"{float(low):.2f}–{float(high):.2f}"
+    rows = [*zip(*map(table.column, names), strict=True)]
+    return replace(table, columns=tuple(by_name[name] for name in names), rows=rows)

@@ -2,58 +2,12 @@
 
 from pathlib import Path
 
+from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.records.advice_ids import ADVICE_IDS
 from lightning_rlprof.records.records import STAGES
 
 SAVE_PATH = Path("profiler_data")
 """Where trainings write unless they are told otherwise: the newest run there is the default RUN."""
-
-# The names in `analysis.catalog`, whose import takes longer than a person waits for a completion.
-ANALYSIS_NAMES = (
-    "data_quality",
-    "findings",
-    "advice",
-    "ledger",
-    "stragglers",
-    "critical_path",
-    "whatif",
-    "stages",
-    "host_vs_device",
-    "background_stages",
-    "regions",
-    "gaps",
-    "slowest_ranks",
-    "steps",
-    "changes",
-    "memory",
-    "samples",
-    "lengths",
-    "long_tail",
-    "tail_causes",
-    "staleness",
-    "length_balance",
-    "sample_path",
-    "roles",
-    "rank_status",
-    "breakdown",
-    "idle",
-    "overlap",
-    "device_critical_path",
-    "kernels",
-    "launches",
-    "operators",
-    "matmuls",
-    "modules",
-    "communication",
-    "weight_sync",
-    "links",
-    "link_matrix",
-    "experts",
-    "memory_timeline",
-    "memory_phases",
-    "throughput",
-    "device_counters",
-)
 
 
 def runs_here() -> list[str]:
@@ -68,7 +22,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 def complete_analysis(incomplete: str) -> list[str]:
     """Return the analyses whose names begin like that."""
-    return [name for name in ANALYSIS_NAMES if name.startswith(incomplete)]
+    return [each.name for each in CATALOG if each.name.startswith(incomplete)]
 
 
 def complete_run_or_analysis(incomplete: str) -> list[str]:

@@ -40,7 +40,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Keys to lay over the file, as on Hydra's command line: trainer.profile_steps=[1,2]",
+        help="Keys to lay over the file, as on Hydra's command line: 'trainer.profile_steps=[1,2]'",
     ),
 ]
 
@@ -111,7 +111,7 @@ def _capture(config: "ProfilerConfig") -> dict[str, str]:
         tools = ", ".join(recorder_names(config, device)) or "none"
         said = unmet(config, device)
         answers[f"tools on {device}"] = f"{tools} ({said})" if said else tools
-        answers |= {f"note on {device}": text for text in without_effect(config, device)}
+        answers |= {f"note on {device}": each.text for each in without_effect(config, device)}
     for process in ("controller", "worker"):
         if nsight := ray_runtime_env(config, process).get("nsight"):
             answers[f"nsys of the {process} in Ray"] = json.dumps(nsight)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -158,8 +158,9 @@ def on_terminal() -> bool:
 
 
 def put_json(data: Any) -> None:
-    """Print JSON in ASCII, the only thing on standard output."""
-    sys.stdout.write(json.dumps(data, indent=2) + "\n")
+    """Print JSON in ASCII, the only thing on standard output; a program gets it in one line."""
+    layout: dict[str, Any] = {"indent": 2} if sys.stdout.isatty() else {"separators": (",", ":")}
+    sys.stdout.write(json.dumps(data, **layout) + "\n")
 
 
 def print_tables(
@@ -299,6 +300,11 @@ def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
 
 
 def _console(*, err: bool = False) -> "Console":
+    """Return rich's console, which raises if the reader has ended; its own would exit with 1."""
     from rich.console import Console
 
-    return Console(highlight=False, emoji=False, markup=False, stderr=err)
+    class _Console(Console):
+        def on_broken_pipe(self) -> NoReturn:
+            raise BrokenPipeError
+
+    return _Console(highlight=False, emoji=False, markup=False, stderr=err)

@@ -16,7 +16,7 @@ _ROWS, _MOST_FRAMES, _MOST_STACKS = 20, 12, 2
 
 
 def hang(run: Run = SAVE_PATH) -> None:
-    """Name the rank that a hanging run waits for, and the line at which it is.
+    """Name the rank and the line that a hanging run waits for.
 
     Works while the run hangs, and after it was killed.
     """

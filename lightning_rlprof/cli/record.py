@@ -52,7 +52,9 @@ Stages = Annotated[
 
 
 def run(words: Words, config: Config = None, stage: Stages = None) -> None:
-    """Record a program's trainings without changing its code: Lightning, TRL, verl and others.
+    """Record a program's trainings without a change of its code.
+
+    It knows Lightning, TRL, verl and others: rlprof doctor lists them.
 
     The exit status is that of the program. Processes that it starts are recorded as well.
 

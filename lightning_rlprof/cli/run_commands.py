@@ -1,4 +1,4 @@
-"""The verbs around whole runs: summary, report, open, export, sql, ingest, upload."""
+"""The verbs around whole runs: ls, summary, report, open, export, sql, ingest."""
 
 import os
 import re
@@ -32,9 +32,11 @@ from lightning_rlprof.cli.open_run import (
     open_runs,
     print_warnings,
     run_at,
+    run_directory,
     warn_of_ranks,
 )
 from lightning_rlprof.errors import RlprofError, TraceError
+from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath, local_path, place
 from lightning_rlprof.system.remote_files import local
 
@@ -56,7 +58,7 @@ class _Part(str, Enum):
 
 def list_runs(
     path: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="PATH", help="Directory of runs")
+        Path, typer.Argument(parser=local_path, metavar="PATH", help="Directory of runs, or a run")
     ] = SAVE_PATH,
 ) -> None:
     """List the runs of a directory, newest first."""
@@ -70,7 +72,8 @@ def list_runs(
         console.put_json({"path": str(path), "tables": as_json([table])})
         return
     console.print_tables([table], rows=_SHOWN_RUNS)
-    console.next_command("rlprof", "summary", path / str(table.rows[0][0]))
+    newest = path if rank_files(path) else path / str(table.rows[0][0])
+    console.next_command("rlprof", "summary", newest)
 
 
 def summary(
@@ -93,6 +96,7 @@ def summary(
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         names = {table.name for table in tables}
         tables += [table for table in lead_tables(spans) if table.name not in names]
+        tables = [table for table in tables if table.rows]  # of the others, show says why
         facts = sum_up(spans, captures=True).to_dict()
         console.put_json(about(spans) | {"summary": facts, "tables": as_json(tables)})
         return
@@ -114,7 +118,7 @@ def report(
     force: Force = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser")] = False,
 ) -> None:
-    """Write one HTML file with the run's tables, timeline and configuration."""
+    """Write one HTML file with tables, timeline and configuration."""
     spans = open_runs(run, others, as_one)
     mark = b"rlprof report</title>"
     path = console.destination(output, spans.path, "report.html", force=force, mark=mark)
@@ -126,8 +130,8 @@ def report(
         write_report(spans, tables, path)
     print_warnings(spans)
     console.wrote(path)
-    if open_it:
-        webbrowser.open(path.resolve().as_uri())
+    if open_it and not webbrowser.open(path.resolve().as_uri()):
+        console.warn(f"no browser could be opened here. The page: {path.resolve().as_uri()}")
     console.next_command("rlprof", "findings", run)
 
 
@@ -178,45 +182,107 @@ def open_in_perfetto(
         console.status("Ended.")
 
 
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to", metavar="URL", help="Upload the run itself below this URL, such as s3://bucket/runs"
+    ),
+]
+UploadRank = Annotated[
+    int | None, typer.Option("--rank", min=0, metavar="N", help="--to: only this rank")
+]
+IncludeUnfinished = Annotated[
+    bool,
+    typer.Option("--include-unfinished", help="--to: also ranks that didn't shut down cleanly"),
+]
+
+
 def export(
     run: Run = SAVE_PATH,
     target: Annotated[
-        Literal["perfetto", "parquet", "csv", "samples", "tensorboard", "insight"],
+        Literal["perfetto", "parquet", "csv", "samples", "tensorboard", "insight"] | None,
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="perfetto, parquet, csv, samples, tensorboard or insight",
+            help="perfetto (default), parquet, csv, samples, tensorboard or insight",
         ),
-    ] = "perfetto",
+    ] = None,
     output: Output = None,
     kernels: Kernels = False,
     force: Force = False,
     allow_unsynced: AllowUnsynced = False,
+    to: To = None,
+    rank: UploadRank = None,
+    include_unfinished: IncludeUnfinished = False,
 ) -> None:
-    """Export the run as a Perfetto trace (.json or .json.gz), or its tables as files.
+    """Export a run as a Perfetto trace or as files, or upload it.
 
-    The format samples is a file of JSON lines, one per sample. tensorboard and insight are folders
-    of captures for TensorBoard's torch.profiler plugin and MindStudio Insight.
+    perfetto is a file .json or .json.gz, samples one of JSON lines, one per sample. parquet and csv
+    are a file per table. tensorboard and insight are folders of captures for TensorBoard's
+    torch.profiler plugin and MindStudio Insight.
+
+    --to uploads a finished run to S3, GCS, HDFS or any fsspec store. It resumes if interrupted. In
+    a command of on_finish, the run and the rank are those that have finished.
 
     Example: rlprof export RUN --kernels
+
+    Example: rlprof export RUN --to s3://bucket/runs
     """
-    if target != "perfetto":
-        if kernels or allow_unsynced:
-            raise RlprofError("--kernels and --allow-unsynced apply to --format perfetto only")
-        if target == "samples":
-            _export_samples(run, output, force=force)
-            return
-        if target in ("tensorboard", "insight"):
-            _export_captures(run, target, output, force=force)
-            return
-        _export_tables(run, target, output, force=force)
+    if to is not None:
+        if target or output or kernels or force or allow_unsynced:
+            raise RlprofError("--to uploads the run as it is", hint="Leave out other options.")
+        _upload(run, to, rank, include_unfinished=include_unfinished)
         return
+    if rank is not None or include_unfinished:
+        raise RlprofError("--rank and --include-unfinished apply to --to only")
+    if target not in (None, "perfetto") and (kernels or allow_unsynced):
+        raise RlprofError("--kernels and --allow-unsynced apply to --format perfetto only")
+    match target:
+        case "samples":
+            _export_samples(run, output, force=force)
+        case "tensorboard" | "insight":
+            _export_captures(run, target, output, force=force)
+        case "parquet" | "csv":
+            _export_tables(run, target, output, force=force)
+        case _:
+            _export_perfetto(
+                run, output, kernels=kernels, force=force, allow_unsynced=allow_unsynced
+            )
+
+
+def _export_perfetto(
+    run: Path, output: Path | None, *, kernels: bool, force: bool, allow_unsynced: bool
+) -> None:
+    """Write the Perfetto trace of a run beside it, or where the user wants it."""
     spans = open_run(run)
     path = console.destination(output, spans.path, "trace.json.gz", force=force)
     remarks = _write_perfetto(spans, path, kernels=kernels, allow_unsynced=allow_unsynced)
     _print_remarks(spans, remarks)
     console.wrote(path)
     console.status("Open it in https://ui.perfetto.dev (it stays in your browser).")
+
+
+def _upload(run: Path, url: str, rank: int | None, *, include_unfinished: bool) -> None:
+    """Upload a run, in a command of on_finish the rank that has finished."""
+    from lightning_rlprof.records.upload import upload
+    from lightning_rlprof.system.remote_files import size_text
+
+    if run == SAVE_PATH and (finished := os.environ.get("RLPROF_RUN")):
+        run, own = Path(finished), os.environ.get("RLPROF_RANK")
+        rank = int(own) if rank is None and own else rank
+    folder = run_directory(run)
+    done = upload(folder, url, rank, crashed=include_unfinished)
+    target = f"{str(place(url)).rstrip('/')}/{folder.resolve().name}"
+    already = f" ({done.there:,} already there)" if done.there else ""
+    console.status(
+        f"Uploaded {console.count(done.files, 'file')} to {target}, {size_text(done.size)}{already}"
+    )
+    if done.left:
+        console.warn(
+            f"not uploaded, as they may still grow: {', '.join(done.left)}. "
+            "After a crash, add --include-unfinished."
+        )
+    console.next_command("rlprof", "summary", target)
 
 
 def _write_perfetto(
@@ -545,57 +611,3 @@ def _print_outcomes(table: "Table") -> None:
     console.status(", ".join(f"{states.count(state):,} {state}" for state in _STATES), "bold")
     if good:
         console.next_command("rlprof", "show", str(good[0][0]))
-
-
-UploadRun = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="Run directory; on_finish commands leave it out"),
-]
-UploadUrl = Annotated[
-    str | None,
-    typer.Argument(metavar="URL", help="Parent of the uploaded run, such as s3://bucket/runs"),
-]
-UploadRank = Annotated[
-    int | None,
-    typer.Option(
-        min=0, metavar="N", envvar="RLPROF_RANK", show_envvar=False, help="Upload only this rank"
-    ),
-]
-IncludeUnfinished = Annotated[
-    bool,
-    typer.Option("--include-unfinished", help="Also upload ranks that didn't shut down cleanly"),
-]
-
-
-def upload(
-    run: UploadRun,
-    url: UploadUrl = None,
-    rank: UploadRank = None,
-    include_unfinished: IncludeUnfinished = False,
-) -> None:
-    """Upload a finished run to S3, GCS, HDFS or any fsspec store. Resumes if interrupted.
-
-    Example: rlprof upload profiler_data/my-run s3://bucket/runs
-
-    An on_finish command sets RLPROF_RUN and RLPROF_RANK: rlprof upload URL
-    """
-    from lightning_rlprof.records.upload import upload as upload_run
-    from lightning_rlprof.system.remote_files import size_text
-
-    if url is None:
-        run, url = os.environ.get("RLPROF_RUN", ""), run
-        if not run:
-            raise RlprofError("missing argument URL", hint="Usage: rlprof upload RUN URL")
-    folder = local_path(run)
-    done = upload_run(folder, url, rank, crashed=include_unfinished)
-    target = f"{str(place(url)).rstrip('/')}/{folder.resolve().name}"
-    already = f" ({done.there:,} already there)" if done.there else ""
-    console.status(
-        f"Uploaded {console.count(done.files, 'file')} to {target}, {size_text(done.size)}{already}"
-    )
-    if done.left:
-        console.warn(
-            f"not uploaded, as they may still grow: {', '.join(done.left)}. "
-            "After a crash, add --include-unfinished."
-        )
-    console.next_command("rlprof", "summary", target)

@@ -143,7 +143,7 @@ def size(
     rollout_memory: RolloutMemory = None,
     rollout_devices: RolloutDevices = 0,
 ) -> None:
-    """Estimate whether a training fits its devices: memory by phase, step time, what to change.
+    """Estimate whether a training fits its devices, and its speed.
 
     Example: rlprof size --model config.json --devices 8xH100-80G --prompt-length 1024
     --response-length 2048

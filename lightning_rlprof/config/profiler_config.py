@@ -259,7 +259,7 @@ class Options(Section):
         default=True,
         description=(
             "Sample the stack of the training thread while a step takes unusually long, and for "
-            "`rlprof peek`; functions and line numbers only. Needs `hang_timeout`."
+            "`rlprof watch --stacks`; functions and line numbers only. Needs `hang_timeout`."
         ),
     )
     token_start: NonNegativeInt | None = Field(

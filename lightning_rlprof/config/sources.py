@@ -188,7 +188,9 @@ def from_words(words: Sequence[str]) -> dict[str, Any]:
         key, is_set, text = word.partition("=")
         name = key.lstrip("+")
         if not (is_set and name) or name.startswith("~"):
-            raise ConfigError(f"{word!r} is not an override: write KEY=VALUE, such as steps=[1, 2]")
+            raise ConfigError(
+                f"{word!r} is not an override: write KEY=VALUE, such as 'steps=[1,2]'"
+            )
         merged = merge(merged, _nested({name: _loaded(text, word)}))
     return merged
 

@@ -26,12 +26,15 @@ from lightning_rlprof.recording.owner import Owner, rejoin
 from lightning_rlprof.recording.recorders.base import Recorder, is_for_the_process
 from lightning_rlprof.recording.session import (
     AlreadyRecordingError,
+    Helpers,
+    Loop,
     Session,
     current,
     running,
 )
 from lightning_rlprof.recording.span_buffer import RankTakenError, StepTotals
 from lightning_rlprof.recording.torch_hooks import BackwardPasses, OptimizerSteps, RecordFunctions
+from lightning_rlprof.records.notes import Code, Remark
 from lightning_rlprof.records.records import FORMAT, Header
 
 log = logging.getLogger(__name__)
@@ -113,7 +116,12 @@ def start_session(
 
 
 def open_session(
-    config: ProfilerConfig, name: str | None, place: Place, owner: Owner, asked: Mapping[str, Any]
+    config: ProfilerConfig,
+    name: str | None,
+    place: Place,
+    owner: Owner,
+    asked: Mapping[str, Any],
+    end_if_left: Callable[[], object] | None = None,
 ) -> Session:
     """Start a session; if another one records this process, return what stands for one.
 
@@ -123,11 +131,20 @@ def open_session(
         place: Where this process stands.
         owner: Whose spans are recorded.
         asked: More arguments of `recording.start.start_session`.
+        end_if_left: As of `Loop`.
     """
     if (other := running()) is not None:
         return _beside(other, config, owner)
+    by_path = [rule for rule in config.wrap if rule.is_imported]
+    loop = Loop(
+        follows_threads=True,
+        idles=place.is_actor and config.role != "controller",
+        object_rules=config.wrap if len(by_path) < len(config.wrap) else (),
+        end_if_left=end_if_left,
+    )
     others = {
         **asked,
+        "loop": loop,
         "hosts": place.hosts,
         "device": asked.get("device") or device_kind(),
         "open_world": place.world_size is None,
@@ -140,11 +157,9 @@ def open_session(
     try:
         _own[:] = [session]
         remember(session.run)
-        session.follows_threads = True
-        session.idles = place.is_actor and session.header.role != "controller"
         _mark_all(session, config)
         _end_with_process(session)
-        session.afterwards = _then(session.afterwards, partial(_summarize, session))
+        session.after_close(partial(_summarize, session))
     except BaseException:
         session.discard()
         raise
@@ -190,7 +205,7 @@ def _start(
                 continue
             if name and attempt > 1:
                 text = f"{folder / name} has rank {rank} already: this is another run"
-                session.note("warning", text)
+                session.note(Code.RUN_RENAMED, text)
             return session
     raise ConfigError(f"{_MOST} runs of the name {name} have this rank; choose another name")
 
@@ -199,17 +214,15 @@ def _mark_all(session: Session, config: ProfilerConfig) -> None:
     """Mark what the configuration names by import path, and what goes through torch's hooks."""
     imported = ImportedWraps(config.wrap)
     parts: list[Any] = [imported, OptimizerSteps(session), BackwardPasses(), RecordFunctions()]
-    session.before_close += [part.remove for part in parts]
-    session.before_close.append(partial(_remark, session, imported))
-    if missing := [rule.target for rule in config.wrap if not rule.is_imported]:
-        session.wrap_rules = config.wrap
-        session.unwrapped = f"wrap: {missing[0]!r} needs its object: session.wrap(object)"
+    session.at_close(*(part.remove for part in parts), partial(_remark, session, imported))
 
 
 def _remark(session: Session, imported: ImportedWraps) -> None:
-    session.remarks += imported.remarks()
-    if session.unwrapped:
-        session.remarks.append(session.unwrapped)
+    session.note_at_end(*imported.remarks())
+    missing = [rule.target for rule in session.loop.object_rules if not rule.is_imported]
+    if missing and not session.has_wrapped:
+        text = f"wrap: {missing[0]!r} needs its object: session.wrap(object)"
+        session.note_at_end(Remark(Code.WRAP_WITHOUT_CALL, text, {"target": missing[0]}))
 
 
 def _end_with_process(session: Session) -> None:
@@ -231,15 +244,7 @@ def _end_with_process(session: Session) -> None:
     sys.excepthook = hook
     atexit.register(end)
     termination = Termination(partial(session.end_at_once, "interrupted by SIGTERM"))
-    session.before_close += [forget, termination.remove]
-
-
-def _then(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], object]:
-    def both() -> None:
-        first()
-        second()
-
-    return both
+    session.at_close(forget, termination.remove)
 
 
 def _summarize(session: Session) -> None:
@@ -264,53 +269,51 @@ class _Guest(Session):
         """Leave the run to the training around."""
 
 
+def _do_nothing(self: Session, *args: Any, **options: Any) -> Any:
+    """Do nothing: the thread has no run."""
+
+
 class _Unrecorded(Session):
     """What a thread gets whose training is not recorded: all calls do nothing."""
 
+    training_thread = stage_count = 0
+    next_step = 1
+    mirrors = has_steps = has_wrapped = False
+    step_start_ns = None
+    step_totals = StepTotals(0, False, {})
+    standing = "not recorded"
+    nothing: Any = _do_nothing
+    begin_step = expect_step = end_step = abandon_step = saw = nothing
+    append = add = record = note = note_at_end = flush = flush_if_free = nothing
+    later_experts = stage_ended = enter = exit = mark = failed = give_up = nothing
+    wrap = watch_stages = keep_windows = close_kept_window = nothing
+    at_close = after_close = end_if_left = end_at_once = nothing
+
     def __init__(self, config: ProfilerConfig, is_apart: bool) -> None:
         self._is_apart = is_apart
-        self.config, self.clock = config, perf_counter_ns
+        self.config, self.clock, self.owner = config, perf_counter_ns, Owner()
+        self.loop, self.helpers = Loop(), Helpers()
         self.run = Path(config.integrated.profile_save_path, "not-recorded").absolute()
         name, pid = self.run.name, os.getpid()
         self.header = Header(FORMAT, name, 0, 1, "actor", "", pid, "cpu", unix_ns=0, clock_ns=0)
-        self.step = self._ended = self.silent_thread = 0
-        self.status, self._broken_by, self._closed, self.waiting = "not recorded", "", True, False
-        self._steps: list[tuple[int, int]] = []
-        self._step_start: int | None = None
-        self._totals: StepTotals | None = StepTotals(0, False, {})
-        self.idles = self.follows_threads = False
-        self.append = _ignore
-        self.before_close: list[Callable[[], object]] = []
+        self.step = self.silent_thread = self.flush_at_ns = 0
+        self.status, self.waiting = "not recorded", False
 
-    def begin_step(self, step: int) -> None:
-        """Do nothing."""
+    def step_times_ns(self) -> list[int]:
+        """Return no times."""
+        return []
 
-    expect_step = begin_step
+    def step_at(self, time_ns: int) -> int:
+        """Return no step."""
+        return 0
 
-    def end_step(self) -> None:
-        """Do nothing."""
-
-    def abandon_step(self, *, interrupted: bool, error: str = "") -> None:
-        """Do nothing."""
-
-    def record(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing."""
+    def recent(self) -> list[Any]:
+        """Return no spans."""
+        return []
 
     def request_capture(self, *args: Any, **kwargs: Any) -> int:
         """Capture nothing."""
         return 0
-
-    def wrap(self, root: object) -> None:
-        """Do nothing."""
-
-    def add(self, line: tuple[Any, ...]) -> None:
-        """Do nothing."""
-
-    def note(self, level: str, text: str) -> None:
-        """Do nothing."""
-
-    def failed(self, error: Exception) -> None:
-        """Do nothing: what is not here fails."""
 
     def close(self, status: str = "finished") -> None:
         """Let the thread belong to those around it again."""
@@ -319,10 +322,6 @@ class _Unrecorded(Session):
         self._is_apart = False
 
     discard = close
-
-
-def _ignore(line: Any) -> None:
-    pass
 
 
 class step(ContextDecorator):  # noqa: N801 - a name like `stage`

@@ -22,6 +22,7 @@ from lightning_rlprof.recording.nsys.report_files import (
     latest_folder,
     ranged,
 )
+from lightning_rlprof.records.notes import Code, Fact, Level, level_of
 from lightning_rlprof.records.records import Note
 from lightning_rlprof.records.run_directory import (
     RankTrace,
@@ -156,12 +157,14 @@ def _fate(pid: int, status: str | None) -> str:
     )
 
 
-def _remark(trace: RankTrace, level: str, text: str) -> None:
+def _remark(trace: RankTrace, code: Code | Level, text: str, /, **facts: Fact) -> None:
     """Keep a remark in a rank's file, once however often it is made."""
-    log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", text)
+    level = level_of(code)
+    log.log(getattr(logging, level.upper()), "%s", text)
     if all(note.text != text for note in trace.notes):
         now_ns = time.time_ns() - trace.header.unix_ns + trace.header.clock_ns
+        name = code.value if isinstance(code, Code) else ""
         try:
-            append_note(trace.path, Note(now_ns, level, text))
+            append_note(trace.path, Note(now_ns, level, text, name, facts))
         except OSError as error:
             log.warning("%s: the note cannot be saved (%s)", trace.path, error.strerror)

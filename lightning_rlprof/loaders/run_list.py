@@ -28,7 +28,7 @@ _RUNNING_S = 60  # a file that was written to so recently belongs to a training 
 
 
 def run_list(folder: Path) -> Table:
-    """List the runs of a directory, newest first.
+    """List the runs of a directory, newest first, or the one run that it is.
 
     ``steps`` and ``step``, the mean time of a step, are those of the lowest rank. ``state`` is
     ``finished``, ``running``, ``truncated``, or how the training was interrupted.
@@ -36,7 +36,9 @@ def run_list(folder: Path) -> Table:
     Raises:
         TraceError: The directory contains no run.
     """
-    runs = [entry for entry in sorted(folder.iterdir()) if rank_files(entry)]
+    folder = folder.absolute()
+    found = [folder] if rank_files(folder) else sorted(folder.iterdir())
+    runs = [entry for entry in found if rank_files(entry)]
     if not runs:
         raise TraceError(f"{folder} contains no run")
     rows = sorted(map(_row, runs), key=lambda row: (row[5] or "", row[0]), reverse=True)

@@ -17,11 +17,14 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
+import msgspec
+
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
-from lightning_rlprof.recording.open_spans import Line, Open, innermost, made, numbers, opened
+from lightning_rlprof.recording.open_spans import Open, Span, innermost, made, numbers, opened
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.records.histograms import EXPERTS
+from lightning_rlprof.records.notes import Code, Fact, Level
 from lightning_rlprof.records.records import Kind, Number
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,7 +83,7 @@ class Sink(Protocol):
         """The clock of the run, in nanoseconds."""
 
     @property
-    def append(self) -> Callable[[Line], None]:
+    def append(self) -> Callable[[Span], object]:
         """Where ended spans go."""
 
     def step_at(self, time_ns: int) -> int:
@@ -89,26 +92,27 @@ class Sink(Protocol):
     def enter(self, name: str, kind: Kind) -> object:
         """Tell the recorders that a span begins; return what `exit` needs."""
 
-    def exit(self, span: Open) -> None:
-        """Tell the recorders that a span ended, by its last item; add their counters to it."""
+    def exit(self, one: Open) -> None:
+        """Tell the recorders that a span ended, by its token; add their counters to it."""
 
     def mark(self, name: str) -> None:
         """Tell the recorders of an instant."""
 
-    def stage_ended(self, line: Line) -> None:
+    def stage_ended(self, span: Span) -> None:
         """Add to a stage of a millisecond or more how much memory there is at its end."""
 
-    def add(self, line: tuple[Any, ...], /) -> None:
+    def add(self, line: msgspec.Struct, /) -> None:
         """Add a line of another kind."""
 
-    @property
-    def later_experts(self) -> Callable[[Line, Callable[[], open_spans.ExpertTokens | None]], None]:
-        """Where tokens of experts go that are known after the step."""
+    def later_experts(
+        self, span: Span, ask: Callable[[], open_spans.ExpertTokens | None], /
+    ) -> None:
+        """Write the tokens of experts in a span once they are known, after the step."""
 
     def flush(self) -> None:
         """Bring completed spans to the disk."""
 
-    def note(self, level: str, text: str) -> None:
+    def note(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
         """Say something in the log and in the run."""
 
 
@@ -258,12 +262,12 @@ def annotate(target: Any, /) -> Any:
 
 def in_stage() -> bool:
     """Return whether a stage is open in this thread or task, other than one that yields."""
-    around = opened.get()
-    while around is not None:
-        line, above, marker, _ = around
-        if line[2] == "stage" and line[5] is None and not getattr(marker, "yields", False):
+    one = opened.get()
+    while one is not None:
+        is_open = one.span.kind == "stage" and one.span.end_ns is None
+        if is_open and not getattr(one.marker, "yields", False):
             return True
-        around = above
+        one = one.around
     return False
 
 
@@ -308,9 +312,9 @@ def record(
     number = sink.step_at(start) if step is None else int(step)
     if sink.silent_thread and number == sink.step:
         return
-    line = made(marker, number, start, max(start, end), open_spans.counters_of(counters) or None)
-    line[8] = None  # what is open here and now need not be around it
-    sink.append(line)
+    span = made(marker, number, start, max(start, end), open_spans.counters_of(counters) or None)
+    span.parent = None  # what is open here and now need not be around it
+    sink.append(span)
     if end > sink.flush_at_ns:
         sink.flush()
 
@@ -334,12 +338,12 @@ def count(**numbers: Any) -> None:
         ...     count(tokens=1024, samples=2)
         ...     count(lengths=[900, 124])  # kept as a histogram
     """
-    span = innermost()
-    if span is not None:
-        line = span[0]
+    one = innermost()
+    if one is not None:
+        span = one.span
         if EXPERTS in numbers and _sink is not None:
-            _keep_experts(_sink, line, numbers[EXPERTS])
-        total = dict(line[9] or {})  # a copy: the marker's own are those of every span of it
+            _keep_experts(_sink, span, numbers[EXPERTS])
+        total = dict(span.counters or {})  # a copy: the marker's own are those of every span of it
         for name, number in open_spans.counters_of(numbers).items():
             try:
                 if name == _VERSION and name in total:
@@ -349,18 +353,18 @@ def count(**numbers: Any) -> None:
                 total[name] = total.get(name, 0) + number
             except Exception:  # tensors that do not fit: the training continues
                 total[name] = number
-        line[9] = total
+        span.counters = total
 
 
-def _keep_experts(sink: Sink, line: Line, given: Any) -> None:
+def _keep_experts(sink: Sink, span: Span, given: Any) -> None:
     """Let a session read the tokens of experts after the step, and say what they cannot be."""
     try:
-        sink.later_experts(line, open_spans.later_experts(given))
+        sink.later_experts(span, open_spans.later_experts(given))
     except Exception as error:  # of any kind: the training continues
         text = f"count({EXPERTS}=…) takes a list or tensor of layers and experts: {error!r}"
         if text not in _said:
             _said.add(text)
-            sink.note("warning", text)
+            sink.note(Code.EXPERTS_UNREADABLE, text)
 
 
 def listen(
@@ -443,30 +447,30 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
             return
         above, parent = get(), None
         while above is not None:
-            if above[0][5] is None:
-                parent = above[0][7]
+            if above.span.end_ns is None:
+                parent = above.span.id
                 break
-            above = above[1]
+            above = above.around
         new, more = next(ids), self.counters
-        line = ["span", self.name, self.kind, sink.step, clock(), None, thread, new, parent, more]
-        self.last = span = (line, above, self, None)
-        put(span)
+        span = Span(self.name, self.kind, sink.step, clock(), None, thread, new, parent, more)
+        self.last = one = Open(span, above, self)
+        put(one)
 
     def leave(self: Marker, kind, error, trace, get=opened.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
-        now, span = clock(), get()
-        while span is not None:
-            line, above, marker, _ = span
-            if line[5] is None:
-                if marker is not self:
+        now, one = clock(), get()
+        while one is not None:
+            span, above = one.span, one.around
+            if span.end_ns is None:
+                if one.marker is not self:
                     break
-                line[5] = now
-                if now - line[4] > _LONG_NS and self.kind == "stage":
-                    sink.stage_ended(line)
-                put(line)
+                span.end_ns = now
+                if now - span.start_ns > _LONG_NS and self.kind == "stage":
+                    sink.stage_ended(span)
+                put(span)
                 if above is None and now > sink.flush_at_ns:
                     sink.flush()
                 return
-            span = above
+            one = above
         _end_around(sink, self, now)
 
     return enter, leave
@@ -479,10 +483,9 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
         if not owner.has_thread():
             return
         token = sink.enter(self.name, self.kind)
-        above = innermost()
-        span = made(self, sink.step, sink.clock(), None, self.counters), above, self, token
-        self.last = span
-        opened.set(span)
+        span = made(self, sink.step, sink.clock(), None, self.counters)
+        self.last = one = Open(span, innermost(), self, token)
+        opened.set(one)
 
     def leave(self: Marker, kind: object, error: object, trace: object) -> None:
         _end_around(sink, self, sink.clock())
@@ -527,35 +530,36 @@ def _end_around(sink: Sink, marker: Marker, now: int) -> None:
     """End a span of any sort, also around others that are still open; ignore one never begun."""
     if not sink.owner.has_thread():
         return
-    span, inside = innermost(), []
-    while span is not None and (span[2] is not marker or span[0][5] is not None):
-        if span[0][5] is None:
-            inside.append(span)
-        span = span[1]
-    if span is not None:
-        opened.set(span)
-        for one in inside:
-            _leave_open(sink, one)
+    one, inside = innermost(), []
+    while one is not None and (one.marker is not marker or one.span.end_ns is not None):
+        if one.span.end_ns is None:
+            inside.append(one)
+        one = one.around
+    if one is not None:
+        opened.set(one)
+        for each in inside:
+            _leave_open(sink, each)
     else:
-        span = open_spans.left_open(marker) or _of_another_thread(marker)
-        if span is None:
+        one = open_spans.left_open(marker) or _of_another_thread(marker)
+        if one is None:
             return
-    span[0][5] = now
-    if span[3] is not None:
-        sink.exit(span)
-    elif now - span[0][4] > _LONG_NS and marker.kind == "stage":
-        sink.stage_ended(span[0])
-    sink.append(span[0])
-    if span[1] is None and now > sink.flush_at_ns:
+    span = one.span
+    span.end_ns = now
+    if one.token is not None:
+        sink.exit(one)
+    elif now - span.start_ns > _LONG_NS and marker.kind == "stage":
+        sink.stage_ended(span)
+    sink.append(span)
+    if one.around is None and now > sink.flush_at_ns:
         sink.flush()
 
 
 def _of_another_thread(marker: Marker) -> Open | None:
     """Return the open span that another thread began last: this one ends it."""
-    span = marker.last
-    if span is None or span[0][5] is not None or span[0][6] == get_ident():
+    one = marker.last
+    if one is None or one.span.end_ns is not None or one.span.thread == get_ident():
         return None
-    return None if open_spans.is_left(span) else span
+    return None if open_spans.is_left(one.span) else one
 
 
 _STILL_OPEN = (
@@ -564,11 +568,11 @@ _STILL_OPEN = (
 )
 
 
-def _leave_open(sink: Sink, span: Open) -> None:
-    if span[3] is not None:
-        sink.exit(span)  # tools know only what nests
-    if open_spans.leave_open(span):
-        sink.note("warning", _STILL_OPEN.format(span[2]))
+def _leave_open(sink: Sink, one: Open) -> None:
+    if one.token is not None:
+        sink.exit(one)  # profilers know only what nests
+    if open_spans.leave_open(one):
+        sink.note(Code.SPAN_LEFT_OPEN, _STILL_OPEN.format(one.marker), span=one.marker.name)
 
 
 compiled_code.when_traced(stage, compiled_code.no_marker("stage()"))

@@ -5,11 +5,18 @@ counters. Steps and stages always are. Over `budget.total_bytes`, the newest lin
 """
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
 
-from lightning_rlprof.recording.open_spans import Line
-from lightning_rlprof.records.records import OVER_BUDGET, VALIDATIONS
+import msgspec
+
+from lightning_rlprof.recording.open_spans import Span
+from lightning_rlprof.records.notes import Code, Fact, Remark
+from lightning_rlprof.records.records import VALIDATIONS
+from lightning_rlprof.records.run_directory import (
+    CountLine,
+    ExpertsLine,
+    MetricsLine,
+    SampleLine,
+)
 
 _PARTS = ("regions", "marks and names of samples", "counters of stages and tokens of experts")
 _OWN = "rlprof "  # regions that show when a capture was opened or closed
@@ -18,9 +25,9 @@ _SHARE = 8  # of the total is kept for the newest lines, and for notes
 _MOST_KEPT = 8 << 20  # bytes of the file; half of it in memory
 _LAST_NOTES = 4_096  # bytes for how the run ended
 _STEP = b'["span","step","step",'
-_SAMPLES = {"sample"}
-_NUMBERS = {"count", "experts"}
-_OF_STEPS = {*_SAMPLES, *_NUMBERS, "metrics"}
+_SAMPLES: set[type] = {SampleLine}
+_NUMBERS: set[type] = {CountLine, ExpertsLine}
+_OF_STEPS: set[type] = {*_SAMPLES, *_NUMBERS, MetricsLine}
 
 
 class Budget:
@@ -62,14 +69,16 @@ class Budget:
 
     # ---- bytes per step
 
-    def kept(self, spans: list[Line]) -> list[Line]:
+    def kept(self, spans: list[Span]) -> list[Span]:
         """Return the spans that are written: at once the same list, unless parts are left out."""
-        return [line for span in spans if (line := self._part(span))] if self.rung else spans
+        if not self.rung:
+            return spans
+        return [part for span in spans if (part := self._part(span)) is not None]
 
-    def _part(self, span: Line) -> Line | None:
-        kind = span[2]
+    def _part(self, span: Span) -> Span | None:
+        kind = span.kind
         if kind == "region":
-            name = str(span[1])  # without these, other spans are misread
+            name = str(span.name)  # without these, other spans are misread
             if name.startswith(_OWN) or name in VALIDATIONS:
                 return span
             self._omitted[0] += 1
@@ -77,21 +86,21 @@ class Budget:
         if kind == "mark" and self.rung > 1:
             self._omitted[1] += 1
             return None
-        if kind == "stage" and self.rung > 2 and span[9]:
+        if kind == "stage" and self.rung > 2 and span.counters:
             self._bare_stages += 1
-            return [*span[:9], None]
+            return msgspec.structs.replace(span, counters=None)
         return span
 
-    def kept_others(self, lines: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def kept_others(self, lines: list[msgspec.Struct]) -> list[msgspec.Struct]:
         """Return the lines that are written of those that aren't spans."""
         omitted = (set(), set(), _SAMPLES, _SAMPLES | _NUMBERS)[self.rung]
         for line in lines:
-            if line[0] in omitted:
-                self._omitted[1 if line[0] in _SAMPLES else 2] += 1
-        return [line for line in lines if line[0] not in omitted] if omitted else lines
+            if type(line) in omitted:
+                self._omitted[1 if type(line) in _SAMPLES else 2] += 1
+        return [line for line in lines if type(line) not in omitted] if omitted else lines
 
-    def after_step(self, encoded: int, step: int) -> tuple[str, str] | None:
-        """Look at what the last steps wrote; return the level and text of a change.
+    def after_step(self, encoded: int, step: int) -> Remark | None:
+        """Look at what the last steps wrote; return what to note of a change.
 
         Args:
             encoded: Bytes of lines so far, those in memory included.
@@ -99,10 +108,11 @@ class Budget:
         """
         if self.is_full and not self._told_full:
             self._told_full = True
-            return "warning", (
-                f"{OVER_BUDGET}the file has all of budget.total_bytes={self._total:,} but what is "
+            text = (
+                f"over budget: the file has all of budget.total_bytes={self._total:,} but what is "
                 f"kept for its end; after step {step}, only the newest lines stay in memory"
             )
+            return Remark(Code.OVER_BUDGET, text, {"step": step})
         steps, self.steps = self.steps, 0
         wrote, self._encoded = encoded - self._encoded, encoded
         allowed = (self._step_bytes or 0) * steps
@@ -115,7 +125,7 @@ class Budget:
         self._calm = self._calm + steps if 2 * wrote <= allowed else 0
         return self._go_up(step) if self._calm >= self._patience else None
 
-    def _go_down(self, each: int, step: int) -> tuple[str, str] | None:
+    def _go_down(self, each: int, step: int) -> Remark | None:
         self._calm = 0
         if self.rung == len(_PARTS):
             return None
@@ -123,18 +133,20 @@ class Budget:
         self.rung += 1
         if self._climbed:  # each attempt takes twice as long as the one before
             self._patience, self._climbed = 2 * self._patience, False
-        return "warning", (
-            f"{OVER_BUDGET}a step wrote {each:,} bytes up to step {step}, more than "
+        text = (
+            f"over budget: a step wrote {each:,} bytes up to step {step}, more than "
             f"budget.step_bytes={self._step_bytes:,}: {part} are not written from there on"
         )
+        return Remark(Code.OVER_BUDGET, text, {"step": step})
 
-    def _go_up(self, step: int) -> tuple[str, str]:
+    def _go_up(self, step: int) -> Remark:
         self.rung -= 1
         calm, self._calm, self._climbed = self._calm, 0, True
-        return "info", (
+        text = (
             f"within budget: {calm} steps up to step {step} took at most half of "
             f"budget.step_bytes={self._step_bytes:,}: {_PARTS[self.rung]} are written again"
         )
+        return Remark(Code.WITHIN_BUDGET, text, {"step": step})
 
     # ---- bytes in all
 
@@ -188,9 +200,9 @@ class Budget:
         self._lost_steps += data.count(_STEP)
 
     @staticmethod
-    def is_of_steps(line: Sequence[Any]) -> bool:
+    def is_of_steps(line: msgspec.Struct) -> bool:
         """Return whether a line that isn't a span comes with every step."""
-        return line[0] in _OF_STEPS
+        return type(line) in _OF_STEPS
 
     def newest(self, used: int, *, last: bool) -> bytes:
         """Return the newest lines that stayed in memory, to be written; the others are lost.
@@ -209,8 +221,8 @@ class Budget:
         self._ring_bytes = 0
         return data
 
-    def summary(self) -> str:
-        """Return how much was not written; empty if everything was."""
+    def summary(self) -> Remark | None:
+        """Return how much was not written; None if everything was."""
         regions, samples, numbers = self._omitted
         texts = []
         if self._bare_stages or any(self._omitted):
@@ -224,4 +236,14 @@ class Budget:
                 f"{self._lost_lines:,} lines, {self._lost_steps:,} steps among them, were not "
                 f"kept: raise budget.total_bytes={self._total:,}"
             )
-        return OVER_BUDGET + "; ".join(texts) if texts else ""
+        if not texts:
+            return None
+        facts: dict[str, Fact] = {
+            "regions": regions,
+            "marks": samples,
+            "counters": numbers,
+            "bare_stages": self._bare_stages,
+            "lines": self._lost_lines,
+            "steps": self._lost_steps,
+        }
+        return Remark(Code.BUDGET_SUMMARY, "over budget: " + "; ".join(texts), facts)

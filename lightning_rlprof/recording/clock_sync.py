@@ -8,9 +8,11 @@ threads. An absent rank costs a second once, and is not waited for again.
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.records.notes import Code, Notes
+from lightning_rlprof.records.run_directory import ClockLine
 
 _PINGS = 5  # some 100 µs each over TCP
 _PATIENCE_NS = 1_000_000_000  # of rank 0 in all; who waits for it waits twice as long
@@ -42,11 +44,12 @@ class Run(Protocol):
         """The clock of the run, in nanoseconds."""
 
     @property
-    def add(self) -> Callable[[tuple[Any, ...]], object]:
+    def add(self) -> Callable[[ClockLine], object]:
         """Add a line to the run."""
 
-    def note(self, level: str, text: str) -> None:
-        """Log a remark and keep it in the run."""
+    @property
+    def note(self) -> Notes:
+        """What logs a remark and keeps it in the run."""
 
     def record(self, marker: Marker, start_ns: int, end_ns: int) -> None:
         """Add a span whose two ends are known."""
@@ -122,7 +125,7 @@ class Exchange:
                 self._peers.remove(peer)
                 there = peer if self._rank == 0 else 0
                 text = f"clock synchronization with rank {there} stopped: {_line(error)}"
-                self._run.note("warning", text)
+                self._run.note(Code.CLOCK_NOT_SYNCED, text, rank=there)
         self._round += 1
         self._run.record(_MARKER, start, self._run.clock())
 
@@ -133,7 +136,7 @@ class Exchange:
                 self._answer(key, start)
             return
         readings, self._next = self._ask(keys)
-        self._run.add(("clock", 0, readings))
+        self._run.add(ClockLine(0, readings))
 
     def _answer(self, key: str, start: int) -> None:
         store, clock = self._store, self._run.clock
@@ -142,10 +145,10 @@ class Exchange:
         store.set(f"{key}/pong", f"{arrived} {clock()} {self._next}")
         store.delete_key(f"{key}/ping")
 
-    def _ask(self, keys: Sequence[str]) -> tuple[list[list[int]], int]:
+    def _ask(self, keys: Sequence[str]) -> tuple[list[tuple[int, int, int, int]], int]:
         """Return the readings, and after which step to meet again."""
         store, clock = self._store, self._run.clock
-        readings, following = [], 0
+        readings, following = list[tuple[int, int, int, int]](), 0
         for key in keys:
             sent = clock()
             store.set(f"{key}/ping", "")
@@ -153,7 +156,7 @@ class Exchange:
             received = clock()
             arrived, answered, following = map(int, store.get(f"{key}/pong").split())
             store.delete_key(f"{key}/pong")
-            readings.append([sent, arrived, answered, received])
+            readings.append((sent, arrived, answered, received))
         return readings, following
 
     def _wait(self, key: str, since: int, patience: int) -> None:

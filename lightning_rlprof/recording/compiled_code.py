@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
+from lightning_rlprof.records.notes import Code, Remark
 from lightning_rlprof.system.post_import import when_imported
 
 is_compiling: Callable[[], bool] = bool
@@ -43,7 +44,7 @@ def mark_instead(target: str, instead: str) -> None:
     _rules[target] = instead
 
 
-def remark() -> list[str]:
+def remark() -> list[Remark]:
     """Say what was left out, and what to mark instead; nothing if all marks were made.
 
     Marks in code are those of the process: what is compiled in one run may be called in the next.
@@ -59,10 +60,11 @@ def remark() -> list[str]:
     if not names:
         return []
     such = f", such as {', '.join(known)}" if known else ""
-    return [
+    text = (
         f"inside torch.compile, so not marked: {', '.join(sorted(names))}. "
         f"Mark the call of the compiled module or function instead{such}"
-    ]
+    )
+    return [Remark(Code.COMPILED_CODE, text)]
 
 
 def when_traced(function: Callable[..., Any], stand_in: Callable[..., Any]) -> None:

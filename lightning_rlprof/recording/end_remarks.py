@@ -9,10 +9,14 @@ from pathlib import Path
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
 from lightning_rlprof.recording.annotations import CHILD_MARKS
+from lightning_rlprof.records.notes import Code, Remark
+from lightning_rlprof.records.records import STAGES
+from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
 
 _ASCEND = {"profile_level", "profile_export_type", "profile_analysis"}
-_MOST = 256  # bytes of what a child process says
+_MOST_BYTES_OF_A_CHILD = 256
+_SHORTEST = 5  # letters: shorter names are a letter from many words
 
 
 def chosen_stages(config: ProfilerConfig, rank: int) -> list[str]:
@@ -23,18 +27,21 @@ def chosen_stages(config: ProfilerConfig, rank: int) -> list[str]:
     return [chosen] if isinstance(chosen, str) else list(chosen)
 
 
-def never_marked(chosen: Collection[str], seen: Collection[str]) -> list[str]:
+def never_marked(chosen: Collection[str], seen: Collection[str]) -> list[Remark]:
     """Say of each chosen stage that no code marked it, with what to do.
 
     Example::
 
-        >>> never_marked(["critic_update"], ["actor_update"])[0][:62]
+        >>> never_marked(["critic_update"], ["actor_update"])[0].text[:62]
         'stage critic_update was never marked; stages seen: actor_updat'
     """
     shown = ", ".join(sorted(seen)) or "none"
     missing = [name for name in chosen if name not in seen]
+    text = "stage {} was never marked; stages seen: {}. {}"
     return [
-        f"stage {name} was never marked; stages seen: {shown}. {how_to_mark(name)}"
+        Remark(
+            Code.STAGE_NEVER_MARKED, text.format(name, shown, how_to_mark(name)), {"stage": name}
+        )
         for name in missing
     ]
 
@@ -50,23 +57,64 @@ def how_to_mark(name: str) -> str:
     return f'Mark it with stage("{name}"), or add a rule: wrap: {{METHOD: {name}}}'
 
 
-def never_reached(config: ProfilerConfig, ended: int) -> list[str]:
+def never_reached(config: ProfilerConfig, ended: int) -> list[Remark]:
     """Say which of the listed steps never came; ``ended`` is the last complete step."""
     listed = config.steps
     missing = [step for step in listed if step > ended] if isinstance(listed, list) else []
     if not config.captures or not missing:
         return []
     shown = ", ".join(map(str, missing[:5])) + ", …" * (len(missing) > 5)
-    return [f"steps never reached: {shown}; last complete step: {ended}"]
+    text = f"steps never reached: {shown}; last complete step: {ended}"
+    return [Remark(Code.STEPS_NOT_REACHED, text, {"first_step": missing[0], "ended": ended})]
 
 
-def without_effect(config: ProfilerConfig, device: str) -> list[str]:
+def misspelled(seen: Collection[str], known: Collection[str]) -> list[Remark]:
+    """Say of each stage whose name is a letter from a known one which of them was meant.
+
+    Args:
+        seen: Names of the stages that were recorded.
+        known: Names that the configuration knows, beside `STAGES`.
+
+    Example::
+
+        >>> misspelled(["actor_genrate", "actor_update"], [])[0].facts
+        {'stage': 'actor_genrate', 'known': 'actor_generate'}
+    """
+    names = [name for name in dict.fromkeys([*STAGES, *known]) if len(name) >= _SHORTEST]
+    found = []
+    for stage in sorted({*seen} - {*known}):
+        if standard_stage(stage) in STAGES:
+            continue
+        meant = next((name for name in names if _is_a_letter_away(stage, name)), None)
+        if meant is not None:
+            text = f'stage "{stage}" is recorded under this name: did you mean "{meant}"?'
+            found.append(Remark(Code.STAGE_MISSPELLED, text, {"stage": stage, "known": meant}))
+    return found
+
+
+def _is_a_letter_away(text: str, other: str) -> bool:
+    """Return whether a letter was added, left out or replaced, or two neighbors were swapped.
+
+    A digit is not a letter: ``actor_update2`` is a name of its own.
+    """
+    if text == other or abs(len(text) - len(other)) > 1:
+        return False
+    pairs = zip(text, other, strict=False)
+    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(text), len(other)))
+    rest, known = text[at:], other[at:]
+    if any(part[:1].isdigit() for part in (rest, known)):
+        return False
+    swapped = rest[:2] == known[1::-1] and rest[2:] == known[2:]
+    return swapped or rest[1:] == known or rest == known[1:] or rest[1:] == known[1:]
+
+
+def without_effect(config: ProfilerConfig, device: str) -> list[Remark]:
     """Say which options are for another device than this one.
 
     Example::
 
-        >>> without_effect(ProfilerConfig.build(profile_analysis=True), "cuda")
-        ['no effect on cuda: integrated.profile_analysis; it is for Ascend']
+        >>> without_effect(ProfilerConfig.build(profile_analysis=True), "cuda")[0].text
+        'no effect on cuda: integrated.profile_analysis; it is for Ascend'
     """
     if not config.captures:
         return []
@@ -78,8 +126,11 @@ def without_effect(config: ProfilerConfig, device: str) -> list[str]:
         if block.profile_level == "level_none":  # markers alone, on every device
             keys.remove("integrated.profile_level")
         keys += _changed(config.npu, "npu")
+    if not keys:
+        return []
     are = "they are" if len(keys) > 1 else "it is"
-    return [f"no effect on {device}: {', '.join(keys)}; {are} for {whose}"] if keys else []
+    text = f"no effect on {device}: {', '.join(keys)}; {are} for {whose}"
+    return [Remark(Code.WITHOUT_EFFECT, text, {"device": device})]
 
 
 def _changed(section: Section, name: str) -> list[str]:
@@ -106,7 +157,7 @@ class ChildMarks:
             os.close(file)
             os.environ[CHILD_MARKS] = self.path
 
-    def remark(self) -> list[str]:
+    def remark(self) -> list[Remark]:
         """Say it, in the parent, and forget it."""
         path, self.path = self.path, ""
         if not path:
@@ -115,13 +166,14 @@ class ChildMarks:
             del os.environ[CHILD_MARKS]
         try:
             with open_file(Path(path)) as file:
-                text = file.readline(_MOST).decode("utf-8", "ignore").strip()
+                text = file.readline(_MOST_BYTES_OF_A_CHILD).decode("utf-8", "ignore").strip()
             os.unlink(path)
         except OSError:
             return []
         if not text:
             return []
-        return [
+        whole = (
             f"marks in child processes were not recorded, the first one was {text}. "
             "Mark in the training process, or use num_workers=0"
-        ]
+        )
+        return [Remark(Code.CHILD_PROCESS, whole)]

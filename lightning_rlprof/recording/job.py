@@ -28,6 +28,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.recording.start import RUN_NAME, new_run_name
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
 from lightning_rlprof.system.files import folder_inside
@@ -272,7 +273,7 @@ def remember(run: Path) -> None:
     _recorded.add(run.absolute())
     if session := current():
         for text in _remarks:
-            session.note("warning", text)
+            session.note(Code.RUN_NOT_SHARED, text)
     _remarks.clear()
 
 

@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, OwnMarker, annotate, in_stage, stage
+from lightning_rlprof.records.notes import Code, Remark
 from lightning_rlprof.system.post_import import when_imported
 
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
@@ -111,14 +112,14 @@ class Wraps:
         """Remove the marks, except where other code replaced the method since."""
         _restore(self._installed)
 
-    def remarks(self) -> list[str]:
+    def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""
         for calls in self._calls:
             if compiled_code.is_left_out(target := calls.rule.target):
                 compiled_code.mark_instead(target, _compiled(self._root, target))
         if self._by_name:
             return []
-        return [text for calls in self._calls if (text := calls.remark())]
+        return _remarks(self._calls)
 
     def _install(self, root: object, rule: WrapRule) -> None:
         owner, name = _find(root, rule.target)
@@ -154,7 +155,7 @@ class ImportedWraps:
     def __init__(self, rules: Sequence[WrapRule]) -> None:
         self._calls: dict[str, _Calls] = {}
         self._installed: _Installed = []
-        self._missing: list[str] = []
+        self._missing: list[Remark] = []
         for rule in rules:
             if rule.is_imported:
                 self._calls[rule.target] = _Calls(rule)
@@ -165,12 +166,11 @@ class ImportedWraps:
         """Remove the marks, except where other code replaced the method since."""
         _restore(self._installed)
 
-    def remarks(self) -> list[str]:
+    def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""
         for target in filter(compiled_code.is_left_out, self._calls):
             compiled_code.mark_instead(target, "")
-        found = [text for calls in self._calls.values() if (text := calls.remark())]
-        return self._missing + found
+        return self._missing + _remarks(self._calls.values())
 
     def _install(self, rule: WrapRule, module: object) -> None:
         *path, name = rule.target.partition(":")[2].split(".")
@@ -180,18 +180,29 @@ class ImportedWraps:
                 owner = getattr(owner, part)
             method = inspect.getattr_static(owner, name)
         except AttributeError as error:
-            self._missing.append(f"wrap: {rule.target!r} does not exist ({error})")
+            self._lacks(rule, f"wrap: {rule.target!r} does not exist ({error})")
             return
         kind = type(method) if isinstance(method, staticmethod | classmethod) else None
         function = method.__func__ if kind else method
         if not inspect.isroutine(function):
-            self._missing.append(f"wrap: {rule.target!r} is not a function or method")
+            self._lacks(rule, f"wrap: {rule.target!r} is not a function or method")
             return
         marked: Any = _marked(function, self._calls[rule.target])
         mine = kind(marked) if kind else marked
         before = vars(owner).get(name, _ABSENT)
         setattr(owner, name, mine)
         self._installed.append((owner, name, mine, before))
+
+    def _lacks(self, rule: WrapRule, text: str) -> None:
+        self._missing.append(Remark(Code.WRAP_WITHOUT_CALL, text, {"target": rule.target}))
+
+
+def _remarks(calls: Iterable["_Calls"]) -> list[Remark]:
+    return [
+        Remark(Code.WRAP_WITHOUT_CALL, text, {"target": each.rule.target})
+        for each in calls
+        if (text := each.remark())
+    ]
 
 
 def _compiled(root: object, target: str) -> str:

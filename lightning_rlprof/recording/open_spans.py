@@ -1,4 +1,4 @@
-"""Open and made spans as they live in memory: the lines of the file, and which is open where."""
+"""Spans in memory, as the file will hold them, and which of them are open where."""
 
 import itertools
 import sys
@@ -11,18 +11,53 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
+import msgspec
+
 from lightning_rlprof.records.histograms import EXPERTS, bin_name, bin_of
-from lightning_rlprof.records.records import Kind, Number
+from lightning_rlprof.records.records import Kind
 
-# A span is the list that the file will hold, so that no code of rlprof runs per span when it is
-# written: ["span", name, kind, step, start_ns, end_ns, thread, id, parent, counters]. Its end is
-# None while it is open.
-Line = list[Any]
-"""A span as its line in the file, which it becomes once it has an end."""
 
-Open = tuple[Line, Any, Any, Any]
-"""A span and what the file does not hold of it: the `Open` around it or None, its marker, and the
-token of the recorders where they mirror it."""
+class Span(msgspec.Struct, array_like=True, tag="span", eq=False, gc=False):
+    """A span in memory. msgspec writes it as its line in the file, without Python code for it.
+
+    The fields are those of `SpanLine`, in its order. Python's garbage collector does not track
+    spans: they are many, and none of them can be a part of a circle of references.
+
+    Attributes:
+        end_ns: None while it is open.
+    """
+
+    name: str
+    kind: Kind
+    step: int
+    start_ns: int
+    end_ns: int | None
+    thread: int
+    id: int
+    parent: int | None
+    counters: dict[str, Any] | None = None
+
+    @property
+    def duration_ns(self) -> int:
+        """Length in nanoseconds; 0 while it is open."""
+        return 0 if self.end_ns is None else self.end_ns - self.start_ns
+
+
+class Open(msgspec.Struct, eq=False):
+    """A span and what the file does not hold of it.
+
+    Attributes:
+        span: The span.
+        around: The one around it, which may have ended meanwhile.
+        marker: What began it.
+        token: The token of the recorders, if they mirror it.
+    """
+
+    span: Span
+    around: "Open | None"
+    marker: Any
+    token: Any = None
+
 
 opened: ContextVar[Open | None] = ContextVar("rlprof_open", default=None)
 """The span that was opened last, made or not: look upwards for one that is still open. To end it
@@ -61,8 +96,8 @@ class Named(Protocol):
 def innermost() -> Open | None:
     """Return the innermost open span of this thread or task."""
     around = opened.get()
-    while around is not None and around[0][5] is not None:
-        around = around[1]
+    while around is not None and around.span.end_ns is not None:
+        around = around.around
     return around
 
 
@@ -71,38 +106,38 @@ def made(
     step: int,
     start_ns: int,
     end_ns: int | None,
-    counters: Mapping[str, Number] | None,
-) -> Line:
+    counters: dict[str, Any] | None,
+) -> Span:
     """Return a span inside the one that is open now; one without an end is open itself."""
     around = opened.get()
-    while around is not None and around[0][5] is not None:
-        around = around[1]
-    parent = None if around is None else around[0][7]
+    while around is not None and around.span.end_ns is not None:
+        around = around.around
+    parent = None if around is None else around.span.id
     name, kind, number = marker.name, marker.kind, next(numbers)
-    return ["span", name, kind, step, start_ns, end_ns, get_ident(), number, parent, counters]
+    return Span(name, kind, step, start_ns, end_ns, get_ident(), number, parent, counters)
 
 
-def leave_open(span: Open) -> bool:
+def leave_open(one: Open) -> bool:
     """Keep an open span that no longer is around anything; return whether its name is a new one."""
-    line, around, marker, _ = span
-    _left.append((line, around, marker, None))
+    _left.append(Open(one.span, one.around, one.marker))
     del _left[:-_MOST_LEFT]
-    new = len(_names) < _MOST_LEFT and marker.name not in _names
-    _names.add(marker.name)
+    name = one.marker.name
+    new = len(_names) < _MOST_LEFT and name not in _names
+    _names.add(name)
     return new
 
 
 def left_open(marker: Named) -> Open | None:
     """Take back the last span of a marker that this thread left open; None without one."""
     for at in reversed(range(len(_left))):
-        if _left[at][2] is marker and _left[at][0][6] == get_ident():
+        if _left[at].marker is marker and _left[at].span.thread == get_ident():
             return _left.pop(at)
     return None
 
 
-def is_left(span: Open) -> bool:
+def is_left(span: Span) -> bool:
     """Return whether `leave_open` keeps a span."""
-    return any(each[0] is span[0] for each in _left)
+    return any(each.span is span for each in _left)
 
 
 def forget_left() -> None:

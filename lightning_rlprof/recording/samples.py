@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning_rlprof.recording import annotations, open_spans
 from lightning_rlprof.recording.annotations import Marker, Sink, in_stage, mark
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import (
     FATES,
     FIRST_TOKEN,
@@ -18,6 +19,7 @@ from lightning_rlprof.records.records import (
     Fate,
     Number,
 )
+from lightning_rlprof.records.run_directory import SampleLine
 
 _LONGEST = 200  # characters of a prompt's or a group's name
 _told_wrong = False
@@ -149,7 +151,7 @@ class Sample:
         sink = annotations.listener()
         if sink is not None and sink is not self._written_by:
             self._written_by = sink
-            sink.add((SAMPLE, self.id, self.prompt, self.group, self.attempt))
+            sink.add(SampleLine(self.id, self.prompt, self.group, self.attempt))
 
 
 def sample(
@@ -192,4 +194,5 @@ def _say_once(sink: Sink, fate: str) -> None:
     global _told_wrong
     if not _told_wrong:
         _told_wrong = True
-        sink.note("warning", f"unknown fate {fate!r} of a sample (allowed: {', '.join(FATES)})")
+        text = f"unknown fate {fate!r} of a sample (allowed: {', '.join(FATES)})"
+        sink.note(Code.UNKNOWN_FATE, text, fate=str(fate))

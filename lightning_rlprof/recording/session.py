@@ -6,8 +6,9 @@ import os
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from multiprocessing.util import Finalize
@@ -15,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 from typing import Any, ClassVar, TypeVar
+
+import msgspec
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
@@ -32,21 +35,22 @@ from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
     chosen_stages,
     how_to_mark,
+    misspelled,
     never_marked,
     never_reached,
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
-from lightning_rlprof.recording.open_spans import Line, Open, innermost, made
+from lightning_rlprof.recording.open_spans import ExpertTokens, Open, Span, innermost, made
 from lightning_rlprof.recording.owner import Owner, set_apart
 from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.recording.stage_sums import StageSums
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.capture_request import steps_ahead
+from lightning_rlprof.records.notes import Code, Fact, Level, Remark, level_of
 from lightning_rlprof.records.records import Header, Kind, Number
-from lightning_rlprof.records.run_directory import rank_directory
+from lightning_rlprof.records.run_directory import EndLine, note_line, rank_directory
 from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END, is_shadow
-from lightning_rlprof.system.plain_text import plain
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,10 +58,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _STEP = annotations.Marker("step", "step")
 _IDLE = annotations.Marker("idle", "stage")
 _PAUSE = annotations.Marker("garbage_collection", "region")
-_MOST_STEPS = 1_000  # whose starts are kept for intervals that are recorded late
-_MOST_TIMES, _LATELY = 200, 19  # steps
-_ASKED_NS = 50_000_000
-_STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
+_MOST_STEPS = 1_000  # The starts of as many steps are kept for spans that are recorded late.
+_MOST_STEP_TIMES = 200
+_STEPS_OF_A_MEDIAN = 19  # of them, a requested capture learns how long the next steps will take
+_ALLOCATOR_STAGE_NS = 50_000_000  # Shorter stages do not ask torch's allocator, which takes 50 µs.
+_NUMBERS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_UNWRITTEN_NS = 1_000_000_000  # A stage that took minutes is written when it ends.
 
 
 class _Process:
@@ -67,7 +73,7 @@ class _Process:
     """
 
     session: "Session | None" = None
-    notes: ClassVar[list[str]] = []  # what no run of this process contains
+    notes: ClassVar[list[Remark]] = []  # what no run of this process contains
     lock = threading.RLock()
     watches_forks = False
 
@@ -97,12 +103,12 @@ def running() -> "Session | None":
         return _Process.session
 
 
-def note_in_all_runs(text: str) -> None:
+def note_in_all_runs(code: Code, text: str, **facts: Fact) -> None:
     """Log what this process cannot record, and note it in the run and in those that follow."""
     with _Process.lock:
-        _Process.notes.append(text)
+        _Process.notes.append(Remark(code, text, facts))
         if _Process.session is not None:
-            _Process.session.note("warning", text)
+            _Process.session.note(code, text, **facts)
         else:
             log.warning("%s", text)
 
@@ -158,8 +164,179 @@ _harmless = _guarded("failed")  # of marks: the recording continues
 _ends_recording = _guarded("give_up")  # of steps
 
 
+@dataclass(frozen=True)
+class Loop:
+    """What a session knows of the loop that it records.
+
+    Attributes:
+        follows_threads: Whether steps are of the thread whose stages they contain, rather than of
+            the one that ends them.
+        idles: Whether the time between two steps is idle, as of an actor that waits for a call.
+        object_rules: Rules that mark methods of an object, which `Session.wrap` gets.
+        end_if_left: Ends the session if what it records has ended without a word; called before
+            another session begins.
+        give_up: Ends the recording after a failure of rlprof's own in the steps.
+    """
+
+    follows_threads: bool = False
+    idles: bool = False
+    object_rules: Sequence[WrapRule] = ()
+    end_if_left: Callable[[], object] | None = None
+    give_up: Callable[[Exception], object] | None = None
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """What runs beside a session.
+
+    Attributes:
+        background: Samples host and device.
+        watchdog: Watches for a rank that makes no progress.
+        exchange: Compares the clocks of several hosts after some steps.
+    """
+
+    background: Background | None = None
+    watchdog: Watchdog | None = None
+    exchange: Exchange | None = None
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Where the steps are, on the clock of the run.
+
+    Attributes:
+        thread: Identity of the thread whose stages count in a step.
+        ended: Number of the last step that ended.
+        begun: Start and number of the last ones.
+        start: Start of this step; None outside of steps.
+        edge: Where the step before ended, if nothing came between.
+        end_ns: How long the end of the step before took, if that is measured.
+        totals: What the last step spent on its stages, once it is asked for.
+        broken_by: The exception that left the last step.
+    """
+
+    thread: int
+    ended: int = 0
+    begun: list[tuple[int, int]] = field(default_factory=list)
+    start: int | None = None
+    edge: int | None = None
+    end_ns: int | None = None
+    totals: StepTotals | None = None
+    broken_by: str = ""
+
+    def number_at(self, time_ns: int, current: int) -> int:
+        """Return the step in which an instant lies, of the last ones; 0 before the first."""
+        if self.start is not None and time_ns >= self.start:
+            return current
+        at = bisect_right(self.begun, (time_ns, sys.maxsize)) - 1
+        return self.begun[at][1] if at >= 0 else current if not self.begun else 0
+
+
+@dataclass(slots=True)
+class _Windows:
+    """The captures of a session.
+
+    Attributes:
+        capture: Drives the recorders.
+        requests: Captures that are asked for while the training runs.
+        tokens: Counts the iterations of a generation.
+        chosen: Stages that the configuration names.
+        possible: Whether a window may open on this rank.
+        step_token: Of the step, while it is mirrored.
+        keep: Tells of a stage that ends whether its window stays open.
+    """
+
+    capture: Capture
+    requests: CaptureRequests
+    tokens: TokenWindow
+    chosen: list[str]
+    possible: bool
+    step_token: object = None
+    keep: Callable[[Span], bool] | None = None
+
+
+@dataclass(slots=True)
+class _Marking:
+    """How markers behave now: the mode, whom they tell of stages, and whether steps are silent."""
+
+    has_shadows: bool
+    mode: str = ""
+    told: Callable[[], object] | None = None
+
+
+@dataclass(slots=True)
+class _Ending:
+    """What happens when the session ends, and what was said before.
+
+    Attributes:
+        at_exit: Writes what is in memory if the process ends first.
+        children: Marks in child processes.
+        before: Called before the last lines are written.
+        after: Called when all files are complete.
+        remarks: Notes that are made at the end.
+        is_closed: Whether nothing is recorded any more.
+        has_failed: Whether a failure of rlprof's own was noted.
+        has_declined: Whether a training in another thread was noted.
+        has_wrapped: Whether an object was marked.
+    """
+
+    at_exit: Finalize
+    children: ChildMarks
+    before: list[Callable[[], object]] = field(default_factory=list)
+    after: list[Callable[[], object]] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+    is_closed: bool = False
+    has_failed: bool = False
+    has_declined: bool = False
+    has_wrapped: bool = False
+
+
+class _Memory:
+    """Memory and the wait for a CPU, as counters of steps and stages."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._host, self._cpu = HostMemory(), CpuWait()
+        self._has_total = device == "cpu"
+
+    def of_stage(self, span: Span) -> None:
+        """Add the memory at the end of a stage to it."""
+        found = self._host.own()
+        if self._device != "cpu" and span.duration_ns > _ALLOCATOR_STAGE_NS:
+            found |= allocator_bytes(self._device)
+            if not self._has_total and (total := device_memory()[1]) is not None:
+                found["device_total_bytes"] = total
+            self._has_total = True
+        if found:
+            span.counters = {**(span.counters or {}), **found}
+
+    def of_step(self, *, bare: bool) -> dict[str, int]:
+        """Return the counters of a step; a shadow step has the wait for a CPU alone."""
+        return {**({} if bare else self._host.counters()), **self._cpu.counters()}
+
+    def close(self) -> None:
+        """Close its files."""
+        self._host.close()
+        self._cpu.close()
+
+
 class Session:
     """Record one rank from construction to `close`; one at a time in a process.
+
+    Attributes:
+        owner: Whose spans it records.
+        config: What is recorded now: a requested capture has a configuration of its own.
+        run: The run directory.
+        header: First line of the rank's file.
+        clock: Monotonic nanoseconds.
+        loop: The loop that it records.
+        buffer: Spans on their way to the file.
+        helpers: What runs beside it.
+        step: Number of the step.
+        waiting: Whether the step is expected, and has not begun.
+        silent_thread: Identity of the thread that records no spans, in a shadow step; else 0.
+        flush_at_ns: When an outermost span that ends is worth a write of its own.
+        status: How it was closed; empty until then.
 
     Args:
         config: What to record.
@@ -168,6 +345,8 @@ class Session:
         recorders: What captures consist of.
         clock: Monotonic nanoseconds.
         owner: Whose spans it records; unset, those of the calling thread and what that starts.
+        loop: The loop that it records.
+        helpers: Starts what runs beside it.
 
     Raises:
         ConfigError: The run directory cannot be written.
@@ -193,95 +372,52 @@ class Session:
         recorders: Sequence[Recorder] = (),
         clock: Callable[[], int] = perf_counter_ns,
         owner: Owner | None = None,
+        loop: Loop | None = None,
+        helpers: Callable[["Session"], Helpers] | None = None,
     ) -> None:
         with _Process.lock:
             _refuse_a_second()
+            _watch_forks()
+            self.owner = owner or Owner()
+            self.owner.begin()
+            self.config, self.run, self.header, self.clock = config, run, header, clock
+            self.loop, self.helpers = loop or Loop(), Helpers()
+            self.step, self.waiting, self.status = 0, False, ""
+            self.silent_thread, self.flush_at_ns = 0, clock() + _UNWRITTEN_NS
+            self._steps = _Steps(threading.get_ident())
+            self._marking = _Marking(config.measure_overhead and config.spans)
             try:
-                self._begin(config, run, header, recorders, clock, owner or Owner())
+                writer = open_writer(run, header)
+                try:
+                    budget = Budget(config.budget.step_bytes, config.budget.total_bytes)
+                    self.buffer = Buffer(writer, clock, budget)
+                    self._memory = _Memory(header.device)
+                    self._windows = _Windows(
+                        Capture(self, rank_directory(run, header.rank), recorders),
+                        CaptureRequests(self, clock),
+                        TokenWindow(config),
+                        chosen_stages(config, header.rank),
+                        config.captures and config.wants_rank(header.rank),
+                    )
+                    # `atexit` does not run in processes that multiprocessing starts; this does.
+                    at_exit = Finalize(None, self.buffer.flush_to_the_end, exitpriority=100)
+                    self._ending = _Ending(at_exit, ChildMarks())
+                    self._tune()
+                except BaseException:
+                    writer.discard()
+                    raise
             except BaseException:
                 _remove_empty(run)
                 raise
             _Process.session = self
-        for text in _Process.notes:
-            self.add(("note", clock(), "warning", text))
-
-    def _begin(
-        self,
-        config: ProfilerConfig,
-        run: Path,
-        header: Header,
-        recorders: Sequence[Recorder],
-        clock: Callable[[], int],
-        owner: Owner,
-    ) -> None:
-        _watch_forks()
-        self.owner = owner
-        owner.begin()
-        self.config, self.run, self.header, self.clock = config, run, header, clock
-        self.step = self._ended = 0
-        self._steps: list[tuple[int, int]] = []  # start and number of the last ones
-        budget = Budget(config.budget.step_bytes, config.budget.total_bytes)
-        writer = open_writer(run, header)
-        try:
-            self._begin_parts(Buffer(writer, clock, budget), recorders)
-        except BaseException:
-            writer.discard()
-            raise
-
-    def _begin_parts(self, buffer: Buffer, recorders: Sequence[Recorder]) -> None:
-        config, run, header, clock = self.config, self.run, self.header, self.clock
-        self._buffer = buffer
-        self.append, self.add = buffer.append, buffer.add
-        self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
-        self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
-        self.recent, self.flush_if_free = buffer.recent, buffer.flush_if_free
-        self.later_experts = buffer.later_experts
-        self.flush_at_ns = clock() + _STAGE_NS
-        self.silent_thread = 0  # in a shadow step
-        self._has_shadows = config.measure_overhead and config.spans
-        self._step_end_ns: int | None = None
-        self._totals: StepTotals | None = None
-        self.waiting = self._closed = self._failed = False
-        self._step_start: int | None = None
-        self._edge: int | None = None
-        self._trainer_thread = threading.get_ident()
-        # Whether the window of a stage stays open when it ends, until `close_kept_window`.
-        # Whether steps are of the thread whose stages they contain, not of the one that ends them.
-        self.follows_threads = False
-        # Whether the time between two steps is idle: an actor that waits for its next call.
-        self.idles = False
-        self.before_close: list[Callable[[], object]] = []
-        # Ends the session if what it records has ended without a word; asked before another begins.
-        self.end_if_left: Callable[[], object] = self._end_if_left
-        # Ends the recording after a failure of rlprof's own in the steps.
-        self.give_up: Callable[[Exception], object] = self._give_up
-        self._broken_by = ""  # the exception that left the last step
-        self._declined = False
-        self.wrap_rules: Sequence[WrapRule] = ()
-        self.unwrapped = ""  # what to say if `wrap` is never called
-        self.status = ""  # how it was closed
-        self.keeps_window: Callable[[Line], bool] = _closes
-        self.afterwards: Callable[[], object] = bool  # called when all files are complete
-        self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
-        self.background: Background | None = None  # what samples host and device meanwhile
-        self.watchdog: Watchdog | None = None  # of a rank that makes no progress
-        self._mode = ""
-        self._told: Callable[[], object] | None = None
-        self._may_capture = config.captures and config.wants_rank(header.rank)
-        self._mirrored_step: object = None
-        self._tokens = TokenWindow(config)
-        self._host = (HostMemory(), CpuWait())
-        self._has_allocator = header.device != "cpu"
-        self._has_total = False
-        self._chosen = chosen_stages(config, header.rank)
-        buffer.keeps_stages = bool(self._chosen)
-        self.child_marks = ChildMarks()
-        self.remarks: list[str] = []  # to be said at the end
-        self._capture = Capture(self, rank_directory(run, header.rank), recorders)
-        self._requests = CaptureRequests(self, clock)
-        # `atexit` does not run in processes that multiprocessing starts; this runs there, too.
-        self._at_exit = Finalize(None, buffer.flush_to_the_end, exitpriority=100)
-        self._tune()
+        for code, text, facts in _Process.notes:
+            self.add(note_line(clock(), code, text, facts))
+        if helpers is not None:
+            try:
+                self.helpers = helpers(self)
+            except BaseException:
+                self.discard()
+                raise
 
     def __enter__(self) -> "Session":
         return self
@@ -295,9 +431,10 @@ class Session:
     def begin_step(self, step: int) -> None:
         """Know that a step has begun; it counts from where the one before it ended."""
         step = int(step)  # of NumPy, too
-        if self.idles and self.waiting and self._step_start is not None:
-            self.append(made(_IDLE, step, self._step_start, self.clock(), None))
-        if step != self.step or self._step_start is None:
+        start = self._steps.start
+        if self.loop.idles and self.waiting and start is not None:
+            self.append(made(_IDLE, step, start, self.clock(), None))
+        if step != self.step or start is None:
             self._open_step(step)
         self.waiting = False
 
@@ -310,38 +447,40 @@ class Session:
     @_ends_recording
     def end_step(self) -> None:
         """End the step, write it, and expect the next one: what follows belongs to that."""
-        start, is_shadow_step = self._step_start, self.silent_thread != 0
-        self._broken_by = ""
+        steps, windows, exchange = self._steps, self._windows, self.helpers.exchange
+        start, is_shadow_step = steps.start, self.silent_thread != 0
+        steps.broken_by = ""
         end = self._end_step(None)
-        self._edge, self._ended, self._totals = end, self.step, None
-        self._steps = [*self._steps[-_MOST_STEPS:], (self._step_start or end, self.step)]
-        self.flush_at_ns = end + _STAGE_NS
-        if self._may_capture:
+        steps.edge, steps.ended, steps.totals = end, self.step, None
+        steps.begun = [*steps.begun[-_MOST_STEPS:], (start or end, self.step)]
+        self.flush_at_ns = end + _UNWRITTEN_NS
+        if windows.possible:
             self._end_window()
-        self._buffer.end_step(self.step, write=not is_shadow_step)
-        if self.idles:  # what calls an actor may kill it at any time
-            self._buffer.flush()
-        if self.exchange is not None and self.exchange.after(self.step):
-            self._edge = None
+        self.buffer.end_step(self.step, write=not is_shadow_step)
+        if self.loop.idles:  # What calls an actor may kill it at any time.
+            self.buffer.flush()
+        if exchange is not None and exchange.after(self.step):
+            steps.edge = None
         self._ask_for_captures(start, end)
         self._open_step(self.step + 1)
         self.waiting = True
-        if self._has_shadows and self._step_start is not None:
-            self._step_end_ns = self.clock() - self._step_start
+        if self._marking.has_shadows and steps.start is not None:
+            steps.end_ns = self.clock() - steps.start
 
     def _ask_for_captures(self, start: int | None, end: int) -> None:
-        if self._requests.learns and start is not None and not self._capture.saw(self.step):
-            self._requests.learn(self.step, end - start, end, self._buffer.last_step())
-        self._requests.after(self.step, end)
+        requests = self._windows.requests
+        if requests.learns and start is not None and not self._windows.capture.saw(self.step):
+            requests.learn(self.step, end - start, end, self.buffer.last_step())
+        requests.after(self.step, end)
 
     def request_capture(
         self, steps: int, ranks: Sequence[int] | None, stages: Sequence[str], why: str
     ) -> int:
         """See the function `request_capture`."""
-        times = self.step_times_ns()[-_LATELY:]
+        times = self.step_times_ns()[-_STEPS_OF_A_MEDIAN:]
         first = self.step + steps_ahead(median(times) if times else None)
         chosen = None if ranks is None else [int(rank) for rank in ranks]
-        asked = self._requests.ask(first, max(int(steps), 1), chosen, stages, why)
+        asked = self._windows.requests.ask(first, max(int(steps), 1), chosen, stages, why)
         return first if asked else 0
 
     @_ends_recording
@@ -350,60 +489,64 @@ class Session:
 
         ``error`` is the name of the exception that leaves it.
         """
-        self._broken_by = error
+        steps, windows = self._steps, self._windows
+        steps.broken_by = error
         if interrupted and not self.waiting:
             self._end_step({"interrupted": 1})
         elif self.waiting:
-            self._capture.exit(self._mirrored_step)
-            self._capture.forget(self.step)
-        self._step_start = self._edge = self._step_end_ns = None
+            windows.capture.exit(windows.step_token)
+            windows.capture.forget(self.step)
+        steps.start = steps.edge = steps.end_ns = None
         self.waiting = False
 
     def _open_step(self, step: int) -> None:
-        if self._edge is None:  # garbage collection before it is of no step
+        steps, windows = self._steps, self._windows
+        if steps.edge is None:  # Garbage collection before it is of no step.
             self._end_of_background_step()
         self.step = step
-        if self._may_capture:
-            self._capture.exit(self._mirrored_step)  # of a step that was expected and never came
+        if windows.possible:
+            windows.capture.exit(windows.step_token)  # It was expected, and never came.
             self._move_window(step)
-            if self._capture.is_open:
-                self._mirrored_step = self._capture.enter("step", "step")
-        self._step_start = self.clock() if self._edge is None else self._edge
-        if self._has_shadows:
-            self.silent_thread = self._trainer_thread if self._may_be_shadow(step) else 0
+            if windows.capture.is_open:
+                windows.step_token = windows.capture.enter("step", "step")
+        steps.start = self.clock() if steps.edge is None else steps.edge
+        if self._marking.has_shadows:
+            self.silent_thread = steps.thread if self._may_be_shadow(step) else 0
 
     def _may_be_shadow(self, step: int) -> bool:
         """Return whether to record the length of a step alone: unless a capture needs its stages.
 
         Nor if a span is open around it: what is inside of that one is recorded.
         """
-        if not is_shadow(step) or self._capture.is_open or innermost() is not None:
+        windows = self._windows
+        if not is_shadow(step) or windows.capture.is_open or innermost() is not None:
             return False
-        return not (self._may_capture and capture.arms_stages(self.config, self.header.rank, step))
+        return not (windows.possible and capture.arms_stages(self.config, self.header.rank, step))
 
     def _end_step(self, counters: dict[str, Number] | None) -> int:
-        now, start = self.clock(), self._step_start
-        late: list[Late] = []
-        if self._may_capture and self._capture.saw(self.step):
-            known = self._capture.exit(self._mirrored_step)
+        now, steps, windows = self.clock(), self._steps, self._windows
+        start, late = steps.start, list[Late]()
+        if windows.possible and windows.capture.saw(self.step):
+            known = windows.capture.exit(windows.step_token)
             counters = {**(counters or {}), **known.counters, "capture": 1}
             late = known.late
         if start is not None:
             counters = {**self._counters_of_step(), **(counters or {})}
             span = made(_STEP, self.step, start, now, counters or None)
-            if self.follows_threads:
-                span[6] = self._trainer_thread = self._buffer.follow()
+            if self.loop.follows_threads:
+                span.thread = steps.thread = self.buffer.follow()
             self.append(span)
-            if self._may_capture:
-                self._buffer.later(span, late)
+            if windows.possible:
+                self.buffer.later(span, late)
         return now
 
     def _counters_of_step(self) -> dict[str, int]:
-        memory, cpu = self._host
-        found = {**cpu.counters(), **self._end_of_background_step()}  # since the step before
-        if self._step_end_ns is not None:
-            found[STEP_END], self._step_end_ns = self._step_end_ns, None
-        return {**found, SHADOW: 1} if self.silent_thread else {**memory.counters(), **found}
+        steps, is_shadow_step = self._steps, self.silent_thread != 0
+        found = self._memory.of_step(bare=is_shadow_step)
+        found |= self._end_of_background_step()  # since the step before
+        if steps.end_ns is not None:
+            found[STEP_END], steps.end_ns = steps.end_ns, None
+        return found | {SHADOW: 1} if is_shadow_step else found
 
     def switch(self, config: ProfilerConfig, recorders: Sequence[Recorder] | None) -> bool:
         """Capture the next steps as another configuration says, with other recorders.
@@ -411,75 +554,79 @@ class Session:
         Returns:
             Whether that is possible now: it isn't while a capture is open.
         """
-        if recorders is not None and self._capture.is_open:
+        windows = self._windows
+        if recorders is not None and windows.capture.is_open:
             return False
-        self._capture.use(recorders)
+        windows.capture.use(recorders)
         self.config = config
-        self._may_capture = config.captures and config.wants_rank(self.header.rank)
+        windows.possible = config.captures and config.wants_rank(self.header.rank)
         self._tune()
         return True
 
     def _end_of_background_step(self) -> dict[str, int]:
         """Return the counters of garbage collection, and add its long pauses as regions."""
-        if self.background is None:
+        if self.helpers.background is None:
             return {}
-        counters, pauses = self.background.end_step()
+        counters, pauses = self.helpers.background.end_step()
         if not pauses:  # as in nearly all steps
             return counters
-        for pause, parent in zip(pauses, self._buffer.around(pauses), strict=True):
-            line = made(_PAUSE, self.step_at(pause.start_ns), pause.start_ns, pause.end_ns, None)
-            line[6], line[8] = pause.thread, parent
-            self.append(line)
+        for pause, parent in zip(pauses, self.buffer.around(pauses), strict=True):
+            span = made(_PAUSE, self.step_at(pause.start_ns), pause.start_ns, pause.end_ns, None)
+            span.thread, span.parent = pause.thread, parent
+            self.append(span)
         return counters
 
     def _move_window(self, step: int) -> None:
-        action = capture.at_step(self.config, self.header.rank, step, is_open=self._capture.is_open)
+        own = self._windows.capture
+        action = capture.at_step(self.config, self.header.rank, step, is_open=own.is_open)
         if action == "open":
-            self._capture.open(step, None)
+            own.open(step, None)
         elif action == "close":
-            self._capture.close()
+            own.close()
         if action != "keep":
-            self._edge = None
+            self._steps.edge = None
         self._tune()
 
     def _end_window(self) -> None:
-        rank, is_open = self.header.rank, self._capture.is_open
-        if capture.after_step(self.config, rank, self.step, is_open=is_open) == "close":
-            self._capture.close()
-            self._edge = None
+        own, rank = self._windows.capture, self.header.rank
+        if capture.after_step(self.config, rank, self.step, is_open=own.is_open) == "close":
+            own.close()
+            self._steps.edge = None
             self._tune()
 
     @property
     def step_start_ns(self) -> int | None:
         """When the step began; None outside of steps."""
-        return self._step_start
+        return self._steps.start
 
     def step_times_ns(self) -> list[int]:
         """Return how long the last 200 steps took, from start to start; any thread may ask."""
-        starts = [start for start, _ in self._steps[-_MOST_TIMES:]]
+        starts = [start for start, _ in self._steps.begun[-_MOST_STEP_TIMES:]]
         return [later - earlier for earlier, later in pairwise(starts)]
 
     @property
     def next_step(self) -> int:
         """The number of the next step that begins, where nothing else numbers them."""
-        return self._ended + 1
+        return self._steps.ended + 1
 
     def step_at(self, time_ns: int) -> int:
         """Return the step in which an instant lies, of the last ones; 0 before the first."""
-        if self._step_start is not None and time_ns >= self._step_start:
-            return self.step
-        at = bisect_right(self._steps, (time_ns, sys.maxsize)) - 1
-        return self._steps[at][1] if at >= 0 else self.step if not self._steps else 0
+        return self._steps.number_at(time_ns, self.step)
 
     @property
     def training_thread(self) -> int:
         """Identity of the thread whose stages count in a step."""
-        return self._trainer_thread
+        return self._steps.thread
+
+    @property
+    def idles(self) -> bool:
+        """Whether the time between two steps is idle."""
+        return self.loop.idles
 
     @property
     def has_steps(self) -> bool:
         """Whether a step has ended."""
-        return self._ended > 0
+        return self._steps.ended > 0
 
     def metrics(self) -> dict[str, float]:
         """Return the seconds, shares and tokens/s of the last step, by names for any logger.
@@ -498,9 +645,32 @@ class Session:
     @property
     def step_totals(self) -> StepTotals:
         """What the last step that ended spent on its stages, on the training thread."""
-        if self._totals is None:
-            self._totals = self._buffer.totals()
-        return self._totals
+        if self._steps.totals is None:
+            self._steps.totals = self.buffer.totals()
+        return self._steps.totals
+
+    # ---- spans and lines
+
+    @property
+    def append(self) -> Callable[[Span], object]:
+        """Where ended spans go."""
+        return self.buffer.append
+
+    def add(self, line: msgspec.Struct, /) -> None:
+        """Add a line of another kind."""
+        self.buffer.add(line)
+
+    def later_experts(self, span: Span, ask: Callable[[], ExpertTokens | None]) -> None:
+        """Write the tokens of experts in a span once they are known."""
+        self.buffer.later_experts(span, ask)
+
+    def recent(self) -> list[Span]:
+        """Return spans that ended lately; any thread may ask."""
+        return self.buffer.recent()
+
+    def flush_if_free(self) -> None:
+        """Append everything to the file, unless another thread does so, or is stuck in it."""
+        self.buffer.flush_if_free()
 
     @_harmless
     def record(
@@ -508,59 +678,54 @@ class Session:
         marker: annotations.Marker,
         start_ns: int,
         end_ns: int,
-        counters: Mapping[str, Number] | None = None,
+        counters: dict[str, Number] | None = None,
     ) -> None:
         """Add a span whose two ends are known; its parent is the span that is open now."""
         self.append(made(marker, self.step, start_ns, end_ns, counters))
 
     @_harmless
-    def stage_ended(self, line: Line) -> None:
+    def stage_ended(self, span: Span) -> None:
         """Add the memory at the end of a stage: resident memory, and that of torch's allocator.
 
         The first takes 2 µs. torch's statistics take some 50 µs, so that only stages of 50 ms or
         more have them.
         """
-        found = self._host[0].own()
-        if self._has_allocator and line[5] - line[4] > _ASKED_NS:
-            found |= allocator_bytes(self.header.device)
-            if not self._has_total and (total := device_memory()[1]) is not None:
-                found["device_total_bytes"] = total
-            self._has_total = True
-        if found:
-            line[9] = {**(line[9] or {}), **found}
+        self._memory.of_stage(span)
 
     # ---- what markers call while a capture is open or may open
 
     @_harmless
     def enter(self, name: str, kind: Kind) -> object:
         """Open the capture that this stage asks for and tell the recorders."""
-        if threading.get_ident() != self._trainer_thread:
+        if threading.get_ident() != self._steps.thread:
             return None
-        opens = kind == "stage" and not self._tokens.inside and self._opens_at(name)
-        action = self._tokens.action(name, opens)
+        own, tokens = self._windows.capture, self._windows.tokens
+        opens = kind == "stage" and not tokens.inside and self._opens_at(name)
+        action = tokens.action(name, opens)
         if action == "open":
-            self._capture.open(self.step, name if opens else GENERATION)
+            own.open(self.step, name if opens else GENERATION)
         elif action == "close":
-            self._capture.close()
-        return self._capture.enter(name, kind, closes=opens)
+            own.close()
+        return own.enter(name, kind, closes=opens)
 
     def _opens_at(self, stage: str) -> bool:
-        self._capture.seen.add(stage)
-        is_open, rank = self._capture.is_open, self.header.rank
+        own = self._windows.capture
+        own.seen.add(stage)
+        rank, is_open = self.header.rank, own.is_open
         return capture.at_stage(self.config, rank, self.step, stage, is_open=is_open) == "open"
 
     @_harmless
-    def exit(self, span: Open) -> None:
+    def exit(self, one: Open) -> None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
-        line, _, marker, token = span
-        known = self._capture.exit(token, keep=self.keeps_window(line))
+        span, keep = one.span, self._windows.keep
+        known = self._windows.capture.exit(one.token, keep=keep is not None and keep(span))
         if known.counters:
-            own = line[9] or {}
-            if isinstance(marker, annotations.LoopMarker):  # which may continue another span
+            own = span.counters or {}
+            if isinstance(one.marker, annotations.LoopMarker):  # which may continue another span
                 new = known.counters
                 own = {**own, **{name: max(own[name], new[name]) for name in own.keys() & new}}
-            line[9] = {**known.counters, **own}
-        self._buffer.later(line, known.late)
+            span.counters = {**known.counters, **own}
+        self.buffer.later(span, known.late)
 
     def wrap(self, root: object) -> None:
         """Mark the methods of an object that the configuration's ``wrap`` names, until the end.
@@ -568,68 +733,84 @@ class Session:
         Raises:
             ConfigError: A target does not exist or cannot be marked; nothing stays marked.
         """
-        wraps = Wraps(root, self.wrap_rules)
-        self.unwrapped = ""
+        wraps = Wraps(root, self.loop.object_rules)
+        self._ending.before.append(partial(self._unwrap, wraps))
+        self._ending.has_wrapped = True
 
-        def remove() -> None:
-            wraps.remove()
-            self.remarks += wraps.remarks()
+    @property
+    def has_wrapped(self) -> bool:
+        """Whether `wrap` has marked an object."""
+        return self._ending.has_wrapped
 
-        self.before_close.append(remove)
+    def _unwrap(self, wraps: Wraps) -> None:
+        wraps.remove()
+        self.note_at_end(*wraps.remarks())
 
     def watch_stages(self, told: Callable[[], object] | None) -> None:
         """Call a function whenever a stage has begun or ended, on any thread; stop with None."""
-        if not self._closed:
-            self._told, self._mode = told, ""
+        if not self._ending.is_closed:
+            self._marking.told, self._marking.mode = told, ""
             self._tune()
 
+    def keep_windows(self, keep: Callable[[Span], bool]) -> None:
+        """Let the windows of some stages stay open when they end, until `close_kept_window`."""
+        self._windows.keep = keep
+
     def close_kept_window(self) -> None:
-        """Close the capture that `keeps_window` left open."""
-        self.keeps_window = _closes
-        self._capture.close_kept()
+        """Close the capture that `keep_windows` left open."""
+        self._windows.keep = None
+        self._windows.capture.close_kept()
 
     @property
     def stage_count(self) -> int:
         """How many stages ended in the last step."""
-        return self._buffer.stage_count
+        return self.buffer.stage_count
 
     @property
     def mirrors(self) -> bool:
         """Whether recorders are told of spans now."""
-        return self._capture.mirrors
+        return self._windows.capture.mirrors
 
     @_harmless
     def mark(self, name: str) -> None:
         """Tell the recorders of an instant."""
-        if self._capture.mirrors and threading.get_ident() == self._trainer_thread:
-            self._capture.mark(name)
+        if self.mirrors and threading.get_ident() == self._steps.thread:
+            self._windows.capture.mark(name)
 
-    # ---- lines
+    # ---- notes
 
     @_harmless
     def flush(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
-        self.flush_at_ns = self.clock() + _STAGE_NS
-        self._buffer.flush_if_free()
+        self.flush_at_ns = self.clock() + _UNWRITTEN_NS
+        self.flush_if_free()
 
-    def note(self, level: str, text: str) -> None:
+    def note(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
         """Log a remark and keep it in the run; below a warning only rank 0 logs.
 
         What it quotes may come from anywhere: control characters are escaped here.
+
+        Args:
+            code: What the note says; a level instead is for recorders of a user's own.
+            text: For people.
+            **facts: Numbers and names that belong to the code.
         """
-        text = plain(text)
-        number: int = getattr(logging, level.upper())
+        line, number = note_line(self.clock(), code, text, facts), _NUMBERS[level_of(code)]
         if self.header.rank == 0 or number > logging.INFO:
-            log.log(number, "%s", text)
-        self.add(("note", self.clock(), level, text))
+            log.log(number, "%s", line.text)
+        self.add(line)
+
+    def note_at_end(self, *remarks: Remark) -> None:
+        """Note these when the training is over."""
+        self._ending.remarks += remarks
 
     def failed(self, error: Exception) -> None:
         """Say once that rlprof failed where the training marks something."""
-        if not self._failed:
-            self._failed = True
+        if not self._ending.has_failed:
+            self._ending.has_failed = True
             log.debug("rlprof failed", exc_info=error)
             text = f"an error in rlprof, the training continues: {described(error)}"
-            self.note("error", text)
+            self.note(Code.RECORDING_FAILED, text)
 
     def decline(self, what: str, *, is_training: bool = True) -> bool:
         """Let what begins in the calling thread have no run of its own, and say so.
@@ -652,44 +833,61 @@ class Session:
             return False
         set_apart()
         text = f"{what} in another thread, {thread.name}, is not recorded: a process records one"
-        if not self._declined:
-            self._declined = True
-            self.add(("note", self.clock(), "warning", text))
+        if not self._ending.has_declined:
+            self._ending.has_declined = True
+            facts = {"thread": thread.name}
+            self.add(note_line(self.clock(), Code.THREAD_NOT_RECORDED, text, facts))
         log.warning("%s is being recorded: %s", self.run, text)
         return True
 
-    def _give_up(self, error: Exception) -> None:
-        if self.status:  # it ends already
-            return
-        log.error("recording stopped, training continues: %s", described(error), exc_info=error)
-        self.close(f"stopped by an error in rlprof: {type(error).__name__}")
+    # ---- the end
+
+    def at_close(self, *parts: Callable[[], object]) -> None:
+        """Call these in their order when it closes, before the last lines are written."""
+        self._ending.before += parts
+
+    def after_close(self, part: Callable[[], object]) -> None:
+        """Call this when all files are complete, after those that were given before."""
+        self._ending.after.append(part)
+
+    def give_up(self, error: Exception) -> None:
+        """End the recording after a failure of rlprof's own in the steps."""
+        if self.loop.give_up is not None:
+            self.loop.give_up(error)
+        elif not self.status:  # else it ends already
+            log.error("recording stopped, training continues: %s", described(error), exc_info=error)
+            self.close(f"stopped by an error in rlprof: {type(error).__name__}")
+
+    def end_if_left(self) -> None:
+        """End if what is recorded has ended without a word."""
+        if self.loop.end_if_left is not None:
+            self.loop.end_if_left()
+        elif not self.owner.has_process and not self.owner.thread.is_alive():
+            self.close("interrupted by the end of its thread")
 
     def end_at_once(self, status: str) -> None:
         """Write what is in memory, and how the run ends: the process ends within the second.
 
         What is still captured is lost. A signal's handler may call this in the middle of a step.
         """
-        if self._closed:
+        if self._ending.is_closed:
             return
-        self._closed, self.status = True, status
-        if self._step_start is not None and not self.waiting:
-            end = {"interrupted": 1}
-            self.append(made(_STEP, self.step, self._step_start, self.clock(), end))
-        self.add(("end", self.clock(), status))
-        self._buffer.flush_to_the_end()
-
-    def _end_if_left(self) -> None:
-        if not self.owner.has_process and not self.owner.thread.is_alive():
-            self.close("interrupted by the end of its thread")
+        self._ending.is_closed, self.status = True, status
+        if self._steps.start is not None and not self.waiting:
+            end: dict[str, Number] = {"interrupted": 1}
+            self.append(made(_STEP, self.step, self._steps.start, self.clock(), end))
+        self.add(EndLine(self.clock(), status))
+        self.buffer.flush_to_the_end()
 
     def saw(self, error: BaseException) -> None:
         """Know of an exception in the training: if no step follows, it is how the run ended."""
-        self._broken_by = type(error).__name__
+        self._steps.broken_by = type(error).__name__
 
     @property
     def standing(self) -> str:
         """How the run would end now: ``finished``, unless an exception left the last step."""
-        return f"interrupted by {self._broken_by}" if self._broken_by else "finished"
+        broken_by = self._steps.broken_by
+        return f"interrupted by {broken_by}" if broken_by else "finished"
 
     def close(self, status: str = "finished") -> None:
         """Finish every file and stop listening; further calls do nothing.
@@ -697,95 +895,99 @@ class Session:
         Args:
             status: ``finished`` or why the run ended early; it becomes the last line.
         """
-        if self._closed or self.status:  # also of what fails while it ends
+        ending = self._ending
+        if ending.is_closed or self.status:  # A part that fails may ask for the end, too.
             return
         self.status = status
         try:
-            for part in (self._end_background, self._stop_watchdog, *self.before_close):
+            for part in (*self._helper_stops(), *ending.before):
                 _safely(part, f"{part} could not be removed")
             _safely(partial(self._end_run, status))
         finally:
-            annotations.listen(None)
-            self._closed = True
-            if _Process.session is self:
-                _Process.session = None
-            for part in (self._at_exit.cancel, self._buffer.close, self._close_host):
+            self._let_go()
+            for part in (ending.at_exit.cancel, self.buffer.close, self._memory.close):
                 _safely(part)
-            _safely(self.afterwards)
+            for part in ending.after:
+                _safely(part)
+
+    def _let_go(self) -> None:
+        annotations.listen(None)
+        self._ending.is_closed = True
+        if _Process.session is self:
+            _Process.session = None
+
+    def _helper_stops(self) -> list[Callable[[], object]]:
+        parts = (self.helpers.background, self.helpers.watchdog)
+        return [part.stop for part in parts if part is not None]
 
     def _end_run(self, status: str) -> None:
         self.abandon_step(interrupted=status != "finished")
-        if self.exchange is not None and status == "finished":
-            self.exchange.meet(self._ended)
-        self._capture.finish()
-        for text in self._remarks():
-            self.note("warning", text)
-        self._requests.close()
-        self.add(("end", self.clock(), status))
+        if self.helpers.exchange is not None and status == "finished":
+            self.helpers.exchange.meet(self._steps.ended)
+        self._windows.capture.finish()
+        for code, text, facts in self._remarks():
+            self.note(code, text, **facts)
+        self._windows.requests.close()
+        self.add(EndLine(self.clock(), status))
 
-    def _remarks(self) -> list[str]:
+    def _remarks(self) -> list[Remark]:
         """Return what was asked for and did not happen."""
-        config, rank = self.config, self.header.rank
-        seen = self._buffer.stages_seen
-        if reason := self._capture.why_nothing(config, rank, self._ended):
-            missing = [name for name in self._chosen if seen and name not in seen]
-            found = [". ".join([reason, *map(how_to_mark, missing[:1])])]
+        config, windows, ended = self.config, self._windows, self._steps.ended
+        seen = self.buffer.stages_seen
+        if reason := windows.capture.why_nothing(config, self.header.rank, ended):
+            missing = [name for name in windows.chosen if seen and name not in seen]
+            text = ". ".join([reason, *map(how_to_mark, missing[:1])])
+            found = [Remark(Code.NOTHING_CAPTURED, text, {"ended": ended})]
         else:
-            found = never_marked(self._chosen, seen)
-            if self._capture.has_captured:
-                found += never_reached(config, self._ended)
-        found += self._requests.unmet(self._ended) + compiled_code.remark()
-        return [*found, *self.remarks, *self.child_marks.remark()]
+            found = never_marked(windows.chosen, seen)
+            if windows.capture.has_captured:
+                found += never_reached(config, ended)
+        found += windows.requests.unmet(ended) + compiled_code.remark()
+        found += misspelled(seen, [*config.custom_stages, *windows.chosen])
+        return [*found, *self._ending.remarks, *self._ending.children.remark()]
 
     def discard(self) -> None:
         """End without a run: remove what this rank has written."""
-        self._end_background()
-        self._stop_watchdog()
+        for part in self._helper_stops():
+            part()
         self.abandon_step(interrupted=False)
-        self._capture.finish()
-        self._requests.close()
-        self._closed = True
-        annotations.listen(None)
-        if _Process.session is self:
-            _Process.session = None
-        self.child_marks.remark()
-        self._at_exit.cancel()
-        self._buffer.discard()
-        self._close_host()
+        self._windows.capture.finish()
+        self._windows.requests.close()
+        self._let_go()
+        self._ending.children.remark()
+        self._ending.at_exit.cancel()
+        self.buffer.discard()
+        self._memory.close()
         _remove_empty(self.run)
 
-    def leave(self) -> None:
-        """Do nothing from now on, in a forked child: the run and its end are the parent's."""
-        self._closed, self._may_capture, self.exchange = True, False, None
-        self.append = lambda line: None  # of optimizers, which may go on for long
-        self._at_exit.cancel()
-        self._buffer.leave()
-        if self.background is not None:
-            self.background.leave()
-            self.background = None
-        self._close_host()
+    def leave(self) -> str:
+        """Do nothing from now on, in a forked child: the run and its end are the parent's.
 
-    def _end_background(self) -> None:
-        if self.background is not None:
-            self.background.stop()
-
-    def _stop_watchdog(self) -> None:
-        if self.watchdog is not None:
-            self.watchdog.stop()
-
-    def _close_host(self) -> None:
-        for part in self._host:
-            part.close()
+        Returns:
+            The file for the first mark in such a child.
+        """
+        self._ending.is_closed, self._windows.possible = True, False
+        self._ending.at_exit.cancel()
+        self.buffer.leave()
+        if self.helpers.background is not None:
+            self.helpers.background.leave()
+        self.helpers = Helpers()
+        self._memory.close()
+        return self._ending.children.path
 
     def _tune(self) -> None:
         """Choose how markers behave: mirrored only where a capture is or may be open."""
-        armed = self._may_capture and capture.arms_stages(self.config, self.header.rank, self.step)
-        mirrored = self._capture.mirrors or armed
+        windows, marking = self._windows, self._marking
+        armed = windows.possible and capture.arms_stages(self.config, self.header.rank, self.step)
+        mirrored = windows.capture.mirrors or armed
         mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
-        if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
-            self._mode = mode
+        if (
+            mode != marking.mode
+        ):  # A change makes the interpreter forget what it learned of markers.
+            marking.mode = mode
             sink = None if mode == "off" else self
-            annotations.listen(sink, mirrored=mirrored, shadows=self._has_shadows, told=self._told)
+            shadows, told = marking.has_shadows, marking.told
+            annotations.listen(sink, mirrored=mirrored, shadows=shadows, told=told)
 
 
 def _safely(part: Callable[[], object], what: str = "the run could not be finished") -> None:
@@ -801,10 +1003,6 @@ def _safely(part: Callable[[], object], what: str = "the run could not be finish
 def _remove_empty(run: Path) -> None:
     with suppress(OSError):  # files of other ranks, or of captures
         run.rmdir()
-
-
-def _closes(line: Line) -> bool:
-    return False
 
 
 def _refuse_a_second() -> None:
@@ -824,5 +1022,4 @@ def _leave_to_parent() -> None:
     _Process.lock = threading.RLock()  # another thread may have held it
     annotations.listen(None)
     if session is not None:
-        session.leave()
-        annotations.tell_first(session.child_marks.path, "forked child process")
+        annotations.tell_first(session.leave(), "forked child process")

@@ -6,20 +6,31 @@ What one step spent on its stages, on one thread.
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.budget import Budget
-from lightning_rlprof.recording.open_spans import ExpertTokens, Line, opened
+from lightning_rlprof.recording.open_spans import ExpertTokens, Span, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.histograms import EXPERTS
-from lightning_rlprof.records.records import OVER_BUDGET, VALIDATIONS, Header, Number, as_number
-from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.records.notes import NO_FACTS, Code, Fact, Remark
+from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
+from lightning_rlprof.records.run_directory import (
+    CountLine,
+    EndLine,
+    ExpertsLine,
+    NoteLine,
+    ThreadLine,
+    TraceWriter,
+    note_line,
+)
 from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.system.plain_text import plain
 
@@ -78,23 +89,25 @@ class Tally:
         """Let the spans of another thread count from now on."""
         self._thread = thread
 
-    def add(self, lines: Sequence[Line]) -> None:
+    def add(self, spans: Iterable[Span]) -> None:
         """Add spans in the order in which they ended; those before the step are left out.
 
         So are those in validations.
         """
-        own = [line for line in lines if line[6] == self._thread]
+        own = [span for span in spans if span.thread == self._thread]
         began = 0
-        for _, _, kind, _, start, end, _, _, _, counters in own:
-            if kind == "step" and SHADOW not in (counters or {}):
-                began = max(began, start)
-                self._step, self._captured = (start, end), "capture" in (counters or {})
-        for line in own:
-            if line[1] in VALIDATIONS:
-                self._apart.add(line[4], line[5])
-        for _, name, _, _, start, end, _, _, _, counters in _trained(own):
+        for span in own:
+            counters = span.counters or {}
+            if span.kind == "step" and SHADOW not in counters:
+                began = max(began, span.start_ns)
+                self._step, self._captured = _ends(span), "capture" in counters
+        for span in own:
+            if span.name in VALIDATIONS:
+                self._apart.add(*_ends(span))
+        for span in _trained(own):
+            start, end = _ends(span)
             if end > began:
-                self._add(name, start, end, counters or {})
+                self._add(span.name, start, end, span.counters or {})
 
     def totals(self) -> StepTotals:
         """Return what the step spent on each stage; what lies before or after it is cut off."""
@@ -122,13 +135,22 @@ class Tally:
                 self._counts[key] = self._counts.get(key, 0) + 1
 
 
-def _trained(lines: Sequence[Line]) -> list[Line]:
+def _ends(span: Span) -> tuple[int, int]:
+    """Return start and end of a span that has ended."""
+    assert span.end_ns is not None
+    return span.start_ns, span.end_ns
+
+
+def _trained(spans: Sequence[Span]) -> list[Span]:
     """Return the stages that are not in a validation."""
-    apart = [(line[4], line[5]) for line in lines if line[1] in VALIDATIONS]
+    apart = [_ends(span) for span in spans if span.name in VALIDATIONS]
+    stages = [span for span in spans if span.kind == "stage"]
+    if not apart:
+        return stages
     return [
-        line
-        for line in lines
-        if line[2] == "stage" and not any(low <= line[4] and line[5] <= high for low, high in apart)
+        span
+        for span in stages
+        if not any(low <= span.start_ns and _ends(span)[1] <= high for low, high in apart)
     ]
 
 
@@ -170,9 +192,11 @@ log = logging.getLogger(__name__)
 # steps share one write. SIGKILL loses at most this long of them.
 _WRITE_NS = 100_000_000
 _RECENT = 300
+_MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
 _RETURNED = "numbers that a recorder should have returned:"
-_thread_of = itemgetter(6)
+_thread_of = attrgetter("thread")
+_kind_and_name_of = attrgetter("kind", "name")
 
 
 class RankTakenError(ConfigError):
@@ -206,10 +230,6 @@ class Buffer:
     Steps that end within 100 ms of the last write wait for the next one. Any thread may add spans
     with `append`, and flush.
 
-    Attributes:
-        keeps_stages: Whether to keep the names of all stages.
-        stages_seen: These names.
-
     Args:
         writer: The file; a disk that takes nothing costs lines, never a run.
         clock: Monotonic nanoseconds.
@@ -225,11 +245,11 @@ class Buffer:
         if self._budget.is_limited:
             writer.limit = self._budget.to_write
         self._told_budget = False
-        self._spans: list[Line] = []
-        self.append = self._spans.append
-        self._unwritten: list[Line] = []  # of steps that have ended
+        self._spans: list[Span] = []
+        self.append: Callable[[Span], object] = self._spans.append
+        self._unwritten: list[Span] = []  # of steps that have ended
         self._written_ns = clock() - _WRITE_NS
-        self._others: list[tuple[Any, ...]] = []
+        self._others: list[msgspec.Struct] = []
         # A signal's handler may mark something while its thread writes, and must not wait for it.
         self._lock = threading.RLock()
         self._writes = False
@@ -238,14 +258,14 @@ class Buffer:
         self._lost = 0
         self._refused_ns: int | None = None  # since when the disk takes nothing
         self._damage: set[str] = set()
-        self._flushed: list[Line] = []  # of the step that continues
+        self._flushed: list[Span] = []  # of the step that continues
         self._thread = threading.get_ident()
         self._tally = Tally(self._thread)  # of that step, too: more lines than are kept
-        self._last: tuple[list[Line], Tally] = ([], self._tally)
-        self._late: list[tuple[Line, Late]] = []
-        self._experts: list[tuple[Line, Callable[[], ExpertTokens | None]]] = []
+        self._last: tuple[list[Span], Tally] = ([], self._tally)
+        self._late: list[tuple[Span, Late]] = []
+        self._experts: list[tuple[Span, Callable[[], ExpertTokens | None]]] = []
         self._numbers_lost = False
-        self.keeps_stages, self.stages_seen = False, set[str]()
+        self._kinds_and_names: set[tuple[str, str]] = set()
 
     def end_step(self, step: int, *, write: bool = True) -> None:
         """Close the account of a step, and write everything unless that was done just now.
@@ -263,7 +283,7 @@ class Buffer:
             else:
                 self._flush_once()
                 if change := self._budget.after_step(self._writer.encoded, step):
-                    self._tell_budget(*change)
+                    self._tell_budget(change)
             self._last = self._flushed, self._tally
             self._flushed, self._tally = [], Tally(self._thread)
 
@@ -279,16 +299,16 @@ class Buffer:
             if self._budget.is_full:
                 self._append_newest(last=True)
             if summary := self._budget.summary():
-                self._note("warning", summary)
+                self._note(*summary)
                 self._flush_once()
 
     def _append_newest(self, *, last: bool) -> None:
         if data := self._budget.newest(self._writer.size, last=last):
             self._try(partial(self._writer.append, data), data.count(b"\n"))
 
-    def _tell_budget(self, level: str, text: str) -> None:
+    def _tell_budget(self, change: Remark) -> None:
         """Note a change of what is written; log only the first."""
-        text = self._note(level, text)
+        text = self._note(*change)
         if not self._told_budget:
             log.warning("%s: %s", self._name, text)
         self._told_budget = True
@@ -311,13 +331,13 @@ class Buffer:
             self._writes = False
             self._written_ns = self._clock()
 
-    def recent(self) -> list[Line]:
+    def recent(self) -> list[Span]:
         """Return the last spans that ended, in that order: some hundred of this step and the last.
 
         Any thread may ask.
         """
         parts = self._last[0], self._flushed, self._spans
-        return [line for part in parts for line in part[-_RECENT:]]
+        return [span for part in parts for span in part[-_RECENT:]]
 
     def _look(self) -> None:
         """Say once what was done to the file from outside: in the log, and in the file."""
@@ -327,7 +347,7 @@ class Buffer:
             damage = self._writer.damage()
             if damage and damage not in self._damage:
                 self._damage.add(damage)
-                log.warning("%s", self._note("error", f"{self._name} {damage}"))
+                log.warning("%s", self._note(Code.FILE_DAMAGED, f"{self._name} {damage}"))
 
     def _flush(self) -> None:
         self._look()
@@ -345,30 +365,30 @@ class Buffer:
         del self._spans[: len(spans)]
         self._unwritten += spans
         self._flushed += spans
-        if self.keeps_stages:
-            self.stages_seen.update(line[1] for line in spans if line[2] == "stage")
+        if len(self._kinds_and_names) < _MOST_NAMES:
+            self._kinds_and_names.update(map(_kind_and_name_of, spans))
         if len(self._flushed) > _MOST:
             self._tally.add(self._flushed)
             self._flushed.clear()
 
-    def add(self, line: tuple[Any, ...]) -> None:
+    def add(self, line: msgspec.Struct) -> None:
         """Add a line of another kind."""
         self._others.append(line)
 
-    def last_stages(self, since_ns: int, names: Collection[str]) -> tuple[Line | None, Line | None]:
+    def last_stages(self, since_ns: int, names: Collection[str]) -> tuple[Span | None, Span | None]:
         """Return the stage of this thread that ended last, and the last one with a given name.
 
         Stages that ended before ``since_ns`` or in an earlier step do not count.
         """
         last, thread = None, threading.get_ident()
-        for lines in (self._spans, self._flushed):
-            for line in reversed(lines):
-                if line[5] < since_ns:
+        for spans in (self._spans, self._flushed):
+            for span in reversed(spans):
+                if _ends(span)[1] < since_ns:
                     return last, None
-                if line[2] == "stage" and line[6] == thread:
-                    last = last or line
-                    if line[1] in names:
-                        return last, line
+                if span.kind == "stage" and span.thread == thread:
+                    last = span if last is None else last
+                    if span.name in names:
+                        return last, span
         return last, None
 
     def around(self, intervals: Sequence[tuple[int, int, int]]) -> list[int | None]:
@@ -379,20 +399,20 @@ class Buffer:
         Args:
             intervals: Thread, start and end of each, ascending in time.
         """
-        lines, open_ = [*self._flushed, *self._spans], opened.get()
-        while open_ is not None:
-            lines += [open_[0]] if open_[0][5] is None else []
-            open_ = open_[1]
+        spans, one = [*self._flushed, *self._spans], opened.get()
+        while one is not None:
+            spans += [one.span] if one.span.end_ns is None else []
+            one = one.around
         starts = [start for _, start, _ in intervals]
         found = [(-1, -1)] * len(starts)  # start and id of the span around it
-        for _, _, kind, _, start, end, thread, number, _, _ in lines:
-            if kind not in ("stage", "region"):
+        for span in spans:
+            if span.kind not in ("stage", "region"):
                 continue
-            at = bisect_left(starts, start)
+            at, end = bisect_left(starts, span.start_ns), span.end_ns
             while at < len(starts) and (end is None or starts[at] < end):
-                own, _, last = intervals[at]
-                if own == thread and (end is None or last <= end):
-                    found[at] = max(found[at], (start, number))
+                thread, _, last = intervals[at]
+                if thread == span.thread and (end is None or last <= end):
+                    found[at] = max(found[at], (span.start_ns, span.id))
                 at += 1
         return [None if number < 0 else number for _, number in found]
 
@@ -402,9 +422,9 @@ class Buffer:
         It is the one before, unless it has no stage and others have: then the one with most.
         """
         spent: dict[int, int] = {}
-        for line in (*self._flushed, *self._spans):
-            if line[2] == "stage":
-                spent[line[6]] = spent.get(line[6], 0) + line[5] - line[4]
+        for span in (*self._flushed, *self._spans):
+            if span.kind == "stage":
+                spent[span.thread] = spent.get(span.thread, 0) + span.duration_ns
         if spent and self._thread not in spent:
             self._thread = max(spent, key=spent.__getitem__)
             self._tally.follow(self._thread)
@@ -414,36 +434,41 @@ class Buffer:
         """Return whether a stage has ended since the step began; those in validations are none."""
         return bool(_trained([*self._flushed, *self._spans]))
 
-    def last_step(self) -> Sequence[Line]:
+    def last_step(self) -> Sequence[Span]:
         """Return the spans of the last step that ended: all of them, up to 65,536."""
         return self._last[0]
 
     @property
+    def stages_seen(self) -> set[str]:
+        """Names of all stages, unless there are thousands of names."""
+        return {name for kind, name in self._kinds_and_names if kind == "stage"}
+
+    @property
     def stage_count(self) -> int:
         """How many stages ended in the last step."""
-        return sum(line[2] == "stage" for line in self._last[0])
+        return sum(span.kind == "stage" for span in self._last[0])
 
-    def take_back(self, line: Line) -> bool:
+    def take_back(self, span: Span) -> bool:
         """Remove an ended span, to be continued; return whether it was not yet written."""
         with self._lock:
             for at in reversed(range(len(self._spans))):
-                if self._spans[at] is line:
+                if self._spans[at] is span:
                     del self._spans[at]
                     return True
         return False
 
-    def join_late(self, line: Line) -> None:
+    def join_late(self, span: Span) -> None:
         """Let the late numbers of a span and of what it continues be one sum."""
-        own = [ask for span, ask in self._late if span[7] == line[7]]
+        own = [ask for other, ask in self._late if other.id == span.id]
         if len(own) > 1:
-            self._late = [each for each in self._late if each[0][7] != line[7]]
-            self._late.append((line, partial(_summed, own, {})))
+            self._late = [(other, ask) for other, ask in self._late if other.id != span.id]
+            self._late.append((span, partial(_summed, own, {})))
 
-    def later(self, span: Line, asks: Iterable[Late]) -> None:
+    def later(self, span: Span, asks: Iterable[Late]) -> None:
         """Write a span's further numbers once they are known: after its step, or at the end."""
         self._late += [(span, ask) for ask in asks]
 
-    def later_experts(self, span: Line, ask: Callable[[], ExpertTokens | None]) -> None:
+    def later_experts(self, span: Span, ask: Callable[[], ExpertTokens | None]) -> None:
         """Write the tokens of experts in a span once they are known."""
         self._experts.append((span, ask))
 
@@ -451,9 +476,9 @@ class Buffer:
         """Flush and close the file."""
         try:
             self._ask_late()
-            end = [line for line in self._others if line[0] == "end"]
+            end = [line for line in self._others if isinstance(line, EndLine)]
             if comes_last := self._budget.was_exceeded:  # after what is in memory
-                self._others[:] = [line for line in self._others if line[0] != "end"]
+                self._others[:] = [line for line in self._others if not isinstance(line, EndLine)]
             self.flush_to_the_end()
             if comes_last:
                 self._others += end
@@ -480,6 +505,7 @@ class Buffer:
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""
         self._lock, self._writes = threading.RLock(), True  # another thread may have held the lock
+        self.append = _ignore  # Optimizers may add spans for long.
         self._close_file()
 
     def totals(self) -> StepTotals:
@@ -496,9 +522,9 @@ class Buffer:
                 if (tokens := read()) is None:
                     self._experts.append((span, read))
                 else:
-                    self.add(("experts", span[7], tokens))
+                    self.add(ExpertsLine(span.id, tokens))
             except Exception as error:
-                self._lose_numbers(f"{EXPERTS} of <{span[2]} {span[1]}>: {described(error)}")
+                self._lose_numbers(f"{EXPERTS} of <{span.kind} {span.name}>: {described(error)}")
         del self._experts[:-_MOST_LATE]
         asked, self._late = self._late, []
         for span, ask in asked:
@@ -507,11 +533,11 @@ class Buffer:
                 if numbers is None:
                     self._late.append((span, ask))
                 elif told := numbers_of(numbers):
-                    self.add(("count", span[7], told))
+                    self.add(CountLine(span.id, {**told}))
             except BaseException as error:
                 if is_for_the_process(error):
                     raise
-                self._lose_numbers(f"{_RETURNED} of <{span[2]} {span[1]}> ({described(error)})")
+                self._lose_numbers(f"{_RETURNED} of <{span.kind} {span.name}> ({described(error)})")
         if len(self._late) > _MOST_LATE:
             self._lose_numbers(
                 f"{_RETURNED} of more than {_MOST_LATE} spans, as they are never told"
@@ -521,13 +547,15 @@ class Buffer:
     def _lose_numbers(self, which: str) -> None:
         """Say it once, as it may come with every span."""
         if not self._numbers_lost:
-            log.warning("%s", self._note("error", f"lost {which}"))
+            log.warning("%s", self._note(Code.NUMBERS_LOST, f"lost {which}"))
         self._numbers_lost = True
 
-    def _write(self, news: list[Any], spans: list[Line], others: Sequence[tuple[Any, ...]]) -> None:
+    def _write(
+        self, news: list[msgspec.Struct], spans: list[Span], others: Sequence[msgspec.Struct]
+    ) -> None:
         budget = self._budget
         if not budget.is_full:
-            lines = [*news, *spans, *others] if news or others else spans
+            lines: Sequence[msgspec.Struct] = [*news, *spans, *others] if news or others else spans
             self._try(partial(self._writer.write, lines), len(lines))
             if not budget.is_full:
                 return
@@ -557,31 +585,33 @@ class Buffer:
                 text = (
                     f"the disk took nothing for {seconds:.1f} s; what waited in memory is written"
                 )
-                self._note("warning", text)
+                self._note(Code.DISK_REFUSED, text, {"seconds": round(seconds, 3)})
                 if self._writer.dropped:
                     self._threads.clear()  # their names may be among what was lost
             self._refused_ns = None
             self._lost += self._writer.dropped
             self._writer.dropped = 0
 
-    def _note(self, level: str, text: str) -> str:
-        """Add a note, which may quote names from anywhere; return it as it may be logged."""
-        text = plain(text)
-        self.add(("note", self._clock(), level, text))
-        return text
+    def _note(self, code: Code, text: str, facts: Mapping[str, Fact] = NO_FACTS) -> str:
+        """Add a note; return its text as it may be logged."""
+        line = note_line(self._clock(), code, text, facts)
+        self.add(line)
+        return line.text
 
-    def _note_of_lost(self) -> tuple[Any, ...]:
+    def _note_of_lost(self) -> NoteLine:
         text = f"{self._lost} lines were lost, because they could not be written"
-        return "note", self._clock(), "error", text
+        return note_line(self._clock(), Code.LINES_LOST, text, {"lines": self._lost})
 
-    def _write_with_news(self, spans: list[Line]) -> None:
+    def _write_with_news(self, spans: list[Span]) -> None:
         """Put names of new threads and the count of lost lines around the spans."""
         others = self._others[:]
         del self._others[: len(others)]
         others = self._budget.kept_others(others)
         new = set(map(_thread_of, spans)) - self._threads
         alive = {thread.ident: thread.name for thread in threading.enumerate()}
-        lines: list[Any] = [("thread", i, alive.get(i, f"thread {i}")) for i in sorted(new)]
+        lines: list[msgspec.Struct] = [
+            ThreadLine(ident, alive.get(ident, f"thread {ident}")) for ident in sorted(new)
+        ]
         if self._lost and self._refused_ns is None:  # else the note may be lost, too
             lines.append(self._note_of_lost())
             self._lost = 0
@@ -589,8 +619,14 @@ class Buffer:
         self._write(lines, spans, others)
 
 
-def _is_worth_keeping(line: Sequence[Any]) -> bool:
+def _ignore(span: Span) -> None:
+    pass
+
+
+def _is_worth_keeping(line: msgspec.Struct) -> bool:
     """Return whether a line is of a captured step, or a warning such as that of a hang."""
-    if line[0] == "note":
-        return line[2] != "info" and not str(line[3]).startswith(OVER_BUDGET)
-    return line[0] == "span" and line[2] == "step" and "capture" in (line[9] or ())
+    if isinstance(line, NoteLine):
+        return line.level != "info" and line.code not in (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
+    if not isinstance(line, Span):
+        return False
+    return line.kind == "step" and "capture" in (line.counters or ())

@@ -27,8 +27,9 @@ from lightning_rlprof.recording.on_finish import OnFinish, check_callable, run_f
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
-from lightning_rlprof.recording.session import Session
+from lightning_rlprof.recording.session import Helpers, Loop, Session
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, SIGNS_VARIABLE, Header
 from lightning_rlprof.system.plain_text import plain
 
@@ -58,6 +59,7 @@ def start_session(
     packages: Sequence[str] = (),
     owner: Owner | None = None,
     step_unit: str = "",
+    loop: Loop | None = None,
 ) -> Session:
     """Start recording this process, whose place in the job is known; see `Session` for the steps.
 
@@ -65,7 +67,7 @@ def start_session(
     torchrun says. ``device`` is a kind as `device_kind` names it; ``recorders`` replace those of
     the configuration. ``on_finish`` is called with a `Finished` when the run's files are complete.
     In an open world ranks come and go. ``packages`` are those whose versions are recorded, too.
-    ``owner`` is as of `Session`, ``step_unit`` as of `Header`.
+    ``owner`` and ``loop`` are as of `Session`, ``step_unit`` as of `Header`.
 
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
@@ -87,31 +89,43 @@ def start_session(
     shown["model"], why_not = _model_content(config)
     header = replace(header, config=shown, open_world=open_world, step_unit=step_unit)
     header = replace(header, versions={**header.versions, **_versions(packages)})
-    session = Session(config, run, header, chosen, owner=owner)
+    helpers = partial(_helpers, hosts)
+    session = Session(config, run, header, chosen, owner=owner, loop=loop, helpers=helpers)
     try:
         _tell_launcher(run)
         _remark(session, own=recorders is not None)
         if why_not:
-            session.note("warning", why_not)
-        session.afterwards = partial(run_finish, config, header, run, names, on_finish)
-        if config.background_metrics:
-            session.background = sampler.start(
-                session.add,
-                session.note,
-                session.clock,
-                flush=session.flush_if_free,
-                run=run,
-                kind=device,
-                device=partial(used_device, device),
-            )
-        _compare_clocks(session, hosts)
-        if config.hang_timeout is not None:
-            timeout_s, samples = config.hang_timeout, config.stack_samples
-            session.watchdog = Watchdog(session, timeout_s, samples=samples).start()
+            session.note(Code.MODEL_UNREADABLE, why_not)
+        session.after_close(partial(run_finish, config, header, run, names, on_finish))
     except BaseException:
         session.discard()
         raise
     return session
+
+
+def _helpers(hosts: int | None, session: Session) -> Helpers:
+    """Start what runs beside a session, by its configuration."""
+    config, device = session.config, session.header.device
+    exchange, background, watchdog = _exchange(session, hosts), None, None
+    if config.background_metrics:
+        background = sampler.start(
+            session.add,
+            session.note,
+            session.clock,
+            flush=session.flush_if_free,
+            run=session.run,
+            kind=device,
+            device=partial(used_device, device),
+        )
+    try:
+        if config.hang_timeout is not None:
+            timeout_s, samples = config.hang_timeout, config.stack_samples
+            watchdog = Watchdog(session, timeout_s, samples=samples).start()
+    except BaseException:
+        if background is not None:
+            background.stop()
+        raise
+    return Helpers(background, watchdog, exchange)
 
 
 def _tell_launcher(run: Path) -> None:
@@ -161,30 +175,33 @@ def _names(recorders: Any) -> tuple[str, ...]:
     return tuple(type(recorder).__name__ for recorder in recorders)
 
 
-def _compare_clocks(session: Session, hosts: int | None) -> None:
-    """Let one rank of each host compare its clock with rank 0's, where there is a process group."""
+def _exchange(session: Session, hosts: int | None) -> Exchange | None:
+    """Let one rank of each host compare its clock with rank 0's, if there is a process group."""
     header, minutes = session.header, session.config.clock_sync_interval_minutes
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if hosts is None and here.isdecimal():
         hosts = header.world_size // max(int(here), 1)
     peers = leaders(header.world_size, hosts or 1)
     store = default_store() if minutes and header.rank in (0, *peers) and peers else None
-    if store is not None:
-        every_ns = round(minutes * 60e9)
-        exchange = Exchange(store, session, header.rank, peers, header.run_id, every_ns)
-        session.exchange = exchange
-        exchange.meet()
+    if store is None:
+        return None
+    exchange = Exchange(
+        store, session, header.rank, peers, header.run_id, every_ns=round(minutes * 60e9)
+    )
+    exchange.meet()
+    return exchange
 
 
 def _remark(session: Session, *, own: bool) -> None:
     """Say what this process does not capture, and where it is."""
     config, header = session.config, session.header
     if not own and (text := unmet(config, header.device)):
-        session.note("info", text)
+        session.note(Code.CAPTURE_UNSUPPORTED, text, device=header.device)
     if not own:
-        session.remarks += without_effect(config, header.device)
+        session.note_at_end(*without_effect(config, header.device))
     if not config.captures and (config.integrated.profile or config.nothing_chosen()):
-        session.note("info", f"this process captures nothing: {config.why_off}")
+        text = f"this process captures nothing: {config.why_off}"
+        session.note(Code.CAPTURES_OFF, text)
     run = plain(str(session.run))
     log.info("recording %s on host %s, PID %d", run, header.host, header.pid)
 

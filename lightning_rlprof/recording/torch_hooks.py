@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
 
 from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, stage
-from lightning_rlprof.recording.open_spans import OwnName, innermost, made
+from lightning_rlprof.recording.open_spans import Open, OwnName, innermost, made
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.stage_aliases import standard_stage
@@ -86,10 +86,10 @@ class OptimizerSteps:
             if whose != id(optimizer):
                 continue
             try:  # not its `record`: a frame less
-                line = made(_UPDATE, session.step, start, session.clock(), None)
+                span = made(_UPDATE, session.step, start, session.clock(), None)
                 if token is not None:
-                    session.exit((line, None, _UPDATE, token))
-                session.append(line)
+                    session.exit(Open(span, None, _UPDATE, token))
+                session.append(span)
             except Exception as error:
                 session.failed(error)
             return
@@ -139,7 +139,7 @@ class RecordFunctions:
                     found = standard_stage(name)
                     marker = known[name] = stage(found) if found in STAGES else None
             around = innermost() if marker is not None else None
-            if marker is None or (around is not None and around[2].name in (name, marker.name)):
+            if marker is None or (around is not None and around.marker.name in (name, marker.name)):
                 return enter(self)
             self.rlprof_marker = marker
             marker.__enter__()

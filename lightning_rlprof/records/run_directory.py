@@ -7,7 +7,7 @@ array whose first item says what it is::
     ["thread", ident, name]
     ["count", id, counters]          numbers of a span that became known later
     ["experts", id, {layer: [tokens, …]}]    tokens of each expert in a span, by layer
-    ["note", clock_ns, level, text]
+    ["note", clock_ns, level, text, code, facts]
     ["sample", id, prompt, group, attempt]
     ["metrics", since_ns, clock_ns, device, rates, values]           background metrics
     ["clock", rank, [[sent, arrived, answered, received], …]]    its clock, by ping-pongs with it
@@ -37,6 +37,7 @@ import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.records.histograms import expert_name
+from lightning_rlprof.records.notes import NO_FACTS, Code, Fact, Level, level_of
 from lightning_rlprof.records.records import FORMAT, Header, Kind, Note, Number, as_number
 from lightning_rlprof.system.files import (
     check_file,
@@ -45,6 +46,7 @@ from lightning_rlprof.system.files import (
     open_file,
     set_mode,
 )
+from lightning_rlprof.system.plain_text import plain
 
 CACHE_FOLDER = ".rlprof-cache"
 """Where caches of a run are kept: in its directory, or beside a single file."""
@@ -72,17 +74,23 @@ class SpanLine(msgspec.Struct, array_like=True, tag="span", frozen=True, gc=Fals
     counters: dict[str, Number | None] | None = None  # None: not a finite number
 
 
-class _ThreadLine(msgspec.Struct, array_like=True, tag="thread", frozen=True):
+class ThreadLine(msgspec.Struct, array_like=True, tag="thread", frozen=True):
+    """What a thread is called."""
+
     ident: int
     name: str
 
 
-class _CountLine(msgspec.Struct, array_like=True, tag="count", frozen=True, gc=False):
+class CountLine(msgspec.Struct, array_like=True, tag="count", frozen=True, gc=False):
+    """Numbers of a span that became known after it was written."""
+
     id: int
     counters: dict[str, Number | None]
 
 
-class _ExpertsLine(msgspec.Struct, array_like=True, tag="experts", frozen=True, gc=False):
+class ExpertsLine(msgspec.Struct, array_like=True, tag="experts", frozen=True, gc=False):
+    """Tokens of each expert in a span, by layer."""
+
     id: int
     tokens: dict[int, list[int]]
 
@@ -96,13 +104,19 @@ class SampleLine(msgspec.Struct, array_like=True, tag="sample", frozen=True, gc=
     attempt: int
 
 
-class _NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
+class NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
+    """A note as it stands in the file; those of older runs end after their text."""
+
     clock_ns: int
     level: str
     text: str
+    code: str = ""
+    facts: dict[str, Any] = {}
 
 
-class _ClockLine(msgspec.Struct, array_like=True, tag="clock", frozen=True):
+class ClockLine(msgspec.Struct, array_like=True, tag="clock", frozen=True):
+    """One meeting of two clocks: the other rank, and what both read."""
+
     rank: int
     readings: list[_Reading]
 
@@ -117,7 +131,9 @@ class MetricsLine(msgspec.Struct, array_like=True, tag="metrics", frozen=True, g
     values: dict[str, Number | None]
 
 
-class _EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
+class EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
+    """How the recording ended."""
+
     clock_ns: int
     status: str
 
@@ -125,14 +141,14 @@ class _EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
 _KINDS = {"span", "count", "experts", "thread", "sample", "metrics", "note", "clock", "end"}
 _Line = (
     SpanLine
-    | _CountLine
-    | _ExpertsLine
-    | _ThreadLine
+    | CountLine
+    | ExpertsLine
+    | ThreadLine
     | SampleLine
     | MetricsLine
-    | _NoteLine
-    | _ClockLine
-    | _EndLine
+    | NoteLine
+    | ClockLine
+    | EndLine
 )
 
 
@@ -280,11 +296,7 @@ class TraceWriter:
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
-            plain = [[_plain(item) for item in line] for line in lines]
-            for line, own in zip(lines, plain, strict=True):
-                if isinstance(line, list):
-                    line[:] = own  # a counter's tensor is not held any longer
-            data = self._encode(plain)
+            data = self._encode([*map(_plain_line, lines)])
         self.encoded += len(data)
         if self.limit is not None:
             data = self.limit(data, self.size, always=always)
@@ -358,13 +370,51 @@ def _count_lines(data: bytes) -> int:
     return data.count(b"\n") - data.startswith(b"\n")
 
 
-def _plain(item: Any) -> Any:
-    """Turn what a caller passed as a name or number into something that JSON can hold."""
+def _plain_line(line: Any) -> list[Any]:
+    """Return the items of a line in the file, each of which JSON can hold.
+
+    A span that stays in memory gets its counters as numbers: it no longer holds their tensors.
+    """
+    if not isinstance(line, msgspec.Struct):
+        return [_plain(item) for item in line]
+    tag = line.__struct_config__.tag
+    items = [_plain(item, texts=tag == "note") for item in msgspec.structs.astuple(line)]
+    if not line.__struct_config__.frozen and tag == "span":
+        line.counters = items[-1]  # type: ignore[attr-defined]
+    return [tag, *items]
+
+
+def note_line(
+    clock_ns: int, code: Code | Level, text: str, facts: Mapping[str, Fact] = NO_FACTS
+) -> NoteLine:
+    """Return the line of a note, which may quote what comes from anywhere.
+
+    Example::
+
+        >>> note_line(5, Code.RUN_RENAMED, "this is another run").level
+        'warning'
+    """
+    own = {name: plain(each) if isinstance(each, str) else each for name, each in facts.items()}
+    code_text = code.value if isinstance(code, Code) else ""
+    return NoteLine(clock_ns, level_of(code), plain(text), code_text, own)
+
+
+def _plain(item: Any, *, texts: bool = False) -> Any:
+    """Turn what a caller passed as a name or number into something that JSON can hold.
+
+    ``texts`` are kept in a dictionary of a note's facts; a counter is a number.
+    """
     if isinstance(item, str):
         return item.encode("utf-8", "replace").decode()
     if isinstance(item, dict):
-        numbers = {_plain(str(name)): as_number(value) for name, value in item.items()}
-        return {name: number for name, number in numbers.items() if number is not None} or None
+        found = {
+            _plain(str(name)): _plain(value)
+            if texts and isinstance(value, str)
+            else as_number(value)
+            for name, value in item.items()
+        }
+        kept = {name: value for name, value in found.items() if value is not None}
+        return kept if texts else kept or None
     if item is None or isinstance(item, list | tuple):
         return item
     return as_number(item)
@@ -376,7 +426,8 @@ def append_note(path: Path, note: Note) -> None:
     Raises:
         OSError: The file is not there, or cannot be written.
     """
-    line = _NoteLine(note.clock_ns, note.level, _plain(note.text))
+    facts = _plain(dict(note.facts), texts=True)
+    line = NoteLine(note.clock_ns, note.level, _plain(note.text), note.code, facts)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         check_file(file, path)
@@ -563,23 +614,28 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
     match line:
         case SpanLine():
             trace.spans.append(line)
-        case _CountLine():
+        case CountLine():
             trace.late.setdefault(line.id, {}).update(line.counters)
-        case _ExpertsLine():
+        case ExpertsLine():
             known = trace.late.setdefault(line.id, {})
             for layer, tokens in line.tokens.items():
                 for expert, count in enumerate(tokens):
                     name = expert_name(layer, expert)
                     known[name] = (known.get(name) or 0) + count
-        case _ThreadLine():
+        case ThreadLine():
             trace.threads[line.ident] = line.name
         case SampleLine():
             trace.samples.append(line)
         case MetricsLine():
             trace.metrics.append(line)
-        case _NoteLine():
-            trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text)))
-        case _ClockLine():
+        case NoteLine():
+            facts = {
+                name: _cut(value) if isinstance(value, str) else value
+                for name, value in line.facts.items()
+                if isinstance(value, str | int | float)
+            }
+            trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text), line.code, facts))
+        case ClockLine():
             trace.exchanges.append((line.rank, line.readings))
-        case _EndLine():
+        case EndLine():
             trace.status = line.status

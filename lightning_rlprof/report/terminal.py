@@ -1,7 +1,7 @@
 """Tables on a terminal or as Markdown: readable units, shares with bars, escaped names.
 
-`render` fits a table to the terminal: long names lose their middle first, as much as they must.
-Then the last columns are left out and named below the table.
+`render` fits a table to the terminal: long names lose their middle first, then columns are left out
+and named below the table, those that answer last. An interval is in the column of its estimate.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,24 @@ from lightning_rlprof.tables.table import Cell, Column, Table, figure
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _LEAST_HOURS = 0.01
-_LONGEST_NAME = 40
+_LONGEST_NAME, _SHORT_NAME, _SHORTEST_NAME = 40, 24, 12  # letters, as a terminal gets narrower
 _WHOLE_TEXT = 10**6
+# Columns that answer, the most important one first. They stay in a narrow terminal, as does the
+# first column of a table.
+_IMPORTANT = (
+    *("verdict", "adjusted", "slowdown", "saved", "per step", "cost", "share", "slowest rank"),
+    *("part", "rank", "total", "mean", "predicted", "peer time lost"),
+)
+_UNIMPORTANT = 1_000
+# What an interval may be of, if several are in a table the first one.
+_ESTIMATES = (
+    *("adjusted", "slowdown", "predicted", "cost", "saved", "ratio", "of baseline"),
+    *("added per step", "growth per step"),
+)
+_BOUNDS = ("CI low", "CI high")
+_INTERVAL = " (CI)"
 _GAP = "..."
 _BAR = 8
-_NARROW = 60  # below this width, numbers need the room of the bars
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -124,7 +137,7 @@ def render(table: Table, *, rows: int | None = None, every: bool = False) -> Ren
         return Text.assemble(title, ": no rows", note)
     shown = table.rows[:rows]
     rest = len(table.rows) - len(shown)
-    columns, cells = (table.columns, shown) if every else _with_values(table.columns, shown)
+    columns, cells = (table.columns, shown) if every else _for_people(table.columns, shown)
     parts: list[RenderableType] = [title] if table.name else []
     parts.append(_Fitting(columns, cells))
     if rest:
@@ -141,7 +154,7 @@ def markdown(table: Table, *, rows: int | None = None) -> str:
         return f"{title}: no data. {escape_markdown(_sentence(table.abstained))}"
     if not table.rows:
         return f"{title}: no rows" + (f". {escape_markdown(table.note)}" if table.note else "")
-    columns, cells = _with_values(table.columns, table.rows[:rows])
+    columns, cells = _for_people(table.columns, table.rows[:rows])
     sides = [":---" if column.kind == "text" else "---:" for column in columns]
     lines = [[escape_markdown(column.name) for column in columns], sides]
     lines += [
@@ -169,75 +182,128 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] if word.isalpha() else text
 
 
-def _with_values(
+def _for_people(
     columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]
 ) -> tuple[list[Column], list[tuple[Cell, ...]]]:
-    """Leave out columns without any value, such as the slowest rank if there is one rank."""
+    """Leave out columns without any value, and put an interval behind its estimate.
+
+    A run of one rank has no slowest rank, for example.
+    """
+    names = [column.name for column in columns]
     kept = [at for at in range(len(columns)) if any(row[at] is not None for row in rows)]
-    return [columns[at] for at in kept], [tuple(row[at] for at in kept) for row in rows]
+    estimates = [at for name in _ESTIMATES for at in kept if names[at] == name]
+    bounds = [at for at in kept if names[at] in _BOUNDS]
+    if not estimates or len(bounds) != len(_BOUNDS):
+        return [columns[at] for at in kept], [tuple(row[at] for at in kept) for row in rows]
+    mean, (low, high) = estimates[0], bounds
+    kept = [at for at in kept if at not in bounds]
+    one = Column(f"{names[mean]}{_INTERVAL}", "number", columns[mean].unit)
+    shown = [one if at == mean else columns[at] for at in kept]
+    found = []
+    for row in rows:
+        texts = [cell_text(row[at], columns[at]) for at in (mean, low, high)]
+        text = texts[0] if row[low] is None else _interval(*texts)
+        found.append(tuple(text if at == mean else row[at] for at in kept))
+    return shown, found
+
+
+def _interval(mean: str, low: str, high: str) -> str:
+    """Return an estimate and its interval, with the unit once if it is the same.
+
+    Example::
+
+        >>> _interval("1.10x", "1.06x", "1.13x"), _interval("980 µs", "950 µs", "1.02 ms")
+        ('1.10x (1.06–1.13)', '980 µs (950 µs–1.02 ms)')
+    """
+    units = {text.lstrip("-0123456789.,") for text in (mean, low, high)}
+    if len(units) == 1:
+        (unit,) = units
+        low, high = low.removesuffix(unit), high.removesuffix(unit)
+    return f"{mean} ({low}–{high})"
 
 
 class _Fitting:
-    """A grid that measures the terminal when it is printed."""
+    """A grid that measures the terminal when it is printed.
+
+    What does not fit is given up in this order: long names, columns that are not in `_IMPORTANT`
+    from right to left, bars, names once more, then the less important columns.
+    """
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> None:
         self.columns, self.rows = columns, rows
+        self.heads = [Text(plain(column.name)) for column in columns]
+        self.words = [max(map(cell_len, head.plain.split()), default=1) for head in self.heads]
 
     def _lines(
-        self, options: ConsoleOptions, words: Sequence[int], longest: int
+        self, options: ConsoleOptions, kept: Sequence[int], longest: int, *, bars: bool
     ) -> tuple[list[list[Text]], list[int]]:
         """Return the cells with names of at most that many letters, and the width of columns."""
         lines = [
-            [
-                _cell(cell, column, options, longest)
-                for cell, column in zip(row, self.columns, strict=True)
-            ]
+            [_cell(row[at], self.columns[at], options, longest, bars=bars) for at in kept]
             for row in self.rows
         ]
-        cells = [max(line[at].cell_len for line in lines) for at in range(len(words))]
-        return lines, [*map(max, cells, words)]
+        cells = [max(line[at].cell_len for line in lines) for at in range(len(kept))]
+        return lines, [*map(max, cells, [self.words[at] for at in kept])]
+
+    def _fit(self, options: ConsoleOptions) -> tuple[list[int], list[list[Text]], list[int]]:
+        """Return which columns are kept, their cells, and their widths."""
+        kept = sorted(range(len(self.columns)), key=self._importance)
+        while True:
+            shown = sorted(kept)
+            sizes = [(_WHOLE_TEXT, True), (_LONGEST_NAME, True), (_SHORT_NAME, True)]
+            if self._importance(kept[-1]) < _UNIMPORTANT:  # before one of these goes
+                sizes += [(_SHORT_NAME, False), (_SHORTEST_NAME, False)]
+            for longest, bars in sizes:
+                lines, widths = self._lines(options, shown, longest, bars=bars)
+                if _room(widths, options) >= 0:
+                    break
+            else:
+                if len(kept) > 1:
+                    kept.pop()
+                    continue
+            if longest == _WHOLE_TEXT:
+                return shown, lines, widths
+            heads = [self.heads[at].cell_len for at in shown]
+            wanted = self._lines(options, shown, _WHOLE_TEXT, bars=bars)[1]
+            cut = sum(width < whole for width, whole in zip(widths, wanted, strict=True))
+            more = _room([*map(max, widths, heads)], options) // max(cut, 1)
+            if more > 0:  # names that are cut share what is left beside whole headings
+                lines, widths = self._lines(options, shown, longest + more, bars=bars)
+            return shown, lines, widths
+
+    def _importance(self, at: int) -> int:
+        """Return how soon a column is given up: the highest number first."""
+        name = self.columns[at].name.removesuffix(_INTERVAL)
+        if at == 0:
+            return -1
+        return _IMPORTANT.index(name) if name in _IMPORTANT else _UNIMPORTANT + at
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        heads = [Text(plain(column.name)) for column in self.columns]
-        words = [max(map(cell_len, head.plain.split()), default=1) for head in heads]
-        lines, widths = self._lines(options, words, _WHOLE_TEXT)
-        long = sum(width > _LONGEST_NAME for width in widths)
-        if _room(widths, options) < 0:
-            lines, widths = self._lines(options, words, _LONGEST_NAME)
-            whole = [max(pair[0], pair[1].cell_len) for pair in zip(widths, heads, strict=True)]
-            more = _room(whole, options) // max(long, 1)
-            if more > 0:  # names that are cut share what is left beside whole headings
-                lines, widths = self._lines(options, words, _LONGEST_NAME + more)
-        gap, count = _fit(widths, options.max_width)
-        widths = _grown(widths[:count], [head.cell_len for head in heads], gap, options.max_width)
+        shown, lines, widths = self._fit(options)
+        gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= options.max_width else 1
+        heads = [self.heads[at].cell_len for at in shown]
+        widths = _grown(widths, heads, gap, options.max_width)
         # The box adds one space between columns.
         padding = (0, gap - 1, 0, 0)
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-        for column, head, width in zip(self.columns, heads, widths, strict=False):
-            left = column.kind in ("text", "share")  # a share is padded, its bar follows
+        for at, width in zip(shown, widths, strict=True):
+            left = self.columns[at].kind in ("text", "share")  # a share is padded, its bar follows
             side: JustifyMethod = "left" if left else "right"
-            grid.add_column(head, justify=side, width=width, overflow="ellipsis")
+            grid.add_column(self.heads[at], justify=side, width=width, overflow="ellipsis")
         for line in lines:
             grid.add_row(*map(_cut, line, widths))
         yield grid
-        if hidden := [plain(column.name) for column in self.columns[count:]]:
+        hidden = [column.name for at, column in enumerate(self.columns) if at not in shown]
+        if hidden:
             columns = "1 column" if len(hidden) == 1 else f"{len(hidden)} columns"
-            text = f"{columns} hidden ({', '.join(hidden)}). Widen the terminal or use --json."
+            names = ", ".join(map(plain, hidden))
+            text = f"{columns} hidden ({names}). Widen the terminal or use --json."
             yield Text(text, style="dim")
 
 
 def _room(widths: Sequence[int], options: ConsoleOptions) -> int:
     """Return how many letters are left beside columns of these widths; below 0 they don't fit."""
-    return options.max_width - sum(widths) - 2 * (len(widths) - 1)
-
-
-def _fit(widths: Sequence[int], room: int) -> tuple[int, int]:
-    """Return the space between columns and how many fit; the first always does."""
-    for count in range(len(widths), 1, -1):
-        for gap in (2, 1):
-            if sum(widths[:count]) + gap * (count - 1) <= room:
-                return gap, count
-    return 1, 1
+    return options.max_width - sum(widths) - (len(widths) - 1)
 
 
 def _grown(widths: Sequence[int], heads: Sequence[int], gap: int, room: int) -> list[int]:
@@ -273,16 +339,16 @@ def cell_text(cell: Cell, column: Column) -> str:
     return f"{cell:,}" if isinstance(cell, int) else figure(cell)
 
 
-def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int) -> Text:
+def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int, *, bars: bool) -> Text:
     """Return a cell with its style; a share has a bar if the terminal can show one."""
     text = cell_text(cell, column)
     if cell is None:
         return Text(text, style="dim")
     if isinstance(cell, str):
-        return Text(shortened(text, longest), style="dim" if text == "untraced" else "")
+        text = shortened(text, longest) if column.kind == "text" else text
+        return Text(text, style="dim" if text == "untraced" else "")
     if column.kind == "share":
-        no_bar = options.ascii_only or options.max_width < _NARROW
-        bar = "" if no_bar else f" {_bar(float(cell))}"
+        bar = f" {_bar(float(cell))}" if bars and not options.ascii_only else ""
         return Text.assemble(f"{text:>6}", (bar, "cyan"))
     return Text(text.replace("µs", "us") if options.ascii_only else text)
 

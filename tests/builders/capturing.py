@@ -13,6 +13,7 @@ import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.recorders.nsight import NsightRecorder
+from lightning_rlprof.records.notes import level_of
 from lightning_rlprof.testing import make_header
 
 ATTACHED = "NSYS_PROFILING_SESSION_ID"
@@ -47,7 +48,7 @@ class FakeCuda:
 
 def noted(recorder: NsightRecorder) -> list[tuple[str, str]]:
     notes: list[tuple[str, str]] = []
-    recorder.note = lambda level, text: notes.append((level, text))
+    recorder.note = lambda code, text, **facts: notes.append((level_of(code), text))
     return notes
 
 

@@ -15,6 +15,7 @@ from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
     TorchProfilerOptions,
     TorchProfilerRecorder,
 )
+from lightning_rlprof.records.notes import level_of
 
 
 def options(tool: dict[str, Any] | None = None, **changes: Any) -> TorchProfilerOptions:
@@ -28,7 +29,7 @@ class Noted(TorchProfilerRecorder):
     def __init__(self, chosen: TorchProfilerOptions) -> None:
         super().__init__(chosen)
         self.notes: list[tuple[str, str]] = []
-        self.note = lambda level, text: self.notes.append((level, text))
+        self.note = lambda code, text, **facts: self.notes.append((level_of(code), text))
 
     def window(self, out: Path, work: Callable[[], object], name: str = "actor_update") -> None:
         """Open a window on one stage, work in it, and wait for what is written."""

@@ -31,7 +31,10 @@ def main(rank: int, folder: Path) -> None:
         number += 1
         with step(number), stage("actor_update"):
             time.sleep(0.02)
-            has = bool(session._capture._captured), session._requests._relay is not None
+            has = (
+                bool(session._windows.capture._captured),
+                session._windows.requests._relay is not None,
+            )
             seen = torch.tensor([float(each) for each in has])
             distributed.all_reduce(seen)
         captured, listening = seen.tolist()

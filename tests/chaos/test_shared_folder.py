@@ -150,7 +150,7 @@ def test_what_is_quoted_in_a_note_steers_neither_log_nor_run(
     session.begin_step(1)
     with stage(hostile):
         clock.advance(1)
-    session._buffer._lose_numbers(f"of <stage {hostile}>")
+    session.buffer._lose_numbers(f"of <stage {hostile}>")
     session.note("warning", hostile)
     session.failed(RuntimeError(hostile))
     session.end_step()

@@ -45,13 +45,19 @@ def test_no_command_shows_credentials(rlprof: Run, words: tuple[str, ...]) -> No
         assert "SIGSECRET" not in said
 
 
-@pytest.mark.parametrize("command", ["ingest", "ascend parse", "upload", "config check"])
+@pytest.mark.parametrize("command", ["ingest", "ascend parse", "config check"])
 def test_a_command_that_needs_a_local_path_refuses_a_url(rlprof: Run, command: str) -> None:
-    more = ["s3://bucket/runs"] if command == "upload" else []
-    status, out, err = rlprof(*command.split(), "ftp://127.0.0.1:1/runs/x?sig=SIGSECRET", *more)
+    status, out, err = rlprof(*command.split(), "ftp://127.0.0.1:1/runs/x?sig=SIGSECRET")
     assert (status, out) == (2, "")
     text = "ftp://127.0.0.1:1/runs/x?*** is a URL, but a local path is required; download it first"
     assert text in err
+
+
+def test_only_a_run_of_this_machine_is_uploaded(rlprof: Run) -> None:
+    url = "ftp://127.0.0.1:1/runs/x?sig=SIGSECRET"
+    status, out, err = rlprof("export", url, "--to", "s3://bucket/runs")
+    assert (status, out, "SIGSECRET" in err) == (2, "", False)
+    assert err.startswith("rlprof: error: 'ftp://127.0.0.1:1/runs/x?***' is not a directory of")
 
 
 def test_ingest_refuses_a_url_without_showing_its_credentials() -> None:

@@ -1,4 +1,4 @@
-"""`rlprof critical-path`: what it prints."""
+"""`rlprof show RUN critical_path`: what it prints."""
 
 import json
 from collections.abc import Callable
@@ -16,16 +16,19 @@ def slow_run(folder: Path) -> Path:
 
 def test_the_path_names_stage_and_rank(rlprof: Run, tmp_path: Path, hints: None) -> None:
     run = slow_run(tmp_path)
-    status, out, err = rlprof("critical-path", run)
+    status, out, err = rlprof("show", run, "critical_path")
 
     assert (status, err) == (0, f"next: rlprof whatif {run}\n")
-    assert out.startswith(f"{run}: critical path of a step\n")
+    assert out.startswith(f"{run}\n")
+    assert rlprof("show", run, "critical-path")[:2] == (status, out)
     (line,) = [line.split() for line in out.splitlines() if line.startswith("actor_generate")]
     assert line[3] == "2"
 
 
 def test_json_by_rank(rlprof: Run, tmp_path: Path) -> None:
-    data = json.loads(rlprof("critical-path", slow_run(tmp_path), "--json", "--by", "rank")[1])
+    data = json.loads(
+        rlprof("show", slow_run(tmp_path), "critical_path", "--json", "--by", "rank")[1]
+    )
 
     (table,) = data["tables"]
     assert data["ranks"] == [0, 1, 2, 3]
@@ -36,13 +39,13 @@ def test_json_by_rank(rlprof: Run, tmp_path: Path) -> None:
 
 def test_an_asynchronous_run_also_has_a_cycle(rlprof: Run, tmp_path: Path) -> None:
     write(Fed(lag=1), tmp_path / "run")
-    status, out, _ = rlprof("critical-path", tmp_path / "run")
+    status, out, _ = rlprof("show", tmp_path / "run", "critical_path")
     assert status == 0
     assert "The cycle takes 70 ms and 1 step: 70 ms per step." in " ".join(out.split())
 
-    tables = json.loads(rlprof("critical-path", tmp_path / "run", "--json", "--by", "sample")[1])[
-        "tables"
-    ]
+    tables = json.loads(
+        rlprof("show", tmp_path / "run", "critical_path", "--json", "--by", "sample")[1]
+    )["tables"]
     assert [table["name"] for table in tables] == ["critical_path", "bottleneck_cycle"]
     assert [row[:4] for row in tables[1]["rows"]] == [["actor_generate", "work", "rollout", 1]]
     assert tables[0]["columns"][-1]["name"] == "sample"
@@ -52,12 +55,4 @@ def test_an_asynchronous_run_also_has_a_cycle(rlprof: Run, tmp_path: Path) -> No
 
 def test_a_synchronous_run_has_no_cycle(rlprof: Run, tmp_path: Path) -> None:
     write(Fed(), tmp_path / "run")
-    assert "The cycle takes" not in rlprof("critical-path", tmp_path / "run")[1]
-
-
-def test_level_device_shows_the_path_of_each_device(rlprof: Run, tmp_path: Path) -> None:
-    write(Fed(), tmp_path / "run")
-    data = json.loads(rlprof("critical-path", tmp_path / "run", "--level", "device", "--json")[1])
-    assert [table["name"] for table in data["tables"]] == ["device_critical_path"]
-    words = ("critical-path", tmp_path / "run", "--level", "device", "--by", "rank")
-    assert rlprof(*words)[::2] == (2, "rlprof: error: --by applies to --level rank only\n")
+    assert "The cycle takes" not in rlprof("show", tmp_path / "run", "critical_path")[1]

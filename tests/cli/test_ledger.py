@@ -12,7 +12,7 @@ Run = Callable[..., tuple[int, str, str]]
 def test_it_shows_the_categories_and_what_has_no_data(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path / "run", steps=3, ranks=2)
 
-    status, out, err = rlprof("ledger", tmp_path / "run")
+    status, out, err = rlprof("show", tmp_path / "run", "ledger")
 
     assert (status, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
@@ -29,9 +29,9 @@ def test_it_shows_the_categories_and_what_has_no_data(rlprof: Run, tmp_path: Pat
 
 def test_a_table_by_rank_and_step(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path, steps=2, ranks=2)
-    assert "ledger by rank\n" in rlprof("ledger", tmp_path, "--by", "rank")[1]
-    assert "ledger by step\n" in rlprof("ledger", tmp_path, "--by", "step")[1]
-    out = rlprof("ledger", tmp_path, "--by", "rank", "--by", "step")[1]
+    assert "ledger by rank\n" in rlprof("show", tmp_path, "ledger", "--by", "rank")[1]
+    assert "ledger by step\n" in rlprof("show", tmp_path, "ledger", "--by", "step")[1]
+    out = rlprof("show", tmp_path, "ledger", "--by", "rank", "--by", "step")[1]
     assert "ledger by rank and step\n" in out
     rows = [line.split()[:2] for line in out.split("ledger by")[1].splitlines()]
     assert [row for row in rows if row and row[0] in "01"] == [
@@ -48,7 +48,18 @@ def test_the_totals_are_wall_time_times_ranks(rlprof: Run, tmp_path: Path) -> No
     write_rank(tmp_path, header(2, 3), grpo_rows(2, 1), status=None)
 
     data = json.loads(
-        rlprof("ledger", tmp_path, "--json", "--by", "rank", "--price", "2", "--currency", "USD")[1]
+        rlprof(
+            "show",
+            tmp_path,
+            "ledger",
+            "--json",
+            "--by",
+            "rank",
+            "--price",
+            "2",
+            "--currency",
+            "USD",
+        )[1]
     )
 
     assert (data["run"], data["ranks"], data["missing_ranks"]) == (str(tmp_path), [0, 2], [1])
@@ -66,7 +77,7 @@ def test_the_totals_are_wall_time_times_ranks(rlprof: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize("price", ["-1", "nan", "inf"])
 def test_a_wrong_price_is_refused(rlprof: Run, tmp_path: Path, price: str) -> None:
     grpo_run(tmp_path)
-    status, out, err = rlprof("ledger", tmp_path, "--price", price)
+    status, out, err = rlprof("show", tmp_path, "ledger", "--price", price)
     assert (status, out) == (2, "")
     assert err.startswith("rlprof: error: --price ")
     assert err.endswith("hint: For example --price 2.50\n")
@@ -74,12 +85,12 @@ def test_a_wrong_price_is_refused(rlprof: Run, tmp_path: Path, price: str) -> No
 
 def test_warnings_of_the_run_are_counted(rlprof: Run, tmp_path: Path) -> None:
     write_rank(tmp_path, header(0, 2), [Row("actor_update", "stage", 1, 0, 9)], status=None)
-    out = rlprof("ledger", tmp_path)[1]
+    out = rlprof("show", tmp_path, "ledger")[1]
     assert f"warning: 2 data-quality issues. See: rlprof summary {tmp_path}\n" in out
 
 
 def test_a_run_without_spans_has_no_data(rlprof: Run, tmp_path: Path) -> None:
     write_rank(tmp_path, header(), [])
-    out = rlprof("ledger", tmp_path, "--by", "rank")[1]
+    out = rlprof("show", tmp_path, "ledger", "--by", "rank")[1]
     assert "ledger: no data. No spans were recorded\n" in out
     assert "ledger by rank: no data. No spans were recorded\n" in out

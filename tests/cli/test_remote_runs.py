@@ -45,7 +45,7 @@ def test_sql_asks_a_remote_run_and_leaves_no_cache(rlprof: Run, url: str) -> Non
 
 
 def test_other_commands_take_urls_too(rlprof: Run, url: str) -> None:
-    for words in (("ledger", url), ("show", url, "memory"), ("compare", url, url)):
+    for words in (("show", url, "ledger"), ("show", url, "memory"), ("compare", url, url)):
         assert rlprof(*words)[::2] == (0, ""), words
 
 

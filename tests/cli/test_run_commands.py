@@ -54,10 +54,9 @@ def test_summary_as_json_is_every_table_and_nothing_else(rlprof: Run, tmp_path: 
 
     data = json.loads(rlprof("summary", tmp_path, "--json")[1])
 
-    tables = [
-        json.loads(json.dumps(each(spans).to_dict()))
-        for each in [each.run for each in CATALOG if each.summary]
-    ]
+    found = [each.run(spans) for each in CATALOG if each.summary]
+    tables = [json.loads(json.dumps(table.to_dict())) for table in found if table.rows]
+    assert 5 < len(tables) < len(found)
     assert data == {
         "run": str(tmp_path),
         "summary": json.loads(json.dumps(summary(spans, captures=True).to_dict())),
@@ -389,12 +388,24 @@ def test_the_report_opens_in_the_browser(
     rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
     grpo_run(tmp_path, steps=2)
     rlprof("report", tmp_path)
     assert opened == []
     rlprof("report", tmp_path, "--force", "--open")
     assert opened == [(tmp_path / "report.html").as_uri()]
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    out = rlprof("report", tmp_path, "--open")[1]
+    assert f"warning: no browser could be opened here. The page: {opened[0]}\n" in out
+
+
+def test_a_run_that_is_listed_is_the_next_to_look_at(
+    rlprof: Run, tmp_path: Path, hints: None
+) -> None:
+    run = grpo_run(tmp_path / "a").path
+    for path in (tmp_path, run):
+        status, out, err = rlprof("ls", path)
+        assert (status, out.count("finished"), err) == (0, 1, f"next: rlprof summary {run}\n")
 
 
 def test_ranks_of_unsynchronized_hosts_are_merged_on_demand_alone_and_marked(
@@ -522,8 +533,8 @@ def test_without_run_the_newest_one_here_is_taken(
         "  hint: Pass RUN. To record one: rlprof demo\n"
     )
     grpo_run(tmp_path / "profiler_data" / "mine", steps=5)
-    for verb in ("summary", "findings", "ledger", "stragglers", "critical-path", "whatif"):
-        assert rlprof(verb)[0] == 0
+    for verb in ("summary", "findings", "show ledger", "stragglers", "whatif", "show stages"):
+        assert rlprof(*verb.split())[0] == 0
     assert "profiler_data/mine on cpu" in rlprof("summary")[1]
 
 

@@ -20,35 +20,42 @@ from tests.builders.sampled import S, metric_lines
 from tests.test_run import recorded
 
 Run = Callable[..., tuple[int, str, str]]
+SHOWN = [name for name, each in ANALYSES.items() if each.place != "verb"]
 SNAPSHOT = "memory-snapshot_rank0_pid7.pickle"
 
 
 def test_without_a_name_all_analyses_are_listed_by_group(rlprof: Run, tmp_path: Path) -> None:
     run = recorded(tmp_path).path
-    status, out, _ = rlprof("show", run)
+    status, out, _ = rlprof("show", run, "--all")
 
     assert status == 0
     lines = out.splitlines()
     assert [line for line in lines if not line.startswith("  ")] == [
         "Diagnosis",
-        "Ranks",
         "Steps",
         "Device",
+        "Ranks",
         "Memory",
         "Samples",
     ]
     listed = {line.split()[0]: line for line in lines if line.startswith("  ")}
-    assert listed.keys() == ANALYSES.keys()
+    assert [*listed] == sorted(SHOWN, key=list(listed).index)
     found = json.loads(rlprof("show", run, "--json")[1])["analyses"]
-    assert [each["name"] for each in found] == list(ANALYSES)
+    assert [each["name"] for each in found] == SHOWN
     for each in found:
         assert each["data"] == (not listed[each["name"]].endswith("(no data)"))
     data = {each["name"]: each["data"] for each in found}
     assert data["stages"]
     assert not any(data[name] for name in ("kernels", "idle", "communication", "device_counters"))
+    short = rlprof("show", run)[1].splitlines()
+    assert [line.split()[0] for line in short if line.startswith("  ")] == [
+        name for name in listed if data[name]
+    ]
+    hidden = len(data) - sum(data.values())
+    assert short[-1] == f"{hidden} more have no data in this run. List them: rlprof show RUN --all"
 
 
-@pytest.mark.parametrize("name", list(ANALYSES))
+@pytest.mark.parametrize("name", SHOWN)
 def test_the_list_marks_exactly_what_has_no_data(name: str, rlprof: Run, tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "rank0.pt.trace.json")
     found = json.loads(rlprof("show", trace, "--json")[1])["analyses"]
@@ -58,7 +65,7 @@ def test_the_list_marks_exactly_what_has_no_data(name: str, rlprof: Run, tmp_pat
         assert table["abstained"] is not None or not table["rows"]
 
 
-@pytest.mark.parametrize("name", list(ANALYSES))
+@pytest.mark.parametrize("name", SHOWN)
 def test_each_analysis_is_shown_and_printed_as_json(name: str, rlprof: Run, tmp_path: Path) -> None:
     run = recorded(tmp_path)
 
@@ -90,6 +97,10 @@ def test_rows_of_one_rank_and_a_limit(rlprof: Run, tmp_path: Path) -> None:
         (("stages", "--rank", "7"), "rank 7 is not in this run (ranks: 0)\n"),
         (("rank_status", "--rank", "7"), "rank 7 is not in this run (ranks: 0)\n"),
         (("stages", "--params", "1e9"), "--params applies to 'throughput', not to 'stages'"),
+        (("stages", "--price", "2"), "--price applies to 'ledger', not to 'stages'"),
+        (("ledger", "--by", "sample"), "--by sample applies to 'critical_path', not to 'ledger'"),
+        (("gaps", "--by", "rank"), "--by rank applies to 'ledger' and 'critical_path', not to 'g"),
+        (("stragglers",), "'stragglers' is a verb of its own\n  hint: rlprof stragglers "),
     ],
 )
 def test_what_cannot_be_shown_is_an_error(

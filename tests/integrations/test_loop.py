@@ -411,7 +411,7 @@ def test_a_warning_of_the_log_is_all_that_a_lost_place_costs(
 ) -> None:
     caplog.set_level(logging.WARNING)
     with started(tmp_path) as session:
-        session.before_close.append(lambda: 1 / 0)
+        session.at_close(lambda: 1 / 0)
     assert session.status == "finished"
     assert any(
         "could not be removed: ZeroDivisionError: division by zero" in text

@@ -12,8 +12,9 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.integrations import ray as door
 from lightning_rlprof.integrations.ray import collect_reports
-from lightning_rlprof.recording.nsys.report_files import captured, fetch
-from lightning_rlprof.records.run_directory import TraceWriter, read_trace
+from lightning_rlprof.recording.nsys.report_files import fetch
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.run_directory import TraceWriter, note_line, read_trace
 from lightning_rlprof.testing import make_header
 
 GONE = 2**22 + 1  # above the highest process id of Linux
@@ -42,7 +43,10 @@ class Run:
         facts = {"pid": GONE + rank, "host": socket.gethostname(), "config": options, **header}
         writer = TraceWriter(self.path, replace(make_header(rank), **facts))
         names = ("step-000002", "step-000005")
-        notes = [("note", 5, "info", captured(n, name)) for n, name in enumerate(names, 1)]
+        notes = [
+            note_line(5, Code.NSYS_RANGE, "", {"number": number, "capture": name})
+            for number, name in enumerate(names, 1)
+        ]
         writer.write([*notes, ("end", 9, status)] if status else notes)
         writer.close()
         return int(facts["pid"])

@@ -36,6 +36,14 @@ def test_runs_are_listed_newest_first_with_steps_and_their_time(tmp_path: Path) 
     assert table.column("started")[0] == "2023-11-16 22:13"
 
 
+def test_a_run_lists_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        write_rank(tmp_path / name, header(), grpo_rows(3))
+    assert run_list(tmp_path / "a").column("run") == ["a"]
+    monkeypatch.chdir(tmp_path / "b")
+    assert run_list(Path()).column("run") == ["b"]
+
+
 def test_the_state_is_what_the_files_say(tmp_path: Path) -> None:
     write_rank(tmp_path / "good", header(), grpo_rows(3))
     write_rank(tmp_path / "raised", header(), grpo_rows(3), status="interrupted by ValueError")

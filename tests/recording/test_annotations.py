@@ -34,9 +34,8 @@ class Sink:
         return name
 
     def exit(self, span):
-        line, _, _, token = span
-        self.calls.append(("exit", token))
-        line[9] = {**(line[9] or {}), "mirrored": 1}
+        self.calls.append(("exit", span.token))
+        span.span.counters = {**(span.span.counters or {}), "mirrored": 1}
 
     def mark(self, name):
         self.calls.append(("mark", name))
@@ -44,11 +43,11 @@ class Sink:
     def flush(self):
         self.flushed += 1
 
-    def note(self, level, text):
-        self.calls.append((level, text))
+    def note(self, code, text, /, **facts):
+        self.calls.append((code.level, text))
 
     def spans(self):
-        return {row[1]: row for row in self.rows}
+        return {row.name: row for row in self.rows}
 
 
 @pytest.fixture
@@ -63,9 +62,9 @@ def test_a_span_has_name_kind_step_times_thread_and_counters(sink):
     with stage("actor_generate", tokens=5):
         pass
     (row,) = sink.rows
-    assert row[:6] == ["span", "actor_generate", "stage", 3, 1, 2]
-    assert row[6] == threading.get_ident()
-    assert row[8:] == [None, {"tokens": 5}]
+    assert (row.name, row.kind, row.step) == ("actor_generate", "stage", 3)
+    assert (row.start_ns, row.end_ns, row.thread) == (1, 2, threading.get_ident())
+    assert (row.parent, row.counters) == (None, {"tokens": 5})
 
 
 def test_one_marker_serves_every_use_of_a_name():
@@ -83,8 +82,8 @@ def test_the_same_stage_nests_in_itself(sink):
     with stage("a"), stage("a"):
         pass
     inner, outer = sink.rows
-    assert inner[8] == outer[7]
-    assert (outer[4], inner[4], inner[5], outer[5]) == (1, 2, 3, 4)
+    assert inner.parent == outer.id
+    assert (outer.start_ns, inner.start_ns, inner.end_ns, outer.end_ns) == (1, 2, 3, 4)
 
 
 def test_a_marker_made_before_recording_records_later():
@@ -99,7 +98,7 @@ def test_a_marker_made_before_recording_records_later():
     with marker:
         work()
     listen(None)
-    assert [row[1] for row in sink.rows] == ["early", "early"]
+    assert [row.name for row in sink.rows] == ["early", "early"]
 
 
 def test_an_exception_closes_the_span_and_passes_untouched(sink):
@@ -107,10 +106,10 @@ def test_an_exception_closes_the_span_and_passes_untouched(sink):
     with pytest.raises(KeyError) as caught, stage("a"), stage("b"):
         raise error
     assert caught.value is error
-    assert [row[1] for row in sink.rows] == ["b", "a"]
+    assert [row.name for row in sink.rows] == ["b", "a"]
     with stage("c"):
         pass
-    assert sink.spans()["c"][8] is None
+    assert sink.spans()["c"].parent is None
 
 
 def test_nothing_is_recorded_while_nobody_listens():
@@ -137,7 +136,7 @@ def test_annotate_marks_regions_by_qualified_or_given_name(sink):
             return 2
 
     assert Worker().offload() + asyncio.run(Worker().onload()) == 3
-    names = [(row[1].rpartition(".")[2], row[2]) for row in sink.rows]
+    names = [(row.name.rpartition(".")[2], row.kind) for row in sink.rows]
     assert names == [("offload", "region"), ("onload", "region")]
 
 
@@ -147,9 +146,13 @@ def test_marks_are_instants_inside_the_open_span(sink):
         mark("plain")
     spans = sink.spans()
     published = spans["published"]
-    assert published[2] == "mark"
-    assert published[4] == published[5]
-    assert (published[8], published[9], spans["plain"][9]) == (spans["a"][7], {"version": 2}, None)
+    assert published.kind == "mark"
+    assert published.start_ns == published.end_ns
+    assert (published.parent, published.counters, spans["plain"].counters) == (
+        spans["a"].id,
+        {"version": 2},
+        None,
+    )
 
 
 def test_count_adds_to_the_innermost_span_only(sink):
@@ -161,11 +164,11 @@ def test_count_adds_to_the_innermost_span_only(sink):
         count(tokens=2)
     count(tokens=99)
     spans = sink.spans()
-    assert spans["inner"][9] == {"tokens": 15, "samples": 3}
-    assert spans["outer"][9] == {"tokens": 3}
+    assert spans["inner"].counters == {"tokens": 15, "samples": 3}
+    assert spans["outer"].counters == {"tokens": 3}
     with stage("inner", tokens=10):
         pass
-    assert sink.rows[-1][9] == {"tokens": 10}
+    assert sink.rows[-1].counters == {"tokens": 10}
 
 
 def test_threads_do_not_see_each_others_spans(sink):
@@ -178,8 +181,8 @@ def test_threads_do_not_see_each_others_spans(sink):
         thread.start()
         thread.join()
     spans = sink.spans()
-    assert spans["inside"][8] is None
-    assert spans["inside"][6] != spans["outside"][6]
+    assert spans["inside"].parent is None
+    assert spans["inside"].thread != spans["outside"].thread
 
 
 def test_a_context_copied_to_a_thread_keeps_its_parent(sink):
@@ -192,7 +195,7 @@ def test_a_context_copied_to_a_thread_keeps_its_parent(sink):
         thread.start()
         thread.join()
     spans = sink.spans()
-    assert spans["inside"][8] == spans["outside"][7]
+    assert spans["inside"].parent == spans["outside"].id
 
 
 def test_interleaved_tasks_keep_their_own_parents(sink):
@@ -209,26 +212,26 @@ def test_interleaved_tasks_keep_their_own_parents(sink):
         asyncio.run(rollouts())
     spans = sink.spans()
     for name in "ab":
-        assert spans[f"{name}.child"][8] == spans[name][7]
-        assert spans[name][8] == spans["actor_generate"][7]
-    assert spans["a"][4] < spans["b"][4] < spans["a"][5]
+        assert spans[f"{name}.child"].parent == spans[name].id
+        assert spans[name].parent == spans["actor_generate"].id
+    assert spans["a"].start_ns < spans["b"].start_ns < spans["a"].end_ns
 
 
 def test_a_span_that_was_never_ended_ends_no_other_too_early(sink):
     outer, forgotten = stage("outer"), stage("forgotten")
     with outer:
         forgotten.__enter__()
-    assert [row[1] for row in sink.rows] == ["outer"]
+    assert [row.name for row in sink.rows] == ["outer"]
     with stage("next"):
         pass
-    assert sink.rows[-1][8] is None
+    assert sink.rows[-1].parent is None
 
 
 def test_ending_what_was_never_begun_does_nothing(sink):
     stage("never").__exit__(None, None, None)
     with stage("a"):
         stage("never").__exit__(None, None, None)
-    assert [row[1] for row in sink.rows] == ["a"]
+    assert [row.name for row in sink.rows] == ["a"]
 
 
 def test_a_span_belongs_to_whoever_listened_when_it_began():
@@ -238,13 +241,13 @@ def test_a_span_belongs_to_whoever_listened_when_it_began():
     assert sink.rows == []
     with stage("across"):
         listen(None)
-    assert [row[1] for row in sink.rows] == ["across"]
+    assert [row.name for row in sink.rows] == ["across"]
     later = Sink()
     listen(later)
     with stage("later"):
         pass
     listen(None)
-    assert [row[1] for row in later.rows] == ["later"]
+    assert [row.name for row in later.rows] == ["later"]
 
 
 def test_mirrored_spans_tell_recorders_first_and_last(sink):
@@ -257,8 +260,8 @@ def test_mirrored_spans_tell_recorders_first_and_last(sink):
         ("exit", "b"),
         ("exit", "a"),
     ]
-    assert sink.spans()["a"][9] == {"tokens": 1, "mirrored": 1}
-    assert sink.spans()["b"][9] == {"mirrored": 1}
+    assert sink.spans()["a"].counters == {"tokens": 1, "mirrored": 1}
+    assert sink.spans()["b"].counters == {"mirrored": 1}
 
 
 def test_a_mirrored_span_that_ends_after_the_capture_still_tells(sink):
@@ -401,7 +404,7 @@ def test_one_that_ends_around_another_that_never_did_is_added(ticks):
 def test_a_name_of_a_megabyte_is_cut_since_each_span_repeats_it(sink):
     with stage("x" * 1_000_000), annotate("y" * 1_000):
         pass
-    assert [len(row[1]) for row in sink.rows] == [1_000, 1_001]
+    assert [len(row.name) for row in sink.rows] == [1_000, 1_001]
 
 
 def test_versions_of_weights_are_not_added_up(start):

@@ -173,7 +173,7 @@ def test_rules_for_compiled_methods_name_the_compiled_module(by_name: bool, star
     wraps = Wraps(model, rules, by_name=by_name)
     assert torch.equal(model.fast(torch.ones(3)), torch.ones(3).sin())
     wraps.remove()
-    session.remarks += wraps.remarks()
+    session.note_at_end(*wraps.remarks())
     session.close()
     assert compiled.graphs == 1
     assert warnings_of(session) == [

@@ -15,9 +15,18 @@ from hypothesis import strategies as st
 from lightning_rlprof.recording import budget as budgets
 from lightning_rlprof.recording.annotations import annotate, count, mark, stage
 from lightning_rlprof.recording.budget import Budget
+from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.recording.span_buffer import Buffer
-from lightning_rlprof.records.records import OVER_BUDGET
-from lightning_rlprof.records.run_directory import RankTrace, TraceWriter, read_trace
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.run_directory import (
+    CountLine,
+    EndLine,
+    NoteLine,
+    RankTrace,
+    SampleLine,
+    TraceWriter,
+    read_trace,
+)
 from lightning_rlprof.testing import FakeClock, make_header
 from tests.builders.recording import read
 
@@ -27,14 +36,14 @@ PARTS = ("regions", "marks and names of samples", "counters of stages and tokens
 
 def a_step(buffer: Buffer, step: int, regions: int, captured: bool = False) -> int:
     """Add the lines of a step; return how many."""
-    own: list[Any] = [["span", "f", "region", step, 0, 1, 7, 3, 2, None]] * regions
-    own += [["span", "first token", "mark", step, 0, 0, 7, 4, 2, {"sample": 9}]] * 2
-    own.append(["span", "actor_update", "stage", step, 0, 2, 7, 2, None, {"tokens": 8}])
-    own.append(["span", "step", "step", step, 0, 3, 7, 1, None, {"capture": 1} if captured else {}])
+    own = [Span("f", "region", step, 0, 1, 7, 3, 2)] * regions
+    own += [Span("first token", "mark", step, 0, 0, 7, 4, 2, {"sample": 9})] * 2
+    own.append(Span("actor_update", "stage", step, 0, 2, 7, 2, None, {"tokens": 8}))
+    own.append(Span("step", "step", step, 0, 3, 7, 1, None, {"capture": 1} if captured else {}))
     for line in own:
         buffer.append(line)
-    buffer.add(("sample", 9, "prompt", "group", 0))
-    buffer.add(("count", 2, {"flops": 1}))
+    buffer.add(SampleLine(9, "prompt", "group", 0))
+    buffer.add(CountLine(2, {"flops": 1}))
     buffer.end_step(step)
     return len(own) + 2
 
@@ -51,19 +60,10 @@ def rungs(trace: RankTrace) -> list[str]:
 
 def counts(trace: RankTrace) -> dict[str, int]:
     """What the last note says was left out of the run; nothing if it says nothing."""
-    text = trace.notes[-1].text.replace(",", "") if trace.notes else ""
-    names = ("regions", "marks", "lines of counters", "stages", "lines", "steps")
-    ends = (
-        "regions",
-        "marks and",
-        "lines of",
-        "stages lack",
-        "lines \\d+ steps among",
-        "steps among",
-    )
-    found = {n: re.search(rf"(\d+) {end}", text) for n, end in zip(names, ends, strict=True)}
-    assert not any(found.values()) or text.startswith(OVER_BUDGET)
-    return {name: int(each[1]) if each else 0 for name, each in found.items()}
+    names = ("regions", "marks", "counters", "bare_stages", "lines", "steps")
+    last = trace.notes[-1] if trace.notes else None
+    facts = last.facts if last is not None and last.code == Code.BUDGET_SUMMARY else {}
+    return {name: int(facts.get(name, 0)) for name in names}
 
 
 def run_of(path: Path, budget: Budget) -> tuple[Buffer, FakeClock]:
@@ -87,7 +87,7 @@ def test_each_step_over_its_budget_leaves_out_one_part_more(tmp_path, caplog):
     assert kinds[3] == kinds[6] == {"stage", "step"}
     stages = [span.counters for span in trace.spans if span.kind == "stage"]
     assert stages == [{"tokens": 8}] * 3 + [None] * 3
-    left_out = {"regions": 25, "marks": 2 * 4 + 4, "lines of counters": 3, "stages": 3}
+    left_out = {"regions": 25, "marks": 2 * 4 + 4, "counters": 3, "bare_stages": 3}
     assert counts(trace) == {**left_out, "lines": 0, "steps": 0}
     assert "raise budget.step_bytes=200" in trace.notes[-1].text
     assert sum("over budget" in record.message for record in caplog.records) == 1
@@ -155,7 +155,7 @@ def test_the_first_and_the_last_steps_are_in_a_full_file_and_the_others_are_coun
     file = tmp_path / "rank-00000.jsonl"
     before = read_trace(file)
     assert "budget.total_bytes=100,000" in before.notes[-1].text
-    buffer.add(("end", 5, "finished"))
+    buffer.add(EndLine(5, "finished"))
     buffer.close()
     assert file.stat().st_size <= 100_000
     trace, known = read_trace(file), counts(read_trace(file))
@@ -173,7 +173,7 @@ def test_a_captured_step_and_a_hang_are_written_with_the_steps_before_them(tmp_p
     file = tmp_path / "rank-00000.jsonl"
     steps = [span.step for span in read_trace(file).spans if span.kind == "step"]
     assert (steps[-1], steps[-2]) == (120, 119)
-    buffer.add(("note", 5, "warning", "no progress for 300 s"))
+    buffer.add(NoteLine(5, "warning", "no progress for 300 s"))
     buffer.flush()
     trace = read_trace(file)
     assert [span.step for span in trace.spans if span.kind == "step"][-1] == 150
@@ -217,11 +217,11 @@ def test_steps_that_are_all_written_at_the_end_are_counted_too(tmp_path):
     buffer, _ = run_of(tmp_path, Budget(total_bytes=100_000))
     for step in range(201):
         for _ in range(50):
-            buffer.append(["span", "f", "region", step, 0, 1, 7, 3, 2, None])
-        buffer.append(["span", "step", "step", step, 0, 3, 7, 1, None, None])
+            buffer.append(Span("f", "region", step, 0, 1, 7, 3, 2, None))
+        buffer.append(Span("step", "step", step, 0, 3, 7, 1, None, None))
         buffer.end_step(step)
     assert not buffer._budget.is_full
-    buffer.add(("end", 5, "finished"))
+    buffer.add(EndLine(5, "finished"))
     buffer.close()
     trace = read_trace(tmp_path / "rank-00000.jsonl")
     steps = [span.step for span in trace.spans if span.kind == "step"]
@@ -234,9 +234,9 @@ def test_steps_that_are_all_written_at_the_end_are_counted_too(tmp_path):
 def test_many_notes_do_not_exceed_the_total(tmp_path):
     buffer, _ = full_run(tmp_path, 150)
     for number in range(5_000):
-        buffer.add(("note", number, "info", f"note {number}"))
+        buffer.add(NoteLine(number, "info", f"note {number}"))
         buffer.flush()
-    buffer.add(("end", 5, "finished"))
+    buffer.add(EndLine(5, "finished"))
     buffer.close()
     file = tmp_path / "rank-00000.jsonl"
     assert file.stat().st_size <= 100_000
@@ -292,7 +292,7 @@ def test_each_line_is_in_the_file_or_counted(
         for step, (regions, captured, long) in enumerate(steps, 1):
             clock.advance(LONG_NS if long else 1)
             lines += a_step(buffer, step, regions, captured)
-        buffer.add(("end", 5, "finished"))
+        buffer.add(EndLine(5, "finished"))
         buffer.close()
         file = Path(folder, "rank-00000.jsonl")
         trace, known = read_trace(file), counts(read_trace(file))
@@ -300,9 +300,9 @@ def test_each_line_is_in_the_file_or_counted(
         written = len(lines_of(file)) - len(trace.notes) - len(trace.threads) - 1
         assert trace.status == "finished"
         assert total is None or file.stat().st_size <= total
-        left_out = ("regions", "marks", "lines of counters", "lines")
+        left_out = ("regions", "marks", "counters", "lines")
         assert written + sum(known[name] for name in left_out) == lines
-        assert whole <= known["stages"] <= whole + known["lines"]
+        assert whole <= known["bare_stages"] <= whole + known["lines"]
         told = len([span for span in trace.spans if span.kind == "step"]) + known["steps"]
         assert told == len(steps)
 

@@ -15,6 +15,7 @@ from lightning_rlprof.loaders.clocks.clock_fit import from_exchange, solve
 from lightning_rlprof.recording import clock_sync
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.start import start_session
+from lightning_rlprof.records.notes import Code, Fact, Level, level_of
 from lightning_rlprof.records.run_directory import RankTrace, read_trace
 
 SECOND = 10**9
@@ -38,8 +39,8 @@ class Log:
         self.add = self.lines.append
         self.clock = lambda: _monotonic() + offset
 
-    def note(self, level: str, text: str) -> None:
-        self.notes.append((level, text))
+    def note(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
+        self.notes.append((level_of(code), text))
 
     def record(self, marker: Any, start_ns: int, end_ns: int) -> None:
         self.regions.append((start_ns, end_ns))
@@ -87,9 +88,9 @@ def test_every_peer_gets_its_offset_to_rank_0() -> None:
     assert not any(log.notes for log in logs)
     assert logs[0].lines == []
     for log, offset in zip(logs[1:], (-5 * SECOND, 7 * SECOND), strict=True):
-        (kind, rank, readings), *rest = log.lines
-        knot = from_exchange(readings)
-        assert (kind, rank, rest) == ("clock", 0, [])
+        (line,) = log.lines
+        knot = from_exchange(line.readings)
+        assert line.rank == 0
         assert knot.low_ns <= offset <= knot.high_ns
 
 

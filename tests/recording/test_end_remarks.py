@@ -10,6 +10,7 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import CHILD_MARKS, annotate, stage
 from lightning_rlprof.recording.end_remarks import never_reached, without_effect
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps
 
@@ -50,9 +51,9 @@ def test_steps_that_never_came_are_said_beside_those_that_did(start, clock):
 
 def test_many_steps_are_cut():
     config = ProfilerConfig.build(steps=[1, *range(10, 20)])
-    assert never_reached(config, 4) == [
-        "steps never reached: 10, 11, 12, 13, 14, …; last complete step: 4"
-    ]
+    (remark,) = never_reached(config, 4)
+    assert remark.text == "steps never reached: 10, 11, 12, 13, 14, …; last complete step: 4"
+    assert (remark.code, remark.facts["first_step"]) == (Code.STEPS_NOT_REACHED, 10)
 
 
 @pytest.mark.parametrize("options", [{}, {"steps": "all"}, {"steps": [1]}, {"profile": True}])
@@ -74,14 +75,15 @@ def test_nothing_is_said_of_steps_that_came(options):
 )
 def test_options_of_ascend_have_no_effect_elsewhere(options, device, keys):
     config = ProfilerConfig.build(**options)
-    assert without_effect(config, device) == [f"no effect on {device}: {keys} for Ascend"]
+    (remark,) = without_effect(config, device)
+    assert remark.text == f"no effect on {device}: {keys} for Ascend"
     assert without_effect(config, "npu") == []
 
 
 def test_options_of_torchs_profiler_have_no_effect_on_ascend():
     config = ProfilerConfig.build(torch_profiler={"with_stack": True})
-    (text,) = without_effect(config, "npu")
-    assert text == "no effect on npu: torch_profiler.with_stack; it is for torch.profiler"
+    (remark,) = without_effect(config, "npu")
+    assert remark.text == "no effect on npu: torch_profiler.with_stack; it is for torch.profiler"
     assert without_effect(config, "cuda") == []
 
 

@@ -67,7 +67,7 @@ def stages(trace: RankTrace) -> set[str]:
 
 def test_the_main_thread_owns_all_threads(start) -> None:
     session = start()
-    session.before_close.append(OptimizerSteps(session).remove)
+    session.at_close(OptimizerSteps(session).remove)
     everything("own")
     in_thread(lambda: in_thread(lambda: everything("grandchild")))
     names, prompts, steps = recorded(session)
@@ -87,7 +87,7 @@ def test_a_thread_owns_what_it_starts_and_neither_its_siblings_nor_its_parent(st
 
     def owner() -> None:
         session = start()
-        session.before_close.append(OptimizerSteps(session).remove)
+        session.at_close(OptimizerSteps(session).remove)
         began.set()
         others_done.wait()
         everything("own")

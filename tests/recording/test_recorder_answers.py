@@ -65,7 +65,7 @@ def test_numbers_that_nobody_ever_tells_are_not_asked_for_without_end(start, clo
     session = start([Answers(lambda: asked.append(1))])
     for step in range(1, 9):
         run_steps(session, clock, [step])
-    assert len(session._buffer._late) == 4
+    assert len(session.buffer._late) == 4
     session.close()
     assert sum("are never told" in note.text for note in read(session).notes) == 1
 

@@ -15,6 +15,7 @@ from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import Marker, mark, stage
 from lightning_rlprof.recording.session import Session, current, note_in_all_runs
 from lightning_rlprof.records import run_directory
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import read_header, read_trace
 from lightning_rlprof.testing import FakeRecorder, make_header
 from tests.builders.recording import read, run_steps, spans, times
@@ -62,7 +63,7 @@ def test_a_long_stage_does_not_wait_while_another_thread_is_stuck_in_a_write(
     start, clock, monkeypatch
 ):
     session = start()
-    inside, over, real = threading.Event(), threading.Event(), session._buffer._writer.write
+    inside, over, real = threading.Event(), threading.Event(), session.buffer._writer.write
 
     def hang(lines, **options):
         inside.set()
@@ -75,7 +76,7 @@ def test_a_long_stage_does_not_wait_while_another_thread_is_stuck_in_a_write(
 
     with stage("actor_update"):
         pass
-    monkeypatch.setattr(session._buffer._writer, "write", hang)
+    monkeypatch.setattr(session.buffer._writer, "write", hang)
     writer, other = threading.Thread(target=session.flush), threading.Thread(target=generate)
     writer.start()
     assert inside.wait(60)
@@ -387,13 +388,13 @@ def test_a_child_that_goes_on_as_its_parent_did_writes_nothing(start):
     session.begin_step(1)
     with stage("before"):
         pass
-    session._buffer._lock.acquire()  # as by another thread while this one forks
+    session.buffer._lock.acquire()  # as by another thread while this one forks
     child = os.fork()
     if child == 0:
         session.end_step()
         session.close("interrupted by SystemExit")
         os._exit(0)
-    session._buffer._lock.release()
+    session.buffer._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert spans(session, "before") == []
     session.end_step()
@@ -408,7 +409,7 @@ def test_a_child_takes_all_lines_and_keeps_none(start, clock):
     session_module._leave_to_parent()
     run_steps(session, clock, [1, 2])
     session.record(stage("update"), 1, 2)
-    assert session._buffer._spans == []
+    assert session.buffer._spans == []
     session.note("info", "in the child")
     session.close()
     found = read(session)
@@ -425,13 +426,14 @@ def test_flushing_a_closed_session_does_nothing(start):
 
 def test_what_cannot_be_recorded_is_in_this_run_and_in_those_that_follow(start, caplog):
     before, meanwhile = "TRL: no GRPOTrainer, so it is not recorded", "verl: no timer"
-    note_in_all_runs(before)
+    note_in_all_runs(Code.DOOR_NOT_RECORDED, before, framework="TRL")
     first = start()
-    note_in_all_runs(meanwhile)
+    note_in_all_runs(Code.DOOR_NOT_RECORDED, meanwhile, framework="verl")
     first.close()
     second = start(rank=1)
     second.close()
     for session in (first, second):
-        found = [(note.level, note.text) for note in read(session).notes]
-        assert found == [("warning", before), ("warning", meanwhile)]
+        found = [(note.code, note.text) for note in read(session).notes]
+        assert found == [(Code.DOOR_NOT_RECORDED, before), (Code.DOOR_NOT_RECORDED, meanwhile)]
+        assert [note.facts["framework"] for note in read(session).notes] == ["TRL", "verl"]
     assert sorted({*caplog.messages}) == [before, meanwhile]

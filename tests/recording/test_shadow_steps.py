@@ -44,13 +44,13 @@ def test_without_spans_there_is_nothing_to_leave_out(start, clock):
 
 def test_a_step_knows_how_long_the_end_of_the_one_before_took(start, clock):
     session = start(measure_overhead=True)
-    write = session._buffer.end_step
+    write = session.buffer.end_step
 
     def slow_end(*step, **options) -> None:
         clock.advance(3)
         write(*step, **options)
 
-    session._buffer.end_step = slow_end
+    session.buffer.end_step = slow_end
     run_steps(session, clock, [1, 2, 3])
     session.close()
     assert [(span.counters or {}).get("step_end_ns") for span in spans(session, "step")] == [

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.recording import span_buffer
 from lightning_rlprof.recording.annotations import count, mark, stage
+from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.recording.span_buffer import Buffer, Tally
 from tests.builders.recording import read, spans
 
 
 def test_a_signal_s_handler_may_flush_while_its_thread_writes(start, monkeypatch):
     session = start()
-    real = session._buffer._writer.write
+    real = session.buffer._writer.write
 
     def interrupted(lines):
         with stage("save_on_preempt"):
@@ -30,7 +31,7 @@ def test_a_signal_s_handler_may_flush_while_its_thread_writes(start, monkeypatch
         session.flush()  # as a long stage does: it must neither wait nor write between
         real(lines)
 
-    monkeypatch.setattr(session._buffer._writer, "write", interrupted)
+    monkeypatch.setattr(session.buffer._writer, "write", interrupted)
     with stage("actor_update"):
         pass
     session.flush()
@@ -60,7 +61,7 @@ def test_many_lines_without_a_step_are_summed_up(start, clock, monkeypatch):
         with stage("compute_reward", samples=2):
             clock.advance(4)
         session.flush()
-        assert len(session._buffer._flushed) <= 3, number
+        assert len(session.buffer._flushed) <= 3, number
     session.end_step()
     assert session.step_totals.stages["compute_reward"] == (
         *(40, {"samples": 20}, {"samples": 40}),
@@ -88,7 +89,7 @@ def test_what_no_file_can_hold_is_lost_and_raises_nothing(start, monkeypatch, ca
 
     with stage("actor_update"):
         pass
-    monkeypatch.setattr(session._buffer._writer, "write", refuse)
+    monkeypatch.setattr(session.buffer._writer, "write", refuse)
     session.flush()
     assert "spans are lost: cannot be encoded" in caplog.text
     with caplog.at_level(logging.WARNING):
@@ -134,8 +135,8 @@ def test_a_tensor_that_is_a_counter_is_not_held_once_it_is_written(start):
     with stage("actor_update", loss=torch.tensor(0.5, requires_grad=True)):
         pass
     session.end_step()
-    (line,) = [each for each in session._buffer._last[0] if each[1] == "actor_update"]
-    assert line[9] == {"loss": 0.5}
+    (span,) = [each for each in session.buffer._last[0] if each.name == "actor_update"]
+    assert span.counters == {"loss": 0.5}
     assert spans(session, "actor_update")[0].counters == {"loss": 0.5}
 
 
@@ -212,8 +213,8 @@ def test_a_stage_called_step_and_other_threads_do_not_mix_in(start, clock):
 def test_more_intervals_than_are_kept_are_added_up(monkeypatch):
     monkeypatch.setattr("lightning_rlprof.recording.span_buffer._MOST", 2)
     tally = Tally(thread=1)
-    lines = [("span", "reward", "stage", 1, at, at + 3, 1, 0, None, {}) for at in range(0, 50, 5)]
-    tally.add([*lines, ("span", "step", "step", 1, 0, 50, 1, 0, None, {})])
+    lines = [Span("reward", "stage", 1, at, at + 3, 1, 0, None, {}) for at in range(0, 50, 5)]
+    tally.add([*lines, Span("step", "step", 1, 0, 50, 1, 0, None, {})])
     assert tally.totals().stages["reward"].ns == 30
 
 
@@ -239,8 +240,8 @@ def test_an_interval_is_inside_the_innermost_span_of_its_thread(
     for number in order:
         thread, start, end = NESTED[number]
         kind = "region" if number % 2 else "stage"
-        buffer.append(["span", "a", kind, 1, start, end, thread, number, None, None])
-    buffer.append(["span", "step", "step", 1, 0, 30, 1, 99, None, None])
+        buffer.append(Span("a", kind, 1, start, end, thread, number, None))
+    buffer.append(Span("step", "step", 1, 0, 30, 1, 99, None))
     asked = sorted(((t, at, at + size) for t, at, size in intervals), key=lambda each: each[1])
     for (thread, start, end), found in zip(asked, buffer.around(asked), strict=True):
         inside = [

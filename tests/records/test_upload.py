@@ -125,7 +125,7 @@ def test_a_file_that_arrives_with_another_size_is_an_error(
 
 def test_a_command_of_on_finish_uploads_its_rank(run: Path, tmp_path: Path) -> None:
     code = "from lightning_rlprof.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "upload", f"file://{tmp_path}/kept"]
+    command = [sys.executable, "-c", code, "export", "--to", f"file://{tmp_path}/kept"]
     told = {**os.environ, "RLPROF_RUN": str(run), "RLPROF_RANK": "1", "COLUMNS": "200"}
     done = subprocess.run(command, env=told, check=False, capture_output=True, text=True)
     target = f"file://{tmp_path}/kept/my run"
@@ -138,7 +138,7 @@ def test_a_command_of_on_finish_uploads_its_rank(run: Path, tmp_path: Path) -> N
 def hooked(to: str, folder: Path) -> None:
     """Record a step in a session whose hook uploads it, and wait for the hook."""
     code = "from lightning_rlprof.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "upload", to]
+    command = [sys.executable, "-c", code, "export", "--to", to]
     config = ProfilerConfig.build({"on_finish": {"command": command}}, profile_save_path=folder)
     session = start_session(config, recorders=[FakeRecorder()])
     session.begin_step(1)

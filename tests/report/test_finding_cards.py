@@ -19,7 +19,7 @@ ROW: dict[str, Any] = {
     "try": "prefetch",
     "ruled out if": "it stays",
     "evidence": "3 spans",
-    "reproduce": "rlprof ledger 'my run'",
+    "reproduce": "rlprof show 'my run' ledger",
     "query": "select * from spans where name = 'a'",
     "rank": 3,
     "step": 7,
@@ -43,7 +43,7 @@ def test_price_place_and_commands_are_said() -> None:
     assert card.where == "rank 3, step 7, 1.500000 s to 2.000000 s"
     assert card.step == 7
     assert card.commands == (
-        "rlprof ledger 'my run'",
+        "rlprof show 'my run' ledger",
         "rlprof sql 'my run' \"select * from spans where name = 'a'\"",
     )
 

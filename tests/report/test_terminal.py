@@ -200,3 +200,34 @@ def test_hours_are_never_in_scientific_notation() -> None:
     table = Table("ledger", (Column("rank-hours", "number", "h"),), [(1.41e-05,), (0.0625,)])
     assert "50.8 ms" in markdown(table)
     assert "0.06 h" in markdown(table)
+
+
+WIDE = (
+    *(Column(name, "text") for name in ("stage", "group")),
+    *(Column(name, "number") for name in ("loss", "other", "more")),
+    Column("share", "share"),
+    Column("adjusted", "ratio"),
+    Column("verdict", "text"),
+    *(Column(name, "ratio") for name in ("CI low", "CI high")),
+)
+ROW = ("reference_compute_log_prob", "rollout", 1, 2.5, 3, 0.5, 1.1, "inconclusive", 1.06, 1.13)
+
+
+@pytest.mark.parametrize("width", [52, 60, 80, 120])
+def test_a_narrow_terminal_keeps_the_columns_that_answer(width: int) -> None:
+    printed = _text(Table("t", WIDE, [ROW, (*ROW[:-2], None, None)]), width)
+    head, row, other = (printed.splitlines()[at] for at in (1, 3, 4))
+    assert max(map(len, printed.splitlines())) <= width
+    for text in ("50.0%", "1.10x (1.06–1.13)", "inconclusive", "ence" if width > 52 else "refe"):
+        assert text in row
+    assert "1.10x" in other
+    assert "(" not in other
+    assert ("group" in head) == (width >= 80)
+    assert ("█" in row) == (width >= 80)
+
+
+def test_names_are_cut_before_a_column_that_answers_goes() -> None:
+    columns = (Column("name", "text"), Column("saved", "duration", "ns"), Column("n", "count"))
+    printed = _text(Table("t", columns, [("x" * 60, 5_000_000, 7)]), 30)
+    assert "5.00 ms" in printed
+    assert "1 column hidden (n)" not in _text(Table("t", columns, [("x" * 60, 5_000_000, 7)]), 40)

@@ -63,10 +63,9 @@ _STAGES_CHANCE = 0.005  # the other half for all stages, each with two intervals
 _SMALL = math.log(1.05)
 _UNCOUNTED = "work not counted"
 _NOTE = (
-    "A, B: time per step, mean over ranks. raw B/A: their ratio. work B/A: how much more work B "
-    "did. adjusted: B/A at equal work. CI low and CI high: 99% CI of it in the typical step, for "
-    "all rows together. unchanged: within 5%. minor: significant but within 5%. mixed: mean and "
-    "typical step disagree."
+    "A, B: time per step, mean over ranks. work B/A: how much more work B did. adjusted: B/A at "
+    "equal work, with its 99% CI in the typical step, for all rows together. unchanged: within 5%. "
+    "minor: significant but within 5%. mixed: mean and typical step disagree."
 )
 _PLAIN = (
     "Stages without counted work are judged by the raw ratio. Call count(tokens=...) in the stage."

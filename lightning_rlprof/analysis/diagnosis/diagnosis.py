@@ -21,7 +21,7 @@ class Price:
     """What a problem costs, or what a change would save; always of the job's time.
 
     Attributes:
-        kind: ``lost``, time that the job spent on it; ``saves``, what a replay of the recorded steps
+        kind: ``lost``, time that the job spent on it; ``saves``, what a replay of recorded steps
             predicts.
         share: Of the job's time.
         ns: The same in nanoseconds, ranks summed.

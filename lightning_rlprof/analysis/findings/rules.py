@@ -61,7 +61,7 @@ MEMORY_GROWTH = Rule(
     "Find the stage with rlprof show RUN memory_phases. Then compare memory snapshots of two "
     "steps far apart (memory.level: snapshot)",
     "It stops in a run of twice as many steps, or batches get longer",
-    "rlprof show RUN memory_timeline",
+    "rlprof show RUN memory_phases",
 )
 OUT_OF_MEMORY = Rule(
     "out of memory",
@@ -296,7 +296,7 @@ CATEGORY_RULES: Mapping[Category, Rule] = {
     category: Rule(
         category.text,
         *texts,
-        _COMMANDS.get(category, "rlprof ledger RUN --by step"),
+        _COMMANDS.get(category, "rlprof show RUN ledger --by step"),
         idea=category in _IDEAS,
     )
     for category, texts in _SHARES.items()

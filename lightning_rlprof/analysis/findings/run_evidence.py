@@ -49,7 +49,15 @@ from lightning_rlprof.analysis.findings.rules import TREND as TREND_RULE
 from lightning_rlprof.analysis.hangs.stack_lines import line_in_steps
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts
 from lightning_rlprof.analysis.memory.phases import leaking_phases
-from lightning_rlprof.analysis.memory.usage import growth, lowest_by_step, memory_timeline
+from lightning_rlprof.analysis.memory.usage import memory_timeline
+from lightning_rlprof.analysis.statistics.growth import (
+    FEWEST_TO_GROW,
+    FLAT,
+    LEAK,
+    MAY_LEAK,
+    PLATEAU,
+    TOO_FEW,
+)
 from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.steps.step_selection import shadow_steps, states
 from lightning_rlprof.analysis.steps.time_categories import (
@@ -567,10 +575,8 @@ def hangs(run: RunData) -> Results:
     return [Finding(HANG, title, *(None, None, None), HIGH, "; ".join(parts), query, place)]
 
 
-FEWEST_MEMORY_STEPS = 16
-"""Steps with memory data needed: each half of them must show growth."""
-
 _MIB = 2**20
+_TOO_NOISY = "steps differ too much"
 # Counted by spans.
 _COUNTERS = {
     "torch": "device_allocated_bytes",
@@ -580,58 +586,50 @@ _COUNTERS = {
 
 
 def memory_growth(run: RunData) -> Results:
-    """Report growing memory, the worst rank of each component; nothing without memory data.
+    """Report memory that leaks, the worst rank of each component; nothing without memory data.
 
-    The second half of the steps must grow too: setup and warm-up grow, but stop. The finding has
-    no cost in time: either the run goes out of memory, or nothing happens.
+    `grows` is the judge, as in memory_timeline and memory_phases. The finding has no cost in time:
+    either the run goes out of memory, or nothing happens.
     """
     rows = [row for row in rows_of(memory_timeline(run.spans)) if row["stage"] == "all"]
-    growing = [row for row in rows if row["growing"] == "yes" and _is_large(row, "CI low")]
-    steps = max((row["steps"] for row in rows), default=0)
-    if rows and steps < FEWEST_MEMORY_STEPS:
-        return [_too_few_steps(f"has {steps}")]
-    if not growing and any(row["growing"] == "no" and _is_large(row, "CI high") for row in rows):
-        return [NotChecked(MEMORY_GROWTH.name, "steps differ too much")]
+    leaks = [row for row in rows if row["verdict"] == LEAK and _is_large(row, "growth per step")]
+    if rows and all(row["verdict"] == TOO_FEW for row in rows):
+        has = max(row["steps"] for row in rows)
+        why = f"needs {FEWEST_TO_GROW} steps with memory data, has {has}"
+        return [NotChecked(MEMORY_GROWTH.name, why)]
+    if not leaks:
+        unclear = [row["verdict"] for row in rows if _is_large(row, "CI high")]
+        reasons = {PLATEAU: "it nearly stopped", **dict.fromkeys((FLAT, MAY_LEAK), _TOO_NOISY)}
+        found = [reasons[each] for each in unclear if each in reasons]
+        return [NotChecked(MEMORY_GROWTH.name, why) for why in found[:1]]
     components: dict[str | None, list[Row]] = {}
-    for row in growing:
+    for row in leaks:
         components.setdefault(row["component"], []).append(row)
     return [
-        _memory_finding(run.spans, max(each, key=lambda row: row["CI low"]), len(each))
+        _memory_finding(run.spans, max(each, key=lambda row: row["growth per step"]), len(each))
         for each in components.values()
     ]
 
 
-def _too_few_steps(has: str) -> NotChecked:
-    why = f"needs {FEWEST_MEMORY_STEPS} steps with memory data, {has}"
-    return NotChecked(MEMORY_GROWTH.name, why)
-
-
-def _is_large(row: Row, bound: str) -> bool:
+def _is_large(row: Row, rate: str) -> bool:
     peak = max(row["peak"] or 0, row["reserved"] or 0)
-    return bool(row[bound] * row["steps"] >= MEMORY_GROWTH.threshold * peak > 0)
+    return bool((row[rate] or 0.0) * row["steps"] >= MEMORY_GROWTH.threshold * peak > 0)
 
 
-def _memory_finding(spans: Spans, row: Row, ranks: int) -> Finding | NotChecked:
-    rank, component = row["rank"], row["component"]
-    steps, lowest = lowest_by_step(spans, rank, component, row["device"])
-    half = len(steps) // 2
-    slope, low, high = growth(steps[half:], lowest[half:])
-    if slope is None or low is None or high is None or len(steps) < FEWEST_MEMORY_STEPS:
-        return _too_few_steps(f"rank {rank} has {len(steps)}")
+def _memory_finding(spans: Spans, row: Row, ranks: int) -> Finding:
+    rank, component, count = row["rank"], row["component"], row["steps"]
+    slope, low, high = row["growth per step"], row["CI low"], row["CI high"]
     where = f"rank {rank}" + (f" and {ranks - 1} more" if ranks > 1 else "")
-    if low * len(steps) < MEMORY_GROWTH.threshold * lowest.max():
-        return NotChecked(MEMORY_GROWTH.name, f"it nearly stopped in the second half, on {where}")
     phases = leaking_phases(spans, rank, component)
     named = f", added by {', '.join(phases)}" if phases else ""
     rows = spans.rows(kind="step", rank=rank)
-    rows = rows[(spans.step[rows] >= steps[half]) & (spans.step[rows] <= steps[-1])]
     return Finding(
         MEMORY_GROWTH,
         MEMORY_GROWTH.title.format(what=f"{component} on {where}"),
         *(None, None, None),
         HIGH if low > slope / 2 else MEDIUM,
         f"{slope / _MIB:.3g} MiB per step (99% CI {low / _MIB:.3g}–{high / _MIB:.3g}) "
-        f"in steps {steps[half]}–{steps[-1]}{named}",
+        f"over {count} steps{named}",
         _memory_query(spans, rank, component, rows),
         place_of(spans, rows[-1:]),
     )

@@ -1,13 +1,14 @@
 """The lines of code at which samples of the training thread's stack were taken."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stack_samples import STACK
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
@@ -45,16 +46,36 @@ class StackLine(NamedTuple):
         return f"{self.samples / self.of:.0%} {where}: {self.place} ({count})"
 
 
-def stack_lines(samples: Iterable[tuple[str, str]]) -> list[StackLine]:
-    """Count samples, each a stage or region and a place, by line; the most frequent one first.
+def stack_lines(
+    samples: Sequence[tuple[int, str]], spans: Sequence[tuple[str, int, int]]
+) -> list[StackLine]:
+    """Count samples by line and by the innermost span around them; the most frequent one first.
+
+    Args:
+        samples: Time and place of each, all of one thread.
+        spans: Name, start and end of the stages and regions of that thread.
 
     Example::
 
-        >>> fetch, train = ("data_fetch", "Data.decode train.py:27"), ("", "main train.py:40")
-        >>> str(stack_lines([fetch, train, fetch, fetch])[0])
+        >>> fetch, train = "Data.decode train.py:27", "main train.py:40"
+        >>> spans = [("data_fetch", 10, 40)]
+        >>> str(stack_lines([(11, fetch), (50, train), (12, fetch), (13, fetch)], spans)[0])
         '75% in data_fetch: Data.decode train.py:27 (3 of 4 samples)'
     """
-    counts = Counter(samples)
+    around = innermost(
+        np.zeros(len(spans), dtype=np.int64),
+        np.array([start for _, start, _ in spans], dtype=np.int64),
+        np.array([end for _, _, end in spans], dtype=np.int64),
+        np.zeros(len(samples), dtype=np.int64),
+        np.array([at for at, _ in samples], dtype=np.int64),
+    )
+    return _counted(around, [name for name, _, _ in spans], [place for _, place in samples])
+
+
+def _counted(around: Int64s, names: Sequence[str], places: Sequence[str]) -> list[StackLine]:
+    """Count places by the span around each, a row of ``names`` or below 0."""
+    inside = [names[at] if at >= 0 else "" for at in around.tolist()]
+    counts = Counter(zip(inside, places, strict=True))
     every = counts.total()
     return [StackLine(*key, number, every) for key, number in counts.most_common()]
 
@@ -86,6 +107,6 @@ def line_in_steps(spans: Spans, first: int, last: int) -> StackLine | None:
         spans.thread[marks],
         spans.start_ns[marks],
     )
-    inside = [spans.names[spans.name[rows[at]]] if at >= 0 else "" for at in around.tolist()]
+    names = [spans.names[code] for code in spans.name[rows].tolist()]
     places = [spans.names[code].removeprefix(STACK) for code in spans.name[marks].tolist()]
-    return stack_lines(zip(inside, places, strict=True))[0]
+    return _counted(around, names, places)[0]

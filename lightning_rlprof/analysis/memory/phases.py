@@ -4,7 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.memory.usage import growth
+from lightning_rlprof.analysis.statistics.growth import (
+    FLAT,
+    LEAK,
+    MAY_LEAK,
+    Growth,
+    grows,
+)
 from lightning_rlprof.analysis.steps.step_selection import counted, in_included
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, group_starts
@@ -12,12 +18,6 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 ALL, REST = "all", "rest of step"
-LEAK, MAY_LEAK, SAWTOOTH, PLATEAU, FLAT = "leak", "may leak", "sawtooth", "plateau", "flat"
-TOO_FEW = "too few steps"
-
-FEWEST_STEPS = 26
-"""Steps below which nothing is judged: two in each block."""
-
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _COMPONENTS = {
     "host": ("host_rss_bytes", "host_limit_bytes"),
@@ -27,12 +27,7 @@ _COMPONENTS = {
     "non-PyTorch": ("device_other_bytes", "device_total_bytes"),
 }
 """By component: the counter of its bytes, and that of its limit."""
-_BLOCKS = 13
-_UNSURE = 1  # of 12 rises between blocks, how many may fall: without growth 2 or more do, by 99.7%
-_UNDONE = 0.25  # of a rise: what falls by more was released
-_SLOWER = 0.5  # of the slope in the second quarter: what grows less in the last one stops
 _ALONE, _MINOR = 1.5, 0.1  # of the growth of all: what one phase may add to be named for it
-_SURE = 2.576  # two-sided 99% quantile of the normal distribution
 _MOST_NOTES = 3
 _MIB = 2**20
 
@@ -64,14 +59,6 @@ class _Series(NamedTuple):
     added: Int64s
 
 
-class _Slope(NamedTuple):
-    """Growth in bytes per step, and its interval; None with too few steps."""
-
-    middle: float | None
-    low: float | None
-    high: float | None
-
-
 class _Row(NamedTuple):
     """One phase of one rank; `cells` are those of the table."""
 
@@ -79,14 +66,18 @@ class _Row(NamedTuple):
     component: str
     series: _Series
     verdict: str
-    added: _Slope
+    added: Growth
     left: tuple[int | None, ...] = (None, None, None)
 
     def cells(self) -> tuple[Cell, ...]:
         own = self.series
-        residual = growth(own.present, own.residual)
         head = (self.rank, self.component, own.phase, self.verdict, int(np.median(own.residual)))
-        return (*head, *self.added, *residual, len(own.present), *self.left)
+        slopes = [
+            each
+            for found in (self.added, grows(own.present, own.residual))
+            for each in (found.per_step, found.low, found.high)
+        ]
+        return (*head, *slopes, len(own.present), *self.left)
 
     @property
     def is_leak(self) -> bool:
@@ -100,10 +91,11 @@ def memory_phases(spans: Spans) -> Table:
     steps these sums are the growth of ``all``, which has the verdict on the rank:
 
     - ``leak``: memory grows from block to block of the steps, and not much slower at the end.
-    - ``plateau``: it grew, and does so no longer. ``sawtooth``: it grows, and is released.
-    - ``flat``: none of these. ``too few steps``: fewer than `FEWEST_STEPS`.
+    - ``plateau``: it grew, and does so no longer. ``may leak``: whether it goes on is unclear.
+    - ``sawtooth``: it grows, and is released. ``flat``: none of these.
+    - ``too few steps``: fewer than 16, see `lightning_rlprof.analysis.statistics.growth`.
 
-    If ``all`` leaks, so do the phases that add as much; ``may leak`` are phases that add and
+    If ``all`` leaks, so do the phases that add as much; ``may leak`` are then phases that add and
     release more than the growth, of which one keeps memory. ``steps left`` is until the limit of
     the container, machine or device, if that was recorded. Excluded steps are left out.
 
@@ -119,6 +111,14 @@ def memory_phases(spans: Spans) -> Table:
     return Table("memory_phases", _COLUMNS, [row.cells() for row in found], note)
 
 
+def growth_of_rank(spans: Spans, rank: int, component: str | None) -> tuple[Growth, Int64s] | None:
+    """Return how a component grows on a rank, and its steps; None if no span counted it."""
+    if component not in _COMPONENTS:
+        return None
+    whole = next(iter(_rows(spans, component, rank)), None)
+    return None if whole is None else (whole.added, whole.series.steps)
+
+
 def leaking_phases(spans: Spans, rank: int, component: str | None) -> list[str]:
     """Return the phases of a rank that leak a component, the one that adds most first."""
     if component not in _COMPONENTS:
@@ -128,7 +128,7 @@ def leaking_phases(spans: Spans, rank: int, component: str | None) -> list[str]:
 
 def _phases(rows: list[_Row]) -> list[str]:
     own = [row for row in rows if row.series.phase != ALL and row.is_leak]
-    return [row.series.phase for row in sorted(own, key=lambda row: -(row.added.middle or 0.0))]
+    return [row.series.phase for row in sorted(own, key=lambda row: -(row.added.per_step or 0.0))]
 
 
 def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
@@ -154,10 +154,21 @@ def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
     for at in np.split(np.arange(own.sum()), group_starts(columns[0])[1:]) if own.any() else ():
         rank, *mine = (column[at] for column in columns)
         series = _series([*spans.names, REST], *mine)
-        slopes = [_slope(each.steps, each.added) for each in series]
+        tokens = _tokens(spans, int(rank[0]), series[0].steps)
+        slopes = [grows(each.steps, each.added, tokens) for each in series]
         judged = zip(series, _verdicts(series, slopes), slopes, strict=True)
         found += [_Row(int(rank[0]), component, *each) for each in judged]
     return found
+
+
+def _tokens(spans: Spans, rank: int, steps: Int64s) -> Float64s | None:
+    """Return what a rank counted in each of some steps; None if it counted nothing in one."""
+    rows, values = spans.amounts("tokens")
+    own = (spans.rank[rows] == rank) & (spans.kind[rows] == _STAGE)
+    own &= np.isin(spans.step[rows], steps)
+    found = np.zeros(len(steps))
+    np.add.at(found, np.searchsorted(steps, spans.step[rows[own]]), values[own])
+    return found if (found > 0).all() else None
 
 
 def _series(
@@ -179,67 +190,20 @@ def _series(
     return [of(every, ALL), *(of(every[phase == code], names[code]) for code in in_order)]
 
 
-def _slope(steps: Int64s, added: Int64s) -> _Slope:
-    """Return the slope of what was added, and an interval from the rises between blocks of steps.
-
-    The interval is valid for noise that accumulates, as that of sums does: then rises are
-    independent, and their median is outside of it with a probability of 0.6%.
-    """
-    middle = growth(steps, added)[0]
-    if len(steps) < FEWEST_STEPS:
-        return _Slope(middle, None, None)
-    rises = np.sort(np.diff(_blocks(added)) / np.diff(_blocks(steps)))
-    return _Slope(middle, float(rises[_UNSURE]), float(rises[-1 - _UNSURE]))
-
-
-def _blocks(values: Int64s) -> Float64s:
-    return np.array([np.median(block) for block in np.array_split(values, _BLOCKS)])
-
-
-def _verdicts(series: list[_Series], slopes: list[_Slope]) -> list[str]:
+def _verdicts(series: list[_Series], slopes: list[Growth]) -> list[str]:
     """Return the verdict on all phases together, then on each."""
-    whole, *phases = series
-    verdict = _verdict(whole.steps, whole.added, slopes[0])
-    if verdict != LEAK:
-        each = (_verdict(own.present, own.residual) for own in phases)
-        return [verdict, *(FLAT if own == LEAK else own for own in each)]
-    rate = slopes[0].middle or 0.0
-    adds = [_grows(own.added, slope) for own, slope in zip(phases, slopes[1:], strict=True)]
-    frees = [(slope.high or 0.0) < 0 for slope in slopes[1:]]
+    phases, (whole, *each) = series[1:], slopes
+    if whole.verdict != LEAK:
+        alone = (grows(own.present, own.residual).verdict for own in phases)
+        return [whole.verdict, *(FLAT if own in (LEAK, MAY_LEAK) else own for own in alone)]
+    rate = whole.per_step or 0.0
+    frees = [(slope.high or 0.0) < 0 for slope in each]
     most = _ALONE * rate if any(frees) else np.inf
-    leaks = [
-        up and _MINOR * rate <= (slope.middle or 0.0) <= most
-        for up, slope in zip(adds, slopes[1:], strict=True)
-    ]
+    leaks = [slope.rises and _MINOR * rate <= (slope.per_step or 0.0) <= most for slope in each]
     if any(leaks):
-        return [LEAK, *(LEAK if each else FLAT for each in leaks)]
-    return [
-        LEAK,
-        *(MAY_LEAK if up or down else FLAT for up, down in zip(adds, frees, strict=True)),
-    ]
-
-
-def _verdict(steps: Int64s, values: Int64s, slope: _Slope | None = None) -> str:
-    if len(steps) < FEWEST_STEPS:
-        return TOO_FEW
-    if _grows(values, slope or _slope(steps, values)):
-        parts = np.array_split(np.arange(len(steps)), 4)
-        second, last = (growth(steps[at], values[at])[0] or 0.0 for at in (parts[1], parts[3]))
-        return LEAK if last >= _SLOWER * second else PLATEAU
-    quarter, block = len(values) // 4, -(-len(values) // _BLOCKS)
-    if values[-quarter:].min() > values[:block].max():
-        return PLATEAU
-    rises = int(np.sign(np.diff(values)).sum())
-    return SAWTOOTH if rises > _SURE * np.sqrt(len(values)) else FLAT
-
-
-def _grows(values: Int64s, slope: _Slope) -> bool:
-    """Tell whether memory grows from block to block, and is not released."""
-    if slope.low is None or slope.low <= 0:
-        return False
-    blocks = _blocks(values)
-    fall = float((np.maximum.accumulate(blocks) - blocks).max())
-    return fall <= _UNDONE * float(blocks[-1] - blocks[0])
+        return [LEAK, *(LEAK if own else FLAT for own in leaks)]
+    unclear = (slope.rises or down for slope, down in zip(each, frees, strict=True))
+    return [LEAK, *(MAY_LEAK if own else FLAT for own in unclear)]
 
 
 def _with_forecasts(spans: Spans, limit: str, rows: list[_Row]) -> list[_Row]:
@@ -260,8 +224,10 @@ def _with_forecasts(spans: Spans, limit: str, rows: list[_Row]) -> list[_Row]:
         room = min((known[row.rank] for row in group if row.rank in known), default=None)
         if leaks and room is not None:
             room -= sum(int(row.series.residual[-1]) for row in group)
-            rates = [sum(each or 0.0 for each in column) for column in zip(*leaks, strict=True)]
-            middle, least, most = (max(0, int(room / rates[at])) for at in (0, 2, 1))
+            middle, least, most = (
+                max(0, int(room / sum(getattr(each, of) or 0.0 for each in leaks)))
+                for of in ("per_step", "high", "low")
+            )
             left |= {row.rank: (middle, least, most) for row in group if row.is_leak}
     return [row._replace(left=left.get(row.rank, row.left)) if row.is_leak else row for row in rows]
 
@@ -270,11 +236,12 @@ def _sentences(rows: list[_Row]) -> list[str]:
     """Return a sentence on each rank and component that leaks, the fastest ones."""
     texts = []
     leaks = [row for row in rows if row.series.phase == ALL and row.is_leak]
-    for row in sorted(leaks, key=lambda row: -(row.added.middle or 0.0))[:_MOST_NOTES]:
+    for row in sorted(leaks, key=lambda row: -(row.added.per_step or 0.0))[:_MOST_NOTES]:
         own = [each for each in rows if (each.rank, each.component) == (row.rank, row.component)]
         names = _phases(own)
         where = f"in {', '.join(names)}" if names else "in a phase that is unclear"
-        rate, low, high = ((each or 0.0) / _MIB for each in row.added)
+        own_rates = (row.added.per_step, row.added.low, row.added.high)
+        rate, low, high = ((each or 0.0) / _MIB for each in own_rates)
         text = f"Rank {row.rank}, {row.component}: leak of {rate:.3g} MiB per step"
         text += f" (99% CI {low:.3g}–{high:.3g}) {where}"
         steps, least, most = row.left

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.memory.phases import growth_of_rank
+from lightning_rlprof.analysis.statistics.growth import Growth, grows
 from lightning_rlprof.analysis.steps.partition import open_spans
 from lightning_rlprof.analysis.steps.step_selection import CLOSED
 from lightning_rlprof.records.records import KINDS
@@ -45,7 +47,7 @@ _TIMELINE_COLUMNS = (
     *columns_of("count", "reserved", "fragmentation", "start", "end", unit="bytes"),
     *columns_of("number", "growth per step", "CI low", "CI high", unit="bytes"),
     Column("steps", "count"),
-    Column("growing", "text"),
+    Column("verdict", "text"),
     Column("samples", "count"),
 )
 _SPAN_COUNTERS = {
@@ -56,7 +58,7 @@ _SPAN_COUNTERS = {
 """By component: counters of allocated, peak and reserved bytes; "" for none."""
 _TIMELINE_NOTE = (
     "peak, reserved: maximum. fragmentation: reserved beyond allocated at the peak. growth per "
-    "step: slope of each step's lowest allocated bytes, with its 99% CI."
+    "step and verdict: those of memory_phases, else of each step's lowest allocated bytes."
 )
 _NO_MEMORY = (
     "This run has no memory data. Capture a step with profile_with_memory: true, or with "
@@ -65,9 +67,6 @@ _NO_MEMORY = (
 _ALL = "all"
 _NONE = -1
 _UNKNOWN = -(2**63) + 1  # bytes: frees of earlier allocations can make real ones negative
-_FEWEST = 8  # steps below which growth is not judged
-_MOST = 1_000  # steps of which all pairs are compared; more are thinned evenly
-_NORMAL = 2.5758293035489004  # two-sided 99% quantile of the normal distribution
 
 Group = tuple[int, str | None, int | None]
 """Rank, component and device."""
@@ -145,8 +144,8 @@ def memory_timeline(spans: Spans) -> Table:
 
     They come from the profiler's table ``memory``, else from the counters of captured spans; then
     ``peak at`` is the end of a span. ``reserved`` is the maximum, ``start`` and ``end`` are the
-    first and last allocated bytes. Stage "all" is the whole recording. ``growing`` is "yes" if the
-    growth is above zero with 99% confidence, "no" if not, and empty below eight steps.
+    first and last allocated bytes. Stage "all" is the whole recording. Its growth and ``verdict``
+    are those of `memory_phases` if spans counted the component, else of each step's lowest bytes.
 
     Abstains if the run has neither.
     """
@@ -158,39 +157,6 @@ def memory_timeline(spans: Spans) -> Table:
     reason = None if rows else " ".join([_NO_MEMORY, *notes])
     note = " ".join([*notes, _TIMELINE_NOTE])
     return Table("memory timeline", _TIMELINE_COLUMNS, rows, note, reason)
-
-
-def lowest_by_step(
-    spans: Spans, rank: int, component: str | None, device: int | None
-) -> tuple[Int64s, Int64s]:
-    """Return steps and the least bytes in each, from which `memory_timeline` computes growth."""
-    found = _from_table(spans, []) or _from_spans(spans)
-    return _lowest_by_step(found[rank, component, device])
-
-
-def growth(steps: Int64s, values: Int64s) -> tuple[float | None, float | None, float | None]:
-    """Return the median slope of values over ascending steps, and its 99% confidence interval.
-
-    Theil-Sen: the median of the slopes of all pairs, bounded by the k-th smallest and the k-th
-    largest, k from the variance of Kendall's S (doi:10.1080/01621459.1968.10480934). The bounds are
-    None with too few steps for them, the slope with fewer than two.
-
-    Example::
-
-        >>> growth(np.arange(9), 5 * np.arange(9))
-        (5.0, 5.0, 5.0)
-    """
-    thin = -(-len(steps) // _MOST) or 1
-    steps, values = steps[::thin], values[::thin]
-    count = len(steps)
-    if count < 2:
-        return None, None, None
-    first, second = np.triu_indices(count, 1)
-    slopes = np.sort((values[second] - values[first]) / (steps[second] - steps[first]))
-    spread = _NORMAL * np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    k = int((len(slopes) - spread) // 2)
-    middle = float(np.median(slopes))
-    return (middle, float(slopes[k - 1]), float(slopes[-k])) if k > 0 else (middle, None, None)
 
 
 def _from_table(spans: Spans, notes: list[str]) -> dict[Group, _Samples]:
@@ -262,21 +228,28 @@ def _from_spans(spans: Spans) -> dict[Group, _Samples]:
 
 def _timeline_rows(spans: Spans, group: Group, samples: _Samples) -> list[tuple[Cell, ...]]:
     """Return the row of a group as a whole, then of each stage, the highest first."""
-    rows = [
-        (*group, spans.names[code], *_cells(samples.rows(np.flatnonzero(samples.stage == code))))
-        for code in np.unique(samples.stage[samples.stage != _NONE]).tolist()
-    ]
+    rows = []
+    for code in np.unique(samples.stage[samples.stage != _NONE]).tolist():
+        own = samples.rows(np.flatnonzero(samples.stage == code))
+        steps, lowest = _lowest_by_step(own)
+        rows.append((*group, spans.names[code], *_cells(own, grows(steps, lowest), len(steps))))
     rows.sort(key=lambda row: -max(row[4] or 0, row[6] or 0))
-    return [(*group, _ALL, *_cells(samples)), *rows]
+    rank, component, _ = group
+    counted = growth_of_rank(spans, rank, component)
+    if counted is None:
+        steps, lowest = _lowest_by_step(samples)
+        counted = grows(steps, lowest), steps
+    whole, steps = counted
+    return [(*group, _ALL, *_cells(samples, whole, len(steps), whole.verdict)), *rows]
 
 
-def _cells(samples: _Samples) -> tuple[Any, ...]:
+def _cells(
+    samples: _Samples, grown: Growth, steps: int, verdict: str | None = None
+) -> tuple[Any, ...]:
     """Return the cells of a row after its stage."""
     highest = int(np.argmax(samples.peak))
     time, allocated, peak, reserved = (int(column[highest]) for column in samples[:4])
     known = samples.allocated[samples.allocated != _UNKNOWN].tolist()
-    steps, lowest = _lowest_by_step(samples)
-    slopes = growth(steps, lowest)
     same_time = reserved >= allocated == peak != _UNKNOWN
     return (
         _known(peak),
@@ -285,9 +258,7 @@ def _cells(samples: _Samples) -> tuple[Any, ...]:
         reserved - allocated if same_time else None,
         known[0] if known else None,
         known[-1] if known else None,
-        *slopes,
-        len(steps),
-        None if slopes[1] is None or len(steps) < _FEWEST else "yes" if slopes[1] > 0 else "no",
+        *(grown.per_step, grown.low, grown.high, steps, verdict),
         int(np.count_nonzero(samples.recorded)),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_rlprof.tables.arrays import Float64s
+from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 
 def nan_median(values: Float64s, axis: int = 0) -> Float64s:
@@ -65,6 +65,27 @@ def deviation_from_median(values: Float64s) -> Float64s:
     known = np.sum(~np.isnan(values), axis=0)
     found = values - nan_median(values)[None]
     return np.where(known >= max(2, len(values) / 2), found, np.nan)
+
+
+_MOST_PAIRED = 1_000  # values of which all pairs are compared; more are thinned evenly
+
+
+def theil_sen(at: Int64s, values: Int64s | Float64s) -> float | None:
+    """Return the median slope of values over ascending places; None with fewer than two.
+
+    The median of the slopes of all pairs (doi:10.1080/01621459.1968.10480934).
+
+    Example::
+
+        >>> theil_sen(np.arange(9), 5 * np.arange(9))
+        5.0
+    """
+    thin = -(-len(at) // _MOST_PAIRED) or 1
+    at, values = at[::thin], values[::thin]
+    if len(at) < 2:
+        return None
+    first, second = np.triu_indices(len(at), 1)
+    return float(np.median((values[second] - values[first]) / (at[second] - at[first])))
 
 
 _FEWEST = 10  # independent values that a slope needs

@@ -79,7 +79,7 @@ def demo(
         bool, typer.Option("--kill-rollout", help="With --async: kill a rollout actor halfway")
     ] = False,
 ) -> None:
-    """Train a policy with GRPO on the CPU and show where each step's time went."""
+    """Train a small policy with GRPO here, to see what you get."""
     if slow_by is not None and slow_rank is None:
         raise RlprofError("--slow-by needs --slow-rank", hint="For example --slow-rank 1")
     if kill_rollout and not asynchronous:

@@ -30,7 +30,7 @@ def doctor(
         bool, typer.Option("--selftest", help="Record a tiny run and check its contents")
     ] = False,
 ) -> None:
-    """Check what this machine can record and how to fix what's missing.
+    """Check what this machine can record, and how to get the rest.
 
     Example: rlprof doctor --selftest
     """

@@ -33,10 +33,12 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Show a run in the browser while it is being written, and export its metrics.
+    """Show a run in the browser while it is being written.
 
     Only this machine can open it, unless --host says otherwise. The address that is printed has a
     secret, without which nothing is answered. It changes nothing in the run. It ends with Ctrl-C.
+
+    Its metrics can be scraped by Prometheus, or are pushed with --otlp.
     """
     from lightning_rlprof.cli.serve import access
     from lightning_rlprof.cli.serve.app import Pages

@@ -17,7 +17,7 @@ from lightning_rlprof.integrations.doors.kit import Kit
 from lightning_rlprof.recording.annotations import Marker, in_stage, stage
 from lightning_rlprof.recording.job import find_place, forget
 from lightning_rlprof.recording.owner import Owner
-from lightning_rlprof.recording.session import Session, current, running
+from lightning_rlprof.recording.session import current, running
 from lightning_rlprof.records.records import OPTIMIZER_STEP
 
 KIT = Kit("Fabric", "lightning", "sheeprl")
@@ -48,11 +48,13 @@ def install(module: Any) -> None:
 
 
 class _Training:
-    """A session that this door started, and the Fabrics that set up what it records."""
+    """A session that this door starts, and the Fabrics that set up what it records."""
 
-    def __init__(self, session: Session) -> None:
-        self.session, self.fabrics = session, WeakSet[Any]()
-        session.end_if_left = self._end_if_left
+    def __init__(self, place: tuple[int, int], device: str) -> None:
+        self.fabrics = WeakSet[Any]()
+        unit = "" if _TIMED in sys.modules else OPTIMIZER_STEP
+        end = self._end_if_left
+        self.session = KIT.new_session(Owner(), place, device, unit, end_if_left=end)
 
     def _end_if_left(self) -> None:
         """End the run once its Fabrics are gone, as in the next trial of a sweep.
@@ -60,7 +62,7 @@ class _Training:
         One that has trained nothing, as that of a player, leaves no run.
         """
         gc.collect()  # a Fabric refers to itself
-        if not self.fabrics and (self.session.has_steps or self.session.has_stages()):
+        if not self.fabrics and (self.session.has_steps or self.session.buffer.has_stages()):
             self.session.close(self.session.standing)
         elif not self.fabrics:
             self.discard()
@@ -93,8 +95,7 @@ def _begin(fabric: Any) -> None:
             mine.fabrics.add(fabric)
             return
         mine.discard()
-    unit = "" if _TIMED in sys.modules else OPTIMIZER_STEP
-    mine = _Training(KIT.new_session(Owner(), place, fabric.device.type, unit))
+    mine = _Training(place, fabric.device.type)
     mine.fabrics.add(fabric)
     _trainings.append(mine)
     mine.session.expect_step(1)

@@ -14,6 +14,7 @@ from lightning_rlprof.recording.annotations import count, record, stage
 from lightning_rlprof.recording.job import find_place
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.recording.session import Session, current, note_in_all_runs, running
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.stage_aliases import standard_stage
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Kit:
         own_place: tuple[int, int] | None = None,
         device: str | None = None,
         step_unit: str = "",
+        end_if_left: Callable[[], object] | None = None,
         **options: Any,
     ) -> Session:
         """Start a session; raises what `start_session` raises.
@@ -60,11 +62,12 @@ class Kit:
             own_place: Rank and world size as the framework has them; see `find_place`.
             device: As of `start_session`.
             step_unit: As of `Header`.
+            end_if_left: As of `Loop`.
             **options: Fields of the configuration.
         """
         config = ProfilerConfig.build(os.environ.get("RLPROF_CONFIG") or None, **options)
         asked = {"device": device, "packages": self._packages, "step_unit": step_unit}
-        return open_session(config, None, find_place(own=own_place), owner, asked)
+        return open_session(config, None, find_place(own=own_place), owner, asked, end_if_left)
 
     def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that logs what it raises, once, and returns None then."""
@@ -95,7 +98,8 @@ class Kit:
         if text in self._failed:
             return
         self._failed.add(text)
-        note_in_all_runs(f"{self.name}: {text}, so it is not recorded")
+        text = f"{self.name}: {text}, so it is not recorded"
+        note_in_all_runs(Code.DOOR_NOT_RECORDED, text, framework=self.name)
 
     def find(self, module: Any, name: str) -> Any:
         """Return a class or function of a module; None, which is noted, if it is absent."""

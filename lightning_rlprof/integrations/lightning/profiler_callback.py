@@ -35,9 +35,10 @@ from lightning_rlprof.recording.on_finish import OnFinish
 from lightning_rlprof.recording.owner import rejoin
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import recorder_names
-from lightning_rlprof.recording.session import AlreadyRecordingError, Session, running
+from lightning_rlprof.recording.session import AlreadyRecordingError, Loop, Session, running
 from lightning_rlprof.recording.start import new_run_name, start_session
 from lightning_rlprof.recording.torch_hooks import OptimizerSteps
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import STAGES, Kind
 
 
@@ -223,9 +224,9 @@ class ProfilerCallback(Callback):
             device=device,
             recorders=self.recorders,
             on_finish=self.on_finish,
+            loop=Loop(end_if_left=self._end_if_left, give_up=self.give_up),
         )
         self.run, self._trainer, self._verb = session.run, trainer, verb
-        session.end_if_left, session.give_up = self._end_if_left, self.give_up
         self._starts = {}
         self._undo.append(ImportedWraps(self.config.wrap))
         with suppress(Exception):  # the module may make it in its own setup, which comes later
@@ -292,9 +293,8 @@ class ProfilerCallback(Callback):
             self._undo += self._by_name
             self._own_ended = OwnMarker.ended
             shown = ", ".join(f"{rule.target} ({rule.stage})" for rule in rules)
-            session.note(
-                "info", f"methods marked by their names: {shown}. To turn off: auto_stages: false"
-            )
+            text = f"methods marked by their names: {shown}. To turn off: auto_stages: false"
+            session.note(Code.MARKED_BY_NAME, text)
         for part in self._undo:
             if isinstance(part, UpdateStages):
                 part.rules = rules
@@ -312,7 +312,7 @@ class ProfilerCallback(Callback):
                 part.remove()
             self._by_name = []
             text = "methods are no longer marked by their names, as the code marks stages"
-            self._session.note("info", text)
+            self._session.note(Code.MARKED_BY_CODE, text)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run of a fit, or of another verb, that went through."""
@@ -346,8 +346,8 @@ class ProfilerCallback(Callback):
             try:
                 part.remove()
                 if isinstance(part, Wraps | ImportedWraps) and session is not None:
-                    for text in part.remarks():
-                        session.note("warning", text)
+                    for code, text, facts in part.remarks():
+                        session.note(code, text, **facts)
             except Exception as error:  # the others and the session end all the same
                 log.error("%s could not be removed: %s", part, error, exc_info=error)
         if session is None:

@@ -20,7 +20,7 @@ from lightning_rlprof.integrations.lightning.marks_in_code import names_in_code
 from lightning_rlprof.integrations.lightning.profiler_actions import Cover
 from lightning_rlprof.recording.annotations import LoopMarker, Marker, in_stage
 from lightning_rlprof.recording.captures.capture import arms_stages
-from lightning_rlprof.recording.open_spans import Line, opened
+from lightning_rlprof.recording.open_spans import Span, opened
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.stage_aliases import STAGE_ALIASES
 
@@ -64,7 +64,7 @@ class UpdateStages:
         self._found = False  # whether it really was marked
         self._others = False  # whether any other stage was seen
         self._since: int | None = None  # when the training step began; None outside of it
-        self._open: tuple[LoopMarker, Line] | None = None
+        self._open: tuple[LoopMarker, Span] | None = None
         self._stepping = 0  # id of the optimizer that steps now
         self._stepped = self._backward_done = 0
         strategy = trainer.strategy
@@ -138,12 +138,12 @@ class UpdateStages:
 
     def _begin(self) -> None:
         self._since, self._stepping = self._session.clock(), 0
-        self._session.keeps_window = self._continues
+        self._session.keep_windows(self._continues)
         if self._marked is None:
             self._marked = self._is_marked()
         if self._marked or in_stage():
             return
-        self._others = self._others or self._session.has_stages()
+        self._others = self._others or self._session.buffer.has_stages()
         arms = self._arms()
         if not (self._automatic or arms):
             return
@@ -168,11 +168,13 @@ class UpdateStages:
         """Open the stage of the update that has been reached, from where it began."""
         if self._since is None or self._open or get_ident() != self._thread or in_stage():
             return
-        last, update = self._session.last_stages(self._since, self._names)
-        self._others = self._others or self._session.has_stages()
+        last, update = self._session.buffer.last_stages(self._since, self._names)
+        self._others = self._others or self._session.buffer.has_stages()
         if update is not None and self._continues(update):
             self._marked = self._found = True
-            self._enter(update[1], last[5] if last else None, update if update is last else None)
+            self._enter(
+                update.name, last.end_ns if last else None, update if update is last else None
+            )
             return
         if self._found:  # the code says which steps have an update
             return
@@ -181,12 +183,12 @@ class UpdateStages:
             return
         start = self._since
         if not self._automatic:
-            start = max(start, self._stepped, last[5] if last else 0)
+            start = max(start, self._stepped, 0 if last is None else last.end_ns or 0)
         self._enter(name, start)
 
-    def _continues(self, line: Line) -> bool:
+    def _continues(self, span: Span) -> bool:
         """Whether a stage is a mark of the update without an optimizer's step in it."""
-        return line[1] in self._names and line[4] >= self._stepped
+        return span.name in self._names and span.start_ns >= self._stepped
 
     def _asks(self, name: str) -> bool:
         config = self._session.config
@@ -203,17 +205,18 @@ class UpdateStages:
         session = self._session
         return arms_stages(session.config, session.header.rank, session.step)
 
-    def _enter(self, name: str, start: int | None = None, continued: Line | None = None) -> None:
+    def _enter(self, name: str, start: int | None = None, continued: Span | None = None) -> None:
         marker = self._markers.get(name) or self._markers.setdefault(name, LoopMarker(name))
         marker.__enter__()
-        span = opened.get()
-        if span is None or span[2] is not marker:  # nothing is recorded
+        one = opened.get()
+        if one is None or one.marker is not marker:  # nothing is recorded
             return
-        line = span[0]
-        self._open = marker, line
-        line[4] = min(line[4], start or line[4])
-        if continued is not None and self._session.take_back(continued):
-            line[4], line[7], line[9] = continued[4], continued[7], continued[9]
+        span = one.span
+        self._open = marker, span
+        span.start_ns = min(span.start_ns, start or span.start_ns)
+        if continued is not None and self._session.buffer.take_back(continued):
+            span.start_ns, span.id = continued.start_ns, continued.id
+            span.counters = continued.counters
 
     def _end_update(self, optimizer: Any) -> None:
         if self._is_ours(optimizer):
@@ -222,14 +225,14 @@ class UpdateStages:
 
     def _leave(self) -> None:
         if self._open is not None:
-            (marker, line), self._open = self._open, None
+            (marker, span), self._open = self._open, None
             if not self._automatic:  # one capture for all of a training step
-                self._session.keeps_window = _always
+                self._session.keep_windows(_always)
             marker.__exit__(None, None, None)
-            self._session.join_late(line)
-            if not self._automatic and self._stepped < line[4]:  # no optimizer stepped in it
-                line[5] = max(line[4], self._backward_done)
-            self._session.keeps_window = self._continues
+            self._session.buffer.join_late(span)
+            if not self._automatic and self._stepped < span.start_ns:  # no optimizer stepped in it
+                span.end_ns = max(span.start_ns, self._backward_done)
+            self._session.keep_windows(self._continues)
 
     def _end(self) -> None:
         self._since = None
@@ -281,7 +284,7 @@ def check_optimizer_stages(given: Sequence[str], optimizers: Sequence[Any]) -> N
         )
 
 
-def _always(line: Line) -> bool:
+def _always(span: Span) -> bool:
     return True
 
 

@@ -19,6 +19,8 @@ from lightning_rlprof.recording.background.host import (
 )
 from lightning_rlprof.recording.background.nvidia import nvidia_part
 from lightning_rlprof.recording.background.readings import Part, Reading, rates
+from lightning_rlprof.records.notes import Code, Notes
+from lightning_rlprof.records.run_directory import MetricsLine
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class Background:
 
     Args:
         add: Takes a line of the rank's file.
-        note: Takes a level and a text for the run.
+        note: Keeps a note in the run.
         clock: Clock of the run, in nanoseconds.
         parts: What to read.
         device: Returns this process's accelerator once it is used; called on the training thread.
@@ -51,8 +53,8 @@ class Background:
 
     def __init__(
         self,
-        add: Callable[[tuple[Any, ...]], None],
-        note: Callable[[str, str], None],
+        add: Callable[[MetricsLine], None],
+        note: Notes,
         clock: Callable[[], int],
         parts: Sequence[Part],
         *,
@@ -83,7 +85,7 @@ class Background:
         try:
             thread.start()
         except RuntimeError as error:
-            self._note("warning", f"no background metrics: {described(error)}")
+            self._note(Code.METRICS_MISSING, f"no background metrics: {described(error)}")
         else:
             self._thread = thread
 
@@ -104,7 +106,8 @@ class Background:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_STOP_S)
             if thread.is_alive():
-                self._note("warning", "background metrics: a call into a driver does not return")
+                text = "background metrics: a call into a driver does not return"
+                self._note(Code.METRICS_MISSING, text)
                 return
         self._close()
 
@@ -125,7 +128,8 @@ class Background:
         try:
             self._loop()
         except Exception as error:
-            self._note("warning", f"background metrics ended early ({described(error)})")
+            text = f"background metrics ended early ({described(error)})"
+            self._note(Code.METRICS_MISSING, text)
 
     def _loop(self) -> None:
         self.sample()  # which opens files: its cost is not that of others
@@ -144,7 +148,7 @@ class Background:
         self._add_device()
         missing: dict[str, str] = {}
         sampled = self._clock()
-        lines: dict[tuple[int, int | None], tuple[dict[str, float], dict[str, float]]] = {}
+        lines: dict[tuple[int, int | None], tuple[dict[str, Any], dict[str, Any]]] = {}
         for part in tuple(self._parts.values()):
             now = self._clock()  # once more, as another thread may have run for long
             try:
@@ -156,7 +160,8 @@ class Background:
                     missing[part.name] = why
                 elif part.name not in self._failed:
                     self._failed.add(part.name)
-                    self._note("warning", f"background metrics: no {part.name} at times ({why})")
+                    text = f"background metrics: no {part.name} at times ({why})"
+                    self._note(Code.METRICS_MISSING, text, metrics=part.name)
                 continue
             since, read, last = self._before.get(part.name, (sampled, now, Reading()))
             self._before[part.name] = sampled, now, reading
@@ -167,10 +172,11 @@ class Background:
             }
         for (since, device), numbers in lines.items():
             if any(numbers):
-                self._add(("metrics", since, sampled, device, *numbers))
+                self._add(MetricsLine(since, sampled, device, *numbers))
         if missing:
             text = "; ".join(f"{name} ({why})" for name, why in missing.items())
-            self._note("info", f"background metrics lack: {text}")
+            names = ", ".join(missing)
+            self._note(Code.METRICS_UNSUPPORTED, f"background metrics lack: {text}", metrics=names)
 
     def _add_device(self) -> None:
         device, self._found = self._found, None
@@ -196,8 +202,8 @@ _CONSTANT = {
 
 
 def start(
-    add: Callable[[tuple[Any, ...]], None],
-    note: Callable[[str, str], None],
+    add: Callable[[MetricsLine], None],
+    note: Notes,
     clock: Callable[[], int],
     *,
     flush: Callable[[], object],
@@ -209,7 +215,7 @@ def start(
 
     Args:
         add: Takes a line of the rank's file.
-        note: Takes a level and a text for the run.
+        note: Keeps a note in the run.
         clock: Clock of the run.
         flush: Writes what the run has in memory, if no other thread does.
         run: Directory of the run.

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from lightning_rlprof.recording.open_spans import Line
+from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.records.records import VALIDATIONS
 
 _FEWEST, _WINDOW = 30, 200  # steps that the usual time is learned from
@@ -64,6 +64,7 @@ class Growth:
         steps: Over how many steps it was seen.
     """
 
+    kind: ClassVar[str] = "growth"
     step: int
     memory: str
     before: int
@@ -91,18 +92,18 @@ class StepFacts(NamedTuple):
     memory: dict[str, int]
 
 
-def facts_of(lines: Iterable[Line]) -> StepFacts:
+def facts_of(spans: Iterable[Span]) -> StepFacts:
     """Return what the spans of a step say: 0.1 µs each."""
     validated = False
     work: dict[str, float] = {}
     memory: dict[str, int] = {}
-    for line in lines:
-        if line[1] in VALIDATIONS:
+    for span in spans:
+        if span.name in VALIDATIONS:
             validated = True
-        counters = line[9]
+        counters = span.counters
         if not counters:
             continue
-        if line[2] == "stage":
+        if span.kind == "stage":
             for name in _WORK:
                 if name in counters:
                     work[name] = work.get(name, 0) + _plain(counters[name])

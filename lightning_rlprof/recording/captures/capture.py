@@ -25,6 +25,7 @@ from lightning_rlprof.recording.recorders.base import (
     is_for_the_process,
     numbers_of,
 )
+from lightning_rlprof.records.notes import Code, Fact, Notes
 from lightning_rlprof.records.records import Kind, Number
 
 Action = Literal["open", "close", "keep"]
@@ -91,8 +92,9 @@ class Run(Protocol):
     def clock(self) -> Callable[[], int]:
         """The clock of the run, in nanoseconds."""
 
-    def note(self, level: str, text: str) -> None:
-        """Log a remark and keep it in the run."""
+    @property
+    def note(self) -> Notes:
+        """What logs a remark and keeps it in the run."""
 
     def record(self, marker: Marker, start_ns: int, end_ns: int) -> None:
         """Add a span whose two ends are known."""
@@ -137,6 +139,7 @@ class Capture:
         self._tokens: list[_Token] = []
         self._opened: dict[tuple[int, str | None], int] = {}
         self._window = ""
+        self._facts: dict[str, Fact] = {}  # of the window, for notes
         self._works = self._kept = False
         self._steps: set[int] = set()
         self._captured: set[str] = set()
@@ -174,6 +177,9 @@ class Capture:
         start = self._run.clock()
         self._opened[step, stage] = self._opened.get((step, stage), 0) + 1
         self._window = window_name(step, stage, self._opened[step, stage])
+        self._facts = {"capture": self._window, "step": step}
+        if stage is not None:
+            self._facts["stage"] = stage
         self.is_open = True
         self._listening = opened = self._recorders
         for recorder in opened:
@@ -198,7 +204,8 @@ class Capture:
         names = _names(filter(_works, self._recorders))
         if names and happened:
             self._captured.add(self._window)
-            self._run.note("info", f"captured {self._window} with {names}")
+            text = f"captured {self._window} with {names}"
+            self._run.note(Code.CAPTURE_TAKEN, text, **self._facts)
         self._run.record(_CLOSE, start, self._run.clock())
 
     def enter(self, name: str, kind: Kind, *, closes: bool = False) -> object:
@@ -247,7 +254,7 @@ class Capture:
         opened = {key: number for key, number in self._opened.items() if key[0] != step}
         if len(opened) < len(self._opened) and self.is_open:
             text = f"nothing was captured in {self._window}: the training ended before that step"
-            self._run.note("info", text)
+            self._run.note(Code.CAPTURE_EMPTY, text, **self._facts)
             self.close(happened=False)
         self._opened = opened
 
@@ -327,7 +334,8 @@ class Capture:
         self._listening = self._now_listening()
         log.debug("a recorder failed", exc_info=error)
         name = type(recorder).__name__
-        self._run.note("error", f"{name} was disabled after an error ({described(error)})")
+        text = f"{name} was disabled after an error ({described(error)})"
+        self._run.note(Code.RECORDER_FAILED, text, recorder=name)
 
 
 def _captures(recorder: Recorder) -> bool:
@@ -383,10 +391,10 @@ class TokenWindow:
     @property
     def inside(self) -> bool:
         """Whether a generation with iterations is open around the caller."""
-        span = innermost() if self._armed else None
-        while span is not None and span[2].name != GENERATION:
-            span = span[1]
-        return span is not None
+        one = innermost() if self._armed else None
+        while one is not None and one.marker.name != GENERATION:
+            one = one.around
+        return one is not None
 
     def action(self, name: str, opens: bool) -> Literal["open", "close", "keep"]:
         """Return what the beginning of a span does to the capture.
@@ -400,7 +408,7 @@ class TokenWindow:
             self._name, self._number = "", 0
             return "keep" if self._armed else "open"
         above = innermost() if self._armed else None
-        if above is None or above[2].name != GENERATION or name != (self._name or name):
+        if above is None or above.marker.name != GENERATION or name != (self._name or name):
             return "keep"
         number, self._name, self._number = self._number, name, self._number + 1
         if number == self._start:

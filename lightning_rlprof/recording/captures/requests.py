@@ -15,7 +15,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.recording.captures.anomalies import Anomalies, Anomaly, Growth, facts_of
 from lightning_rlprof.recording.captures.rank_choice import MOST_FOR_ALL, choose
 from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
-from lightning_rlprof.recording.open_spans import Line
+from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_capturing, unmet
 from lightning_rlprof.records.capture_request import (
@@ -25,6 +25,7 @@ from lightning_rlprof.records.capture_request import (
     steps_ahead,
     write_request,
 )
+from lightning_rlprof.records.notes import Code, Fact, Notes, Remark
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import rank_file
 from lightning_rlprof.system.files import owners_of, stamp_of
@@ -45,8 +46,9 @@ class Run(Protocol):
     header: Header
     config: ProfilerConfig
 
-    def note(self, level: str, text: str) -> None:
-        """Log a remark and keep it in the run."""
+    @property
+    def note(self) -> Notes:
+        """What logs a remark and keeps it in the run."""
 
     def switch(self, config: ProfilerConfig, recorders: Sequence[Recorder] | None) -> bool:
         """Capture as another configuration says; return whether that is possible now."""
@@ -107,15 +109,17 @@ class CaptureRequests:
         """Whether this rank looks for unusual steps."""
         return self._learned is not None
 
-    def learn(self, step: int, ns: int, now_ns: int, lines: Iterable[Line]) -> None:
+    def learn(self, step: int, ns: int, now_ns: int, spans: Iterable[Span]) -> None:
         """Let a step that was not captured count, unless it had a validation; it may be unusual."""
-        if self._learned is None or ns <= 0 or (facts := facts_of(lines)).validated:
+        if self._learned is None or ns <= 0 or (facts := facts_of(spans)).validated:
             return
         if (found := self._learned.add(step, ns, facts)) is None:
             return
         lately = [time for time in self._anomalies if time > now_ns - _HOUR_NS]
         if len(self._anomalies) >= _ANOMALIES or len(lately) >= _PER_HOUR:
-            self._run.note("info", f"{found}; not captured, as {len(lately)} were in this hour")
+            text = f"{found}; not captured, as {len(lately)} were in this hour"
+            code = Code.ANOMALY_NOT_CAPTURED
+            self._run.note(code, text, found=found.kind, found_step=found.step)
             return
         self._anomalies.append(now_ns)
         self._found = found
@@ -134,32 +138,45 @@ class CaptureRequests:
         alone = isinstance(found, Anomaly) and found.kind == "spike"
         choice = choose(run.header, run.run, found.step, alone=alone, knows=is_growth)
         why = f"{found}; {choice.why}" if choice.why else str(found)
-        self.ask(step + steps_ahead(self._usual_ns), _STEPS, choice.ranks, (), why)
+        first = step + steps_ahead(self._usual_ns)
+        self.ask(first, _STEPS, choice.ranks, (), why, found=found.kind, found_step=found.step)
 
     def ask(
-        self, first: int, steps: int, ranks: list[int] | None, stages: Sequence[str], why: str
+        self,
+        first: int,
+        steps: int,
+        ranks: list[int] | None,
+        stages: Sequence[str],
+        why: str,
+        **facts: Fact,
     ) -> bool:
-        """Request a capture on all ranks of the run; return whether that was possible."""
+        """Request a capture on all ranks of the run; return whether that was possible.
+
+        ``facts`` are kept with the note of the request.
+        """
         name = secrets.token_hex(8)
         request = CaptureRequest(name, time.time_ns(), first, steps, ranks, list(stages), why)
         try:
             write_request(self._run.run, request)
         except (OSError, RlprofError) as error:
-            self._run.note("warning", f"{why}; the capture cannot be requested: {error}")
+            text = f"{why}; the capture cannot be requested: {error}"
+            self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
             return False
-        self._run.note("info", f"{why}; requested a capture of {_where(request)}{_on(ranks)}")
+        text = f"{why}; requested a capture of {_where(request)}{_on(ranks)}"
+        self._run.note(Code.CAPTURE_REQUESTED, text, **_facts(request), **facts)
         if self._relay is not None:
             self._relay.send(request)
         return True
 
-    def unmet(self, ended: int) -> list[str]:
+    def unmet(self, ended: int) -> list[Remark]:
         """Say at the end of training which request never came to its first step."""
         if self._waiting is None:
             self._look(ended)
         if (request := self._waiting) is None:
             return []
         text = f"nothing was captured of {_where(request)}: the training ended after step {ended}"
-        return [f"{text} ({request.why})"]
+        facts = {**_facts(request), "ended": ended}
+        return [Remark(Code.CAPTURE_NOT_REACHED, f"{text} ({request.why})", facts)]
 
     def close(self) -> None:
         """Stop listening to other hosts."""
@@ -207,7 +224,7 @@ class CaptureRequests:
         """Say once of each reason that a request does not count."""
         if why not in self._refused:
             self._refused.add(why)
-            self._run.note("warning", f"a request to capture was refused: {why}")
+            self._run.note(Code.CAPTURE_REFUSED, f"a request to capture was refused: {why}")
 
     def _consider(self, request: CaptureRequest, step: int) -> None:
         """Wait for the first step of a request that is new."""
@@ -218,38 +235,49 @@ class CaptureRequests:
             return
         if request.first_step <= step:
             text = f"capture of step {request.first_step} was requested too late, in step {step}"
-            self._run.note("warning", f"{text} ({request.why})")
+            self._run.note(Code.CAPTURE_REFUSED, f"{text} ({request.why})", **_facts(request))
         elif self._count >= _MOST:
-            self._run.note("warning", f"no capture: {_MOST} were requested in this run already")
+            text = f"no capture: {_MOST} were requested in this run already"
+            self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
         else:
             self._waiting = request
 
     def _begin(self, request: CaptureRequest) -> None:
         self._count += 1
-        where = _where(request)
         try:
             config = requested(self._own, request)
             recorders = build_capturing(config, self._run.header)
         except (RlprofError, ValidationError) as error:
             why = explain(error) if isinstance(error, ValidationError) else error
-            self._run.note("warning", f"{where} cannot be captured: {why}")
+            self._cannot(request, f"{why}")
             return
         if not recorders:
-            text = f"{where} cannot be captured: {unmet(config, self._run.header.device)}"
-            self._run.note("warning", f"{text} ({request.why})")
+            self._cannot(request, f"{unmet(config, self._run.header.device)} ({request.why})")
             return
         if self._run.switch(config, recorders):
             self._open = request
-            self._run.note("info", f"capturing {where} ({request.why})")
+            text = f"capturing {_where(request)} ({request.why})"
+            self._run.note(Code.CAPTURE_BEGINS, text, **_facts(request))
         else:
-            text = f"{where} cannot be captured: another capture is open ({request.why})"
-            self._run.note("warning", text)
+            self._cannot(request, f"another capture is open ({request.why})")
+
+    def _cannot(self, request: CaptureRequest, why: str) -> None:
+        text = f"{_where(request)} cannot be captured: {why}"
+        self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
 
 
 def may_span_hosts(ranks: int) -> bool:
     """Tell whether a job may have ranks on several hosts; torchrun says where it hasn't."""
     local, world = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     return ranks > 1 and (world is None or local != world)
+
+
+def _facts(request: CaptureRequest) -> dict[str, Fact]:
+    return {
+        "first_step": request.first_step,
+        "last_step": request.last_step,
+        "why": request.why,
+    }
 
 
 def _where(request: CaptureRequest) -> str:

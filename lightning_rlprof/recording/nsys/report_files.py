@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_rlprof.config.blocks import NsightConfig
+from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import Header, Note
 from lightning_rlprof.system.files import make_folder, new_folder
 
@@ -30,7 +31,6 @@ _LOOK_S = 1.0
 _GROWS = "is still being written"
 _EMPTY = "is empty: nsys is still writing it, or was killed"
 _AGAIN = "fetch it later with lightning_rlprof.integrations.ray.collect_reports(run)"
-_CAPTURED = re.compile(r"nsys range (\d+) is (\S+)")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Source:
     folder: Path
     captures: Mapping[int, str]
     why_missing: str
-    note: Callable[[str, str], None]
+    note: Notes
 
     def stem(self, number: int) -> str:
         """Return a report's name at home; one without a number, 0, is of the first range."""
@@ -81,27 +81,17 @@ class _Look(NamedTuple):
 _Looks = dict[int, _Look]
 
 
-def captured(number: int, window: str) -> str:
-    """Return the remark that keeps in the run which capture a range of nsys is.
-
-    Example::
-
-        >>> captured(2, "step-000003-actor_update")
-        'nsys range 2 is step-000003-actor_update'
-    """
-    return f"nsys range {number} is {window}"
-
-
 def captures_in(notes: Iterable[Note]) -> dict[int, str]:
-    """Read such remarks: names of captures by the number of their range.
+    """Return the names of captures by the number of their range, as a rank noted them.
 
     Example::
 
-        >>> captures_in([Note(0, "info", captured(1, "step-000003"))])
+        >>> facts = {"number": 1, "capture": "step-000003"}
+        >>> captures_in([Note(0, "info", "", Code.NSYS_RANGE, facts)])
         {1: 'step-000003'}
     """
-    matches = (_CAPTURED.fullmatch(note.text) for note in notes)
-    return {int(match[1]): match[2] for match in matches if match}
+    facts = (note.facts for note in notes if note.code == Code.NSYS_RANGE)
+    return {int(each["number"]): str(each["capture"]) for each in facts}
 
 
 def ranged(config: NsightConfig, role: str) -> bool:
@@ -161,13 +151,14 @@ def fetch(
     for source, earlier, later in zip(sources, before, now, strict=True):
         for number, look in sorted(later.items()):
             if not look.size or earlier.get(number) != look:
-                source.note("warning", f"{look.path} {_GROWS if look.size else _EMPTY}; {_AGAIN}")
+                text = f"{look.path} {_GROWS if look.size else _EMPTY}; {_AGAIN}"
+                source.note(Code.NSYS_REPORT_MISSING, text, report=str(look.path))
             elif path := _move(source, number, look.path):
                 fetched.append(path)
         for number in source.missing(later):
             which = source.captures.get(number, f"process {source.header.pid}")
             text = f"no nsys report for {which} in {source.folder}: {source.why_missing}"
-            source.note("warning", text)
+            source.note(Code.NSYS_REPORT_MISSING, text, capture=which)
     return fetched
 
 
@@ -214,7 +205,8 @@ def _move(source: Source, number: int, path: Path) -> Path | None:
                 _place(path, target)
                 return target
     except OSError as error:
-        source.note("warning", f"{path} could not be moved ({error.strerror})")
+        text = f"{path} could not be moved ({error.strerror})"
+        source.note(Code.NSYS_REPORT_MISSING, text, report=str(path))
     return None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_rlprof.records.notes import Code, Fact, Level, Notes, level_of
 from lightning_rlprof.records.records import Kind, Number, as_number
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ def _code_of(handler: Any) -> Any:
     return None
 
 
-def _log(level: str, text: str) -> None:
-    log.log(getattr(logging, level.upper(), logging.INFO), "%s", text)
+def _log(code: Code | Level, text: str, /, **facts: Fact) -> None:
+    log.log(getattr(logging, level_of(code).upper(), logging.INFO), "%s", text)
 
 
 class Recorder:
@@ -69,7 +70,7 @@ class Recorder:
     Attributes:
         always: Whether `enter`, `exit` and `mark` come outside captures, too.
         why_nothing: Why its tool records nothing in this process, if that is so.
-        note: Call ``note(level, text)``, from any thread, to log a remark and keep it in the run;
+        note: Call ``note(level, text)``, from any thread, to log a text and keep it in the run;
             ``level`` is ``info``, ``warning`` or ``error``. The session puts its own there.
 
     Example::
@@ -86,7 +87,7 @@ class Recorder:
 
     always: bool = False
     why_nothing: str = ""
-    note: Callable[[str, str], None] = staticmethod(_log)
+    note: Notes = staticmethod(_log)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the session's note behind in copies and other processes."""

@@ -25,6 +25,7 @@ from lightning_rlprof.errors import RecorderError, described
 from lightning_rlprof.recording import accelerator
 from lightning_rlprof.recording.background import host_usage
 from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.records.notes import Code, Fact, Level, Notes
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import make_capture_folder
 
@@ -76,7 +77,7 @@ class MemorySnapshotRecorder(Recorder):
         self._out = Path()
         self._step = 0
         self._recording = False
-        self._told: set[str] = set()
+        self._told: set[Code] = set()
         self._written: set[int] = set()
         self._unwatched = self._watch()
 
@@ -92,10 +93,11 @@ class MemorySnapshotRecorder(Recorder):
                 f"memory.level: no snapshots on {self._kind!r}: "
                 "torch does not record allocations there"
             )
-            self._say_once("info", f"{text}; the timeline is still recorded")
+            text = f"{text}; the timeline is still recorded"
+            self._say_once(Code.SNAPSHOTS_UNSUPPORTED, text, device=self._kind)
             return
         if self._unwatched:
-            self._say_once("warning", self._unwatched)
+            self._say_once(Code.SNAPSHOTS_UNWATCHED, self._unwatched)
         is_on = getattr(torch._C, f"_{self._kind}_isHistoryEnabled", None)
         if is_on is not None and is_on():
             raise RecorderError(
@@ -133,9 +135,14 @@ class MemorySnapshotRecorder(Recorder):
     def out_of_memory(self, index: int, size: int, free: int) -> None:
         """Write a snapshot of a failed allocation of ``size`` bytes; called on any thread."""
         what = f"{self._kind}:{index} is out of memory: {size:,} bytes wanted, {free:,} free"
+        facts: dict[str, Fact] = {
+            "device": f"{self._kind}:{index}",
+            "wanted_bytes": size,
+            "free_bytes": free,
+        }
         if not self._recording:
             advice = "no snapshot, because no capture was open: add this step to `steps`"
-            self._say_once("warning", f"{what}; {advice}", key="outside")
+            self._say_once(Code.OUT_OF_MEMORY, f"{what}; {advice}", **facts)
         elif self._step not in self._written:
             self._written.add(self._step)
             try:
@@ -143,7 +150,8 @@ class MemorySnapshotRecorder(Recorder):
                 text = f"see {path.parent.name}/{path.name} in {_VIEWER}"
             except Exception as error:
                 text = f"the snapshot could not be written ({described(error)})"
-            self.note("warning", f"{what}, in step {self._step}; {text}")
+            text = f"{what}, in step {self._step}; {text}"
+            self.note(Code.OUT_OF_MEMORY, text, step=self._step, **facts)
 
     def _watch(self) -> str:
         """Ask torch, once per process, to tell when memory runs out; return why it will not."""
@@ -182,10 +190,10 @@ class MemorySnapshotRecorder(Recorder):
             part.unlink(missing_ok=True)
         return path
 
-    def _say_once(self, level: str, text: str, key: str = "") -> None:
-        if (key or text) not in self._told:
-            self._told.add(key or text)
-            self.note(level, text)
+    def _say_once(self, code: Code, text: str, **facts: Fact) -> None:
+        if code not in self._told:
+            self._told.add(code)
+            self.note(code, text, **facts)
 
 
 def _with_frames(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -257,9 +265,7 @@ class MemoryTimelineRecorder(Recorder):
 class _Sampler:
     """One capture's thread and its samples, ``_WIDTH`` numbers each."""
 
-    def __init__(
-        self, kind: str, interval_s: float, most: int, note: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, kind: str, interval_s: float, most: int, note: Notes) -> None:
         self._kind, self._interval_s, self._most, self._note = kind, interval_s, most, note
         self._index = accelerator.device_index()
         self._numbers = array("q")
@@ -275,11 +281,9 @@ class _Sampler:
         self._thread.join(_STOP_S)
         if self._thread.is_alive():
             self._note(
-                "warning",
-                (
-                    f"the memory timeline stopped: a call into the driver of {self._kind} "
-                    f"does not return"
-                ),
+                Code.MEMORY_TIMELINE_CUT,
+                f"the memory timeline stopped: a call into the driver of {self._kind} "
+                "does not return",
             )
         elif not (self._failed or self._is_full()):
             self._sample()
@@ -303,13 +307,14 @@ class _Sampler:
             self._sample()
             while not self._end.wait(self._interval_s):
                 if self._is_full():
-                    most = f"{self._most:,} samples"
-                    self._note("warning", f"the memory timeline ended early, after {most}")
+                    text = f"the memory timeline ended early, after {self._most:,} samples"
+                    self._note(Code.MEMORY_TIMELINE_CUT, text)
                     return
                 self._sample()
         except Exception as error:
             self._failed = True
-            self._note("error", f"the memory timeline ended early ({described(error)})")
+            text = f"the memory timeline ended early ({described(error)})"
+            self._note(Code.MEMORY_TIMELINE_CUT, text)
 
     def _is_full(self) -> bool:
         return len(self._numbers) >= self._most * _WIDTH
@@ -408,9 +413,10 @@ class MemoryRecorder(Recorder):
                 for end in (part.close, part.finish):
                     with suppress(Exception):  # its tool may still be on, and must not stay so
                         end()
-                what = described(error)
-                self.note("error", f"{type(part).__name__} was disabled after an error ({what})")
+                name = type(part).__name__
+                text = f"{name} was disabled after an error ({described(error)})"
+                self.note(Code.RECORDER_FAILED, text, recorder=name)
 
-    def _say(self, level: str, text: str) -> None:
+    def _say(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
         """Note what a part says, wherever the session wants it by then."""
-        self.note(level, text)
+        self.note(code, text, **facts)

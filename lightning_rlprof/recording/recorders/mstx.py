@@ -9,6 +9,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.torch_npu import npu_module
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header, Kind
 
 _DOMAIN = "rlprof"
@@ -94,7 +95,7 @@ class MstxRecorder(Recorder):
         self._start(canary)
         if not canary.number and not self._told:
             self._told = True
-            self.note("warning", f"MSTX does not record the stages: {self._why_deaf}")
+            self.note(Code.MSTX_NOT_RECORDED, f"MSTX does not record the stages: {self._why_deaf}")
         self._end(canary)
         self._heard_before = [one for one in self._open if one.number]
         for one in self._open:
@@ -119,7 +120,7 @@ class MstxRecorder(Recorder):
         number = self._mstx.range_start(one.message, stream, **self._domain)
         if number is None:  # torch_npu has printed why, and would print it for every span
             self._broken = self._told = True
-            self.note("warning", _BROKEN)
+            self.note(Code.MSTX_NOT_RECORDED, _BROKEN)
         one.number = number or 0
 
     def _end(self, one: "_Range") -> None:

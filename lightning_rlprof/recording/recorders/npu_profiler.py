@@ -22,6 +22,7 @@ from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.npu_options import NpuOptions, npu_options
 from lightning_rlprof.recording.recorders.torch_npu import npu_module
+from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import Header, Kind
 from lightning_rlprof.records.run_directory import make_capture_folder
 
@@ -33,7 +34,7 @@ _COMMAND = (sys.executable, "-m", "lightning_rlprof", "ascend", "parse")
 def analyse_captures(
     captures: Sequence[Path],
     timeout_s: float,
-    note: Callable[[str, str], None],
+    note: Notes,
     command: Sequence[str] = _COMMAND,
 ) -> None:
     """Run ``rlprof ascend parse`` on capture directories and wait; what goes wrong becomes a note.
@@ -44,19 +45,20 @@ def analyse_captures(
     Args:
         captures: Directories ``…_ascend_pt``.
         timeout_s: After this it is stopped with all that it started.
-        note: Takes a level and a text.
+        note: Keeps a note in the run.
         command: The command line before the directories.
     """
-    note("info", f"parsing {len(captures)} captures, for at most {timeout_s:g} s")
+    text = f"parsing {len(captures)} captures, for at most {timeout_s:g} s"
+    note(Code.ASCEND_PARSING, text, captures=len(captures))
     try:
         status, last = _run([*command, *map(str, captures)], timeout_s)
     except OSError as error:
-        note("warning", f"parsing could not be started ({error}); {_LATER}")
+        note(Code.ASCEND_NOT_PARSED, f"parsing could not be started ({error}); {_LATER}")
         return
     if status == -signal.SIGKILL:
-        note("warning", f"parsing was stopped after {timeout_s:g} s; {_LATER}")
+        note(Code.ASCEND_NOT_PARSED, f"parsing was stopped after {timeout_s:g} s; {_LATER}")
     elif status:
-        note("warning", f"parsing failed with status {status} ({last}); {_LATER}")
+        note(Code.ASCEND_NOT_PARSED, f"parsing failed with status {status} ({last}); {_LATER}")
 
 
 _LATER = "run `rlprof ascend parse` later"
@@ -190,16 +192,17 @@ class NpuProfilerRecorder(Recorder):
             self._empty.append(folder)
             if len(self._empty) == 1:
                 self.note(
-                    "warning",
+                    Code.CAPTURE_WITHOUT_DEVICE,
                     f"{folder.name} has no device data (no PROF_ directory): CANN did not "
                     "profile; its messages are on the terminal and in ~/ascend/log",
+                    captures=1,
                 )
 
     def finish(self) -> None:
         """Say how many captures are empty; analyse them all, if that was asked for."""
         if len(self._empty) > 1:
             text = f"{len(self._empty)} of {len(self._made)} captures have no device data"
-            self.note("warning", text)
+            self.note(Code.CAPTURE_WITHOUT_DEVICE, text, captures=len(self._empty))
         if self._config.integrated.profile_analysis and self._made:
             analyse_captures(self._made, self._config.npu.analysis_timeout_s, self.note)
 

@@ -9,8 +9,9 @@ import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.nsys.command_line import capture_range_end
-from lightning_rlprof.recording.nsys.report_files import Source, captured, fetch, folder_of, ranged
+from lightning_rlprof.recording.nsys.report_files import Source, fetch, folder_of, ranged
 from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
 
 _DOMAIN, _RANGE = "rlprof", "rlprof.capture"
@@ -58,7 +59,7 @@ class NsightRecorder(Recorder):
     def open(self, out: Path) -> None:
         """Begin a range; the first one warns where no nsys is attached."""
         if not self._captures and not _attached():
-            self.note("warning", f"{_ALONE}, {_CURE}")
+            self.note(Code.NSYS_ABSENT, f"{_ALONE}, {_CURE}")
             self.why_nothing = _ALONE
         domain, event = _range()
         # Asked beforehand: without CUDA torch has five exceptions for the calls.
@@ -70,7 +71,8 @@ class NsightRecorder(Recorder):
         number = len(self._captures) + 1
         self._home, self._captures[number] = out.parent, out.name
         if _attached():
-            self.note("info", captured(number, out.name))
+            text = f"nsys range {number} is {out.name}"
+            self.note(Code.NSYS_RANGE, text, number=number, capture=out.name)
 
     def close(self) -> None:
         """End the range, after the work that the device still has to do."""
@@ -92,10 +94,8 @@ class NsightRecorder(Recorder):
         config = self._config.nsight
         folder = folder_of(config)
         if folder is None:
-            self.note(
-                "info",
-                ("nsys writes its reports to its own output directory after this process ends"),
-            )
+            text = "nsys writes its reports to its own output directory after this process ends"
+            self.note(Code.NSYS_REPORTS_ELSEWHERE, text)
         elif config.collect_reports:
             in_ranges = ranged(config, self._header.role)
             captures = self._captures if in_ranges else {}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header, Kind
 
 _DOMAIN = "rlprof"
@@ -138,7 +139,7 @@ class NvtxRecorder(Recorder):
         """Do nothing from now on, as the base class; say why where a tool should hear us."""
         self.why_nothing = "no profiler gets the NVTX ranges of this process"
         if remark := _why_unheard():
-            self.note("warning", remark)
+            self.note(Code.NVTX_NOT_RECORDED, remark)
         base = Recorder()
         self.open, self.enter, self.mark = base.open, base.enter, base.mark  # type: ignore[method-assign]
         self.exit = base.exit  # type: ignore[method-assign, assignment]

@@ -10,9 +10,12 @@ from statistics import median
 from types import FrameType
 from typing import Protocol
 
+import msgspec
+
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.recording.open_spans import Line, numbers
+from lightning_rlprof.recording.open_spans import Span, numbers
 from lightning_rlprof.recording.watchdog.open_now import open_now
+from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import rank_file
 from lightning_rlprof.records.stack_samples import (
@@ -41,7 +44,10 @@ class Sampled(Protocol):
 
     step: int
     waiting: bool
-    idles: bool
+
+    @property
+    def idles(self) -> bool:
+        """Whether the time between two steps is idle."""
 
     @property
     def run(self) -> Path:
@@ -63,12 +69,12 @@ class Sampled(Protocol):
     def training_thread(self) -> int:
         """Identity of the thread whose stages count."""
 
-    @property
-    def add(self) -> Callable[[tuple[object, ...]], None]:
-        """Add a line of another kind than a span of the training."""
+    def add(self, line: msgspec.Struct, /) -> None:
+        """Add a line that is not a span of the training."""
 
-    def note(self, level: str, text: str) -> None:
-        """Log a remark and keep it in the run."""
+    @property
+    def note(self) -> Notes:
+        """What logs a remark and keeps it in the run."""
 
     def step_times_ns(self) -> list[int]:
         """Return how long the last steps took."""
@@ -144,22 +150,21 @@ class StackSampler:
         session = self._session
         thread = session.training_thread
         for at, step, place in samples:
-            line = ("span", STACK + place, "mark", step, at, at, thread, next(numbers), None, None)
-            session.add(line)
+            session.add(Span(STACK + place, "mark", step, at, at, thread, next(numbers), None))
         self._taken += len(samples)
         if request is None:
             return
         session.flush_if_free()
-        spans = tuple((line[1], line[4]) for line in self._open(thread))
+        spans = tuple((span.name, span.start_ns) for span in self._open(thread))
         answer = StackAnswer(
             request.id, thread, tuple((at, place) for at, _, place in samples), spans
         )
         with suppress(OSError):  # who asked waits for it, and says so
             write_stack_answer(session.run, session.header.rank, answer)
 
-    def _open(self, thread: int) -> list[Line]:
+    def _open(self, thread: int) -> list[Span]:
         kinds = ("stage", "region")
-        return [each for each in open_now(self._since) if each[6] == thread and each[2] in kinds]
+        return [one for one in open_now(self._since) if one.thread == thread and one.kind in kinds]
 
     def _new_request(self) -> StackRequest | None:
         stamp = stamp_of(stack_request_file(self._session.run))
@@ -173,7 +178,7 @@ class StackSampler:
         except (OSError, RlprofError) as error:
             if (text := f"no stacks are sampled on request: {error}") not in self._refused:
                 self._refused.add(text)
-                self._session.note("warning", text)
+                self._session.note(Code.STACKS_NOT_SAMPLED, text)
             return None
         is_asked = request.ranks is None or self._session.header.rank in request.ranks
         return request if is_asked else None

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from lightning_rlprof.errors import described
-from lightning_rlprof.recording.open_spans import Line, numbers
+from lightning_rlprof.recording.open_spans import Span, numbers
 from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump, last_collectives
 from lightning_rlprof.recording.watchdog.open_now import open_in, open_now
 from lightning_rlprof.recording.watchdog.stack_sampler import Sampled, StackSampler
@@ -21,7 +21,6 @@ from lightning_rlprof.recording.watchdog.stacks import (
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
     MOST_REPORTS,
-    PROGRESS_AGAIN,
     Cause,
     HangReport,
     Heartbeat,
@@ -31,6 +30,7 @@ from lightning_rlprof.records.hang_reports import (
     write_beat,
     write_report,
 )
+from lightning_rlprof.records.notes import Code, Fact
 from lightning_rlprof.records.run_directory import file_mode, rank_file
 from lightning_rlprof.records.stage_aliases import is_evaluation
 from lightning_rlprof.system.files import (
@@ -63,7 +63,7 @@ class Watched(Sampled, Protocol):
     def silent_thread(self) -> int:
         """The thread whose spans are not recorded now; 0 if none."""
 
-    def recent(self) -> list[Line]:
+    def recent(self) -> list[Span]:
         """Return spans that ended lately."""
 
 
@@ -120,7 +120,8 @@ class Watchdog:
         try:
             self._thread.start()
         except RuntimeError as error:
-            self._session.note("warning", f"hangs are not watched for: {described(error)}")
+            text = f"hangs are not watched for: {described(error)}"
+            self._session.note(Code.HANGS_NOT_WATCHED, text)
         return self
 
     def stop(self) -> None:
@@ -155,7 +156,8 @@ class Watchdog:
             sampler.look()
         except Exception as error:  # of any kind: the training continues
             self._sampler = None
-            self._session.note("warning", f"stacks are no longer sampled: {described(error)}")
+            text = f"stacks are no longer sampled: {described(error)}"
+            self._session.note(Code.STACKS_NOT_SAMPLED, text)
 
     # ---- once a second
 
@@ -192,7 +194,7 @@ class Watchdog:
         """Return whether a span or a step has begun or ended since the last look."""
         session, before = self._session, self._number
         recent = session.recent()
-        last, self._last = (recent[-1][7], recent[-1][1]) if recent else (None, "")
+        last, self._last = (recent[-1].id, recent[-1].name) if recent else (None, "")
         # Spans take their numbers from there: a gap tells of others, and costs them nothing.
         self._number = next(numbers)
         seen = (last, session.step, session.waiting)
@@ -200,7 +202,7 @@ class Watchdog:
         changed = self._number != before + own or seen != self._seen
         self._seen = seen
         if changed and len(self._known) < _MOST_NAMES:
-            self._known.update(line[1] for line in recent)
+            self._known.update(span.name for span in recent)
         return changed
 
     def _end_quiet(self) -> None:
@@ -211,7 +213,8 @@ class Watchdog:
         if self._alarms:
             self._alarms = 0
             self._report("recovered", quiet_s)
-            self._session.note("info", f"{PROGRESS_AGAIN}{quiet_s:.0f} s without any")
+            text = f"progress again after {quiet_s:.0f} s without any"
+            self._session.note(Code.PROGRESS_AGAIN, text, quiet_s=round(quiet_s, 3))
 
     def _limit_s(self) -> float:
         """Return how long the rank may be quiet where it is."""
@@ -250,10 +253,13 @@ class Watchdog:
         session, is_first = self._session, self._alarms == 1
         where = f" in {self._open[-1][0]}" if self._open else ""
         if is_first:
+            facts: dict[str, Fact] = {"quiet_s": round(quiet_s, 3), "step": session.step}
             session.note(
-                "warning",
+                Code.NO_PROGRESS,
                 f"no progress for {quiet_s:.0f} s{where}, step {session.step}. "
                 f"See where: rlprof hang {self._run}",
+                **facts,
+                **({"span": self._open[-1][0]} if self._open else {}),
             )
         self._report("hang" if is_first else "still", quiet_s)
         with suppress(OSError):
@@ -268,8 +274,8 @@ class Watchdog:
         session, thread = self._session, self._session.training_thread
         self._reported_ns = now = self._clock()
         spans = [
-            OpenSpan(line[1], line[2], line[3], now - line[4], line[6] == thread)
-            for line in open_now(self._first)
+            OpenSpan(each.name, each.kind, each.step, now - each.start_ns, each.thread == thread)
+            for each in open_now(self._first)
         ]
         collectives, groups, remarks = last_collectives()
         report = HangReport(

@@ -103,7 +103,7 @@ def test_a_rule_fires_above_its_threshold_with_price_and_evidence(category: Cate
     assert row["cost"] == pytest.approx(share * STEPS * LENGTH, rel=1e-5)
     assert row["share"] == pytest.approx(share, rel=1e-5)
     assert row["CI low"] <= row["cost"] <= row["CI high"] + 1
-    assert str(row["reproduce"]).startswith("rlprof ledger job ")
+    assert str(row["reproduce"]).startswith("rlprof show job ledger ")
     if NAMES[category]:
         assert str(row["evidence"]).startswith("longest spans (rank/id): 0/")
     else:

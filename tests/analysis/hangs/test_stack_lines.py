@@ -46,12 +46,12 @@ def run_with_samples(folder: Path, samples: int) -> Spans:
 
 
 def test_the_most_frequent_line_is_first() -> None:
-    first, second = ("a", "f train.py:1"), ("b", "g train.py:2")
-    assert stack_lines([first, second, second]) == [
+    samples = [(1, "f train.py:1"), (12, "g train.py:2"), (13, "g train.py:2")]
+    assert stack_lines(samples, [("a", 0, 5), ("b", 10, 20)]) == [
         StackLine("b", "g train.py:2", 2, 3),
         StackLine("a", "f train.py:1", 1, 3),
     ]
-    assert stack_lines([]) == []
+    assert stack_lines([], [("a", 0, 5)]) == []
 
 
 def test_a_sample_belongs_to_the_innermost_span_around_it(tmp_path: Path) -> None:

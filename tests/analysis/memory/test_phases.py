@@ -15,7 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.memory.phases import FEWEST_STEPS, leaking_phases, memory_phases
+from lightning_rlprof.analysis.findings.finding import Finding, RunData
+from lightning_rlprof.analysis.findings.run_evidence import memory_growth
+from lightning_rlprof.analysis.memory.phases import leaking_phases, memory_phases
+from lightning_rlprof.analysis.memory.usage import memory_timeline
+from lightning_rlprof.analysis.statistics.growth import FEWEST_TO_GROW
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Counter, Spans
 from tests.builders.leaking import LEAKS as LEAKING
@@ -129,9 +133,9 @@ def test_if_one_phase_frees_less_than_another_adds_either_may_leak() -> None:
 
 
 def test_few_steps_are_not_judged() -> None:
-    found = verdicts(run_of(4 * GIB + leaking(FEWEST_STEPS - 1, LEAKS, MIB)))
+    found = verdicts(run_of(4 * GIB + leaking(FEWEST_TO_GROW - 1, LEAKS, MIB)))
     assert set(found.values()) == {"too few steps"}
-    assert verdicts(run_of(4 * GIB + leaking(FEWEST_STEPS, LEAKS, MIB)))["all"] == "leak"
+    assert verdicts(run_of(4 * GIB + leaking(FEWEST_TO_GROW, LEAKS, MIB)))["all"] == "leak"
 
 
 def test_steps_are_left_until_the_limit_of_the_host_which_its_ranks_share() -> None:
@@ -148,6 +152,22 @@ def test_steps_are_left_until_the_limit_of_the_host_which_its_ranks_share() -> N
     assert table(run_of(held))["all"]["steps left"] is None
     full = table(run_of(held, host_limit_bytes=GIB))
     assert full["all"]["steps left"] == 0
+
+
+@pytest.mark.parametrize("shape", ["none", "noise", "released", "filled", "wandering"])
+def test_findings_and_both_tables_give_one_verdict_on_growth(shape: str) -> None:
+    for seed in range(SEEDS):
+        random = np.random.default_rng(seed)
+        steps = int(random.integers(12, 60))
+        base = np.zeros(steps) if shape == "none" else HEALTHY[shape](random, steps)
+        leak = random.choice([0, 8 * MIB]) * np.arange(steps)
+        spans = noisy(random, base + leak)
+        verdict = verdicts(spans)["all"]
+        timeline = memory_timeline(spans)
+        place = [column.name for column in timeline.columns].index("verdict")
+        assert timeline.rows[0][place] == verdict
+        found = [each for each in memory_growth(RunData(spans)) if isinstance(each, Finding)]
+        assert verdict == "leak" or not found
 
 
 def test_memory_of_devices_has_rows_of_its_own_and_its_limit() -> None:

@@ -64,7 +64,7 @@ def test_the_planted_problem_is_named_first_with_its_price(problem: str, tmp_pat
     text = run("lightning_rlprof", "findings", str(tmp_path))
     assert first["finding"] in text
     summary = run("lightning_rlprof", "summary", str(tmp_path))
-    ledger = run("lightning_rlprof", "ledger", str(tmp_path))
+    ledger = run("lightning_rlprof", "show", str(tmp_path), "ledger")
     line = next(line for line in summary.splitlines() if line.startswith(("Fix", "Improve")))
     label = {"idea": "Improve", "problem": "Fix"}[found[0]["kind"]]
     assert line.startswith(f"{label} first: {found[0]['finding']}")

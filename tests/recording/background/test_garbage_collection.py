@@ -20,7 +20,7 @@ from lightning_rlprof.recording.annotations import annotate, stage
 from lightning_rlprof.recording.background import garbage_collection
 from lightning_rlprof.recording.background.garbage_collection import GcPauses, Pause, clock_in_c
 from lightning_rlprof.recording.background.sampler import Background
-from lightning_rlprof.recording.session import Session
+from lightning_rlprof.recording.session import Helpers, Session
 from lightning_rlprof.testing import FakeClock, make_header
 
 MS = 1_000_000
@@ -163,9 +163,15 @@ def test_a_real_ctrl_c_ends_a_training_that_collects(tmp_path: Path) -> None:
 
 def recorded(tmp_path: Path) -> tuple[Session, FakeClock, Background]:
     clock = FakeClock(10 * MS)
-    session = Session(ProfilerConfig(), tmp_path, make_header(), clock=clock)
-    session.background = Background(session.add, session.note, clock, [])
-    return session, clock, session.background
+    session = Session(
+        ProfilerConfig(),
+        tmp_path,
+        make_header(),
+        clock=clock,
+        helpers=lambda session: Helpers(Background(session.add, session.note, clock, [])),
+    )
+    assert session.helpers.background is not None
+    return session, clock, session.helpers.background
 
 
 def test_steps_have_the_counters_and_long_pauses_lie_in_their_stage(

@@ -20,6 +20,8 @@ from lightning_rlprof.recording.background.readings import Part, Reading, Total
 from lightning_rlprof.recording.background.sampler import Background
 from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.records.background_metrics import METRICS
+from lightning_rlprof.records.notes import level_of
+from lightning_rlprof.records.run_directory import MetricsLine
 from lightning_rlprof.testing import FakeClock
 
 S = 1_000_000_000
@@ -50,7 +52,7 @@ def make(lines: Lines, clock: FakeClock) -> Any:
     made: list[Background] = []
 
     def background(*parts: Part, **options: Any) -> Background:
-        note = lambda level, text: lines.append(("note", level, text))  # noqa: E731
+        note = lambda code, text, **facts: lines.append(("note", level_of(code), text))  # noqa: E731
         made.append(Background(lines.append, note, clock, parts, **options))
         return made[-1]
 
@@ -76,8 +78,8 @@ def test_a_counter_that_grows_becomes_a_rate_of_the_time_that_passed(
     source.totals = {"disk_read_bytes_per_s": Total(5)}  # it began anew
     background.sample()
     assert lines == [
-        ("metrics", 0, 2 * S, None, {"disk_read_bytes_per_s": 300.0}, {}),
-        ("metrics", 2 * S, 3 * S, None, {"disk_read_bytes_per_s": 0.0}, {}),
+        MetricsLine(0, 2 * S, None, {"disk_read_bytes_per_s": 300.0}, {}),
+        MetricsLine(2 * S, 3 * S, None, {"disk_read_bytes_per_s": 0.0}, {}),
     ]
 
 
@@ -90,7 +92,7 @@ def test_a_share_of_another_counter_is_unknown_while_that_one_stands(
         source.totals = {"cpu_throttled_percent": Total(throttled, per=periods)}
         background.sample()
         clock.advance(S)
-    assert lines == [("metrics", S, 2 * S, None, {"cpu_throttled_percent": 50.0}, {})]
+    assert lines == [MetricsLine(S, 2 * S, None, {"cpu_throttled_percent": 50.0}, {})]
 
 
 def test_values_are_of_their_time_and_limits_are_written_when_they_change(
@@ -103,10 +105,10 @@ def test_values_are_of_their_time_and_limits_are_written_when_they_change(
         background.sample()
         clock.advance(S)
     both = {"container_memory_bytes", "container_memory_limit_bytes"}
-    assert [(line[:4], {*line[5]}) for line in lines] == [
-        (("metrics", 0, 0, 3), both),
-        (("metrics", 0, S, 3), {"container_memory_bytes"}),
-        (("metrics", S, 2 * S, 3), both),
+    assert [(line.since_ns, line.clock_ns, line.device, {*line.values}) for line in lines] == [
+        (0, 0, 3, both),
+        (0, S, 3, {"container_memory_bytes"}),
+        (S, 2 * S, 3, both),
     ]
 
 
@@ -120,7 +122,7 @@ def test_what_is_missing_is_said_once_with_the_reason(
     background = make(*(Part(name, source.read) for name, source in parts.items()))
     for _ in range(3):
         background.sample()
-    notes = [line for line in lines if line[0] == "note"]
+    notes = [line for line in lines if isinstance(line, tuple)]
     text = "background metrics lack: disk (there is no disk); swap (ValueError: half a line)"
     assert notes == [("note", "info", text)]
     assert len(lines) == 1 + 3
@@ -143,7 +145,7 @@ def test_a_part_that_fails_at_times_is_said_once_and_asked_again(
     background.sample()
     assert lines == [
         ("note", "warning", "background metrics: no network at times (busy)"),
-        ("metrics", 0, 4 * S, None, {"network_sent_bytes_per_s": 10.0}, {}),
+        MetricsLine(0, 4 * S, None, {"network_sent_bytes_per_s": 10.0}, {}),
     ]
 
 
@@ -168,7 +170,9 @@ def test_a_device_is_sampled_from_when_it_is_used(
         background.end_step()
         background.sample()
     assert asked == [(2, "8f")]
-    assert [line[3:] for line in lines] == [(2, {}, {"device_busy_percent": 50})] * 2
+    assert [(line.device, line.rates, line.values) for line in lines] == [
+        (2, {}, {"device_busy_percent": 50})
+    ] * 2
 
 
 def test_a_device_that_cannot_be_asked_has_no_metrics(make: Callable[..., Background]) -> None:
@@ -248,8 +252,8 @@ def test_a_session_samples_this_machine(
 ) -> None:
     with session(tmp_path) as running:
         running.begin_step(1)
-        running.background.sample()
-        running.background.sample()
+        running.helpers.background.sample()
+        running.helpers.background.sample()
         running.end_step()
     run = load(tmp_path / "run")
     assert "gc_pause_ns" in run.counters
@@ -303,7 +307,7 @@ def test_a_process_without_proc_trains_on_and_says_what_is_missing_once(
     with session(tmp_path) as running:
         running.begin_step(1)
         for _ in range(2):
-            running.background.sample()
+            running.helpers.background.sample()
         running.end_step()
     run = load(tmp_path / "run")
     assert run.statuses == {0: "finished"}

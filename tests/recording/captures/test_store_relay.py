@@ -137,13 +137,13 @@ def test_a_rank_captures_what_another_host_asks_for_once(start, clock, monkeypat
     store = HashStore()
     monkeypatch.setattr(capture_requests, "store_of_the_job", lambda: store)
     session = start()
-    session._requests._relays = True
+    session._windows.requests._relays = True
     clock.advance(capture_requests.LOOK_NS)
     run_steps(session, clock, [1])
     sender = relay(store, session.run.name)
     sender.send(CaptureRequest("a", session.header.unix_ns + 1, 4, 1, why="a test"))
     sender.exchange()
-    session._requests._relay.exchange()
+    session._windows.requests._relay.exchange()
     run_steps(session, clock, range(2, 8))
     session.close()
     assert [s.step for s in spans(session, "step") if (s.counters or {}).get("capture")] == [4]

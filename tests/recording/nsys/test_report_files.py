@@ -11,6 +11,7 @@ import pytest
 
 from lightning_rlprof.recording.nsys import report_files
 from lightning_rlprof.recording.nsys.report_files import Source, fetch
+from lightning_rlprof.records.notes import Code, Fact, Level, level_of
 from lightning_rlprof.testing import make_header
 
 TWO = {1: "step-000002", 2: "step-000005-actor_update"}
@@ -34,8 +35,8 @@ class Worker:
         return path
 
     def source(self, captures: dict[int, str]) -> Source:
-        def note(level: str, text: str) -> None:
-            self.notes.append((level, text))
+        def note(code: Code | Level, text: str, /, **facts: Fact) -> None:
+            self.notes.append((level_of(code), text))
 
         return Source(self.header, self.home, self.folder, captures, WHY, note)
 

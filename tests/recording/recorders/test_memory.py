@@ -36,6 +36,7 @@ from lightning_rlprof.recording.recorders.memory import (
     build,
 )
 from lightning_rlprof.recording.session import Session
+from lightning_rlprof.records.notes import Code, Fact, Level, level_of
 from lightning_rlprof.records.run_directory import Note, SpanLine, read_trace
 from lightning_rlprof.testing import FakeClock, FakeRecorder, check_recorder, make_header
 from tests.builders.fake_memory import DEEP, FakeAllocator, FakeHistory
@@ -165,7 +166,7 @@ def test_a_part_that_fails_is_dropped_and_the_counters_go_on(method: str, tmp_pa
     failing, other = FakeRecorder(fail_at=method), FakeRecorder()
     recorder = MemoryRecorder("cpu", [failing, other])
     notes: list[tuple[str, str]] = []
-    recorder.note = lambda level, text: notes.append((level, text))
+    recorder.note = lambda code, text, **facts: notes.append((level_of(code), text))
     check_recorder(recorder, tmp_path)
     what = f"FakeRecorder was disabled after an error (RuntimeError: asked to fail at {method})"
     assert notes == [("error", what)]
@@ -262,7 +263,7 @@ def make(**changes: Any) -> MemorySnapshotRecorder:
 
 def noting(recorder: MemorySnapshotRecorder) -> list[str]:
     notes: list[str] = []
-    recorder.note = lambda level, text: notes.append(f"{level}: {text}")
+    recorder.note = lambda code, text, **facts: notes.append(f"{level_of(code)}: {text}")
     return notes
 
 
@@ -534,8 +535,8 @@ def memory_timeline_noting(recorder: MemoryTimelineRecorder) -> tuple[list[str],
     notes: list[str] = []
     noted = threading.Event()
 
-    def note(level: str, text: str) -> None:
-        notes.append(f"{level}: {text}")
+    def note(code: Code | Level, text: str, /, **facts: Fact) -> None:
+        notes.append(f"{level_of(code)}: {text}")
         noted.set()
 
     recorder.note = note
@@ -647,7 +648,7 @@ def test_a_question_that_fails_ends_the_timeline_with_a_note(
     recorder.open(tmp_path)
     assert noted.wait(30)
     recorder.close()
-    assert notes == ["error: the memory timeline ended early (RuntimeError: device is lost)"]
+    assert notes == ["warning: the memory timeline ended early (RuntimeError: device is lost)"]
     assert memory_timeline_read(tmp_path) == (
         {"columns": ["clock_ns"], "units": ["ns"], "interval_ms": 0.01},
         [],

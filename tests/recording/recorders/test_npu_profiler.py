@@ -18,6 +18,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.recorders import npu_profiler
 from lightning_rlprof.recording.recorders.npu_profiler import analyse_captures, build
+from lightning_rlprof.records.notes import level_of
 from lightning_rlprof.testing import check_recorder, make_header
 from tests.builders.npu_run import notes, record, session_of, windows
 from tests.doubles.torch_npu.fake import VERSIONS, Device, install
@@ -31,7 +32,12 @@ FORKS = "import os, time; os.fork(); print('forked', flush=True); time.sleep(600
 def said(script: str, captures: list[Path], timeout_s: float = 60.0) -> list[tuple[str, str]]:
     notes: list[tuple[str, str]] = []
     command = (sys.executable, "-c", script)
-    analyse_captures(captures, timeout_s, lambda *note: notes.append(note), command)
+    analyse_captures(
+        captures,
+        timeout_s,
+        lambda code, text, **facts: notes.append((level_of(code), text)),
+        command,
+    )
     return notes
 
 
@@ -66,7 +72,9 @@ def test_after_its_limit_it_is_stopped_with_what_it_forked() -> None:
 def test_what_cannot_be_started_is_noted() -> None:
     notes: list[tuple[str, str]] = []
     command = (os.devnull,)
-    analyse_captures([Path("x")], 1.0, lambda *note: notes.append(note), command)
+    analyse_captures(
+        [Path("x")], 1.0, lambda code, text, **facts: notes.append((level_of(code), text)), command
+    )
     assert notes[1][0] == "warning"
     assert notes[1][1].startswith("parsing could not be started ([Errno 13]")
 

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.session import Session
+from lightning_rlprof.recording.session import Helpers, Loop, Session
 from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.recording.watchdog import stack_sampler
 from lightning_rlprof.recording.watchdog.stack_sampler import StackSampler
@@ -141,8 +141,8 @@ def test_12_steps_an_hour_are_sampled(sampling, monkeypatch):
     assert len({step for step, _ in sampling.marks()}) == 13
 
 
-def test_an_actor_that_waits_for_its_next_call_is_not_slow(sampling):
-    sampling.session.idles = True
+def test_an_actor_that_waits_for_its_next_call_is_not_slow(start, clock):
+    sampling = Sampling(start(loop=Loop(idles=True)), clock)
     sampling.steps(20)
     sampling.wait(60_000_000_000)
     assert sampling.asked == 0
@@ -244,11 +244,11 @@ def test_a_sampler_that_fails_leaves_the_watch_for_hangs_alone(start, clock):
 
 
 def test_what_was_sampled_when_the_training_ends_is_kept(start, clock):
-    session = start()
-    session.watchdog = Watchdog(session, 300, samples=True)
+    session = start(helpers=lambda session: Helpers(watchdog=Watchdog(session, 300, samples=True)))
+    watchdog = session.helpers.watchdog
     session.begin_step(1)
     ask(session.run, StackRequest("a", 60.0))
-    session.watchdog._sample(session.watchdog._sampler)
+    watchdog._sample(watchdog._sampler)
     session.end_step()
     session.close()
     assert len(_marks(session)) == 1
@@ -259,4 +259,4 @@ def test_what_was_sampled_when_the_training_ends_is_kept(start, clock):
 def test_one_key_turns_samples_off(wanted, tmp_path):
     config = ProfilerConfig.build(profile_save_path=str(tmp_path), stack_samples=wanted)
     with start_session(config) as session:
-        assert (session.watchdog._sampler is not None) == wanted
+        assert (session.helpers.watchdog._sampler is not None) == wanted

@@ -13,18 +13,17 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording.annotations import Marker, annotate, stage
-from lightning_rlprof.recording.session import Session
+from lightning_rlprof.recording.session import Loop, Session
 from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.recording.watchdog import stacks
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.hang_reports import (
-    NO_PROGRESS,
-    PROGRESS_AGAIN,
     alarm_file,
     alive_file,
     read_beat,
     read_reports,
 )
+from lightning_rlprof.records.notes import Code
 from tests.builders.recording import read, run_steps
 
 TIMEOUT_S = 300
@@ -81,7 +80,8 @@ def test_a_stage_that_hangs_is_reported_with_line_and_open_spans(watched, caplog
     assert "no progress for 300 s in all-reduce, step 3" in caplog.text
     (note,) = read(watched.session).notes
     assert note.text.startswith("no progress"), "on the disk although the step has not ended"
-    assert NO_PROGRESS.match(note.text).groups() == ("300", "all-reduce", "3")
+    assert (note.code, note.facts["quiet_s"]) == (Code.NO_PROGRESS, 300)
+    assert (note.facts["step"], note.facts["span"]) == (3, "all-reduce")
 
 
 def test_the_text_of_the_line_is_in_the_report(watched):
@@ -149,7 +149,8 @@ def test_progress_after_a_hang_is_recorded(watched):
     assert watched.causes == ["hang", "recovered"]
     assert watched.reports[-1].quiet_s == 310
     watched.session.end_step()
-    assert read(watched.session).notes[-1].text.startswith(f"{PROGRESS_AGAIN}310 s")
+    last = read(watched.session).notes[-1]
+    assert (last.code, last.facts) == (Code.PROGRESS_AGAIN, {"quiet_s": 310})
 
 
 def test_what_took_long_before_may_take_five_times_as_long(watched):
@@ -293,8 +294,8 @@ def test_time_in_which_the_process_was_stopped_does_not_count(watched):
     assert watched.causes == ["hang"]
 
 
-def test_an_actor_that_waits_for_its_next_call_may_do_so_for_ever(watched):
-    watched.session.idles = True
+def test_an_actor_that_waits_for_its_next_call_may_do_so_for_ever(start, clock):
+    watched = Watched(start(loop=Loop(idles=True)), clock)
     watched.steps(1, 2)
     watched.wait(50 * TIMEOUT_S, every=2)
     assert watched.causes == []
@@ -394,10 +395,10 @@ def test_looking_costs_a_span_nothing_and_leaves_the_garbage_collector_alone(wat
 
 def test_the_configuration_turns_it_off_and_refuses_what_is_no_time(tmp_path):
     with start_session(ProfilerConfig.build(profile_save_path=str(tmp_path))) as session:
-        assert session.watchdog is not None
+        assert session.helpers.watchdog is not None
     off = ProfilerConfig.build(profile_save_path=str(tmp_path), hang_timeout=None)
     with start_session(off) as session:
-        assert session.watchdog is None
+        assert session.helpers.watchdog is None
     with pytest.raises(ConfigError, match="hang_timeout"):
         ProfilerConfig.build(hang_timeout=0)
 

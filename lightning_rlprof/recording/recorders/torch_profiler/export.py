@@ -17,6 +17,7 @@ import torch.distributed
 from isal import isal_zlib
 
 from lightning_rlprof.errors import described
+from lightning_rlprof.records.notes import Code, Notes
 
 # Underscores part the fields of a name; the folder's and the role's own must not look like them.
 _FOREIGN = re.compile(r"[^0-9A-Za-z.=+-]+")
@@ -159,9 +160,7 @@ class TraceExporter:
         release: Frees what a list holds.
     """
 
-    def __init__(
-        self, note: Callable[[str, str], None], release: Callable[[list[Any]], None]
-    ) -> None:
+    def __init__(self, note: Notes, release: Callable[[list[Any]], None]) -> None:
         self._note, self._release = note, release
         self._last: threading.Thread | None = None
         self._told = False
@@ -214,16 +213,19 @@ class TraceExporter:
                     leftover.unlink()
 
     def _lost(self, path: Path, error: Exception) -> None:
-        self._note("error", f"{path.name} was not written ({described(error)})")
+        text = f"{path.name} was not written ({described(error)})"
+        self._note(Code.TRACE_LOST, text, trace=path.name)
 
     def _tell_no_kernel(self, path: Path) -> None:
-        """Warn once: a run whose first trace has no kernel seldom has one in the others."""
+        """Note it once: a run whose first trace has no kernel seldom has one in the others."""
+        if self._told:
+            return
+        self._told = True
         text = (
             f"{path.name} has no kernels: the device was idle, or another profiler in "
             "this process uses CUPTI (an nsys, an NVTX_INJECTION64_PATH, a monitor like DCGM)"
         )
-        self._note("info" if self._told else "warning", text)
-        self._told = True
+        self._note(Code.CAPTURE_WITHOUT_KERNELS, text, trace=path.name)
 
 
 def compress(plain: Path, part: Path, needle: bytes = b"") -> bool:

@@ -32,6 +32,7 @@ from lightning_rlprof.recording.recorders.torch_profiler.window import (
     Tools,
     TorchWindow,
 )
+from lightning_rlprof.records.notes import Code, Fact, Level
 from lightning_rlprof.records.records import Header, Kind
 from lightning_rlprof.records.run_directory import make_capture_folder
 
@@ -219,7 +220,7 @@ class TorchProfilerRecorder(Recorder):
     def open(self, out: Path) -> None:
         """Start the profiler, unless another one is active in this process."""
         if self._remark is not None:
-            self.note("info", self._remark)
+            self.note(Code.INJECTION_REPLACED, self._remark)
             self._remark = None
         self._out = out
         make_capture_folder(out)
@@ -251,18 +252,20 @@ class TorchProfilerRecorder(Recorder):
         if window.scheduled and not window.reached:
             plan = self._options.tool.schedule
             self.note(
-                "warning",
+                Code.CAPTURE_WITHOUT_TRACE,
                 f"{self._out.name} has no trace: torch_profiler.schedule starts after "
                 f"{plan.skip_first + plan.wait + plan.warmup} mini-batches (skip_first, wait, "
                 f"warmup), and there were {window.mini_batches} (optimizer steps)",
+                capture=self._out.name,
             )
 
     def finish(self) -> None:
         """Wait for the files."""
         self._exporter.finish()
 
-    def _tell(self, level: str, text: str) -> None:
-        self.note(level, text)  # the session puts its own there later
+    def _tell(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
+        """Keep a note where the session wants it by then: it puts its own function here later."""
+        self.note(code, text, **facts)
 
     def _profiler(self) -> Any:
         options = self._options
@@ -284,18 +287,19 @@ class TorchProfilerRecorder(Recorder):
         options, window = self._options, self._out.name
         name = trace_name(window, options.role, options.rank, options.world_size, cycle.batches)
         if cycle.over:
-            self.note("warning", f"{window} ended early, {_CURE.format(cycle.over)}")
+            text = f"{window} ended early, {_CURE.format(cycle.over)}"
+            self.note(Code.CAPTURE_CUT_SHORT, text, capture=window)
         if cycle.device_full and options.on_device:
             self.note(
-                "warning",
+                Code.CAPTURE_WITHOUT_KERNELS,
                 f"{name}: kernels are missing from its end, since torch's buffer for them was "
                 "full; take fewer steps, one stage or torch_profiler.schedule",
+                trace=name,
             )
         held, cycle.profiler = [cycle.profiler], None
         if cycle.taken:
-            self.note(
-                "error", f"{name} was not written: another torch profiler ran during the capture"
-            )
+            text = f"{name} was not written: another torch profiler ran during the capture"
+            self.note(Code.TRACE_LOST, text, trace=name)
             self._memory.release(held)
             return
         self._exporter.write(held, self._out / name, kernels=options.on_device)

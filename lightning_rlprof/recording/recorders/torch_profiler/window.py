@@ -14,6 +14,7 @@ from torch.profiler import ProfilerAction, record_function
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.open_spans import OwnName
 from lightning_rlprof.recording.recorders.torch_profiler.event_budget import Budget
+from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import STAGES, Kind
 
 Plan = Callable[[int], ProfilerAction]
@@ -71,7 +72,7 @@ class Tools:
     profiler: Callable[[], Any]
     budget: Callable[[], Budget]
     written: Callable[[Cycle], object]
-    note: Callable[[str, str], None]
+    note: Notes
 
 
 @dataclass(eq=False)
@@ -188,7 +189,8 @@ class TorchWindow:
             self._move()
         except Exception as error:
             self._plan, self._cycle = _nothing, None
-            self._tools.note("error", f"torch.profiler failed between mini-batches ({error})")
+            text = f"torch.profiler failed between mini-batches ({error})"
+            self._tools.note(Code.TRACE_LOST, text)
 
     def _move(self) -> None:
         """Do what the plan says for this mini-batch."""

@@ -29,6 +29,7 @@ from lightning_rlprof.recording.recorders.torch_profiler.export import (
     trace_name,
     unused,
 )
+from lightning_rlprof.records.notes import level_of
 from tests.builders.recorder_traces import Noted, events_of, forward, options
 
 KERNEL = '{"ph": "X", "cat": "kernel", "name": "gemm"}'
@@ -50,7 +51,9 @@ class Exports:
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, str]] = []
-        self.exporter = TraceExporter(lambda *note: self.notes.append(note), list.clear)
+        self.exporter = TraceExporter(
+            lambda code, text, **facts: self.notes.append((level_of(code), text)), list.clear
+        )
 
     def write(self, trace: Any, path: Path, *, kernels: bool = False) -> list[Any]:
         held = [trace]
@@ -124,7 +127,7 @@ def test_a_device_trace_without_a_kernel_is_told_once_as_a_warning(
         exports.write(Text('{"cat": "kernels"}'), tmp_path / NAME, kernels=kernels)
     exports.write(Text(KERNEL), tmp_path / NAME, kernels=True)
     exports.exporter.finish()
-    assert [level for level, _ in exports.notes] == ["warning", "info"]
+    assert [level for level, _ in exports.notes] == ["warning"]
     assert exports.notes[0][1].startswith(
         "window.pt.trace.json.gz has no kernels: the device was idle, or another profiler in"
     )

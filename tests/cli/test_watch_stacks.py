@@ -1,4 +1,4 @@
-"""`rlprof peek`: a training that runs, and runs that do not answer."""
+"""`rlprof watch --stacks`: a training that runs, and runs that do not answer."""
 
 import json
 import socket
@@ -58,16 +58,16 @@ def answering(monkeypatch: pytest.MonkeyPatch, run: Path, *answers: StackAnswer 
             if answer is not None:
                 write_stack_answer(run, rank, replace(answer, id=request.id))
 
-    monkeypatch.setattr("lightning_rlprof.cli.peek.time.sleep", sleep)
+    monkeypatch.setattr("lightning_rlprof.cli.watch.time.sleep", sleep)
 
 
 @pytest.mark.deep
 def test_a_training_that_spins_is_named_with_its_line(rlprof, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lightning_rlprof.cli.peek._PATIENCE_S", 120)
+    monkeypatch.setattr("lightning_rlprof.cli.watch._PATIENCE_S", 120)
     Path("train.py").write_text(TRAIN)
     with live_training("train.py"):
-        code, out, err = rlprof("peek", "--seconds", 1)
+        code, out, err = rlprof("watch", "--stacks", "--seconds", 1)
     assert code == 0, err
     assert "rank 0: " in out
     assert "in data_fetch: Data.decode train.py:" in out.replace("\n", " ")
@@ -85,11 +85,11 @@ def test_each_rank_has_its_line_by_stage(rlprof, tmp_path, monkeypatch):
     original = progress(tmp_path)
     monkeypatch.setattr("lightning_rlprof.loaders.live_run.progress", lambda _: original)
     made.write([made_span, other])
-    code, out, _ = rlprof("peek", tmp_path)
+    code, out, _ = rlprof("watch", tmp_path, "--stacks")
     assert code == 0
     assert f"rank 0: 75% in data_fetch: {PLACE} (3 of 4 samples)" in out
     assert "rank 1: 100% outside of stages: main train.py:9 (1 of 1 samples)" in out
-    _, out, _ = rlprof("peek", tmp_path, "--json")
+    _, out, _ = rlprof("watch", tmp_path, "--stacks", "--json")
     found = json.loads(out)
     assert [row[3] for row in found["tables"][0]["rows"]] == ["data_fetch", "actor_update", None]
 
@@ -98,25 +98,25 @@ def test_a_request_names_ranks_and_seconds(rlprof, tmp_path, monkeypatch):
     for rank in (0, 1):
         writer(tmp_path, rank)
     answering(monkeypatch, tmp_path, None, StackAnswer("", 7, ((5, PLACE),)))
-    assert rlprof("peek", tmp_path, "--ranks", "1", "--seconds", 2)[0] == 0
+    assert rlprof("watch", tmp_path, "--stacks", "--ranks", "1", "--seconds", 2)[0] == 0
     request = read_stack_request(tmp_path, owners_of(tmp_path))
     assert (request.seconds, request.ranks) == (2, (1,))
 
 
 def test_a_rank_that_does_not_answer_is_named(rlprof, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.cli.peek._PATIENCE_S", -100)
+    monkeypatch.setattr("lightning_rlprof.cli.watch._PATIENCE_S", -100)
     writer(tmp_path)
-    code, out, err = rlprof("peek", tmp_path)
+    code, out, err = rlprof("watch", tmp_path, "--stacks")
     assert code == 1
     assert "rank 0: no answer. Its process is stopped or gone" in out
     assert "no rank was sampled" in err
 
 
 def test_a_process_that_is_gone_is_not_waited_for(rlprof, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.cli.peek.time.sleep", lambda _: None)
-    monkeypatch.setattr("lightning_rlprof.cli.peek.process_state", lambda _: "gone")
+    monkeypatch.setattr("lightning_rlprof.cli.watch.time.sleep", lambda _: None)
+    monkeypatch.setattr("lightning_rlprof.cli.watch.process_state", lambda _: "gone")
     writer(tmp_path, host=socket.gethostname(), pid=5)
-    code, out, _ = rlprof("peek", tmp_path)
+    code, out, _ = rlprof("watch", tmp_path, "--stacks")
     assert code == 1
     assert "rank 0: its process, PID 5, has ended" in out
 
@@ -124,9 +124,9 @@ def test_a_process_that_is_gone_is_not_waited_for(rlprof, tmp_path, monkeypatch)
 def test_a_training_that_ends_before_it_answers_is_not_waited_for(rlprof, tmp_path, monkeypatch):
     made = writer(tmp_path)
     monkeypatch.setattr(
-        "lightning_rlprof.cli.peek.time.sleep", lambda _: made.write([("end", 9, "finished")])
+        "lightning_rlprof.cli.watch.time.sleep", lambda _: made.write([("end", 9, "finished")])
     )
-    code, out, _ = rlprof("peek", tmp_path)
+    code, out, _ = rlprof("watch", tmp_path, "--stacks")
     assert code == 1
     assert "rank 0: the training ended before it answered" in out
 
@@ -134,14 +134,14 @@ def test_a_training_that_ends_before_it_answers_is_not_waited_for(rlprof, tmp_pa
 def test_a_thread_without_python_code_is_said(rlprof, tmp_path, monkeypatch):
     writer(tmp_path)
     answering(monkeypatch, tmp_path, StackAnswer("", 7))
-    code, out, _ = rlprof("peek", tmp_path)
+    code, out, _ = rlprof("watch", tmp_path, "--stacks")
     assert (code, "runs no Python code" in out) == (1, True)
 
 
 def test_a_run_that_cannot_be_written_names_who_may_ask(rlprof, tmp_path):
     writer(tmp_path)
     stack_request_file(tmp_path).parent.rmdir()
-    code, _, err = rlprof("peek", tmp_path)
+    code, _, err = rlprof("watch", tmp_path, "--stacks")
     assert code == 2
     assert "cannot be asked (No such file or directory)" in err
     assert "Only its user and root may ask it" in err
@@ -149,7 +149,7 @@ def test_a_run_that_cannot_be_written_names_who_may_ask(rlprof, tmp_path):
 
 def test_a_training_that_has_ended_is_refused(rlprof, tmp_path):
     writer(tmp_path).write([("end", 9, "finished")])
-    code, _, err = rlprof("peek", tmp_path)
+    code, _, err = rlprof("watch", tmp_path, "--stacks")
     assert code == 2
     assert "has ended; only a running one can be sampled" in err
     assert not stack_request_file(tmp_path).exists()
@@ -161,7 +161,7 @@ def test_a_training_that_has_ended_is_refused(rlprof, tmp_path):
 )
 def test_a_training_that_takes_no_samples_is_refused(config, told, rlprof, tmp_path):
     writer(tmp_path, config=config)
-    code, _, err = rlprof("peek", tmp_path)
+    code, _, err = rlprof("watch", tmp_path, "--stacks")
     assert code == 2
     assert told in err
     assert not stack_request_file(tmp_path).exists()
