@@ -14,10 +14,9 @@ import numpy as np
 from lightning_rlprof.analysis.samples.lengths import bin_counts, included_lengths, quantile_bin
 from lightning_rlprof.analysis.stages.stage_times import WAITING
 from lightning_rlprof.analysis.steps.partition import UNTRACED as NO_STAGE
-from lightning_rlprof.analysis.steps.partition import partition
+from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.analysis.steps.step_selection import STATES, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.analysis.steps.waiting import WaitingTimes, waiting_times
 from lightning_rlprof.records.histograms import bin_start
 from lightning_rlprof.records.records import KINDS, VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
@@ -83,8 +82,8 @@ class StepSeries:
     """
 
     def __init__(self, spans: Spans) -> None:
-        self.spans, self.cut = spans, partition(spans)
-        rows = self.cut.steps
+        self.spans, self.matrix = spans, step_matrix(spans)
+        rows = self.matrix.steps
         self.numbers, self._place, count = np.unique(
             spans.step[rows], return_inverse=True, return_counts=True
         )
@@ -109,11 +108,7 @@ class StepSeries:
     @cached_property
     def wall_ns(self) -> Float64s:
         """Duration of each step, mean over its ranks."""
-        return self._mean(self.spans.duration_ns[self.cut.steps])
-
-    @cached_property
-    def _waits(self) -> WaitingTimes:
-        return waiting_times(self.spans, self.cut)
+        return self._mean(self.spans.duration_ns[self.matrix.steps])
 
     def _mean(self, ns: Int64s) -> Float64s:
         found: Float64s = np.bincount(self._place, ns, len(self.numbers)) / self._count
@@ -123,12 +118,11 @@ class StepSeries:
     def parts(self) -> list[Part]:
         """What steps consist of, most time first, untraced last; they add up to `wall_ns`."""
         steps, width = len(self.numbers), len(self.spans.names) + 1
-        cells, waits = self.cut.cells(self.spans), self._waits
-        work = np.zeros((width, steps))
-        np.add.at(work, (cells.name, self._place[cells.step]), cells.ns)  # -1, untraced, is last
-        np.subtract.at(work, (waits.stage, self._place[waits.step]), waits.ns)
-        waited = np.zeros((width, steps))
-        np.add.at(waited, (waits.name, self._place[waits.step]), waits.ns)
+        own = self.matrix
+        work, waited = (
+            own.total(ns, self._place, (steps, width)).T.astype(np.float64)
+            for ns in (own.work_ns, own.waits_ns)
+        )
         found = [
             Part(name.format(stage), stage, kind, times[code] / self._count)
             for times, name, kind in ((work, "{}", "stage"), (waited, WAITING, "waiting"))
@@ -144,10 +138,11 @@ class StepSeries:
     @cached_property
     def training_ns(self) -> Float64s:
         """Duration of each step without the validation in it, mean over its ranks."""
-        cells = self.cut.cells(self.spans)
+        cells = self.matrix
         codes = [code for code, name in enumerate(self.spans.names) if name in VALIDATIONS]
         own = np.isin(cells.name, codes)
-        spent = np.bincount(self._place[cells.step[own]], cells.ns[own], len(self.numbers))
+        ns = cells.work_ns[own] + cells.waits_ns[own]
+        spent = np.bincount(self._place[cells.step[own]], ns, len(self.numbers))
         found: Float64s = self.wall_ns - spent / self._count
         return found
 
@@ -255,7 +250,7 @@ class StepSeries:
     @cached_property
     def ranks(self) -> Int64s:
         """Ranks with steps, ascending."""
-        return np.unique(self.spans.rank[self.cut.steps])
+        return np.unique(self.spans.rank[self.matrix.steps])
 
     @cached_property
     def by_rank(self) -> dict[str, Float64s]:
@@ -266,16 +261,15 @@ class StepSeries:
         if len(self.ranks) < 2:
             return {}
         found: dict[str, Float64s] = {}
-        waits, cells = self._waits, self.cut.cells(self.spans)
-        waited = self._sum_by_rank(waits.step, waits.ns)
+        cells = self.matrix
+        waited = self._sum_by_rank(cells.step, cells.waits_ns)
         if waited.any():
             found[LATE], found[WAITS] = np.max(waited, axis=0) - waited, waited
         stages = [part for part in self.parts if part.kind == "stage" and part.stage != OTHERS]
         for part in stages[:_HEAT_STAGES]:
             code = self.spans.names.index(part.stage)
-            own, within = cells.name == code, waits.stage == code
-            found[part.name] = self._sum_by_rank(cells.step[own], cells.ns[own])
-            found[part.name] -= self._sum_by_rank(waits.step[within], waits.ns[within])
+            own = cells.name == code
+            found[part.name] = self._sum_by_rank(cells.step[own], cells.work_ns[own])
         return found
 
     @cached_property
@@ -308,7 +302,7 @@ class StepSeries:
     def _sum_by_rank(self, step: Int64s, ns: Int64s) -> Float64s:
         """Sum times by rank and step; shape (ranks, steps)."""
         found = np.zeros((len(self.ranks), len(self.numbers)))
-        rank = np.searchsorted(self.ranks, self.spans.rank[self.cut.steps[step]])
+        rank = np.searchsorted(self.ranks, self.spans.rank[self.matrix.steps[step]])
         np.add.at(found, (rank, self._place[step]), ns)
         return found
 

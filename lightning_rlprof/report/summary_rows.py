@@ -158,7 +158,7 @@ def rank_rows(
 
 def _walls(series: StepSeries) -> Any:
     """Return the time of the included steps of each rank; at least 1 ns."""
-    steps = series.cut.steps
+    steps = series.matrix.steps
     steps = steps[np.isin(series.spans.step[steps], series.numbers[series.included])]
     found = summarize(series.spans.rank[steps], series.spans.duration_ns[steps])
     walls = np.ones(len(series.ranks))

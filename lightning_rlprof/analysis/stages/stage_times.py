@@ -16,8 +16,9 @@ from lightning_rlprof.analysis.steps.partition import (
     exclusive_ns,
     partition,
 )
+from lightning_rlprof.analysis.steps.step_matrix import StageWork, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, Counted, counted
-from lightning_rlprof.analysis.steps.waiting import StageWork, stage_work, waiting_times
+from lightning_rlprof.analysis.steps.waiting import waiting_times
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -69,7 +70,7 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     if not len(cut.steps):
         return Table(name, columns, abstained="no complete step was recorded")
     choice = counted(spans, cut.steps)
-    times = stage_work(spans, cut, choice.mask)
+    times = step_matrix(spans, ranks).by_rank(spans, choice.mask)
     slowest, work, waits = _slowest(times), times.work_ns, times.waits_ns
     if not per_rank:
         work, waits = (ns.sum(axis=0, keepdims=True) for ns in (work, waits))
@@ -104,8 +105,9 @@ def _by_span(
     """
     own = Segments(*(column[choice.mask[cut.divided.step]] for column in cut.divided))
     exclusive = exclusive_ns(spans, own)
-    waits = waiting_times(spans, cut)
-    some = choice.mask[waits.step] & (waits.stage != UNTRACED)
+    waits = waiting_times(spans)
+    whole = spans.rows(kind="step")
+    some = np.isin(whole, cut.steps[choice.mask])[waits.step] & (waits.stage != UNTRACED)
     np.subtract.at(exclusive, waits.stage_row[some], waits.ns[some])
     rows, step = cut.stages(spans)  # those without length have no segment
     rows = np.union1d(rows[choice.mask[step]], np.flatnonzero(exclusive))
@@ -171,8 +173,7 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     order = np.lexsort((found.ns, keys))
     last = order[np.cumsum(sums.count) - 1]  # the longest of each pair, the last one if several
     worst = cut.steps[found.step[last]]
-    cells = cut.cells(spans)
-    whole = int(cells.ns[choice.mask[cells.step]].sum())
+    whole = int((cut.divided.end_ns - cut.divided.start_ns)[choice.mask[cut.divided.step]].sum())
     numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
     rows: list[tuple[Cell, ...]] = []
     for key, *row in zip(sums.group.tolist(), *(each.tolist() for each in numbers), strict=True):
