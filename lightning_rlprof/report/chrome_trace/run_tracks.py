@@ -68,7 +68,7 @@ class CounterTracks:
 
     def __init__(self, series: StepTimes) -> None:
         self._spans = series.spans
-        self._steps = np.sort(series.cut.steps)
+        self._steps = np.sort(series.matrix.steps)
         self._memory = {title: self._spans.amounts(name) for name, title in _MEMORY.items()}
         rows, amounts = self._spans.amounts("tokens")
         if series.tokens is not None:

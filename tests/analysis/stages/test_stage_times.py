@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from lightning_rlprof.analysis.stages.overviews import slowest_ranks
 from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
 from lightning_rlprof.analysis.steps.step_selection import counted
-from tests.builders.oracle import UNTRACED, innermost, runs, totals
+from tests.builders.oracle import UNTRACED, runs, totals
 from tests.builders.runs import STAGES, Row, grpo_run, loaded
 from tests.effort import examples
 
@@ -41,16 +41,18 @@ def test_totals_are_the_rasterisers_and_add_up_to_the_steps(rows: list[list[Row]
 
 @settings(max_examples=examples(60), deadline=None)
 @given(runs())
-def test_statistics_are_those_of_the_exclusive_time_of_each_span(rows: list[list[Row]]) -> None:
+def test_calls_begin_or_have_time_in_included_steps_and_share_that_of_their_stage(
+    rows: list[list[Row]],
+) -> None:
     spans = loaded(*rows)
     steps = spans.rows(kind="step")
     chosen = set(spans.step[steps[counted(spans, steps).mask]].tolist())
-    exclusive = Counter(
+    timed = {
         (stage.rank, stage.id)
         for step, _, stage in innermost(spans)
         if stage is not None and step.step in chosen
-    )
-    lengths: dict[str, list[tuple[int, int]]] = {}
+    }
+    called: dict[str, list[int]] = {}
     for span in spans:
         in_step = any(
             (step.kind, step.rank, step.thread) == ("step", span.rank, span.thread)
@@ -58,22 +60,20 @@ def test_statistics_are_those_of_the_exclusive_time_of_each_span(rows: list[list
             and step.step in chosen
             for step in spans
         )
-        own = exclusive[span.rank, span.id]
-        if span.kind == "stage" and (in_step or own):
-            lengths.setdefault(span.name, []).append((own, span.duration_ns))
+        if span.kind == "stage" and (in_step or (span.rank, span.id) in timed):
+            called.setdefault(span.name, []).append(span.duration_ns)
 
     table = stages(spans)
-    names = ("calls", "per call", "inclusive per call")
-    rest = zip(*(table.column(name) for name in names), strict=True)
-    found = dict(zip(table.column("stage"), rest, strict=True))
+    names = ("total", "calls", "per call", "inclusive per call")
+    cells = zip(*(table.column(name) for name in names), strict=True)
+    found = dict(zip(table.column("stage"), cells, strict=True))
 
     expected = {}
-    for name, both in lengths.items():
-        own, whole = ([pair[at] for pair in both] for at in (0, 1))
-        mean, inclusive = (int(np.floor(sum(each) / len(each) + 0.5)) for each in (own, whole))
-        differs = inclusive if inclusive != mean else None
-        expected[name] = (len(own), mean, differs)
-    assert {name: cells for name, cells in found.items() if cells[0] is not None} == expected
+    for name, whole in called.items():
+        total = found[name][0]
+        each, inclusive = (int(np.floor(sum_ / len(whole) + 0.5)) for sum_ in (total, sum(whole)))
+        expected[name] = (total, len(whole), each, inclusive if inclusive != each else None)
+    assert {name: cells for name, cells in found.items() if cells[1] is not None} == expected
 
 
 def test_an_outer_stage_has_its_own_time_and_that_of_whole_calls_beside_it() -> None:
