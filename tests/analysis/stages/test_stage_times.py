@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from lightning_rlprof.analysis.stages.overviews import slowest_ranks
 from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
 from lightning_rlprof.analysis.steps.step_selection import counted
-from tests.builders.oracle import UNTRACED, runs, totals
+from tests.builders.oracle import UNTRACED, innermost, runs, totals
 from tests.builders.runs import STAGES, Row, grpo_run, loaded
 from tests.effort import examples
 
