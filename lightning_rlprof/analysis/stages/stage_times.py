@@ -32,8 +32,11 @@ CALLS = (
     Column("inclusive per call", "duration", "ns"),
     Column("calls", "count"),
 )
-"""What tables of stages have of single spans: the mean of their own time, that of the whole spans
-with the stages nested in them and the waiting, None if it is the same, and how many there are."""
+"""What tables of stages have of single spans: the mean of their own time and how many there are.
+
+Inclusive is the mean of whole spans, with the stages nested in them and the waiting; None if it is
+the same. In the table of stages, ``per call`` is None where there is one call per step.
+"""
 
 _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("stage", "text"),
@@ -167,7 +170,8 @@ class StepTimes:
         for code, inclusive, count in zip(*columns, strict=True):
             each = mean(own[self.spans.names[code]], count)
             inner = inclusive if inclusive != each else None
-            found[self.spans.names[code]] = each, inner, count
+            once = count == np.count_nonzero(self._counts)
+            found[self.spans.names[code]] = None if once else each, inner, count
         return found
 
     @cached_property
@@ -237,8 +241,8 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     All times are exclusive: each instant of the training thread belongs to the innermost open
     stage. ``mean``, ``p50``, ``p95`` and ``max`` are of the time per step, the mean of its ranks;
     a step without the stage counts as zero. ``per call`` is the mean of the spans with time in the
-    steps of all ranks, ``inclusive per call`` that of whole spans, with the stages nested in them;
-    None if it is the same. The slowest rank has the most time of that stage per step.
+    steps of all ranks, None if there is one per step. ``inclusive per call`` is that of whole
+    spans, with the stages nested in them; None if it is the same. The slowest rank has the most time of that stage per step.
 
     Where ranks meet inside a stage, the time that they waited for the last one is not part of the
     stage: it has a row ``waiting in ...`` of its own.
