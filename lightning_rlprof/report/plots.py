@@ -30,7 +30,7 @@ _HATCH = {"stage": "", "waiting": "///", "untraced": "..."}
 _PALE = 0.65  # of the ground over steps that are not counted
 _LONGEST = 40  # characters of a name
 _MOST_TICKS = 16
-_SMALL = 0.01  # of the step: smaller parts are drawn, and not told
+_SMALL = 0.01  # of the step: smaller parts are drawn, and not listed
 _CUT = 97  # percentile of a heat map's values that has the darkest color
 _DEVICE = {
     "compute": ("#009e73", ""),

@@ -281,7 +281,7 @@ def no_problem(found: Summary) -> str:
 
 
 def price_of(found: Finding) -> Price | None:
-    """Return what a problem lost, or what an idea saves: what it takes is no price."""
+    """Return what a problem lost, or what an idea saves; what an idea takes is not shown."""
     price = found.price
     return None if price is None or (found.kind == "idea" and price.kind == "lost") else price
 

@@ -4,11 +4,11 @@
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from lightning_rlprof.records.notes import NO_FACTS, Fact
 from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, PartRows, Table
+
+Result = TypeVar("Result")
 
 NO_PARENT = -1
 """Stands in ``Spans.parent`` where a span has none; ids are never negative."""
@@ -102,6 +104,7 @@ class Spans:
         tables: What else the files hold, by name; a table is read when it is asked for.
         wall_off: How far a rank's wall clock was ahead of that of ``unix_ns`` when it said a time;
             only ranks of which that is known.
+        results: What `once` has computed; a copy with other tables shares it.
     """
 
     path: Path
@@ -124,6 +127,7 @@ class Spans:
     unix_ns: int = 0
     tables: Mapping[str, Callable[[], Table]] = field(default_factory=dict)
     wall_off: Mapping[int, Callable[[int], int]] = field(default_factory=dict)
+    results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         """Return the number of spans."""
@@ -150,6 +154,26 @@ class Spans:
     def duration_ns(self) -> Int64s:
         """Length of every span."""
         return self.end_ns - self.start_ns
+
+    def once(
+        self, name: str, make: Callable[["Spans"], Result], tables: Collection[str] = ()
+    ) -> Result:
+        """Return what is computed of this run, and compute it only the first time.
+
+        A copy of a run shares what was computed, unless it has other columns, or lacks one of the
+        tables. So what is read of a run is computed once, however many analyses ask for it.
+
+        Args:
+            name: What is computed.
+            make: Computes it.
+            tables: Names of the tables of profilers that it depends on.
+        """
+        read = frozenset(each for each in tables if each in self.tables)
+        columns = (self.kind, self.start_ns, self.end_ns, self.counters, self.headers)
+        key = (name, read, *map(id, columns))
+        if key not in self.results:
+            self.results[key] = columns, make(self)  # the columns are kept, so that ids stay theirs
+        return self.results[key][1]  # type: ignore[no-any-return]
 
     def later(self, rank: int | None, unix_ns: int) -> int:
         """Return the time on the axis when a rank's wall clock said ``unix_ns``."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.steps.partition import Partition, partition
+from lightning_rlprof.analysis.steps.step_matrix import StepMatrix, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.steps.time_categories import align_stage_names
 from lightning_rlprof.tables.arrays import Float64s, Int64s
@@ -80,13 +80,11 @@ def _known(amounts: Amounts) -> bool:
 
 def sides(runs: Sequence[Spans]) -> list[Side]:
     """Return the runs, their stages under common names; of very large ones the last steps."""
-    cut = [recent(spans) for spans in runs]
-    names = [_stage_names(spans) for spans, _ in cut]
+    names = [_stage_names(spans) for spans in runs]
     found = []
-    for at, own in enumerate(names):
+    for at, (spans, own) in enumerate(zip(runs, names, strict=True)):
         others = [name for each in names[:at] + names[at + 1 :] for name in each]
-        # One after the other: what the first one was cut into goes with it.
-        found.append(_side(*cut.pop(0), _apart(align_stage_names(own, others))))
+        found.append(_side(spans, _apart(align_stage_names(own, others))))
     return found
 
 
@@ -112,53 +110,49 @@ class _Frame:
     names: tuple[str, ...]
 
 
-def _side(spans: Spans, note: str, called: Mapping[str, str]) -> Side:
-    cut = partition(spans)
-    choice = counted(spans, cut.steps)
-    frame = _frame(spans, cut, choice, called)
-    cells = cut.cells(spans)
-    step = frame.at[cells.step]
-    inside = step >= 0
+def _side(spans: Spans, called: Mapping[str, str]) -> Side:
+    matrix, (first, note) = step_matrix(spans), recent(spans)
+    choice = counted(spans, matrix.steps, first)
+    frame = _frame(spans, matrix, choice, called)
+    shape = (len(frame.ranks), len(spans.names) + 1)
+    work, waits = (matrix.total(ns, frame.at, shape) for ns in (matrix.work_ns, matrix.waits_ns))
     sums = np.zeros((len(frame.names), len(frame.ranks)), dtype=np.int64)
-    np.add.at(sums, (frame.row[cells.name[inside]], step[inside]), cells.ns[inside])
+    np.add.at(sums, frame.row, (work + waits).T)
     sums //= np.maximum(frame.ranks, 1)
     walls = sums.sum(axis=0)
     some = np.flatnonzero(sums.any(axis=1)).tolist()
     stages = {frame.names[at]: sums[at] for at in some} | {STEP: walls}
     note = " ".join(filter(None, [note, choice.note]))
-    return Side(stages, _work(spans, cut, frame), frame.number, len(walls), note)
+    return Side(stages, _work(spans, matrix, frame), frame.number, len(walls), note)
 
 
-def _frame(spans: Spans, cut: Partition, choice: Counted, called: Mapping[str, str]) -> _Frame:
-    mine = cut.steps[choice.mask]
+def _frame(spans: Spans, matrix: StepMatrix, choice: Counted, called: Mapping[str, str]) -> _Frame:
+    mine = matrix.steps[choice.mask]
     numbers, place = np.unique(spans.step[mine], return_inverse=True)
-    at = np.full(len(cut.steps), -1, dtype=np.int64)
+    at = np.full(len(matrix.steps), -1, dtype=np.int64)
     at[choice.mask] = place
     names = tuple(dict.fromkeys([*called.values(), UNTRACED]))
     rows = {name: row for row, name in enumerate(names)}
     row = [rows[called.get(name, UNTRACED)] for name in spans.names]
-    by_code = np.array([*row, rows[UNTRACED]], dtype=np.int64)  # `UNTRACED`, -1, reads the last
+    by_code = np.array([*row, rows[UNTRACED]], dtype=np.int64)  # untraced is the last
     return _Frame(at, numbers, np.bincount(place, minlength=len(numbers)), by_code, names)
 
 
-def _work(spans: Spans, cut: Partition, frame: _Frame) -> dict[str, dict[str, Float64s]]:
-    rows, step = cut.stages(spans)
-    order = np.argsort(rows, kind="stable")
-    rows, step = rows[order], frame.at[step[order]]
+def _work(spans: Spans, matrix: StepMatrix, frame: _Frame) -> dict[str, dict[str, Float64s]]:
     found: dict[str, dict[str, Float64s]] = {name: {} for name in (*frame.names, STEP)}
     shape = len(frame.names), len(frame.ranks)
     for counter in WORK:
-        own, values = spans.amounts(counter)
-        if not len(own) or not len(rows):
+        cell, name, values, times = matrix.amounts(spans, counter)
+        step = frame.at[cell]
+        known = step >= 0
+        if not known.any():
             continue
-        place = np.minimum(np.searchsorted(rows, own), len(rows) - 1)
-        known = (rows[place] == own) & (step[place] >= 0)
-        row, at = frame.row[spans.name[own[known]]], step[place[known]]
-        cells, rank = row * shape[1] + at, spans.rank[own[known]]
+        row, at, values = frame.row[name[known]], step[known], values[known]
+        cells, rank = row * shape[1] + at, spans.rank[matrix.steps[cell[known]]]
         size = shape[0] * shape[1]
         sums, count = np.zeros((2, size))
-        np.add.at(sums, cells, values[known])
-        np.add.at(count, cells, 1)
+        np.add.at(sums, cells, values)
+        np.add.at(count, cells, times[known])
         sums, count = sums.reshape(shape), count.reshape(shape)
         per: Float64s | Int64s = (
             count if counter == REPLICAS else frame.ranks
@@ -167,14 +161,14 @@ def _work(spans: Spans, cut: Partition, frame: _Frame) -> dict[str, dict[str, Fl
         if counter != REPLICAS:
             each[counter].append(_over(sums.sum(axis=0), frame.ranks, count.sum(axis=0)))
         if counter in _EXCESS and frame.ranks.max() > 1:
-            most = _most(cells, rank, values[known], size).reshape(shape)
-            whole = _most(at, rank, values[known], shape[1])
+            most = _most(cells, rank, values, size).reshape(shape)
+            whole = _most(at, rank, values, shape[1])
             mean = each[counter]
             each[_SLOWEST + counter] = [*(most - mean[:-1]), whole - mean[-1]]
-        for name, by_stage in each.items():
+        for name_of, by_stage in each.items():
             for stage, series in zip((*frame.names, STEP), by_stage, strict=False):
                 if not np.isnan(series).all():
-                    found[stage][name] = series
+                    found[stage][name_of] = series
     return found
 
 

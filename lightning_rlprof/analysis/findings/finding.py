@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatch
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
 from lightning_rlprof.analysis.findings.cpu_contention import CpuWaits, cpu_waits
 from lightning_rlprof.analysis.ledger.accounts import Accounts, compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import cached_accounts
+from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.steps.partition import open_spans
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -116,7 +116,6 @@ class RunData:
     """
 
     def __init__(self, spans: Spans) -> None:
-        self._run = spans
         self.spans = replace(
             spans, tables={name: cache(read) for name, read in spans.tables.items()}
         )
@@ -145,7 +144,7 @@ class RunData:
     @cached_property
     def accounts(self) -> Accounts:
         """The job's time by category and step, ranks summed."""
-        return cached_accounts(self._run, self.spans)
+        return accounts_of(self.spans)
 
     @cached_property
     def device_accounts(self) -> Accounts:

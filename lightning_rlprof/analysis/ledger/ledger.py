@@ -1,7 +1,6 @@
 """GPU-hours of the whole job by category: every second of every rank once, with its cost."""
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts, compute_accounts
 from lightning_rlprof.analysis.steps.time_categories import Category
@@ -24,8 +23,6 @@ _NEEDS = {
     Category.HOST_IDLE: "needs device kernels",
     Category.ROLLOUT_TAIL: "needs a span per request",
 }
-# The last accounts of each run: a report needs them for the findings and the ledger.
-_LAST: "WeakKeyDictionary[Spans, Accounts]" = WeakKeyDictionary()
 
 
 def ledger(spans: Spans) -> Table:
@@ -33,21 +30,12 @@ def ledger(spans: Spans) -> Table:
 
     The rows are those of `category_totals`. Has no data if nothing was recorded.
     """
-    return category_totals(_LAST.get(spans) or compute_accounts(spans))
+    return category_totals(accounts_of(spans))
 
 
-def cached_accounts(spans: Spans, with_tables: Spans | None = None) -> Accounts:
-    """Return the accounts of a run; the last ones are kept as long as the run is.
-
-    Args:
-        spans: The run.
-        with_tables: The same run with tables that are read only once, if the caller reads them too.
-    """
-    found = _LAST.get(spans)
-    if found is None:
-        run = spans if with_tables is None else with_tables
-        found = _LAST[spans] = compute_accounts(run)
-    return found
+def accounts_of(spans: Spans) -> Accounts:
+    """Return the accounts of a run, ranks summed; they are computed once."""
+    return spans.once("accounts", compute_accounts, spans.tables)
 
 
 def category_totals(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lightning_rlprof.analysis.ledger.ledger import cached_accounts
+from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.samples.sample_book import (
     NO_FATE,
     NO_SAMPLES,
@@ -70,7 +70,7 @@ def _generation_ns(spans: Spans, book: SampleBook) -> Int64s:
 
 def _note(spans: Spans, book: SampleBook, total: int, useful: int) -> str:
     texts = []
-    seconds = cached_accounts(spans).total_ns / 1e9
+    seconds = accounts_of(spans).total_ns / 1e9
     unknown = int((book.fate == NO_FATE).sum())
     if total and seconds:
         per, every = f"{spans.device_word}-second", f"{total / seconds:,.3g}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -84,15 +83,9 @@ class SampleBook:
         return np.isin(self.fate, [FATES.index(name) for name in names])
 
 
-_LAST: "WeakKeyDictionary[Spans, SampleBook]" = WeakKeyDictionary()
-
-
 def sample_book(spans: Spans) -> SampleBook:
-    """Return the samples of a run; the last book is kept as long as the run is."""
-    found = _LAST.get(spans)
-    if found is None:
-        found = _LAST[spans] = _read(spans)
-    return found
+    """Return the samples of a run; they are read once."""
+    return spans.once("samples", _read, (SAMPLE_NAMES,))
 
 
 def _read(spans: Spans) -> SampleBook:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.stage_times import CALLS, call_statistics
+from lightning_rlprof.analysis.stages.stage_times import CALLS
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.steps.execution_mode import execution_mode
 from lightning_rlprof.analysis.steps.partition import (
@@ -17,9 +17,9 @@ from lightning_rlprof.analysis.steps.partition import (
     partition,
     rows_on_ranks,
 )
+from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, Counted, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.analysis.steps.waiting import stage_work
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table, columns_of
@@ -28,20 +28,20 @@ _MOST_STAGES = 30
 
 
 def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
-    """List every step of every rank; the stages and ``untraced`` add up to ``wall`` exactly.
+    """List every step of every rank; its columns of times add up to ``wall`` exactly.
 
-    The thirty stages with the most time have a column each; "other stages" sums the rest. ``state``
-    is one of `step_selection.STATES`.
+    The thirty stages with the most work have a column each; "other stages" sums the rest, and
+    "waiting" what the rank waited for others in any of them. ``state`` is one of
+    `step_selection.STATES`.
     """
-    cut = partition(spans, ranks)
-    cells = cut.cells(spans)
-    totals = np.zeros(len(spans.names) + 1, dtype=np.int64)
-    np.add.at(totals, cells.name, cells.ns)  # -1, untraced, is the last
-    order = np.argsort(-totals[:UNTRACED], kind="stable")
-    order = order[totals[order] > 0]
+    cells = step_matrix(spans, ranks)
+    work = cells.total(cells.work_ns, np.zeros_like(cells.steps), (1, len(spans.names) + 1))[0]
+    waiting = int(cells.waits_ns.sum())
+    order = np.argsort(-work[:UNTRACED], kind="stable")
+    order = order[work[order] > 0]
     shown = order[:_MOST_STAGES]
     names = [spans.names[code] for code in shown.tolist()]
-    names += ["other stages"] * (len(order) > len(shown))
+    names += ["other stages"] * (len(order) > len(shown)) + ["waiting"] * bool(waiting)
     columns = (
         Column("rank", "count"),
         Column("step", "count"),
@@ -49,14 +49,16 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         Column("wall", "duration", "ns"),
         *(Column(name, "duration", "ns") for name in [*names, "untraced"]),
     )
-    if not len(cut.steps):
+    if not len(cells.steps):
         return Table("steps", columns, abstained="no complete step was recorded")
-    column = np.full(len(totals), len(shown))
+    column = np.full(len(work), len(shown))
     column[shown], column[UNTRACED] = np.arange(len(shown)), len(names)
-    times = np.zeros((len(names) + 1, len(cut.steps)), dtype=np.int64)
-    np.add.at(times, (column[cells.name], cells.step), cells.ns)
-    state = (states(spans, cut.steps), STATES)
-    who = (spans.rank[cut.steps], spans.step[cut.steps])
+    times = np.zeros((len(names) + 1, len(cells.steps)), dtype=np.int64)
+    np.add.at(times, (column[cells.name], cells.step), cells.work_ns)
+    if waiting:
+        np.add.at(times, (np.full_like(cells.step, len(names) - 1), cells.step), cells.waits_ns)
+    state = (states(spans, cells.steps), STATES)
+    who = (spans.rank[cells.steps], spans.step[cells.steps])
     return Table("steps", columns, ColumnRows([*who, state, times.sum(axis=0), *times]))
 
 
@@ -81,9 +83,9 @@ def slowest_ranks(spans: Spans) -> Table:
 
     Has no data with one rank, fewer than three steps on a rank, or without a stage.
     """
-    cut = partition(spans)
-    choice = counted(spans, cut.steps)
-    ranks, count, totals, _ = stage_work(spans, cut, choice.mask)
+    matrix = step_matrix(spans)
+    choice = counted(spans, matrix.steps)
+    ranks, count, totals, _ = matrix.by_rank(spans, choice.mask)
     if len(ranks) < 2:
         reason = "a comparison needs two or more ranks with steps"
         return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
@@ -126,9 +128,9 @@ def rank_status(spans: Spans) -> Table:
 
     ``in steps`` and ``outside steps`` add up to the time from its first to its last event exactly.
     """
-    cut = partition(spans)
-    ranks, steps, ns = cut.by_rank(spans, np.ones(len(cut.steps), dtype=bool))
-    own = zip(steps.tolist(), ns.sum(axis=1).tolist(), strict=True)
+    matrix = step_matrix(spans)
+    ranks, steps, work, waits = matrix.by_rank(spans, np.ones(len(matrix.steps), dtype=bool))
+    own = zip(steps.tolist(), (work + waits).sum(axis=1).tolist(), strict=True)
     by_rank = dict(zip(ranks.tolist(), own, strict=True))
     rows: list[tuple[Cell, ...]] = []
     for rank, header in spans.headers.items():
@@ -172,8 +174,8 @@ def roles(spans: Spans) -> Table:
     if len(found) < 2:
         reason = f"all ranks have the role {next(iter(found), 'actor')}"
         return Table("roles", _ROLE_COLUMNS, abstained=reason)
-    cut = partition(spans)
-    times = cut.by_rank(spans, np.ones(len(cut.steps), dtype=bool))
+    matrix = step_matrix(spans)
+    times = matrix.by_rank(spans, np.ones(len(matrix.steps), dtype=bool))
     category = categories_of(spans.names)[:-1]
     is_idle = category == Category.UNATTRIBUTED_IDLE
     is_wait = np.isin(category, _WAITS)
@@ -184,9 +186,11 @@ def roles(spans: Spans) -> Table:
         first, last = (None, None)
         if own.any():
             first, last = int(spans.start_ns[own].min()), int(spans.end_ns[own].max())
-        ns = times.ns[np.isin(times.ranks, ranks)].sum(axis=0)
-        total = int(ns.sum())
+        mine = np.isin(times.ranks, ranks)
+        ns, waits = (each[mine].sum(axis=0) for each in (times.work_ns, times.waits_ns))
+        total = int((ns + waits).sum())
         parts = [int(ns[:-1][group].sum()) for group in groups] + [int(ns[-1])]
+        parts[1] += int(waits.sum())
         parts += [int(ns[:-1][category == each].sum()) for each in _WHO_WAITS]
         shares = [part / total if total else None for part in parts]
         hosts = len({spans.headers[rank].host for rank in ranks})
@@ -246,6 +250,24 @@ def host_vs_device(spans: Spans) -> Table:
             means = (mean(int(total[code]), number) for total in (host, device))
             lines.append((spans.names[code], *means, ratio, number, int(counts[code])))
     return Table("host_vs_device", _DEVICE_COLUMNS, lines, f"{choice.note} {_DEVICE_NOTE}".strip())
+
+
+def _call_statistics(
+    groups: Int64s, exclusive: Int64s, inclusive: Int64s
+) -> dict[int, tuple[Cell, ...]]:
+    """Return (total, mean, inclusive mean, p50, p95, max, calls) of spans by group.
+
+    All but ``inclusive mean`` are of the exclusive times. That one is None if it is ``mean``.
+    """
+    found, whole = summarize(groups, exclusive), summarize(groups, inclusive)
+    names = ("total", "mean", "p50", "p95", "max", "count")
+    columns = (getattr(found, name).tolist() for name in names)
+    return {
+        key: (total, mean, with_inner if with_inner != mean else None, *rest)
+        for key, with_inner, total, mean, *rest in zip(
+            found.group.tolist(), whole.mean.tolist(), *columns, strict=True
+        )
+    }
 
 
 _OUTSIDE = "outside steps"
@@ -314,7 +336,7 @@ def _sums(
     keep = (step < 0) | np.append(choice.mask, True)[step]
     rows, ns, outside = rows[keep], ns[keep], (step[keep] < 0).astype(np.int64)
     group, width = spans.name[rows] * 2 + outside, int(spans.rank.max(initial=0)) + 1
-    found = call_statistics(group, ns, spans.duration_ns[rows])
+    found = _call_statistics(group, ns, spans.duration_ns[rows])
     by_rank = summarize(group * width + spans.rank[rows], ns)
     longest: dict[int, tuple[int, int]] = {}
     for key, mean_ns in zip(by_rank.group.tolist(), by_rank.mean.tolist(), strict=True):

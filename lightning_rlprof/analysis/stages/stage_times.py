@@ -11,26 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.statistics.group_summary import summarize
-from lightning_rlprof.analysis.steps.partition import (
-    UNTRACED,
-    Cells,
-    Partition,
-    Segments,
-    exclusive_ns,
-    partition,
-    rows_on_ranks,
-)
+from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
+from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.steps.step_matrix import StageWork, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.analysis.steps.waiting import (
-    StageWork,
-    WaitingTimes,
-    stage_work,
-    waiting_times,
-)
 from lightning_rlprof.records.records import KINDS, VALIDATIONS
-from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
+from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -45,8 +32,11 @@ CALLS = (
     Column("inclusive per call", "duration", "ns"),
     Column("calls", "count"),
 )
-"""What tables of stages have of single spans: the mean of their exclusive time, that of the whole
-spans with the stages nested in them, None if it is the same, and how many there are."""
+"""What tables of stages have of single spans: the mean of their own time and how many there are.
+
+Inclusive is the mean of whole spans, with the stages nested in them and the waiting; None if it is
+the same. In the table of stages, ``per call`` is None where there is one call per step.
+"""
 
 _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("stage", "text"),
@@ -115,20 +105,18 @@ class StepTimes:
     """
 
     def __init__(self, spans: Spans, ranks: Collection[int] | None = None) -> None:
-        self.spans, self.cut = spans, partition(spans)
-        rows = rows_on_ranks(spans, "step", ranks)
-        self._mine = np.isin(self.cut.steps, rows)
-        self.numbers, place, count = np.unique(
+        self.spans, self.matrix, self._ranks = spans, step_matrix(spans, ranks), ranks
+        rows = self.matrix.steps
+        self.numbers, self._place, count = np.unique(
             spans.step[rows], return_inverse=True, return_counts=True
         )
-        self._place = np.searchsorted(self.numbers, spans.step[self.cut.steps])
         self._count = count.astype(np.float64)
         self.state = np.zeros(len(self.numbers), np.int64)
-        np.maximum.at(self.state, place, states(spans, rows))
+        np.maximum.at(self.state, self._place, states(spans, rows))
         choice = counted(spans, rows)
+        self._counts, self.note = choice.mask, choice.note
         self.included = np.zeros(len(self.numbers), bool)
-        self.included[place[choice.mask]] = True
-        self.note = choice.note
+        self.included[self._place[choice.mask]] = True
         left_out = np.bincount(self.state[~self.included], minlength=len(STATES)).tolist()
         self.left_out = {
             state: steps for state, steps in zip(STATES, left_out, strict=True) if steps
@@ -137,44 +125,23 @@ class StepTimes:
     @cached_property
     def wall_ns(self) -> Float64s:
         """Duration of each step, mean over its ranks."""
-        rows = self.cut.steps[self._mine]
-        ns, place = self.spans.duration_ns[rows], self._place[self._mine]
-        found: Float64s = np.bincount(place, ns, len(self.numbers)) / self._count
+        ns = self.spans.duration_ns[self.matrix.steps]
+        found: Float64s = np.bincount(self._place, ns, len(self.numbers)) / self._count
         return found
-
-    @cached_property
-    def cells(self) -> Cells:
-        """Exclusive time per step of a rank and stage, as in `Partition.cells`."""
-        found = self.cut.cells(self.spans)
-        return Cells(*(column[self._mine[found.step]] for column in found))
-
-    @cached_property
-    def waits(self) -> WaitingTimes:
-        """How long ranks waited for others, inside which stages."""
-        found = waiting_times(self.spans, self.cut)
-        return WaitingTimes(*(column[self._mine[found.step]] for column in found))
-
-    @cached_property
-    def _called(self) -> tuple[Int64s, Int64s]:
-        """The stages that start in a step, and the step of each, as in `Partition.stages`."""
-        rows, step = self.cut.stages(self.spans)
-        return rows[self._mine[step]], step[self._mine[step]]
 
     @cached_property
     def parts(self) -> list[Part]:
         """What steps consist of, most time first, untraced last; they add up to `wall_ns`."""
-        steps, width = len(self.numbers), len(self.spans.names) + 1
-        cells, waits = self.cells, self.waits
-        work, waited = np.zeros((2, width, steps), np.int64)
-        np.add.at(work, (cells.name, self._place[cells.step]), cells.ns)  # -1, untraced, is last
-        np.subtract.at(work, (waits.stage, self._place[waits.step]), waits.ns)
-        np.add.at(waited, (waits.name, self._place[waits.step]), waits.ns)
-        called = np.unique(self.spans.name[self._called[0]])
+        matrix, shape = self.matrix, (len(self.numbers), len(self.spans.names) + 1)
+        work, waited, called = (
+            matrix.total(values, self._place, shape).T
+            for values in (matrix.work_ns, matrix.waits_ns, matrix.calls)
+        )
         found = [
             self._part(name.format(stage), stage, kind, times[code])
             for times, name, kind in ((work, "{}", "stage"), (waited, WAITING, "waiting"))
             for code, stage in enumerate(self.spans.names)
-            if times[code].any() or (kind == "stage" and code in called)
+            if times[code].any() or (kind == "stage" and called[code].any())
         ]
         found.sort(key=lambda part: -part.total_ns)
         return [*found, self._part(UNTRACED_PART, UNTRACED_PART, "untraced", work[UNTRACED])]
@@ -190,29 +157,27 @@ class StepTimes:
         return PartStatistics(share, *map(round_ns, times))
 
     @cached_property
-    def _included(self) -> Mask:
-        """Rows of ``cut.steps`` that are of these ranks and of included steps."""
-        found = self._mine.copy()
-        found[found] = self.included[self._place[found]]
-        return found
-
-    @cached_property
     def calls(self) -> dict[str, tuple[Cell, ...]]:
-        """The cells of `CALLS` by stage, of the spans in included steps."""
-        spans, waits, part = self.spans, self.waits, self.cut.divided
-        included = self._included
-        exclusive = exclusive_ns(spans, Segments(*(column[included[part.step]] for column in part)))
-        some = included[waits.step] & (waits.stage != UNTRACED)
-        np.subtract.at(exclusive, waits.stage_row[some], waits.ns[some])
-        rows, step = self._called  # those without length have no segment
-        rows = np.union1d(rows[included[step]], np.flatnonzero(exclusive))
-        found = call_statistics(spans.name[rows], exclusive[rows], spans.duration_ns[rows])
-        return {spans.names[code]: (each[1], each[2], each[-1]) for code, each in found.items()}
+        """The cells of `CALLS` by stage, of the spans that begin or have time in included steps."""
+        cut = partition(self.spans, self._ranks)
+        rows, step = cut.stages(self.spans)
+        some = np.unique(cut.divided.stage[self._counts[cut.divided.step]])
+        rows = np.union1d(rows[self._counts[step]], some[some != UNTRACED])
+        whole = summarize(self.spans.name[rows], self.spans.duration_ns[rows])
+        own = {part.stage: part.total_ns for part in self.parts if part.kind == "stage"}
+        found: dict[str, tuple[Cell, ...]] = {}
+        columns = (whole.group.tolist(), whole.mean.tolist(), whole.count.tolist())
+        for code, inclusive, count in zip(*columns, strict=True):
+            each = mean(own[self.spans.names[code]], count)
+            inner = inclusive if inclusive != each else None
+            once = count == np.count_nonzero(self._counts)
+            found[self.spans.names[code]] = None if once else each, inner, count
+        return found
 
     @cached_property
     def work(self) -> StageWork:
         """Work and waiting of each rank in the included steps."""
-        return stage_work(self.spans, self.cut, self._included)
+        return self.matrix.by_rank(self.spans, self._counts)
 
     @cached_property
     def slowest(self) -> dict[str, int]:
@@ -231,10 +196,11 @@ class StepTimes:
     @cached_property
     def training_ns(self) -> Float64s:
         """Duration of each step without the validation in it, mean over its ranks."""
-        cells = self.cells
+        cells = self.matrix
         codes = [code for code, name in enumerate(self.spans.names) if name in VALIDATIONS]
         own = np.isin(cells.name, codes)
-        spent = np.bincount(self._place[cells.step[own]], cells.ns[own], len(self.numbers))
+        ns = cells.work_ns[own] + cells.waits_ns[own]
+        spent = np.bincount(self._place[cells.step[own]], ns, len(self.numbers))
         found: Float64s = self.wall_ns - spent / self._count
         return found
 
@@ -275,8 +241,8 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     All times are exclusive: each instant of the training thread belongs to the innermost open
     stage. ``mean``, ``p50``, ``p95`` and ``max`` are of the time per step, the mean of its ranks;
     a step without the stage counts as zero. ``per call`` is the mean of the spans with time in the
-    steps of all ranks, ``inclusive per call`` that of whole spans, with the stages nested in them;
-    None if it is the same. The slowest rank has the most time of that stage per step.
+    steps of all ranks, None if there is one per step. ``inclusive per call`` is that of whole
+    spans, with the stages nested in them; None if it is the same. The slowest rank has the most time of that stage per step.
 
     Where ranks meet inside a stage, the time that they waited for the last one is not part of the
     stage: it has a row ``waiting in ...`` of its own.
@@ -309,24 +275,6 @@ def _rows(times: StepTimes, slowest: dict[str, int]) -> Iterator[tuple[Cell, ...
         yield (part.name, *times.statistics(part), slow, *(own or _NO_CALLS), part.total_ns)
 
 
-def call_statistics(
-    groups: Int64s, exclusive: Int64s, inclusive: Int64s
-) -> dict[int, tuple[Cell, ...]]:
-    """Return (total, mean, inclusive mean, p50, p95, max, calls) of spans by group.
-
-    All but ``inclusive mean`` are of the exclusive times. That one is None if it is ``mean``.
-    """
-    found, whole = summarize(groups, exclusive), summarize(groups, inclusive)
-    names = ("total", "mean", "p50", "p95", "max", "count")
-    columns = (getattr(found, name).tolist() for name in names)
-    return {
-        key: (total, mean, with_inner if with_inner != mean else None, *rest)
-        for key, with_inner, total, mean, *rest in zip(
-            found.group.tolist(), whole.mean.tolist(), *columns, strict=True
-        )
-    }
-
-
 _GAP_COLUMNS = (
     Column("after", "text"),
     Column("before", "text"),
@@ -353,8 +301,7 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     order = np.lexsort((found.ns, keys))
     last = order[np.cumsum(sums.count) - 1]  # the longest of each pair, the last one if several
     worst = cut.steps[found.step[last]]
-    cells = cut.cells(spans)
-    whole = int(cells.ns[choice.mask[cells.step]].sum())
+    whole = int((cut.divided.end_ns - cut.divided.start_ns)[choice.mask[cut.divided.step]].sum())
     numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
     rows: list[tuple[Cell, ...]] = []
     for key, *row in zip(sums.group.tolist(), *(each.tolist() for each in numbers), strict=True):

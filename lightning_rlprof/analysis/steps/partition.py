@@ -5,55 +5,20 @@ An instant belongs to the innermost open stage of the step's own thread: the one
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import Kind
-from lightning_rlprof.tables.arrays import Int64s, Mask, differs
+from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.intervals import on_few
 from lightning_rlprof.tables.spans import Spans
 
 UNTRACED = -1
 """Stands for the time in a step without an open stage."""
-
-_SPARSE = 8  # more possible keys per entry than this: sort instead of counting
-
-
-class Cells(NamedTuple):
-    """Exclusive time per step and stage: three columns sorted by step, then name.
-
-    Attributes:
-        step: Index into ``Partition.steps``.
-        name: Index into ``Spans.names``, or `UNTRACED`.
-        ns: Time in the step whose innermost stage has that name; never zero.
-    """
-
-    step: Int64s
-    name: Int64s
-    ns: Int64s
-
-
-def sum_cells(step: Int64s, name: Int64s, ns: Int64s, steps: int, names: int) -> Cells:
-    """Sum times by step and name; ``steps`` and ``names`` are how many of these there are."""
-    width = names + 1
-    keys, size, at = step * width + name + 1, steps * width, None
-    if size > _SPARSE * len(keys):  # a table of all keys would not fit into memory
-        at, keys = np.unique(keys, return_inverse=True)
-        size = len(at)
-    sums = np.zeros(size, dtype=np.int64)
-    np.add.at(sums, keys, ns)
-    some = np.flatnonzero(sums)
-    at = some if at is None else at[some]
-    return Cells(at // width, at % width - 1, sums[some])
-
-
-# The last partition of each run: a report needs the same one ten times.
-_LAST: "WeakKeyDictionary[Spans, tuple[tuple[int, ...] | None, Partition]]" = WeakKeyDictionary()
 
 
 class Segments(NamedTuple):
@@ -69,20 +34,6 @@ class Segments(NamedTuple):
     stage: Int64s
 
 
-class RankTimes(NamedTuple):
-    """Exclusive time by rank, ascending.
-
-    Attributes:
-        ranks: Ranks with one of the steps.
-        steps: How many of them each rank has.
-        ns: Time per rank and name, untraced last; shape (ranks, names + 1).
-    """
-
-    ranks: Int64s
-    steps: Int64s
-    ns: Int64s
-
-
 @dataclass(frozen=True, eq=False)
 class Partition:
     """The rows of a run's steps, by rank and start, and how they are divided.
@@ -94,26 +45,6 @@ class Partition:
     steps: Int64s
     divided: Segments
     outside: Segments
-    _cells: list[Cells] = field(default_factory=list)
-
-    def cells(self, spans: Spans) -> Cells:
-        """Sum the time of each stage in each step; ``spans`` is the run of this partition."""
-        if not self._cells:
-            own, size = self.divided, (len(self.steps), len(spans.names))
-            name = np.append(spans.name, UNTRACED)[own.stage]  # -1 reads the last name
-            self._cells.append(sum_cells(own.step, name, own.end_ns - own.start_ns, *size))
-        return self._cells[0]
-
-    def by_rank(self, spans: Spans, mask: Mask) -> "RankTimes":
-        """Sum the time of each stage in some steps by rank."""
-        rank = spans.rank[self.steps]
-        ranks, steps = np.unique(rank[mask], return_counts=True)
-        cells = self.cells(spans)
-        some = mask[cells.step]
-        place = np.searchsorted(ranks, rank[cells.step[some]])
-        ns = np.zeros((len(ranks), len(spans.names) + 1), dtype=np.int64)
-        np.add.at(ns, (place, cells.name[some]), cells.ns[some])  # -1, untraced, is the last
-        return RankTimes(ranks, steps, ns)
 
     def stages(self, spans: Spans) -> tuple[Int64s, Int64s]:
         """Return the stages that start in a step of their own thread, and the step of each."""
@@ -123,20 +54,31 @@ class Partition:
 
 
 def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
-    """Divide all steps of some ranks (None: of all); the last result of a run is cached.
+    """Divide all steps of some ranks (None: of all); all are divided once per run.
 
     Raises:
         TraceError: A rank is not in the run.
     """
-    asked = None if ranks is None else tuple(sorted(set(ranks)))
-    last = _LAST.get(spans)
-    if last is None or last[0] != asked:
-        steps = rows_on_ranks(spans, "step", ranks)
-        last = _LAST[spans] = (
-            asked,
-            Partition(steps, *divide(spans, steps, spans.rows(kind="stage"))),
-        )
-    return last[1]
+    whole = spans.once("partition", _divide_all)
+    if ranks is None:
+        return whole
+    steps = rows_on_ranks(spans, "step", ranks)
+    place = np.searchsorted(whole.steps, steps)
+    at = np.full(len(whole.steps) + 1, -1, np.int64)
+    at[place] = np.arange(len(steps))
+    mine = np.flatnonzero(at[whole.divided.step] >= 0)
+    divided = Segments(*(column[mine] for column in whole.divided))
+    beside = np.flatnonzero(np.isin(spans.rank[whole.outside.stage], list(ranks)))
+    return Partition(
+        steps,
+        divided._replace(step=at[divided.step]),
+        Segments(*(column[beside] for column in whole.outside)),
+    )
+
+
+def _divide_all(spans: Spans) -> Partition:
+    steps = spans.rows(kind="step")
+    return Partition(steps, *divide(spans, steps, spans.rows(kind="stage")))
 
 
 def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> Int64s:

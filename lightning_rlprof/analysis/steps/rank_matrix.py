@@ -100,10 +100,15 @@ def with_phases(spans: Spans) -> Spans:
     An update that is one stage hides who was slow in its forward pass: its backward pass ends with
     all ranks at the same time. The phases tell them apart.
     """
+    kind = spans.once("kinds with phases", _kinds_with_phases)
+    return spans if kind is spans.kind else replace(spans, kind=kind)
+
+
+def _kinds_with_phases(spans: Spans) -> Int64s:
     phases = np.array([*(name in PHASES for name in spans.names), False])[spans.name]
     rows = np.flatnonzero(phases & (spans.kind == _REGION))
     if not len(rows):
-        return spans
+        return spans.kind
     cut = partition(spans)
     part, thread = cut.divided, spans.thread[cut.steps]
     at = last_begun(thread[part.step], part.start_ns, spans.thread[rows], spans.start_ns[rows])
@@ -111,13 +116,13 @@ def with_phases(spans: Spans) -> Spans:
     inside &= spans.start_ns[rows] < np.append(part.end_ns, 0)[at]
     kind = spans.kind.copy()
     kind[rows[inside]] = _STAGE
-    return replace(spans, kind=kind) if inside.any() else spans
+    return kind if inside.any() else spans.kind
 
 
-def stage_rows(spans: Spans) -> StageRows:
-    """Return the stage spans of the training threads in complete steps."""
+def stage_rows(spans: Spans, since: int = 0) -> StageRows:
+    """Return the stage spans of the training threads in complete steps, from a step on."""
     cut = partition(spans)
-    choice, part = counted(spans, cut.steps), cut.divided
+    choice, part = counted(spans, cut.steps, since), cut.divided
     inside = (part.stage >= 0) & choice.mask[part.step]
     own = np.zeros(len(spans), dtype=np.int64)
     np.add.at(own, part.stage[inside], (part.end_ns - part.start_ns)[inside])

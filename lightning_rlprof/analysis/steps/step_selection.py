@@ -93,9 +93,16 @@ def warm_up(spans: Spans) -> Int64s:
     return numbers[: int(np.argmin(np.append(slow, False)))]
 
 
-def counted(spans: Spans, steps: Int64s) -> Counted:
-    """Choose the complete steps, or all of them if none is complete; the note says so."""
+def counted(spans: Spans, steps: Int64s, since: int = 0) -> Counted:
+    """Choose the complete steps, or all of them if none is complete; the note says so.
+
+    Args:
+        spans: The run.
+        steps: Rows of step spans.
+        since: Number of the first step that may be chosen.
+    """
     numbers, state = spans.step[steps], states(spans, steps)
+    state[numbers < since] = -1
     mask, parts = state == 0, []
     for code, text in enumerate(("warm-up", SHADOW, "captured", "interrupted"), start=1):
         count = len(np.unique(numbers[state == code]))
@@ -103,7 +110,7 @@ def counted(spans: Spans, steps: Int64s) -> Counted:
             parts.append(f"{count} {text}")
     note = f"Excluded steps: {', '.join(parts)}." if parts else ""
     if parts and not mask.any():
-        mask, note = ~mask, f"No complete steps, so {' and '.join(parts)} steps are included."
+        mask, note = state > 0, f"No complete steps, so {' and '.join(parts)} steps are included."
     return Counted(mask, len(np.unique(numbers[mask])), note)
 
 
@@ -133,45 +140,44 @@ def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _KEPT) -> tuple
     """
     if len(spans) <= most:
         return spans, ""
-    spans, left, steps = cut_before(spans, kept)
-    return spans, f"Only the last {left} of {steps} steps are analyzed, because the run is large."
-
-
-def cut_before(spans: Spans, kept: int, among: Mask | None = None) -> tuple[Spans, int, int]:
-    """Return the last steps within a number of spans, their count, and that of all steps.
-
-    Args:
-        spans: The run.
-        kept: Number of spans to keep; at least the last step is kept.
-        among: Which spans count and may be kept; None: all of them.
-    """
-    count = np.bincount(spans.step if among is None else spans.step[among])
-    steps = np.flatnonzero(count)
-    behind = np.cumsum(count[steps][::-1])[::-1]
-    first = int(np.append(steps[behind <= kept], steps[-1])[0]) if len(steps) else 0
-    there = spans.step >= first
-    keep = np.flatnonzero(there if among is None else there & among)
+    first, left, steps = _first_of_last(spans, kept)
+    keep = np.flatnonzero(spans.step >= first)
     columns = {name: getattr(spans, name)[keep] for name in _COLUMNS}
     counters = {}
     for name, (rows, values) in spans.counters.items():
         kept_rows = np.isin(rows, keep)
         counters[name] = Counter(np.searchsorted(keep, rows[kept_rows]), values[kept_rows])
-    left = int(np.count_nonzero(steps >= first))
-    return replace(spans, **columns, counters=counters), left, len(steps)
+    spans = replace(spans, **columns, counters=counters, results={})
+    return spans, f"Only the last {left} of {steps} steps are analyzed, because the run is large."
 
 
-def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:
-    """Return the last steps of a run, up to a number of step and stage spans, and a note.
+def _first_of_last(spans: Spans, kept: int, among: Mask | None = None) -> tuple[int, int, int]:
+    """Return the first of the last steps within a number of spans, their count, and that of all.
 
-    Steps are kept or dropped whole, on all ranks. A small run is returned unchanged.
+    Args:
+        spans: The run.
+        kept: Number of spans; at least the last step is taken.
+        among: Which spans count; None: all of them.
+    """
+    count = np.bincount(spans.step if among is None else spans.step[among])
+    steps = np.flatnonzero(count)
+    behind = np.cumsum(count[steps][::-1])[::-1]
+    first = int(np.append(steps[behind <= kept], steps[-1])[0]) if len(steps) else 0
+    return first, int(np.count_nonzero(steps >= first)), len(steps)
+
+
+def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[int, str]:
+    """Return the first of the last steps with up to a number of step and stage spans, and a note.
+
+    It is 0 for a small run, of which all steps are taken.
     """
     if len(spans) <= most:
-        return spans, ""
+        return 0, ""
     compared = (spans.kind == KINDS.index("step")) | (spans.kind == KINDS.index("stage"))
-    spans, kept, steps = cut_before(spans, most, compared)
+    first, kept, steps = _first_of_last(spans, most, compared)
     if kept == steps:
-        return spans, ""
-    return spans, f"Only the last {kept} steps are compared, because the run is large."
+        return 0, ""
+    return first, f"Only the last {kept} steps are compared, because the run is large."
 
 
 def capture_slowdown(spans: Spans) -> float | None:

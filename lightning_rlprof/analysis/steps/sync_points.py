@@ -181,13 +181,12 @@ def _visits_in_table(spans: Spans, threads: Int64s, names: list[str]) -> _Visits
 
 def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits) -> _Visits:
     """Return the spans of stages that include waiting, unless a sync point inside explains it."""
-    some, _ = recent(spans, _LEARNED)
-    found = stage_rows(some)
+    found = stage_rows(spans, recent(spans, _LEARNED)[0])
     feeds = (categories_of(spans.names) == Category.DATA_WAIT)[spans.name]
     feeds[weight_updates(spans).received] = True
     parts = [_Visits(*np.zeros((7, 0), dtype=np.int64))]
     for number, ranks in enumerate(_roles(spans) if len(found.rows) else ()):
-        codes = _stages_with_waiting(some, build_rank_matrix(some, found, ranks))
+        codes = _stages_with_waiting(spans, build_rank_matrix(spans, found, ranks))
         mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
         mine &= ~(has_handoffs(spans) & feeds)
         own = _visits_of(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))

@@ -6,11 +6,10 @@ Only durations are compared, never the clocks of two ranks.
 """
 
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition
+from lightning_rlprof.analysis.steps.partition import UNTRACED, partition
 from lightning_rlprof.analysis.steps.sync_points import find_sync_points
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import last_begun
@@ -36,28 +35,25 @@ class Waits(NamedTuple):
     last: Int64s
 
 
-_LAST: "WeakKeyDictionary[Spans, Waits]" = WeakKeyDictionary()
-
-
 def find_waits(spans: Spans) -> Waits:
-    """Find when training threads waited for other ranks; kept as long as the run is.
+    """Find when training threads waited for other ranks; once per run.
 
     A rank waits at the beginning of a collective, and at the end of a stage with work of its own.
     """
-    found = _LAST.get(spans)
-    if found is None:
-        threads = np.unique(spans.thread[spans.rows(kind="step")])
-        points = find_sync_points(spans, threads, tables=False)
-        start, end, whole = points.start_ns, points.end_ns, points.whole_stage[points.group]
-        ns = end - start - points.transfer_ns[points.group]
-        start, end = np.where(whole, end - ns, start), np.where(whole, end, start + ns)
-        some, last = ns > 0, np.zeros(len(points.size), np.int64)
-        shortest = np.lexsort((points.start_ns - points.end_ns, points.group))  # the last of each
-        last[points.group[shortest]] = points.row[shortest]
-        last = last[points.group[some]]
-        found = Waits(points.row[some], start[some], end[some], whole[some], last)
-        _LAST[spans] = found
-    return found
+    return spans.once("waits", _find_waits, ("clocks",))
+
+
+def _find_waits(spans: Spans) -> Waits:
+    threads = np.unique(spans.thread[spans.rows(kind="step")])
+    points = find_sync_points(spans, threads, tables=False)
+    start, end, whole = points.start_ns, points.end_ns, points.whole_stage[points.group]
+    ns = end - start - points.transfer_ns[points.group]
+    start, end = np.where(whole, end - ns, start), np.where(whole, end, start + ns)
+    some, last = ns > 0, np.zeros(len(points.size), np.int64)
+    shortest = np.lexsort((points.start_ns - points.end_ns, points.group))  # the last of each
+    last[points.group[shortest]] = points.row[shortest]
+    last = last[points.group[some]]
+    return Waits(points.row[some], start[some], end[some], whole[some], last)
 
 
 class WaitingTimes(NamedTuple):
@@ -78,9 +74,14 @@ class WaitingTimes(NamedTuple):
     ns: Int64s
 
 
-def waiting_times(spans: Spans, cut: Partition) -> WaitingTimes:
-    """Return how long ranks waited in which stages of which steps."""
-    waits, part = find_waits(spans), cut.divided
+def waiting_times(spans: Spans) -> WaitingTimes:
+    """Return how long ranks waited in which stages of which steps of `partition`; once per run."""
+    return spans.once("waiting times", _waiting_times, ("clocks",))
+
+
+def _waiting_times(spans: Spans) -> WaitingTimes:
+    waits, cut = find_waits(spans), partition(spans)
+    part = cut.divided
     thread, own = spans.thread[cut.steps][part.step], spans.thread[waits.row]
     first = np.maximum(last_begun(thread, part.start_ns, own, waits.start_ns), 0)
     last = last_begun(thread, part.start_ns, own, waits.end_ns - 1)
@@ -95,30 +96,3 @@ def waiting_times(spans: Spans, cut: Partition) -> WaitingTimes:
     stage = np.append(spans.name, UNTRACED)[stage_row]
     name = np.where(stage == UNTRACED, spans.name[waits.row[at]], stage)
     return WaitingTimes(part.step[segment], stage_row, stage, name, ns[some])
-
-
-class StageWork(NamedTuple):
-    """Exclusive time by rank and stage, divided into work and waiting; both have no negative time.
-
-    Attributes:
-        ranks: Ranks with one of the steps, ascending.
-        steps: How many of them each rank has.
-        work_ns: Time without waiting per rank and name, untraced last; shape (ranks, names + 1).
-        waits_ns: Time waited in each; outside any stage under the name of the collective.
-    """
-
-    ranks: Int64s
-    steps: Int64s
-    work_ns: Int64s
-    waits_ns: Int64s
-
-
-def stage_work(spans: Spans, cut: Partition, mask: Mask) -> StageWork:
-    """Sum the work and the waiting of each stage in some steps by rank."""
-    times, waited = cut.by_rank(spans, mask), waiting_times(spans, cut)
-    waited = WaitingTimes(*(column[mask[waited.step]] for column in waited))
-    rank = np.searchsorted(times.ranks, spans.rank[cut.steps[waited.step]])
-    work, waits = times.ns.copy(), np.zeros_like(times.ns)
-    np.subtract.at(work, (rank, waited.stage), waited.ns)
-    np.add.at(waits, (rank, waited.name), waited.ns)
-    return StageWork(times.ranks, times.steps, work, waits)

@@ -5,7 +5,6 @@ So its name alone does not tell the direction: what else the rank does and the o
 """
 
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -40,21 +39,14 @@ class WeightUpdates(NamedTuple):
     note: str
 
 
-# The last result of each run: sync points, step intervals and handoffs ask for it.
-_LAST: "WeakKeyDictionary[Spans, WeightUpdates]" = WeakKeyDictionary()
-
-
 def weight_updates(spans: Spans) -> WeightUpdates:
-    """Find the rows in which weights are sent and received; the last result of a run is cached.
+    """Find the rows in which weights are sent and received; once per run.
 
     A rank that trains sends. A rank that generates and doesn't train receives, if another rank may
     send. Ranks do what their stages say, else what their role says. Of other ranks, those receive
     whose weight syncs begin after another rank's weight sync of the same version has ended.
     """
-    found = _LAST.get(spans)
-    if found is None:
-        found = _LAST[spans] = _find(spans)
-    return found
+    return spans.once("weight updates", _find)
 
 
 def _find(spans: Spans) -> WeightUpdates:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -89,7 +88,6 @@ _COLUMNS = (
     Column("last arrivals", "share"),
     Column("group", "text"),
 )
-_CACHE: "WeakKeyDictionary[Spans, Table]" = WeakKeyDictionary()
 _NOTE = (
     "slowdown: relative to the median of the other ranks, adjusted for work, with its 95% CI. "
     "p-value: probability of this result if no rank is slow."
@@ -130,16 +128,13 @@ def stragglers(spans: Spans) -> Table:
     Abstains if no role has enough ranks, steps and stages without waiting. The answer is cached as
     long as the run exists, because report and findings both need it.
     """
-    found = _CACHE.get(spans)
-    if found is None:
-        found = _CACHE[spans] = _analyze(spans)
-    return found
+    return spans.once("stragglers", _analyze, spans.tables)
 
 
 def _analyze(spans: Spans) -> Table:
-    spans, left_out = recent(spans)
+    first, left_out = recent(spans)
     spans = with_phases(spans)
-    rows = stage_rows(spans)
+    rows = stage_rows(spans, first)
     table: list[tuple[Cell, ...]] = []
     remarks: list[str] = [text for text in (left_out, rows.note) if text]
     reasons: list[str] = []

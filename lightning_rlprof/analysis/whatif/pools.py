@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.steps.execution_mode import generating_and_training_ranks
-from lightning_rlprof.analysis.steps.partition import RankTimes, partition
+from lightning_rlprof.analysis.steps.step_matrix import StageWork, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, counted
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
@@ -74,23 +74,25 @@ class Pools(NamedTuple):
 def find_pools(spans: Spans) -> Pools | str:
     """Return the pools of an asynchronous run, or why there are none."""
     generates, trains = generating_and_training_ranks(spans)
-    cut = partition(spans)
-    included = counted(spans, cut.steps).mask
-    ranks = spans.rank[cut.steps]
+    matrix = step_matrix(spans)
+    included = counted(spans, matrix.steps).mask
+    ranks = spans.rank[matrix.steps]
     own = included & np.isin(ranks, trains)
-    steps = np.unique(spans.step[cut.steps[own]])
+    steps = np.unique(spans.step[matrix.steps[own]])
     if len(steps) < FEWEST:
         return f"{len(steps)} steps are included; {FEWEST} are needed."
-    place = np.searchsorted(steps, spans.step[cut.steps[own]])
-    wall = np.bincount(place, spans.duration_ns[cut.steps[own]]) / np.bincount(place)
-    times = cut.by_rank(spans, included)
+    place = np.searchsorted(steps, spans.step[matrix.steps[own]])
+    wall = np.bincount(place, spans.duration_ns[matrix.steps[own]]) / np.bincount(place)
+    times = matrix.by_rank(spans, included)
     works = ~np.isin(categories_of(spans.names)[:-1], _NO_WORK)
     training = _per_step(times, trains, works, len(steps)) / len(trains)
     rollout = _per_step(times, generates, works, len(steps))
     return Pools(wall, training, rollout[:-1], len(generates), spans.names)
 
 
-def _per_step(times: RankTimes, ranks: Int64s, works: Mask, steps: int) -> Float64s:
-    found: Float64s = times.ns[np.isin(times.ranks, ranks)].sum(axis=0) / steps
+def _per_step(times: StageWork, ranks: Int64s, works: Mask, steps: int) -> Float64s:
+    found: Float64s = (times.work_ns + times.waits_ns)[np.isin(times.ranks, ranks)].sum(
+        axis=0
+    ) / steps
     found[:-1][~works] = 0
     return found

@@ -11,9 +11,14 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.device.device_counters import CAPTURED, counter_samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS, copy_name
-from lightning_rlprof.report.chrome_trace.counter_tracks import sample_tracks, track
-from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
-from lightning_rlprof.report.chrome_trace.waits import MOST_FLOWS
+from lightning_rlprof.report.chrome_trace.run_tracks import (
+    MAX_FLOWS,
+    about,
+    encoded,
+    micro,
+    sample_tracks,
+    track,
+)
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.intervals import covered_before, unions
@@ -156,7 +161,7 @@ class DeviceTracks:
         differs = np.diff(around) != 0
         ends = (np.append(True, differs) | np.append(differs, True))[: len(around)]
         pairs = zip(kernels[ends].tolist(), around[ends].tolist(), strict=True)
-        for number, (row, mark) in enumerate(islice(pairs, MOST_FLOWS), start=first_id):
+        for number, (row, mark) in enumerate(islice(pairs, MAX_FLOWS), start=first_id):
             pid = int(columns["rank"][row]) + 1
             what = f'"pid":{pid},"cat":"launch","name":"launch","id":{number}'
             places = (tracks[mark], int(launch[row])), (self._track[row], int(start[row]))

@@ -8,7 +8,7 @@ import numpy as np
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
+from lightning_rlprof.report.chrome_trace.run_tracks import about, encoded, micro
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.tables.spans import Spans
 

@@ -27,12 +27,16 @@ from lightning_rlprof.analysis.stages.stage_times import StepTimes
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.records.records import EXPORT, KINDS, Number
 from lightning_rlprof.records.run_directory import mode_made_of
-from lightning_rlprof.report.chrome_trace.counter_tracks import CounterTracks
 from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
-from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
 from lightning_rlprof.report.chrome_trace.job_tracks import job_events
-from lightning_rlprof.report.chrome_trace.sample_arrows import sample_arrows
-from lightning_rlprof.report.chrome_trace.waits import WaitSlices
+from lightning_rlprof.report.chrome_trace.run_tracks import (
+    CounterTracks,
+    WaitSlices,
+    about,
+    encoded,
+    micro,
+    sample_arrows,
+)
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans

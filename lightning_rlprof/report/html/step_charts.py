@@ -164,7 +164,7 @@ class StepCharts(StepTimes):
     @cached_property
     def ranks(self) -> Int64s:
         """Ranks with steps, ascending."""
-        return np.unique(self.spans.rank[self.cut.steps])
+        return np.unique(self.spans.rank[self.matrix.steps])
 
     @cached_property
     def by_rank(self) -> dict[str, Float64s]:
@@ -175,16 +175,15 @@ class StepCharts(StepTimes):
         if len(self.ranks) < 2:
             return {}
         found: dict[str, Float64s] = {}
-        waits, cells = self.waits, self.cells
-        waited = self._sum_by_rank(waits.step, waits.ns)
+        cells = self.matrix
+        waited = self._sum_by_rank(cells.step, cells.waits_ns)
         if waited.any():
             found[LATE], found[WAITS] = np.max(waited, axis=0) - waited, waited
         stages = [part for part in self.drawn if part.kind == "stage" and part.stage != OTHERS]
         for part in stages[:_HEAT_STAGES]:
             code = self.spans.names.index(part.stage)
-            own, within = cells.name == code, waits.stage == code
-            found[part.name] = self._sum_by_rank(cells.step[own], cells.ns[own])
-            found[part.name] -= self._sum_by_rank(waits.step[within], waits.ns[within])
+            own = cells.name == code
+            found[part.name] = self._sum_by_rank(cells.step[own], cells.work_ns[own])
         return found
 
     @cached_property
@@ -217,7 +216,7 @@ class StepCharts(StepTimes):
     def _sum_by_rank(self, step: Int64s, ns: Int64s) -> Float64s:
         """Sum times by rank and step; shape (ranks, steps)."""
         found = np.zeros((len(self.ranks), len(self.numbers)))
-        rank = np.searchsorted(self.ranks, self.spans.rank[self.cut.steps[step]])
+        rank = np.searchsorted(self.ranks, self.spans.rank[self.matrix.steps[step]])
         np.add.at(found, (rank, self._place[step]), ns)
         return found
 
@@ -377,7 +376,7 @@ def rank_rows(
 
 def _walls(series: StepCharts) -> Any:
     """Return the time of the included steps of each rank; at least 1 ns."""
-    steps = series.cut.steps
+    steps = series.matrix.steps
     steps = steps[np.isin(series.spans.step[steps], series.numbers[series.included])]
     found = summarize(series.spans.rank[steps], series.spans.duration_ns[steps])
     walls = np.ones(len(series.ranks))

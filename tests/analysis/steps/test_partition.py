@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.steps.partition import (
     containing_step,
+    divide,
     paint,
     partition,
     rows_on_ranks,
 )
+from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.oracle import labels, runs
@@ -61,42 +63,34 @@ def test_segments_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
     assert seen == {(step.rank, now): (step, name) for step, now, name in labels(spans)}
 
 
-def test_few_of_many_names_are_summed_without_room_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steps = [Row("step", "step", n, n * 10, n * 10 + 10) for n in range(9)]
-    spans = loaded([*steps, *(Row(f"s{n}", "stage", n, n * 10, n * 10 + 4) for n in range(9))])
-    roomy = partition(spans).cells(spans)
-    monkeypatch.setattr("lightning_rlprof.analysis.steps.partition._SPARSE", 0)
-    narrow = partition(dataclasses.replace(spans)).cells(spans)
-    for name in ("step", "name", "ns"):
-        assert getattr(narrow, name).tolist() == getattr(roomy, name).tolist()
-
-
-def test_the_last_partition_of_a_run_is_kept_and_goes_with_it() -> None:
+def test_a_run_is_divided_once_and_what_is_kept_goes_with_it() -> None:
     spans = loaded([Row("step", "step", 1, 0, 9)], [Row("step", "step", 1, 0, 9)])
     kept = partition(spans)
     assert partition(spans) is kept
     assert len(partition(spans, [1]).steps) == 1
-    assert partition(spans, {1}) is partition(spans, [1, 1])
-    assert len(partition(spans).steps) == 2
-    assert partition(dataclasses.replace(spans)) is not kept
+    assert partition(spans) is kept
+    assert partition(dataclasses.replace(spans, tables={})) is kept
+    moved = dataclasses.replace(spans, end_ns=spans.end_ns + 1)
+    assert partition(moved) is not kept
     gone = weakref.ref(spans)
-    del spans
+    del spans, moved
     assert gone() is None
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(runs())
-def test_cells_add_up_to_every_steps_wall_exactly(rows: list[list[Row]]) -> None:
+@given(runs(), st.data())
+def test_the_partition_of_some_ranks_is_that_of_a_run_of_these(
+    rows: list[list[Row]], data: st.DataObject
+) -> None:
     spans = loaded(*rows)
-    cut = partition(spans)
-    cells = cut.cells(spans)
-
-    walls = np.zeros(len(cut.steps), dtype=np.int64)
-    np.add.at(walls, cells.step, cells.ns)
-    assert walls.tolist() == spans.duration_ns[cut.steps].tolist()
-    assert (cells.ns > 0).all()
+    some = data.draw(st.sets(st.sampled_from(spans.ranks)))
+    own, both = partition(spans, some), (spans.rows(kind="step"), spans.rows(kind="stage"))
+    steps, stages = (each[np.isin(spans.rank[each], list(some))] for each in both)
+    whole = divide(spans, steps, stages)
+    for found, expected in zip((own.divided, own.outside), whole, strict=True):
+        for column, same in zip(found, expected, strict=True):
+            assert column.tolist() == same.tolist()
+    assert own.steps.tolist() == steps.tolist()
 
 
 def test_of_two_stages_opened_at_once_the_greater_id_is_inside() -> None:
@@ -110,7 +104,7 @@ def test_large_times_stay_exact() -> None:
     start = 2**59
     rows = [Row("step", "step", 1, 0, start + 3), Row("a", "stage", 1, 1, start + 1)]
     spans = loaded(rows)
-    assert sorted(partition(spans).cells(spans).ns.tolist()) == [3, start]
+    assert sorted(step_matrix(spans).work_ns.tolist()) == [3, start]
 
 
 def test_ranks_are_chosen_or_refused(tmp_path: Path) -> None:

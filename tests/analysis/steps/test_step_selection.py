@@ -140,23 +140,23 @@ def test_the_graph_is_made_of_them_and_so_are_its_joins() -> None:
 
 def test_recent_a_small_run_comes_back_as_it_is() -> None:
     spans = play(Script(steps=3), 0).spans
-    assert recent(spans) == (spans, "")
+    assert recent(spans) == (0, "")
 
 
 def test_of_a_large_run_the_last_whole_steps_are_left_on_all_ranks() -> None:
     spans = play(Script(ranks=3, steps=10), 0).spans
-    found, note = recent(spans, most=3 * 5 * 4 + 7)
+    first, note = recent(spans, most=3 * 5 * 4 + 7)
     assert note == "Only the last 4 steps are compared, because the run is large."
-    assert np.unique(found.step).tolist() == [7, 8, 9, 10]
-    assert len(found) == 3 * 5 * 4
-    kept = np.flatnonzero(spans.step >= 7)
-    assert list(found) == [spans.span(row) for row in kept.tolist()]
+    assert first == 7
+    chosen = counted(spans, spans.rows(kind="step"), first)
+    assert chosen.steps == 4
+    assert np.unique(spans.step[spans.rows(kind="step")[chosen.mask]]).tolist() == [7, 8, 9, 10]
 
 
 def test_one_step_is_left_however_large_it_is() -> None:
     spans = play(Script(ranks=3, steps=4), 0).spans
-    found, note = recent(spans, most=2)
-    assert np.unique(found.step).tolist() == [4]
+    first, note = recent(spans, most=2)
+    assert first == 4
     assert "last 1 steps" in note
 
 

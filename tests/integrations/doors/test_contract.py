@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.steps.partition import partition
+from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.integrations.launch import launched
 from lightning_rlprof.run import Run, load
@@ -157,9 +157,10 @@ def typical_shares(run: Run, *ranks: int) -> dict[str, float]:
 
     A stop of the machine is in one step, and may be longer than all of them together.
     """
-    cut = partition(run, ranks or None)
-    number = run.step[cut.steps]
-    ns = np.array([cut.by_rank(run, number == n).ns.sum(axis=0) for n in np.unique(number)])
+    matrix = step_matrix(run, ranks or None)
+    number, every = np.unique(run.step[matrix.steps], return_inverse=True)
+    shape = (len(number), len(run.names) + 1)
+    ns = matrix.total(matrix.work_ns + matrix.waits_ns, every, shape)
     medians = np.median(ns / ns.sum(axis=1, keepdims=True), axis=0)
     names = np.array([*run.names, "untraced"])
     there = ns.any(axis=0)
@@ -209,7 +210,7 @@ class Empty:
         module.Trainer = module.Fabric = type("Trainer", (), {})
         module.TrainerCallback, module.DEFAULT_CALLBACKS = type("Callback", (), {}), []
 
-from lightning_rlprof.analysis.steps.partition import partition
+from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.integrations.doors.registry import DOORS
 
 wanted = {module for door in DOORS for module in door.modules}

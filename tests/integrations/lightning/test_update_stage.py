@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_rlprof.analysis.steps.partition import partition
+from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.loaders.load import load
@@ -121,8 +121,8 @@ def test_a_rollout_in_the_closure_keeps_its_time(tmp_path: Path) -> None:
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
     make_trainer(callback).fit(Loop(), loader())
     spans = load(callback.run)
-    cells = partition(spans).cells(spans)
-    own = cells.ns[cells.name == spans.names.index("actor_generate")]
+    cells = step_matrix(spans)
+    own = cells.work_ns[cells.name == spans.names.index("actor_generate")]
     rollouts = of(trace_of(callback), "actor_generate")
     assert own.sum() == sum(each.end_ns - each.start_ns for each in rollouts)
 

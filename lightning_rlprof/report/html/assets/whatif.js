@@ -8,7 +8,7 @@ const whatifPlot = (() => {
     const width = host.clientWidth;
     if (!width) return;
     const LEFT = Math.min(260, width * 0.42), RIGHT = 64, now = rows[0].now;
-    const top = Math.max(now, ...rows.map((row) => row.high ?? row.then)) * 1.05;
+    const top = Math.max(1, now, ...rows.map((row) => row.high ?? row.then)) * 1.05;
     const x = (value) => LEFT + (width - LEFT - RIGHT) * value / top;
     const root = svg("svg", { height: rows.length * ROW + 20, viewBox: `0 0 ${width} ${rows.length * ROW + 20}`, role: "img", "aria-label": rows.map((row) => `${row.name}: ${us(row.then)}`).join(", ") });
     root.append(svg("line", { class: "axis", x1: x(0), x2: x(top), y1: rows.length * ROW, y2: rows.length * ROW }), svg("line", { class: "change", x1: x(now), x2: x(now), y1: 0, y2: rows.length * ROW }));

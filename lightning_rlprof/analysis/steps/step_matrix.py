@@ -1,0 +1,157 @@
+"""Where the time of every step went, by rank, step and stage: computed once, read by all.
+
+A row of the matrix is a step of a rank, a column a stage, or untraced time. A cell has the rank's
+own work, without waiting for other ranks; the waiting; and how often the stage was called. All
+cells of a row add up to the step exactly, in integer nanoseconds.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.steps.partition import (
+    UNTRACED,
+    containing_step,
+    partition,
+    rows_on_ranks,
+)
+from lightning_rlprof.analysis.steps.waiting import waiting_times
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
+from lightning_rlprof.tables.spans import Spans
+
+
+class StageWork(NamedTuple):
+    """Time by rank and stage, divided into work and waiting.
+
+    Attributes:
+        ranks: Ranks with one of the steps, ascending.
+        steps: How many of them each rank has.
+        work_ns: Time without waiting per rank and name, untraced last; shape (ranks, names + 1).
+        waits_ns: Time waited in each; outside any stage under the name of the collective.
+    """
+
+    ranks: Int64s
+    steps: Int64s
+    work_ns: Int64s
+    waits_ns: Int64s
+
+
+class Amounts(NamedTuple):
+    """What stages counted, by step and name.
+
+    Attributes:
+        step: Index into ``StepMatrix.steps``.
+        name: Index into ``Spans.names``.
+        amount: The sum of the counter.
+        spans: How many spans counted it.
+    """
+
+    step: Int64s
+    name: Int64s
+    amount: Float64s
+    spans: Int64s
+
+
+@dataclass(frozen=True, eq=False)
+class StepMatrix:
+    """The cells of the matrix that are not empty, by step and name.
+
+    Attributes:
+        steps: Rows of the step spans, by rank and start: the rows of the matrix.
+        step: Index into ``steps`` of each cell.
+        name: Index into ``Spans.names``, or `UNTRACED`.
+        work_ns: Time in which the stage was the innermost one and the rank did not wait.
+        waits_ns: Time waited there; outside any stage under the name of the collective.
+        calls: How often the stage began in the step.
+    """
+
+    steps: Int64s
+    step: Int64s
+    name: Int64s
+    work_ns: Int64s
+    waits_ns: Int64s
+    calls: Int64s
+
+    def total(self, values: Int64s, rows: Int64s, shape: tuple[int, int]) -> Int64s:
+        """Sum one value per cell by a row for each step and by name, untraced last.
+
+        Args:
+            values: ``work_ns``, ``waits_ns`` or ``calls``.
+            rows: The row of each step of ``steps``; -1 leaves it out.
+            shape: Number of rows, and of names with untraced.
+        """
+        at = rows[self.step]
+        some = at >= 0
+        found = np.zeros(shape[0] * shape[1], np.int64)
+        np.add.at(found, at[some] * shape[1] + self.name[some] % shape[1], values[some])
+        return found.reshape(shape)
+
+    def by_rank(self, spans: Spans, mask: Mask) -> StageWork:
+        """Sum work and waiting of each stage by rank; ``mask`` chooses among ``steps``."""
+        rank = spans.rank[self.steps]
+        ranks, steps = np.unique(rank[mask], return_counts=True)
+        rows = np.where(mask, np.searchsorted(ranks, rank), -1)
+        shape = (len(ranks), len(spans.names) + 1)
+        sums = (self.total(values, rows, shape) for values in (self.work_ns, self.waits_ns))
+        return StageWork(ranks, steps, *sums)
+
+    def amounts(self, spans: Spans, counter: str) -> "Amounts":
+        """Return what stages counted in each cell that has the counter."""
+        rows, values = spans.amounts(counter)
+        place, step = spans.once("stages in steps", _stages_in_steps)
+        own = np.minimum(np.searchsorted(place, rows), max(len(place) - 1, 0))
+        known = np.append(place, -1)[own] == rows
+        width = len(spans.names)
+        keys, at = np.unique(
+            np.append(step, -1)[own[known]] * width + spans.name[rows[known]], return_inverse=True
+        )
+        sums = np.zeros(len(keys))
+        np.add.at(sums, at, values[known])
+        return Amounts(keys // width, keys % width, sums, np.bincount(at, minlength=len(keys)))
+
+
+def step_matrix(spans: Spans, ranks: Collection[int] | None = None) -> StepMatrix:
+    """Return the matrix of some ranks (None: of all); that of all is computed once per run.
+
+    Raises:
+        TraceError: A rank is not in the run.
+    """
+    whole = spans.once("step matrix", _compute, ("clocks",))
+    if ranks is None:
+        return whole
+    steps = rows_on_ranks(spans, "step", ranks)
+    at = np.full(len(whole.steps) + 1, -1, np.int64)
+    at[np.searchsorted(whole.steps, steps)] = np.arange(len(steps))
+    mine = np.flatnonzero(at[whole.step] >= 0)
+    columns = (whole.name, whole.work_ns, whole.waits_ns, whole.calls)
+    return StepMatrix(steps, at[whole.step[mine]], *(column[mine] for column in columns))
+
+
+def _stages_in_steps(spans: Spans) -> tuple[Int64s, Int64s]:
+    """Return the rows of the stages that begin in a step of their thread, and the step of each."""
+    steps, rows = spans.rows(kind="step"), spans.rows(kind="stage")
+    step = containing_step(spans, steps, rows, spans.thread)
+    return rows[step >= 0], step[step >= 0]
+
+
+def _compute(spans: Spans) -> StepMatrix:
+    cut, waits = partition(spans), waiting_times(spans)
+    width = len(spans.names) + 1
+    name = np.append(spans.name, UNTRACED)[cut.divided.stage]  # -1 reads the last
+    began, step = spans.once("stages in steps", _stages_in_steps)
+    keys = (
+        cut.divided.step * width + name + 1,
+        waits.step * width + waits.stage + 1,
+        waits.step * width + waits.name + 1,
+        step * width + spans.name[began] + 1,
+    )
+    cells = np.unique(np.concatenate([np.unique(own) for own in keys]))
+    work, waited, calls = np.zeros((3, len(cells)), np.int64)
+    took, off, also, call = (np.searchsorted(cells, own) for own in keys)
+    np.add.at(work, took, cut.divided.end_ns - cut.divided.start_ns)
+    np.subtract.at(work, off, waits.ns)
+    np.add.at(waited, also, waits.ns)
+    np.add.at(calls, call, 1)
+    return StepMatrix(cut.steps, cells // width, cells % width - 1, work, waited, calls)

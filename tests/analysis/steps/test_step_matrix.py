@@ -1,0 +1,120 @@
+"""One matrix says where the time of every step went: as brute force does, and made once."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.steps import partition as partition_module
+from lightning_rlprof.analysis.steps import step_matrix as matrix_module
+from lightning_rlprof.analysis.steps.partition import partition
+from lightning_rlprof.analysis.steps.step_matrix import step_matrix
+from lightning_rlprof.report.run_summary import run_summary
+from tests.analysis.steps.test_waiting import Job
+from tests.builders.oracle import innermost, runs
+from tests.builders.runs import Row, loaded
+from tests.builders.scripted import Script, play
+from tests.effort import examples
+
+Cell = tuple[int, int, str]
+
+
+def cells(spans) -> dict[str, Counter[Cell]]:  # type: ignore[no-untyped-def]
+    """Return the matrix by rank, step row and stage."""
+    matrix = step_matrix(spans)
+    found = {}
+    for column in ("work_ns", "waits_ns", "calls"):
+        found[column] = Counter[Cell]()
+        values = getattr(matrix, column).tolist()
+        for step, name, value in zip(matrix.step, matrix.name.tolist(), values, strict=True):
+            row = int(matrix.steps[step])
+            stage = [*spans.names, "untraced"][name]
+            found[column] += Counter({(int(spans.rank[row]), row, stage): value})
+    return found
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(runs())
+def test_cells_agree_with_labels_of_every_nanosecond_and_add_up_to_each_step(
+    rows: list[list[Row]],
+) -> None:
+    spans = loaded(*rows)
+    row_of = {(span.rank, span.id): row for row, span in enumerate(spans)}
+    expected: Counter[Cell] = Counter()
+    for step, _, stage in innermost(spans):
+        expected[step.rank, row_of[step.rank, step.id], stage.name if stage else "untraced"] += 1
+    found = cells(spans)
+    assert found["work_ns"] + found["waits_ns"] == expected
+    matrix = step_matrix(spans)
+    walls = np.zeros(len(matrix.steps), np.int64)
+    np.add.at(walls, matrix.step, matrix.work_ns + matrix.waits_ns)
+    assert walls.tolist() == spans.duration_ns[matrix.steps].tolist()
+    assert np.array_equal(matrix.steps, partition(spans).steps)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(runs(), st.data())
+def test_the_matrix_of_some_ranks_has_their_cells(
+    rows: list[list[Row]], data: st.DataObject
+) -> None:
+    spans = loaded(*rows)
+    some = data.draw(st.sets(st.sampled_from(spans.ranks)))
+    own, whole = step_matrix(spans, some), step_matrix(spans)
+    mine = np.isin(spans.rank[whole.steps[whole.step]], list(some))
+    assert own.work_ns.tolist() == whole.work_ns[mine].tolist()
+    assert own.steps[own.step].tolist() == whole.steps[whole.step[mine]].tolist()
+
+
+def test_waiting_is_apart_and_calls_are_counted() -> None:
+    job = Job(1, uneven=True)
+    found = cells(job.spans)
+    assert sum(found["waits_ns"].values()) == job.waited_ns
+    assert {stage for _, _, stage in found["waits_ns"]} == {"actor_update"}
+    assert set(found["calls"].values()) == {1}
+    assert min(found["work_ns"].values()) > 0
+
+
+def test_what_stages_counted_is_summed_by_cell() -> None:
+    rows = [
+        Row("step", "step", 1, 0, 9),
+        Row("a", "stage", 1, 0, 3, counters={"tokens": 3}),
+        Row("a", "stage", 1, 4, 6, counters={"tokens": 4}),
+        Row("b", "stage", 1, 6, 8),
+        Row("a", "stage", 0, 20, 30, counters={"tokens": 100}),
+    ]
+    spans = loaded(rows)
+    found = step_matrix(spans).amounts(spans, "tokens")
+    assert [column.tolist() for column in found] == [[0], [spans.names.index("a")], [7.0], [2]]
+    assert not len(step_matrix(spans).amounts(spans, "samples").step)
+
+
+def test_all_analyses_of_a_run_read_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = play(Script(ranks=4, steps=40), 0).spans
+    made: Counter[str] = Counter()
+
+    def counting(module, name):  # type: ignore[no-untyped-def]
+        make = getattr(module, name)
+
+        def counted(run):  # type: ignore[no-untyped-def]
+            made[name] += 1
+            return make(run)
+
+        monkeypatch.setattr(module, name, counted)
+
+    from lightning_rlprof.analysis.ledger import ledger as ledger_module
+    from lightning_rlprof.analysis.steps import waiting as waiting_module
+
+    counting(partition_module, "_divide_all")
+    counting(matrix_module, "_compute")
+    counting(waiting_module, "_find_waits")
+    counting(waiting_module, "_waiting_times")
+    counting(ledger_module, "compute_accounts")
+    run_summary(spans)
+    for analysis in CATALOG:
+        analysis.run(spans)
+    assert made == dict.fromkeys(
+        ("_divide_all", "_compute", "_find_waits", "_waiting_times", "compute_accounts"), 1
+    )
