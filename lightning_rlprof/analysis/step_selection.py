@@ -79,14 +79,15 @@ def warm_up(spans: Spans) -> Int64s:
     """Return the numbers of the first steps that take far longer than the others.
 
     A step at the start warms up if it takes more than 1.5 times the 90th percentile of later ones,
-    by the mean of its ranks. At most one step in ten does, and three others are left.
+    by the mean of its ranks. At most one step in ten does, and three others are left. None does in
+    the last steps of a long run.
     """
     rows = spans.rows(kind="step")
     flagged = [_flagged(spans, name) for name in STATES[2:]]
     rows = rows[~np.isin(spans.step[rows], np.concatenate(flagged))]
     numbers, place, ranks = np.unique(spans.step[rows], return_inverse=True, return_counts=True)
     most = min(-(-len(numbers) // _MOST_WARM_UP), len(numbers) - FEWEST)
-    if most < 1:
+    if most < 1 or not spans.from_start:
         return numbers[:0]
     walls = np.bincount(place, spans.duration_ns[rows]) / ranks
     slow = walls[:most] > _WARM_UP * np.quantile(walls[most:], _USUAL)
@@ -157,7 +158,9 @@ def cut_before(spans: Spans, kept: int, among: Mask | None = None) -> tuple[Span
         kept_rows = np.isin(rows, keep)
         counters[name] = Counter(np.searchsorted(keep, rows[kept_rows]), values[kept_rows])
     left = int(np.count_nonzero(steps >= first))
-    return replace(spans, **columns, counters=counters), left, len(steps)
+    is_whole = spans.from_start and left == len(steps)
+    cut = replace(spans, **columns, counters=counters, from_start=is_whole)
+    return cut, left, len(steps)
 
 
 def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:

@@ -20,7 +20,7 @@ from lightning_rlprof.system.process_state import process_state
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.stack_lines import StackLine
-    from lightning_rlprof.loaders.live_run import RankProgress
+    from lightning_rlprof.records.run_directory import RankReader
 
 _POLL_S, _PATIENCE_S = 0.2, 30
 _SHORTEST_S = 0.5
@@ -73,7 +73,7 @@ def peek(
         raise console.CheckFailedError("no rank was sampled", hint=f"See: rlprof hang {folder}")
 
 
-def _check_samples(chosen: "Sequence[RankProgress]") -> None:
+def _check_samples(chosen: "Sequence[RankReader]") -> None:
     """Refuse a run whose configuration turns the samples off."""
     config = read_header(chosen[0].path).config
     for key in ("stack_samples", "hang_timeout"):
@@ -86,14 +86,15 @@ def _check_samples(chosen: "Sequence[RankProgress]") -> None:
 
 
 def _wait(
-    run: Path, chosen: "Sequence[RankProgress]", request: str, seconds: float
+    run: Path, chosen: "Sequence[RankReader]", request: str, seconds: float
 ) -> "tuple[dict[int, list[StackLine]], list[str]]":
     """Return the lines of each rank that answers, and what is wrong with the others."""
     from lightning_rlprof.analysis.stack_lines import stack_lines
-    from lightning_rlprof.loaders.stack_answers import sampled_in
+    from lightning_rlprof.loaders.live_run import sampled_in
     from lightning_rlprof.records.stack_samples import read_stack_answer
 
     waiting = {each.rank: each for each in chosen}
+    before = {each.rank: len(each.spans) for each in chosen}
     lines: dict[int, list[StackLine]] = {}
     problems: dict[int, str] = {}
     until = time.monotonic() + seconds + _PATIENCE_S
@@ -104,7 +105,7 @@ def _wait(
             answer = read_stack_answer(run, rank)
             if answer is not None and answer.id == request:
                 if answer.samples:
-                    lines[rank] = stack_lines(sampled_in(answer, each.path, each.size))
+                    lines[rank] = stack_lines(sampled_in(answer, each.spans[before[rank] :]))
                 else:
                     problems[rank] = "its training thread runs no Python code"
                 del waiting[rank]
@@ -115,11 +116,11 @@ def _wait(
     return dict(sorted(lines.items())), [f"rank {rank}: {problems[rank]}" for rank in problems]
 
 
-def _why_silent(rank: "RankProgress") -> str:
+def _why_silent(rank: "RankReader") -> str:
     """Return why a rank can't answer any more; empty if it can, or if that is unknown."""
-    from lightning_rlprof.loaders.live_run import new_lines
-
-    if any(line[0] == "end" for line in new_lines(rank.path, rank.size)[0]):
+    while rank.read():
+        pass
+    if rank.status is not None:
         return "the training ended before it answered"
     header = read_header(rank.path)
     if header.host == socket.gethostname() and process_state(header.pid) == "gone":

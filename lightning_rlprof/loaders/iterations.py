@@ -4,7 +4,7 @@ A PPO iteration is a rollout and all of its updates. Where a program has a loop 
 rollout shows in the optimizer's steps alone: each n-th one takes much longer, from the first on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,12 @@ def optimizer_steps_per_iteration(lengths_ns: Int64s) -> int:
     """
     total = int(lengths_ns.sum())
     for size in range(2, min((len(lengths_ns) - 1) // (_FEWEST - 1), _LARGEST) + 1):
-        first = np.arange(len(lengths_ns)) % size == 0
-        rollouts, others = lengths_ns[first], lengths_ns[~first]
+        rollouts = lengths_ns[::size]
+        if rollouts.sum() < _SHARE * total:  # first, since medians of long runs take time
+            continue
+        others = lengths_ns[np.arange(len(lengths_ns)) % size != 0]
         usual, long = float(np.median(others)), float(np.median(rollouts))
-        if long < _TIMES_AS_LONG * usual or rollouts.sum() < _SHARE * total:
+        if long < _TIMES_AS_LONG * usual:
             continue
         border = np.sqrt(max(usual, 1.0) * long)
         if np.mean(rollouts < border) <= _MOST_STRAY >= np.mean(others >= border):
@@ -48,43 +50,78 @@ def optimizer_steps_per_iteration(lengths_ns: Int64s) -> int:
     return 1
 
 
+class StepEvidence:
+    """What a rank's file says of its steps and iterations; it adds up while the file is written.
+
+    A loader's batches, captures and shadow steps keep the steps as they are.
+
+    Args:
+        header: Of the rank.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self.is_by_optimizer = header.step_unit == OPTIMIZER_STEP
+        self.is_raw = False
+        self._lengths: list[Int64s] = []
+        self._fetched: set[int] = set()
+
+    def take(
+        self, own: Mapping[str, Int64s], counters: Collection[str], names: Mapping[str, int]
+    ) -> None:
+        """Add spans.
+
+        Args:
+            own: Their columns, in the order of time.
+            counters: Names of counters that the rank has so far.
+            names: Codes of names.
+        """
+        if not self.is_by_optimizer:
+            return
+        steps = own["kind"] == _STEP
+        self._lengths.append((own["end_ns"] - own["start_ns"])[steps])
+        self._fetched.update(own["step"][own["name"] == names.get(_LOADED, -1)].tolist())
+        self.is_raw |= any(name in counters for name in _RAW)
+
+    def steps_per_iteration(self) -> int:
+        """Return how many steps of the optimizer are one by this rank's own steps."""
+        lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
+        self._lengths = [lengths]
+        if 2 * len(self._fetched) > len(lengths):
+            return 1
+        return optimizer_steps_per_iteration(lengths)
+
+
+def steps_per_iteration(ranks: Mapping[int, StepEvidence]) -> int:
+    """Return how many steps of the optimizer are one step; the lowest rank decides for all."""
+    if not ranks or any(each.is_raw or not each.is_by_optimizer for each in ranks.values()):
+        return 1
+    return ranks[min(ranks)].steps_per_iteration()
+
+
 def join_optimizer_steps(
     columns: Mapping[int, dict[str, Int64s]],
     counters: Mapping[int, dict[str, Counter]],
-    headers: Mapping[int, Header],
-    names: Mapping[str, int],
-) -> int:
-    """Let iterations be the steps of a run whose steps are the optimizer's, in place.
-
-    The lowest rank decides for all. A loader's batches, captures and shadow steps keep the steps.
+    size: int,
+) -> None:
+    """Let each ``size`` steps of the optimizer be one step, in place.
 
     Args:
         columns: By rank, sorted by start.
         counters: By rank.
-        headers: By rank.
-        names: Codes of names.
-
-    Returns:
-        How many steps of the optimizer are one now; 1 if nothing changed.
+        size: How many; 1 changes nothing.
     """
-    own = columns[min(columns)]
-    rows = own["kind"] == _STEP
-    fetched = np.unique(own["step"][own["name"] == names.get(_LOADED, -1)])
-    if (
-        any(header.step_unit != OPTIMIZER_STEP for header in headers.values())
-        or any(name in each for each in counters.values() for name in _RAW)
-        or 2 * len(fetched) > rows.sum()
-    ):
-        return 1
-    size = optimizer_steps_per_iteration((own["end_ns"] - own["start_ns"])[rows])
     if size > 1:
         for rank, each in columns.items():
             _join(each, counters[rank], size)
-    return size
+
+
+def iteration_of(step: Int64s, size: int) -> Int64s:
+    """Return the iterations of steps of the optimizer; what is before the first step stays."""
+    return np.where(step > 0, (step - 1) // size + 1, step)
 
 
 def _join(own: dict[str, Int64s], counters: dict[str, Counter], size: int) -> None:
-    own["step"] = np.where(own["step"] > 0, (own["step"] - 1) // size + 1, own["step"])
+    own["step"] = iteration_of(own["step"], size)
     steps = np.flatnonzero(own["kind"] == _STEP)
     numbers = own["step"][steps]
     begins = np.flatnonzero(np.diff(numbers, prepend=-1))

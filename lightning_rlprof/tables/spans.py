@@ -91,6 +91,8 @@ class Spans:
         tables: What else the files hold, by name; a table is read when it is asked for.
         wall_off: How far a rank's wall clock was ahead of that of ``unix_ns`` when it said a time;
             only ranks of which that is known.
+        from_start: Whether the first steps here are the first ones of the run, which may be slow
+            because they warm up; not so in the last steps of a long run.
     """
 
     path: Path
@@ -113,6 +115,7 @@ class Spans:
     unix_ns: int = 0
     tables: Mapping[str, Callable[[], Table]] = field(default_factory=dict)
     wall_off: Mapping[int, Callable[[int], int]] = field(default_factory=dict)
+    from_start: bool = True
 
     def __len__(self) -> int:
         """Return the number of spans."""

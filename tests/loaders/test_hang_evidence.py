@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.hang_evidence import hang_evidence
+from lightning_rlprof.loaders.live_run import hang_evidence
 from lightning_rlprof.loaders.load import run_directory
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
