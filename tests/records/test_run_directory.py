@@ -254,7 +254,7 @@ _LINES = st.one_of(
     st.tuples(st.just("note"), st.integers(0, 9), st.just("info"), _NAMES),
     st.tuples(st.just("end"), st.integers(0, 9), _NAMES),
     st.sampled_from([[], ["span"], ["later", 1], {}, 7, "text"]),
-).map(lambda line: msgspec.json.encode(line))
+).map(msgspec.json.encode)
 _RAW = st.sampled_from([b"", b"[", b"]", b'["note",1,"info"', b'"text"]', b"\xff\xc3", b" "])
 
 
