@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.time_categories import NAMES, Category
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.store.column_meanings import meaning
 from lightning_rlprof.store.duckdb_tables import sql_columns
@@ -51,6 +52,11 @@ of a span is one more column of `spans`. In Python, the columns of `load(RUN).ta
 the profiler's names, such as `kernel` and `start`.
 
 ### Every run
+"""
+_CODES = """### Codes of notes
+
+`notes.code` says what a note means. `notes.facts` has the numbers and names after the colon.
+Runs of older versions have neither.
 """
 _DEVICE = """### Captures and profiler traces
 
@@ -127,7 +133,7 @@ def tables() -> str:
             for each in analyses:
                 parts.append(f"#### `{each.name}`\n\n{each.answers}.\n")
                 parts.append(_columns(each.run(run).columns))
-        parts += [_SQL, *_tables(run, CORE)]
+        parts += [_SQL, *_tables(run, CORE), _CODES, _codes()]
         parts += [_DEVICE, *_tables(trace, sorted(set(trace.tables) - {*CORE}))]
         return "\n".join(parts)
 
@@ -142,6 +148,11 @@ def _tables(spans: Spans, names: Iterable[str]) -> Iterator[str]:
         ]
         heads = "| column | kind | unit | meaning |\n|---|---|---|---|\n"
         yield heads + "\n".join(rows) + "\n"
+
+
+def _codes() -> str:
+    rows = [f"| `{code.value}` | {code.level} | {code.meaning} |" for code in Code]
+    return "\n".join(["| code | level | meaning |", "|---|---|---|", *rows]) + "\n"
 
 
 def _columns(columns: Iterable[Column]) -> str:

@@ -204,7 +204,7 @@ def count_warnings(spans: "Spans") -> None:
     """Print what is truncated, and how many other warnings a run has."""
     summary = f"rlprof summary {shlex.quote(str(spans.path))}"
     truncated = [each for each in spans.warnings if any(word in each.text for word in _TRUNCATED)]
-    warn_of_ranks(truncated, summary)
+    warn_of_ranks([(each.rank, each.text) for each in truncated], summary)
     if count := len(spans.warnings) - len(truncated):
         issues = console.count(
             count, "more data-quality issue" if truncated else "data-quality issue"

@@ -344,9 +344,11 @@ def _notes(part: Spans, later_ns: int) -> list[RankNote]:
 def _warnings_of(part: Spans) -> list[RunWarning]:
     """Return what a part says of itself, as said by its rank, or by its name if it has several."""
     found = []
-    for rank, text in part.warnings:
-        named = text if rank is not None or len(part.ranks) == 1 else f"{part.path.name}: {text}"
-        found.append(RunWarning(_only_rank(part) if rank is None else rank, named))
+    for each in part.warnings:
+        alone = each.rank is not None or len(part.ranks) == 1
+        text = each.text if alone else f"{part.path.name}: {each.text}"
+        rank = _only_rank(part) if each.rank is None else each.rank
+        found.append(each._replace(rank=rank, text=text))
     return found
 
 

@@ -17,6 +17,7 @@ from lightning_rlprof.loaders.iterations import (
 )
 from lightning_rlprof.loaders.process_roles import drivers_wait, give_steps
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
 from lightning_rlprof.records.run_directory import (
     MetricsLine,
@@ -223,7 +224,7 @@ def phases_as_stages(spans: Spans) -> Spans:
         rows &= ~np.isin(spans.rank * width + spans.parent, whose)
     if not rows.any():
         return spans
-    notes = (RankNote(None, 0, "info", NO_STAGES), *spans.notes)
+    notes = (RankNote(None, 0, "info", NO_STAGES, Code.NO_STAGES.value), *spans.notes)
     return replace(spans, kind=np.where(rows, stage, spans.kind), notes=notes)
 
 
@@ -600,7 +601,8 @@ def _steps_per_iteration(
 
 def _of_iterations(size: int) -> list[RankNote]:
     text = f"a step is an iteration of the program's loop, with {size} steps of optimizers"
-    return [RankNote(None, 0, "info", text)] if size > 1 else []
+    code = Code.STEPS_JOINED.value
+    return [RankNote(None, 0, "info", text, code, {"steps": size})] if size > 1 else []
 
 
 def _notes(ranks: dict[int, Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:
@@ -609,7 +611,7 @@ def _notes(ranks: dict[int, Rank], clocks: Mapping[int, OnAxis], zero: int) -> l
         known = [min(max(note.clock_ns, -_LARGEST), _LARGEST) for note in rank.notes]
         times = clocks[number].unix(np.array(known, np.int64))
         found += [
-            RankNote(number, time - zero, note.level, note.text)
+            RankNote(number, time - zero, note.level, note.text, note.code, note.facts)
             for time, note in zip(times.tolist(), rank.notes, strict=True)
         ]
     return sorted(found, key=lambda note: note.time_ns)

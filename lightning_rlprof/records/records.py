@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from lightning_rlprof.records.notes import Fact
+
 FORMAT = 1
 """Version of the trace format that this package writes; it reads this one and older ones."""
 
@@ -166,12 +168,19 @@ class Header:
 class Note:
     """Something that a run's reader must know: what was not recorded, and why.
 
-    ``level`` is ``info``, ``warning`` or ``error``; ``clock_ns`` is on the rank's monotonic clock.
+    Attributes:
+        clock_ns: When it was made, on the rank's monotonic clock.
+        level: ``info``, ``warning`` or ``error``.
+        text: For people.
+        code: For programs, see `lightning_rlprof.records.notes`; empty if it was written without.
+        facts: Numbers and names that belong to the code.
     """
 
     clock_ns: int
     level: str
     text: str
+    code: str = ""
+    facts: Mapping[str, Fact] = field(default_factory=dict)
 
 
 def as_number(value: object) -> Number | None:

@@ -7,7 +7,7 @@ array whose first item says what it is::
     ["thread", ident, name]
     ["count", id, counters]          numbers of a span that became known later
     ["experts", id, {layer: [tokens, …]}]    tokens of each expert in a span, by layer
-    ["note", clock_ns, level, text]
+    ["note", clock_ns, level, text, code, facts]    a note without a code ends after its text
     ["sample", id, prompt, group, attempt]
     ["metrics", since_ns, clock_ns, device, rates, values]           background metrics
     ["clock", rank, [[sent, arrived, answered, received], …]]    its clock, by ping-pongs with it
@@ -106,6 +106,8 @@ class _NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
     clock_ns: int
     level: str
     text: str
+    code: str = ""
+    facts: dict[str, Any] = {}
 
 
 class _ClockLine(msgspec.Struct, array_like=True, tag="clock", frozen=True):
@@ -288,7 +290,7 @@ class TraceWriter:
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
-            plain = [[_plain(item) for item in line] for line in lines]
+            plain = [[_plain(item, texts=line[0] == "note") for item in line] for line in lines]
             for line, own in zip(lines, plain, strict=True):
                 if isinstance(line, list):
                     line[:] = own  # a counter's tensor is not held any longer
@@ -366,13 +368,22 @@ def _count_lines(data: bytes) -> int:
     return data.count(b"\n") - data.startswith(b"\n")
 
 
-def _plain(item: Any) -> Any:
-    """Turn what a caller passed as a name or number into something that JSON can hold."""
+def _plain(item: Any, *, texts: bool = False) -> Any:
+    """Turn what a caller passed as a name or number into something that JSON can hold.
+
+    ``texts`` are kept in a dictionary of a note's facts; a counter is a number.
+    """
     if isinstance(item, str):
         return item.encode("utf-8", "replace").decode()
     if isinstance(item, dict):
-        numbers = {_plain(str(name)): as_number(value) for name, value in item.items()}
-        return {name: number for name, number in numbers.items() if number is not None} or None
+        found = {
+            _plain(str(name)): _plain(value)
+            if texts and isinstance(value, str)
+            else as_number(value)
+            for name, value in item.items()
+        }
+        kept = {name: value for name, value in found.items() if value is not None}
+        return kept if texts else kept or None
     if item is None or isinstance(item, list | tuple):
         return item
     return as_number(item)
@@ -384,7 +395,8 @@ def append_note(path: Path, note: Note) -> None:
     Raises:
         OSError: The file is not there, or cannot be written.
     """
-    line = _NoteLine(note.clock_ns, note.level, _plain(note.text))
+    facts = _plain(dict(note.facts), texts=True)
+    line = _NoteLine(note.clock_ns, note.level, _plain(note.text), note.code, facts)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         check_file(file, path)
@@ -740,7 +752,12 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
         case MetricsLine():
             trace.metrics.append(line)
         case _NoteLine():
-            trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text)))
+            facts = {
+                name: _cut(value) if isinstance(value, str) else value
+                for name, value in line.facts.items()
+                if isinstance(value, str | int | float)
+            }
+            trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text), line.code, facts))
         case _ClockLine():
             trace.exchanges.append((line.rank, line.readings))
         case _EndLine():

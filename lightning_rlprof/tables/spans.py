@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.histograms import bin_in_name
+from lightning_rlprof.records.notes import NO_FACTS, Fact
 from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
+from lightning_rlprof.tables.table import Cell, Column, ColumnRows, PartRows, Table
 
 NO_PARENT = -1
 """Stands in ``Spans.parent`` where a span has none; ids are never negative."""
@@ -32,19 +33,29 @@ class Thread(NamedTuple):
 
 
 class RankNote(NamedTuple):
-    """Something that a rank, or the loader (rank None), reports; its time is on the timeline."""
+    """Something that a rank, or the loader (rank None), reports; its time is on the timeline.
+
+    Programs decide by ``code`` and read ``facts``, see `lightning_rlprof.records.notes`; a note of
+    an older run has neither.
+    """
 
     rank: int | None
     time_ns: int
     level: str
     text: str
+    code: str = ""
+    facts: Mapping[str, Fact] = NO_FACTS
 
 
 class RunWarning(NamedTuple):
-    """What is missing or doubtful in a run; rank None means the whole run."""
+    """What is missing or doubtful in a run; rank None means the whole run.
+
+    ``code`` is one of `lightning_rlprof.records.notes`, or empty if no program decides by it.
+    """
 
     rank: int | None
     text: str
+    code: str = ""
 
 
 class Counter(NamedTuple):
@@ -332,8 +343,10 @@ _NOTES = (
     Column("time_ns", "time", "ns"),
     Column("level", "text"),
     Column("text", "text"),
+    Column("code", "text"),
+    Column("facts", "text"),
 )
-_WARNINGS = (Column("rank", "count"), Column("text", "text"))
+_WARNINGS = (Column("rank", "count"), Column("text", "text"), Column("code", "text"))
 
 
 def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:
@@ -341,9 +354,13 @@ def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:
     return {
         "spans": lambda: _spans(spans),
         "headers": lambda: Table("headers", _HEADERS, _headers(spans)),
-        "notes": lambda: Table("notes", _NOTES, [tuple(note) for note in spans.notes]),
+        "notes": lambda: Table("notes", _NOTES, [*map(_note, spans.notes)]),
         "warnings": lambda: Table("warnings", _WARNINGS, [tuple(each) for each in spans.warnings]),
     }
+
+
+def _note(note: RankNote) -> tuple[Cell, ...]:
+    return (*note[:5], json.dumps(dict(note.facts)) if note.facts else None)
 
 
 def _spans(spans: Spans) -> Table:

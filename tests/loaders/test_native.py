@@ -11,6 +11,7 @@ from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.native import NO_STAGES
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import NO_PARENT, RunWarning, Thread
 from tests.builders.runs import MAIN, Row, grpo_rows, grpo_run, header, loaded, write_rank
@@ -57,9 +58,23 @@ def test_notes_and_their_times_share_the_axis(tmp_path: Path) -> None:
         notes=[(800, "warning", "late"), (600, "info", "early")],
     )
     assert load(tmp_path).notes == (
-        (0, 100, "info", "early"),
-        (0, 300, "warning", "late"),
+        (0, 100, "info", "early", "", {}),
+        (0, 300, "warning", "late", "", {}),
     )
+
+
+def test_a_note_keeps_its_code_and_facts(tmp_path: Path) -> None:
+    facts = {"capture": "step-000003", "step": 3, "share": 0.5}
+    write_rank(tmp_path, header(), [], notes=[(8, "info", "text", "capture-taken", facts)])
+    (note,) = load(tmp_path).notes
+    assert (note.code, note.facts) == (Code.CAPTURE_TAKEN, facts)
+
+
+def test_a_note_of_a_later_version_loses_the_facts_that_are_not_flat(tmp_path: Path) -> None:
+    facts = {"capture": "step-000003", "parts": [1, 2]}
+    write_rank(tmp_path, header(), [], notes=[(8, "info", "text", "another-code", facts)])
+    (note,) = load(tmp_path).notes
+    assert (note.code, note.facts) == ("another-code", {"capture": "step-000003"})
 
 
 @pytest.mark.parametrize("clock", [2**63, -(2**63) - 1, 2**200])

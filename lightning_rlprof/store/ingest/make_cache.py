@@ -151,7 +151,7 @@ def _size(path: Path) -> int:
 
 def _problems(cache: Cache) -> list[str]:
     problems = (cache.facts() or {}).get("warnings", [])
-    return [text if rank is None else f"rank {rank}: {text}" for rank, text in problems]
+    return [text if rank is None else f"rank {rank}: {text}" for rank, text, *_ in problems]
 
 
 def _few(texts: list[str]) -> str | None:

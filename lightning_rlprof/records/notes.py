@@ -1,0 +1,284 @@
+"""What a note of a run can say: its code, its level, and one line on what the code means.
+
+A note carries a code and facts for programs, and a text for people. Programs decide by the code
+and read the facts; they never search the text. A recorder of a user's own may note a text at a
+level without a code.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Literal, NamedTuple, Protocol
+
+Level = Literal["info", "warning", "error"]
+"""How much a note matters: ``info`` explains, ``warning`` and ``error`` say what is missing."""
+
+Fact = str | int | float
+"""What a note carries beside its text."""
+
+NO_FACTS: Mapping[str, Fact] = {}
+"""The facts of a note that has none."""
+
+
+class Code(str, Enum):
+    """What a note says. Each code has one level and one meaning, and is written as its value.
+
+    Example::
+
+        >>> Code("no-progress").level, Code.CAPTURE_TAKEN == "capture-taken"
+        ('warning', True)
+    """
+
+    level: Level
+    meaning: str
+
+    def __new__(cls, value: str, level: Level, meaning: str) -> "Code":
+        """Return a member that is its own code, with its level and meaning."""
+        member = str.__new__(cls, value)
+        member._value_, member.level, member.meaning = value, level, meaning
+        return member
+
+    # ---- captures
+    CAPTURE_TAKEN = "capture-taken", "info", "A capture was taken: capture, step, stage."
+    CAPTURE_EMPTY = "capture-empty", "info", "A capture opened for a step that never came: capture."
+    CAPTURE_REQUESTED = (
+        "capture-requested",
+        "info",
+        "The training asked for a capture: first_step, last_step, why, found_step.",
+    )
+    CAPTURE_BEGINS = (
+        "capture-begins",
+        "info",
+        "A requested capture begins: first_step, last_step, why.",
+    )
+    CAPTURE_REFUSED = (
+        "capture-refused",
+        "warning",
+        "A requested capture is not taken: why, and first_step and last_step if they are known.",
+    )
+    CAPTURE_NOT_REACHED = (
+        "capture-not-reached",
+        "warning",
+        "The training ended before a requested capture: first_step, last_step, ended.",
+    )
+    ANOMALY_NOT_CAPTURED = (
+        "anomaly-not-captured",
+        "info",
+        "A step was unusual, and enough were captured in this hour: found_step.",
+    )
+    NOTHING_CAPTURED = (
+        "nothing-captured",
+        "warning",
+        "Captures were configured, and none was taken: ended.",
+    )
+    STEPS_NOT_REACHED = (
+        "steps-not-reached",
+        "warning",
+        "The training ended before steps to capture: first_step, ended.",
+    )
+    CAPTURES_OFF = "captures-off", "info", "This process captures nothing, by its configuration."
+    CAPTURE_UNSUPPORTED = (
+        "capture-unsupported",
+        "info",
+        "What the configuration asks for has no recorder on this device: device.",
+    )
+    CAPTURE_CUT_SHORT = (
+        "capture-cut-short",
+        "warning",
+        "A capture ended early, since it was too large: capture.",
+    )
+    CAPTURE_WITHOUT_KERNELS = (
+        "capture-without-kernels",
+        "warning",
+        "A trace lacks kernels that ran, or has none: trace.",
+    )
+    CAPTURE_WITHOUT_TRACE = (
+        "capture-without-trace",
+        "warning",
+        "The schedule of torch.profiler did not begin in a capture: capture.",
+    )
+    CAPTURE_WITHOUT_DEVICE = (
+        "capture-without-device",
+        "warning",
+        "Captures have no data of the device: captures.",
+    )
+    TRACE_LOST = "trace-lost", "error", "A trace could not be written: trace."
+    ASCEND_PARSING = "ascend-parsing", "info", "Captures of torch_npu are being parsed: captures."
+    ASCEND_NOT_PARSED = "ascend-not-parsed", "warning", "Captures of torch_npu could not be parsed."
+
+    # ---- recorders
+    RECORDER_FAILED = (
+        "recorder-failed",
+        "error",
+        "A recorder was disabled after an error: recorder.",
+    )
+    INJECTION_REPLACED = (
+        "injection-replaced",
+        "info",
+        "An inherited NVTX tool was set aside, so that torch.profiler gets CUPTI.",
+    )
+    NSYS_ABSENT = "nsys-absent", "warning", "Nsight Systems is not attached to this process."
+    NSYS_RANGE = "nsys-range", "info", "A range of Nsight Systems is a capture: number, capture."
+    NSYS_REPORTS_ELSEWHERE = (
+        "nsys-reports-elsewhere",
+        "info",
+        "Nsight Systems writes its reports to a folder of its own.",
+    )
+    NSYS_REPORT_MISSING = (
+        "nsys-report-missing",
+        "warning",
+        "A report of Nsight Systems was not found, was not complete, or could not be moved.",
+    )
+    NVTX_NOT_RECORDED = "nvtx-not-recorded", "warning", "NVTX ranges do not reach the profiler."
+    MSTX_NOT_RECORDED = "mstx-not-recorded", "warning", "MSTX ranges do not reach the profiler."
+    OUT_OF_MEMORY = (
+        "out-of-memory",
+        "warning",
+        "An allocation on the device failed: device, step, wanted_bytes, free_bytes.",
+    )
+    SNAPSHOTS_UNSUPPORTED = (
+        "snapshots-unsupported",
+        "info",
+        "torch records no allocations on this device: device.",
+    )
+    SNAPSHOTS_UNWATCHED = (
+        "snapshots-unwatched",
+        "warning",
+        "No snapshot will be written when the device runs out of memory.",
+    )
+    MEMORY_TIMELINE_CUT = "memory-timeline-cut", "warning", "The timeline of memory ended early."
+    METRICS_MISSING = (
+        "metrics-missing",
+        "warning",
+        "Background metrics were not sampled, or not all the time.",
+    )
+    METRICS_UNSUPPORTED = (
+        "metrics-unsupported",
+        "info",
+        "Some background metrics cannot be read on this machine.",
+    )
+
+    # ---- marks
+    STAGE_NEVER_MARKED = (
+        "stage-never-marked",
+        "warning",
+        "A stage to capture was never marked: stage.",
+    )
+    STAGE_MISSPELLED = (
+        "stage-misspelled",
+        "warning",
+        "The name of a stage is one letter from a known one: stage, known.",
+    )
+    SPAN_LEFT_OPEN = (
+        "span-left-open",
+        "warning",
+        "A span was open when the one around it ended: span.",
+    )
+    WRAP_WITHOUT_CALL = (
+        "wrap-without-call",
+        "warning",
+        "A rule of wrap marked no call: target.",
+    )
+    COMPILED_CODE = "compiled-code", "warning", "Marks inside torch.compile were not recorded."
+    CHILD_PROCESS = "child-process", "warning", "Marks in child processes were not recorded."
+    MARKED_BY_NAME = "marked-by-name", "info", "Methods are marked by their names."
+    MARKED_BY_CODE = (
+        "marked-by-code",
+        "info",
+        "Methods are no longer marked by their names, as the code marks stages.",
+    )
+    UNKNOWN_FATE = "unknown-fate", "warning", "A fate of a sample is not one of the known: fate."
+    EXPERTS_UNREADABLE = (
+        "experts-unreadable",
+        "warning",
+        "Tokens per expert were counted in a form that cannot be read.",
+    )
+    NUMBERS_LOST = "numbers-lost", "error", "Numbers that were due later could not be read."
+
+    # ---- the run
+    RECORDING_FAILED = "recording-failed", "error", "rlprof failed at a mark; training continued."
+    DOOR_NOT_RECORDED = (
+        "door-not-recorded",
+        "warning",
+        "This version of a framework lacks what is recorded of it: framework.",
+    )
+    THREAD_NOT_RECORDED = (
+        "thread-not-recorded",
+        "warning",
+        "A training in another thread is not recorded: thread.",
+    )
+    WITHOUT_EFFECT = (
+        "without-effect",
+        "warning",
+        "Configuration for another device had no effect: device.",
+    )
+    MODEL_UNREADABLE = "model-unreadable", "warning", "The model's config.json cannot be read."
+    RUN_RENAMED = "run-renamed", "warning", "The run has another name: its rank was taken."
+    RUN_NOT_SHARED = (
+        "run-not-shared",
+        "warning",
+        "The ranks of a job could not agree on one run, or left out what was not theirs.",
+    )
+    OVER_BUDGET = (
+        "over-budget",
+        "warning",
+        "Some lines are not written, or only the newest are kept: step.",
+    )
+    BUDGET_SUMMARY = (
+        "budget-summary",
+        "warning",
+        "How much was not written: regions, marks, counters, bare_stages, lines, steps.",
+    )
+    WITHIN_BUDGET = "within-budget", "info", "Lines are written again: step."
+    FILE_DAMAGED = "file-damaged", "error", "The rank file was truncated, moved or deleted."
+    LINES_LOST = "lines-lost", "error", "Lines could not be written: lines."
+    DISK_REFUSED = "disk-refused", "warning", "The disk took nothing for a while: seconds."
+    CLOCK_NOT_SYNCED = "clock-not-synced", "warning", "Clocks are no longer compared: rank."
+    NO_PROGRESS = (
+        "no-progress",
+        "warning",
+        "No span began or ended for long: quiet_s, step, and span if one is open.",
+    )
+    PROGRESS_AGAIN = "progress-again", "info", "The rank makes progress again: quiet_s."
+    HANGS_NOT_WATCHED = "hangs-not-watched", "warning", "Hangs are not watched for."
+    STACKS_NOT_SAMPLED = "stacks-not-sampled", "warning", "Stacks of threads are not sampled."
+
+    # ---- what a reader adds
+    NO_STAGES = "no-stages", "info", "No stage is marked, so phases of the loop are the stages."
+    STEPS_JOINED = "steps-joined", "info", "A step is an iteration with several steps: steps."
+
+
+class Remark(NamedTuple):
+    """A note that is made now and kept in the run later."""
+
+    code: Code
+    text: str
+    facts: Mapping[str, Fact] = NO_FACTS
+
+
+class Notes(Protocol):
+    """What keeps a note in the run, and logs it at the level of its code."""
+
+    def __call__(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
+        """Keep a note; a level in place of a code is for recorders of a user's own."""
+
+
+def level_of(code: Code | Level) -> Level:
+    """Return the level of a note."""
+    return code.level if isinstance(code, Code) else code
+
+
+def note_line(
+    clock_ns: int, code: Code | Level, text: str, facts: Mapping[str, Fact]
+) -> tuple[object, ...]:
+    """Return the line of a note in a rank's file.
+
+    Example::
+
+        >>> note_line(5, Code.RUN_RENAMED, "this is another run", {})
+        ('note', 5, 'warning', 'this is another run', 'run-renamed', {})
+        >>> note_line(5, "info", "hello", {})
+        ('note', 5, 'info', 'hello')
+    """
+    if not isinstance(code, Code):
+        return "note", clock_ns, code, text
+    return "note", clock_ns, code.level, text, code.value, dict(facts)
