@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,14 @@ class Spans:
     def __len__(self) -> int:
         """Return the number of spans."""
         return len(self.start_ns)
+
+    def __bool__(self) -> NoReturn:
+        """Refuse to be a condition: a run without spans is a run, and may have kernels.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a run is neither true nor false: ask len(spans), or spans is None")
 
     def __iter__(self) -> Iterator[Span]:
         """Yield every span as a `Span`; convenient, and slow beyond some ten thousand."""
