@@ -12,10 +12,11 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
 from lightning_rlprof.loaders.iterations import (
     StepEvidence,
+    drivers_wait,
+    give_steps,
     join_optimizer_steps,
     steps_per_iteration,
 )
-from lightning_rlprof.loaders.process_roles import drivers_wait, give_steps
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number

@@ -14,19 +14,19 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend_kernels
-from lightning_rlprof.loaders.clocks.shifted_tables import (
+from lightning_rlprof.loaders.clocks.clock_alignment import (
     kernels_on_run,
     on_run,
     shift_times,
 )
-from lightning_rlprof.loaders.formats import NSYS_SUFFIXES
+from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES
+from lightning_rlprof.loaders.host_calls import NOWHERE, Found, Launches, Stages, stages_at
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.kineto.reader import read_kernels as read_kineto_kernels
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.nsys.reader import GUESSED, read_nsys
 from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
 from lightning_rlprof.loaders.rank_names import rank_in_name
-from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.run_directory import is_inside, rank_directory
 from lightning_rlprof.tables.arrays import Int64s

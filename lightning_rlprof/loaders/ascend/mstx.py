@@ -11,8 +11,8 @@ import numpy.typing as npt
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.ascend.trace_view import STEP, FlowKind, RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
+from lightning_rlprof.loaders.host_calls import Launches, Stages, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
-from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, distinct, find, matches

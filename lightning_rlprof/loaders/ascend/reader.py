@@ -13,7 +13,9 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import (
     OpenCapture,
+    TableReader,
     open_captures,
+    read_table,
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
 from lightning_rlprof.loaders.ascend.communication import COMMUNICATION, LINKS
@@ -26,7 +28,6 @@ from lightning_rlprof.loaders.ascend.sheet_tables import (
     OPERATOR_TYPES,
     STEP_TRACE,
 )
-from lightning_rlprof.loaders.ascend.table_reader import TableReader, read_table
 from lightning_rlprof.loaders.ascend.tasks import read_tasks
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.arrays import Int64s

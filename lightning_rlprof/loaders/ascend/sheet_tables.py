@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.capture import Frame, OpenCapture, TableReader
 from lightning_rlprof.loaders.ascend.csv_sheets import (
     Convert,
     device,
@@ -16,7 +16,6 @@ from lightning_rlprof.loaders.ascend.csv_sheets import (
     whole,
 )
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, scaled
 from lightning_rlprof.tables.kernels import UNKNOWN, end_to_end
 from lightning_rlprof.tables.table import Column

@@ -27,8 +27,8 @@ from lightning_rlprof.loaders.ascend.trace_view import (
     TraceView,
 )
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, plausible
+from lightning_rlprof.loaders.host_calls import NOWHERE
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
-from lightning_rlprof.loaders.stage_attribution import NOWHERE
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, find, matches

@@ -12,9 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.clocks.clock_alignment import CLOCK_COLUMNS, ClockRow, wall_clocks
+from lightning_rlprof.loaders.clocks.clock_alignment import (
+    CLOCK_COLUMNS,
+    ClockRow,
+    moved,
+    shift_cells,
+    wall_clocks,
+)
 from lightning_rlprof.loaders.clocks.clock_fit import Clock, from_collectives, solve
-from lightning_rlprof.loaders.clocks.shifted_tables import moved, shift_cells
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
 from lightning_rlprof.tables.occurrences import match_occurrences

@@ -18,8 +18,10 @@ from lightning_rlprof.loaders.host_calls import (
     CALL_KINDS,
     MODULE,
     NUMBERED,
+    Launches,
     Nesting,
     forwards,
+    stages_at,
 )
 from lightning_rlprof.loaders.kineto.event_kinds import (
     COLLECTIVE,
@@ -33,9 +35,7 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     PYTHON,
     SHAPES,
 )
-from lightning_rlprof.loaders.kineto.launches import place
-from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace
-from lightning_rlprof.loaders.stage_attribution import Launches, stages_at
+from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace, place
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import (
     COLUMNS,

@@ -9,10 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.loaders.nsys.export import STRINGS, Export
-from lightning_rlprof.loaders.nsys.nvtx_ranges import Ranges, pid_of, possible, process_of
+from lightning_rlprof.loaders.host_calls import NOWHERE, Found, Launches, stages_at
+from lightning_rlprof.loaders.nsys.export import (
+    STRINGS,
+    Export,
+    Ranges,
+    pid_of,
+    possible,
+    process_of,
+)
 from lightning_rlprof.loaders.sqlite_tables import coded
-from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.kernels import (

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.loaders.nsys.device_activity import ACTIVITIES, KERNELS, Device
-from lightning_rlprof.loaders.nsys.export import STRINGS, Export, open_export
-from lightning_rlprof.loaders.nsys.nvtx_ranges import (
+from lightning_rlprof.loaders.nsys.export import (
     LARGEST,
+    STRINGS,
+    Export,
     Ranges,
+    open_export,
     pid_of,
     process_of,
     read_ranges,
