@@ -1,6 +1,6 @@
 """What deserves attention now in a run that is being written: hangs, silence, CPUs, notes.
 
-Alarms have a code and facts; whoever shows them makes the text.
+Alarms have a code and facts; the text is made where they are shown.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from lightning_rlprof.records.records import Note
 from lightning_rlprof.tables.spans import Spans
 
 QUIET_STEPS = 5
-"""A rank that writes nothing for as long as so many of its steps is an alarm."""
+"""A rank is an alarm if it writes nothing for as long as this number of its steps."""
 
 _LEAST_QUIET_S = 10.0
 _LEAST_HANG_S = 1.0  # less, if a rank that runs reports because another one hangs

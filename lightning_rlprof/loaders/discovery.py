@@ -25,6 +25,7 @@ from lightning_rlprof.loaders.kineto.trace import told
 from lightning_rlprof.loaders.nsys.export import Export, read_ranges
 from lightning_rlprof.loaders.rank_names import labels_of_verl, rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import is_sqlite
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
 from lightning_rlprof.tables.spans import RunWarning, Spans
 
@@ -94,7 +95,8 @@ def read_ranks(
             progress(count, len(files))
     if not parts:
         raise broken[files[0]]
-    lost = [RunWarning(rank, str(why)) for at, why in broken.items() for rank in ranks[at]]
+    code = Code.RANK_UNREADABLE.value
+    lost = [RunWarning(rank, str(why), code) for at, why in broken.items() for rank in ranks[at]]
     return aligned(join(parts, lost))
 
 

@@ -25,10 +25,11 @@ from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import from_traces, read_run
 from lightning_rlprof.loaders.nsys.reader import read_nsys
 from lightning_rlprof.loaders.run_captures import with_kernels
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import rank_files, read_header
 from lightning_rlprof.system.location import RemotePath, place, redact
-from lightning_rlprof.tables.spans import RankNote, Spans
+from lightning_rlprof.tables.spans import Spans, note_of
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     if len(runs) == 1:
         return spans
     text = f"{path} contains {len(runs)} runs; this is the newest, {newest.name}"
-    return dataclasses.replace(spans, notes=(RankNote(None, 0, "info", text), *spans.notes))
+    note = note_of(None, Code.NEWEST_OF_SEVERAL, text, runs=len(runs))
+    return dataclasses.replace(spans, notes=(note, *spans.notes))
 
 
 def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
@@ -103,7 +105,7 @@ def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
     return dataclasses.replace(
         spans,
         path=path,
-        notes=(RankNote(None, 0, "info", copied), *spans.notes),
+        notes=(note_of(None, Code.COPIED, copied), *spans.notes),
         tables={name: partial(_made, fetched, make) for name, make in spans.tables.items()},
     )
 
@@ -171,7 +173,7 @@ def _read_logs(path: Path, logs: dict[Log, list[Path]]) -> Spans:
         return read[0]
     text = f"logs of {len(read)} kinds are one run ({', '.join(logs)}): compare no times of theirs"
     spans = as_one(read)
-    notes = (RankNote(None, 0, "warning", text), *spans.notes)
+    notes = (note_of(None, Code.LOGS_JOINED, text, kinds=len(read)), *spans.notes)
     return dataclasses.replace(spans, path=path, notes=notes)
 
 

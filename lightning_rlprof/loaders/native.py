@@ -76,6 +76,8 @@ NO_STAGES = (
 
 _EVALUATIONS = ("test", "predict")  # of a Trainer that does only this: whole steps
 _HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # of other callbacks
+_LEFT_OUT = Code.ROWS_LEFT_OUT
+_KILLED = "its file is truncated: the rank was killed or is still running"
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
 COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
 """What a rank's file says of each span; `Spans` has these columns of all ranks."""
@@ -128,7 +130,9 @@ def read_run(
             problems += _add_rank(_read_rank(file, names, threads), ranks)
         except TraceError as error:
             broken.append(error)
-            problems.append(RunWarning(rank_in_name(file.name), str(error)))
+            problems.append(
+                RunWarning(rank_in_name(file.name), str(error), Code.RANK_UNREADABLE.value)
+            )
         if progress is not None:
             progress(count, len(files))
     if not ranks:
@@ -234,12 +238,13 @@ def _add_rank(rank: Rank, ranks: dict[int, Rank]) -> list[RunWarning]:
     number, name = rank.header.rank, rank.path.name
     if number in ranks:
         other = ranks[number].path.name
-        return [RunWarning(number, f"{name} is left out: its rank is {number}, as in {other}")]
+        text = f"{name} is left out: its rank is {number}, as in {other}"
+        return [RunWarning(number, text, Code.RANK_LEFT_OUT.value)]
     first = next(iter(ranks.values()), rank)
     ranks[number] = rank
     if rank.header.run_id != first.header.run_id:
         text = f"{name} belongs to run {rank.header.run_id}, {first.path.name} to another one"
-        return [RunWarning(number, text)]
+        return [RunWarning(number, text, Code.RUNS_MIXED.value)]
     return []
 
 
@@ -310,7 +315,7 @@ def checked_header(head: Header, problems: list[RunWarning]) -> Header:
     if 0 < head.world_size <= _MOST_RANKS:
         return head
     text = f"ignored the world size {head.world_size} of its header (allowed: 1 to {_MOST_RANKS})"
-    problems.append(RunWarning(head.rank, text))
+    problems.append(RunWarning(head.rank, text, Code.HEADER_IMPOSSIBLE.value))
     return replace(head, world_size=head.rank + 1)
 
 
@@ -328,15 +333,15 @@ def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:
 
 def _problems(trace: RankTrace, read: "RankColumns") -> list[RunWarning]:
     """Say how many lines and spans are lost, and how the file ended."""
-    lost, far, backward = trace.lost_lines, read.far, read.backward
+    lost, far, backward, status = trace.lost_lines, read.far, read.backward, trace.status
     texts = [
-        (lost, f"{lost} of its lines can't be read"),
-        (far, f"{far} spans are left out: their numbers are out of range"),
-        (backward, f"{backward} spans are left out: they end before they start"),
-        (trace.status is None, "its file is truncated: the rank was killed or is still running"),
-        (trace.status not in (None, "finished"), f"it ended early: {trace.status}"),
+        (lost, _LEFT_OUT, f"{lost} of its lines can't be read"),
+        (far, _LEFT_OUT, f"{far} spans are left out: their numbers are out of range"),
+        (backward, _LEFT_OUT, f"{backward} spans are left out: they end before they start"),
+        (status is None, Code.RANK_OPEN, _KILLED),
+        (status not in (None, "finished"), Code.ENDED_EARLY, f"it ended early: {status}"),
     ]
-    return [RunWarning(trace.header.rank, text) for is_so, text in texts if is_so]
+    return [RunWarning(trace.header.rank, text, code.value) for is_so, code, text in texts if is_so]
 
 
 class RankColumns:
@@ -518,10 +523,10 @@ def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
     twins = len(ids) - len(np.unique(ids))
     orphans = int(np.count_nonzero((parents != NO_PARENT) & ~np.isin(parents, ids)))
     texts = [
-        (twins, "{} spans share an id with another span"),
-        (orphans, "{} spans lost their parent, which never ended"),
+        (twins, Code.IDS_SHARED, "{} spans share an id with another span"),
+        (orphans, Code.PARENTS_LOST, "{} spans lost their parent, which never ended"),
     ]
-    return [RunWarning(rank, text.format(count)) for count, text in texts if count]
+    return [RunWarning(rank, text.format(n), code.value) for n, code, text in texts if n]
 
 
 def _assemble(

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.histograms import bin_in_name
-from lightning_rlprof.records.notes import NO_FACTS, Fact
+from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
 from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.table import Cell, Column, ColumnRows, PartRows, Table
+from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Loss, PartRows, Table
 
 NO_PARENT = -1
 """Stands in ``Spans.parent`` where a span has none; ids are never negative."""
@@ -50,12 +50,22 @@ class RankNote(NamedTuple):
 class RunWarning(NamedTuple):
     """What is missing or doubtful in a run; rank None means the whole run.
 
-    ``code`` is one of `lightning_rlprof.records.notes`, or empty if no program decides by it.
+    ``code`` is one of `lightning_rlprof.records.notes`.
     """
 
     rank: int | None
     text: str
     code: str = ""
+
+
+def note_of(rank: int | None, code: Code, text: str, time_ns: int = 0, **facts: Fact) -> RankNote:
+    """Return a note of the loader at the level of its code."""
+    return RankNote(rank, time_ns, code.level, text, code.value, facts)
+
+
+def warning_of(rank: int | None, text: str, code: Code) -> RunWarning:
+    """Return a warning; one that says what was lost has the code of that instead."""
+    return RunWarning(rank, text, (text.code if isinstance(text, Loss) else code).value)
 
 
 class Counter(NamedTuple):
@@ -200,7 +210,7 @@ class Spans:
             remarks.append(f"The table {name} is missing: {table.abstained}.")
             return None
         known = {warning.text for warning in self.warnings}
-        lost = (text for text in table.losses() if text not in known)
+        lost = (text for text in table.losses if text not in known)
         remarks += [f"The table {name} is incomplete: {text}." for text in lost]
         return table
 

@@ -31,7 +31,7 @@ from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, end_to_end, known
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted, with_name
 
 KERNEL_SHEET = "kernel_details.csv"
 """The file of the text format with a row per kernel."""
@@ -294,18 +294,18 @@ def read_table(
             frame, own_remarks = reader.read(opened)
             frames.append(_complete(frame, reader, opened, sum(len(f["rank"]) for f in frames)))
         except TraceError as error:
-            own_remarks = [str(error)]
-        path = opened.capture.path
-        for text in own_remarks:
-            named = len(captures) == 1 or str(path) in text
-            remarks.append(text if named else f"{path.name}: {text}")
+            remarks.append(Loss(error))  # which names the file
+            continue
+        name_of_capture = opened.capture.path.name
+        alone = len(captures) == 1
+        remarks += [text if alone else with_name(name_of_capture, text) for text in own_remarks]
     if not frames:
         return Table(name, columns, abstained="; ".join(remarks))
     cells = [
         _joined([frame[column.name] for frame in frames], zero_ns * (column.kind == "time"))
         for column in columns
     ]
-    return Table(name, columns, ColumnRows(cells), note="; ".join(dict.fromkeys(remarks)))
+    return Table(name, columns, ColumnRows(cells), **noted(remarks))
 
 
 def texts_of(column: Coded) -> list[str]:

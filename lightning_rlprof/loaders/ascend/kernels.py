@@ -233,7 +233,7 @@ def _copies(opened: OpenCapture) -> tuple[Frame, list[str]]:
     both = zip(texts_of(direction), texts_of(tasks.name), strict=True)
     kinds = [_DIRECTIONS.get(name) or _ENGINES.get(engine, "") for name, engine in both]
     own = {"kind": coded_texts(kinds), "bytes": size}
-    return {**frame, **own}, [text.replace("kernels", "copies") for text in remarks]
+    return {**frame, **own}, [type(text)(text.replace("kernels", "copies")) for text in remarks]
 
 
 def _database_copies(database: SqliteTables) -> tuple[Tasks, Coded, Int64s]:

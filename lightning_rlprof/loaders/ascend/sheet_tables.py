@@ -18,7 +18,7 @@ from lightning_rlprof.loaders.ascend.csv_sheets import (
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, scaled
 from lightning_rlprof.tables.kernels import UNKNOWN, end_to_end
-from lightning_rlprof.tables.table import Column
+from lightning_rlprof.tables.table import Column, with_name
 
 
 class _Cell(NamedTuple):
@@ -51,7 +51,7 @@ def _sheet_table(
         }
         if "step" in frame:
             frame["step"] = opened.rl_steps(sheet.number("step"))
-        return frame, [f"{file}: {text}" for text in sheet.problems]
+        return frame, [with_name(file, text) for text in sheet.problems]
 
     return TableReader(
         tuple(cell.column for cell in cells),

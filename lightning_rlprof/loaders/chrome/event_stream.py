@@ -16,6 +16,7 @@ import msgspec
 from isal import isal_zlib
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.tables.table import Cut, Loss
 
 _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
 _EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # stands before an event, with the blanks around it
@@ -191,7 +192,7 @@ class ChromeStream(Generic[T]):
             why, rest = f"an event is larger than {self._most:,} bytes", "the rest is left out"
         else:
             why, rest = self._source.problem or "it is truncated", "the rest is missing"
-        return f"{why}: {self.read:,} events were read, {rest}"
+        return Cut(f"{why}: {self.read:,} events were read, {rest}")
 
     def _fill(self) -> bool:
         """Move what is left to the front and fill up the buffer; False when there is no more."""
@@ -266,7 +267,7 @@ class ChromeStream(Generic[T]):
             self._keep(rest[:end])
             rest = rest[end:]
         if rest.strip(b"\0 \r\n\t"):
-            self.problems.append("data after its end, such as a second trace, is left out")
+            self.problems.append(Loss("data after its end, such as a second trace, is left out"))
 
     def _keep(self, top: bytes) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.loaders.clocks.clock_fit import Clock, Knot, from_exchange, solve
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.kernels import UNKNOWN, Kernels
@@ -213,6 +214,7 @@ def _doubts(host: str, clock: Clock) -> list[RunWarning]:
             None,
             f"host {host}: its clock was set by {jump.size_ns / 1e6:+.1f} ms, at an unknown time "
             f"within {(jump.before_ns - jump.after_ns) / 1e9:.0f} s",
+            Code.CLOCKS_DOUBTFUL.value,
         )
         for jump in clock.jumps
     ]
@@ -230,7 +232,7 @@ def _groups(headers: Mapping[int, Header]) -> tuple[list[tuple[int, list[int]]],
             text = (
                 f"host {host}: its ranks' clocks differ by seconds: this may be {len(clocks)} hosts"
             )
-            problems.append(RunWarning(None, text))
+            problems.append(RunWarning(None, text, Code.CLOCKS_DOUBTFUL.value))
         for clock in clocks:
             median = clock[(len(clock) - 1) // 2][0]
             groups.append((median, sorted(rank for _, rank in clock)))

@@ -35,6 +35,7 @@ from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.system.memory_trim import give_back
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.tables.table import Cut, Loss
 
 STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
 """Codes of the kinds of an annotation."""
@@ -131,7 +132,11 @@ class KinetoTrace:
             (sum(self._of(kind).lost[kind] for kind in kinds), _UNTRUE),
             (self.columns.names.merged, _OTHERS),
         )
-        return [f"{count} {text}" for count, text in texts if count]
+        return [
+            f"{count} {text}" if text == _OTHERS else Loss(f"{count} {text}")
+            for count, text in texts
+            if count
+        ]
 
     def _of(self, kind: int) -> ChromeColumns:
         return self.columns if kind in self.columns.wanted or not self._more else self._more[0]
@@ -204,7 +209,7 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
         version,
     )
     if stream.truncated and not columns.counts[KERNEL]:
-        trace.problems[0] += " (no kernel was read)"
+        trace.problems[0] = Cut(f"{trace.problems[0]} (no kernel was read)")
     trace.problems.extend(trace.losses(*EVERY, more=stream.lost))
     if columns.lanes.merged:
         text = f"of more than {MOST_LANES:,} threads, the rest are counted as one thread"

@@ -20,6 +20,7 @@ from lightning_rlprof.loaders.sqlite_tables import SqliteTables, coded, is_sqlit
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.kernels import UNKNOWN, distinct
+from lightning_rlprof.tables.table import Loss
 
 STRINGS = "StringIds"
 """The table that holds the texts which other columns name by number."""
@@ -264,7 +265,7 @@ class _Events:
             "ranges are left out: they end before they start": span & placed & ended & ~forward,
         }
         counts = {text: np.count_nonzero(rows) for text, rows in reasons.items()}
-        lost = [f"{count} NVTX {text}" for text, count in counts.items() if count]
+        lost: list[str] = [Loss(f"{count} NVTX {text}") for text, count in counts.items() if count]
         return span & placed & ended & forward, lost
 
     def kinds(self) -> Int64s:
