@@ -105,7 +105,7 @@ def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
     return dataclasses.replace(
         spans,
         path=path,
-        notes=(note_of(None, Code.COPIED, copied), *spans.notes),
+        notes=(note_of(None, Code.RUN_COPIED, copied), *spans.notes),
         tables={name: partial(_made, fetched, make) for name, make in spans.tables.items()},
     )
 

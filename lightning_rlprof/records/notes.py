@@ -266,7 +266,7 @@ class Code(str, Enum):
     NO_KERNELS = "no-kernels", "warning", "A profiler recorded no kernels."
     NO_RANGES = "no-ranges", "warning", "A profiler recorded no ranges."
     NEWEST_OF_SEVERAL = "newest-of-several", "info", "Of several runs the newest was read: runs."
-    COPIED = "copied", "info", "A remote run was copied to read it."
+    RUN_COPIED = "run-copied", "info", "A remote run was copied to read it."
     LOGS_JOINED = "logs-joined", "warning", "Logs of several kinds are one run: kinds."
     OF_LOG = "of-log", "info", "What a log of a framework does not say."
     NO_STAGES = "no-stages", "info", "No stage is marked, so phases of the loop are the stages."

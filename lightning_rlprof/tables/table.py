@@ -191,7 +191,7 @@ class Table:
         columns: Their names, kinds and units.
         rows: The cells.
         note: What must be known about them.
-        abstained: Why there is no answer; None if there is one.
+        abstained: Why it has no data; None if it has some.
         losses: Parts of the note that say which rows a loader could not read.
 
     Raises:
