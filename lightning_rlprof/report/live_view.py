@@ -79,7 +79,7 @@ class LiveView:
     background: Table
     alarms: Table
     has_ended: bool
-    times: "LiveTimes"
+    times: "RecentTimes"
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -103,7 +103,7 @@ class LiveView:
 def live_view(run: LiveRun) -> LiveView:
     """Return what to show of a run after `LiveRun.refresh`."""
     ranks = [run.ranks[number] for number in sorted(run.ranks)]
-    times = LiveTimes() if run.spans is None else _times(run.spans)
+    times = RecentTimes() if run.spans is None else _times(run.spans)
     pace = _Pace(ranks, times)
     stages, behind = _stages(times, pace)
     return LiveView(
@@ -119,7 +119,7 @@ def live_view(run: LiveRun) -> LiveView:
 
 
 @dataclass(frozen=True, eq=False)
-class LiveTimes:
+class RecentTimes:
     """The times of the last included steps, by the analyses that `rlprof summary` uses.
 
     Attributes:
@@ -148,14 +148,14 @@ class StepTimes(NamedTuple):
     ns: Int64s
 
 
-def _times(spans: Spans) -> LiveTimes:
+def _times(spans: Spans) -> RecentTimes:
     cut = partition(spans)
     last = {
         rank: int(spans.step[spans.rows(kind="step", rank=rank)].max(initial=0))
         for rank in spans.ranks
     }
     if not len(cut.steps):
-        return LiveTimes()
+        return RecentTimes()
     choice = counted(spans, cut.steps)
     rows = cut.steps[choice.mask]
     ranks, first = np.unique(spans.rank[rows], return_index=True)
@@ -168,13 +168,13 @@ def _times(spans: Spans) -> LiveTimes:
             own = stage_ns.setdefault(name.format(spans.names[code]), {})
             own[int(work.ranks[row])] = float(means[row, code])
     steps = {rank: StepTimes(last[rank], own) for rank, own in zip(ranks.tolist(), ns, strict=True)}
-    return LiveTimes(steps, stage_ns, stages(spans), throughput(spans))
+    return RecentTimes(steps, stage_ns, stages(spans), throughput(spans))
 
 
 class _Pace:
     """Step times of ranks, each compared with those of its role."""
 
-    def __init__(self, ranks: Sequence[LiveRank], times: LiveTimes) -> None:
+    def __init__(self, ranks: Sequence[LiveRank], times: RecentTimes) -> None:
         self.times = times
         self.has_roles = len({each.role for each in ranks}) > 1
         self.step_ns = {
@@ -206,7 +206,7 @@ class _Pace:
         return f"slowest rank {rank}: {self.slowdown[rank]:.2f}x the median step"
 
 
-def _title(run: LiveRun, ranks: Sequence[LiveRank], times: LiveTimes) -> str:
+def _title(run: LiveRun, ranks: Sequence[LiveRank], times: RecentTimes) -> str:
     if not ranks:
         return "no rank has written yet"
     size = max(run.world_size, len(ranks))
@@ -229,7 +229,7 @@ def _span(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _stages(times: LiveTimes, pace: _Pace) -> tuple[Table, str]:
+def _stages(times: RecentTimes, pace: _Pace) -> tuple[Table, str]:
     """Return the table of stages, and which rank the others wait for, or why its step is longer.
 
     A rank that takes longer in a stage may wait there for others, where that is not known as
@@ -396,7 +396,7 @@ def alarm_text(alarm: Alarm) -> str:
     return _ALARM_TEXTS[alarm.code].format(**facts)
 
 
-def _alarms(run: LiveRun, ranks: Sequence[LiveRank], times: LiveTimes) -> Table:
+def _alarms(run: LiveRun, ranks: Sequence[LiveRank], times: RecentTimes) -> Table:
     states = [
         RankState(
             each.rank,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
-from lightning_rlprof.report.live_view import LiveTimes, LiveView, device_memory, resident
+from lightning_rlprof.report.live_view import RecentTimes, LiveView, device_memory, resident
 
 BACKGROUND = "rlprof_background_"
 """Start of the names of background metrics; the rest is the name that the run has."""
@@ -95,7 +95,7 @@ def _samples(run: LiveRun, view: LiveView) -> Iterator[Sample]:
                 yield Sample("rlprof_stage_tokens_per_second", of_stage, per_s)
 
 
-def _of_rank(run: LiveRun, rank: LiveRank, times: LiveTimes) -> Iterator[Sample]:
+def _of_rank(run: LiveRun, rank: LiveRank, times: RecentTimes) -> Iterator[Sample]:
     labels = {"rank": str(rank.rank), "role": rank.role}
     own = times.steps.get(rank.rank)
     yield Sample("rlprof_step", labels, own.last if own is not None else rank.last_step)
