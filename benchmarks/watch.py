@@ -2,7 +2,8 @@
 
 Simulated ranks append a step of 40 spans a second each, in a process of their own. The view is in
 another one: it reads, computes the tables and lays them out for a terminal of 160 columns, once a
-second. Counted are the CPU time of a refresh, per second, and the peak of memory, Python included.
+second or less often, as the verb does. Counted are the CPU time of refreshes, per second, and the
+peak of memory, Python included.
 A refresh reads more than a second of steps on a busy machine. The first one, which reads the ends
 of all files, is shown apart.
 
@@ -22,7 +23,7 @@ from typing import Any
 
 from _measure import Bound, Report, options, verdict
 
-from lightning_rlprof.cli.watch import EVERY_S
+from lightning_rlprof.cli.watch import pause_s
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.records.run_directory import TraceWriter, rank_files
 from lightning_rlprof.report.live_view import live_view
@@ -76,6 +77,7 @@ def watched(run: Path, begins: Any, ended: Any) -> dict[str, float]:
 
     live = LiveRun(run)
     took: list[float] = []
+    pauses: list[float] = []
     while not took or not ended.is_set():
         start = time.process_time()
         live.refresh()
@@ -83,11 +85,12 @@ def watched(run: Path, begins: Any, ended: Any) -> dict[str, float]:
         for table in live_view(live).tables:
             screen.print(render(table))
         took.append(time.process_time() - start)
+        pauses.append(pause_s(took[-1]))
         begins.set()
-        time.sleep(EVERY_S)
+        time.sleep(pauses[-1])
     steps = max(each.last_step for each in live.ranks.values()) - _BEFORE
     return {
-        "cores": sum(took[1:]) / (len(took) - 1) / EVERY_S,
+        "cores": sum(took[1:]) / (sum(took[1:]) + sum(pauses[1:])),
         "refresh_ms": median(took[1:]) * 1e3,
         "worst_ms": max(took[1:]) * 1e3,
         "first_ms": took[0] * 1e3,

@@ -16,8 +16,8 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.capture_request import MOST_STEPS
 
 if TYPE_CHECKING:
-    from lightning_rlprof.loaders.live_run import RankProgress
     from lightning_rlprof.records.capture_request import CaptureRequest
+    from lightning_rlprof.records.run_directory import RankReader
 
 _POLL_S, _PATIENCE_S = 0.2, 60
 
@@ -93,8 +93,8 @@ def asking(run: Path) -> Iterator[None]:
 
 
 def chosen_ranks(
-    ranks: str, found: "Sequence[RankProgress]", run: Path, done: str, hint: str
-) -> "list[RankProgress]":
+    ranks: str, found: "Sequence[RankReader]", run: Path, done: str, hint: str
+) -> "list[RankReader]":
     """Return the ranks that were asked for, which must record.
 
     Args:
@@ -128,38 +128,31 @@ def chosen_ranks(
 
 
 def _wait(
-    chosen: "Sequence[RankProgress]", request: "CaptureRequest", seconds: float
+    chosen: "Sequence[RankReader]", request: "CaptureRequest", seconds: float
 ) -> dict[int, list[str]]:
     """Return what each rank said about the request, once it has, or ended."""
-    from lightning_rlprof.loaders.live_run import new_lines
-
-    places = {each.rank: (each.path, each.size) for each in chosen}
-    said: dict[int, list[str]] = {rank: [] for rank in places}
-    open_ranks = set(places)
+    before = {each.rank: len(each.notes) for each in chosen}
+    open_ranks = list(chosen)
     until = time.monotonic() + _PATIENCE_S + 5 * seconds * (1 + request.steps)
     while open_ranks and time.monotonic() < until:
         time.sleep(_POLL_S)
-        for rank in sorted(open_ranks):
-            path, start = places[rank]
-            lines, end = new_lines(path, start)
-            places[rank] = path, end
-            notes = [line for line in lines if line[0] == "note" and len(line) > 3]
-            texts = [(str(line[3]), line[2] != "info") for line in notes]
-            said[rank] += [text for text, warns in texts if warns or "captur" in text]
-            if any(_is_over(line, request) for line in lines):
-                open_ranks.discard(rank)
-    return said
-
-
-def _is_over(line: list[object], request: "CaptureRequest") -> bool:
-    from lightning_rlprof.loaders.live_run import step_of
-
-    step = step_of(line)
-    return line[0] == "end" or (step is not None and step[0] >= request.last_step)
+        for each in open_ranks:
+            while each.read():
+                pass
+        open_ranks = [
+            each
+            for each in open_ranks
+            if each.status is None and each.last_step < request.last_step
+        ]
+    notes = {each.rank: each.notes[before[each.rank] :] for each in chosen}
+    return {
+        rank: [note.text for note in own if note.level != "info" or "captur" in note.text]
+        for rank, own in notes.items()
+    }
 
 
 def _report(
-    chosen: "Sequence[RankProgress]", said: dict[int, list[str]], request: "CaptureRequest"
+    chosen: "Sequence[RankReader]", said: dict[int, list[str]], request: "CaptureRequest"
 ) -> bool:
     """Say what each rank captured; return whether one captured something."""
     from lightning_rlprof.records.run_directory import capture_in_name
@@ -183,6 +176,6 @@ def _report(
     return some
 
 
-def _ranks_text(chosen: "Sequence[RankProgress]") -> str:
+def _ranks_text(chosen: "Sequence[RankReader]") -> str:
     numbers = ", ".join(str(each.rank) for each in chosen[:8]) + ", …" * (len(chosen) > 8)
     return f"rank{'s' * (len(chosen) > 1)} {numbers}"

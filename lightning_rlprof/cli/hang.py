@@ -21,7 +21,7 @@ def hang(run: Run = SAVE_PATH) -> None:
     Works while the run hangs, and after it was killed.
     """
     from lightning_rlprof.analysis.hangs.hangs import find_hang
-    from lightning_rlprof.loaders.hang_evidence import hang_evidence
+    from lightning_rlprof.loaders.live_run import hang_evidence
     from lightning_rlprof.loaders.load import run_directory
 
     check_exists(run)

@@ -12,6 +12,7 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.completion import SAVE_PATH, complete_run, runs_here
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath, local_path, place
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 FEW = 8
 """Warnings, notes and rows of short tables that are printed."""
-
-# One is in each warning that part of a profiler's file is missing, with how much was read.
-_TRUNCATED = ("the rest is", "truncated after")
 
 
 def run_at(text: str | Path) -> Path:
@@ -203,7 +201,7 @@ def warn_of_ranks(warnings: "Sequence[tuple[Cell, Cell]]", everything: str) -> N
 def count_warnings(spans: "Spans") -> None:
     """Print what is truncated, and how many other warnings a run has."""
     summary = f"rlprof summary {shlex.quote(str(spans.path))}"
-    truncated = [each for each in spans.warnings if any(word in each.text for word in _TRUNCATED)]
+    truncated = [each for each in spans.warnings if each.code == Code.FILE_CUT]
     warn_of_ranks([(each.rank, each.text) for each in truncated], summary)
     if count := len(spans.warnings) - len(truncated):
         issues = console.count(

@@ -62,7 +62,7 @@ def list_runs(
     ] = SAVE_PATH,
 ) -> None:
     """List the runs of a directory, newest first."""
-    from lightning_rlprof.loaders.run_list import run_list
+    from lightning_rlprof.loaders.load import run_list
 
     check_exists(path)
     if not path.is_dir():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from lightning_rlprof.analysis.hangs.stack_lines import StackLine
-    from lightning_rlprof.loaders.live_run import RankProgress
+    from lightning_rlprof.records.run_directory import RankReader
     from lightning_rlprof.records.stack_samples import StackAnswer
     from lightning_rlprof.report.live_view import LiveView
 
@@ -39,6 +39,18 @@ _NEVER = 2**63 - 1
 _SILENT = (
     "no answer. Its process is stopped or gone, or C code keeps Python's lock. See: rlprof hang"
 )
+_REST = 3  # times as long as a refresh took: of a thousand ranks it takes a second
+
+
+def pause_s(took_s: float) -> float:
+    """Return how long to wait after a refresh, so that watching takes a quarter of a CPU at most.
+
+    Example::
+
+        >>> pause_s(0.05), pause_s(0.9)
+        (1.0, 2.7)
+    """
+    return max(EVERY_S, round(_REST * took_s, 3))
 
 
 def watch(
@@ -62,8 +74,8 @@ def watch(
 ) -> None:
     """Show steps, stages, ranks and alarms of a running training.
 
-    On a terminal the view is refreshed once a second; elsewhere each refresh is one line. It ends
-    when all ranks have ended, or with Ctrl-C.
+    On a terminal the view is refreshed once a second, of very many ranks less often; elsewhere each
+    refresh is one line. It ends when all ranks have ended, or with Ctrl-C.
 
     With --stacks, each rank samples the stack of its training thread 20 times a second. Works
     while a step hangs, too. The samples stay in the run.
@@ -88,11 +100,14 @@ def watch(
         return
     with suppress(KeyboardInterrupt), _shown(folder, screen) as show:
         show(view)
+        took_s = 0.0
         while not view.has_ended:
-            time.sleep(EVERY_S)
+            time.sleep(pause_s(took_s))
+            begin = time.perf_counter()
             live.refresh()
             view = live_view(live)
             show(view)
+            took_s = time.perf_counter() - begin
         console.next_command("rlprof", "summary", folder)
 
 
@@ -162,7 +177,7 @@ def _print_stacks(folder: "Path", ranks: str, seconds: float) -> None:
         raise console.CheckFailedError("no rank was sampled", hint=f"See: rlprof hang {folder}")
 
 
-def _check_samples(chosen: "Sequence[RankProgress]") -> None:
+def _check_samples(chosen: "Sequence[RankReader]") -> None:
     """Refuse a run whose configuration turns the samples off."""
     config = read_header(chosen[0].path).config
     for key in ("stack_samples", "hang_timeout"):
@@ -175,13 +190,14 @@ def _check_samples(chosen: "Sequence[RankProgress]") -> None:
 
 
 def _wait(
-    run: "Path", chosen: "Sequence[RankProgress]", request: str, seconds: float
+    run: "Path", chosen: "Sequence[RankReader]", request: str, seconds: float
 ) -> "tuple[dict[int, list[StackLine]], list[str]]":
     """Return the lines of each rank that answers, and what is wrong with the others."""
     from lightning_rlprof.analysis.hangs.stack_lines import stack_lines
     from lightning_rlprof.records.stack_samples import read_stack_answer
 
     waiting = {each.rank: each for each in chosen}
+    before = {each.rank: len(each.spans) for each in chosen}
     lines: dict[int, list[StackLine]] = {}
     problems: dict[int, str] = {}
     until = time.monotonic() + seconds + _PATIENCE_S
@@ -192,7 +208,7 @@ def _wait(
             answer = read_stack_answer(run, rank)
             if answer is not None and answer.id == request:
                 if answer.samples:
-                    lines[rank] = stack_lines(answer.samples, _spans(answer, each))
+                    lines[rank] = stack_lines(answer.samples, _spans(answer, each, before[rank]))
                 else:
                     problems[rank] = "its training thread runs no Python code"
                 del waiting[rank]
@@ -203,11 +219,11 @@ def _wait(
     return dict(sorted(lines.items())), [f"rank {rank}: {problems[rank]}" for rank in problems]
 
 
-def _why_silent(rank: "RankProgress") -> str:
+def _why_silent(rank: "RankReader") -> str:
     """Return why a rank can't answer any more; empty if it can, or if that is unknown."""
-    from lightning_rlprof.loaders.live_run import new_lines
-
-    if any(line[0] == "end" for line in new_lines(rank.path, rank.size)[0]):
+    while rank.read():
+        pass
+    if rank.status is not None:
         return "the training ended before it answered"
     header = read_header(rank.path)
     if header.host == socket.gethostname() and process_state(header.pid) == "gone":
@@ -215,18 +231,20 @@ def _why_silent(rank: "RankProgress") -> str:
     return ""
 
 
-def _spans(answer: "StackAnswer", rank: "RankProgress") -> list[tuple[str, int, int]]:
+def _spans(answer: "StackAnswer", rank: "RankReader", before: int) -> list[tuple[str, int, int]]:
     """Return the stages and regions of a training thread, those that ended since the request too.
 
-    Raises:
-        OSError: The rank's file cannot be read.
+    Args:
+        answer: Of the rank.
+        rank: Has read what was written until it answered.
+        before: Number of its spans when it was asked.
     """
-    from lightning_rlprof.loaders.live_run import new_lines
-
-    spans = [(name, start, _NEVER) for name, start in answer.spans]
-    for line in new_lines(rank.path, rank.size)[0]:
-        match line:
-            case ["span", str(name), "stage" | "region", _, int(start), int(end), int(thread), *_]:
-                if thread == answer.thread and 0 <= start <= end < _NEVER:
-                    spans.append((name, start, end))
-    return spans
+    while rank.read():
+        pass
+    return [(name, start, _NEVER) for name, start in answer.spans] + [
+        (line.name, line.start_ns, line.end_ns)
+        for line in rank.spans[before:]
+        if line.thread == answer.thread
+        and line.kind in ("stage", "region")
+        and 0 <= line.start_ns <= line.end_ns < _NEVER
+    ]

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.loaders.ascend.capture_folder import OUTPUT
-from lightning_rlprof.loaders.chrome.byte_source import Source
-from lightning_rlprof.loaders.run_list import rank_ends
+from lightning_rlprof.loaders.chrome.event_stream import Source
+from lightning_rlprof.loaders.load import rank_ends
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import (
     capture_in_name,

@@ -8,13 +8,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture_folder import is_ascend, is_capture
 from lightning_rlprof.loaders.chrome.event_stream import read_head
 from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
-from lightning_rlprof.loaders.formats import KINETO_SUFFIXES, NSYS_SUFFIXES
 from lightning_rlprof.loaders.join_ranks import as_one, join
 from lightning_rlprof.loaders.kineto.reader import (
     MOST_RANKS,
@@ -23,12 +22,19 @@ from lightning_rlprof.loaders.kineto.reader import (
     is_export,
 )
 from lightning_rlprof.loaders.kineto.trace import told
-from lightning_rlprof.loaders.nsys.export import Export
-from lightning_rlprof.loaders.nsys.nvtx_ranges import read_ranges
+from lightning_rlprof.loaders.nsys.export import Export, read_ranges
 from lightning_rlprof.loaders.rank_names import labels_of_verl, rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import is_sqlite
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
 from lightning_rlprof.tables.spans import RunWarning, Spans
+
+Format = Literal["rlprof", "ascend", "nsys", "kineto"]
+NSYS_SUFFIXES = (".sqlite", ".nsys-rep")
+"""Of Nsight Systems; an export is preferred to the report it was made from."""
+
+KINETO_SUFFIXES = (".json", ".json.gz", ".json.zst")
+"""Of torch.profiler and other writers of Chrome traces; plain files are preferred."""
 
 
 def told_ranks(path: Path) -> set[int]:
@@ -89,7 +95,8 @@ def read_ranks(
             progress(count, len(files))
     if not parts:
         raise broken[files[0]]
-    lost = [RunWarning(rank, str(why)) for at, why in broken.items() for rank in ranks[at]]
+    code = Code.RANK_UNREADABLE.value
+    lost = [RunWarning(rank, str(why), code) for at, why in broken.items() for rank in ranks[at]]
     return aligned(join(parts, lost))
 
 
@@ -222,3 +229,22 @@ def _is_trace(path: Path) -> bool:
 
 def _pattern(stem: str) -> str:
     return re.sub(r"\d+", "0", stem)
+
+
+def identify(path: Path) -> Format | None:
+    """Return the format by name and content; None if nothing recognizes the path.
+
+    A file with a suffix of Kineto has that format even if it is damaged: reading it says why.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    if path.suffix == ".jsonl":
+        return "rlprof"
+    if is_ascend(path):
+        return "ascend"
+    if path.suffix in NSYS_SUFFIXES or is_sqlite(path):
+        return "nsys"
+    if path.name.endswith(KINETO_SUFFIXES) or is_chrome_trace(path):
+        return "kineto"
+    return None

@@ -1,10 +1,15 @@
-"""Steps of loops that no framework marks: from an optimizer's steps to iterations.
+"""Steps that no rank marked: iterations of a program's own loop, and steps of servers.
 
 A PPO iteration is a rollout and all of its updates. Where a program has a loop of its own, its
 rollout shows in the optimizer's steps alone: each n-th one takes much longer, from the first on.
+
+In runs of many processes, servers without steps get those of the trainer, and drivers wait: a
+driver, whose role is ``controller``, waits in each of its stages for the workers that do the work.
+Counted as work, it would be counted twice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +17,8 @@ import numpy as np
 from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, Header
 from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.spans import Counter
+from lightning_rlprof.tables.spans import DRIVER, NO_PARENT, Counter, Spans, drivers
 
-_STEP = KINDS.index("step")
 _FEWEST = 4  # iterations that have begun; the first step is long in every program
 _TIMES_AS_LONG = 5  # the rollout's step, against the median of the others
 _SHARE = 0.15  # of all time in the steps with a rollout: a validation now and then has less
@@ -22,6 +26,7 @@ _MOST_STRAY = 0.05  # of all other steps that take as long: a busy machine
 _LARGEST = 4_096  # optimizer's steps of an iteration
 _RAW = ("capture", SHADOW)  # whose numbers stand elsewhere, too: in names of captures
 _LOADED = "data_fetch"  # by the batches of a loader, whose steps are the optimizer's
+_STEP, _STAGE, _REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
 
 
 def optimizer_steps_per_iteration(lengths_ns: Int64s) -> int:
@@ -37,10 +42,12 @@ def optimizer_steps_per_iteration(lengths_ns: Int64s) -> int:
     """
     total = int(lengths_ns.sum())
     for size in range(2, min((len(lengths_ns) - 1) // (_FEWEST - 1), _LARGEST) + 1):
-        first = np.arange(len(lengths_ns)) % size == 0
-        rollouts, others = lengths_ns[first], lengths_ns[~first]
+        rollouts = lengths_ns[::size]
+        if rollouts.sum() < _SHARE * total:  # first, since medians of long runs take time
+            continue
+        others = lengths_ns[np.arange(len(lengths_ns)) % size != 0]
         usual, long = float(np.median(others)), float(np.median(rollouts))
-        if long < _TIMES_AS_LONG * usual or rollouts.sum() < _SHARE * total:
+        if long < _TIMES_AS_LONG * usual:
             continue
         border = np.sqrt(max(usual, 1.0) * long)
         if np.mean(rollouts < border) <= _MOST_STRAY >= np.mean(others >= border):
@@ -48,43 +55,78 @@ def optimizer_steps_per_iteration(lengths_ns: Int64s) -> int:
     return 1
 
 
+class StepEvidence:
+    """What a rank's file says of its steps and iterations; it adds up while the file is written.
+
+    A loader's batches, captures and shadow steps keep the steps as they are.
+
+    Args:
+        header: Of the rank.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self.is_by_optimizer = header.step_unit == OPTIMIZER_STEP
+        self.is_raw = False
+        self._lengths: list[Int64s] = []
+        self._fetched: set[int] = set()
+
+    def take(
+        self, own: Mapping[str, Int64s], counters: Collection[str], names: Mapping[str, int]
+    ) -> None:
+        """Add spans.
+
+        Args:
+            own: Their columns, in the order of time.
+            counters: Names of counters that the rank has so far.
+            names: Codes of names.
+        """
+        if not self.is_by_optimizer:
+            return
+        steps = own["kind"] == _STEP
+        self._lengths.append((own["end_ns"] - own["start_ns"])[steps])
+        self._fetched.update(own["step"][own["name"] == names.get(_LOADED, -1)].tolist())
+        self.is_raw |= any(name in counters for name in _RAW)
+
+    def steps_per_iteration(self) -> int:
+        """Return how many steps of the optimizer are one by this rank's own steps."""
+        lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
+        self._lengths = [lengths]
+        if 2 * len(self._fetched) > len(lengths):
+            return 1
+        return optimizer_steps_per_iteration(lengths)
+
+
+def steps_per_iteration(ranks: Mapping[int, StepEvidence]) -> int:
+    """Return how many steps of the optimizer are one step; the lowest rank decides for all."""
+    if not ranks or any(each.is_raw or not each.is_by_optimizer for each in ranks.values()):
+        return 1
+    return ranks[min(ranks)].steps_per_iteration()
+
+
 def join_optimizer_steps(
     columns: Mapping[int, dict[str, Int64s]],
     counters: Mapping[int, dict[str, Counter]],
-    headers: Mapping[int, Header],
-    names: Mapping[str, int],
-) -> int:
-    """Let iterations be the steps of a run whose steps are the optimizer's, in place.
-
-    The lowest rank decides for all. A loader's batches, captures and shadow steps keep the steps.
+    size: int,
+) -> None:
+    """Let each ``size`` steps of the optimizer be one step, in place.
 
     Args:
         columns: By rank, sorted by start.
         counters: By rank.
-        headers: By rank.
-        names: Codes of names.
-
-    Returns:
-        How many steps of the optimizer are one now; 1 if nothing changed.
+        size: How many; 1 changes nothing.
     """
-    own = columns[min(columns)]
-    rows = own["kind"] == _STEP
-    fetched = np.unique(own["step"][own["name"] == names.get(_LOADED, -1)])
-    if (
-        any(header.step_unit != OPTIMIZER_STEP for header in headers.values())
-        or any(name in each for each in counters.values() for name in _RAW)
-        or 2 * len(fetched) > rows.sum()
-    ):
-        return 1
-    size = optimizer_steps_per_iteration((own["end_ns"] - own["start_ns"])[rows])
     if size > 1:
         for rank, each in columns.items():
             _join(each, counters[rank], size)
-    return size
+
+
+def iteration_of(step: Int64s, size: int) -> Int64s:
+    """Return the iterations of steps of the optimizer; what is before the first step stays."""
+    return np.where(step > 0, (step - 1) // size + 1, step)
 
 
 def _join(own: dict[str, Int64s], counters: dict[str, Counter], size: int) -> None:
-    own["step"] = np.where(own["step"] > 0, (own["step"] - 1) // size + 1, own["step"])
+    own["step"] = iteration_of(own["step"], size)
     steps = np.flatnonzero(own["kind"] == _STEP)
     numbers = own["step"][steps]
     begins = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -109,3 +151,84 @@ def _added_up(name: str, counter: Counter) -> Counter:
     rows, begins = np.unique(counter.rows[order], return_index=True)
     join: Any = np.add if name.endswith("_ns") or name.startswith("gc_") else np.maximum
     return Counter(rows, join.reduceat(counter.values[order], begins))
+
+
+def give_steps(
+    columns: Mapping[int, dict[str, Int64s]],
+    counters: Mapping[int, dict[str, Counter]],
+    headers: Mapping[int, Header],
+    step_name: int,
+) -> None:
+    """Add steps to ranks that have stages and no step, in place.
+
+    They are those of the driver, else of the lowest rank that has some, which tile the time from
+    the first to the last; without any, one step is as long as the rank's record. Only processes of
+    an open world get some: others have theirs, or have been stopped before the first.
+
+    Args:
+        columns: By rank, on one axis of time, sorted by start.
+        counters: By rank; rows are moved along.
+        headers: By rank.
+        step_name: Code of the name of steps.
+    """
+    sources = sorted(columns, key=lambda rank: (headers[rank].role != DRIVER, rank))
+    steps = next((found for rank in sources if len(found := _steps_of(columns[rank]))), None)
+    for rank, own in columns.items():
+        is_stage = own["kind"] == _STAGE
+        if not headers[rank].open_world or not is_stage.any() or (own["kind"] == _STEP).any():
+            continue
+        first, last = int(own["start_ns"].min()), int(own["end_ns"].max())
+        bounds = np.array([[1, first, last]]) if steps is None else steps
+        bounds = bounds[(bounds[:, 2] > first) & (bounds[:, 1] < last)]
+        if len(bounds):
+            _insert(own, counters[rank], bounds, step_name)
+
+
+def _steps_of(own: dict[str, Int64s]) -> Int64s:
+    """Return number, start and end of each step."""
+    rows = np.flatnonzero(own["kind"] == _STEP)
+    found: Int64s = np.stack([own[name][rows] for name in ("step", "start_ns", "end_ns")], axis=1)
+    return found
+
+
+def _insert(
+    own: dict[str, Int64s], counters: dict[str, Counter], bounds: Int64s, name: int
+) -> None:
+    stages = np.flatnonzero(own["kind"] == _STAGE)
+    length = own["end_ns"][stages] - own["start_ns"][stages]
+    threads, place = np.unique(own["thread"][stages], return_inverse=True)
+    busiest = threads[np.argmax(np.bincount(place, length))]
+    at = np.searchsorted(bounds[:, 1], own["start_ns"], "right") - 1
+    inside = (at >= 0) & (own["start_ns"] < bounds[at, 2])
+    own["step"] = np.where(inside, bounds[at, 0], 0)
+    count, before = len(bounds), len(own["id"])
+    new = {
+        "name": np.full(count, name),
+        "kind": np.full(count, _STEP),
+        "step": bounds[:, 0],
+        "start_ns": bounds[:, 1],
+        "end_ns": bounds[:, 2],
+        "thread": np.full(count, busiest),
+        "id": own["id"].max() + 1 + np.arange(count),
+        "parent": np.full(count, NO_PARENT),
+    }
+    for column, added in new.items():
+        own[column] = np.concatenate([own[column], added])
+    order = np.lexsort((own["id"], own["start_ns"]))
+    moved = np.empty(before + count, np.int64)
+    moved[order] = np.arange(before + count)
+    for column in own:
+        own[column] = own[column][order]
+    for key, counter in counters.items():
+        rows = moved[counter.rows]
+        again = np.argsort(rows, kind="stable")
+        counters[key] = Counter(rows[again], counter.values[again])
+
+
+def drivers_wait(spans: Spans) -> Spans:
+    """Let the steps and stages of drivers be regions, if their workers are in the run."""
+    waiting = np.isin(spans.rank, sorted(drivers(spans)))
+    waiting &= np.isin(spans.kind, (_STEP, _STAGE))
+    if not waiting.any():
+        return spans
+    return replace(spans, kind=np.where(waiting, _REGION, spans.kind))

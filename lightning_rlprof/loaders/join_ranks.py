@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.clocks.shifted_tables import is_integer, is_moment
+from lightning_rlprof.loaders.clocks.clock_alignment import is_integer, is_moment
 from lightning_rlprof.loaders.native import merge
 from lightning_rlprof.loaders.rank_names import as_ranges, missing
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import Coded, end_to_end
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, Thread
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.tables.table import Column, ColumnRows, Table, with_name
 
 # Columns of numbers that rows have in their rank, and by which others name them.
 _IDENTITIES = ("id", "parent", "forward")
@@ -55,6 +56,11 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
         [(0, 5), (1, 105)]
     """
     tables, note = _read_all(pieces)
+    losses = [
+        with_name(f"rank {as_ranges(piece.ranks)}", loss) if piece.ranks else loss
+        for piece, table in tables
+        for loss in table.losses
+    ]
     if not tables:
         return Table(name, (_RANK,), abstained=note or _ABSENT)
     columns: dict[str, Column] = {}
@@ -62,7 +68,7 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
     _renumber([(piece.ranks, part) for (piece, _), part in zip(tables, parts, strict=True)])
     counts = [len(table.rows) for _, table in tables]
     cells = [_concatenate([part.get(name) for part in parts], counts) for name in columns]
-    return Table(name, tuple(columns.values()), ColumnRows(cells), note=note)
+    return Table(name, tuple(columns.values()), ColumnRows(cells), note, losses=tuple(losses))
 
 
 def _read_all(pieces: Sequence[Piece]) -> tuple[list[tuple[Piece, Table]], str]:
@@ -212,7 +218,7 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
             *lost,
             *missing(world, [*headers, *(each.rank for each in lost)]),
             *(
-                RunWarning(rank, _NO_TIME.format(part.path.name))
+                RunWarning(rank, _NO_TIME.format(part.path.name), Code.TIME_UNKNOWN.value)
                 for part in parts
                 if not part.unix_ns
                 for rank in part.ranks
@@ -280,7 +286,8 @@ def _newest_per_rank(parts: Sequence[Spans]) -> tuple[list[Spans], list[RunWarni
             text = f"{name} is left out: its rank is {both[0]}, as in {other}, which is kept"
             lost = [rank for rank in part.ranks if rank not in taken]
             text += f"; so rank {as_ranges(lost)} has no data" if lost else ""
-            problems += [RunWarning(rank, text) for rank in (lost or both[:1])]
+            code = Code.RANK_LEFT_OUT.value
+            problems += [RunWarning(rank, text, code) for rank in (lost or both[:1])]
             continue
         taken |= dict.fromkeys(part.headers, part)
         kept.append(part)

@@ -1,38 +1,65 @@
-"""A run that a training may still write: how far each rank has come, from the ends of its files.
+"""A run that a training may still write: the last steps of its ranks, and what its files say last.
 
-`progress` looks once. `LiveRun` follows: each call of `LiveRun.refresh` reads what was appended.
+`LiveRun` follows a run: each `LiveRun.refresh` reads what was appended. `progress` looks once at
+the ends of the files, `hang_evidence` also at what processes left about a hang.
 """
 
-import os
+import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from statistics import median
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
-import msgspec
+import numpy as np
 
-from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.records.hang_reports import FOLDER, HangReport, read_report
-from lightning_rlprof.records.records import PHASES, Header
-from lightning_rlprof.records.run_directory import rank_files
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.iterations import StepEvidence, iteration_of, steps_per_iteration
+from lightning_rlprof.loaders.native import (
+    COLUMNS,
+    RankColumns,
+    check_header,
+    checked_header,
+    read_window,
+)
+from lightning_rlprof.records.collective_entries import as_collectives
+from lightning_rlprof.records.hang_reports import (
+    FOLDER,
+    Collective,
+    HangReport,
+    RankEvidence,
+    dump_file,
+    read_beat,
+    read_report,
+    read_reports,
+)
+from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, PHASES, Header, Note
+from lightning_rlprof.records.run_directory import (
+    RankReader,
+    RankTrace,
+    SpanLine,
+    is_inside,
+    rank_files,
+    read_header,
+)
 from lightning_rlprof.records.shadow_steps import SHADOW
-from lightning_rlprof.system.files import open_file
+from lightning_rlprof.system.plain_pickle import read_plain_pickle
+from lightning_rlprof.system.process_state import process_state
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import Spans
 
 LATELY = 20
-"""Steps whose times count, of each rank."""
+"""Steps of each rank that are kept."""
 
 _TAIL = 1 << 18  # bytes; some 250 steps of 40 spans
-_HEAD = 1 << 16  # bytes that hold the header and the first step
 _AT_ONCE = 1 << 26  # bytes of all ranks together
 _LEAST = 1 << 16  # bytes of each rank
-_MOST_SPANS = 4_096  # of a step
-_MOST_NAMES = 64  # of stages in a step, or of metrics
-_LEAST_AMOUNT, _MOST_AMOUNT = 1e-6, 1e30  # of a counter in a span; others come of damage
+_MOST_SPANS = 1 << 21  # of all ranks together, whose columns take 130 MB
+_LEAST_SPANS = 1 << 12  # of each rank
+_MOST_NAMES = 64  # of background metrics
 _MOST_NOTES = 16
 _LONGEST = 400  # characters of a note or a name
 _MEMORY = frozenset(
@@ -46,10 +73,8 @@ _MEMORY = frozenset(
         "device_total_bytes",
     }
 )
-_NOT_USUAL = frozenset(("interrupted", "capture", SHADOW))
-_LIMITS = ("host_limit_bytes", "device_total_bytes")
-_COUNTS = ("tokens", "samples", "flops")
-_WANTED = (b'["span"', b'["note"', b'["metrics"', b'["end"')
+_NOT_USUAL = ("interrupted", "capture", SHADOW)
+_STEP = KINDS.index("step")
 # Of reports of hangs: 1,024 of them would fill the memory.
 _NOT_SHOWN: dict[str, Any] = {
     "spans": (),
@@ -60,310 +85,184 @@ _NOT_SHOWN: dict[str, Any] = {
     "remarks": (),
 }
 
-_decode = msgspec.json.Decoder().decode
-_decode_header = msgspec.json.Decoder(Header).decode
 
-
-@dataclass(frozen=True)
-class RankProgress:
-    """How far a rank has come.
-
-    Attributes:
-        rank: Its number.
-        path: Its file.
-        size: Bytes of it that were read.
-        last_step: The last step whose end was written; 0 before the first.
-        step_ns: Median time of the last steps; None if there is none.
-        status: How it ended; None while it records, or if it was killed.
-    """
-
-    rank: int
-    path: Path
-    size: int
-    last_step: int
-    step_ns: float | None
-    status: str | None
-
-
-def progress(run: Path) -> list[RankProgress]:
-    """Return how far the ranks of a run have come, by rank; those that can't be read are left out.
-
-    It reads the last 256 KB of each file.
-    """
-    found = []
-    for path in rank_files(run):
-        try:
-            found.append(_progress(path))
-        except OSError:
-            continue
-    return found
-
-
-def _progress(path: Path) -> RankProgress:
-    lines, size = new_lines(path, max(path.stat().st_size - _TAIL, 0))
-    steps = [step for line in lines if (step := step_of(line)) is not None]
-    ends = [line[2] for line in lines if line[0] == "end" and len(line) > 2]
-    times = [ns for _, ns in steps[-LATELY:]]
-    return RankProgress(
-        rank=int(path.stem[5:]),
-        path=path,
-        size=size,
-        last_step=steps[-1][0] if steps else 0,
-        step_ns=median(times) if times else None,
-        status=str(ends[-1]) if ends else None,
-    )
-
-
-def new_lines(path: Path, start: int) -> tuple[list[list[object]], int]:
-    """Return the complete lines of a rank file from an offset on, and where they end.
-
-    What is not a line of a rank file is left out, as is half a line at the start.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    with open_file(path) as file:
-        file.seek(start)
-        data = file.read(os.fstat(file.fileno()).st_size - start)
-    end = data.rfind(b"\n") + 1
-    found = []
-    for line in data[:end].splitlines():
-        try:
-            read = _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
-        if isinstance(read, list) and read:
-            found.append(read)
-    return found, start + end
-
-
-def step_of(line: list[object]) -> tuple[int, int] | None:
-    """Return the number and the ns of the step whose line this is; None of another line."""
-    if line[0] != "span" or len(line) < 6 or line[2] != "step":
-        return None
-    step, start, end = line[3:6]
-    if type(step) is int and type(start) is int and type(end) is int:
-        return step, end - start
-    return None
-
-
-class LiveStep(NamedTuple):
-    """A step that has ended: its number, its length, and the time of each stage in it.
-
-    The times are exclusive: a stage inside a stage counts to the inner one. ``counts`` are those
-    of `LiveRank.counts`.
-    """
-
-    number: int
-    ns: int
-    stages: Mapping[str, int]
-    counts: Mapping[tuple[str, str], tuple[float, int]]
-
-
-@dataclass
 class LiveRank:
     """What is known of one rank while it records; its memory is bounded.
 
     Attributes:
-        rank: Its number.
         path: Its file.
-        header: First line of the file; None while that can't be read.
+        trace: What its file says besides spans; None while its header is not whole.
+        columns: The spans of its last steps.
+        evidence: Which of its steps are one iteration.
         last_step: The last step whose end was written; 0 before the first.
         last_stage: The stage that ended last, or phase of Lightning if the rank has no stages;
             ``""`` before the first.
-        steps: The last steps that were neither captured nor interrupted.
-        stage_ns: Sum of each stage over these steps.
         memory: Last value of each counter of memory, in bytes.
         metrics: Last value of each background metric.
-        notes: Level and text of the last warnings and errors.
-        status: How it ended; None while it records, or if it was killed.
+        notes: The last warnings and errors.
         wrote_at: When something was last appended, on the clock of `LiveRun`.
+        is_whole: Whether ``columns`` begin with the first step of the run.
     """
 
-    rank: int
-    path: Path
-    header: Header | None = None
-    last_step: int = 0
-    last_stage: str = ""
-    steps: deque[LiveStep] = field(default_factory=deque)
-    stage_ns: dict[str, int] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    notes: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_MOST_NOTES))
-    status: str | None = None
-    wrote_at: float = 0.0
-    _size: int = -1  # bytes that were read; -1 before the first time
-    _changed_ns: int = 0
-    _has_stages: bool = False
-    _spans: dict[int, tuple[Any, str, str, int, int, int]] = field(default_factory=dict)
-    _counted: dict[tuple[str, str], list[tuple[int, int, float]]] = field(default_factory=dict)
+    def __init__(self, path: Path) -> None:
+        self.path, self._reader = path, RankReader(path)
+        self.wrote_at = 0.0
+        self._begin(None)
+
+    def _begin(self, trace: RankTrace | None) -> None:
+        self.trace, self.columns = trace, RankColumns()
+        self.last_step, self.last_stage = 0, ""
+        self.memory: dict[str, int] = {}
+        self.metrics: dict[str, float] = {}
+        self.notes: deque[Note] = deque(maxlen=_MOST_NOTES)
+        self._has_stages = self._has_dropped = False
+        if trace is not None:
+            check_header(self.path, trace.header)
+            trace.header = checked_header(trace.header, [])
+            self.evidence = StepEvidence(trace.header)
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self._reader.rank
+
+    @property
+    def header(self) -> Header | None:
+        """First line of its file; None while that is not whole."""
+        return None if self.trace is None else self.trace.header
 
     @property
     def role(self) -> str:
-        """Its role; ``""`` while its header can't be read."""
-        return self.header.role if self.header is not None else ""
+        """Its role; ``""`` while its header is not whole."""
+        return "" if self.trace is None else self.trace.header.role
 
     @property
-    def step_ns(self) -> float | None:
-        """Median time of the last steps; None if there is none."""
-        return median(step.ns for step in self.steps) if self.steps else None
+    def status(self) -> str | None:
+        """How it ended; None while it records, or if it was killed."""
+        status = None if self.trace is None else self.trace.status
+        return None if status is None else status[:_LONGEST]
 
     @property
-    def counts(self) -> dict[tuple[str, str], tuple[float, int]]:
-        """What stages counted in these steps, by stage and counter.
+    def is_whole(self) -> bool:
+        """Whether its columns begin with the first step of the run."""
+        return not (self._has_dropped or self._reader.has_skipped)
 
-        The counters are tokens, samples and flops. With each sum comes the time, in ns, in which
-        at least one span of the stage that counts it was open.
-        """
-        found: dict[tuple[str, str], tuple[float, int]] = {}
-        for step in self.steps:
-            for key, (amount, ns) in step.counts.items():
-                before = found.get(key, (0, 0))
-                found[key] = before[0] + amount, before[1] + ns
-        return found
+    def read(self, most: int, now: float, unix: float, kept: "_Kept") -> None:
+        """Take what was appended, the last ``most`` bytes of it.
 
-    def read(self, budget: int, now: float, unix: float) -> None:
-        """Take what was appended, the last ``budget`` bytes of it.
+        Where steps are those of an optimizer, all of it is read: which of them are one iteration is
+        seen from the first one on.
 
         Raises:
             OSError: The file cannot be read.
+            TraceError: It is not a rank file.
         """
-        found = self.path.stat()
-        if found.st_size == self._size and found.st_mtime_ns == self._changed_ns:
-            return
-        is_new = self._size < 0
+        reader, changed_ns = self._reader, self._reader.changed_ns
+        is_new = not reader.size
         if is_new:
-            self.wrote_at = now - max(unix - found.st_mtime, 0.0)
-        elif found.st_mtime_ns != self._changed_ns:
+            most = min(most, _TAIL)
+        header = self.header
+        if is_new:
+            with suppress(TraceError):  # it may be written right now
+                header = read_header(self.path)
+        counts = header is not None and header.step_unit == OPTIMIZER_STEP
+        more = True
+        while more:
+            more = reader.read(None if counts else most)
+            self._take(kept)
+        if is_new:
+            self.wrote_at = now - max(unix - reader.changed_ns / 1e9, 0.0)
+        elif reader.changed_ns != changed_ns:
             self.wrote_at = now
-        with open_file(self.path) as file:
-            # A full disk lets a rank write its end into spaces behind its header only.
-            if self.header is None or found.st_size <= self._size:
-                self._read_head(file)
-            if found.st_size < self._size:
-                self._size = 0  # truncated
-            start = max(self._size, found.st_size - budget, 0)
-            file.seek(start)
-            data = file.read(found.st_size - start)
-        end = data.rfind(b"\n") + 1
-        self._size, self._changed_ns = start + end, found.st_mtime_ns
-        self._take(data[:end])
 
-    def _read_head(self, file: BinaryIO) -> None:
-        lines = file.read(_HEAD).split(b"\n")
-        for line in lines[:2]:
-            with suppress(*NOT_JSON):
-                self.header = _decode_header(line)
-                break
-        for read in _all_lines(lines[1:-1]):
-            if read[0] == "span" and len(read) > 9 and isinstance(read[9], dict):
-                self._remember({name: read[9].get(name) for name in _LIMITS})
-            elif read[0] == "end" and len(read) > 2:
-                self.status = str(read[2])[:_LONGEST]
+    def _take(self, kept: "_Kept") -> None:
+        """Keep what is needed of the lines that were read."""
+        trace = self._reader.trace
+        if trace is None:
+            return
+        if trace is not self.trace:
+            self._begin(trace)
+        before = len(self.columns)
+        self.columns.take(trace.spans)
+        self._take_last(trace.spans)
+        own = {name: self.columns.column(name)[before:] for name in COLUMNS}
+        self.evidence.take(own, self.columns.counters, self.columns.names)
+        for line in trace.metrics:
+            for name, value in {**line.rates, **line.values}.items():
+                known = name in self.metrics or len(self.metrics) < _MOST_NAMES
+                if known and value is not None and isfinite(value):
+                    self.metrics[name[:_LONGEST]] = float(value)
+        for note in trace.notes:
+            if note.level in ("warning", "error"):
+                self.notes.append(replace(note, text=note.text[:_LONGEST]))
+        for lines in (trace.spans, trace.metrics, trace.notes, trace.samples):
+            lines.clear()
+        self._drop(kept)
 
-    def _take(self, data: bytes) -> None:
-        for line in _all_lines([raw for raw in data.split(b"\n") if raw.startswith(_WANTED)]):
-            match line:
-                case ["span", str() as name, str() as kind, int() as step, start, end, *_]:
-                    if len(line) > 9 and all(map(_fits, (step, start, end))):
-                        self._take_span(line, name[:_LONGEST], kind, step)
-                case ["note", _, "warning" | "error" as level, str() as text, *_]:
-                    self.notes.append((level, text[:_LONGEST]))
-                case ["metrics", _, _, device, dict() as rates, dict() as values, *_]:
-                    self._take_metrics(device, {**rates, **values})
-                case ["end", _, status, *_]:
-                    self.status = str(status)[:_LONGEST]
+    def _take_last(self, lines: Sequence[SpanLine]) -> None:
+        for line in lines:
+            if line.kind == "step":
+                self.last_step = line.step
+            elif line.kind == "stage" or (line.name in PHASES and not self._has_stages):
+                self.last_stage = line.name[:_LONGEST]
+                self._has_stages |= line.kind == "stage"
+            if line.counters:
+                for name in _MEMORY & line.counters.keys():
+                    value = line.counters[name]
+                    if isinstance(value, int) and 0 <= value < 2**63:
+                        self.memory[name] = value
 
-    def _take_span(self, line: list[Any], name: str, kind: str, step: int) -> None:
-        start, end, thread, number, parent, counters = line[4:10]
-        if isinstance(counters, dict):
-            self._remember(counters)
-        if kind == "step":
-            self.last_step = step
-            kept = not (isinstance(counters, dict) and counters.keys() & _NOT_USUAL)
-            if kept and end > start:
-                own = {key: _total(spans) for key, spans in self._counted.items()}
-                self._add(LiveStep(step, end - start, self._exclusive(step, thread), own))
-            self._spans.clear()
-            self._counted.clear()
-        elif kind in ("stage", "region") and type(number) is int:
-            self._has_stages |= kind == "stage"
-            if kind == "stage" or (name in PHASES and not self._has_stages):
-                self.last_stage = name
-            if len(self._spans) < _MOST_SPANS:
-                self._spans[number] = parent, name, kind, step, end - start, thread
-                if kind == "stage" and isinstance(counters, dict):
-                    self._count(name, start, end, counters)
+    def _drop(self, kept: "_Kept") -> None:
+        """Forget the spans before the last steps that were neither captured nor interrupted."""
+        own = self.columns
+        steps = np.flatnonzero(own.column("kind") == _STEP)
+        row = _first_kept(own, steps, kept.steps_per_iteration)
+        least = len(own) - kept.spans
+        if row < least:  # at the end of a step, if there is one
+            at = int(np.searchsorted(steps, least))
+            row = int(steps[at]) + 1 if at < len(steps) else least
+        if row > 0 and self.trace is not None:
+            self._has_dropped = True
+            own.drop_before(row)
+            first = int(own.column("id").min(initial=2**63 - 1))
+            late = self.trace.late
+            for number in [each for each in late if each < first]:
+                del late[number]
 
-    def _count(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
-        for name in _COUNTS:
-            amount = counters.get(name)
-            if not isinstance(amount, int | float) or isinstance(amount, bool):
-                continue
-            if amount and not _LEAST_AMOUNT <= amount <= _MOST_AMOUNT:
-                continue
-            known = (stage, name) in self._counted or len(self._counted) < _MOST_NAMES
-            if known and end > start:
-                self._counted.setdefault((stage, name), []).append((start, end, amount))
 
-    def _exclusive(self, step: int, thread: Any) -> dict[str, int]:
-        """Return the time of stages on the training thread; without stages, Lightning's phases."""
-        own = [each for each in self._spans.values() if each[3] == step and each[5] == thread]
-        kinds = "stage" if any(each[2] == "stage" for each in own) else "region"
-        found: dict[str, int] = {}
-        for parent, name, kind, _, ns, _ in own:
-            if kind != kinds or (kind == "region" and name not in PHASES):
-                continue
-            if name in found or len(found) < _MOST_NAMES:
-                found[name] = found.get(name, 0) + ns
-            around = self._around(parent, kinds)
-            if around is not None and (around in found or len(found) < _MOST_NAMES):
-                found[around] = found.get(around, 0) - ns
-        return {name: max(ns, 0) for name, ns in found.items()}
+def _first_kept(own: RankColumns, steps: Int64s, size: int) -> int:
+    """Return the row behind the last step that is not kept."""
+    counters = (own.counters[name].rows for name in _NOT_USUAL if name in own.counters)
+    flagged = np.concatenate([np.empty(0, np.int64), *counters])
+    usual = steps[~np.isin(steps, flagged)]
+    number = iteration_of(own.column("step")[usual], size)
+    numbers = np.unique(number)
+    if len(numbers) <= LATELY:
+        return 0
+    first = usual[np.flatnonzero(number >= numbers[-LATELY])[0]]
+    at = int(np.searchsorted(steps, first))
+    return int(steps[at - 1]) + 1 if at else 0
 
-    def _around(self, parent: Any, kinds: str) -> str | None:
-        """Return the name of the innermost stage around a span, whose parent is given."""
-        for _ in range(len(self._spans)):  # parents of a damaged file may form a circle
-            span = self._spans.get(parent) if type(parent) is int else None
-            if span is None:
-                return None
-            if span[2] == kinds and (kinds == "stage" or span[1] in PHASES):
-                return span[1]
-            parent = span[0]
-        return None
 
-    def _add(self, step: LiveStep) -> None:
-        self.steps.append(step)
-        for name, ns in step.stages.items():
-            self.stage_ns[name] = self.stage_ns.get(name, 0) + ns
-        if len(self.steps) > LATELY:
-            for name, ns in self.steps.popleft().stages.items():
-                self.stage_ns[name] -= ns
-                if not any(name in each.stages for each in self.steps):
-                    del self.stage_ns[name]
+@dataclass
+class _Kept:
+    """How much of each rank is kept."""
 
-    def _remember(self, counters: Mapping[str, Any]) -> None:
-        for name in _MEMORY & counters.keys():
-            if _fits(counters[name]) and counters[name] >= 0:
-                self.memory[name] = counters[name]
-
-    def _take_metrics(self, device: Any, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            known = name in self.metrics or len(self.metrics) < _MOST_NAMES
-            if known and (_fits(value) or (isinstance(value, float) and isfinite(value))):
-                self.metrics[name[:_LONGEST]] = float(value)
+    steps_per_iteration: int = 1
+    spans: int = _MOST_SPANS
 
 
 class LiveRun:
     """Follow a run: `refresh` reads what its ranks have appended since the last time.
 
-    It keeps the last 20 steps of each rank, some 30 KB. Files are read by offset, and are open
-    only while they are read. What is appended faster than 64 MB per refresh, all ranks together,
-    is skipped but for its end.
+    It keeps the last 20 steps of each rank. Files are read by offset, and are open only while they
+    are read. What is appended faster than 64 MB per refresh, all ranks together, is skipped but
+    for its end.
 
     Attributes:
         ranks: By number.
         hangs: The last report of each rank that made no progress, without its stacks.
+        problems: Why files cannot be read, by the number in their names.
 
     Args:
         run: The run directory.
@@ -388,20 +287,57 @@ class LiveRun:
         self.run, self.clock, self._wall = run, clock, wall
         self.ranks: dict[int, LiveRank] = {}
         self.hangs: dict[int, HangReport] = {}
+        self.problems: dict[int, str] = {}
+        self._files: dict[Path, LiveRank] = {}
+        self._kept = _Kept()
         self._reports: set[str] = set()
+        self._spans: Spans | None = None
 
     def refresh(self) -> None:
         """Read what was appended; a file that can't be read now is tried again the next time."""
+        self._read()
+        size = steps_per_iteration({rank: each.evidence for rank, each in self.ranks.items()})
+        if size != self._kept.steps_per_iteration:
+            # Of larger iterations more is kept; it happens once or twice in a run.
+            self._kept.steps_per_iteration = size
+            self._files.clear()
+            self._read()
+        self._spans = None
+        self._read_hangs()
+
+    def _read(self) -> None:
         files = rank_files(self.run)
         budget = min(max(_AT_ONCE // max(len(files), 1), _LEAST), _AT_ONCE // 4)
+        self._kept.spans = max(_MOST_SPANS // max(len(files), 1), _LEAST_SPANS)
         now, unix = self.clock(), self._wall()
         for path in files:
-            number = int(path.stem[5:])
-            rank = self.ranks.get(number) or LiveRank(number, path)
-            with suppress(OSError):
-                rank.read(min(budget, _TAIL) if number not in self.ranks else budget, now, unix)
-                self.ranks[number] = rank
-        self._read_hangs()
+            rank = self._files.get(path) or LiveRank(path)
+            try:
+                rank.read(budget, now, unix, self._kept)
+            except TraceError as error:
+                self.problems[rank.rank] = str(error)
+            except OSError:
+                continue
+            else:
+                self.problems.pop(rank.rank, None)
+                self._files[path] = rank
+        known = (each for each in self._files.values() if each.trace is not None)
+        self.ranks = {each.rank: each for each in sorted(known, key=lambda each: each.rank)}
+
+    @property
+    def spans(self) -> Spans | None:
+        """The last steps of all ranks, as `load` returns a whole run; None before the first header.
+
+        Steps are the same as there. Of each rank the last 20 are kept that were neither captured
+        nor interrupted.
+        """
+        if self._spans is None and self.ranks:
+            ranks = [(each.trace, each.columns) for each in self.ranks.values() if each.trace]
+            size = self._kept.steps_per_iteration
+            spans = read_window(self.run, ranks, size)
+            is_whole = all(each.is_whole for each in self.ranks.values())
+            self._spans = replace(spans, from_start=is_whole)
+        return self._spans
 
     def quiet_s(self, rank: LiveRank) -> float:
         """Return for how long a rank has written nothing, in seconds."""
@@ -428,31 +364,71 @@ class LiveRun:
                 self.hangs[report.rank] = replace(report, **_NOT_SHOWN)
 
 
-def _all_lines(lines: Sequence[bytes]) -> list[list[Any]]:
-    """Return what lines hold, without those that are damaged."""
-    try:  # all at once: several times as fast as line by line
-        found = _decode(b"[" + b",".join(lines) + b"]")
-    except NOT_JSON:
-        found = [read for line in lines if (read := _line(line)) is not None]
-    return [line for line in found if isinstance(line, list) and line]
+def progress(run: Path) -> list[RankReader]:
+    """Return how far the ranks of a run have come, by rank; those that can't be read are left out.
+
+    Of each file the last 256 KB are read, unless it is shorter; the readers can go on from there.
+    """
+    found = []
+    for path in rank_files(run):
+        reader = RankReader(path)
+        with suppress(OSError, TraceError):
+            reader.read(_TAIL)
+            found += [reader] if reader.trace is not None else []
+    return found
 
 
-def _total(spans: list[tuple[int, int, float]]) -> tuple[float, int]:
-    """Return the sum of what spans counted, and how long at least one of them was open."""
-    ns, until = 0, -(2**63)
-    for start, end, _ in sorted(spans):
-        ns += max(end - max(start, until), 0)
-        until = max(until, end)
-    return sum(amount for _, _, amount in spans), ns
+_NEVER = 2**63 - 1
 
 
-def _fits(value: object) -> bool:
-    """Return whether a value is an integer of 64 bits: what a file holds may be anything."""
-    return type(value) is int and -(2**63) <= value < 2**63
+def hang_evidence(run: Path) -> tuple[RankEvidence, ...]:
+    """Return what is known of each rank of a run, in order, also of those that have no file.
+
+    Raises:
+        TraceError: No file of a rank exists, or none can be read.
+    """
+    files = rank_files(run)
+    found: dict[int, RankEvidence] = {}
+    problems = [] if files else [f"{run} has no rank-*.jsonl"]
+    for path in files:
+        reader = RankReader(path)
+        try:
+            reader.read(_TAIL)
+            evidence = _evidence(run, reader.whole())
+        except (OSError, TraceError) as error:
+            problems.append(str(error))
+            continue
+        found[evidence.rank] = evidence
+    if not found:
+        raise TraceError(problems[0])
+    first = next(iter(found.values())).header
+    if first is not None and not first.open_world:
+        for rank in range(min(first.world_size, 1 << 17)):
+            found.setdefault(rank, RankEvidence(rank))
+    return tuple(found[rank] for rank in sorted(found))
 
 
-def _line(raw: bytes) -> Any:
-    try:
-        return _decode(raw)
-    except NOT_JSON:
-        return None
+def _evidence(run: Path, trace: RankTrace) -> RankEvidence:
+    header, rank = trace.header, trace.header.rank
+    here = header.host == socket.gethostname()
+    times = [line.end_ns for line in trace.spans] + [note.clock_ns for note in trace.notes]
+    times += [] if trace.ended_ns is None else [trace.ended_ns]
+    last = max(times, default=None)
+    return RankEvidence(
+        rank=rank,
+        header=header,
+        end=trace.status,
+        last_ns=None if last is None else last - header.clock_ns + header.unix_ns,
+        process=process_state(header.pid) if here and trace.status is None else "",
+        beat=read_beat(run, rank),
+        reports=read_reports(run, rank),
+        dump=_dump(run, rank),
+    )
+
+
+def _dump(run: Path, rank: int) -> tuple[Collective, ...]:
+    path = dump_file(run, rank)
+    with suppress(TraceError):
+        if path.exists() and is_inside(run, path):
+            return tuple(as_collectives(read_plain_pickle(path)))
+    return ()

@@ -10,8 +10,13 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
-from lightning_rlprof.loaders.iterations import join_optimizer_steps
-from lightning_rlprof.loaders.process_roles import drivers_wait, give_steps
+from lightning_rlprof.loaders.iterations import (
+    StepEvidence,
+    drivers_wait,
+    give_steps,
+    join_optimizer_steps,
+    steps_per_iteration,
+)
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
@@ -26,27 +31,6 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.background_metrics import background_metrics
 from lightning_rlprof.tables.sample_names import sample_names
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
-
-
-def _counters(
-    lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]]
-) -> dict[str, Counter]:
-    """Collect one rank's counters by name; those written after their span, by its id, win."""
-    found: dict[str, tuple[list[int], list[Number]]] = {}
-    for row, line in enumerate(lines):
-        counters = line.counters or {}
-        if line.id in late:
-            counters = {**counters, **late[line.id]}
-        for name, value in counters.items():
-            if value is None:  # written for a number that is not finite
-                continue
-            rows, values = found.setdefault(name, ([], []))
-            rows.append(row)
-            values.append(value)
-    return {
-        name: Counter(np.array(rows, np.int64), _exact(values))
-        for name, (rows, values) in found.items()
-    }
 
 
 def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
@@ -65,16 +49,23 @@ def merge(ranks: Sequence[Mapping[str, Counter]], counts: Sequence[int]) -> dict
     starts = [0, *np.cumsum(counts).tolist()]
     merged: dict[str, Counter] = {}
     for name in sorted({name for rank in ranks for name in rank}):
-        own = [
-            (start, rank[name]) for start, rank in zip(starts, ranks, strict=False) if name in rank
-        ]
-        types = {counter.values.dtype for _, counter in own}
-        kind = types.pop() if len(types) == 1 else np.dtype(object)
-        merged[name] = Counter(
-            np.concatenate([counter.rows + start for start, counter in own]),
-            np.concatenate([counter.values.astype(kind) for _, counter in own]),
+        merged[name] = _joined(
+            [
+                Counter(rank[name].rows + start, rank[name].values)
+                for start, rank in zip(starts, ranks, strict=False)
+                if name in rank
+            ]
         )
     return merged
+
+
+def _joined(parts: Sequence[Counter]) -> Counter:
+    types = {values.dtype for _, values in parts}
+    kind = types.pop() if len(types) == 1 else np.dtype(object)
+    return Counter(
+        np.concatenate([rows for rows, _ in parts]),
+        np.concatenate([values.astype(kind, copy=False) for _, values in parts]),
+    )
 
 
 NO_STAGES = (
@@ -85,17 +76,23 @@ NO_STAGES = (
 
 _EVALUATIONS = ("test", "predict")  # of a Trainer that does only this: whole steps
 _HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # of other callbacks
+_LEFT_OUT = Code.ROWS_LEFT_OUT
+_KILLED = "its file is truncated: the rank was killed or is still running"
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
+COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
+"""What a rank's file says of each span; `Spans` has these columns of all ranks."""
+
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis
 # every time, and every difference of two, fits into 64 bits.
 _LARGEST = 2**60
 _LARGEST_ANCHOR = 2**62
 _LARGEST_EXCHANGED = 2**58
 _MOST_RANKS = 2**20
+_MOST_NAMES_KEPT = 1_024  # of a rank that is followed, before those that are in no span are dropped
 
 
 @dataclass
-class _Rank:
+class Rank:
     """One rank's columns on its own clock, before they share an axis."""
 
     path: Path
@@ -123,7 +120,7 @@ def read_run(
     Raises:
         TraceError: None of the files can be read.
     """
-    ranks: dict[int, _Rank] = {}
+    ranks: dict[int, Rank] = {}
     problems: list[RunWarning] = []
     broken: list[TraceError] = []
     names: dict[str, int] = {}
@@ -133,7 +130,9 @@ def read_run(
             problems += _add_rank(_read_rank(file, names, threads), ranks)
         except TraceError as error:
             broken.append(error)
-            problems.append(RunWarning(rank_in_name(file.name), str(error)))
+            problems.append(
+                RunWarning(rank_in_name(file.name), str(error), Code.RANK_UNREADABLE.value)
+            )
         if progress is not None:
             progress(count, len(files))
     if not ranks:
@@ -143,6 +142,32 @@ def read_run(
         world = max(rank.header.world_size for rank in ranks.values())
         problems += missing(world, [*ranks, *(each.rank for each in problems)])
     spans = _assemble(path, dict(sorted(ranks.items())), names, threads, problems)
+    return _with_roles_of_spans(spans)
+
+
+def read_window(
+    path: Path, ranks: Sequence[tuple[RankTrace, "RankColumns"]], steps_per_iteration: int
+) -> Spans:
+    """Return what is known of the last steps of a run that is being written, as `read_run` does.
+
+    Args:
+        path: The run directory.
+        ranks: What each file said, and the spans of it that are kept; a header of each.
+        steps_per_iteration: How many steps of the optimizer are one step of the run.
+    """
+    names: dict[str, int] = {}
+    threads: dict[Thread, int] = {}
+    found: dict[int, Rank] = {}
+    for trace, columns in ranks:
+        _add_rank(rank_of(trace, columns, names, threads), found)
+    _close_world(found)
+    ordered = dict(sorted(found.items()))
+    spans = _assemble(path, ordered, names, threads, [], steps_per_iteration)
+    return _with_roles_of_spans(spans)
+
+
+def _with_roles_of_spans(spans: Spans) -> Spans:
+    """Let spans be stages or regions by what their run is: of validations, drivers, phases."""
     return phases_as_stages(validation_as_stage(drivers_wait(spans)))
 
 
@@ -208,17 +233,18 @@ def phases_as_stages(spans: Spans) -> Spans:
     return replace(spans, kind=np.where(rows, stage, spans.kind), notes=notes)
 
 
-def _add_rank(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
+def _add_rank(rank: Rank, ranks: dict[int, Rank]) -> list[RunWarning]:
     """Add a rank to the run unless its file does not belong there."""
     number, name = rank.header.rank, rank.path.name
     if number in ranks:
         other = ranks[number].path.name
-        return [RunWarning(number, f"{name} is left out: its rank is {number}, as in {other}")]
+        text = f"{name} is left out: its rank is {number}, as in {other}"
+        return [RunWarning(number, text, Code.RANK_LEFT_OUT.value)]
     first = next(iter(ranks.values()), rank)
     ranks[number] = rank
     if rank.header.run_id != first.header.run_id:
         text = f"{name} belongs to run {rank.header.run_id}, {first.path.name} to another one"
-        return [RunWarning(number, text)]
+        return [RunWarning(number, text, Code.RUNS_MIXED.value)]
     return []
 
 
@@ -229,7 +255,7 @@ def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
         path: What the user asked for.
         traces: One per rank; of two with one rank the second is left out, with a warning.
     """
-    ranks: dict[int, _Rank] = {}
+    ranks: dict[int, Rank] = {}
     names: dict[str, int] = {}
     threads: dict[Thread, int] = {}
     problems: list[RunWarning] = []
@@ -239,50 +265,61 @@ def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
     return drivers_wait(_assemble(path, dict(sorted(ranks.items())), names, threads, problems))
 
 
-def _read_rank(file: Path, names: dict[str, int], threads: dict[Thread, int]) -> _Rank:
+def _read_rank(file: Path, names: dict[str, int], threads: dict[Thread, int]) -> Rank:
     return _rank_of(read_trace(file), names, threads)
 
 
-def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]) -> _Rank:
-    file, number = trace.path, trace.header.rank
-    if not 0 <= number < _MOST_RANKS:
-        raise TraceError(
-            f"{file}: rank {number} in its header is out of range (0 to {_MOST_RANKS - 1})"
-        )
-    if not -_LARGEST < trace.header.unix_ns - trace.header.clock_ns < _LARGEST_ANCHOR:
-        raise TraceError(f"{file}: the clock values in its header are out of range")
+def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]) -> Rank:
+    check_header(trace.path, trace.header)
     if trace.header.open_world and not trace.lost_lines:
         # Ray kills a worker whose job has ended: that it was, no worker can write.
         trace.status = trace.status or "finished"
-    lines, problems = _valid_spans(trace)
-    columns = _columns(lines, number, trace.threads, names, threads)
-    order = np.lexsort((columns["id"], columns["start_ns"]))
-    columns = {name: column[order] for name, column in columns.items()}
-    problems += _check_ids(columns, number)
-    counters = _counters([lines[at] for at in order.tolist()], trace.late)
-    head = _checked_header(trace.header, problems)
+    read = RankColumns()
+    read.take(trace.spans)
+    problems = _problems(trace, read)
+    rank = rank_of(trace, read, names, threads)
+    rank.problems += [*problems, *_check_ids(rank.columns, trace.header.rank)]
+    head = checked_header(trace.header, rank.problems)
+    return replace(rank, header=head)
+
+
+def check_header(file: Path, header: Header) -> None:
+    """Refuse a header whose numbers fit no run; raises TraceError."""
+    if not 0 <= header.rank < _MOST_RANKS:
+        raise TraceError(
+            f"{file}: rank {header.rank} in its header is out of range (0 to {_MOST_RANKS - 1})"
+        )
+    if not -_LARGEST < header.unix_ns - header.clock_ns < _LARGEST_ANCHOR:
+        raise TraceError(f"{file}: the clock values in its header are out of range")
+
+
+def rank_of(
+    trace: RankTrace, read: "RankColumns", names: dict[str, int], threads: dict[Thread, int]
+) -> Rank:
+    """Return a rank of a run, without what cannot be true; codes of names and threads are added."""
+    columns, counters = read.sorted(trace, names, threads)
     exchanges = [
         (rank, [each for each in readings if _is_possible(*each)])
         for rank, readings in trace.exchanges
     ]
     named = [each for each in trace.samples if 0 <= each.id < _LARGEST]
-    parts = head, columns, counters, trace.notes, trace.status, problems, exchanges, named
     metrics = [
         each for each in trace.metrics if -_LARGEST < each.since_ns <= each.clock_ns < _LARGEST
     ]
-    return _Rank(file, *parts, metrics)
+    said = trace.notes, trace.status
+    return Rank(trace.path, trace.header, columns, counters, *said, [], exchanges, named, metrics)
 
 
-def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
+def checked_header(head: Header, problems: list[RunWarning]) -> Header:
     """Return a header whose world can be true; one that cannot is as small as its rank allows."""
     if 0 < head.world_size <= _MOST_RANKS:
         return head
     text = f"ignored the world size {head.world_size} of its header (allowed: 1 to {_MOST_RANKS})"
-    problems.append(RunWarning(head.rank, text))
+    problems.append(RunWarning(head.rank, text, Code.HEADER_IMPOSSIBLE.value))
     return replace(head, world_size=head.rank + 1)
 
 
-def _close_world(ranks: "dict[int, _Rank]") -> None:
+def _close_world(ranks: dict[int, Rank]) -> None:
     """Let the world of ranks that came and went be as large as all of them."""
     for rank, own in ranks.items():
         if own.header.open_world:
@@ -294,57 +331,190 @@ def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:
     return -most < sent <= received < most and -most < arrived <= answered < most
 
 
-def _valid_spans(trace: RankTrace) -> tuple[list[SpanLine], list[RunWarning]]:
-    """Return the spans that can be true, and say how many cannot, and how the file ended."""
-    rank, lines = trace.header.rank, trace.spans
-    small = [line for line in lines if _is_in_range(line)]
-    forward = [line for line in small if line.end_ns >= line.start_ns]
-    lost, far, backward = trace.lost_lines, len(lines) - len(small), len(small) - len(forward)
+def _problems(trace: RankTrace, read: "RankColumns") -> list[RunWarning]:
+    """Say how many lines and spans are lost, and how the file ended."""
+    lost, far, backward, status = trace.lost_lines, read.far, read.backward, trace.status
     texts = [
-        (lost, f"{lost} of its lines can't be read"),
-        (far, f"{far} spans are left out: their numbers are out of range"),
-        (backward, f"{backward} spans are left out: they end before they start"),
-        (trace.status is None, "its file is truncated: the rank was killed or is still running"),
-        (trace.status not in (None, "finished"), f"it ended early: {trace.status}"),
+        (lost, _LEFT_OUT, f"{lost} of its lines can't be read"),
+        (far, _LEFT_OUT, f"{far} spans are left out: their numbers are out of range"),
+        (backward, _LEFT_OUT, f"{backward} spans are left out: they end before they start"),
+        (status is None, Code.RANK_OPEN, _KILLED),
+        (status not in (None, "finished"), Code.ENDED_EARLY, f"it ended early: {status}"),
     ]
-    return forward, [RunWarning(rank, text) for is_so, text in texts if is_so]
+    return [RunWarning(trace.header.rank, text, code.value) for is_so, code, text in texts if is_so]
 
 
-def _is_in_range(line: SpanLine) -> bool:
-    return (
-        -_LARGEST < line.start_ns < _LARGEST
-        and -_LARGEST < line.end_ns < _LARGEST
-        and 0 <= line.id < _LARGEST
-        and 0 <= line.step < _LARGEST
-        and (line.parent is None or 0 <= line.parent < _LARGEST)
+class RankColumns:
+    """One rank's spans as columns, in the order in which they ended; lines are added as they come.
+
+    Attributes:
+        cells: A row for each name in `COLUMNS`, a column for each span. Names and threads are
+            places in ``names`` and ``idents``.
+        counters: By name; their rows are columns of ``cells``.
+        far: How many spans were left out because their numbers are out of range.
+        backward: How many were, because they end before they start.
+    """
+
+    def __init__(self) -> None:
+        self.cells: Int64s = np.empty((len(COLUMNS), 0), np.int64)
+        self.names: dict[str, int] = {}
+        self.idents: dict[int, int] = {}
+        self.counters: dict[str, Counter] = {}
+        self.far = self.backward = 0
+
+    def __len__(self) -> int:
+        """Return the number of spans."""
+        return int(self.cells.shape[1])
+
+    def column(self, name: str) -> Int64s:
+        """Return a column by its name."""
+        found: Int64s = self.cells[COLUMNS.index(name)]
+        return found
+
+    def take(self, lines: Sequence[SpanLine]) -> None:
+        """Add spans; those that cannot be true are left out and counted."""
+        try:
+            numbers = _numbers(lines)
+        except OverflowError:  # of more than 64 bits
+            some = [line for line in lines if _fits(line)]
+            self.far += len(lines) - len(some)
+            return self.take(some)
+        step, start, end, ident, parent = numbers
+        near = (start > -_LARGEST) & (start < _LARGEST) & (end > -_LARGEST) & (end < _LARGEST)
+        near &= (ident >= 0) & (ident < _LARGEST) & (step >= 0) & (step < _LARGEST)
+        near &= (parent >= NO_PARENT) & (parent < _LARGEST)
+        sound = near & (end >= start)
+        if not sound.all():
+            self.far += int(np.count_nonzero(~near))
+            self.backward += int(np.count_nonzero(near & ~sound))
+            lines = [line for line, is_sound in zip(lines, sound.tolist(), strict=True) if is_sound]
+            numbers = numbers[:, sound]
+        self._take_counters(lines)
+        names, idents = self.names, self.idents
+        for name in dict.fromkeys(line.name for line in lines):
+            names.setdefault(name, len(names))
+        for thread in dict.fromkeys(line.thread for line in lines):
+            idents.setdefault(thread, len(idents))
+        step, start, end, ident, parent = numbers
+        columns = {
+            "name": np.fromiter((names[line.name] for line in lines), np.int64, len(lines)),
+            "kind": np.fromiter((_KIND[line.kind] for line in lines), np.int64, len(lines)),
+            "step": step,
+            "start_ns": start,
+            "end_ns": end,
+            "thread": np.fromiter((idents[line.thread] for line in lines), np.int64, len(lines)),
+            "id": ident,
+            "parent": parent,
+        }
+        added = np.stack([columns[name] for name in COLUMNS])
+        self.cells = np.concatenate([self.cells, added], axis=1) if len(self) else added
+
+    def _take_counters(self, lines: Sequence[SpanLine]) -> None:
+        found: dict[str, tuple[list[int], list[Number]]] = {}
+        for row, line in enumerate(lines, start=len(self)):
+            if line.counters:
+                for name, value in line.counters.items():
+                    if value is None:  # written for a number that is not finite
+                        continue
+                    rows, values = found.setdefault(name, ([], []))
+                    rows.append(row)
+                    values.append(value)
+        for name, (rows, values) in found.items():
+            new = Counter(np.array(rows, np.int64), _exact(values))
+            old = self.counters.get(name)
+            self.counters[name] = new if old is None else _joined([old, new])
+
+    def drop_before(self, row: int) -> None:
+        """Forget the spans that ended before a row did; rows are numbered from there on."""
+        self.cells = self.cells[:, row:].copy()
+        if len(self.names) > _MOST_NAMES_KEPT:
+            at, known = COLUMNS.index("name"), [*self.names]
+            used, self.cells[at] = np.unique(self.cells[at], return_inverse=True)
+            self.names = {known[code]: place for place, code in enumerate(used.tolist())}
+        for name, (rows, values) in list(self.counters.items()):
+            at = int(np.searchsorted(rows, row))
+            self.counters[name] = Counter(rows[at:] - row, values[at:])
+            if at == len(rows):
+                del self.counters[name]
+
+    def sorted(
+        self, trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]
+    ) -> tuple[dict[str, Int64s], dict[str, Counter]]:
+        """Return columns by start and id, and their counters with those that were written late.
+
+        Args:
+            trace: What else the file says.
+            names: Codes of names in the run; new ones are added.
+            threads: Codes of threads in the run, as ``names``.
+        """
+        number = trace.header.rank
+        named = [
+            Thread(number, ident, trace.threads.get(ident, f"thread {ident}"))
+            for ident in self.idents
+        ]
+        codes = {
+            "name": [names.setdefault(name, len(names)) for name in self.names],
+            "thread": [threads.setdefault(thread, len(threads)) for thread in named],
+        }
+        order = np.lexsort((self.column("id"), self.column("start_ns")))
+        columns = dict(zip(COLUMNS, self.cells[:, order], strict=True))
+        for column, code in codes.items():
+            columns[column] = np.array(code, np.int64)[columns[column]]
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        counters = self.counters
+        if trace.late:
+            counters = _with_late(counters, self.column("id"), trace.late)
+        found = {}
+        for name, (rows, values) in counters.items():
+            moved = place[rows]
+            by_row = np.argsort(moved, kind="stable")
+            found[name] = Counter(moved[by_row], values[by_row])
+        return columns, found
+
+
+def _numbers(lines: Sequence[SpanLine]) -> Int64s:
+    """Return step, start, end, id and parent of lines; -2 is a parent that cannot be one."""
+    columns: tuple[Iterable[int], ...] = (
+        (line.step for line in lines),
+        (line.start_ns for line in lines),
+        (line.end_ns for line in lines),
+        (line.id for line in lines),
+        (
+            NO_PARENT if line.parent is None else line.parent if line.parent >= 0 else -2
+            for line in lines
+        ),
     )
+    return np.stack([np.fromiter(column, np.int64, len(lines)) for column in columns])
 
 
-def _columns(
-    lines: list[SpanLine],
-    rank: int,
-    thread_names: Mapping[int, str],
-    codes: dict[str, int],
-    threads: dict[Thread, int],
-) -> dict[str, Int64s]:
-    """Turn one rank's lines into columns; names and threads become codes."""
-    for name in dict.fromkeys(line.name for line in lines):
-        codes.setdefault(name, len(codes))
-    idents: dict[int, int] = {}
-    for ident in dict.fromkeys(line.thread for line in lines):
-        thread = Thread(rank, ident, thread_names.get(ident, f"thread {ident}"))
-        idents[ident] = threads.setdefault(thread, len(threads))
-    columns: dict[str, Iterable[int]] = {
-        "name": (codes[line.name] for line in lines),
-        "kind": (_KIND[line.kind] for line in lines),
-        "step": (line.step for line in lines),
-        "start_ns": (line.start_ns for line in lines),
-        "end_ns": (line.end_ns for line in lines),
-        "thread": (idents[line.thread] for line in lines),
-        "id": (line.id for line in lines),
-        "parent": (NO_PARENT if line.parent is None else line.parent for line in lines),
-    }
-    return {name: np.fromiter(own, np.int64, len(lines)) for name, own in columns.items()}
+def _fits(line: SpanLine) -> bool:
+    numbers = (line.step, line.start_ns, line.end_ns, line.id, line.parent or 0)
+    return all(-_LARGEST < number < _LARGEST for number in numbers)
+
+
+def _with_late(
+    counters: Mapping[str, Counter], ids: Int64s, late: Mapping[int, Mapping[str, Number | None]]
+) -> dict[str, Counter]:
+    """Return counters in which those that were written after their span, by its id, win."""
+    known = np.array([each for each in late if 0 <= each < _LARGEST], np.int64)
+    new: dict[str, dict[int, Number | None]] = {}
+    for row in np.flatnonzero(np.isin(ids, known)).tolist():
+        for name, value in late[int(ids[row])].items():
+            new.setdefault(name, {})[row] = value
+    found = dict(counters)
+    for name, by_row in new.items():
+        own = counters.get(name)
+        before = (
+            {} if own is None else dict(zip(own.rows.tolist(), own.values.tolist(), strict=True))
+        )
+        both = {**before, **by_row}
+        rows = sorted(row for row, value in both.items() if value is not None)
+        values = [value for row in rows if (value := both[row]) is not None]
+        found[name] = Counter(np.array(rows, np.int64), _exact(values))
+        if not rows:
+            del found[name]
+    return found
 
 
 def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
@@ -353,18 +523,19 @@ def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
     twins = len(ids) - len(np.unique(ids))
     orphans = int(np.count_nonzero((parents != NO_PARENT) & ~np.isin(parents, ids)))
     texts = [
-        (twins, "{} spans share an id with another span"),
-        (orphans, "{} spans lost their parent, which never ended"),
+        (twins, Code.IDS_SHARED, "{} spans share an id with another span"),
+        (orphans, Code.PARENTS_LOST, "{} spans lost their parent, which never ended"),
     ]
-    return [RunWarning(rank, text.format(count)) for count, text in texts if count]
+    return [RunWarning(rank, text.format(n), code.value) for n, code, text in texts if n]
 
 
 def _assemble(
     path: Path,
-    ranks: dict[int, _Rank],
+    ranks: dict[int, Rank],
     names: dict[str, int],
     threads: Mapping[Thread, int],
     problems: list[RunWarning],
+    size: int | None = None,
 ) -> Spans:
     """Put all ranks on one axis that starts with the first event."""
     headers = {number: rank.header for number, rank in ranks.items()}
@@ -395,7 +566,9 @@ def _assemble(
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
     columns = {number: rank.columns for number, rank in ranks.items()}
     counters = {number: rank.counters for number, rank in ranks.items()}
-    size = join_optimizer_steps(columns, counters, headers, names)
+    if size is None:
+        size = _steps_per_iteration(columns, counters, headers, names)
+    join_optimizer_steps(columns, counters, size)
     if any(header.open_world for header in headers.values()):
         give_steps(columns, counters, headers, names.setdefault("step", len(names)))
     every = list(ranks.values())
@@ -420,13 +593,25 @@ def _assemble(
     )
 
 
+def _steps_per_iteration(
+    columns: Mapping[int, dict[str, Int64s]],
+    counters: Mapping[int, dict[str, Counter]],
+    headers: Mapping[int, Header],
+    names: Mapping[str, int],
+) -> int:
+    evidence = {rank: StepEvidence(header) for rank, header in headers.items()}
+    for rank, each in evidence.items():
+        each.take(columns[rank], counters[rank], names)
+    return steps_per_iteration(evidence)
+
+
 def _of_iterations(size: int) -> list[RankNote]:
     text = f"a step is an iteration of the program's loop, with {size} steps of optimizers"
     code = Code.STEPS_JOINED.value
     return [RankNote(None, 0, "info", text, code, {"steps": size})] if size > 1 else []
 
 
-def _notes(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:
+def _notes(ranks: dict[int, Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:
     found = []
     for number, rank in ranks.items():
         known = [min(max(note.clock_ns, -_LARGEST), _LARGEST) for note in rank.notes]

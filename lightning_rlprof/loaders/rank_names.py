@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.spans import RunWarning
 
@@ -51,7 +52,7 @@ def missing(world: int, seen: Iterable[int | None]) -> list[RunWarning]:
     """
     gone = set(range(world)).difference(rank for rank in seen if rank is not None)
     text = f"of {world} ranks, these have no trace: {as_ranges(gone)}"
-    return [RunWarning(None, text)] if gone else []
+    return [RunWarning(None, text, Code.RANKS_MISSING.value)] if gone else []
 
 
 def disagreeing(headers: Iterable[Header]) -> list[RunWarning]:
@@ -72,7 +73,8 @@ def disagreeing(headers: Iterable[Header]) -> list[RunWarning]:
     found = []
     for role, own in worlds.items():
         told = ", ".join(f"{as_ranges(ranks)} of {world}" for world, ranks in sorted(own.items()))
-        found += [RunWarning(None, text.format(role, told))] if len(own) > 1 else []
+        if len(own) > 1:
+            found.append(RunWarning(None, text.format(role, told), Code.RUNS_MIXED.value))
     return found
 
 

@@ -14,19 +14,20 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend_kernels
-from lightning_rlprof.loaders.clocks.shifted_tables import (
+from lightning_rlprof.loaders.clocks.clock_alignment import (
     kernels_on_run,
     on_run,
     shift_times,
 )
-from lightning_rlprof.loaders.formats import NSYS_SUFFIXES
+from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES
+from lightning_rlprof.loaders.host_calls import NOWHERE, Found, Launches, Stages, stages_at
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.kineto.reader import read_kernels as read_kineto_kernels
 from lightning_rlprof.loaders.kineto.reader import read_kineto
-from lightning_rlprof.loaders.nsys.reader import GUESSED, read_nsys
 from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
+from lightning_rlprof.loaders.nsys.reader import read_nsys
 from lightning_rlprof.loaders.rank_names import rank_in_name
-from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, Stages, stages_at
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.run_directory import is_inside, rank_directory
 from lightning_rlprof.tables.arrays import Int64s
@@ -40,7 +41,7 @@ from lightning_rlprof.tables.kernels import (
     known,
 )
 from lightning_rlprof.tables.spans import RunWarning, Spans
-from lightning_rlprof.tables.table import ColumnRows, Table
+from lightning_rlprof.tables.table import ColumnRows, Loss, Table, with_name
 
 _KINETO_TABLES = ("memcpy", "collectives", "calls", "memory", "counters", "shapes")
 _NSYS_TABLES = ("memcpy", "sync", "gpu_metrics")
@@ -122,7 +123,8 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
 
 def _left_out(rank: int, link: Path) -> RunWarning:
     text = f"{link.name} is a link to a directory outside of the run and was not read"
-    return RunWarning(rank, f"{text}; copy {link.resolve()} there to include it")
+    text += f"; copy {link.resolve()} there to include it"
+    return RunWarning(rank, text, Code.OUTSIDE_RUN.value)
 
 
 def _join_captures(
@@ -141,7 +143,7 @@ def _read_capture(path: Path, rank: int | None) -> Spans:
     part = read_kineto(path) if chrome else read_nsys(path, rank)
     if not part.unix_ns:
         raise TraceError(f"{path}: left out: its recording time is unknown")
-    if rank is None and (chrome or any(each.text.startswith(GUESSED) for each in part.warnings)):
+    if rank is None and (chrome or any(each.code == Code.RANKS_GUESSED for each in part.warnings)):
         raise TraceError(f"{path}: left out: its rank is unknown; put rank-N in its name")
     return part
 
@@ -203,18 +205,19 @@ def _stages_of_run(spans: Spans, rank: Int64s, times: Int64s) -> Found:
 
 
 def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
-    parts, remarks = [], []
+    parts: list[Kernels] = []
+    remarks: list[str] = []
     for path, rank in files.items():
         try:
             part, own = _read_kernels(path, rank, spans)
         except TraceError as error:
-            remarks.append(str(error))
+            remarks.append(Loss(error))
             continue
         parts.append(part)
-        remarks += [f"{path.name}: {text}" for text in own]
+        remarks += [with_name(path.name, text) for text in own]
     if not parts:
         return Table("kernels", COLUMNS, abstained="; ".join(remarks))
-    return kernel_table(join(parts), note="; ".join(remarks))
+    return kernel_table(join(parts), remarks)
 
 
 def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str]]:

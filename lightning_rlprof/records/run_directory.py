@@ -24,13 +24,14 @@ import codecs
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial, reduce
-from itertools import chain
+from functools import reduce
+from itertools import islice
 from operator import and_
 from pathlib import Path
+from statistics import median
 from typing import Any, BinaryIO
 
 import msgspec
@@ -56,6 +57,11 @@ _RESERVE = 400  # bytes behind the header
 _MOST_WAITING = 8 << 20  # bytes in memory; some 8,000 steps
 _NEWLINE = ord("\n")
 _LONGEST_LINE = 1 << 24  # bytes; the longest that were seen have some thousand
+_TOO_LONG = b"["  # stands for such a line: it cannot be read
+_LINES_OF_HEADER = 2  # the header is the first line, or the second one of a truncated file
+_AT_ONCE = 1 << 24  # bytes that are read and decoded together
+_LAST_STEPS = 20  # whose median is the time of a step
+_HEAD = 1 << 16  # bytes that hold the header and the first step
 _LONGEST_NOTE = 4_000  # characters
 _Reading = tuple[int, int, int, int]
 
@@ -167,6 +173,7 @@ class RankTrace:
         notes: What the recording had to say.
         exchanges: Of each meeting the other rank, and `clock.from_exchange` readings.
         status: ``finished``, the reason of an interruption, or None when the file just stops.
+        ended_ns: When it ended, on the rank's clock; None when the file just stops.
         lost_lines: Lines that could not be read.
     """
 
@@ -180,6 +187,7 @@ class RankTrace:
     notes: list[Note] = field(default_factory=list)
     exchanges: list[tuple[int, list[_Reading]]] = field(default_factory=list)
     status: str | None = None
+    ended_ns: int | None = None
     lost_lines: int = 0
 
 
@@ -509,33 +517,182 @@ def read_trace(path: Path) -> RankTrace:
     Raises:
         TraceError: The file is missing, is not a trace, or was written by a newer format.
     """
+    reader = RankReader(path)
     try:
-        with open_file(path) as file:
-            first = _first_lines(file)
-            header, head = _decode_header(path, first)
-            _refuse_newer(path, header)
-            trace = RankTrace(path, header)
-            rest = iter(partial(file.readline, _LONGEST_LINE), b"")
-            lines = _lines(chain(first, rest), head, trace)
+        while reader.read():
+            pass
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    for line in _decode(lines, trace):
-        _sort_in(trace, line)
-    return trace
+    return reader.whole()
 
 
-def _lines(parts: Iterable[bytes], head: bytes, trace: RankTrace) -> list[bytes]:
-    """Return the whole lines of a file but headers; those that are cut or too long are lost."""
-    found: list[bytes] = []
-    is_cut = False
-    for part in parts:
-        ends = part.endswith(b"\n")
-        if is_cut or not ends:
-            trace.lost_lines += not is_cut and bool(part) and not part.startswith(head)
-            is_cut = not ends
-        elif part != b"\n" and not part.startswith(head):
-            found.append(part)
-    return found
+class RankReader:
+    """Read a rank's file as far as it is written, and go on when more is appended.
+
+    A run that has ended is read to its end by the same steps. Where the file is cut between two
+    calls, also within a character, changes nothing. The file is open only during `read`.
+
+    Attributes:
+        path: The file.
+        trace: What was read; None until the header is whole. A file that was truncated or changed
+            in place is read again from its start, into another trace.
+        size: How many bytes were read or skipped.
+        changed_ns: When the file was changed before it was read last, in Unix time.
+        has_skipped: Whether bytes were skipped.
+
+    Example::
+
+        reader = RankReader(Path("my-run/rank-00000.jsonl"))
+        while reader.read():  # until the end, as of now
+            pass
+        reader.trace.spans
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, int, int] | None = None
+        self.changed_ns = 0
+        self._begin()
+
+    @property
+    def rank(self) -> int:
+        """Its number: by the header, or by the name of the file while that is not whole."""
+        return int(self.path.stem[5:]) if self.trace is None else self.trace.header.rank
+
+    @property
+    def status(self) -> str | None:
+        """How the rank ended; None while it records, or if it was killed."""
+        return None if self.trace is None else self.trace.status
+
+    @property
+    def spans(self) -> list[SpanLine]:
+        """What was read of its spans."""
+        return [] if self.trace is None else self.trace.spans
+
+    @property
+    def notes(self) -> list[Note]:
+        """What was read of its notes."""
+        return [] if self.trace is None else self.trace.notes
+
+    @property
+    def last_step(self) -> int:
+        """The last step whose end was read, 0 before the first."""
+        return next((line.step for line in reversed(self.spans) if line.kind == "step"), 0)
+
+    @property
+    def step_ns(self) -> float | None:
+        """Median time of the last steps that were read; None if there is none."""
+        steps = (line for line in reversed(self.spans) if line.kind == "step")
+        times = [line.end_ns - line.start_ns for line in islice(steps, _LAST_STEPS)]
+        return median(times) if times else None
+
+    def _begin(self) -> None:
+        self.trace: RankTrace | None = None
+        self.size, self.has_skipped = 0, False
+        self._rest = bytearray()  # of a line whose end is not written yet
+        self._is_cut = False  # whether the start of that line is not in `_rest`
+        self._above: list[bytes] = []  # lines above the header
+        self._head = b""
+
+    def read(self, most: int | None = None) -> bool:
+        """Take the next part of what was appended; return whether there is more.
+
+        Args:
+            most: Of more bytes than these only the last ones are read, and of a file that is new
+                also the first ones, which have the header. None if every line counts.
+
+        Raises:
+            OSError: The file cannot be read.
+            TraceError: It is not a rank file, or of a newer format.
+        """
+        found = self.path.stat()
+        seen, before = (found.st_ino, found.st_size, found.st_mtime_ns), self._seen
+        if seen == before and self.size >= found.st_size:
+            return False
+        # A file that changed and did not grow was written in place: a full disk lets a rank write
+        # its end only into the spaces behind its header.
+        if before not in (None, seen) and (seen[0] != before[0] or seen[1] <= before[1]):
+            self._begin()
+        self._seen, self.changed_ns = seen, found.st_mtime_ns
+        with open_file(self.path) as file:
+            self._skip(file, found.st_size, most)
+            file.seek(self.size)
+            data = file.read(min(_AT_ONCE, found.st_size - self.size))
+        self.feed(data)
+        return bool(data) and self.size < found.st_size
+
+    def _skip(self, file: BinaryIO, size: int, most: int | None) -> None:
+        if most is None or size - self.size <= most:
+            return
+        if not self.size:
+            self.feed(file.read(_HEAD))
+        if size - most > self.size:
+            self.size, self.has_skipped, self._is_cut = size - most, True, True
+            self._rest.clear()
+
+    def feed(self, data: bytes) -> None:
+        """Take the bytes that follow those of before.
+
+        Raises:
+            TraceError: The file is not a rank file, or of a newer format.
+        """
+        self.size += len(data)
+        if b"\n" not in data:
+            self._rest += data
+        else:
+            *lines, rest = (bytes(self._rest) + data if self._rest else data).split(b"\n")
+            self._rest = bytearray(rest)
+            first, self._is_cut = int(self._is_cut), False
+            self._take(lines[first:])
+        if len(self._rest) >= _LONGEST_LINE:
+            self._take([] if self._is_cut else [_TOO_LONG])
+            self._is_cut = True
+            self._rest.clear()
+
+    def whole(self) -> RankTrace:
+        """Return the trace of a file that nothing is appended to: half a last line is lost.
+
+        Raises:
+            TraceError: The file has no header.
+        """
+        if self.trace is None and self._rest and len(self._above) < _LINES_OF_HEADER:
+            self._find_header(bytes(self._rest))
+        if self.trace is None:
+            raise _no_header(self.path)
+        if self._rest and not self._is_cut and not self._rest.startswith(self._head):
+            self.trace.lost_lines += 1
+        return self.trace
+
+    def _take(self, lines: list[bytes]) -> None:
+        """Sort in whole lines but headers, which a truncated file has twice."""
+        while self.trace is None and lines:
+            if self._find_header(lines.pop(0)):
+                lines = self._above + lines
+            elif len(self._above) >= _LINES_OF_HEADER:
+                raise _no_header(self.path)
+        if self.trace is None:
+            return
+        head = self._head
+        found = [
+            line if len(line) < _LONGEST_LINE else _TOO_LONG
+            for line in lines
+            if line and not line.startswith(head)
+        ]
+        for line in _decode(found, self.trace):
+            _sort_in(self.trace, line)
+
+    def _find_header(self, line: bytes) -> bool:
+        """Return whether this is the header: the first line, the second of a truncated file."""
+        own = line if self._above else line.removeprefix(codecs.BOM_UTF8)
+        try:
+            header = msgspec.json.decode(own, type=Header)
+        except NOT_JSON:
+            self._above.append(line)
+            return False
+        _refuse_newer(self.path, header)
+        self._head = own.rstrip()
+        self.trace = RankTrace(self.path, header)
+        return True
 
 
 def read_header(path: Path) -> Header:
@@ -549,7 +706,7 @@ def read_header(path: Path) -> Header:
             lines = _first_lines(file)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    return _decode_header(path, lines)[0]
+    return _decode_header(path, lines)
 
 
 def _first_lines(file: BinaryIO) -> list[bytes]:
@@ -558,12 +715,16 @@ def _first_lines(file: BinaryIO) -> list[bytes]:
     return [first.removeprefix(codecs.BOM_UTF8), second]
 
 
-def _decode_header(path: Path, lines: list[bytes]) -> tuple[Header, bytes]:
-    """Return the header and its text: the first line, or the second one of a truncated file."""
-    for line in lines[:2]:
+def _decode_header(path: Path, lines: list[bytes]) -> Header:
+    """Return the header: the first line, or the second one of a truncated file."""
+    for line in lines[:_LINES_OF_HEADER]:
         with suppress(*NOT_JSON):
-            return msgspec.json.decode(line, type=Header), line.rstrip()
-    raise TraceError(f"{path}: is not a rank file of rlprof (its first line is not a header)")
+            return msgspec.json.decode(line, type=Header)
+    raise _no_header(path)
+
+
+def _no_header(path: Path) -> TraceError:
+    return TraceError(f"{path}: is not a rank file of rlprof (its first line is not a header)")
 
 
 def _refuse_newer(path: Path, header: Header) -> None:
@@ -580,10 +741,11 @@ _MANY = msgspec.json.Decoder(list[_Line])
 
 def _decode(lines: list[bytes], trace: RankTrace) -> list[_Line]:
     # All lines at once is four times as fast as line by line, which is the way for damaged files.
-    try:
-        return _MANY.decode(b"[" + b",".join(lines) + b"]")
-    except NOT_JSON:
-        return [line for line in (_decode_one(raw, trace) for raw in lines) if line is not None]
+    with suppress(*NOT_JSON):
+        found = _MANY.decode(b"[" + b",".join(lines) + b"]")
+        if len(found) == len(lines):  # halves of a line that was torn would be one line
+            return found
+    return [line for line in (_decode_one(raw, trace) for raw in lines) if line is not None]
 
 
 def _decode_one(raw: bytes, trace: RankTrace) -> _Line | None:
@@ -638,4 +800,4 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
         case ClockLine():
             trace.exchanges.append((line.rank, line.readings))
         case EndLine():
-            trace.status = line.status
+            trace.status, trace.ended_ns = line.status, line.clock_ns

@@ -4,32 +4,28 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lightning_rlprof.analysis.efficiency.model_flops import (
-    counted_flops,
-    model_from,
-    recorded_model,
-)
-from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
-from lightning_rlprof.analysis.models.architecture import Model
-from lightning_rlprof.analysis.steps.time_categories import Category, category_of
-from lightning_rlprof.errors import RlprofError
+import numpy as np
+
+from lightning_rlprof.analysis.alarms import UNUSUAL, Alarm, Code, RankState, alarms
+from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.stages.stage_times import WAITING, stages
+from lightning_rlprof.analysis.steps.step_matrix import step_matrix
+from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
+from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.report.terminal import duration, percent, size
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, figure
 
 _MOST_ROWS = 16  # ranks; of more ranks, blocks are shown
 _MOST_ALARMS = 12
 _ALIKE = 1.05
-_QUIET_STEPS = 5
-_LEAST_QUIET_S = 10.0
-_LEAST_HANG_S = 1.0  # less, if a rank that runs reports because another one hangs
-_WAITS = (Category.COLLECTIVE_WAIT, Category.COMMUNICATION)
 
 _STAGES = (
     Column("stage", "text"),
@@ -69,9 +65,10 @@ class LiveView:
         slowest: Which rank takes longest, and where it does or makes others wait, in one line each.
         stages: Share of the last steps by stage, over all ranks, with tokens per second and MFU.
         ranks: A row per rank, or per block of ranks if they are many.
-        background: Background metrics, if the run has some.
+        background: Background metrics that are unusual, see `UNUSUAL`.
         alarms: Warnings and errors of the run, and ranks that write nothing.
         has_ended: Whether all ranks have.
+        times: The times of ranks that these tables show.
     """
 
     title: str
@@ -81,6 +78,7 @@ class LiveView:
     background: Table
     alarms: Table
     has_ended: bool
+    times: "RecentTimes"
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -91,10 +89,11 @@ class LiveView:
     @property
     def line(self) -> str:
         """All of it in one line."""
-        stage = self.stages.rows[0] if self.stages.rows else None
         parts = [self.title, *self.slowest[:1]]
-        if stage is not None:
-            parts.append(f"{stage[0]} {percent(float(stage[1] or 0))}")
+        shares = [(float(share or 0), str(stage)) for stage, share, *_ in self.stages.rows]
+        if shares:  # untraced, too, if it is the largest
+            share, stage = max(shares, key=lambda each: each[0])
+            parts.append(f"{stage} {percent(share)}")
         if count := len(self.alarms.rows):
             parts.append(f"{count} alarm{'s' * (count > 1)}: {self.alarms.rows[0][2]}")
         return " · ".join(parts)
@@ -103,42 +102,83 @@ class LiveView:
 def live_view(run: LiveRun) -> LiveView:
     """Return what to show of a run after `LiveRun.refresh`."""
     ranks = [run.ranks[number] for number in sorted(run.ranks)]
-    pace = _Pace(ranks)
-    stages, behind = _stages(ranks, pace)
+    times = RecentTimes() if run.spans is None else _times(run.spans)
+    pace = _Pace(ranks, times)
+    stages, behind = _stages(times, pace)
     return LiveView(
-        title=_title(run, ranks),
+        title=_title(run, ranks, times),
         slowest=tuple(text for text in (pace.slowest(), behind) if text),
         stages=stages,
         ranks=_ranks(run, ranks, pace),
         background=_background(ranks),
-        alarms=_alarms(run, ranks),
+        alarms=_alarms(run, ranks, times),
         has_ended=run.has_ended,
+        times=times,
     )
 
 
-def rank_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers of ranks in short.
+@dataclass(frozen=True, eq=False)
+class RecentTimes:
+    """The times of the last included steps, by the analyses that `rlprof summary` uses.
 
-    Example::
-
-        >>> rank_ranges([3, 0, 1, 2, 7])
-        '0-3, 7'
+    Attributes:
+        steps: Numbers and times of the steps of each rank, in their order.
+        stage_ns: Mean time per step of each stage on each rank that ran it, without waiting; what
+            ranks waited has names of its own, as in the table of stages.
+        stages: That table, see `lightning_rlprof.analysis.stages.stage_times.stages`.
+        rates: Tokens per second and MFU, see `throughput`.
     """
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+    steps: Mapping[int, "StepTimes"] = field(default_factory=dict)
+    stage_ns: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    stages: Table | None = None
+    rates: Table | None = None
+
+    def median_ns(self, rank: int) -> float | None:
+        """Return the median time of a rank's steps; None if there is none."""
+        own = self.steps.get(rank)
+        return None if own is None else float(np.median(own.ns))
+
+
+class StepTimes(NamedTuple):
+    """The last step of a rank, and the time of each of its included steps."""
+
+    last: int
+    ns: Int64s
+
+
+def _times(spans: Spans) -> RecentTimes:
+    matrix = step_matrix(spans)
+    last = {
+        rank: int(spans.step[spans.rows(kind="step", rank=rank)].max(initial=0))
+        for rank in spans.ranks
+    }
+    if not len(matrix.steps):
+        return RecentTimes()
+    choice = counted(spans, matrix.steps)
+    rows = matrix.steps[choice.mask]
+    ranks, first = np.unique(spans.rank[rows], return_index=True)
+    ns = np.split(spans.duration_ns[rows], first[1:])
+    work = matrix.by_rank(spans, choice.mask)
+    stage_ns: dict[str, dict[int, float]] = {}
+    for of_ranks, name in ((work.work_ns[:, :-1], "{}"), (work.waits_ns[:, :-1], WAITING)):
+        means = of_ranks / np.maximum(work.steps, 1)[:, None]
+        for row, code in np.argwhere(of_ranks > 0).tolist():
+            own = stage_ns.setdefault(name.format(spans.names[code]), {})
+            own[int(work.ranks[row])] = float(means[row, code])
+    steps = {rank: StepTimes(last[rank], own) for rank, own in zip(ranks.tolist(), ns, strict=True)}
+    return RecentTimes(steps, stage_ns, stages(spans), throughput(spans))
 
 
 class _Pace:
     """Step times of ranks, each compared with those of its role."""
 
-    def __init__(self, ranks: Sequence[LiveRank]) -> None:
+    def __init__(self, ranks: Sequence[LiveRank], times: RecentTimes) -> None:
+        self.times = times
         self.has_roles = len({each.role for each in ranks}) > 1
-        self.step_ns = {each.rank: ns for each in ranks if (ns := each.step_ns) is not None}
+        self.step_ns = {
+            each.rank: ns for each in ranks if (ns := times.median_ns(each.rank)) is not None
+        }
         by_role: dict[str, list[float]] = {}
         for each in ranks:
             if each.rank in self.step_ns:
@@ -150,7 +190,7 @@ class _Pace:
             if each.rank in self.step_ns and usual.get(each.role)
         }
 
-    def excess_ns(self, rank: int, among: Iterable[int]) -> float:
+    def excess_ns(self, rank: int, among: Mapping[int, float]) -> float:
         """Return by how much a rank's step is longer than those of other ranks."""
         others = [self.step_ns[each] for each in among if each != rank and each in self.step_ns]
         return self.step_ns[rank] - median(others) if others and rank in self.step_ns else 0.0
@@ -165,20 +205,18 @@ class _Pace:
         return f"slowest rank {rank}: {self.slowdown[rank]:.2f}x the median step"
 
 
-def _title(run: LiveRun, ranks: Sequence[LiveRank]) -> str:
+def _title(run: LiveRun, ranks: Sequence[LiveRank], times: RecentTimes) -> str:
     if not ranks:
         return "no rank has written yet"
     size = max(run.world_size, len(ranks))
     count = f"{len(ranks)} of {size} ranks" if len(ranks) < size else _count(size, "rank")
     ended = sum(each.status is not None for each in ranks)
     state = "" if not ended else ", all ended" if ended == len(ranks) else f", {ended} ended"
-    times = [ns for each in ranks if (ns := each.step_ns) is not None]
-    if not any(each.last_step for each in ranks):
+    if not times.steps:
         return f"{count}{state} · no step has ended yet"
-    step = f"step {_span([each.last_step for each in ranks])}"
-    return f"{count}{state} · {step}" + (
-        f" · median {duration(round(median(times)))}" if times else ""
-    )
+    step = f"step {_span([own.last for own in times.steps.values()])}"
+    usual = median(times.median_ns(rank) or 0 for rank in times.steps)
+    return f"{count}{state} · {step} · median {duration(round(usual))}"
 
 
 def _count(number: int, word: str) -> str:
@@ -190,43 +228,41 @@ def _span(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _stages(ranks: Sequence[LiveRank], pace: _Pace) -> tuple[Table, str]:
+def _stages(times: RecentTimes, pace: _Pace) -> tuple[Table, str]:
     """Return the table of stages, and which rank the others wait for, or why its step is longer.
 
-    A rank that takes longer in a stage may wait there for others. It does not if its step is longer
-    by as much: ranks that wait for each other have equal steps.
+    A rank that takes longer in a stage may wait there for others, where that is not known as
+    waiting. It does not if its step is longer by as much: ranks that wait have equal steps.
     """
-    total = sum(step.ns for each in ranks for step in each.steps)
-    by_stage: dict[str, dict[int, float]] = {}
-    sums: Counter[str] = Counter()
-    for each in ranks:
-        for stage, ns in each.stage_ns.items():
-            sums[stage] += ns
-            by_stage.setdefault(stage, {})[each.rank] = ns / len(each.steps)
+    if times.stages is None or times.rates is None or not times.stage_ns:
+        why = "no stage has ended in a complete step"
+        return Table("stages", _STAGES, abstained=why), ""
+    rates = {
+        stage: (tokens, mfu)
+        for stage, rank, tokens, _, mfu, *_ in reversed(times.rates.rows)
+        if rank is None or stage not in {row[0] for row in times.rates.rows if row[1] is None}
+    }
+    steps = sum(len(own.ns) for own in times.steps.values())
     rows: list[tuple[Cell, ...]] = []
-    rates = _rates(ranks)
     most, text, waits = 0.0, "", _Behind()
-    for stage, ns in sums.most_common():
-        means = by_stage[stage]
-        rank = max(means, key=means.__getitem__)
+    for stage, share, total, *_ in times.stages.rows:
+        means = times.stage_ns.get(str(stage), {})
+        rank = max(means, key=means.__getitem__, default=0)
         others = [mean for number, mean in means.items() if number != rank]
         ratio = means[rank] / median(others) if others and median(others) > 0 else None
-        row = (stage, ns / total if total else None, round(ns / _steps(ranks, means)))
+        of = sum(len(times.steps[number].ns) for number in means) or steps
         longest = (round(means[rank]), rank) if others else (None, None)
+        row = (stage, share, round(int(total or 0) / of))
         rows.append((*row, *rates.get(stage, (None, None)), *longest, ratio))
-        if category_of(stage) in _WAITS:
-            waits = max(waits, _behind(stage, means, pace))
+        if str(stage).startswith(WAITING.format("")):
+            waits = max(waits, _behind(str(stage), means, pace))
             continue
         more = means[rank] - median(others) if others else 0.0
         lasts = more <= 2 * pace.excess_ns(rank, means)
         if more > most and ratio is not None and ratio >= _ALIKE and lasts:
             most, text = more, f"longest in {stage}: rank {rank}, {ratio:.2f}x the others"
-    if rows and (rest := total - sum(sums.values())) > 0:
-        steps = sum(len(each.steps) for each in ranks)
-        rows.append(("untraced", rest / total, round(rest / steps), *[None] * 5))
-    note = f"Last {LATELY} steps of each rank, without captured ones"
-    why = None if rows else "no stage has ended in a complete step"
-    return Table("stages", _STAGES, rows, note, abstained=why), waits.text or text
+    note = f"Last {LATELY} steps of each rank. {times.stages.note}".strip()
+    return Table("stages", _STAGES, rows, note), waits.text or text
 
 
 class _Behind(NamedTuple):
@@ -236,66 +272,19 @@ class _Behind(NamedTuple):
     text: str = ""
 
 
-def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
+def _behind(row: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
     """Return the rank that waits least, as it comes last, if one stands apart."""
-    if len(means) < 2:
+    ranks = set(pace.step_ns)
+    waits = {rank: means.get(rank, 0.0) for rank in ranks}
+    if len(waits) < 2:
         return _Behind()
-    rank = min(means, key=means.__getitem__)
-    others = [mean for number, mean in means.items() if number != rank]
-    ns = median(others) - means[rank]
-    step_ns = pace.step_ns.get(rank, 0.0)
-    if ns < (_ALIKE - 1) * step_ns or min(others) - means[rank] < ns / 2:
+    rank = min(waits, key=waits.__getitem__)
+    others = [mean for number, mean in waits.items() if number != rank]
+    ns = median(others) - waits[rank]
+    if ns < (_ALIKE - 1) * pace.step_ns[rank] or min(others) - waits[rank] < ns / 2:
         return _Behind()
+    stage = row.removeprefix(WAITING.format(""))
     return _Behind(ns, f"the others wait {duration(round(ns))} per step for rank {rank} in {stage}")
-
-
-def _rates(ranks: Sequence[LiveRank]) -> dict[str, tuple[float | None, float | None]]:
-    """Return tokens per second and MFU of stages that counted something, of the whole job.
-
-    They are those of `throughput`: the sum of all ranks over the mean of their times. If only some
-    ranks of a stage count its tokens, MFU takes the time of the others too.
-    """
-    counts = {each.rank: each.counts for each in ranks if each.steps}
-    stages = {stage for own in counts.values() for stage, _ in own}
-    headers = {each.rank: each.header for each in ranks if each.header and stages}
-    model = _model([header.config for header in headers.values()])
-    by_name = {header.hardware: recorded_device(header) for header in headers.values()}
-    peaks = {
-        rank: device.tflops * 1_000  # FLOPs per ns
-        for rank, header in headers.items()
-        if (device := by_name[header.hardware]) is not None
-    }
-    found: dict[str, tuple[float | None, float | None]] = {}
-    for stage in stages:
-        tokens = [own[stage, "tokens"] for own in counts.values() if (stage, "tokens") in own]
-        amount, ns = sum(each for each, _ in tokens), sum(each for _, each in tokens)
-        done = {
-            rank: flops
-            for rank, own in counts.items()
-            if (flops := counted_flops(stage, own, model)) is not None
-        }
-        times = {rank: of_rank for rank, (_, of_rank) in done.items()}
-        if done and not any((stage, "flops") in own for own in counts.values()):
-            others = (each for each in ranks if each.steps and each.rank not in done)
-            times |= {each.rank: each.stage_ns[stage] for each in others if stage in each.stage_ns}
-        most = sum(times[rank] * peaks.get(rank, 0) for rank in times)
-        known = most > 0 and all(rank in peaks for rank in times)
-        mfu = sum(flops for flops, _ in done.values()) / most if known else None
-        per_s = amount * len(tokens) / ns * 1e9 if ns else None
-        found[stage] = per_s, mfu if mfu is not None and mfu <= 1 else None
-    return found
-
-
-def _model(configs: Sequence[Mapping[str, Any]]) -> Model | None:
-    """Return the model that the run recorded; of an unknown type, none."""
-    recorded = recorded_model(configs)
-    with suppress(RlprofError):
-        return None if recorded is None else model_from(recorded)
-    return None
-
-
-def _steps(ranks: Sequence[LiveRank], among: "dict[int, float]") -> int:
-    return sum(len(each.steps) for each in ranks if each.rank in among) or 1
 
 
 def _ranks(run: LiveRun, ranks: Sequence[LiveRank], pace: _Pace) -> Table:
@@ -312,14 +301,15 @@ def _ranks(run: LiveRun, ranks: Sequence[LiveRank], pace: _Pace) -> Table:
 def _row(run: LiveRun, block: Sequence[LiveRank], pace: _Pace) -> tuple[Cell, ...]:
     several = len(block) > 1
     stages = Counter(each.last_stage for each in block if each.last_stage)
-    last = [each.steps[-1].ns for each in block if each.steps]
+    known = [pace.times.steps[each.rank] for each in block if each.rank in pace.times.steps]
+    last = [float(own.ns[-1]) for own in known]
     times = [pace.step_ns[each.rank] for each in block if each.rank in pace.step_ns]
     slow = {each.rank: pace.slowdown[each.rank] for each in block if each.rank in pace.slowdown}
     slowest = max(slow, key=slow.__getitem__) if slow else None
     return (
-        rank_ranges(each.rank for each in block),
+        as_ranges(each.rank for each in block),
         ", ".join(sorted({each.role for each in block})) if pace.has_roles else None,
-        _span([each.last_step for each in block]),
+        _span([own.last for own in known] or [0]),
         stages.most_common(1)[0][0] if stages else None,
         round(median(last)) if last else None,
         round(median(times)) if times else None,
@@ -363,13 +353,16 @@ def _seconds(seconds: float) -> str:
 
 def _background(ranks: Sequence[LiveRank]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for name in sorted({name for each in ranks for name in each.metrics}):
+    for name, limit in UNUSUAL.items():
         values = {each.rank: each.metrics[name] for each in ranks if name in each.metrics}
-        high = max(values, key=values.__getitem__)
+        high = max(values, key=values.__getitem__, default=0)
+        if values.get(high, 0.0) < limit:
+            continue
         shown = (min(values.values()), median(values.values()), values[high])
         rank = high if len(values) > 1 else None
         rows.append((name, *(_metric(name, value) for value in shown), rank))
-    return Table("background metrics", _METRICS, rows)
+    note = "Only those that are unusual. All: rlprof show RUN device_counters"
+    return Table("background metrics", _METRICS, rows, note)
 
 
 def _metric(name: str, value: float) -> str:
@@ -381,33 +374,41 @@ def _metric(name: str, value: float) -> str:
     return f"{figure(value)} {unit}".strip()
 
 
-def _alarms(run: LiveRun, ranks: Sequence[LiveRank]) -> Table:
-    found: dict[tuple[str, str], list[int]] = {}
-    for hang in run.hangs.values():
-        rank = run.ranks.get(hang.rank)
-        is_quiet = hang.cause != "recovered" and hang.quiet_s >= _LEAST_HANG_S
-        if rank is not None and rank.status is None and is_quiet:
-            last = f", last span {hang.last_span}" if hang.last_span else ""
-            text = f"no progress for {_seconds(hang.quiet_s)} in step {hang.step}{last}"
-            found.setdefault(("error", f"hang report: {text}"), []).append(hang.rank)
-    for each in ranks:
-        if each.status not in (None, "finished"):
-            found.setdefault(("error", f"ended: {each.status}"), []).append(each.rank)
-        elif each.status is None and (text := _quiet(run, each)):
-            found.setdefault(("error", text), []).append(each.rank)
-    notes: dict[tuple[str, str], list[int]] = {}
-    for each in ranks:
-        for level, text in reversed(each.notes):
-            notes.setdefault((level, text), []).append(each.rank)
-    found |= dict(sorted(notes.items(), key=lambda item: item[0][0]))  # errors first
-    rows = [(level, rank_ranges(of), text) for (level, text), of in found.items()]
+_ALARM_TEXTS: Mapping[Code, str] = {
+    "hang": "hang report: no progress for {time} in step {step}{last}",
+    "ended": "ended: {status}",
+    "quiet": "nothing written for more than {steps} steps, since step {step}",
+    "unreadable": "its file can't be read: {text}",
+    "cpu-wait": "training threads wait for a CPU in up to {share:.0%} of the step: all times "
+    "include this wait",
+    "cpu-pressure": "CPU pressure {percent}%: a thread waits for a CPU, so all times are longer",
+    "note": "{text}",
+}
+
+
+def alarm_text(alarm: Alarm) -> str:
+    """Return an alarm in words."""
+    facts = dict(alarm.facts)
+    if alarm.code == "hang":
+        facts["time"] = _seconds(float(facts["seconds"]))
+        facts["last"] = f", last span {facts['span']}" if facts["span"] else ""
+    return _ALARM_TEXTS[alarm.code].format(**facts)
+
+
+def _alarms(run: LiveRun, ranks: Sequence[LiveRank], times: RecentTimes) -> Table:
+    states = [
+        RankState(
+            each.rank,
+            each.status,
+            times.steps[each.rank].last if each.rank in times.steps else each.last_step,
+            times.median_ns(each.rank),
+            run.quiet_s(each),
+            list(each.notes),
+            each.metrics,
+        )
+        for each in ranks
+    ]
+    found = alarms(states, run.spans, run.hangs, run.problems)
+    rows = [(each.level, as_ranges(each.ranks), alarm_text(each)) for each in found]
     note = f"and {len(rows) - _MOST_ALARMS} more" if len(rows) > _MOST_ALARMS else ""
     return Table("alarms", _ALARMS, rows[:_MOST_ALARMS], note)
-
-
-def _quiet(run: LiveRun, rank: LiveRank) -> str:
-    """Return that a rank has written nothing for longer than a few of its steps."""
-    usual = rank.step_ns
-    if usual is None or not run.quiet_s(rank) > max(_QUIET_STEPS * usual / 1e9, _LEAST_QUIET_S):
-        return ""
-    return f"nothing written for more than {_QUIET_STEPS} steps, since step {rank.last_step}"

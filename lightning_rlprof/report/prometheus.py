@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
-from lightning_rlprof.report.live_view import LiveView, device_memory, resident
+from lightning_rlprof.report.live_view import LiveView, RecentTimes, device_memory, resident
 
 BACKGROUND = "rlprof_background_"
 """Start of the names of background metrics; the rest is the name that the run has."""
@@ -84,23 +84,29 @@ def _samples(run: LiveRun, view: LiveView) -> Iterator[Sample]:
     for stage, mfu in zip(view.stages.column("stage"), view.stages.column("MFU"), strict=True):
         if isinstance(mfu, float):
             yield Sample("rlprof_stage_mfu_ratio", {"stage": str(stage)}, mfu)
+    rates = [] if view.times.rates is None else view.times.rates.rows
+    tokens = [(stage, rank, per_s) for stage, rank, per_s, *_ in rates]
     for each in ranks:
-        yield from _of_rank(run, each)
+        yield from _of_rank(run, each, view.times)
+        labels = {"rank": str(each.rank), "role": each.role}
+        for stage, rank, per_s in tokens:
+            if rank == each.rank and isinstance(per_s, float):
+                of_stage = {**labels, "stage": str(stage)}
+                yield Sample("rlprof_stage_tokens_per_second", of_stage, per_s)
 
 
-def _of_rank(run: LiveRun, rank: LiveRank) -> Iterator[Sample]:
+def _of_rank(run: LiveRun, rank: LiveRank, times: RecentTimes) -> Iterator[Sample]:
     labels = {"rank": str(rank.rank), "role": rank.role}
-    yield Sample("rlprof_step", labels, rank.last_step)
-    if rank.steps:
-        yield Sample("rlprof_step_duration_seconds", labels, rank.steps[-1].ns / 1e9)
-        yield Sample("rlprof_step_duration_median_seconds", labels, (rank.step_ns or 0) / 1e9)
-    for stage, ns in rank.stage_ns.items():
-        of_stage = {**labels, "stage": stage}
-        yield Sample("rlprof_stage_duration_seconds", of_stage, ns / len(rank.steps) / 1e9)
-    for (stage, counter), (amount, ns) in rank.counts.items():
-        if counter == "tokens":
+    own = times.steps.get(rank.rank)
+    yield Sample("rlprof_step", labels, own.last if own is not None else rank.last_step)
+    if own is not None:
+        yield Sample("rlprof_step_duration_seconds", labels, float(own.ns[-1]) / 1e9)
+        usual = times.median_ns(rank.rank) or 0
+        yield Sample("rlprof_step_duration_median_seconds", labels, usual / 1e9)
+    for stage, means in times.stage_ns.items():
+        if rank.rank in means:
             of_stage = {**labels, "stage": stage}
-            yield Sample("rlprof_stage_tokens_per_second", of_stage, amount / ns * 1e9)
+            yield Sample("rlprof_stage_duration_seconds", of_stage, means[rank.rank] / 1e9)
     if (used := resident(rank)) is not None:
         yield Sample("rlprof_resident_memory_bytes", labels, used)
     if (used := device_memory(rank)) is not None:

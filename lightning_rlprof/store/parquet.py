@@ -128,7 +128,12 @@ def _about(table: Table, cells: Sequence[Any], texts: Texts) -> About:
         | {"texts": _in_order(texts[at]) if at in texts else None}
         for at, (column, own) in enumerate(zip(table.columns, cells, strict=True))
     ]
-    return {"note": table.note, "abstained": table.abstained, "columns": columns}
+    return {
+        "note": table.note,
+        "losses": table.losses,
+        "abstained": table.abstained,
+        "columns": columns,
+    }
 
 
 def _in_order(told: Told) -> list[str]:
@@ -213,7 +218,8 @@ def kept_table(path: Path, name: str) -> Table:
         raise TraceError(f"{path}: corrupt; delete it, and rlprof rebuilds it")
     columns = tuple(Column(each["name"], each["kind"], each["unit"]) for each in about["columns"])
     rows = KeptRows(_File(path, about, columns))
-    return Table(name, columns, rows, about["note"], about["abstained"])
+    losses = tuple(about.get("losses", ()))  # which caches of older versions lack
+    return Table(name, columns, rows, about["note"], about["abstained"], losses)
 
 
 class KeptRows(ColumnRows):

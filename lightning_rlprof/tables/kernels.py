@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.tables.table import Column, ColumnRows, Table, noted
 
 UNKNOWN = -(2**63) + 1
 """Stands for an integer that was not recorded."""
@@ -212,7 +212,7 @@ def known(numbers: Int64s, nothing: int = UNKNOWN) -> Any:
     return np.ma.masked_array(numbers, missing) if missing.any() else numbers
 
 
-def kernel_table(kernels: Kernels, note: str = "") -> Table:
+def kernel_table(kernels: Kernels, remarks: Iterable[str] = ()) -> Table:
     """Return one row per kernel, in the order given.
 
     Columns: rank, device, stream, kernel, start and duration in nanoseconds; stage, step and range
@@ -222,10 +222,10 @@ def kernel_table(kernels: Kernels, note: str = "") -> Table:
 
     Args:
         kernels: The columns.
-        note: What the reader must know, e.g. that some launches were not recorded.
+        remarks: What the reader must know, e.g. that some launches were not recorded.
     """
     columns = (*COLUMNS, *npu_columns([kernels]))
-    return Table("kernels", columns, ColumnRows(kernel_columns(kernels)), note=note)
+    return Table("kernels", columns, ColumnRows(kernel_columns(kernels)), **noted(remarks))
 
 
 def kernel_columns(kernels: Kernels) -> list[Any]:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.histograms import bin_in_name
-from lightning_rlprof.records.notes import NO_FACTS, Fact
+from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
 from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.table import Cell, Column, ColumnRows, PartRows, Table
+from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Loss, PartRows, Table
 
 Result = TypeVar("Result")
 
@@ -52,12 +52,22 @@ class RankNote(NamedTuple):
 class RunWarning(NamedTuple):
     """What is missing or doubtful in a run; rank None means the whole run.
 
-    ``code`` is one of `lightning_rlprof.records.notes`, or empty if no program decides by it.
+    ``code`` is one of `lightning_rlprof.records.notes`.
     """
 
     rank: int | None
     text: str
     code: str = ""
+
+
+def note_of(rank: int | None, code: Code, text: str, time_ns: int = 0, **facts: Fact) -> RankNote:
+    """Return a note of the loader at the level of its code."""
+    return RankNote(rank, time_ns, code.level, text, code.value, facts)
+
+
+def warning_of(rank: int | None, text: str, code: Code) -> RunWarning:
+    """Return a warning; one that says what was lost has the code of that instead."""
+    return RunWarning(rank, text, (text.code if isinstance(text, Loss) else code).value)
 
 
 class Counter(NamedTuple):
@@ -105,6 +115,8 @@ class Spans:
         wall_off: How far a rank's wall clock was ahead of that of ``unix_ns`` when it said a time;
             only ranks of which that is known.
         results: What `once` has computed; a copy with other tables shares it.
+        from_start: Whether the first steps here are the first ones of the run, which may be slow
+            because they warm up; not so in the last steps of a long run.
     """
 
     path: Path
@@ -128,10 +140,19 @@ class Spans:
     tables: Mapping[str, Callable[[], Table]] = field(default_factory=dict)
     wall_off: Mapping[int, Callable[[int], int]] = field(default_factory=dict)
     results: dict[Any, Any] = field(default_factory=dict, repr=False)
+    from_start: bool = True
 
     def __len__(self) -> int:
         """Return the number of spans."""
         return len(self.start_ns)
+
+    def __bool__(self) -> NoReturn:
+        """Refuse to be a condition: a run without spans is a run, and may have kernels.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a run is neither true nor false: ask len(spans), or spans is None")
 
     def __iter__(self) -> Iterator[Span]:
         """Yield every span as a `Span`; convenient, and slow beyond some ten thousand."""
@@ -213,7 +234,7 @@ class Spans:
             remarks.append(f"The table {name} is missing: {table.abstained}.")
             return None
         known = {warning.text for warning in self.warnings}
-        lost = (text for text in table.losses() if text not in known)
+        lost = (text for text in table.losses if text not in known)
         remarks += [f"The table {name} is incomplete: {text}." for text in lost]
         return table
 

@@ -1,23 +1,19 @@
 """A table as a value: columns with kinds and units, rows, a note, or the reason for no data."""
 
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables import dataframes
 from lightning_rlprof.tables.arrays import Int64s
 
 _SHOWN = 50
-_LOST = (
-    "left out",
-    "skipped",
-    "the rest is missing",
-)  # one is in every note of a loader that could not read some rows
 _INT64_LIMIT = 2**63
 
 Kind = Literal["text", "count", "time", "duration", "share", "ratio", "number"]
@@ -156,9 +152,47 @@ class PartRows(ColumnRows):
         return zip(*(part.column(at) for at in range(len(part.columns))), strict=True)
 
 
+class Loss(str):
+    """A text that says which rows a loader could not read; in a note it is one text of several."""
+
+    code: ClassVar[Code] = Code.ROWS_LEFT_OUT
+
+
+class Cut(Loss):
+    """A text that says that a file was not read to its end, and how much was."""
+
+    code: ClassVar[Code] = Code.FILE_CUT
+
+
+def with_name(name: str, text: str) -> str:
+    """Return what is said of a file with its name before it; a loss stays one."""
+    return type(text)(f"{name}: {text}")
+
+
+def noted(remarks: Iterable[str]) -> dict[str, Any]:
+    """Return note and losses of a table, by the names of its fields.
+
+    Example::
+
+        >>> noted(["no launches", Loss("3 rows are left out")])
+        {'note': 'no launches; 3 rows are left out', 'losses': ('3 rows are left out',)}
+    """
+    texts = list(dict.fromkeys(remarks))
+    losses = tuple(text for text in texts if isinstance(text, Loss))
+    return {"note": "; ".join(texts), "losses": losses}
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows under named columns; an analysis that lacks its evidence says so in ``abstained``.
+
+    Attributes:
+        name: Of the table.
+        columns: Their names, kinds and units.
+        rows: The cells.
+        note: What must be known about them.
+        abstained: Why it has no data; None if it has some.
+        losses: Parts of the note that say which rows a loader could not read.
 
     Raises:
         ValueError: A row is not as long as ``columns``.
@@ -176,6 +210,7 @@ class Table:
     rows: Sequence[tuple[Cell, ...]] = ()
     note: str = ""
     abstained: str | None = None
+    losses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject rows that do not fit under the columns."""
@@ -234,10 +269,6 @@ class Table:
         if len(places) == len(own) and codes.dtype == np.int64:  # each text once: as they are
             return codes, list(places)
         return np.array([*own, -1], dtype=np.int64)[codes], list(places)
-
-    def losses(self) -> list[str]:
-        """Return what the note says of rows that the loader could not read."""
-        return [text for text in self.note.split("; ") if any(word in text for word in _LOST)]
 
     def _codes(self, name: str) -> Any:
         """Return an array, or codes and what they stand for, whatever form the rows have."""

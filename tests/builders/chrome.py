@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from lightning_rlprof.loaders.chrome.byte_source import Source
 from lightning_rlprof.loaders.chrome.decoding import Event
-from lightning_rlprof.loaders.chrome.event_stream import LARGEST, SIZE, ChromeStream
+from lightning_rlprof.loaders.chrome.event_stream import LARGEST, SIZE, ChromeStream, Source
 
 PID = 4000
 BASE = 1_719_853_884_000_000_000

@@ -82,8 +82,8 @@ def test_each_rank_has_its_line_by_stage(rlprof, tmp_path, monkeypatch):
     places = [(120, PLACE), (130, PLACE), (199, PLACE), (250, "main train.py:40")]
     first = StackAnswer("", 7, tuple(places), (("actor_update", 240),))
     answering(monkeypatch, tmp_path, first, StackAnswer("", 7, ((5, "main train.py:9"),)))
-    original = progress(tmp_path)
-    monkeypatch.setattr("lightning_rlprof.loaders.live_run.progress", lambda _: original)
+    before = [progress(tmp_path), progress(tmp_path)]
+    monkeypatch.setattr("lightning_rlprof.loaders.live_run.progress", lambda _: before.pop())
     made.write([made_span, other])
     code, out, _ = rlprof("watch", tmp_path, "--stacks")
     assert code == 0

@@ -16,7 +16,7 @@ import pytest
 
 from lightning_rlprof.analysis.hangs.hangs import Hang, find_hang
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.hang_evidence import hang_evidence
+from lightning_rlprof.loaders.live_run import hang_evidence
 from tests.places import ROOT
 
 pytestmark = [

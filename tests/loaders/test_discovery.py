@@ -256,7 +256,8 @@ def test_exports_are_joined_by_name_or_by_their_marks(tmp_path: Path) -> None:
 
     assert [(span.rank, span.start_ns) for span in run] == [(1, 0), (3, 50)]
     assert run.table("kernels").column("start") == [30, 80]
-    assert run.warnings == (RunWarning(None, "of 4 ranks, these have no trace: 0, 2"),)
+    text = "of 4 ranks, these have no trace: 0, 2"
+    assert run.warnings == (RunWarning(None, text, "ranks-missing"),)
 
 
 @pytest.mark.parametrize("damage", [b"", b"hello", b"\x1f\x8b\x08\x00"])
@@ -375,4 +376,4 @@ def test_two_real_ranks_are_what_they_are_alone() -> None:
         by = part.unix_ns - run.unix_ns
         assert (run.start_ns[own] == part.start_ns + by).all()
     text = "of 128 ranks, these have no trace: 2-127"
-    assert run.warnings[0] == RunWarning(None, text)
+    assert run.warnings[0] == RunWarning(None, text, "ranks-missing")

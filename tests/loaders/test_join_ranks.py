@@ -112,7 +112,7 @@ def test_the_newest_of_two_of_one_rank_stays_and_the_other_is_said() -> None:
 
     assert [span.name for span in run] == ["new"]
     text = "old.json is left out: its rank is 0, as in new.json, which is kept"
-    assert run.warnings[0] == RunWarning(0, text)
+    assert run.warnings[0] == RunWarning(0, text, "rank-left-out")
 
 
 def test_what_else_is_lost_with_a_part_is_a_problem_of_those_ranks() -> None:
@@ -132,7 +132,7 @@ def test_a_part_that_does_not_know_its_time_begins_at_zero_and_is_a_problem() ->
 
     assert (run.start_ns.tolist(), run.unix_ns) == ([5, 5], 7000)
     text = "b.json has no recording time: its times start with those of the run"
-    assert RunWarning(1, text) in run.warnings
+    assert RunWarning(1, text, "time-unknown") in run.warnings
 
 
 def test_problems_and_notes_are_of_the_rank_or_of_the_file_with_several() -> None:
@@ -156,7 +156,7 @@ def test_ranks_of_the_world_without_a_part_are_named_but_not_those_that_were_los
 
     assert run.warnings == (
         RunWarning(3, "broken"),
-        RunWarning(None, "of 8 ranks, these have no trace: 1-2, 4, 6-7"),
+        RunWarning(None, "of 8 ranks, these have no trace: 1-2, 4, 6-7", "ranks-missing"),
     )
 
 

@@ -2,24 +2,46 @@
 
 import json
 import os
+import pickle
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lightning_rlprof.loaders.live_run import LATELY, LiveRun
+from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.live_run import LATELY, LiveRun, hang_evidence
+from lightning_rlprof.loaders.load import load, run_directory
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
     Frame,
     HangReport,
+    Heartbeat,
     ThreadStack,
+    alive_file,
+    dump_file,
+    rank_ranges,
+    ranks_in,
+    read_beat,
+    read_reports,
+    write_beat,
     write_report,
 )
+from lightning_rlprof.records.records import OPTIMIZER_STEP
 from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.report.live_view import live_view
 from lightning_rlprof.testing import make_header
+from tests.effort import examples
 
 MS = 1_000_000
+REPORT = HangReport(0, 1, "hang", 5, 300.0, 300.0, 3, in_step=True)
+ENTRY = {"process_group": ("0", ""), "collective_seq_id": 7, "profiling_name": "nccl:all_reduce"}
 
 
 @pytest.fixture
@@ -35,6 +57,18 @@ def live(tmp_path: Path, seconds: SimpleNamespace) -> LiveRun:
 
 def span(name, kind, step, start, end, *, id=1, parent=None, thread=7, counters=None):
     return ("span", name, kind, step, start * MS, end * MS, thread, id, parent, counters)
+
+
+def stage_ns(live):
+    """Return the time of each stage in all steps that are kept, without that of stages inside."""
+    table = stages(live.spans)
+    return {row[0]: row[2] for row in table.rows if row[0] != "untraced"}
+
+
+def step_ns(live, rank=0):
+    spans = live.spans
+    rows = spans.rows(kind="step", rank=rank)
+    return spans.duration_ns[rows].tolist()
 
 
 def rank_writer(run: Path, rank: int = 0, world_size: int = 1) -> TraceWriter:
@@ -59,8 +93,8 @@ def test_each_refresh_takes_what_was_appended(live, tmp_path):
         live.refresh()
         assert live.ranks[0].last_step == step
     (rank,) = live.ranks.values()
-    assert (rank.step_ns, rank.last_stage) == (100 * MS, "actor_update")
-    assert rank.stage_ns == {"actor_generate": 180 * MS, "actor_update": 90 * MS}
+    assert (step_ns(live), rank.last_stage) == ([100 * MS] * 3, "actor_update")
+    assert stage_ns(live) == {"actor_generate": 180 * MS, "actor_update": 90 * MS}
     assert not live.has_ended
     writer.write([("end", 9, "finished")])
     live.refresh()
@@ -124,7 +158,7 @@ def test_the_time_of_a_stage_inside_a_stage_counts_once(live, tmp_path):
     rank_writer(tmp_path).write(lines)
     live.refresh()
     found = {"actor_image_embeds": 8, "actor_update": 72, "compute_reward": 10}
-    assert live.ranks[0].stage_ns == {name: ms * MS for name, ms in found.items()}
+    assert stage_ns(live) == {name: ms * MS for name, ms in found.items()}
 
 
 def test_without_stages_the_phases_of_lightning_are_shown(live, tmp_path):
@@ -136,7 +170,7 @@ def test_without_stages_the_phases_of_lightning_are_shown(live, tmp_path):
     ]
     rank_writer(tmp_path).write(lines)
     live.refresh()
-    assert live.ranks[0].stage_ns == {"backward": 20 * MS, "training_step": 40 * MS}
+    assert stage_ns(live) == {"backward": 20 * MS, "training_step": 40 * MS}
     assert live.ranks[0].last_stage == "training_step"
 
 
@@ -155,16 +189,17 @@ def test_only_the_last_steps_count_and_memory_stays_bounded(live, tmp_path):
         if step % 50 == 0:
             live.refresh()
     (rank,) = live.ranks.values()
-    assert [step.number for step in rank.steps] == [*range(301 - LATELY, 301)]
-    assert rank.stage_ns["actor_update"] == LATELY * 30 * MS
-    assert len(rank.stage_ns) == 2 + LATELY
-    assert max(len(text) for _, text in rank.notes) <= 400
+    spans = live.spans
+    assert spans.step[spans.rows(kind="step")].tolist() == [*range(301 - LATELY, 301)]
+    assert stage_ns(live)["actor_update"] == LATELY * 30 * MS
+    assert len(spans) == len(rank.columns) == LATELY * 4
+    assert max(len(note.text) for note in rank.notes) <= 400
     assert len(rank.notes) <= 16
 
 
 def test_a_burst_that_is_too_long_is_skipped_but_for_its_end(live, tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_rlprof.loaders.live_run._AT_ONCE", 1 << 18)
-    monkeypatch.setattr("lightning_rlprof.loaders.live_run._LEAST", 1 << 12)
+    monkeypatch.setattr("lightning_rlprof.loaders.live_run._LEAST", 1 << 13)
     writer = rank_writer(tmp_path)
     live.refresh()
     for step in range(1, 3_001):
@@ -172,7 +207,8 @@ def test_a_burst_that_is_too_long_is_skipped_but_for_its_end(live, tmp_path, mon
     live.refresh()
     (rank,) = live.ranks.values()
     assert rank.last_step == 3_000
-    assert len(rank.steps) == LATELY
+    assert len(step_ns(live)) == LATELY
+    assert not rank.is_whole
 
 
 @pytest.mark.parametrize("counter", ["capture", "interrupted"])
@@ -180,7 +216,8 @@ def test_unusual_steps_do_not_count_as_times(counter, live, tmp_path):
     lines = [*one_step(1), span("step", "step", 2, 0, 9_000, counters={counter: 1})]
     rank_writer(tmp_path).write(lines)
     live.refresh()
-    assert (live.ranks[0].last_step, live.ranks[0].step_ns) == (2, 100 * MS)
+    assert live.ranks[0].last_step == 2
+    assert stage_ns(live) == {"actor_generate": 60 * MS, "actor_update": 30 * MS}
 
 
 def test_memory_metrics_and_notes_are_the_last_ones(live, tmp_path):
@@ -190,7 +227,7 @@ def test_memory_metrics_and_notes_are_the_last_ones(live, tmp_path):
     for step in range(2, 4_000):  # the first step is no longer in the last 256 KB
         writer.write(one_step(step))
     rates, values = {"host_cpu_percent": 40.0}, {"device_power_watts": 300}
-    last = {"host_rss_bytes": 6, "device_reserved_bytes": True, "tokens": 3}
+    last = {"host_rss_bytes": 6, "device_reserved_bytes": -1, "tokens": 3}
     writer.write(
         [
             span("step", "step", 4_000, 0, 1, counters=last),
@@ -204,7 +241,7 @@ def test_memory_metrics_and_notes_are_the_last_ones(live, tmp_path):
     (rank,) = live.ranks.values()
     assert rank.memory == {"host_rss_bytes": 6, "host_limit_bytes": 99, "device_total_bytes": 77}
     assert rank.metrics == {"host_cpu_percent": 40.0, "device_power_watts": 300.0}
-    assert list(rank.notes) == [("error", "lost")]
+    assert [(note.level, note.text) for note in rank.notes] == [("error", "lost")]
 
 
 def test_how_a_rank_ended_is_read_where_a_full_disk_lets_it_be_written(live, tmp_path):
@@ -302,8 +339,8 @@ def test_damaged_lines_are_left_out_and_the_others_are_read(raw, live, tmp_path)
     live.refresh()
     (rank,) = live.ranks.values()
     assert rank.last_step == 1
-    assert rank.steps[-1].ns == 100 * MS
-    assert not rank.metrics
+    assert step_ns(live)[-1] == 100 * MS
+    assert not rank.metrics.keys() - {"a"}
 
 
 def test_parents_in_a_circle_end(live, tmp_path):
@@ -315,7 +352,7 @@ def test_parents_in_a_circle_end(live, tmp_path):
     ]
     rank_writer(tmp_path).write(lines)
     live.refresh()
-    assert live.ranks[0].stage_ns == {"c": MS}
+    assert stage_ns(live) == {"c": MS}
 
 
 def test_what_is_not_a_file_is_left_out(live, tmp_path):
@@ -324,3 +361,200 @@ def test_what_is_not_a_file_is_left_out(live, tmp_path):
     rank_writer(tmp_path)
     live.refresh()
     assert sorted(live.ranks) == [0]
+
+
+def columns_of(spans):
+    """Return all that a run holds, in a form that can be compared."""
+    names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
+    counters = {
+        name: (counter.rows.tolist(), counter.values.dtype, counter.values.tolist())
+        for name, counter in spans.counters.items()
+    }
+    columns = {name: getattr(spans, name).tolist() for name in names}
+    return columns, counters, spans.names, spans.threads, spans.statuses, spans.unix_ns
+
+
+@pytest.mark.parametrize("steps", [3, LATELY])
+def test_a_run_that_fits_the_window_is_the_same_as_when_it_is_loaded(steps, live, tmp_path):
+    writers = [rank_writer(tmp_path, rank, 2) for rank in (0, 1)]
+    for step in range(1, steps + 1):
+        for writer in writers:
+            writer.write([("thread", 7, "Main"), *one_step(step)])
+            writer.write([("count", 3, {"tokens": step, "loss": 0.5})])
+        live.refresh()
+    for writer in writers:
+        writer.write([("end", 9, "finished")])
+    live.refresh()
+    assert columns_of(live.spans) == columns_of(load(tmp_path))
+
+
+def optimizer_step(step, ms, rank=0):
+    at = step * 10_000
+    return span("step", "step", step, at, at + ms, id=step, thread=7 + rank)
+
+
+@pytest.mark.parametrize("attach_at", [0, 40, 300])
+def test_steps_of_an_optimizer_are_the_iterations_that_load_shows(attach_at, tmp_path):
+    """A loop of Fabric: each sixth step has a rollout before it."""
+    headers = [replace(make_header(rank, 2), step_unit=OPTIMIZER_STEP) for rank in (0, 1)]
+    writers = [TraceWriter(tmp_path, header) for header in headers]
+    live = LiveRun(tmp_path, lambda: 0.0, lambda: 0.0)
+    for step in range(1, 303):
+        for rank, writer in enumerate(writers):
+            writer.write([optimizer_step(step, 900 if step % 6 == 1 else 10 + rank)])
+        if step >= attach_at and step % 25 == 2:
+            live.refresh()
+            whole, own = load(tmp_path), live.spans
+            expected = whole.rows(kind="step", rank=0)
+            rows = own.rows(kind="step", rank=0)
+            count = min(len(expected), LATELY)
+            assert own.step[rows].tolist() == whole.step[expected][-count:].tolist()
+            assert own.duration_ns[rows].tolist() == whole.duration_ns[expected][-count:].tolist()
+    live.refresh()
+    assert live.spans.step.max() == 51
+    assert live_view(live).title.startswith("2 ranks · step 51 · ")
+
+
+def test_a_file_that_is_no_rank_file_is_a_problem_and_the_others_are_read(live, tmp_path):
+    rank_writer(tmp_path).write(one_step(1))
+    (tmp_path / "rank-00001.jsonl").write_text("nothing\nof the kind\n")
+    live.refresh()
+    assert (sorted(live.ranks), list(live.problems)) == ([0], [1])
+
+
+def test_a_header_that_is_being_written_is_no_problem(live, tmp_path):
+    path = rank_writer(tmp_path).path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:30])
+    live.refresh()
+    assert (live.ranks, live.problems, live.spans) == ({}, {}, None)
+    path.write_bytes(whole)
+    live.refresh()
+    assert list(live.ranks) == [0]
+
+
+def test_a_slow_step_in_the_middle_of_a_run_is_no_warm_up(live, tmp_path):
+    writer = rank_writer(tmp_path)
+    for step in range(1, 31):
+        writer.write(one_step(step, slow=500 if step == 11 else 0))
+    live.refresh()
+    assert stage_ns(live)["actor_generate"] == (LATELY * 60 + 500) * MS
+
+
+def written(run, rank=0, *lines, world=1, **header):
+    writer = TraceWriter(run, replace(make_header(rank, world), **header))
+    writer.write(lines)
+    writer.close()
+    (run / FOLDER).mkdir(exist_ok=True)
+    return run
+
+
+def test_a_rank_that_ended_has_its_status_and_the_time_of_its_last_line(tmp_path):
+    run = written(tmp_path / "run", 0, ("note", 5, "info", "x"), ("end", 9, "finished"))
+    (evidence,) = hang_evidence(run)
+    assert (evidence.end, evidence.last_ns, evidence.process) == ("finished", 9, "")
+
+
+def test_a_rank_that_has_no_file_is_known_by_the_size_of_the_world(tmp_path):
+    run = written(tmp_path / "run", 1, world=3)
+    found = hang_evidence(run)
+    assert [(each.rank, each.header is None) for each in found] == [
+        (0, True),
+        (1, False),
+        (2, True),
+    ]
+
+
+def test_in_an_open_world_no_rank_is_missing(tmp_path):
+    run = written(tmp_path / "run", 1, world=3, open_world=True)
+    assert [each.rank for each in hang_evidence(run)] == [1]
+
+
+def test_the_state_of_a_process_of_this_host_is_asked(tmp_path):
+    host, own = socket.gethostname(), os.getpid()
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    run = written(tmp_path / "run", 0, host=host, pid=own, world=3)
+    written(run, 1, host=host, pid=done.pid, world=3)
+    written(run, 2, host="another", pid=own, world=3)
+    states = [each.process for each in hang_evidence(run)]
+    assert states[0] in ("R", "S")
+    assert states[1:] == ["gone", ""]
+
+
+def test_reports_and_signs_of_life_come_back_as_they_were_written(tmp_path):
+    run = written(tmp_path / "run")
+    beat = Heartbeat(7, 3, 1.5)
+    write_beat(run, 0, beat)
+    write_report(run, REPORT)
+    write_report(run, replace(REPORT, number=2, cause="still"))
+    (evidence,) = hang_evidence(run)
+    assert evidence.beat == beat
+    assert [report.cause for report in evidence.reports] == ["hang", "still"]
+    modes = {path.stat().st_mode & 0o777 for path in (run / FOLDER).iterdir()}
+    assert modes == {0o600}
+
+
+def test_only_the_last_report_of_a_hang_is_read_with_its_stacks(tmp_path):
+    run = written(tmp_path / "run")
+    stack = ThreadStack("MainThread", (Frame("train.py", 3, "train"),), is_training=True)
+    for number, cause in enumerate(("hang", "still", "recovered"), start=1):
+        write_report(run, replace(REPORT, number=number, cause=cause, threads=(stack,)))
+    reports = read_reports(run, 0)
+    assert [(each.cause, len(each.threads)) for each in reports] == [
+        ("hang", 0),
+        ("still", 1),
+        ("recovered", 0),
+    ]
+
+
+def test_a_hostile_range_of_ranks_is_cut():
+    assert len(ranks_in(((0, 2**60, 0),))) == 1 << 17
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(st.integers(0, 2000), unique=True).map(sorted))
+def test_ranks_come_back_from_their_ranges(ranks):
+    assert ranks_in(rank_ranges(ranks)) == ranks
+
+
+def test_the_dump_of_torch_is_read_without_running_it(tmp_path):
+    run = written(tmp_path / "run")
+    dump_file(run, 0).write_bytes(pickle.dumps({"entries": [ENTRY, "x", {"a": 1}]}))
+    (evidence,) = hang_evidence(run)
+    assert [(each.name, each.seq) for each in evidence.dump] == [("nccl:all_reduce", 7)]
+
+
+def test_a_dump_that_leads_out_of_the_run_is_not_read(tmp_path):
+    run = written(tmp_path / "run")
+    outside = tmp_path / "outside"
+    outside.write_bytes(pickle.dumps({"entries": [ENTRY]}))
+    dump_file(run, 0).symlink_to(outside)
+    assert hang_evidence(run)[0].dump == ()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[" * 10_000, b"\xff\xfe", b'{"rank": "x"}', b"null"])
+def test_what_cannot_be_read_is_left_out(tmp_path, data):
+    run = written(tmp_path / "run")
+    (run / FOLDER / "rank-00000-01.json").write_bytes(data)
+    alive_file(run, 0).write_bytes(data)
+    dump_file(run, 0).write_bytes(data)
+    assert read_reports(run, 0) == ()
+    assert read_beat(run, 0) is None
+    assert hang_evidence(run)[0].dump == ()
+
+
+def test_a_file_or_a_directory_of_runs_stands_for_a_run(tmp_path):
+    old = written(tmp_path / "old", unix_ns=1)
+    new = written(tmp_path / "new", unix_ns=2)
+    assert run_directory(old / "rank-00000.jsonl") == old
+    assert run_directory(old) == old
+    assert run_directory(tmp_path) == new
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="is not a run of rlprof"):
+        run_directory(tmp_path)
+    (tmp_path / "rank-00000.jsonl").write_text("no header\n")
+    with pytest.raises(TraceError, match="not a rank file"):
+        hang_evidence(tmp_path)

@@ -158,8 +158,8 @@ def test_twins_and_orphans_are_counted_and_kept() -> None:
 
     assert len(spans) == 3
     assert spans.warnings == (
-        RunWarning(0, "1 spans share an id with another span"),
-        RunWarning(0, "1 spans lost their parent, which never ended"),
+        RunWarning(0, "1 spans share an id with another span", "ids-shared"),
+        RunWarning(0, "1 spans lost their parent, which never ended", "parents-lost"),
     )
 
 

@@ -2,16 +2,20 @@
 
 import errno
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records import run_directory
 from lightning_rlprof.records.records import FORMAT, Note
 from lightning_rlprof.records.run_directory import (
+    RankReader,
     TraceWriter,
     append_note,
     rank_directory,
@@ -230,3 +234,119 @@ def test_a_byte_order_mark_of_an_editor_is_passed_over(writer):
     writer.path.write_bytes(b"\xef\xbb\xbf" + writer.path.read_bytes())
     assert len(read_trace(writer.path).spans) == 1
     assert read_header(writer.path) == make_header()
+
+
+_NAMES = st.sampled_from(["actor_update", "rollout", "Anfrage \u00e4\U0001f600", "x"])
+_LINES = st.one_of(
+    st.tuples(
+        st.just("span"),
+        _NAMES,
+        st.sampled_from(["stage", "step", "region", "no kind"]),
+        st.integers(-1, 3),
+        *[st.one_of(st.integers(-5, 50), st.just(2**70))] * 2,
+        st.integers(0, 2),
+        st.integers(0, 9),
+        st.one_of(st.none(), st.integers(0, 9)),
+        st.one_of(st.none(), st.dictionaries(_NAMES, st.integers(0, 5) | st.floats(0, 1))),
+    ),
+    st.tuples(st.just("thread"), st.integers(0, 2), _NAMES),
+    st.tuples(st.just("count"), st.integers(0, 9), st.dictionaries(_NAMES, st.integers(0, 9))),
+    st.tuples(st.just("note"), st.integers(0, 9), st.just("info"), _NAMES),
+    st.tuples(st.just("end"), st.integers(0, 9), _NAMES),
+    st.sampled_from([[], ["span"], ["later", 1], {}, 7, "text"]),
+).map(msgspec.json.encode)
+_RAW = st.sampled_from([b"", b"[", b"]", b'["note",1,"info"', b'"text"]', b"\xff\xc3", b" "])
+
+
+@given(
+    lines=st.lists(_LINES | _RAW, max_size=12),
+    header_at=st.integers(0, 2),
+    ends=st.booleans(),
+    data=st.data(),
+)
+def test_a_file_in_any_cuts_is_the_same_as_the_whole_file(lines, header_at, ends, data):
+    """Also if it is cut within a character; what is in it may be damaged in any way."""
+    head = msgspec.json.encode(make_header()) + b"   "
+    all_lines = [*lines[:header_at], head, *lines[header_at:], head]
+    content = b"\n".join(all_lines) + b"\n" * ends
+    cuts = data.draw(st.lists(st.integers(0, len(content)), max_size=20).map(sorted))
+    whole, parts = RankReader(Path("rank-00000.jsonl")), RankReader(Path("rank-00000.jsonl"))
+    edges = [0, *cuts, len(content)]
+    found = []
+    for reader, pieces in (
+        (whole, [content]),
+        (parts, [content[low:high] for low, high in pairwise(edges)]),
+    ):
+        try:
+            for piece in pieces:
+                reader.feed(piece)
+            found.append(reader.whole())
+        except TraceError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+def test_halves_of_a_torn_line_are_two_lost_lines_wherever_the_file_is_cut(writer):
+    with writer.path.open("ab") as file:
+        file.write(b'["note",1,"info"\n"text"]\n["note",1,"info","whole"]\n')
+    trace = read_trace(writer.path)
+    assert ([note.text for note in trace.notes], trace.lost_lines) == (["whole"], 2)
+
+
+def test_a_line_that_is_too_long_is_lost_however_it_comes(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_directory, "_LONGEST_LINE", 400)
+    head = msgspec.json.encode(make_header())
+    content = head + b"\n" + b"[" * 1_000 + b"\n" + msgspec.json.encode(SPAN) + b"\n"
+    for size in (1, 7, 399, 400, 401, 5_000):
+        reader = RankReader(tmp_path / "rank-00000.jsonl")
+        for at in range(0, len(content), size):
+            reader.feed(content[at : at + size])
+        trace = reader.whole()
+        assert (len(trace.spans), trace.lost_lines) == (1, 1)
+
+
+def test_a_reader_goes_on_where_it_stopped_and_says_whether_there_is_more(writer, monkeypatch):
+    monkeypatch.setattr(run_directory, "_AT_ONCE", 300)
+    writer.write([SPAN] * 20)
+    reader = RankReader(writer.path)
+    reads = 1
+    while reader.read():
+        reads += 1
+    assert (len(reader.spans), reads > 4) == (20, True)
+    assert reader.read() is False
+    writer.write([SPAN])
+    reader.read()
+    assert len(reader.spans) == 21
+
+
+def test_a_reader_that_skips_keeps_the_header_and_the_end(writer):
+    writer.write([(*SPAN[:3], step, *SPAN[4:]) for step in range(5_000)])
+    reader = RankReader(writer.path)
+    while reader.read(1 << 12):
+        pass
+    steps = [line.step for line in reader.spans]
+    assert reader.trace.header == make_header()
+    assert (reader.has_skipped, steps[0], steps[-1]) == (True, 0, 4_999)
+    assert len(steps) < 2_000
+    assert reader.trace.lost_lines == 0
+
+
+def test_a_file_that_was_written_in_place_is_read_again(writer):
+    writer.write([SPAN])
+    reader = RankReader(writer.path)
+    reader.read()
+    writer.write_reserved([("end", 9, "disk full")])
+    os.utime(writer.path, ns=(1, 1))
+    reader.read()
+    assert (reader.status, len(reader.spans)) == ("disk full", 1)
+
+
+def test_a_truncated_file_is_read_again(writer):
+    writer.write([SPAN] * 3)
+    reader = RankReader(writer.path)
+    reader.read()
+    os.truncate(writer.path, 0)
+    assert writer.damage()
+    writer.write([SPAN])
+    reader.read()
+    assert len(reader.spans) == 1

@@ -26,7 +26,7 @@ def kernels():
 
 
 def test_one_row_per_kernel_and_none_for_what_is_not_known():
-    table = kernel_table(kernels(), note="3 lost")
+    table = kernel_table(kernels(), remarks=["3 lost"])
 
     assert [column.name for column in table.columns][:3] == ["rank", "device", "stream"]
     assert list(table.rows) == [

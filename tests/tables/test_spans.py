@@ -111,3 +111,8 @@ def test_iterating_looks_into_thousands_of_counters_once() -> None:
     spans = replace(spans, counters=Counted(spans.counters))
     assert [span.counters for span in spans] == [{f"c{at}": at} for at in range(2_000)]
     assert Counted.looks < 5
+
+
+def test_a_run_without_spans_is_no_condition() -> None:
+    with pytest.raises(TypeError, match="ask len"):
+        bool(loaded([]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
+from lightning_rlprof.tables.table import Column, ColumnRows, Loss, PartRows, Table, noted
 from tests.builders.scripted import Script, play
 
 COLUMNS = (Column("stage", "text"), Column("total", "duration", "ns"))
@@ -61,8 +61,8 @@ def test_rows_in_parts_are_the_same_rows_and_read_no_more_than_is_asked_for() ->
 
 
 def test_rows_that_a_loader_left_out_are_a_remark_of_whoever_reads_the_table() -> None:
-    note = "3 kernels: fine; 1721 rows are left out: their times are wrong"
-    table = Table("kernels", (Column("rank", "count"),), ColumnRows([np.zeros(2)]), note=note)
+    said = noted(["3 kernels: fine", Loss("1721 rows are left out: their times are wrong")])
+    table = Table("kernels", (Column("rank", "count"),), ColumnRows([np.zeros(2)]), **said)
     spans = replace(play(Script(ranks=1, steps=1), 1).spans, tables={"kernels": lambda: table})
     remarks: list[str] = []
     assert spans.try_table("kernels", remarks) is table

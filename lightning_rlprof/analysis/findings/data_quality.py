@@ -101,7 +101,7 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
     texts = [each.text for each in spans.warnings]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
-        texts += [f"{name}: {text}" for text in table.losses()] if table else []
+        texts += [f"{name}: {text}" for text in table.losses] if table else []
     if texts:
         first = f"{len(texts)} warnings, the first: " if len(texts) > 1 else ""
         yield _WARN, f"{first}{texts[0]}"

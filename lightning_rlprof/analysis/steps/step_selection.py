@@ -79,14 +79,15 @@ def warm_up(spans: Spans) -> Int64s:
     """Return the numbers of the first steps that take far longer than the others.
 
     A step at the start warms up if it takes more than 1.5 times the 90th percentile of later ones,
-    by the mean of its ranks. At most one step in ten does, and three others are left.
+    by the mean of its ranks. At most one step in ten does, and three others are left. None does in
+    the last steps of a long run.
     """
     rows = spans.rows(kind="step")
     flagged = [_flagged(spans, name) for name in STATES[2:]]
     rows = rows[~np.isin(spans.step[rows], np.concatenate(flagged))]
     numbers, place, ranks = np.unique(spans.step[rows], return_inverse=True, return_counts=True)
     most = min(-(-len(numbers) // _MOST_WARM_UP), len(numbers) - FEWEST)
-    if most < 1:
+    if most < 1 or not spans.from_start:
         return numbers[:0]
     walls = np.bincount(place, spans.duration_ns[rows]) / ranks
     slow = walls[:most] > _WARM_UP * np.quantile(walls[most:], _USUAL)
@@ -147,7 +148,8 @@ def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _KEPT) -> tuple
     for name, (rows, values) in spans.counters.items():
         kept_rows = np.isin(rows, keep)
         counters[name] = Counter(np.searchsorted(keep, rows[kept_rows]), values[kept_rows])
-    spans = replace(spans, **columns, counters=counters, results={})
+    is_whole = spans.from_start and left == steps
+    spans = replace(spans, **columns, counters=counters, results={}, from_start=is_whole)
     return spans, f"Only the last {left} of {steps} steps are analyzed, because the run is large."
 
 

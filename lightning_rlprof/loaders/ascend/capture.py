@@ -1,15 +1,19 @@
-"""Captures opened: their databases, rank, host and device, and the ranges that they mark."""
+"""Captures opened: their databases, rank, host and device, their ranges, and their tables.
+
+A table has rows of several captures under the same columns, on one time axis.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.capture_folder import Capture, find_captures
@@ -26,7 +30,8 @@ from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_vie
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, end_to_end, known
+from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted, with_name
 
 KERNEL_SHEET = "kernel_details.csv"
 """The file of the text format with a row per kernel."""
@@ -39,6 +44,11 @@ LINKS_FILE = "communication_matrix.json"
 
 _SHEETS = (KERNEL_SHEET, COMMUNICATION_FILE, LINKS_FILE, "step_trace_time.csv", "memory_record.csv")
 _METADATA = ("role", "rlprof_window", "rlprof_rank", "rlprof_run", "parallel_group_info")
+Cells = Int64s | npt.NDArray[np.float64] | Coded
+"""One column: integers with `UNKNOWN`, numbers with NaN, or texts."""
+
+Frame = Mapping[str, Cells]
+"""Columns of one capture by name; times are nanoseconds since 1970."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,3 +257,96 @@ def _first_start(opened: OpenCapture) -> int:
         elif (file := opened.file(KERNEL_SHEET)) is not None:
             starts = read_sheet(file, {"starttime(us)": microseconds}).number("starttime(us)")
     return int(min(starts[plausible(starts, starts)], default=UNKNOWN))
+
+
+class TableReader(NamedTuple):
+    """Reads one table of a capture.
+
+    Attributes:
+        columns: Columns of the table, without the rank in front.
+        available: Returns whether a capture may have rows; cheap.
+        read: Returns the rows of a capture, and remarks; may take seconds.
+        row_numbers: Columns that refer to rows of the table, from 1 in each capture.
+    """
+
+    columns: tuple[Column, ...]
+    available: Callable[[OpenCapture], bool]
+    read: Callable[[OpenCapture], tuple[Frame, list[str]]]
+    row_numbers: frozenset[str] = frozenset()
+
+
+def read_table(
+    name: str, reader: TableReader, captures: Sequence[OpenCapture], zero_ns: int
+) -> Table:
+    """Read one table of all captures that have it; unreadable captures are named in its note.
+
+    Args:
+        name: Name of the table.
+        reader: Reads it.
+        captures: Captures in the order of the rows.
+        zero_ns: Wall-clock time of zero on the time axis.
+    """
+    columns = (Column("rank", "count"), *reader.columns)
+    frames: list[dict[str, Cells]] = []
+    remarks: list[str] = []
+    for opened in filter(reader.available, captures):
+        try:
+            frame, own_remarks = reader.read(opened)
+            frames.append(_complete(frame, reader, opened, sum(len(f["rank"]) for f in frames)))
+        except TraceError as error:
+            remarks.append(Loss(error))  # which names the file
+            continue
+        name_of_capture = opened.capture.path.name
+        alone = len(captures) == 1
+        remarks += [text if alone else with_name(name_of_capture, text) for text in own_remarks]
+    if not frames:
+        return Table(name, columns, abstained="; ".join(remarks))
+    cells = [
+        _joined([frame[column.name] for frame in frames], zero_ns * (column.kind == "time"))
+        for column in columns
+    ]
+    return Table(name, columns, ColumnRows(cells), **noted(remarks))
+
+
+def texts_of(column: Coded) -> list[str]:
+    """Return the text of each row, "" if it is unknown."""
+    codes, texts = column
+    return [texts[code] if code >= 0 else "" for code in codes.tolist()]
+
+
+def coded_texts(texts: Sequence[str]) -> Coded:
+    """Return texts as a column in which "" is unknown."""
+    codes, names = distinct(np.arange(len(texts)), texts)
+    return np.where(np.array(texts, object) == "", -1, codes), names
+
+
+def _complete(
+    frame: Frame, reader: TableReader, opened: OpenCapture, rows_before: int
+) -> dict[str, Cells]:
+    """Add the rank, its device and missing columns; continue numbers of rows."""
+    first = next(iter(frame.values()))
+    count = len(first[0] if isinstance(first, tuple) else first)
+    missing: dict[str, Cells] = {
+        "text": (np.full(count, -1), []),
+        "number": np.full(count, np.nan),
+    }
+    complete: dict[str, Cells] = {"rank": np.full(count, opened.rank)}
+    for column in reader.columns:
+        cells: Any = frame.get(column.name, missing.get(column.kind, np.full(count, UNKNOWN)))
+        if column.name == "device":
+            cells = np.where(cells == UNKNOWN, opened.device, cells)
+        if column.name in reader.row_numbers:
+            cells = np.where(cells == UNKNOWN, UNKNOWN, cells + rows_before)
+        complete[column.name] = cells
+    return complete
+
+
+def _joined(parts: list[Any], zero_ns: int) -> Any:
+    """Join one column of all captures, with None for unknown cells."""
+    if isinstance(parts[0], tuple):
+        return end_to_end(parts)
+    joined = np.concatenate(parts)
+    if joined.dtype.kind == "f":
+        values, at = np.unique(joined, return_inverse=True)
+        return np.where(np.isnan(joined), -1, at), values.tolist()
+    return known(np.where(joined == UNKNOWN, UNKNOWN, joined - zero_ns))

@@ -14,6 +14,7 @@ from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import capture_in_name, rank_files
+from lightning_rlprof.tables.table import Loss
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 """Folder that the parser of torch_npu writes in a capture."""
@@ -191,7 +192,7 @@ def _subfolders(folder: Path, top: Path, remarks: list[str]) -> list[Path]:
         with os.scandir(folder) as entries:
             found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
     except OSError as error:
-        remarks.append(f"skipped {folder}: it cannot be read ({error.strerror})")
+        remarks.append(Loss(f"skipped {folder}: it cannot be read ({error.strerror})"))
         return []
     return sorted(found) if folder == top or not rank_files(folder) else []
 

@@ -9,7 +9,11 @@ import numpy as np
 from lightning_rlprof.loaders.ascend.capture import (
     COMMUNICATION_FILE,
     KERNEL_SHEET,
+    Frame,
     OpenCapture,
+    TableReader,
+    coded_texts,
+    texts_of,
 )
 from lightning_rlprof.loaders.ascend.communication import (
     analyzed_collectives,
@@ -18,7 +22,6 @@ from lightning_rlprof.loaders.ascend.communication import (
 )
 from lightning_rlprof.loaders.ascend.kernels import columns_named, task_frame
 from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, coded_texts, texts_of
 from lightning_rlprof.loaders.ascend.tasks import (
     Calls,
     Tasks,

@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.capture import COMMUNICATION_FILE, LINKS_FILE, OpenCapture
-from lightning_rlprof.loaders.ascend.table_reader import (
+from lightning_rlprof.loaders.ascend.capture import (
+    COMMUNICATION_FILE,
+    LINKS_FILE,
     Cells,
     Frame,
+    OpenCapture,
     TableReader,
     coded_texts,
     texts_of,

@@ -14,6 +14,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.units import scaled, units
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded
+from lightning_rlprof.tables.table import Cut, Loss
 
 _ROWS = 16_384  # at a time as Python objects
 _EMPTY = ("", "N/A")
@@ -103,10 +104,10 @@ def read_sheet(
         for name in filter(place.__contains__, columns):
             cells = [row[place[name]] for row in rows]
             unread[name] += sheet.add(name, cells, columns[name])
-    rows_read = f"{_TRUNCATED}: {sheet.length:,} rows were read, the rest is missing"
+    rows_read = Cut(f"{_TRUNCATED}: {sheet.length:,} rows were read, the rest is missing")
     sheet.problems = [rows_read if text == _TRUNCATED else text for text in sheet.problems]
     sheet.problems += [
-        f"skipped {n} cells of {name} that cannot be read" for name, n in unread.items() if n
+        Loss(f"skipped {n} cells of {name} that cannot be read") for name, n in unread.items() if n
     ]
     return sheet
 
@@ -121,7 +122,7 @@ def _whole_rows(rows: Iterator[list[str]], width: int, problems: list[str]) -> I
         else:
             yield row
     if lost:
-        problems.append(f"skipped {lost} rows that are cut off or damaged")
+        problems.append(Loss(f"skipped {lost} rows that are cut off or damaged"))
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:
@@ -137,7 +138,7 @@ def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:
             yield ["".join(cell.lower().replace("_", " ").split()) for cell in first]
             yield from rows
     except csv.Error as error:
-        problems.append(f"is damaged; read up to the damage ({error})")
+        problems.append(Cut(f"is damaged; read up to the damage ({error})"))
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 

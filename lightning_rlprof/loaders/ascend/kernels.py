@@ -5,9 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.capture import (
+    Frame,
+    OpenCapture,
+    TableReader,
+    coded_texts,
+    texts_of,
+)
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, Ranges
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, coded_texts, texts_of
 from lightning_rlprof.loaders.ascend.tasks import (
     DATABASE_TASK,
     Calls,
@@ -23,8 +28,8 @@ from lightning_rlprof.loaders.ascend.tasks import (
     with_enqueuing_calls,
 )
 from lightning_rlprof.loaders.ascend.trace_view import COPIES, RowKind, TraceView
+from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
-from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.kernels import (
@@ -228,7 +233,7 @@ def _copies(opened: OpenCapture) -> tuple[Frame, list[str]]:
     both = zip(texts_of(direction), texts_of(tasks.name), strict=True)
     kinds = [_DIRECTIONS.get(name) or _ENGINES.get(engine, "") for name, engine in both]
     own = {"kind": coded_texts(kinds), "bytes": size}
-    return {**frame, **own}, [text.replace("kernels", "copies") for text in remarks]
+    return {**frame, **own}, [type(text)(text.replace("kernels", "copies")) for text in remarks]
 
 
 def _database_copies(database: SqliteTables) -> tuple[Tasks, Coded, Int64s]:

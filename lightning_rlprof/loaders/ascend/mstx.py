@@ -11,11 +11,12 @@ import numpy.typing as npt
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.ascend.trace_view import STEP, FlowKind, RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
+from lightning_rlprof.loaders.host_calls import Launches, Stages, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
-from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, distinct, find, matches
+from lightning_rlprof.tables.table import Loss
 
 COLLECTIVE_DOMAIN = "communication"
 """The domain in which HCCL marks each of its operators, with a message in JSON."""
@@ -247,8 +248,8 @@ def classify_ranges(marks: Marks, window: tuple[int, str]) -> Ranges:
     times = (marks.start_ns[order], marks.end_ns[order])
     device = (marks.device_start_ns[order], marks.device_end_ns[order])
     kinds = (kind[order], np.zeros(len(order), np.int64))
-    lost = f"skipped {marks.lost} MSTX events without a name or with impossible times"
-    problems = [lost] if marks.lost else []
+    lost = Loss(f"skipped {marks.lost} MSTX events without a name or with impossible times")
+    problems: list[str] = [lost] if marks.lost else []
     ranges = Ranges(marks.thread[order], *times, name, list(texts), *kinds, *device, problems)
     return _numbered(ranges, window)
 

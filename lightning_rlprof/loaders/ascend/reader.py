@@ -13,7 +13,9 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import (
     OpenCapture,
+    TableReader,
     open_captures,
+    read_table,
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
 from lightning_rlprof.loaders.ascend.communication import COMMUNICATION, LINKS
@@ -26,13 +28,22 @@ from lightning_rlprof.loaders.ascend.sheet_tables import (
     OPERATOR_TYPES,
     STEP_TRACE,
 )
-from lightning_rlprof.loaders.ascend.table_reader import TableReader, read_table
 from lightning_rlprof.loaders.ascend.tasks import read_tasks
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, join
-from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
+from lightning_rlprof.tables.spans import (
+    NO_PARENT,
+    Counter,
+    RankNote,
+    RunWarning,
+    Spans,
+    Thread,
+    note_of,
+    warning_of,
+)
 from lightning_rlprof.tables.table import Table
 
 _MAX_RANKS = 2**20
@@ -147,7 +158,7 @@ def _tables(
 def _read_captures(path: Path) -> tuple[list[OpenCapture], list[RunWarning]]:
     """Read the ranges of all captures; an unreadable one becomes a warning, if others are read."""
     opened, remarks = open_captures(path)
-    warnings = [RunWarning(None, text) for text in remarks]
+    warnings = [warning_of(None, text, Code.CAPTURE_DOUBTFUL) for text in remarks]
     captures: list[OpenCapture] = []
     errors: list[TraceError] = []
     for each in opened:
@@ -156,13 +167,15 @@ def _read_captures(path: Path) -> tuple[list[OpenCapture], list[RunWarning]]:
             captures.append(each)
         except TraceError as error:
             errors.append(error)
-            warnings.append(RunWarning(each.rank, str(error)))
+            warnings.append(RunWarning(each.rank, str(error), Code.RANK_UNREADABLE.value))
     if not captures:
         raise errors[0]
     captures.sort(key=lambda each: (each.rank, max(each.timeline.first_ns, 0)))
     captures, copies = _without_copies(captures)
     for each in captures:
-        warnings += [RunWarning(each.rank, text) for text in each.timeline.problems]
+        warnings += [
+            warning_of(each.rank, text, Code.CAPTURE_DOUBTFUL) for text in each.timeline.problems
+        ]
     doubts = [*_overlapping_captures(captures), *_repeated_steps(captures)]
     return captures, [*warnings, *copies, *doubts]
 
@@ -181,7 +194,7 @@ def _without_copies(
         key = capture.path if timeline.first_ns == UNKNOWN else same
         if (original := first.setdefault(key, each)) is not each:
             text = f"skipped {capture.path}: a copy of {original.capture.path}"
-            warnings.append(RunWarning(each.rank, text))
+            warnings.append(RunWarning(each.rank, text, Code.CAPTURE_DOUBTFUL.value))
     return list(first.values()), warnings
 
 
@@ -204,7 +217,8 @@ def _overlapping_captures(captures: Sequence[OpenCapture]) -> list[RunWarning]:
         for rank, count in sorted(counts.items())
         if count > 1
     }
-    return [RunWarning(rank, text) for rank, text in {**overlapping, **several}.items()]
+    code = Code.CAPTURE_DOUBTFUL.value
+    return [RunWarning(rank, text, code) for rank, text in {**overlapping, **several}.items()]
 
 
 def _repeated_steps(captures: Sequence[OpenCapture]) -> list[RunWarning]:
@@ -226,7 +240,8 @@ def _repeated_steps(captures: Sequence[OpenCapture]) -> list[RunWarning]:
             found[rank] = (
                 f"step {step} is in captures far apart, and added up. Are they of one run?"
             )
-    return [RunWarning(rank, text) for rank, text in found.items()]
+    code = Code.CAPTURE_DOUBTFUL.value
+    return [RunWarning(rank, text, code) for rank, text in found.items()]
 
 
 def _first_ns(captures: Sequence[OpenCapture]) -> int:
@@ -333,7 +348,8 @@ def _notes(captures: Sequence[OpenCapture], zero_ns: int) -> Iterator[RankNote]:
         properties += [f"level {level}"] if level else []
         properties += [f"window {w}"] if (w := capture.metadata.get("rlprof_window")) else []
         when = timeline.first_ns - zero_ns if timeline.first_ns != UNKNOWN else 0
-        yield RankNote(each.rank, when, "info", f"{capture.path.name}: {', '.join(properties)}")
+        text = f"{capture.path.name}: {', '.join(properties)}"
+        yield note_of(each.rank, Code.CAPTURE_SETTINGS, text, when)
         if not timeline.ranges.has_stages:
             text = f"{capture.path.name} has no stages and no steps: MSTX was off or not used"
-            yield RankNote(each.rank, when, "warning", text)
+            yield note_of(each.rank, Code.NO_RANGES, text, when)

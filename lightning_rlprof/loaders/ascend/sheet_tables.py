@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.capture import Frame, OpenCapture, TableReader
 from lightning_rlprof.loaders.ascend.csv_sheets import (
     Convert,
     device,
@@ -16,10 +16,9 @@ from lightning_rlprof.loaders.ascend.csv_sheets import (
     whole,
 )
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, scaled
 from lightning_rlprof.tables.kernels import UNKNOWN, end_to_end
-from lightning_rlprof.tables.table import Column
+from lightning_rlprof.tables.table import Column, with_name
 
 
 class _Cell(NamedTuple):
@@ -52,7 +51,7 @@ def _sheet_table(
         }
         if "step" in frame:
             frame["step"] = opened.rl_steps(sheet.number("step"))
-        return frame, [f"{file}: {text}" for text in sheet.problems]
+        return frame, [with_name(file, text) for text in sheet.problems]
 
     return TableReader(
         tuple(cell.column for cell in cells),

@@ -27,11 +27,12 @@ from lightning_rlprof.loaders.ascend.trace_view import (
     TraceView,
 )
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, plausible
+from lightning_rlprof.loaders.host_calls import NOWHERE
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
-from lightning_rlprof.loaders.stage_attribution import NOWHERE
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, find, matches
+from lightning_rlprof.tables.table import Loss, with_name
 
 _HARDWARE = "Ascend Hardware"
 # Types of tasks that run an operator's code; the others copy, wait or signal.
@@ -168,8 +169,8 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
         device = np.where(device == UNKNOWN, np.append(traced.device, UNKNOWN)[same], device)
     codes, texts = sheet.text("name")
     lost = np.count_nonzero(~sound)
-    remarks = [f"{path.name}: {text}" for text in sheet.problems]
-    remarks += [f"{path.name}: skipped {lost} rows with impossible times"] if lost else []
+    remarks = [with_name(path.name, text) for text in sheet.problems]
+    remarks += [Loss(f"{path.name}: skipped {lost} rows with impossible times")] if lost else []
     step = sheet.number("stepid")[sound]
     columns = (device, stream, (codes[sound], texts), step, torch, cann, remarks)
     npu = {name: _rows(column, sound) for name, column in _sheet_npu(sheet).items()}
@@ -295,7 +296,7 @@ def _database_tasks(database: SqliteTables) -> Tasks:
     rows = {name: np.concatenate([part[name] for part in both]) for name in names}
     sound = by_start(rows, rows["startNs"], rows["endNs"])
     lost = len(rows["name"]) - len(sound["name"])
-    remarks = [f"skipped {lost} tasks with impossible times"] if lost else []
+    remarks: list[str] = [Loss(f"skipped {lost} tasks with impossible times")] if lost else []
     found: dict[str, Any] = {
         "op type": database.decode(sound["opType"], STRINGS),
         "input shapes": database.decode(sound["inputShapes"], STRINGS),

@@ -12,12 +12,12 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, units, whole_number
-from lightning_rlprof.loaders.chrome.byte_source import Source
 from lightning_rlprof.loaders.chrome.decoding import nanoseconds
-from lightning_rlprof.loaders.chrome.event_stream import SIZE, ChromeStream
+from lightning_rlprof.loaders.chrome.event_stream import SIZE, ChromeStream, Source
 from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.tables.table import Loss, with_name
 
 Id = int | float | str | None
 """An identifier, as traces have it: 7, "937", "Group 0 Communication", null."""
@@ -309,8 +309,8 @@ def read_trace_view(path: Path, *wanted: int) -> TraceView:
         for batch in stream:
             columns.add(batch)
     texts = [
-        (stream.lost, f"skipped {stream.lost} events that cannot be read"),
-        (columns.lost, f"skipped {columns.lost} events with impossible times"),
+        (stream.lost, Loss(f"skipped {stream.lost} events that cannot be read")),
+        (columns.lost, Loss(f"skipped {columns.lost} events with impossible times")),
     ]
     return TraceView(
         list(columns.names),
@@ -318,7 +318,7 @@ def read_trace_view(path: Path, *wanted: int) -> TraceView:
         columns.metadata,
         {kind: columns.rows(kind) for kind in wanted},
         columns.first_ns,
-        [f"{path.name}: {text}" for text in stream.problems]
+        [with_name(path.name, text) for text in stream.problems]
         + [text for count, text in texts if count],
         stream.complete,
     )

@@ -12,10 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.clocks.clock_alignment import CLOCK_COLUMNS, ClockRow, wall_clocks
+from lightning_rlprof.loaders.clocks.clock_alignment import (
+    CLOCK_COLUMNS,
+    ClockRow,
+    moved,
+    shift_cells,
+    wall_clocks,
+)
 from lightning_rlprof.loaders.clocks.clock_fit import Clock, from_collectives, solve
-from lightning_rlprof.loaders.clocks.shifted_tables import moved, shift_cells
 from lightning_rlprof.loaders.rank_names import as_ranges
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import RunWarning, Spans
@@ -239,9 +245,10 @@ def _doubts(spans: Spans, rows: Sequence[ClockRow]) -> list[RunWarning]:
     if not all(row.host for row in left):
         ranks = as_ranges(row.rank for row in left if not row.host)
         text = f"hosts of ranks {ranks} are unknown and clocks are unsynchronized: between ranks"
-        return [RunWarning(None, f"{text}, times may be off by milliseconds")]
+        text += ", times may be off by milliseconds"
+        return [RunWarning(None, text, Code.CLOCKS_DOUBTFUL.value)]
     text = f"clocks of {clocks} hosts are unsynchronized: between hosts, times may be off by ms"
-    return [RunWarning(None, text)]
+    return [RunWarning(None, text, Code.CLOCKS_DOUBTFUL.value)]
 
 
 def _solved(spans: Spans, rows: Sequence[ClockRow]) -> dict[int, _Solved]:

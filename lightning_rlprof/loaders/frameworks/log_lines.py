@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import (
     FATES,
     FORMAT,
@@ -234,7 +235,7 @@ def rank_trace(
         head,
         lines,
         samples=[*samples],
-        notes=[Note(0, level, said) for level, said in notes],
+        notes=[Note(0, level, said, Code.OF_LOG.value) for level, said in notes],
         status="finished",
         lost_lines=lost,
     )

@@ -35,10 +35,11 @@ from lightning_rlprof.loaders.kineto.tables import (
 )
 from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace, ident, read_trace, told
 from lightning_rlprof.loaders.rank_names import labels_of_verl
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPORT, FORMAT, Header
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import Kernels
-from lightning_rlprof.tables.spans import NO_PARENT, RunWarning, Spans, Thread
+from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread, warning_of
 from lightning_rlprof.tables.table import Table
 
 MOST_RANKS = 2**20  # more than any job has: a number from here on is damage
@@ -102,18 +103,20 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
     """
     trace = read_trace(path, every=every)
     header = _header(trace)
-    rank, problems = header.rank, list(trace.problems)
+    rank = header.rank
+    problems = [(text, Code.TRACE_DOUBTFUL) for text in trace.problems]
     if not trace.unix_ns:
-        problems.append("recording time unknown: no base time in the trace")
+        text = "recording time unknown: no base time in the trace"
+        problems.append((text, Code.TIME_UNKNOWN))
     elif "baseTimeNanoseconds" not in trace.top:
         text = "no base time in the trace; its times count from 1970, as before torch 2.3"
-        problems.append(text)
+        problems.append((text, Code.TRACE_DOUBTFUL))
     return Spans(
         path,
         **_columns(trace, rank),
         headers={rank: header},
         statuses={rank: "finished" if trace.complete else None},
-        warnings=tuple(RunWarning(rank, text) for text in problems),
+        warnings=tuple(warning_of(rank, text, code) for text, code in problems),
         unix_ns=trace.unix_ns,
         tables={name: partial(read, trace, rank) for name, read in _readers(trace)},
     )

@@ -18,8 +18,10 @@ from lightning_rlprof.loaders.host_calls import (
     CALL_KINDS,
     MODULE,
     NUMBERED,
+    Launches,
     Nesting,
     forwards,
+    stages_at,
 )
 from lightning_rlprof.loaders.kineto.event_kinds import (
     COLLECTIVE,
@@ -33,9 +35,7 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     PYTHON,
     SHAPES,
 )
-from lightning_rlprof.loaders.kineto.launches import place
-from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace
-from lightning_rlprof.loaders.stage_attribution import Launches, stages_at
+from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace, place
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import (
     COLUMNS,
@@ -46,7 +46,7 @@ from lightning_rlprof.tables.kernels import (
     kernel_columns,
     known,
 )
-from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
+from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table, noted
 
 _UNREAD = "no readable kernels: some events are damaged or lost"
 _KERNEL_NUMBERS = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
@@ -59,7 +59,7 @@ def kernels_table(trace: KinetoTrace, rank: int) -> Table:
     def read(low: int, high: int) -> ColumnRows:
         return ColumnRows(kernel_columns(kernels_of(trace, rank, rows, low, high)))
 
-    return Table("kernels", COLUMNS, PartRows(len(rows), read), "; ".join(remarks))
+    return Table("kernels", COLUMNS, PartRows(len(rows), read), **noted(remarks))
 
 
 def kernel_rows(trace: KinetoTrace) -> tuple[Grown, list[str]]:
@@ -169,7 +169,7 @@ def _table_in_parts(
     def read(low: int, high: int) -> ColumnRows:
         return ColumnRows(cells(rows.rows(low, high)))
 
-    return Table(name, columns, PartRows(len(rows), read), "; ".join(losses))
+    return Table(name, columns, PartRows(len(rows), read), **noted(losses))
 
 
 def _device(label: str) -> int:
@@ -205,7 +205,7 @@ def shape_table(trace: KinetoTrace, rank: int) -> Table:
         rows.add({name: column[told] for name, column in block.items()})
     losses = trace.losses(SHAPES)
     if not len(rows):
-        return Table("shapes", _SHAPE_COLUMNS, note="; ".join(losses), abstained=_NO_SHAPES)
+        return Table("shapes", _SHAPE_COLUMNS, abstained=_NO_SHAPES, **noted(losses))
     names, idents = list(trace.columns.names), trace.idents
 
     def cells(part: Columns) -> list[Any]:
@@ -261,8 +261,8 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
         ]
         return ColumnRows(cells)
 
-    note = "; ".join(trace.losses(*_SOURCES))
-    return Table("calls", CALL_COLUMNS, PartRows(len(rows), read), note)
+    losses = trace.losses(*_SOURCES)
+    return Table("calls", CALL_COLUMNS, PartRows(len(rows), read), **noted(losses))
 
 
 def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
@@ -412,8 +412,8 @@ def copy_table(trace: KinetoTrace, rank: int) -> Table:
     ]
     last = [known(rows[name]) for name in ("call_ns", "thread", "graph")]
     cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows), *last]
-    note = "; ".join([*trace.losses(COPY), *remarks])
-    return Table("memcpy", _COPY_COLUMNS, ColumnRows(cells), note)
+    said = noted([*trace.losses(COPY), *remarks])
+    return Table("memcpy", _COPY_COLUMNS, ColumnRows(cells), **said)
 
 
 def collective_table(trace: KinetoTrace, rank: int) -> Table:
@@ -439,8 +439,8 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
         distinct(rows["type"], names),
     ]
     cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows)]
-    note = "; ".join([*trace.losses(COLLECTIVE, PARAMETERS), *remarks])
-    return Table("collectives", _COLLECTIVE_COLUMNS, ColumnRows(cells), note)
+    said = noted([*trace.losses(COLLECTIVE, PARAMETERS), *remarks])
+    return Table("collectives", _COLLECTIVE_COLUMNS, ColumnRows(cells), **said)
 
 
 def _first_cells(rows: _Rows, rank: int) -> list[Any]:

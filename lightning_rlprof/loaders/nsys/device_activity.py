@@ -9,10 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.loaders.nsys.export import STRINGS, Export
-from lightning_rlprof.loaders.nsys.nvtx_ranges import Ranges, pid_of, possible, process_of
+from lightning_rlprof.loaders.host_calls import NOWHERE, Found, Launches, stages_at
+from lightning_rlprof.loaders.nsys.export import (
+    STRINGS,
+    Export,
+    Ranges,
+    pid_of,
+    possible,
+    process_of,
+)
 from lightning_rlprof.loaders.sqlite_tables import coded
-from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.kernels import (
@@ -25,7 +31,7 @@ from lightning_rlprof.tables.kernels import (
     kernel_table,
     known,
 )
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 """The table of kernels in the export."""
@@ -100,7 +106,7 @@ class Device:
             found["gpu_metrics"] = self.metrics
         return found
 
-    def kernels(self) -> tuple[Kernels, str]:
+    def kernels(self) -> tuple[Kernels, list[str]]:
         """Return the kernels by rank and start, and what must be known about them."""
         rows = self._rows((KERNELS,), "demangledName", "shortName", *_GRAPHS)
         columns, found = rows.columns, rows.found
@@ -120,7 +126,7 @@ class Device:
             rows.call_ns,
             _thread(rows),
             self._replays(rows),
-        ), "; ".join([*rows.remarks, *self._graphs(columns)])
+        ), [*rows.remarks, *self._graphs(columns)]
 
     def copies(self) -> Table:
         """Return one row per copy between memories and per memset."""
@@ -163,8 +169,9 @@ class Device:
             Column("value", "number"): value[sound],
         }
         lost = np.count_nonzero(~sound)
-        note = f"{lost} samples are left out: they have no time or no value" if lost else ""
-        return Table("gpu_metrics", tuple(cells), ColumnRows(list(cells.values())), note=note)
+        text = Loss(f"{lost} samples are left out: they have no time or no value")
+        said = noted([text] if lost else [])
+        return Table("gpu_metrics", tuple(cells), ColumnRows(list(cells.values())), **said)
 
     def _table(
         self, name: str, rows: _Rows, middle: Mapping[Column, Any], last: Mapping[Column, Any]
@@ -181,8 +188,8 @@ class Device:
             Column("step", "count"): known(rows.found.step, nothing=0),
             **last,
         }
-        note = "; ".join(rows.remarks)
-        return Table(name, tuple(cells), ColumnRows(list(cells.values())), note=note)
+        said = noted(rows.remarks)
+        return Table(name, tuple(cells), ColumnRows(list(cells.values())), **said)
 
     def _rows(self, tables: Sequence[str], *more: str) -> _Rows:
         columns, rank, lost = self._sound_rows(tables, *more)
@@ -292,8 +299,8 @@ def _pairs(first: Int64s, second: Int64s) -> Int64s:
 
 
 def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
-    return _counted(
-        (lost, "rows are left out: their times or their process are invalid"),
+    losses = _counted((lost, "rows are left out: their times or their process are invalid"))
+    doubts = _counted(
         (
             np.count_nonzero(launches.time_ns == UNKNOWN),
             "launches were not recorded: their stage, step and range are unknown",
@@ -304,6 +311,7 @@ def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
             "stage of the training thread",
         ),
     )
+    return [*map(Loss, losses), *doubts]
 
 
 def _counted(*texts: tuple[Any, str]) -> list[str]:

@@ -10,22 +10,32 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.loaders.nsys.device_activity import ACTIVITIES, KERNELS, Device
-from lightning_rlprof.loaders.nsys.export import STRINGS, Export, open_export
-from lightning_rlprof.loaders.nsys.nvtx_ranges import (
+from lightning_rlprof.loaders.nsys.export import (
     LARGEST,
+    STRINGS,
+    Export,
     Ranges,
+    open_export,
     pid_of,
     process_of,
     read_ranges,
 )
 from lightning_rlprof.loaders.rank_names import rank_in_name
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import Kernels
-from lightning_rlprof.tables.spans import NO_PARENT, RankNote, RunWarning, Spans, Thread
+from lightning_rlprof.tables.spans import (
+    NO_PARENT,
+    RankNote,
+    RunWarning,
+    Spans,
+    Thread,
+    note_of,
+    warning_of,
+)
 
-GUESSED = "ranks are guessed"
 """How the problem begins of a report that does not say whose it is."""
 
 _LARGEST_CLOCK = 2**62
@@ -86,7 +96,10 @@ def read_nsys(path: Path, rank: int | None = None) -> Spans:
         headers=_headers(report, ranks, path.stem),
         statuses=dict.fromkeys(sorted(set(ranks.values())), "finished"),
         notes=tuple(_notes(report, ranks, tables)),
-        warnings=tuple(RunWarning(None, text) for text in [*report.problems, *problems]),
+        warnings=(
+            *(warning_of(None, text, Code.TRACE_DOUBTFUL) for text in report.problems),
+            *problems,
+        ),
         unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
         tables=tables,
     )
@@ -104,8 +117,8 @@ def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
     """
     report = _read(path)
     ranks = {process: report.ranges.ranks.get(process, -1) for process in report.processes}
-    kernels, remark = Device(report.export, report.ranges, ranks, 0).kernels()
-    return kernels, report.unix_ns or 0, [*report.problems, *([remark] if remark else [])]
+    kernels, remarks = Device(report.export, report.ranges, ranks, 0).kernels()
+    return kernels, report.unix_ns or 0, [*report.problems, *remarks]
 
 
 def _read(path: Path) -> _Report:
@@ -140,26 +153,31 @@ def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
     return unix_ns
 
 
-def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[str]]:
+def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[RunWarning]]:
     """Return the rank of each process by globalPid, and what is doubtful about that."""
-    ranks, problems = dict(report.ranges.ranks), []
+    ranks, problems = dict(report.ranges.ranks), list[RunWarning]()
     others = [each for each in report.processes if each not in ranks]
     if named is not None:
         ranks |= dict.fromkeys(others, named)
     elif others:
         free = max(ranks.values(), default=-1) + 1
         ranks |= {each: free + at for at, each in enumerate(others)}
-        problems = [
-            f"{GUESSED}, counting from {free}, because no mark contains them: "
+        text = (
+            f"ranks are guessed, counting from {free}, because no mark contains them: "
             f"processes {_some(others)}"
-        ]
+        )
+        problems.append(RunWarning(None, text, Code.RANKS_GUESSED.value))
     of_rank = defaultdict[int, list[int]](list)
     for process in report.processes:
         if process in report.launching:
             of_rank[ranks[process]].append(process)
     return ranks, problems + [
-        f"processes {_some(own)} all launched kernels and count as one rank, {rank}, by the "
-        "file name or by their marks"
+        RunWarning(
+            None,
+            f"processes {_some(own)} all launched kernels and count as one rank, {rank}, by the "
+            "file name or by their marks",
+            Code.RANKS_JOINED.value,
+        )
         for rank, own in sorted(of_rank.items())
         if len(own) > 1
     ]
@@ -221,14 +239,15 @@ def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Ite
     }
     for process in report.processes:
         rank, name = ranks[process], called.get(process, "without a name")
-        yield RankNote(rank, 0, "info", f"process {pid_of(process)} ({name}) is rank {rank}")
+        text = f"process {pid_of(process)} ({name}) is rank {rank}"
+        yield note_of(rank, Code.RANK_OF_PROCESS, text, pid=pid_of(process))
     if not report.export.has(KERNELS):
         why = "only copies" if "memcpy" in tables else "CUDA was not traced or not used"
         if "kernels" in tables:
             why = "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
-        yield RankNote(None, 0, "warning", f"no kernels: {why}")
+        yield note_of(None, Code.NO_KERNELS, f"no kernels: {why}")
     if not len(report.ranges.start_ns):
-        yield RankNote(None, 0, "warning", "no NVTX ranges: NVTX was not traced or not used")
+        yield note_of(None, Code.NO_RANGES, "no NVTX ranges: NVTX was not traced or not used")
 
 
 def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lightning_rlprof.errors import TraceError, described
-from lightning_rlprof.loaders.formats import identify
+from lightning_rlprof.loaders.discovery import identify
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.rank_names import as_ranges, rank_in_name

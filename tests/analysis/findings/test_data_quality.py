@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS, OVER_BUDGET
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
 from tests.builders.device_trace import Feed, feed, traced
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play
@@ -88,8 +88,8 @@ def test_steps_that_no_rank_has_are_a_warning_where_all_were_to_be_recorded(span
 
 @pytest.mark.parametrize("name", ["kernels", "memcpy", "collectives"])
 def test_rows_that_a_tool_lost_are_a_warning(name: str, spans: Spans) -> None:
-    note = "3 are fine; 1721 rows are left out: their times are wrong"
-    table = replace(kernels([None], note), name=name)
+    said = noted(["3 are fine", Loss("1721 rows are left out: their times are wrong")])
+    table = replace(kernels([None]), name=name, **said)
     found = checks(replace(spans, tables={name: lambda: table}))["dropped events"]
     assert found == ("warn", f"{name}: 1721 rows are left out: their times are wrong")
 

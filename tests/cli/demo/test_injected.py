@@ -23,7 +23,7 @@ from lightning_rlprof.cli.demo.caught import caught, fault_step
 from lightning_rlprof.cli.demo.injected import InjectedResult, run_injected_demo
 from lightning_rlprof.cli.demo.options import INJECTIONS, DemoOptions
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.loaders.hang_evidence import hang_evidence
+from lightning_rlprof.loaders.live_run import hang_evidence
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, grpo_rows, header, write_rank

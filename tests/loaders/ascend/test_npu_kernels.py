@@ -9,7 +9,7 @@ import pytest
 
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.operator_work import FORMULAS
-from lightning_rlprof.loaders.ascend.matmul_kernels import _KINDS
+from lightning_rlprof.loaders.ascend.host_calls import _KINDS
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_directory

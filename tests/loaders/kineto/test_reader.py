@@ -197,7 +197,7 @@ def test_without_a_base_time_the_wall_clock_is_not_known(base: Any, tmp_path: Pa
 
     assert spans.unix_ns == 0
     text = "recording time unknown: no base time in the trace"
-    assert spans.warnings == (RunWarning(0, text),)
+    assert spans.warnings == (RunWarning(0, text, "time-unknown"),)
 
 
 NO_TRACES = [b"", b"{}", b"[]", b"SQLite format 3\0", b'{"format": 1}\n["span"]', b"\x1f\x8b\x08"]

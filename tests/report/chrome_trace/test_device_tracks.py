@@ -36,7 +36,7 @@ def _kernels(*rows: tuple[Any, ...]) -> Table:
     stage, around = (np.zeros(len(rows), np.int64), ["actor_update"]), names
     step = np.full(len(rows), 3)
     columns = (rank, device, stream, names, start, end, stage, step, around, launch)
-    return kernel_table(Kernels(*columns), note="3 launches were not recorded")
+    return kernel_table(Kernels(*columns), ["3 launches were not recorded"])
 
 
 def _spans(**tables: Any) -> Spans:

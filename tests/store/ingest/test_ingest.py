@@ -200,7 +200,7 @@ def test_a_process_that_is_killed_costs_its_file_alone(
 
 
 DEADLY = """
-import lightning_rlprof.loaders.chrome.byte_source as source, os, signal
+import lightning_rlprof.loaders.chrome.event_stream as source, os, signal
 class Deadly(source.Source):
     def __init__(self, path, *rest):
         if "rank1" in str(path):

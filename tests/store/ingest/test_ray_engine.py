@@ -27,7 +27,7 @@ needs_ray = [
 DEADLY = """
 import os, signal
 if os.environ.get("RLPROF_TEST_MARKER"):
-    import lightning_rlprof.loaders.chrome.byte_source as source
+    import lightning_rlprof.loaders.chrome.event_stream as source
     class Deadly(source.Source):
         def __init__(self, path, *rest):
             marker = os.environ["RLPROF_TEST_MARKER"]

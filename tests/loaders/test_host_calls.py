@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, Stages, stages_at
+from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS
 
 Range = tuple[int, int, str, int, int, int, int]  # process, thread, kind, name, step, start, end

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from lightning_rlprof.loaders.chrome.decoding import LARGEST_TIME, MISSING, Event
-from lightning_rlprof.loaders.kineto import event_columns
-from lightning_rlprof.loaders.kineto.event_columns import ChromeColumns
+from lightning_rlprof.loaders.kineto import event_kinds
 from lightning_rlprof.loaders.kineto.event_kinds import (
     ANNOTATION,
     COLLECTIVE,
@@ -19,6 +18,7 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     LAUNCH,
     OPERATOR,
     PYTHON,
+    ChromeColumns,
 )
 
 DECODE = msgspec.json.Decoder(list[Event]).decode
@@ -169,7 +169,7 @@ def test_threads_get_their_names() -> None:
 
 
 def test_threads_beyond_the_bound_are_taken_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_columns, "MOST_LANES", 3)
+    monkeypatch.setattr(event_kinds, "MOST_LANES", 3)
     columns = columns_of(*(kernel(tid=tid) for tid in (1, 2, 3, 4, 5, 1)))
 
     assert columns.lanes.merged == 2

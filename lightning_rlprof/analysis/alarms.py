@@ -1,0 +1,164 @@
+"""What deserves attention now in a run that is being written: hangs, silence, CPUs, notes.
+
+Alarms have a code and facts; the text is made where they are shown.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.findings.cpu_contention import CPU_WAIT
+from lightning_rlprof.analysis.steps.step_selection import counted
+from lightning_rlprof.records.hang_reports import HangReport
+from lightning_rlprof.records.records import Note
+from lightning_rlprof.tables.spans import Spans
+
+QUIET_STEPS = 5
+"""A rank is an alarm if it writes nothing for as long as this number of its steps."""
+
+_LEAST_QUIET_S = 10.0
+_LEAST_HANG_S = 1.0  # less, if a rank that runs reports because another one hangs
+_CPU_WAIT_SHARE = 0.05  # of the step: the limit of the problem "Training threads wait for a CPU"
+_SHARE_PERCENT = 5.0  # of the time: the limit of the problems of quota, memory and disk
+_CPU_PRESSURE_PERCENT = 80.0  # a choice: some thread waits nearly always, as on a full machine
+_SWAP_BYTES_PER_S = 1e6  # the limit of the problem "Memory of the host is short"
+
+UNUSUAL: Mapping[str, float] = {
+    "cpu_pressure_percent": _CPU_PRESSURE_PERCENT,
+    "cpu_throttled_percent": _SHARE_PERCENT,
+    "memory_full_pressure_percent": _SHARE_PERCENT,
+    "io_full_pressure_percent": _SHARE_PERCENT,
+    "swap_in_bytes_per_s": _SWAP_BYTES_PER_S,
+    "swap_out_bytes_per_s": _SWAP_BYTES_PER_S,
+    "device_power_throttled": 1.0,
+    "device_thermal_throttled": 1.0,
+    "device_hardware_slowdown": 1.0,
+}
+"""Background metrics that are unusual from a value on. The limits are those of the problems that
+`rlprof findings` reports from the same metrics; other metrics have no value that is unusual by
+itself."""
+
+Code = Literal["hang", "ended", "quiet", "unreadable", "cpu-wait", "cpu-pressure", "note"]
+"""What an alarm is about."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What is known of a rank while it records.
+
+    Attributes:
+        rank: Its number.
+        status: How it ended, None while it records.
+        last_step: The last step that has ended.
+        step_ns: The usual time of its steps, None before the first.
+        quiet_s: For how long it has written nothing.
+        notes: Its warnings and errors, by time.
+        metrics: The last values of background metrics.
+    """
+
+    rank: int
+    status: str | None = None
+    last_step: int = 0
+    step_ns: float | None = None
+    quiet_s: float = 0.0
+    notes: Sequence[Note] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Alarm(NamedTuple):
+    """Something that deserves attention.
+
+    Attributes:
+        level: ``error`` or ``warning``.
+        code: What it is about.
+        ranks: Where, ascending.
+        facts: What the code needs to be told: ``{"step": 8}``.
+    """
+
+    level: str
+    code: Code
+    ranks: tuple[int, ...]
+    facts: Mapping[str, int | float | str]
+
+
+def alarms(
+    ranks: Iterable[RankState],
+    spans: Spans | None = None,
+    hangs: Mapping[int, HangReport] | None = None,
+    problems: Mapping[int, str] | None = None,
+) -> list[Alarm]:
+    """Return all alarms: ranks that do not go on, then CPUs, then what ranks noted.
+
+    Args:
+        ranks: All that have written.
+        spans: Their last steps.
+        hangs: The last report of each rank that made no progress.
+        problems: Why files of ranks cannot be read.
+    """
+    known = {each.rank: each for each in ranks}
+    found = _Grouped()
+    for rank, text in (problems or {}).items():
+        found.add("error", "unreadable", rank, text=text)
+    for hang in (hangs or {}).values():
+        own = known.get(hang.rank)
+        is_quiet = hang.cause != "recovered" and hang.quiet_s >= _LEAST_HANG_S
+        if own is not None and own.status is None and is_quiet:
+            facts = {"seconds": round(hang.quiet_s), "step": hang.step, "span": hang.last_span}
+            found.add("error", "hang", hang.rank, **facts)
+    for each in known.values():
+        if each.status not in (None, "finished"):
+            found.add("error", "ended", each.rank, status=str(each.status))
+        elif each.status is None and _is_quiet(each):
+            found.add("error", "quiet", each.rank, steps=QUIET_STEPS, step=each.last_step)
+    waits = {} if spans is None else _cpu_waits(spans)
+    for rank in [rank for rank, share in waits.items() if share >= _CPU_WAIT_SHARE]:
+        found.add("warning", "cpu-wait", rank, share=max(waits.values()))
+    for each in known.values():
+        pressure = each.metrics.get("cpu_pressure_percent", 0.0)
+        if each.status is None and pressure >= UNUSUAL["cpu_pressure_percent"]:
+            found.add("warning", "cpu-pressure", each.rank, percent=round(pressure))
+    notes = _Grouped()
+    for each in known.values():
+        for note in reversed(each.notes):
+            notes.add(note.level, "note", each.rank, text=note.text)
+    return [*found.all(), *sorted(notes.all(), key=lambda alarm: alarm.level)]  # errors first
+
+
+class _Grouped:
+    """Alarms that say the same of several ranks are one."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[object, ...], tuple[str, Code, set[int], dict[str, object]]] = {}
+
+    def add(self, level: str, code: Code, rank: int, **facts: object) -> None:
+        key = (level, code, *facts.items())
+        self._found.setdefault(key, (level, code, set(), facts))[2].add(rank)
+
+    def all(self) -> list[Alarm]:
+        return [
+            Alarm(level, code, tuple(sorted(ranks)), facts)  # type: ignore[arg-type]
+            for level, code, ranks, facts in self._found.values()
+        ]
+
+
+def _is_quiet(rank: RankState) -> bool:
+    """Return whether a rank has written nothing for longer than a few of its steps."""
+    if rank.step_ns is None:
+        return False
+    return rank.quiet_s > max(QUIET_STEPS * rank.step_ns / 1e9, _LEAST_QUIET_S)
+
+
+def _cpu_waits(spans: Spans) -> dict[int, float]:
+    """Return the share of the included steps in which a rank's training thread waited for a CPU."""
+    steps = spans.rows(kind="step")
+    steps = steps[counted(spans, steps).mask]
+    rows, ns = spans.amounts(CPU_WAIT, np.int64)
+    some = np.isin(rows, steps)
+    rows, ns = rows[some], ns[some]
+    ranks, place = np.unique(spans.rank[rows], return_inverse=True)
+    waited = np.bincount(place, ns, len(ranks))
+    took = np.bincount(place, spans.duration_ns[rows], len(ranks))
+    shares = waited / np.maximum(took, 1)
+    return dict(zip(ranks.tolist(), shares.tolist(), strict=True))
