@@ -24,7 +24,6 @@ from lightning_rlprof.cli import (
     compare,
     config,
     hang,
-    init,
     nsys,
     peek,
     record,
@@ -284,13 +283,13 @@ def _group(name: str, text: str) -> typer.Typer:
 
 _BEHIND: dict[str, Any] = {"allow_interspersed_args": False}  # options of the training
 
-_add("Record", "init", init.init, json=False)
 app.command("run", cls=_Verb, rich_help_panel="Record", context_settings=_BEHIND)(record.run)
 app.command("capture", cls=_Verb, rich_help_panel="Record")(capture.capture)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", cls=_Verb, context_settings=_BEHIND)(nsys.run)
-_config = _group("config", "Check a configuration, or print its schema.")
+_config = _group("config", "Write, check or describe a configuration.")
 _config.command("check", cls=_Verb)(_with_output_options(config.check))
+_config.command("init", cls=_Verb)(_with_output_options(config.init, json=False))
 _config.command("schema", cls=_Verb)(config.schema)
 _ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
 _ascend.command("parse", cls=_Verb)(_with_output_options(ascend.parse))

@@ -1,6 +1,7 @@
-"""The verbs ``config check``, what a file will record, and ``config schema``, for editors."""
+"""The verbs of a configuration: ``config check``, ``config init`` and ``config schema``."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.completion import SAVE_PATH
 from lightning_rlprof.cli.open_run import Force, Output
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import local_path
@@ -28,6 +30,80 @@ _BROWSER = 1_800_000_000  # bytes; one of this size did not open, google/perfett
 _PARSED_BY = 20  # torch_npu's documents, of disk and of memory
 _SMALLER = "fewer steps, ranks, stages or options make it smaller"
 
+_HEAD = """\
+# Check: rlprof config check {path}
+# Use:   rlprof run --config {path} -- python train.py
+"""
+_MARKING = """
+# Methods, by dotted name from the LightningModule, and the stage that each is.
+# wrap:
+#   policy.generate: actor_generate
+#   reward.forward: compute_reward
+#   # If one method serves two stages, by whether gradients are on:
+#   policy.forward: {by_grad: {no_grad: actor_compute_log_prob, grad: actor_update}}
+#   # Names of your own stages have to be listed:
+#   drop_solved: filter_groups
+# custom_stages: [filter_groups]
+"""
+_ANY_DEVICE = f"""
+# Spans of all stages are recorded in every step. A capture records more, and costs more.
+# steps: [3]  # the first ones are warm-up
+integrated:
+  # stage: actor_update
+  # profile_ranks: [0]
+  # profile_record_shapes: true
+  # profile_with_memory: true
+  profile_save_path: {SAVE_PATH}  # runs go here
+"""
+_ON_ASCEND = f"""
+# Parse it after the training: rlprof ascend parse {SAVE_PATH}
+steps: [3]  # the first ones are warm-up
+integrated:
+  profile: true
+  mstx: true
+  profile_save_path: {SAVE_PATH}  # runs go here
+"""
+# The order in which MindSpeed-RL's documents capture on Ascend: the more a capture records of a
+# rank, the fewer stages and ranks it is taken of.
+_FROM_LIGHT_TO_DETAILED = {
+    "1-light": (
+        """
+# All stages and ranks, markers only: little data. `rlprof summary` shows the longest stage,
+# `rlprof stragglers` the slow ranks.""",
+        """\
+  stage: all
+  profile_level: level_none
+  profile_with_cpu: false
+  profile_ranks: all
+""",
+    ),
+    "2-stage": (
+        """
+# One stage of all ranks, with operators and communication. Set stage to the longest one of the
+# first file.""",
+        """\
+  stage: actor_update
+  profile_level: level1
+  profile_export_type: db
+  profile_ranks: all
+""",
+    ),
+    "3-few-ranks": (
+        """
+# The same stage in detail. Set profile_ranks to rank 0 and the slow ranks of the first two
+# files.""",
+        """\
+  stage: actor_update
+  profile_level: level1
+  profile_export_type: db
+  profile_record_shapes: true
+  profile_with_memory: true
+  profile_with_module: true
+  profile_ranks: [0]
+""",
+    ),
+}
+
 File = Annotated[
     Path,
     typer.Argument(
@@ -41,6 +117,17 @@ Overrides = Annotated[
     typer.Argument(
         metavar="[KEY=VALUE]...",
         help="Keys to lay over the file, as on Hydra's command line: trainer.profile_steps=[1,2]",
+    ),
+]
+
+Target = Annotated[
+    Path, typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="File to write")
+]
+Ascend = Annotated[
+    bool,
+    typer.Option(
+        "--ascend",
+        help="Write three files for an NPU, from light to detailed: markers, one stage, few ranks",
     ),
 ]
 
@@ -73,6 +160,36 @@ def check(file: File, overrides: Overrides = None) -> None:
         console.say(f"{name:{width}}  {answer}")
     if not overrides:
         console.status(f'Use it: ProfilerCallback("{file}")')
+
+
+def init(
+    output: Target = Path("rlprof.yaml"), force: Force = False, ascend: Ascend = False
+) -> None:
+    """Write a configuration to edit: the usual keys, each with an example and what it does.
+
+    With --ascend it also prints the commands that use the three files, in their order.
+
+    Example: rlprof config init -o profiler.yaml
+    """
+    texts = {output: _MARKING + _ANY_DEVICE}
+    if ascend:
+        texts = {
+            output.with_name(f"{output.stem}-{name}{output.suffix}"): (
+                _MARKING + purpose + _ON_ASCEND + keys
+            )
+            for name, (purpose, keys) in _FROM_LIGHT_TO_DETAILED.items()
+        }
+    paths = [console.destination(path, Path(), path.name, force=force) for path in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        with console.writing(path):
+            head = _HEAD.format(path=shlex.quote(str(path)))
+            path.write_text(head + text, encoding="utf-8")
+        console.wrote(path)
+    if ascend:
+        console.status("Run them in this order, and read each run before the next one:")
+        for path in paths:
+            console.say(f"  rlprof run --config {shlex.quote(str(path))} -- python train.py")
+    console.next_command("rlprof", "config", "check", paths[0])
 
 
 def schema(output: Output = None, force: Force = False) -> None:

@@ -110,7 +110,7 @@ PANELS = {
         "peek",
     ],
     "Export": ["export", "upload", "ingest"],
-    "Record": ["init", "run", "capture", "nsys", "config", "ascend"],
+    "Record": ["run", "capture", "nsys", "config", "ascend"],
 }
 
 
