@@ -1,4 +1,3 @@
-import gzip
 import json
 import re
 from collections.abc import Callable
@@ -9,7 +8,6 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.system.remote_files import size_text
-from tests.builders.runs import grpo_rows, header, write_rank
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Run = Callable[..., tuple[int, str, str]]
@@ -49,8 +47,6 @@ def test_the_block_of_mindspeed_rl_is_explained(answers: Ask) -> None:
         "spans and torch_profiler are recorded)",
         "tools on cuda": "device_time, nvtx, torch_profiler",
         "tools on npu": "device_time, npu_profiler, mstx",
-        "size per step": "unknown: no run in /data/x has such a capture. Capture one step "
-        "first, with RLPROF__STEPS=[3] RLPROF__INTEGRATED__PROFILE_RANKS=[0], and check again",
         "key integrated.profile": "integrated.profile = true",
         "key integrated.stage": 'integrated.stage = "actor_update"',
         "key integrated.mstx": "integrated.mstx = true",
@@ -264,126 +260,6 @@ def test_every_key_is_shown_with_its_value_and_without_secrets(
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=str)
 def test_every_example_is_explained(answers: Ask, path: Path) -> None:
     assert answers(path.read_text())["captures"]
-
-
-# ---- the size of what will be captured
-
-
-@pytest.fixture
-def captured(tmp_path: Path) -> Callable[..., int]:
-    """Make an earlier run of four ranks with a capture of rank 0; returns the capture's size."""
-
-    def make(events: int = 100) -> int:
-        config = ProfilerConfig.build(steps=[3], profile_save_path=str(tmp_path / "data"))
-        head = header(0, 4, config=config.masked(), run_id="old")
-        write_rank(tmp_path / "data" / "old", head, grpo_rows(9))
-        folder = tmp_path / "data" / "old" / "rank-00000" / "step-000003"
-        folder.mkdir(parents=True)
-        trace = folder / "step-000003_actor_rank0-of-4_pid1.trace.json.gz"
-        trace.write_bytes(gzip.compress(b'{"ph": "X"}' * events, 0))
-        return trace.stat().st_size
-
-    return make
-
-
-def test_the_size_comes_from_earlier_runs_times_steps_and_ranks(
-    answers: Ask, captured: Callable[..., int], tmp_path: Path
-) -> None:
-    size = captured(10_000)
-    found = answers(f"steps: [2, 5-8]\nintegrated: {{profile_save_path: {tmp_path}/data}}")
-    each, total = size_text(size), size_text(20 * size)
-    assert found["size per step"] == f"{each} per rank, about 10,000 events, 110.0 kB unpacked"
-    assert found["size from"] == "1 capture of old, if model and batch are the same"
-    assert found["size in total"] == f"4 ranks x 5 steps: {total}"
-    assert "size warning" not in found
-    found = answers(f"steps: all\nranks: [1]\nintegrated: {{profile_save_path: {tmp_path}/data}}")
-    assert found["size in total"] == f"no limit: steps is all; a step of 1 rank: {each}"
-
-
-def test_more_than_the_free_disk_is_a_warning(
-    answers: Ask, captured: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = captured()
-    free = SimpleNamespace(free=size * 8 - 1)
-    monkeypatch.setattr("lightning_rlprof.cli.config.shutil.disk_usage", lambda place: free)
-    text = f"steps: [1, 2]\nintegrated: {{profile_save_path: {tmp_path}/data}}"
-    assert answers(text)["size warning"] == (
-        f"{size_text(8 * size)} exceed the {size_text(size * 8 - 1)} free in {tmp_path}/data; "
-        "fewer steps, ranks, stages or options make it smaller"
-    )
-    free.free += 1
-    assert "size warning" not in answers(text)
-
-
-def test_what_parsing_an_ascend_capture_needs_is_a_warning(
-    answers: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = f"steps: [3]\nintegrated: {{profile_save_path: {tmp_path}/data}}"
-    config = ProfilerConfig.build(steps=[3], profile_save_path=str(tmp_path / "data"))
-    head = header(config=config.masked(), device="npu")
-    write_rank(tmp_path / "data" / "old", head, grpo_rows(9))
-    folder = tmp_path / "data" / "old" / "rank-00000" / "step-000003" / "h_1_ascend_pt" / "PROF_1"
-    folder.mkdir(parents=True)
-    (folder / "raw").write_bytes(bytes(1000))
-    free = SimpleNamespace(free=20_000)
-    monkeypatch.setattr("lightning_rlprof.cli.config.shutil.disk_usage", lambda place: free)
-    assert answers(text)["size per step"] == "1.0 kB per rank"
-    assert "size warning" not in answers(text)
-    free.free -= 1
-    assert "parsing one capture may take 20 times its raw data" in answers(text)["size warning"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "warning"),
-    [
-        ("_LARGE", "take long to copy and to read"),
-        ("_BROWSER", "ui.perfetto.dev may not open a trace of 1.1 kB"),
-    ],
-)
-def test_what_is_large_is_a_warning(
-    answers: Ask,
-    captured: Callable[..., int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    limit: str,
-    warning: str,
-) -> None:
-    captured()
-    monkeypatch.setattr(f"lightning_rlprof.cli.config.{limit}", 10)
-    found = answers(f"steps: [1]\nintegrated: {{profile_save_path: {tmp_path}/data}}")
-    assert warning in found["size warning"]
-
-
-def test_a_capture_that_would_end_early_is_a_warning(
-    answers: Ask, captured: Callable[..., int], tmp_path: Path
-) -> None:
-    captured()
-    block = f"integrated: {{profile_save_path: {tmp_path}/data}}\n"
-    text = (
-        f"{block}steps: [1-3]\nprofile_continuous_steps: true\ntorch_profiler: {{max_events: 250}}"
-    )
-    assert "captures end early at torch_profiler.max_events=250" in answers(text)["size warning"]
-    assert "size warning" not in answers(text.replace("250", "300"))  # of three joined steps
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["steps: [1]", "ranks: [3]\nsteps: all", "all_ranks: true\nsteps: [1]", "roles: {actor: {}}"],
-)
-def test_the_way_to_a_first_capture_is_a_valid_configuration(
-    answers: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    text += f"\nintegrated: {{profile: true, profile_save_path: {tmp_path}/data}}"
-    said = answers(text)["size per step"]
-    for word in said.partition("with ")[2].partition(",")[0].split():
-        monkeypatch.setenv(*word.split("="))
-    found = answers(text)
-    assert (found["steps"], found.get("ranks", "0")) == ("3", "0")
-
-
-def test_without_files_there_is_no_size(answers: Ask) -> None:
-    assert "size per step" not in answers("tools: [nvtx]")
-    assert "size per step" not in answers("steps: []")
 
 
 # ---- config init
