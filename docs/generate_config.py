@@ -10,7 +10,6 @@ from config_prose import EXAMPLES, HEAD, SPELLED
 
 from lightning_rlprof.config.blocks import (
     BudgetConfig,
-    FinishConfig,
     IntegratedConfig,
     MemoryConfig,
     NpuConfig,
@@ -43,7 +42,6 @@ SECTIONS: tuple[tuple[str, str, type[Section]], ...] = (
     ("`npu`", "npu.", NpuConfig),
     ("`memory`", "memory.", MemoryConfig),
     ("`budget`", "budget.", BudgetConfig),
-    ("`on_finish`", "on_finish.", FinishConfig),
     ("`parallel`", "parallel.", ParallelConfig),
 )
 

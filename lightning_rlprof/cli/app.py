@@ -195,8 +195,6 @@ rlprof run and rlprof nsys run return the exit code of the training.""",
 RLPROF=1            record every Lightning training of a process, without code changes
 RLPROF_CONFIG       config file that RLPROF=1 uses
 RLPROF__KEY         override one key, for example RLPROF__STEPS='[3, 5]'
-RLPROF_RUN          run of an on_finish command (rlprof sets it)
-RLPROF_RANK         rank of an on_finish command (rlprof sets it)
 NO_COLOR            print without colors
 COLUMNS             width of tables""",
 }

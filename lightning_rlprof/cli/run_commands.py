@@ -1,6 +1,5 @@
 """The verbs around whole runs: summary, report, open, export, sql, ingest, upload."""
 
-import os
 import re
 import shlex
 import sys
@@ -544,17 +543,15 @@ def _print_outcomes(table: "Table") -> None:
 
 UploadRun = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="Run directory; on_finish commands leave it out"),
+    typer.Argument(metavar="RUN", help="Run directory"),
 ]
 UploadUrl = Annotated[
-    str | None,
+    str,
     typer.Argument(metavar="URL", help="Parent of the uploaded run, such as s3://bucket/runs"),
 ]
 UploadRank = Annotated[
     int | None,
-    typer.Option(
-        min=0, metavar="N", envvar="RLPROF_RANK", show_envvar=False, help="Upload only this rank"
-    ),
+    typer.Option(min=0, metavar="N", help="Upload only this rank"),
 ]
 IncludeUnfinished = Annotated[
     bool,
@@ -564,23 +561,17 @@ IncludeUnfinished = Annotated[
 
 def upload(
     run: UploadRun,
-    url: UploadUrl = None,
+    url: UploadUrl,
     rank: UploadRank = None,
     include_unfinished: IncludeUnfinished = False,
 ) -> None:
     """Upload a finished run to S3, GCS, HDFS or any fsspec store. Resumes if interrupted.
 
     Example: rlprof upload profiler_data/my-run s3://bucket/runs
-
-    An on_finish command sets RLPROF_RUN and RLPROF_RANK: rlprof upload URL
     """
     from lightning_rlprof.records.upload import upload as upload_run
     from lightning_rlprof.system.remote_files import size_text
 
-    if url is None:
-        run, url = os.environ.get("RLPROF_RUN", ""), run
-        if not run:
-            raise RlprofError("missing argument URL", hint="Usage: rlprof upload RUN URL")
     folder = local_path(run)
     done = upload_run(folder, url, rank, crashed=include_unfinished)
     target = f"{str(place(url)).rstrip('/')}/{folder.resolve().name}"

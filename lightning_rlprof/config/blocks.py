@@ -23,7 +23,6 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_
 from lightning_rlprof.config.stage_names import StageChoice
 from lightning_rlprof.config.validation import (
     AllOrRanks,
-    Command,
     NotNegative,
     Positive,
     RankList,
@@ -46,7 +45,7 @@ def _path(value: Any) -> Any:
         raise refused("is OmegaConf's marker for a missing value: give a directory", value)
     path = fspath(value) if isinstance(value, PathLike) else value
     if isinstance(path, str) and "://" in path:
-        raise refused("is a URL: give a directory, and upload the run with on_finish", value)
+        raise refused("is a URL: give a directory, and upload the run afterwards", value)
     return expanduser(path) if isinstance(path, str) else path
 
 
@@ -438,42 +437,6 @@ class BudgetConfig(Section):
             "memory, and written at the end. null: no limit."
         ),
     )
-
-
-class FinishConfig(Section):
-    """A command that runs once when a run's files are complete.
-
-    It is started without a shell, off the training thread. Its environment holds RLPROF_RUN (the
-    run directory), RLPROF_TOOL, RLPROF_RANK, RLPROF_PID and RLPROF_ROLE, and the same by the names
-    of verl's hooks, VERL_PROFILE_SAVE_PATH and so on.
-    """
-
-    command: Command = Field(
-        default=None,
-        repr=False,
-        description=(
-            "Program and arguments, as a list or as one line without shell syntax (in verl: "
-            "`finish_hook_cmd`)."
-        ),
-    )
-    timeout_s: Positive = Field(
-        default=600.0,
-        description="Seconds after which the command and its child processes are stopped.",
-    )
-    all_ranks: bool = Field(default=False, description="Run the command on every rank.")
-    ranks: RankList | None = Field(
-        default=None,
-        description=(
-            "Ranks that run the command, captured or not; an empty list means none. Unset: the "
-            "captured ranks, or rank 0 if nothing is captured."
-        ),
-    )
-
-    @model_validator(mode="after")
-    def _agrees(self) -> "FinishConfig":
-        if self.all_ranks and self.ranks is not None:
-            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
-        return self
 
 
 class ParallelConfig(Section):

@@ -24,7 +24,6 @@ from pydantic import (
 
 from lightning_rlprof.config.blocks import (
     BudgetConfig,
-    FinishConfig,
     IntegratedConfig,
     MemoryConfig,
     NpuConfig,
@@ -50,7 +49,6 @@ from lightning_rlprof.config.validation import (
     Section,
     Steps,
     explain,
-    masked,
     near,
     refused,
 )
@@ -85,7 +83,6 @@ _BLOCKS: dict[str, type[Section]] = {
     "npu": NpuConfig,
     "memory": MemoryConfig,
     "budget": BudgetConfig,
-    "on_finish": FinishConfig,
 }
 
 
@@ -295,10 +292,6 @@ class Options(Section):
     )
     budget: BudgetConfig = Field(
         default_factory=BudgetConfig, description="Limits of the file of one rank."
-    )
-    on_finish: FinishConfig = Field(
-        default_factory=FinishConfig,
-        description="Command to run when the files of the run are complete.",
     )
 
     @classmethod
@@ -603,14 +596,7 @@ class ProfilerConfig(Options):
         return ranks == "all" or rank in ranks
 
     def wants_finish(self, rank: int) -> bool:
-        """Whether ``on_finish`` runs on a rank.
-
-        That is a rank chosen for it, captured or not; else a captured one; else, where captures are
-        off for every role, rank 0.
-        """
-        hook = self.on_finish
-        if hook.all_ranks or hook.ranks is not None:
-            return hook.all_ranks or rank in (hook.ranks or [])
+        """Whether ``on_finish`` is called on a rank: a captured one, or rank 0 if none is."""
         return self.wants_rank(rank) if self.integrated.profile else rank == 0
 
     def wants_step(self, step: int) -> bool:
@@ -635,8 +621,7 @@ class ProfilerConfig(Options):
                 as ``parallel`` says.
         """
         self.parallel.check_world(world_size)
-        chosen = self._ranks() if self.captures else {}
-        for key, ranks in {**chosen, "on_finish.ranks": self.on_finish.ranks or []}.items():
+        for key, ranks in (self._ranks() if self.captures else {}).items():
             beyond = [rank for rank in ranks if rank >= world_size]
             if beyond:
                 raise ConfigError(
@@ -661,11 +646,9 @@ class ProfilerConfig(Options):
     def masked(self) -> dict[str, Any]:
         """Every key as JSON holds it, for files and people: without what may be secret.
 
-        These are arguments of ``on_finish.command``, values in ``env-var`` of Nsight's options, and
-        credentials in URLs.
+        These are values in ``env-var`` of Nsight's options, and credentials in URLs.
         """
         dumped = self.model_dump(mode="json")
-        dumped["on_finish"]["command"] = masked(self.on_finish.command)
         for options in (dumped["nsight"]["controller"], dumped["nsight"]["worker"]):
             if given := options.get("env-var"):
                 names = [each.partition("=")[0] for each in given.split(",")]

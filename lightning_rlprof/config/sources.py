@@ -296,8 +296,7 @@ def from_environment(
         text = environment[variable]
         origins[".".join(path)] = variable
         is_text = path[0] == "nsight" and len(path) > 2
-        what = variable if path[0] == "on_finish" else f"{variable}={text!r}"  # may hold a secret
-        nested: Any = text if is_text and text != "null" else _loaded(text, what)
+        nested: Any = text if is_text and text != "null" else _loaded(text, f"{variable}={text!r}")
         for key in reversed(path):
             nested = {key: nested}
         values = merge(values, nested)

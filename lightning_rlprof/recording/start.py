@@ -82,8 +82,7 @@ def start_session(
     if recorders is not None:
         shown["recorders"] = [*names]
     if on_finish is not None:
-        called = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
-        shown["on_finish"] = {**shown["on_finish"], "function": called}
+        shown["on_finish"] = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
     shown["model"], why_not = _model_content(config)
     header = replace(header, config=shown, open_world=open_world, step_unit=step_unit)
     header = replace(header, versions={**header.versions, **_versions(packages)})

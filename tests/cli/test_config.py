@@ -228,10 +228,6 @@ def test_what_is_no_configuration_is_unreadable_input_not_a_failed_check(
             {"nsight.worker": "A", "nsight.report_timeout_s": "nsight.report_timeout_s = 3.0"},
         ),
         (
-            "on_finish: {command: [up.sh, --token, SECRET]}",
-            {"on_finish.command": 'on_finish.command = ["up.sh", "--token", "***"]'},
-        ),
-        (
             "{roles: {a.b: {ranks: [1]}, my-role: {}}, steps: [1]}",
             {"roles.a.b": '"a.b"', "roles.my_role": '"my-role"', "steps": "[1]"},
         ),
@@ -280,10 +276,7 @@ def test_the_template_records_as_without_a_file_until_it_is_edited(
     assert (status, out) == (0, "Wrote rlprof.yaml\n")
     assert err == "next: rlprof config check rlprof.yaml\n"
     config = ProfilerConfig.build("rlprof.yaml")
-    assert (
-        config.model_dump()
-        == ProfilerConfig(integrated={"profile_save_path": "profiler_data"}).model_dump()
-    )
+    assert config == ProfilerConfig.build(profile_save_path="profiler_data")
 
 
 @pytest.mark.parametrize("name", ["rlprof.yaml", *STAGED])

@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from lightning_rlprof.config.blocks import (
-    FinishConfig,
     IntegratedConfig,
     MemoryConfig,
     NpuConfig,
@@ -132,7 +131,7 @@ def test_a_path_that_omegaconf_calls_missing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["s3://bucket/runs", "hdfs://node/runs", "file:///runs"])
 def test_a_url_is_no_path(path: str) -> None:
-    text = "is a URL: give a directory, and upload the run with on_finish"
+    text = "is a URL: give a directory, and upload the run afterwards"
     assert integrated_said(profile_save_path=path) == f"profile_save_path='{path}' {text}"
 
 
@@ -497,8 +496,6 @@ def test_defaults() -> None:
     }
     memory = {"level": None, "interval_ms": 10.0, "max_entries": 100_000, "stack_depth": 32}
     assert MemoryConfig().model_dump() == memory
-    finish = {"command": None, "timeout_s": 600.0, "all_ranks": False, "ranks": None}
-    assert FinishConfig().model_dump() == finish
 
 
 # The dotted key, what it is without being given, the text of a variable, and what it is then.
@@ -508,10 +505,6 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("torch_profiler.max_events", 20_000_000, "1000", 1000),
     ("torch_profiler.max_host_bytes", None, "1000", 1000),
     ("memory.level", None, "timeline", "timeline"),
-    ("on_finish.command", None, "upload.sh now", ["upload.sh", "now"]),
-    ("on_finish.timeout_s", 600.0, "2", 2.0),
-    ("on_finish.all_ranks", False, "true", True),
-    ("on_finish.ranks", None, "[0, 8]", [0, 8]),
     ("nsight.collect_reports", True, "false", False),
     ("nsight.reports", None, "/data/reports", "/data/reports"),
     ("nsight.report_timeout_s", 30.0, "0", 0.0),
@@ -577,28 +570,6 @@ def test_how_memory_is_watched_needs_a_level(key: str, value: float, level: str)
         (MemoryConfig, {"interval_ms": "10"}, "interval_ms='10' should be a valid number"),
         (MemoryConfig, {"max_entries": 0}, "max_entries=0 should be greater than 0"),
         (MemoryConfig, {"stack_depth": 1.5}, "stack_depth=1.5 should be a valid integer"),
-        (FinishConfig, {"cmd": "a"}, "cmd is not a key here"),
-        (FinishConfig, {"commands": "a"}, "commands is not a key here; did you mean 'command'?"),
-        (
-            FinishConfig,
-            {"command": "a | b"},
-            (
-                "command='a *** ***' holds '|', which needs a shell, and rlprof starts none: put "
-                "it into a script, or name the shell in a list,"
-            ),
-        ),
-        (FinishConfig, {"command": ["a", 1]}, "command[1]=1 should be a valid string"),
-        (FinishConfig, {"timeout": 1}, "timeout is not a key here; did you mean 'timeout_s'?"),
-        (FinishConfig, {"timeout_s": 0}, "timeout_s=0 should be greater than 0"),
-        (FinishConfig, {"timeout_s": float("inf")}, "timeout_s=inf should be a finite number"),
-        (FinishConfig, {"timeout_s": True}, "timeout_s=True should be a valid number"),
-        (FinishConfig, {"ranks": [-1]}, "ranks=[-1] holds -1; ranks count from 0"),
-        (FinishConfig, {"ranks": "0,1"}, "ranks='0,1' is not a list of ranks; write [0, 1]"),
-        (
-            FinishConfig,
-            {"all_ranks": True, "ranks": [1]},
-            "ranks=[1] contradicts all_ranks=True: give one of the two",
-        ),
     ],
 )
 def test_bad_input_names_its_key(section: Any, keys: dict[str, Any], part: str) -> None:
@@ -610,7 +581,6 @@ def test_bad_input_names_its_key(section: Any, keys: dict[str, Any], part: str) 
     [
         ("torch_profiler.schedule.actives", "active"),
         ("memory.levels", "level"),
-        ("on_finish.rank", "ranks"),
         ("nsight.colect_reports", "collect_reports"),
     ],
 )

@@ -31,7 +31,6 @@ def test_defaults() -> None:
         "npu",
         "memory",
         "budget",
-        "on_finish",
         "parallel",
     }
     assert Options().model_dump(exclude=blocks) == {
@@ -103,7 +102,6 @@ def test_defaults() -> None:
         ({"memory": {"level": "snapshot"}}, True),
         ({"memory": {"level": "snapshot"}, "integrated": {"profile": False}}, False),
         ({"memory": {"level": None}}, False),
-        ({"on_finish": {"command": "upload.sh"}}, False),
         ({"device_time": True}, False),
     ],
 )
@@ -497,8 +495,6 @@ def test_the_schema_for_editors_holds_the_blocks_of_single_tools() -> None:
     }
     levels = blocks["MemoryConfig"]["properties"]["level"]["anyOf"][0]["enum"]
     assert levels == ["counters", "timeline", "snapshot"]
-    command = blocks["FinishConfig"]["properties"]["command"]["anyOf"]
-    assert [choice["type"] for choice in command] == ["string", "array", "null"]
     assert blocks["TorchProfilerConfig"]["additionalProperties"] is False
 
 

@@ -217,7 +217,6 @@ def test_variables_set_keys() -> None:
         "RLPROF__NSIGHT__CONTROLLER": "{trace: nvtx}",
         "RLPROF__NSIGHT__COLLECT_REPORTS": "false",
         "RLPROF__TORCH_PROFILER__SCHEDULE__ACTIVE": "2",
-        "RLPROF__ON_FINISH__COMMAND": "[upload.sh, now]",
         "RLPROF": "1",
         "RLPROF_CONFIG": "x.yaml",
         "HOME": "/",
@@ -233,7 +232,6 @@ def test_variables_set_keys() -> None:
             "collect_reports": False,
         },
         "torch_profiler": {"schedule": {"active": 2}},
-        "on_finish": {"command": ["upload.sh", "now"]},
     }
     assert origins["integrated.stage"] == "RLPROF__INTEGRATED__STAGE"
 

@@ -1,6 +1,6 @@
 """Translate a configuration of verl, whole or in part, through the table of spellings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,16 +25,12 @@ class Translation:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
-    def put(
-        self, ours: str, value: Any, theirs: str, unites: Callable[[Any, Any], Any] | None = None
-    ) -> None:
-        """Set a key; a second, different value is united with the first or refused.
+    def put(self, ours: str, value: Any, theirs: str) -> None:
+        """Set a key; a second, different value is refused.
 
-        Refused since a process, in which roles may live together, has one capture.
+        A process, in which roles may live together, has one capture.
         """
-        if unites and ours in self.values:
-            value = unites(self.values[ours], value)
-        elif ours in self.values and self.values[ours] != value:
+        if ours in self.values and self.values[ours] != value:
             raise ConfigError(
                 f"{self.origins[ours]} and {theirs} disagree: they mean {ours}="
                 f"{self.values[ours]!r} and {value!r}; give the same or only one "
@@ -68,7 +64,10 @@ def translate(data: Mapping[str, Any]) -> Translation | None:
     for name, items in roles.items():
         _apply_role(name, items, tool, own)
         if name in enabled:
-            _apply_block(items, common, tool, own)
+            for item in items:
+                _apply(item, tool, own)
+            if tool == "torch":
+                _apply_schedule(items, own)
     out = Translation(shared.values | own.values, shared.origins | own.origins)
     _choose_tool(found, tool, out)
     _complete(found, out)
@@ -129,11 +128,12 @@ def _apply(item: Found, tool: str | None, out: Translation) -> None:
         return
     if not row.ours:
         usual = " or ".join(repr(each) for each in (*row.accepts, None))
-        raise ConfigError(f"{item.key}={value!r} is not supported yet; set it to {usual}")
+        instead = f", and {row.instead}" if row.instead else ""
+        raise ConfigError(f"{item.key}={value!r} is not supported yet; set it to {usual}{instead}")
     if row.items:
         _check_items(item)
     for ours, said in (row.reads(value) if row.reads else {row.ours: value}).items():
-        out.put(ours, said, item.key, row.unites)
+        out.put(ours, said, item.key)
 
 
 def _check_items(item: Found) -> None:
@@ -145,18 +145,6 @@ def _check_items(item: Found) -> None:
             raise ConfigError(
                 f"{item.key} holds {word!r}{near(word, item.row.items)} (allowed: {allowed})"
             )
-
-
-def _apply_block(
-    items: Sequence[Found], common: Sequence[Found], tool: str | None, out: Translation
-) -> None:
-    """Apply what a role says, and what it takes over of the keys in which roles are united."""
-    given = {item.row.ours for item in items if item.value is not None}
-    inherited = [item for item in common if item.row.unites and item.row.ours not in given]
-    for item in (*items, *inherited):
-        _apply(item, tool, out)
-    if tool == "torch":
-        _apply_schedule(items, out)
 
 
 def _apply_schedule(items: Sequence[Found], out: Translation) -> None:
@@ -221,6 +209,3 @@ def _complete(found: Sequence[Found], out: Translation) -> None:
     if found and not {"steps", "integrated.profile_step_start"} & out.values.keys():
         steps = (item.key for item in found if item.row.ours == "steps")
         out.put("steps", [], next(steps, found[0].key))  # verl: no steps, no profiling
-    # verl: all_ranks wins, and an empty list means the captured ranks
-    if out.values.get("on_finish.all_ranks") or out.values.get("on_finish.ranks") == []:
-        out.values.pop("on_finish.ranks", None)
