@@ -9,7 +9,6 @@ from typing import Any
 from config_prose import EXAMPLES, HEAD, SPELLED
 
 from lightning_rlprof.config.blocks import (
-    BudgetConfig,
     IntegratedConfig,
     MemoryConfig,
     NpuConfig,
@@ -41,7 +40,6 @@ SECTIONS: tuple[tuple[str, str, type[Section]], ...] = (
     ("`torch_profiler.schedule`", "schedule.", ScheduleConfig),
     ("`npu`", "npu.", NpuConfig),
     ("`memory`", "memory.", MemoryConfig),
-    ("`budget`", "budget.", BudgetConfig),
     ("`parallel`", "parallel.", ParallelConfig),
 )
 

@@ -137,7 +137,7 @@ def check(file: File, overrides: Overrides = None) -> None:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
     answers = {"spans": "all stages of every step" if config.spans else "off"}
     answers |= _capture(config)
-    answers |= _budget(config)
+    answers |= _file_of_a_rank(config)
     for name, role in roles.items():
         answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off
     for rule in config.wrap:
@@ -226,20 +226,19 @@ def _capture(config: "ProfilerConfig") -> dict[str, str]:
     return answers
 
 
-def _budget(config: "ProfilerConfig") -> dict[str, str]:
+def _file_of_a_rank(config: "ProfilerConfig") -> dict[str, str]:
     """Return what the file of a rank may take, if that was chosen, and whether it fits."""
     from lightning_rlprof.system.remote_files import size_text
 
-    budget = config.budget
-    if budget == type(budget)():
+    limit = config.max_file_bytes
+    if limit == type(config).model_fields["max_file_bytes"].default:
         return {}
-    step, total = budget.step_bytes, budget.total_bytes
-    limits = [f"{size_text(step)} per step"] if step is not None else []
-    limits += [f"{size_text(total)} in all"] if total is not None else []
-    said = f"at most {', '.join(limits)}" if limits else "no limit"
+    if limit is None:
+        return {"file of a rank": "no limit"}
+    said = f"at most {size_text(limit)}"
     free, place = _free(config)
-    if total is not None and total > free:
-        said += f"; budget.total_bytes exceeds the {size_text(free)} free in {place}"
+    if limit > free:
+        said += f"; max_file_bytes exceeds the {size_text(free)} free in {place}"
     return {"file of a rank": said}
 
 

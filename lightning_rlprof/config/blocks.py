@@ -416,29 +416,6 @@ class MemoryConfig(Section):
         return self
 
 
-class BudgetConfig(Section):
-    """How much the file of one rank may take; captures are not part of it.
-
-    The defaults protect a disk from code that marks far too much, and are out of reach of an
-    ordinary run: 16 MB are 130,000 spans in a step, and 8 GB are 10,000 steps of 6,500 spans.
-    """
-
-    step_bytes: PositiveInt | None = Field(
-        default=16_000_000,
-        description=(
-            "Bytes that the lines of a step may take. Over it, the next steps lack regions; if "
-            "that isn't enough, samples, then counters. null: no limit."
-        ),
-    )
-    total_bytes: Annotated[int, Field(ge=1_000_000)] | None = Field(
-        default=8_000_000_000,
-        description=(
-            "Bytes that the file of a rank may take. Beyond it, only the newest steps are kept in "
-            "memory, and written at the end. null: no limit."
-        ),
-    )
-
-
 class ParallelConfig(Section):
     """Sizes of the groups that hold one copy of the model; what is left is data parallel."""
 

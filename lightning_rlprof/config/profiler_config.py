@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import reduce
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from lightning_rlprof.config.blocks import (
-    BudgetConfig,
     IntegratedConfig,
     MemoryConfig,
     NpuConfig,
@@ -82,7 +81,6 @@ _BLOCKS: dict[str, type[Section]] = {
     "torch_profiler": TorchProfilerConfig,
     "npu": NpuConfig,
     "memory": MemoryConfig,
-    "budget": BudgetConfig,
 }
 
 
@@ -290,8 +288,12 @@ class Options(Section):
     memory: MemoryConfig = Field(
         default_factory=MemoryConfig, description="Memory recording in captures."
     )
-    budget: BudgetConfig = Field(
-        default_factory=BudgetConfig, description="Limits of the file of one rank."
+    max_file_bytes: Annotated[int, Field(ge=1_000_000)] | None = Field(
+        default=8_000_000_000,
+        description=(
+            "Bytes that the file of a rank may take, without captures. Beyond it, only the newest "
+            "steps are kept in memory, and written at the end. null: no limit."
+        ),
     )
 
     @classmethod

@@ -220,7 +220,7 @@ class Session:
         self.config, self.run, self.header, self.clock = config, run, header, clock
         self.step = self._ended = 0
         self._steps: list[tuple[int, int]] = []  # start and number of the last ones
-        budget = Budget(config.budget.step_bytes, config.budget.total_bytes)
+        budget = Budget(config.max_file_bytes)
         writer = open_writer(run, header)
         try:
             self._begin_parts(Buffer(writer, clock, budget), recorders)

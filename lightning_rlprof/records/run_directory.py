@@ -207,7 +207,7 @@ class TraceWriter:
         self._place = self.path.absolute()  # the training may change its directory
         self._waiting = b""
         self._torn = False  # whether the file ends within a line
-        self.dropped = self.encoded = 0
+        self.dropped = 0
         self.limit: Callable[..., bytes] | None = None
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
@@ -285,7 +285,6 @@ class TraceWriter:
                 if isinstance(line, list):
                     line[:] = own  # a counter's tensor is not held any longer
             data = self._encode(plain)
-        self.encoded += len(data)
         if self.limit is not None:
             data = self.limit(data, self.size, always=always)
         if data or self._waiting:

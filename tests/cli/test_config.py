@@ -158,17 +158,16 @@ def test_without_captures_nothing_is_said_about_them(answers: Ask) -> None:
     assert list(answers("{}")) == ["spans", "captures", "saved in"]
 
 
-def test_a_budget_is_said_and_whether_the_disk_has_room_for_it(
+def test_a_limit_of_the_file_is_said_and_whether_the_disk_has_room_for_it(
     answers: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=3_000_000))
-    said = answers("budget: {step_bytes: 20000, total_bytes: 2000000}")["file of a rank"]
-    assert said == f"at most {size_text(20_000)} per step, {size_text(2_000_000)} in all"
-    said = answers("budget: {step_bytes: null, total_bytes: 4000000}")["file of a rank"]
-    least = f"at most {size_text(4_000_000)} in all; budget.total_bytes exceeds the"
+    said = answers("max_file_bytes: 2000000")["file of a rank"]
+    assert said == f"at most {size_text(2_000_000)}"
+    said = answers("max_file_bytes: 4000000")["file of a rank"]
+    least = f"at most {size_text(4_000_000)}; max_file_bytes exceeds the"
     assert said.startswith(f"{least} {size_text(3_000_000)} free in /")
-    no = answers("budget: {step_bytes: null, total_bytes: null}")["file of a rank"]
-    assert no == "no limit"
+    assert answers("max_file_bytes: null")["file of a rank"] == "no limit"
 
 
 def test_roles_are_told_one_by_one(answers: Ask) -> None:

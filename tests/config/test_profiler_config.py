@@ -30,7 +30,6 @@ def test_defaults() -> None:
         "torch_profiler",
         "npu",
         "memory",
-        "budget",
         "parallel",
     }
     assert Options().model_dump(exclude=blocks) == {
@@ -61,6 +60,7 @@ def test_defaults() -> None:
         "token_start": None,
         "token_end": None,
         "tools": None,
+        "max_file_bytes": 8_000_000_000,
     }
 
 
