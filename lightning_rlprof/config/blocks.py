@@ -136,20 +136,7 @@ class IntegratedConfig(Section):
         return self.mstx and self.profile_level == "level_none" and not self.profile_with_cpu
 
 
-_HOST_SYSTEMS = Literal["cpu", "mem", "disk", "network", "osrt", "numa"]
-
-
-def _once(value: Any) -> Any:
-    if isinstance(value, list):
-        twice = [item for item in value if value.count(item) > 1]
-        if twice:
-            raise refused(f"names {twice[0]!r} twice", value)
-        if not value:
-            raise refused("is an empty list: name at least one, or leave it out", value)
-    return value
-
-
-_Names = Annotated[list[str] | None, BeforeValidator(_once)]
+_OWN_DOMAIN = "rlprof"
 
 
 class NpuConfig(Section):
@@ -158,56 +145,9 @@ class NpuConfig(Section):
     A key that is set and that the installed torch_npu does not know is refused before training.
     """
 
-    export_types: Annotated[list[Literal["text", "db"]] | None, BeforeValidator(_once)] = Field(
-        default=None,
-        description="Formats instead of `integrated.profile_export_type`; both can be given.",
-    )
-    aic_metrics: (
-        Literal[
-            "PipeUtilization",
-            "ArithmeticUtilization",
-            "Memory",
-            "MemoryL0",
-            "MemoryUB",
-            "ResourceConflictRatio",
-            "L2Cache",
-            "MemoryAccess",
-            "AiCoreNone",
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description=(
-            "AI core counters. Unset: PipeUtilization from level1 on (as in MindSpeed-RL), "
-            "none below, where torch_npu only warns."
-        ),
-    )
-    l2_cache: bool = Field(default=False, description="Record L2 cache hits.")
-    op_attr: bool = Field(default=False, description="Record attributes of operators.")
     with_stack: bool = Field(
         default=False,
         description="Record Python stacks. Large; some versions of torch_npu crash when they stop.",
-    )
-    record_op_args: bool = Field(default=False, description="Record arguments of operators.")
-    data_simplification: bool = Field(
-        default=True, description="Delete intermediate data after parsing."
-    )
-    gc_detect_threshold_ms: NotNegative | None = Field(
-        default=None,
-        description=(
-            "Record Python garbage collections that take at least this long; 0 records all."
-        ),
-    )
-    host_sys: Annotated[list[_HOST_SYSTEMS] | None, BeforeValidator(_once)] = Field(
-        default=None, description="Record host metrics: cpu, mem, disk, network, osrt, numa."
-    )
-    sys_io: bool = Field(default=False, description="Record network cards (NIC) and RoCE.")
-    sys_interconnection: bool = Field(default=False, description="Record HCCS and PCIe.")
-    mstx_domain_include: _Names = Field(
-        default=None, description="Record only these MSTX domains; rlprof uses the domain `rlprof`."
-    )
-    mstx_domain_exclude: _Names = Field(
-        default=None, description="Record all MSTX domains except these, such as `communication`."
     )
     device_ranges: bool = Field(
         default=False,
@@ -217,22 +157,22 @@ class NpuConfig(Section):
             "Costs about ten times as much as a host range."
         ),
     )
-    analysis_timeout_s: Positive = Field(
-        default=3600.0,
-        description="Time limit of parsing after the training (`integrated.profile_analysis`).",
+    experimental: dict[str, Any] = Field(
+        default_factory=dict,
+        description=(
+            "Options of torch_npu's `_ExperimentalConfig`, by its own names: `l2_cache: true`, "
+            "`aic_metrics: MemoryAccess`, `host_sys: [cpu, mem]`, `gc_detect_threshold: 0`, "
+            "`mstx_domain_exclude: [communication]`, …"
+        ),
     )
 
     @model_validator(mode="after")
-    def _agrees(self) -> "NpuConfig":
-        if self.mstx_domain_include and self.mstx_domain_exclude:
-            text = "contradicts mstx_domain_include: give one of the two"
-            raise refused(text, self.mstx_domain_exclude, "mstx_domain_exclude")
-        if "rlprof" in (self.mstx_domain_exclude or ()):
-            text = "excludes the domain of rlprof, so no stage would be recorded"
-            raise refused(text, self.mstx_domain_exclude, "mstx_domain_exclude")
-        if self.mstx_domain_include and "rlprof" not in self.mstx_domain_include:
-            text = "lacks the domain 'rlprof': add it, or no stage is recorded"
-            raise refused(text, self.mstx_domain_include, "mstx_domain_include")
+    def _keeps_our_domain(self) -> "NpuConfig":
+        given = (self.experimental.get(f"mstx_domain_{each}") for each in ("include", "exclude"))
+        include, exclude = (each if isinstance(each, list) else [] for each in given)
+        if _OWN_DOMAIN in exclude or (include and _OWN_DOMAIN not in include):
+            text = f"leaves out the domain {_OWN_DOMAIN!r}, so no stage would be recorded"
+            raise refused(text, self.experimental, "experimental")
         return self
 
 
