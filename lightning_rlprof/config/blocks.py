@@ -23,8 +23,6 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_
 from lightning_rlprof.config.stage_names import StageChoice
 from lightning_rlprof.config.validation import (
     AllOrRanks,
-    NotNegative,
-    Positive,
     RankList,
     Section,
     StepNumber,
@@ -223,7 +221,7 @@ def _worker(value: Any) -> Any:
 
 
 class NsightConfig(Section):
-    """How Nsight Systems records, and what becomes of its reports.
+    """How Nsight Systems records, and where its reports appear.
 
     ``controller`` and ``worker`` hold options of ``nsys profile`` by their long names, without the
     leading dashes. What is given is laid over the defaults; ``null`` leaves an option out.
@@ -240,21 +238,10 @@ class NsightConfig(Section):
             "With `capture-range-end: null` it follows from the number of captures."
         ),
     )
-    collect_reports: bool = Field(
-        default=True,
-        description=(
-            "Move finished reports of this process into the run directory (in verl: "
-            "`relocate_results`)."
-        ),
-    )
     reports: str | None = Field(
         default=None,
         min_length=1,
         description="Directory where the workers' reports appear. Unset: the directory of Ray.",
-    )
-    report_timeout_s: NotNegative = Field(
-        default=30.0,
-        description="Seconds to wait at the end for reports that nsys is still writing.",
     )
 
     @model_validator(mode="after")
@@ -269,7 +256,7 @@ class NsightConfig(Section):
         return self
 
 
-_NEEDS = {"interval_ms": "timeline", "max_entries": "snapshot", "stack_depth": "snapshot"}
+_OF_SNAPSHOTS = ("max_entries", "stack_depth")
 
 
 class ScheduleConfig(Section):
@@ -313,17 +300,6 @@ class TorchProfilerConfig(Section):
     schedule: ScheduleConfig = Field(
         default_factory=ScheduleConfig, description="Profile only some mini-batches of a capture."
     )
-    max_events: PositiveInt = Field(
-        default=20_000_000,
-        description="End a capture early, with a warning, at about this number of events.",
-    )
-    max_host_bytes: PositiveInt | None = Field(
-        default=None,
-        description=(
-            "End a capture early if writing it would need more host memory than this. Unset: half "
-            "of the memory available at its start, divided by the ranks of the host."
-        ),
-    )
 
 
 class MemoryConfig(Section):
@@ -332,13 +308,10 @@ class MemoryConfig(Section):
     level: Literal["counters", "timeline", "snapshot"] | None = Field(
         default=None,
         description=(
-            "counters: memory per span; timeline: also a sample every `interval_ms`; snapshot: "
+            "counters: memory per span; timeline: also 100 samples a second; snapshot: "
             "also every allocation, written per capture and on OutOfMemoryError. Unset: counters "
             "with `profile_with_memory`, otherwise off."
         ),
-    )
-    interval_ms: Positive = Field(
-        default=10.0, description="Milliseconds between two samples of the timeline."
     )
     max_entries: PositiveInt = Field(
         default=100_000, description="Latest allocations and frees that a snapshot keeps."
@@ -349,10 +322,10 @@ class MemoryConfig(Section):
 
     @model_validator(mode="after")
     def _agrees(self) -> "MemoryConfig":
-        for key, level in _NEEDS.items():
+        for key in _OF_SNAPSHOTS:
             value = getattr(self, key)
             if self.level is None and value != type(self).model_fields[key].default:
-                raise refused(f"needs memory.level, such as level: {level}", value, key)
+                raise refused("needs memory.level, such as level: snapshot", value, key)
         return self
 
 

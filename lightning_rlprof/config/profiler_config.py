@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     PrivateAttr,
@@ -235,13 +234,6 @@ class Options(Section):
             "`rlprof findings` compares them; other analyses exclude these shadow steps."
         ),
     )
-    clock_sync_interval_minutes: NonNegativeFloat = Field(
-        default=2,
-        description=(
-            "Minutes between clock comparisons of several hosts, which also run at the start and "
-            "at the end; 0 turns them off. One takes under 1 ms."
-        ),
-    )
     hang_timeout: Positive | None = Field(
         default=300,
         description=(
@@ -277,7 +269,7 @@ class Options(Section):
         ),
     )
     nsight: NsightConfig = Field(
-        default_factory=NsightConfig, description="Options and reports of Nsight Systems."
+        default_factory=NsightConfig, description="Options of Nsight Systems."
     )
     torch_profiler: TorchProfilerConfig = Field(
         default_factory=TorchProfilerConfig, description="More options of torch.profiler."

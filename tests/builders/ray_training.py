@@ -39,7 +39,7 @@ def configured(out: Path) -> ProfilerConfig:
         tools=["nsight"],
         steps=[1, 3],
         profile_save_path=str(out),
-        nsight={"controller": controller, "worker": {"trace": "nvtx,osrt"}, "report_timeout_s": 1},
+        nsight={"controller": controller, "worker": {"trace": "nvtx,osrt"}},
     )
 
 

@@ -223,8 +223,8 @@ def test_what_is_no_configuration_is_unreadable_input_not_a_failed_check(
     [
         ("steps: 2-4", {"steps": "steps = [2, 3, 4]"}),
         (
-            "nsight: {worker: {env-var: A=SECRET, sample: none}, report_timeout_s: 3}",
-            {"nsight.worker": "A", "nsight.report_timeout_s": "nsight.report_timeout_s = 3.0"},
+            "nsight: {worker: {env-var: A=SECRET, sample: none}, reports: /data}",
+            {"nsight.worker": "A", "nsight.reports": 'nsight.reports = "/data"'},
         ),
         (
             "{roles: {a.b: {ranks: [1]}, my-role: {}}, steps: [1]}",

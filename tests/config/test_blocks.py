@@ -225,28 +225,16 @@ def test_defaults_are_verls() -> None:
     assert NsightConfig().worker == {**trace, **capture}
 
 
-def test_reports_are_collected_from_rays_directory_at_the_end() -> None:
-    config = NsightConfig()
-    assert (config.collect_reports, config.reports, config.report_timeout_s) == (True, None, 30.0)
-    given = NsightConfig(collect_reports=False, reports="/data", report_timeout_s=0)
-    assert (given.collect_reports, given.reports, given.report_timeout_s) == (False, "/data", 0.0)
+def test_reports_are_in_rays_directory_unless_another_is_given() -> None:
+    assert NsightConfig().reports is None
+    assert NsightConfig(reports="/data").reports == "/data"
 
 
 @pytest.mark.parametrize(
     ("data", "part"),
     [
-        (
-            {"collect_reports": "yes"},
-            "collect_reports='yes' should be a valid boolean; write true or false",
-        ),
-        ({"report_timeout_s": -1}, "report_timeout_s=-1 should be greater than or equal to 0"),
-        ({"report_timeout_s": "30"}, "report_timeout_s='30' should be a valid number"),
         ({"reports": ""}, "reports='' should have at least 1 character"),
         ({"reports": 3}, "reports=3 should be a valid string"),
-        (
-            {"report_timeout": 1},
-            "report_timeout is not a key here; did you mean 'report_timeout_s'?",
-        ),
         ({"workers": {}}, "workers is not a key here; did you mean 'worker'?"),
     ],
 )
@@ -448,10 +436,8 @@ def test_defaults() -> None:
     assert TorchProfilerConfig().model_dump() == {
         "with_stack": False,
         "schedule": schedule,
-        "max_events": 20_000_000,
-        "max_host_bytes": None,
     }
-    memory = {"level": None, "interval_ms": 10.0, "max_entries": 100_000, "stack_depth": 32}
+    memory = {"level": None, "max_entries": 100_000, "stack_depth": 32}
     assert MemoryConfig().model_dump() == memory
 
 
@@ -459,12 +445,8 @@ def test_defaults() -> None:
 OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("torch_profiler.with_stack", False, "true", True),
     ("torch_profiler.schedule.active", 0, "2", 2),
-    ("torch_profiler.max_events", 20_000_000, "1000", 1000),
-    ("torch_profiler.max_host_bytes", None, "1000", 1000),
     ("memory.level", None, "timeline", "timeline"),
-    ("nsight.collect_reports", True, "false", False),
     ("nsight.reports", None, "/data/reports", "/data/reports"),
-    ("nsight.report_timeout_s", 30.0, "0", 0.0),
     ("device_time", None, "false", False),
     ("tools", None, "[nsight]", ["nsight"]),
 ]
@@ -497,7 +479,6 @@ def test_a_schedule_needs_active(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "level"),
     [
-        ("interval_ms", 5.0, "timeline"),
         ("max_entries", 7, "snapshot"),
         ("stack_depth", 8, "snapshot"),
     ],
@@ -518,13 +499,8 @@ def test_how_memory_is_watched_needs_a_level(key: str, value: float, level: str)
         (ScheduleConfig, {"warm_up": 1}, "warm_up is not a key here; did you mean 'warmup'?"),
         (TorchProfilerConfig, {"with_stack": 1}, "with_stack=1 should be a valid boolean"),
         (TorchProfilerConfig, {"stack": True}, "stack is not a key here; did you mean 'with_st"),
-        (TorchProfilerConfig, {"max_events": 0}, "max_events=0 should be greater than 0"),
-        (TorchProfilerConfig, {"max_host": 1}, "max_host is not a key here; did you mean 'max_h"),
         (TorchProfilerConfig, {"schedule": {"wait": 1}}, "schedule.wait=1 needs active above 0"),
         (MemoryConfig, {"level": "snapshots"}, "level='snapshots' should be 'counters', 'timel"),
-        (MemoryConfig, {"interval_s": 1}, "interval_s is not a key here; did you mean 'interval_"),
-        (MemoryConfig, {"interval_ms": 0}, "interval_ms=0 should be greater than 0"),
-        (MemoryConfig, {"interval_ms": "10"}, "interval_ms='10' should be a valid number"),
         (MemoryConfig, {"max_entries": 0}, "max_entries=0 should be greater than 0"),
         (MemoryConfig, {"stack_depth": 1.5}, "stack_depth=1.5 should be a valid integer"),
     ],
@@ -538,7 +514,6 @@ def test_bad_input_names_its_key(section: Any, keys: dict[str, Any], part: str) 
     [
         ("torch_profiler.schedule.actives", "active"),
         ("memory.levels", "level"),
-        ("nsight.colect_reports", "collect_reports"),
     ],
 )
 def test_a_near_match_is_offered_below_the_dotted_key(key: str, near: str) -> None:

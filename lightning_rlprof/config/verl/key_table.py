@@ -165,7 +165,7 @@ def _hooks(place: str) -> tuple[Spelling, ...]:
     return (
         Spelling(f"{place}._target_", accepts=ANYTHING),
         Spelling(f"{place}.save_path", "integrated.profile_save_path"),
-        Spelling(f"{place}.relocate_results", "nsight.collect_reports", accepts=(False,)),
+        Spelling(f"{place}.relocate_results", accepts=ANYTHING),
         Spelling(f"{place}.finish_hook_cmd", accepts=("",), instead=_CALLABLE),
         Spelling(f"{place}.finish_hook_all_ranks", accepts=ANYTHING),
         Spelling(f"{place}.finish_hook_ranks", accepts=ANYTHING),
