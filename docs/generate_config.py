@@ -20,7 +20,7 @@ from lightning_rlprof.config.blocks import (
 )
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl.key_table import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
+from lightning_rlprof.config.verl_keys import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
 from lightning_rlprof.config.wrap_rules import ArgumentStages, GradStages, WrapRule
 from lightning_rlprof.records.records import STAGES
 

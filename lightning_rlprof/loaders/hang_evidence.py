@@ -4,9 +4,12 @@ Only the first and the last lines of the ranks' files are read.
 """
 
 import os
+import pickle
 import socket
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,10 +25,10 @@ from lightning_rlprof.records.hang_reports import (
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import is_inside, rank_files, read_header
 from lightning_rlprof.system.files import open_file
-from lightning_rlprof.system.plain_pickle import read_plain_pickle
-from lightning_rlprof.system.process_state import process_state
+from lightning_rlprof.system.process import process_state
 
 _TAIL = 1 << 16
+_MOST_BYTES = 1 << 26  # of a pickle
 
 
 def hang_evidence(run: Path) -> tuple[RankEvidence, ...]:
@@ -93,3 +96,31 @@ def _last_lines(path: Path, header: Header) -> tuple[str | None, int | None]:
                 case ["end", int(time), str(status)]:
                     end, last = status, max(last or 0, time)
     return end, None if last is None else last - header.clock_ns + header.unix_ns
+
+
+# The one in C allocates as much as a number in the file says; this one has a dict.
+class _Plain(pickle._Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it names an object outside of the file")
+
+
+def read_plain_pickle(path: Path) -> Any:
+    """Return what a pickle holds if that is lists, dicts, tuples, sets, text and numbers.
+
+    Raises:
+        TraceError: It cannot be read, is larger than 64 MiB, or names anything else. Nothing that
+            it names is imported or called.
+    """
+    try:
+        with open_file(path) as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise pickle.UnpicklingError("it is larger than 64 MiB")
+        return _Plain(BytesIO(data)).load()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    except Exception as error:  # a damaged pickle raises errors of any kind
+        raise TraceError(f"{path}: is not a pickle of plain data ({error})") from error

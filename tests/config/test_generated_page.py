@@ -16,7 +16,7 @@ from lightning_rlprof.config.blocks import (
 )
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl.key_table import SPELLINGS
+from lightning_rlprof.config.verl_keys import SPELLINGS
 from lightning_rlprof.config.wrap_rules import WrapRule
 from tests.places import ROOT
 
