@@ -69,7 +69,7 @@ def _analysed(name: str) -> _Read:
 
     from lightning_rlprof.analysis.catalog import ANALYSES
     from lightning_rlprof.store.open_run import open_run
-    from lightning_rlprof.system.memory_trim import keep_freed
+    from lightning_rlprof.system.process import keep_freed
 
     keep_freed()
     analysis = ANALYSES[name].run

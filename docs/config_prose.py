@@ -62,9 +62,8 @@ role that is off, count for nothing, as in verl; any other unknown key inside a 
 an error. Keys whose feature does not exist here are accepted with the values that change nothing
 and refused with any other. Our own keys beside verl's win over them. verl profiles nothing without
 `steps` or with `tool: null`, and so do we; our own `steps`, or `integrated.profile_step_start` and
-`…_end`, are steps too, beside verl's keys or as keywords. Roles may differ in ranks, `discrete` (in
-processes of their own) and ranks of the finish hook, which are united; what else they say has to
-agree.
+`…_end`, are steps too, beside verl's keys or as keywords. Roles may differ in ranks, and in
+`discrete` in processes of their own; what else they say has to agree.
 
 Files of verl up to 0.5 name no tool. There `trainer.device` chooses: `npu` an Ascend capture with
 markers and the options of `trainer.npu_profile`, any other device Nsight Systems. Without a device
@@ -147,12 +146,11 @@ wrap:
     stage: filter_groups
 ```
 
-Nsight Systems, and a program for what it leaves; `examples/nvidia/` has more, one file per purpose:
+Nsight Systems; `examples/nvidia/` has more, one file per purpose:
 
 ```yaml
 tools: [nsight]
 steps: [3, 4]
-on_finish: {command: [upload.sh, --fast], ranks: [0]}
 ```
 
 verl's keys, new and old:

@@ -9,8 +9,6 @@ from typing import Any
 from config_prose import EXAMPLES, HEAD, SPELLED
 
 from lightning_rlprof.config.blocks import (
-    BudgetConfig,
-    FinishConfig,
     IntegratedConfig,
     MemoryConfig,
     NpuConfig,
@@ -22,7 +20,7 @@ from lightning_rlprof.config.blocks import (
 )
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl.key_table import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
+from lightning_rlprof.config.verl_keys import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
 from lightning_rlprof.config.wrap_rules import ArgumentStages, GradStages, WrapRule
 from lightning_rlprof.records.records import STAGES
 
@@ -42,8 +40,6 @@ SECTIONS: tuple[tuple[str, str, type[Section]], ...] = (
     ("`torch_profiler.schedule`", "schedule.", ScheduleConfig),
     ("`npu`", "npu.", NpuConfig),
     ("`memory`", "memory.", MemoryConfig),
-    ("`budget`", "budget.", BudgetConfig),
-    ("`on_finish`", "on_finish.", FinishConfig),
     ("`parallel`", "parallel.", ParallelConfig),
 )
 

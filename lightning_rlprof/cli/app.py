@@ -24,7 +24,6 @@ from lightning_rlprof.cli import (
     compare,
     config,
     hang,
-    init,
     nsys,
     record,
     run_commands,
@@ -203,8 +202,6 @@ rlprof run and rlprof nsys run return the exit code of the training.""",
 RLPROF=1            record every Lightning training of a process, without code changes
 RLPROF_CONFIG       config file that RLPROF=1 uses
 RLPROF__KEY         override one key, for example RLPROF__STEPS='[3, 5]'
-RLPROF_RUN          run of an on_finish command (rlprof sets it)
-RLPROF_RANK         rank of an on_finish command (rlprof sets it)
 NO_COLOR            print without colors
 COLUMNS             width of tables""",
 }
@@ -303,10 +300,10 @@ _nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", cls=_Verb, context_settings=_BEHIND)(nsys.run)
 _ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
 _ascend.command("parse", cls=_Verb)(_with_output_options(ascend.parse))
-_config = _group("config", "Check a configuration, or print its schema.")
+_config = _group("config", "Write, check or describe a configuration.")
 _config.command("check", cls=_Verb)(_with_output_options(config.check))
+_config.command("init", cls=_Verb)(_with_output_options(config.init, json=False))
 _config.command("schema", cls=_Verb)(config.schema)
-_verb("init", init.init, json=False)
 _verb("size", size.size, formats=True)
 _verb("advise", advise.advise, formats=True)
 _verb("explain", advise.explain)

@@ -1,15 +1,16 @@
-"""The verbs ``config check``, what a file will record, and ``config schema``, for editors."""
+"""The verbs of a configuration: ``config check``, ``config init`` and ``config schema``."""
 
 import json
+import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.completion import SAVE_PATH
 from lightning_rlprof.cli.open_run import Force, Output
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import local_path
@@ -17,16 +18,83 @@ from lightning_rlprof.system.location import local_path
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.config.wrap_rules import WrapRule
-    from lightning_rlprof.loaders.capture_sizes import Estimate
 
 
 _DEVICES = ("cpu", "cuda", "npu")
 
-_SIZE = "size per step"
-_LARGE = 50e9  # bytes
-_BROWSER = 1_800_000_000  # bytes; one of this size did not open, google/perfetto#1392
-_PARSED_BY = 20  # torch_npu's documents, of disk and of memory
-_SMALLER = "fewer steps, ranks, stages or options make it smaller"
+_HEAD = """\
+# Check: rlprof config check {path}
+# Use:   rlprof run --config {path} -- python train.py
+"""
+_MARKING = """
+# Methods, by dotted name from the LightningModule, and the stage that each is.
+# wrap:
+#   policy.generate: actor_generate
+#   reward.forward: compute_reward
+#   # If one method serves two stages, by whether gradients are on:
+#   policy.forward: {by_grad: {no_grad: actor_compute_log_prob, grad: actor_update}}
+#   # Names of your own stages have to be listed:
+#   drop_solved: filter_groups
+# custom_stages: [filter_groups]
+"""
+_ANY_DEVICE = f"""
+# Spans of all stages are recorded in every step. A capture records more, and costs more.
+# steps: [3]  # the first ones are warm-up
+integrated:
+  # stage: actor_update
+  # profile_ranks: [0]
+  # profile_record_shapes: true
+  # profile_with_memory: true
+  profile_save_path: {SAVE_PATH}  # runs go here
+"""
+_ON_ASCEND = f"""
+# Parse it after the training: rlprof ascend parse {SAVE_PATH}
+steps: [3]  # the first ones are warm-up
+integrated:
+  profile: true
+  mstx: true
+  profile_save_path: {SAVE_PATH}  # runs go here
+"""
+# The order in which MindSpeed-RL's documents capture on Ascend: the more a capture records of a
+# rank, the fewer stages and ranks it is taken of.
+_FROM_LIGHT_TO_DETAILED = {
+    "1-light": (
+        """
+# All stages and ranks, markers only: little data. `rlprof summary` shows the longest stage,
+# `rlprof stragglers` the slow ranks.""",
+        """\
+  stage: all
+  profile_level: level_none
+  profile_with_cpu: false
+  profile_ranks: all
+""",
+    ),
+    "2-stage": (
+        """
+# One stage of all ranks, with operators and communication. Set stage to the longest one of the
+# first file.""",
+        """\
+  stage: actor_update
+  profile_level: level1
+  profile_export_type: db
+  profile_ranks: all
+""",
+    ),
+    "3-few-ranks": (
+        """
+# The same stage in detail. Set profile_ranks to rank 0 and the slow ranks of the first two
+# files.""",
+        """\
+  stage: actor_update
+  profile_level: level1
+  profile_export_type: db
+  profile_record_shapes: true
+  profile_with_memory: true
+  profile_with_module: true
+  profile_ranks: [0]
+""",
+    ),
+}
 
 File = Annotated[
     Path,
@@ -44,6 +112,17 @@ Overrides = Annotated[
     ),
 ]
 
+Target = Annotated[
+    Path, typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="File to write")
+]
+Ascend = Annotated[
+    bool,
+    typer.Option(
+        "--ascend",
+        help="Write three files for an NPU, from light to detailed: markers, one stage, few ranks",
+    ),
+]
+
 
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a configuration and show what each key means. Exits 1 if it is wrong."""
@@ -58,8 +137,7 @@ def check(file: File, overrides: Overrides = None) -> None:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
     answers = {"spans": "all stages of every step" if config.spans else "off"}
     answers |= _capture(config)
-    answers |= _size(config) if config.captures else {}
-    answers |= _budget(config)
+    answers |= _file_of_a_rank(config)
     for name, role in roles.items():
         answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off
     for rule in config.wrap:
@@ -73,6 +151,36 @@ def check(file: File, overrides: Overrides = None) -> None:
         console.say(f"{name:{width}}  {answer}")
     if not overrides:
         console.status(f'Use it: ProfilerCallback("{file}")')
+
+
+def init(
+    output: Target = Path("rlprof.yaml"), force: Force = False, ascend: Ascend = False
+) -> None:
+    """Write a configuration to edit: the usual keys, each with an example and what it does.
+
+    With --ascend it also prints the commands that use the three files, in their order.
+
+    Example: rlprof config init -o profiler.yaml
+    """
+    texts = {output: _MARKING + _ANY_DEVICE}
+    if ascend:
+        texts = {
+            output.with_name(f"{output.stem}-{name}{output.suffix}"): (
+                _MARKING + purpose + _ON_ASCEND + keys
+            )
+            for name, (purpose, keys) in _FROM_LIGHT_TO_DETAILED.items()
+        }
+    paths = [console.destination(path, Path(), path.name, force=force) for path in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        with console.writing(path):
+            head = _HEAD.format(path=shlex.quote(str(path)))
+            path.write_text(head + text, encoding="utf-8")
+        console.wrote(path)
+    if ascend:
+        console.status("Run them in this order, and read each run before the next one:")
+        for path in paths:
+            console.say(f"  rlprof run --config {shlex.quote(str(path))} -- python train.py")
+    console.next_command("rlprof", "config", "check", paths[0])
 
 
 def schema(output: Output = None, force: Force = False) -> None:
@@ -118,90 +226,19 @@ def _capture(config: "ProfilerConfig") -> dict[str, str]:
     return answers
 
 
-def _size(config: "ProfilerConfig") -> dict[str, str]:
-    """Return how much will be captured, from captures of earlier runs; empty if no file is."""
-    from lightning_rlprof.loaders.capture_sizes import FILES_OF, estimate
-    from lightning_rlprof.recording.recorders.registry import recorder_names
-    from lightning_rlprof.system.remote_files import size_text
-
-    if not any({*recorder_names(config, device)} & FILES_OF for device in _DEVICES):
-        return {}
-    folder = config.integrated.profile_save_path
-    found = estimate(config, partial(recorder_names, config))
-    if found is None:
-        return {_SIZE: f"unknown: no run in {folder} has such a capture. {_how_to_size(config)}"}
-    parts = [f"{_between(found.size, size_text)} per rank"]
-    if found.events is not None:
-        parts.append(f"about {_between(found.events, lambda count: f'{round(count):,}')} events")
-    if found.unpacked is not None:
-        parts.append(f"{_between(found.unpacked, size_text)} unpacked")
-    least = "at least " if found.missing else ""
-    answers = {
-        _SIZE: least + ", ".join(parts),
-        "size from": f"{found.evidence}, if model and batch are the same",
-    }
-    if found.missing:
-        names = ", ".join(found.missing)
-        answers["size without"] = f"{names}: no run in {folder} has such a capture"
-    wanted = config.wanted_ranks
-    ranks = found.world_size if wanted == "all" else len(wanted)
-    steps = _number_of_steps(config)
-    of_all = f"{console.count(ranks, 'rank')}"
-    if steps is None:
-        answers["size in total"] = f"no limit: steps is all; a step of {of_all}: " + _between(
-            (found.size[0] * ranks, found.size[1] * ranks), size_text
-        )
-    else:
-        total = (found.size[0] * ranks * steps, found.size[1] * ranks * steps)
-        sizes = f"{of_all} x {console.count(steps, 'step')}: {_between(total, size_text)}"
-        answers["size in total"] = least + sizes
-    if large := _too_large(config, found, ranks, steps or 1):
-        answers["size warning"] = "; ".join(large)
-    return answers
-
-
-def _too_large(config: "ProfilerConfig", found: "Estimate", ranks: int, steps: int) -> list[str]:
-    """Return what is wrong with a size: of one file, of all, of what torch_npu makes of it."""
-    from lightning_rlprof.system.remote_files import size_text
-
-    texts = []
-    free, place = _free(config)
-    total = found.size[1] * ranks * steps
-    joined = steps if config.joins_steps else 1
-    events = (found.events or (0, 0))[1] * joined
-    unpacked = (found.unpacked or (0, 0))[1] * joined
-    if total > free:
-        texts.append(f"{size_text(round(total))} exceed the {size_text(free)} free in {place}")
-    elif total > _LARGE:
-        texts.append(f"{size_text(round(total))} take long to copy and to read")
-    if found.raw * joined * _PARSED_BY > free:
-        texts.append(
-            f"parsing one capture may take {_PARSED_BY} times its raw data, more than the "
-            f"{size_text(free)} free in {place}"
-        )
-    if events > config.torch_profiler.max_events and "torch_profiler" in found.tools:
-        texts.append(
-            f"captures end early at torch_profiler.max_events={config.torch_profiler.max_events:,}"
-        )
-    if unpacked > _BROWSER:
-        texts.append(f"ui.perfetto.dev may not open a trace of {size_text(round(unpacked))}")
-    return [*texts, _SMALLER] if texts else []
-
-
-def _budget(config: "ProfilerConfig") -> dict[str, str]:
+def _file_of_a_rank(config: "ProfilerConfig") -> dict[str, str]:
     """Return what the file of a rank may take, if that was chosen, and whether it fits."""
     from lightning_rlprof.system.remote_files import size_text
 
-    budget = config.budget
-    if budget == type(budget)():
+    limit = config.max_file_bytes
+    if limit == type(config).model_fields["max_file_bytes"].default:
         return {}
-    step, total = budget.step_bytes, budget.total_bytes
-    limits = [f"{size_text(step)} per step"] if step is not None else []
-    limits += [f"{size_text(total)} in all"] if total is not None else []
-    said = f"at most {', '.join(limits)}" if limits else "no limit"
+    if limit is None:
+        return {"file of a rank": "no limit"}
+    said = f"at most {size_text(limit)}"
     free, place = _free(config)
-    if total is not None and total > free:
-        said += f"; budget.total_bytes exceeds the {size_text(free)} free in {place}"
+    if limit > free:
+        said += f"; max_file_bytes exceeds the {size_text(free)} free in {place}"
     return {"file of a rank": said}
 
 
@@ -210,21 +247,6 @@ def _free(config: "ProfilerConfig") -> tuple[int, Path]:
     folder = Path(config.integrated.profile_save_path).absolute()
     place = next(each for each in (folder, *folder.parents) if each.exists())
     return shutil.disk_usage(place).free, place
-
-
-def _between(values: tuple[float, float], text: Callable[[int], str]) -> str:
-    low, high = (text(round(value)) for value in values)
-    return low if low == high else f"{low} to {high}"
-
-
-def _how_to_size(config: "ProfilerConfig") -> str:
-    """Return how to get a capture from which to estimate the size of others."""
-    words = ["RLPROF__STEPS=[3]"]
-    if not config.roles:
-        own = config.ranks is not None or config.all_ranks is not None
-        words.append("RLPROF__RANKS=[0]" if own else "RLPROF__INTEGRATED__PROFILE_RANKS=[0]")
-    words += ["RLPROF__ALL_RANKS=false"] * bool(config.all_ranks)
-    return f"Capture one step first, with {' '.join(words)}, and check again"
 
 
 def _stages_of(rule: "WrapRule") -> str:
@@ -253,12 +275,6 @@ def _value(dumped: Any, dotted: str) -> str:
     for part in dotted.split("."):
         dumped = dumped.get(part, dumped)  # a role of any name, in all roles
     return json.dumps(dumped)
-
-
-def _number_of_steps(config: "ProfilerConfig") -> int | None:
-    if config.steps is None:
-        return config.integrated.profile_step_end - config.integrated.profile_step_start
-    return None if config.steps == "all" else len(config.steps)
 
 
 def _steps(config: "ProfilerConfig") -> str:

@@ -62,7 +62,7 @@ Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite the file i
 def open_run(path: Path) -> "Spans":
     """Read a run, with a progress bar on a terminal."""
     from lightning_rlprof.run import load
-    from lightning_rlprof.system.memory_trim import keep_freed
+    from lightning_rlprof.system.process import keep_freed
 
     check_exists(path)
     keep_freed()

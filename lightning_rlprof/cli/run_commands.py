@@ -1,6 +1,5 @@
 """The verbs around whole runs: ls, summary, report, open, export, sql, ingest."""
 
-import os
 import re
 import shlex
 import sys
@@ -273,9 +272,6 @@ def _upload(run: Path, url: str, rank: int | None, *, include_unfinished: bool) 
     from lightning_rlprof.records.upload import upload
     from lightning_rlprof.system.remote_files import size_text
 
-    if run == SAVE_PATH and (finished := os.environ.get("RLPROF_RUN")):
-        run, own = Path(finished), os.environ.get("RLPROF_RANK")
-        rank = int(own) if rank is None and own else rank
     folder = run_directory(run)
     done = upload(folder, url, rank, crashed=include_unfinished)
     target = f"{str(place(url)).rstrip('/')}/{folder.resolve().name}"

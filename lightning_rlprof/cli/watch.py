@@ -16,7 +16,7 @@ from lightning_rlprof.cli.open_run import Run, as_json, run_directory
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import read_header
 from lightning_rlprof.records.stack_samples import LONGEST_S
-from lightning_rlprof.system.process_state import process_state
+from lightning_rlprof.system.process import process_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

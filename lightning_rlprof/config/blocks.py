@@ -23,9 +23,6 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_
 from lightning_rlprof.config.stage_names import StageChoice
 from lightning_rlprof.config.validation import (
     AllOrRanks,
-    Command,
-    NotNegative,
-    Positive,
     RankList,
     Section,
     StepNumber,
@@ -46,7 +43,7 @@ def _path(value: Any) -> Any:
         raise refused("is OmegaConf's marker for a missing value: give a directory", value)
     path = fspath(value) if isinstance(value, PathLike) else value
     if isinstance(path, str) and "://" in path:
-        raise refused("is a URL: give a directory, and upload the run with on_finish", value)
+        raise refused("is a URL: give a directory, and upload the run afterwards", value)
     return expanduser(path) if isinstance(path, str) else path
 
 
@@ -137,20 +134,7 @@ class IntegratedConfig(Section):
         return self.mstx and self.profile_level == "level_none" and not self.profile_with_cpu
 
 
-_HOST_SYSTEMS = Literal["cpu", "mem", "disk", "network", "osrt", "numa"]
-
-
-def _once(value: Any) -> Any:
-    if isinstance(value, list):
-        twice = [item for item in value if value.count(item) > 1]
-        if twice:
-            raise refused(f"names {twice[0]!r} twice", value)
-        if not value:
-            raise refused("is an empty list: name at least one, or leave it out", value)
-    return value
-
-
-_Names = Annotated[list[str] | None, BeforeValidator(_once)]
+_OWN_DOMAIN = "rlprof"
 
 
 class NpuConfig(Section):
@@ -159,56 +143,9 @@ class NpuConfig(Section):
     A key that is set and that the installed torch_npu does not know is refused before training.
     """
 
-    export_types: Annotated[list[Literal["text", "db"]] | None, BeforeValidator(_once)] = Field(
-        default=None,
-        description="Formats instead of `integrated.profile_export_type`; both can be given.",
-    )
-    aic_metrics: (
-        Literal[
-            "PipeUtilization",
-            "ArithmeticUtilization",
-            "Memory",
-            "MemoryL0",
-            "MemoryUB",
-            "ResourceConflictRatio",
-            "L2Cache",
-            "MemoryAccess",
-            "AiCoreNone",
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description=(
-            "AI core counters. Unset: PipeUtilization from level1 on (as in MindSpeed-RL), "
-            "none below, where torch_npu only warns."
-        ),
-    )
-    l2_cache: bool = Field(default=False, description="Record L2 cache hits.")
-    op_attr: bool = Field(default=False, description="Record attributes of operators.")
     with_stack: bool = Field(
         default=False,
         description="Record Python stacks. Large; some versions of torch_npu crash when they stop.",
-    )
-    record_op_args: bool = Field(default=False, description="Record arguments of operators.")
-    data_simplification: bool = Field(
-        default=True, description="Delete intermediate data after parsing."
-    )
-    gc_detect_threshold_ms: NotNegative | None = Field(
-        default=None,
-        description=(
-            "Record Python garbage collections that take at least this long; 0 records all."
-        ),
-    )
-    host_sys: Annotated[list[_HOST_SYSTEMS] | None, BeforeValidator(_once)] = Field(
-        default=None, description="Record host metrics: cpu, mem, disk, network, osrt, numa."
-    )
-    sys_io: bool = Field(default=False, description="Record network cards (NIC) and RoCE.")
-    sys_interconnection: bool = Field(default=False, description="Record HCCS and PCIe.")
-    mstx_domain_include: _Names = Field(
-        default=None, description="Record only these MSTX domains; rlprof uses the domain `rlprof`."
-    )
-    mstx_domain_exclude: _Names = Field(
-        default=None, description="Record all MSTX domains except these, such as `communication`."
     )
     device_ranges: bool = Field(
         default=False,
@@ -218,22 +155,22 @@ class NpuConfig(Section):
             "Costs about ten times as much as a host range."
         ),
     )
-    analysis_timeout_s: Positive = Field(
-        default=3600.0,
-        description="Time limit of parsing after the training (`integrated.profile_analysis`).",
+    experimental: dict[str, Any] = Field(
+        default_factory=dict,
+        description=(
+            "Options of torch_npu's `_ExperimentalConfig`, by its own names: `l2_cache: true`, "
+            "`aic_metrics: MemoryAccess`, `host_sys: [cpu, mem]`, `gc_detect_threshold: 0`, "
+            "`mstx_domain_exclude: [communication]`, …"
+        ),
     )
 
     @model_validator(mode="after")
-    def _agrees(self) -> "NpuConfig":
-        if self.mstx_domain_include and self.mstx_domain_exclude:
-            text = "contradicts mstx_domain_include: give one of the two"
-            raise refused(text, self.mstx_domain_exclude, "mstx_domain_exclude")
-        if "rlprof" in (self.mstx_domain_exclude or ()):
-            text = "excludes the domain of rlprof, so no stage would be recorded"
-            raise refused(text, self.mstx_domain_exclude, "mstx_domain_exclude")
-        if self.mstx_domain_include and "rlprof" not in self.mstx_domain_include:
-            text = "lacks the domain 'rlprof': add it, or no stage is recorded"
-            raise refused(text, self.mstx_domain_include, "mstx_domain_include")
+    def _keeps_our_domain(self) -> "NpuConfig":
+        given = (self.experimental.get(f"mstx_domain_{each}") for each in ("include", "exclude"))
+        include, exclude = (each if isinstance(each, list) else [] for each in given)
+        if _OWN_DOMAIN in exclude or (include and _OWN_DOMAIN not in include):
+            text = f"leaves out the domain {_OWN_DOMAIN!r}, so no stage would be recorded"
+            raise refused(text, self.experimental, "experimental")
         return self
 
 
@@ -284,7 +221,7 @@ def _worker(value: Any) -> Any:
 
 
 class NsightConfig(Section):
-    """How Nsight Systems records, and what becomes of its reports.
+    """How Nsight Systems records, and where its reports appear.
 
     ``controller`` and ``worker`` hold options of ``nsys profile`` by their long names, without the
     leading dashes. What is given is laid over the defaults; ``null`` leaves an option out.
@@ -301,21 +238,10 @@ class NsightConfig(Section):
             "With `capture-range-end: null` it follows from the number of captures."
         ),
     )
-    collect_reports: bool = Field(
-        default=True,
-        description=(
-            "Move finished reports of this process into the run directory (in verl: "
-            "`relocate_results`)."
-        ),
-    )
     reports: str | None = Field(
         default=None,
         min_length=1,
         description="Directory where the workers' reports appear. Unset: the directory of Ray.",
-    )
-    report_timeout_s: NotNegative = Field(
-        default=30.0,
-        description="Seconds to wait at the end for reports that nsys is still writing.",
     )
 
     @model_validator(mode="after")
@@ -330,7 +256,7 @@ class NsightConfig(Section):
         return self
 
 
-_NEEDS = {"interval_ms": "timeline", "max_entries": "snapshot", "stack_depth": "snapshot"}
+_OF_SNAPSHOTS = ("max_entries", "stack_depth")
 
 
 class ScheduleConfig(Section):
@@ -374,17 +300,6 @@ class TorchProfilerConfig(Section):
     schedule: ScheduleConfig = Field(
         default_factory=ScheduleConfig, description="Profile only some mini-batches of a capture."
     )
-    max_events: PositiveInt = Field(
-        default=20_000_000,
-        description="End a capture early, with a warning, at about this number of events.",
-    )
-    max_host_bytes: PositiveInt | None = Field(
-        default=None,
-        description=(
-            "End a capture early if writing it would need more host memory than this. Unset: half "
-            "of the memory available at its start, divided by the ranks of the host."
-        ),
-    )
 
 
 class MemoryConfig(Section):
@@ -393,13 +308,10 @@ class MemoryConfig(Section):
     level: Literal["counters", "timeline", "snapshot"] | None = Field(
         default=None,
         description=(
-            "counters: memory per span; timeline: also a sample every `interval_ms`; snapshot: "
+            "counters: memory per span; timeline: also 100 samples a second; snapshot: "
             "also every allocation, written per capture and on OutOfMemoryError. Unset: counters "
             "with `profile_with_memory`, otherwise off."
         ),
-    )
-    interval_ms: Positive = Field(
-        default=10.0, description="Milliseconds between two samples of the timeline."
     )
     max_entries: PositiveInt = Field(
         default=100_000, description="Latest allocations and frees that a snapshot keeps."
@@ -410,69 +322,10 @@ class MemoryConfig(Section):
 
     @model_validator(mode="after")
     def _agrees(self) -> "MemoryConfig":
-        for key, level in _NEEDS.items():
+        for key in _OF_SNAPSHOTS:
             value = getattr(self, key)
             if self.level is None and value != type(self).model_fields[key].default:
-                raise refused(f"needs memory.level, such as level: {level}", value, key)
-        return self
-
-
-class BudgetConfig(Section):
-    """How much the file of one rank may take; captures are not part of it.
-
-    The defaults protect a disk from code that marks far too much, and are out of reach of an
-    ordinary run: 16 MB are 130,000 spans in a step, and 8 GB are 10,000 steps of 6,500 spans.
-    """
-
-    step_bytes: PositiveInt | None = Field(
-        default=16_000_000,
-        description=(
-            "Bytes that the lines of a step may take. Over it, the next steps lack regions; if "
-            "that isn't enough, samples, then counters. null: no limit."
-        ),
-    )
-    total_bytes: Annotated[int, Field(ge=1_000_000)] | None = Field(
-        default=8_000_000_000,
-        description=(
-            "Bytes that the file of a rank may take. Beyond it, only the newest steps are kept in "
-            "memory, and written at the end. null: no limit."
-        ),
-    )
-
-
-class FinishConfig(Section):
-    """A command that runs once when a run's files are complete.
-
-    It is started without a shell, off the training thread. Its environment holds RLPROF_RUN (the
-    run directory), RLPROF_TOOL, RLPROF_RANK, RLPROF_PID and RLPROF_ROLE, and the same by the names
-    of verl's hooks, VERL_PROFILE_SAVE_PATH and so on.
-    """
-
-    command: Command = Field(
-        default=None,
-        repr=False,
-        description=(
-            "Program and arguments, as a list or as one line without shell syntax (in verl: "
-            "`finish_hook_cmd`)."
-        ),
-    )
-    timeout_s: Positive = Field(
-        default=600.0,
-        description="Seconds after which the command and its child processes are stopped.",
-    )
-    all_ranks: bool = Field(default=False, description="Run the command on every rank.")
-    ranks: RankList | None = Field(
-        default=None,
-        description=(
-            "Ranks that run the command, captured or not; an empty list means none. Unset: the "
-            "captured ranks, or rank 0 if nothing is captured."
-        ),
-    )
-
-    @model_validator(mode="after")
-    def _agrees(self) -> "FinishConfig":
-        if self.all_ranks and self.ranks is not None:
-            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
+                raise refused("needs memory.level, such as level: snapshot", value, key)
         return self
 
 

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from functools import reduce
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     PrivateAttr,
@@ -23,8 +22,6 @@ from pydantic import (
 )
 
 from lightning_rlprof.config.blocks import (
-    BudgetConfig,
-    FinishConfig,
     IntegratedConfig,
     MemoryConfig,
     NpuConfig,
@@ -50,7 +47,6 @@ from lightning_rlprof.config.validation import (
     Section,
     Steps,
     explain,
-    masked,
     near,
     refused,
 )
@@ -84,8 +80,6 @@ _BLOCKS: dict[str, type[Section]] = {
     "torch_profiler": TorchProfilerConfig,
     "npu": NpuConfig,
     "memory": MemoryConfig,
-    "budget": BudgetConfig,
-    "on_finish": FinishConfig,
 }
 
 
@@ -240,13 +234,6 @@ class Options(Section):
             "`rlprof findings` compares them; other analyses exclude these shadow steps."
         ),
     )
-    clock_sync_interval_minutes: NonNegativeFloat = Field(
-        default=2,
-        description=(
-            "Minutes between clock comparisons of several hosts, which also run at the start and "
-            "at the end; 0 turns them off. One takes under 1 ms."
-        ),
-    )
     hang_timeout: Positive | None = Field(
         default=300,
         description=(
@@ -282,7 +269,7 @@ class Options(Section):
         ),
     )
     nsight: NsightConfig = Field(
-        default_factory=NsightConfig, description="Options and reports of Nsight Systems."
+        default_factory=NsightConfig, description="Options of Nsight Systems."
     )
     torch_profiler: TorchProfilerConfig = Field(
         default_factory=TorchProfilerConfig, description="More options of torch.profiler."
@@ -293,12 +280,12 @@ class Options(Section):
     memory: MemoryConfig = Field(
         default_factory=MemoryConfig, description="Memory recording in captures."
     )
-    budget: BudgetConfig = Field(
-        default_factory=BudgetConfig, description="Limits of the file of one rank."
-    )
-    on_finish: FinishConfig = Field(
-        default_factory=FinishConfig,
-        description="Command to run when the files of the run are complete.",
+    max_file_bytes: Annotated[int, Field(ge=1_000_000)] | None = Field(
+        default=8_000_000_000,
+        description=(
+            "Bytes that the file of a rank may take, without captures. Beyond it, only the newest "
+            "steps are kept in memory, and written at the end. null: no limit."
+        ),
     )
 
     @classmethod
@@ -603,14 +590,7 @@ class ProfilerConfig(Options):
         return ranks == "all" or rank in ranks
 
     def wants_finish(self, rank: int) -> bool:
-        """Whether ``on_finish`` runs on a rank.
-
-        That is a rank chosen for it, captured or not; else a captured one; else, where captures are
-        off for every role, rank 0.
-        """
-        hook = self.on_finish
-        if hook.all_ranks or hook.ranks is not None:
-            return hook.all_ranks or rank in (hook.ranks or [])
+        """Whether ``on_finish`` is called on a rank: a captured one, or rank 0 if none is."""
         return self.wants_rank(rank) if self.integrated.profile else rank == 0
 
     def wants_step(self, step: int) -> bool:
@@ -635,8 +615,7 @@ class ProfilerConfig(Options):
                 as ``parallel`` says.
         """
         self.parallel.check_world(world_size)
-        chosen = self._ranks() if self.captures else {}
-        for key, ranks in {**chosen, "on_finish.ranks": self.on_finish.ranks or []}.items():
+        for key, ranks in (self._ranks() if self.captures else {}).items():
             beyond = [rank for rank in ranks if rank >= world_size]
             if beyond:
                 raise ConfigError(
@@ -661,11 +640,9 @@ class ProfilerConfig(Options):
     def masked(self) -> dict[str, Any]:
         """Every key as JSON holds it, for files and people: without what may be secret.
 
-        These are arguments of ``on_finish.command``, values in ``env-var`` of Nsight's options, and
-        credentials in URLs.
+        These are values in ``env-var`` of Nsight's options, and credentials in URLs.
         """
         dumped = self.model_dump(mode="json")
-        dumped["on_finish"]["command"] = masked(self.on_finish.command)
         for options in (dumped["nsight"]["controller"], dumped["nsight"]["worker"]):
             if given := options.get("env-var"):
                 names = [each.partition("=")[0] for each in given.split(",")]

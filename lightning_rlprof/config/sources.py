@@ -11,9 +11,8 @@ import yaml
 from lightning_rlprof.config.blocks import IntegratedConfig
 from lightning_rlprof.config.omegaconf import plain, resolvable, resolving
 from lightning_rlprof.config.validation import near, near_match
-from lightning_rlprof.config.verl.find_keys import find
-from lightning_rlprof.config.verl.key_table import ANYTHING, ROLES
-from lightning_rlprof.config.verl.translate import Translation, translate
+from lightning_rlprof.config.verl import Translation, find, translate
+from lightning_rlprof.config.verl_keys import ANYTHING, ROLES
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import redact
 
@@ -298,8 +297,7 @@ def from_environment(
         text = environment[variable]
         origins[".".join(path)] = variable
         is_text = path[0] == "nsight" and len(path) > 2
-        what = variable if path[0] == "on_finish" else f"{variable}={text!r}"  # may hold a secret
-        nested: Any = text if is_text and text != "null" else _loaded(text, what)
+        nested: Any = text if is_text and text != "null" else _loaded(text, f"{variable}={text!r}")
         for key in reversed(path):
             nested = {key: nested}
         values = merge(values, nested)

@@ -1,13 +1,10 @@
 """Parts of the configuration that name every mistake: dotted key, what is allowed, near match.
 
-A program and its arguments, started without a shell: what only a shell would read is refused.
-
 Steps, ranks and times as people write them: numbers, no text, no truth values, none twice.
 """
 
 import difflib
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -142,83 +139,6 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
-_UNQUOTED = re.compile(r"\$\{?\w+\}?|&&|\|\||>>|[`$|&;<>()*?\[\n]|(?<!\S)[~#]|^\s*[A-Za-z_]\w*=")
-_IN_A_WORD = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(|`")
-# Of a shell or an interpreter, whose next word is a program that may hold anything.
-_SCRIPT_FOLLOWS = re.compile(r"-\w*c")
-_OPTION = re.compile(r"-\w|--[\w-]+(=)?")
-
-
-def masked(command: Any) -> Any:
-    """Return a command with its program and the names of its options; the rest may be secret.
-
-    Example::
-
-        >>> masked(["upload.sh", "--token", "hf_abc", "--key=abc", "s3://bucket"])
-        ['upload.sh', '--token', '***', '--key=***', '***']
-    """
-    if isinstance(command, str):
-        return " ".join(masked(command.split()))
-    if not isinstance(command, list | tuple) or not command:
-        return command
-    program, is_variable, _ = str(command[0]).partition("=")
-    return [f"{program}=***" if is_variable else program, *map(_masked_word, command[1:])]
-
-
-def _masked_word(word: object) -> str:
-    text = str(word)
-    given = _OPTION.match(text)
-    if given is None:
-        return "***"
-    return text if given.end() == len(text) else f"{given[0]}***" if given[1] else "***"
-
-
-def _words(value: Any) -> Any:
-    words = _split(value.strip()) if isinstance(value, str) else value
-    words = list(words) if isinstance(words, tuple) else words
-    if words is None:
-        return None
-    if not isinstance(words, list):
-        raise refused("is not a command: give a list of words, or one line", value)
-    shown = masked(value)
-    if not words or words[0] == "":
-        raise refused("is empty: give the program and its arguments, or null", shown)
-    texts = [word for word in words if isinstance(word, str)]
-    if any("\0" in text for text in texts):
-        raise refused("contains a zero byte, which an argument cannot", shown)
-    if not any(_SCRIPT_FOLLOWS.fullmatch(text) for text in texts):
-        for found in filter(None, map(_IN_A_WORD.search, texts)):
-            raise _only_a_shell(found.group(), shown)
-    return words
-
-
-def _split(line: str) -> list[str]:
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise refused(f"cannot be split into words ({error})", masked(line)) from error
-    found = _UNQUOTED.search(_QUOTED.sub("x", line))
-    if found:
-        raise _only_a_shell(found.group().strip(" "), masked(line))
-    return words
-
-
-def _only_a_shell(part: str, given: object) -> PydanticCustomError:
-    return refused(
-        f"holds {part!r}, which needs a shell, and rlprof starts none: put it into a "
-        "script, or name the shell in a list, [sh, -c, 'the whole line']",
-        given,
-    )
-
-
-_LIST = {"type": "array", "items": {"type": "string"}}
-_SCHEMA = {"anyOf": [{"type": "string"}, _LIST, {"type": "null"}]}
-
-Command = Annotated[list[str] | None, BeforeValidator(_words), WithJsonSchema(_SCHEMA)]
-"""Words of a program that is started without a shell, from a list or from one line."""
 
 
 _RANGE = re.compile(r"\s*(\d{1,12})\s*-\s*(\d{1,12})\s*")

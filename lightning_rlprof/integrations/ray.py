@@ -15,6 +15,7 @@ from lightning_rlprof.config.validation import near
 from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.recording.nsys.command_line import capture_range_end
 from lightning_rlprof.recording.nsys.report_files import (
+    REPORT_WAIT_S,
     Source,
     captures_in,
     fetch,
@@ -92,7 +93,7 @@ def collect_reports(run: str | Path) -> list[Path]:
     """Fetch the reports of all ranks of a run that recorded on this host, into their folders.
 
     Call it in the driver when the workers have ended: nsys writes the last report of a process
-    after the process ends. It waits up to ``nsight.report_timeout_s`` in total. A missing report
+    after the process ends. It waits up to 30 seconds in total. A missing report
     becomes a warning in its rank's file, with the reason. Call it again to fetch late reports.
 
     Returns:
@@ -107,25 +108,24 @@ def collect_reports(run: str | Path) -> list[Path]:
             f"no run in {run} (expected rank-*.jsonl); give the run directory of a training"
         )
     found = [each for each in map(_expected, files) if each is not None]
-    return fetch([source for source, _ in found], max(wait for _, wait in found)) if found else []
+    return fetch(found, REPORT_WAIT_S) if found else []
 
 
-def _expected(file: Path) -> tuple[Source, float] | None:
-    """Return what there is to fetch for a rank and how long to wait for it, None if nothing."""
+def _expected(file: Path) -> Source | None:
+    """Return what there is to fetch for a rank; None if nothing."""
     try:
         trace = read_trace(file)
-        config = NsightConfig.model_validate(trace.header.config.get("nsight") or {})
-        source = _source(trace, config)
+        given = trace.header.config.get("nsight") or {}
+        known = {key: given[key] for key in given if key in NsightConfig.model_fields}
+        return _source(trace, NsightConfig.model_validate(known))
     except TraceError as error:
         log.warning("its reports are not collected: %s", error)
-        return None
     except (AttributeError, TypeError, ValueError) as error:  # whatever wrote that header
         said = " ".join(str(error).split())
         log.warning(
             "%s: its reports are not collected, because its header is invalid: %s", file, said
         )
-        return None
-    return None if source is None else (source, config.report_timeout_s)
+    return None
 
 
 def _source(trace: RankTrace, config: NsightConfig) -> Source | None:

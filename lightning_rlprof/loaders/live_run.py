@@ -47,7 +47,7 @@ from lightning_rlprof.records.run_directory import (
 )
 from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.system.plain_pickle import read_plain_pickle
-from lightning_rlprof.system.process_state import process_state
+from lightning_rlprof.system.process import process_state
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 

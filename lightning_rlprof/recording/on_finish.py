@@ -1,24 +1,20 @@
-"""Run what the user wants to happen once a run's files are complete, and never let it hurt."""
+"""Call what the user wants to happen once a run's files are complete, and never let it hurt."""
 
 import logging
-import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_rlprof.config.blocks import FinishConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.system.plain_text import plain
 
 log = logging.getLogger(__name__)
+
+_LONGEST_CALL_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -39,18 +35,6 @@ class Finished:
     pid: int
     role: str
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables of a command, by our names and by those of verl's hooks."""
-        values = {
-            "TOOL": self.tool,
-            "RANK": str(self.rank),
-            "PID": str(self.pid),
-            "ROLE": self.role,
-        }
-        ours = {f"RLPROF_{key}": value for key, value in values.items()}
-        verls = {f"VERL_PROFILE_{key}": value for key, value in values.items()}
-        return ours | verls | dict.fromkeys(["RLPROF_RUN", "VERL_PROFILE_SAVE_PATH"], str(self.run))
-
 
 # Not `object`: jsonargparse 4.39 takes any default for one, and then leaves the signature unread.
 OnFinish = Callable[[Finished], Any]
@@ -61,12 +45,11 @@ def check_callable(action: object) -> None:
     """Refuse what cannot be called when a run is complete.
 
     Raises:
-        ConfigError: It is not a callable, such as the block of the configuration for commands.
+        ConfigError: It is not a callable, such as a command.
     """
     if action is not None and not callable(action):
         raise ConfigError(
-            f"on_finish={action!r:.80} is not callable; pass a function that takes a Finished. "
-            'A command belongs to the configuration: {"on_finish": {"command": [...]}}'
+            f"on_finish={action!r:.80} is not callable; pass a function that takes a Finished"
         )
 
 
@@ -77,28 +60,26 @@ def run_finish(
     tools: Sequence[str],
     action: OnFinish | None = None,
 ) -> threading.Thread | None:
-    """Start the hooks of this rank on a thread of their own, which the interpreter waits for.
+    """Start a callable on a thread of its own; the interpreter waits for it, ten minutes at most.
 
-    Ray kills its workers without waiting: in one this returns when the hooks have ended, after
-    ``on_finish.timeout_s`` at the latest. What they print is logged, a failure is one warning, and
-    after that time a command is stopped and a callable is left behind. Returns the thread, or None
-    where there is nothing to do on this rank.
+    Ray kills its workers without waiting: in one this returns when the call has ended. A failure is
+    one warning, and a call that takes longer is left behind. Returns the thread, or None if this
+    rank has nothing to do.
 
     Args:
-        config: Says which command, for how long, on which ranks.
+        config: Says which ranks are captured.
         header: Describes this rank.
         run: The run directory.
         tools: Names of the recorders.
-        action: A callable to run before the command.
+        action: What to call.
     """
-    hook = config.on_finish
-    if not (action or hook.command) or not config.wants_finish(header.rank):
+    if action is None or not config.wants_finish(header.rank):
         return None
     finished = Finished(run, ",".join(tools), header.rank, header.pid, header.role)
-    thread = threading.Thread(target=_work, args=[hook, finished, action], name="rlprof-finish")
+    thread = threading.Thread(target=_call, args=[action, finished], name="rlprof-finish")
     thread.start()
     if _is_ray_worker():
-        thread.join(hook.timeout_s)
+        thread.join(_LONGEST_CALL_S)
     return thread
 
 
@@ -110,14 +91,7 @@ def _is_ray_worker() -> bool:
     return worker is not None and worker.mode == ray.WORKER_MODE
 
 
-def _work(hook: FinishConfig, finished: Finished, action: OnFinish | None) -> None:
-    if action:
-        _call(action, finished, hook.timeout_s)
-    if hook.command:
-        _command(hook.command, finished, hook.timeout_s)
-
-
-def _call(action: OnFinish, finished: Finished, timeout_s: float) -> None:
+def _call(action: OnFinish, finished: Finished) -> None:
     def call() -> None:
         try:
             action(finished)
@@ -126,44 +100,10 @@ def _call(action: OnFinish, finished: Finished, timeout_s: float) -> None:
 
     thread = threading.Thread(target=call, name="rlprof-finish-call", daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(_LONGEST_CALL_S)
     if thread.is_alive():
         log.warning(
             "on_finish of rank %d still runs after %g s; no longer waiting for it",
             finished.rank,
-            timeout_s,
+            _LONGEST_CALL_S,
         )
-
-
-def _command(command: list[str], finished: Finished, timeout_s: float) -> None:
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=os.environ | finished.environment(),
-            start_new_session=True,
-        )
-    except OSError as error:
-        log.warning("on_finish.command could not be started: %s", error)
-        return
-    timer = threading.Timer(timeout_s, _stop, [process, timeout_s])
-    timer.daemon = True
-    timer.start()
-    assert process.stdout is not None
-    with process.stdout as output:
-        for line in output:
-            log.info("on_finish, rank %d: %s", finished.rank, plain(line.rstrip("\n")))
-    code = process.wait()
-    timer.cancel()
-    if code:
-        log.warning("on_finish.command ended with status %d on rank %d", code, finished.rank)
-
-
-def _stop(process: "subprocess.Popen[str]", timeout_s: float) -> None:
-    log.warning("stopped on_finish.command after %g s", timeout_s)
-    with suppress(OSError):  # gone already
-        os.killpg(process.pid, signal.SIGKILL)  # what it has started, too

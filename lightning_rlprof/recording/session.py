@@ -389,7 +389,7 @@ class Session:
             try:
                 writer = open_writer(run, header)
                 try:
-                    budget = Budget(config.budget.step_bytes, config.budget.total_bytes)
+                    budget = Budget(config.max_file_bytes)
                     self.buffer = Buffer(writer, clock, budget)
                     self._memory = _Memory(header.device)
                     self._windows = _Windows(

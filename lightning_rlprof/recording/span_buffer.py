@@ -20,7 +20,7 @@ from lightning_rlprof.recording.budget import Budget
 from lightning_rlprof.recording.open_spans import ExpertTokens, Span, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.histograms import EXPERTS
-from lightning_rlprof.records.notes import NO_FACTS, Code, Fact, Remark
+from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
 from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import (
     CountLine,
@@ -244,7 +244,6 @@ class Buffer:
         self._budget = budget or Budget()
         if self._budget.is_limited:
             writer.limit = self._budget.to_write
-        self._told_budget = False
         self._spans: list[Span] = []
         self.append: Callable[[Span], object] = self._spans.append
         self._unwritten: list[Span] = []  # of steps that have ended
@@ -273,7 +272,6 @@ class Buffer:
         Without ``write``, as in a shadow step, it waits for the next one. What isn't a span, as
         that a capture was taken, is rare, and never waits.
         """
-        self._budget.steps += 1
         if self._late or self._experts:
             self._ask_late()
         with self._lock:
@@ -282,8 +280,8 @@ class Buffer:
                 self._collect()
             else:
                 self._flush_once()
-                if change := self._budget.after_step(self._writer.encoded, step):
-                    self._tell_budget(change)
+                if remark := self._budget.after_step(step):
+                    log.warning("%s: %s", self._name, self._note(*remark))
             self._last = self._flushed, self._tally
             self._flushed, self._tally = [], Tally(self._thread)
 
@@ -305,13 +303,6 @@ class Buffer:
     def _append_newest(self, *, last: bool) -> None:
         if data := self._budget.newest(self._writer.size, last=last):
             self._try(partial(self._writer.append, data), data.count(b"\n"))
-
-    def _tell_budget(self, change: Remark) -> None:
-        """Note a change of what is written; log only the first."""
-        text = self._note(*change)
-        if not self._told_budget:
-            log.warning("%s: %s", self._name, text)
-        self._told_budget = True
 
     def flush_if_free(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
@@ -352,7 +343,7 @@ class Buffer:
     def _flush(self) -> None:
         self._look()
         self._collect()
-        spans, self._unwritten = self._budget.kept(self._unwritten), []
+        spans, self._unwritten = self._unwritten, []
         # No Python loop: this runs once per step, when the caches have forgotten all of it.
         if self._others or self._lost or not self._knows(map(_thread_of, spans)):
             self._write_with_news(spans)
@@ -477,7 +468,7 @@ class Buffer:
         try:
             self._ask_late()
             end = [line for line in self._others if isinstance(line, EndLine)]
-            if comes_last := self._budget.was_exceeded:  # after what is in memory
+            if comes_last := self._budget.is_full:  # after what is in memory
                 self._others[:] = [line for line in self._others if not isinstance(line, EndLine)]
             self.flush_to_the_end()
             if comes_last:
@@ -606,7 +597,6 @@ class Buffer:
         """Put names of new threads and the count of lost lines around the spans."""
         others = self._others[:]
         del self._others[: len(others)]
-        others = self._budget.kept_others(others)
         new = set(map(_thread_of, spans)) - self._threads
         alive = {thread.ident: thread.name for thread in threading.enumerate()}
         lines: list[msgspec.Struct] = [

@@ -43,6 +43,7 @@ _PACKAGES = (
     "torch-npu",
     "nvtx",
 )
+_CLOCKS_EVERY_NS = 120_000_000_000
 
 
 def start_session(
@@ -84,8 +85,7 @@ def start_session(
     if recorders is not None:
         shown["recorders"] = [*names]
     if on_finish is not None:
-        called = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
-        shown["on_finish"] = {**shown["on_finish"], "function": called}
+        shown["on_finish"] = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
     shown["model"], why_not = _model_content(config)
     header = replace(header, config=shown, open_world=open_world, step_unit=step_unit)
     header = replace(header, versions={**header.versions, **_versions(packages)})
@@ -177,17 +177,15 @@ def _names(recorders: Any) -> tuple[str, ...]:
 
 def _exchange(session: Session, hosts: int | None) -> Exchange | None:
     """Let one rank of each host compare its clock with rank 0's, if there is a process group."""
-    header, minutes = session.header, session.config.clock_sync_interval_minutes
+    header = session.header
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if hosts is None and here.isdecimal():
         hosts = header.world_size // max(int(here), 1)
     peers = leaders(header.world_size, hosts or 1)
-    store = default_store() if minutes and header.rank in (0, *peers) and peers else None
+    store = default_store() if header.rank in (0, *peers) and peers else None
     if store is None:
         return None
-    exchange = Exchange(
-        store, session, header.rank, peers, header.run_id, every_ns=round(minutes * 60e9)
-    )
+    exchange = Exchange(store, session, header.rank, peers, header.run_id, _CLOCKS_EVERY_NS)
     exchange.meet()
     return exchange
 

@@ -228,7 +228,6 @@ class Code(str, Enum):
         "warning",
         "How much was not written: regions, marks, counters, bare_stages, lines, steps.",
     )
-    WITHIN_BUDGET = "within-budget", "info", "Lines are written again: step."
     FILE_DAMAGED = "file-damaged", "error", "The rank file was truncated, moved or deleted."
     LINES_LOST = "lines-lost", "error", "Lines could not be written: lines."
     DISK_REFUSED = "disk-refused", "warning", "The disk took nothing for a while: seconds."

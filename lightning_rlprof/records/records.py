@@ -62,7 +62,7 @@ VALIDATIONS: tuple[str, ...] = ("validation", "sanity_check")
 
 
 OVER_BUDGET = "over budget: "
-"""Begins notes of what a rank did not write, because of ``budget`` in its configuration."""
+"""Begins notes of what a rank did not write, because of ``max_file_bytes`` in its configuration."""
 
 SAMPLE, FIRST_TOKEN = "sample", "first token"
 """How the marks of a sample are named: ``sample trained`` tells its fate, by the counter sample."""

@@ -231,7 +231,7 @@ class TraceWriter:
         self._place = self.path.absolute()  # the training may change its directory
         self._waiting = b""
         self._torn = False  # whether the file ends within a line
-        self.dropped = self.encoded = 0
+        self.dropped = 0
         self.limit: Callable[..., bytes] | None = None
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
@@ -305,7 +305,6 @@ class TraceWriter:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
             data = self._encode([*map(_plain_line, lines)])
-        self.encoded += len(data)
         if self.limit is not None:
             data = self.limit(data, self.size, always=always)
         if data or self._waiting:

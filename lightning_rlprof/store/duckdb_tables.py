@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.system.memory_trim import give_back
+from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.table import Column, Table
 
 if TYPE_CHECKING:

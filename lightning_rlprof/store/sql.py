@@ -15,7 +15,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.duckdb_tables import quoted, without_progress_bar
 from lightning_rlprof.system.files import draft_of
-from lightning_rlprof.system.process_memory import machine_bytes, resident_bytes
+from lightning_rlprof.system.process import machine_bytes, resident_bytes
 from lightning_rlprof.tables.table import FORMULA, Column, ColumnRows, Table
 
 if TYPE_CHECKING:

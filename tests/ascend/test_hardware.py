@@ -41,9 +41,7 @@ class Recorded:
 
 def record(folder: Path, **options: Any) -> Recorded:
     given = {"profile_save_path": str(folder), "profile_step_end": 3, **options}
-    config = ProfilerConfig.build(
-        **given, npu={"export_types": ["text", "db"], "device_ranges": True}
-    )
+    config = ProfilerConfig.build(**given, npu={"device_ranges": True})
     with start_session(config, name="run", device="npu") as session:
         for step in (1, 2):
             session.begin_step(step)

@@ -85,7 +85,6 @@ KEPT: dict[str, dict[str, Any]] = {
     "included": {"_mstx": True, "_mstx_domain_include": ["rlprof"]},
     "excluded": {"_mstx": True, "_mstx_domain_exclude": ["default"]},
     "db": {"_export_type": ["db"]},
-    "both": {"_export_type": ["db", "text"]},
     "l2_cache": {"_l2_cache": True},
     "op_attr": {"_op_attr": True, "_export_type": ["db"]},
     "raw": {"_data_simplification": False},

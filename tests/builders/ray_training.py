@@ -17,15 +17,17 @@ import ray
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.integrations.ray import collect_reports, ray_runtime_env
 from lightning_rlprof.recording.nsys.report_files import folder_of
+from lightning_rlprof.recording.on_finish import Finished
 from lightning_rlprof.recording.start import start_session
 from tests.builders import small_ray
 
-# What each worker runs at its end, a while after it was told to end.
-LATE = """
-import os, time
-time.sleep(1)
-open(os.path.join(os.environ["RLPROF_RUN"], "late-" + os.environ["RLPROF_RANK"]), "w").close()
-"""
+
+def late(finished: Finished) -> None:
+    """What each worker calls at its end, a while after it was told to end."""
+    time.sleep(1)
+    (finished.run / f"late-{finished.rank}").touch()
+
+
 # What the fake nsys of each worker does when the worker has ended.
 WORKERS = {"good": "full", "early": "none", "empty": "empty", "killed": "full"}
 
@@ -37,8 +39,7 @@ def configured(out: Path) -> ProfilerConfig:
         tools=["nsight"],
         steps=[1, 3],
         profile_save_path=str(out),
-        nsight={"controller": controller, "worker": {"trace": "nvtx,osrt"}, "report_timeout_s": 1},
-        on_finish={"command": [sys.executable, "-c", LATE], "all_ranks": True},
+        nsight={"controller": controller, "worker": {"trace": "nvtx,osrt"}},
     )
 
 
@@ -46,7 +47,9 @@ class Worker:
     def train(self, config: ProfilerConfig, rank: int) -> tuple[int, int]:
         """Return the PIDs of this process and of the nsys around it."""
         self.config = config
-        self.session = start_session(config, name="run", rank=rank, world_size=len(WORKERS))
+        self.session = start_session(
+            config, name="run", rank=rank, world_size=len(WORKERS), on_finish=late
+        )
         for step in (1, 2, 3):
             self.session.begin_step(step)
             self.session.end_step()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.config.verl.translate import translate
+from lightning_rlprof.config.verl import translate
 from lightning_rlprof.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor.profiler"

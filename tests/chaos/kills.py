@@ -51,7 +51,7 @@ def train(folder: Path, rank: int, world: int, times: Times, step_s: float) -> N
             world_size=world,
             timeout=datetime.timedelta(seconds=SECONDS / 2),
         )
-    config = ProfilerConfig.build(profile_save_path=str(folder), clock_sync_interval_minutes=0)
+    config = ProfilerConfig.build(profile_save_path=str(folder))
     options: Any = {"name": "run", "rank": rank, "world_size": world, "recorders": ()}
     weights = torch.zeros(8)
     with start_session(config, **options) as session:

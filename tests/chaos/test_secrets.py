@@ -31,7 +31,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RLPROF__NSIGHT__WORKER__ENV_VAR", f"WANDB_API_KEY={SECRET}")
     monkeypatch.setattr(sys, "argv", ["train.py", "--token", SECRET, f"--key={SECRET}"])
     callback = ProfilerCallback(
-        {"on_finish": {"command": ["true", "--token", SECRET]}},
         profile_save_path=str(tmp_path / "runs"),
         steps=[2],
         profile=True,

@@ -482,7 +482,7 @@ def test_pages_and_exports_may_be_read_by_those_who_may_read_the_run(
 # ---- what is known before training
 
 
-@pytest.mark.parametrize("given", [{"command": ["true"]}, "notify.sh", 3])
+@pytest.mark.parametrize("given", [["upload.sh"], "notify.sh", 3])
 def test_an_on_finish_that_cannot_be_called_is_refused_before_training(
     given: object, tmp_path: Path
 ) -> None:

@@ -98,7 +98,7 @@ PANELS = {
     "Most used": ["run", "report", "findings", "watch"],
     "More": [
         *("summary", "compare", "hang", "show", "stragglers", "whatif", "sql", "ls", "open"),
-        *("serve", "export", "ingest", "capture", "nsys", "ascend", "config", "init", "size"),
+        *("serve", "export", "ingest", "capture", "nsys", "ascend", "config", "size"),
         *("advise", "explain", "demo", "doctor", "help"),
     ],
 }

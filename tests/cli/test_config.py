@@ -1,5 +1,5 @@
-import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +8,6 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.system.remote_files import size_text
-from tests.builders.runs import grpo_rows, header, write_rank
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Run = Callable[..., tuple[int, str, str]]
@@ -48,8 +47,6 @@ def test_the_block_of_mindspeed_rl_is_explained(answers: Ask) -> None:
         "spans and torch_profiler are recorded)",
         "tools on cuda": "device_time, nvtx, torch_profiler",
         "tools on npu": "device_time, npu_profiler, mstx",
-        "size per step": "unknown: no run in /data/x has such a capture. Capture one step "
-        "first, with RLPROF__STEPS=[3] RLPROF__INTEGRATED__PROFILE_RANKS=[0], and check again",
         "key integrated.profile": "integrated.profile = true",
         "key integrated.stage": 'integrated.stage = "actor_update"',
         "key integrated.mstx": "integrated.mstx = true",
@@ -161,17 +158,16 @@ def test_without_captures_nothing_is_said_about_them(answers: Ask) -> None:
     assert list(answers("{}")) == ["spans", "captures", "saved in"]
 
 
-def test_a_budget_is_said_and_whether_the_disk_has_room_for_it(
+def test_a_limit_of_the_file_is_said_and_whether_the_disk_has_room_for_it(
     answers: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=3_000_000))
-    said = answers("budget: {step_bytes: 20000, total_bytes: 2000000}")["file of a rank"]
-    assert said == f"at most {size_text(20_000)} per step, {size_text(2_000_000)} in all"
-    said = answers("budget: {step_bytes: null, total_bytes: 4000000}")["file of a rank"]
-    least = f"at most {size_text(4_000_000)} in all; budget.total_bytes exceeds the"
+    said = answers("max_file_bytes: 2000000")["file of a rank"]
+    assert said == f"at most {size_text(2_000_000)}"
+    said = answers("max_file_bytes: 4000000")["file of a rank"]
+    least = f"at most {size_text(4_000_000)}; max_file_bytes exceeds the"
     assert said.startswith(f"{least} {size_text(3_000_000)} free in /")
-    no = answers("budget: {step_bytes: null, total_bytes: null}")["file of a rank"]
-    assert no == "no limit"
+    assert answers("max_file_bytes: null")["file of a rank"] == "no limit"
 
 
 def test_roles_are_told_one_by_one(answers: Ask) -> None:
@@ -227,12 +223,8 @@ def test_what_is_no_configuration_is_unreadable_input_not_a_failed_check(
     [
         ("steps: 2-4", {"steps": "steps = [2, 3, 4]"}),
         (
-            "nsight: {worker: {env-var: A=SECRET, sample: none}, report_timeout_s: 3}",
-            {"nsight.worker": "A", "nsight.report_timeout_s": "nsight.report_timeout_s = 3.0"},
-        ),
-        (
-            "on_finish: {command: [up.sh, --token, SECRET]}",
-            {"on_finish.command": 'on_finish.command = ["up.sh", "--token", "***"]'},
+            "nsight: {worker: {env-var: A=SECRET, sample: none}, reports: /data}",
+            {"nsight.worker": "A", "nsight.reports": 'nsight.reports = "/data"'},
         ),
         (
             "{roles: {a.b: {ranks: [1]}, my-role: {}}, steps: [1]}",
@@ -265,121 +257,85 @@ def test_every_example_is_explained(answers: Ask, path: Path) -> None:
     assert answers(path.read_text())["captures"]
 
 
-# ---- the size of what will be captured
+# ---- config init
+
+STAGED = ["rlprof-1-light.yaml", "rlprof-2-stage.yaml", "rlprof-3-few-ranks.yaml"]
 
 
 @pytest.fixture
-def captured(tmp_path: Path) -> Callable[..., int]:
-    """Make an earlier run of four ranks with a capture of rank 0; returns the capture's size."""
-
-    def make(events: int = 100) -> int:
-        config = ProfilerConfig.build(steps=[3], profile_save_path=str(tmp_path / "data"))
-        head = header(0, 4, config=config.masked(), run_id="old")
-        write_rank(tmp_path / "data" / "old", head, grpo_rows(9))
-        folder = tmp_path / "data" / "old" / "rank-00000" / "step-000003"
-        folder.mkdir(parents=True)
-        trace = folder / "step-000003_actor_rank0-of-4_pid1.trace.json.gz"
-        trace.write_bytes(gzip.compress(b'{"ph": "X"}' * events, 0))
-        return trace.stat().st_size
-
-    return make
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_the_size_comes_from_earlier_runs_times_steps_and_ranks(
-    answers: Ask, captured: Callable[..., int], tmp_path: Path
+def test_the_template_records_as_without_a_file_until_it_is_edited(
+    rlprof: Run, folder: Path, hints: None
 ) -> None:
-    size = captured(10_000)
-    found = answers(f"steps: [2, 5-8]\nintegrated: {{profile_save_path: {tmp_path}/data}}")
-    each, total = size_text(size), size_text(20 * size)
-    assert found["size per step"] == f"{each} per rank, about 10,000 events, 110.0 kB unpacked"
-    assert found["size from"] == "1 capture of old, if model and batch are the same"
-    assert found["size in total"] == f"4 ranks x 5 steps: {total}"
-    assert "size warning" not in found
-    found = answers(f"steps: all\nranks: [1]\nintegrated: {{profile_save_path: {tmp_path}/data}}")
-    assert found["size in total"] == f"no limit: steps is all; a step of 1 rank: {each}"
+    status, out, err = rlprof("config", "init")
+    assert (status, out) == (0, "Wrote rlprof.yaml\n")
+    assert err == "next: rlprof config check rlprof.yaml\n"
+    config = ProfilerConfig.build("rlprof.yaml")
+    assert config == ProfilerConfig.build(profile_save_path="profiler_data")
 
 
-def test_more_than_the_free_disk_is_a_warning(
-    answers: Ask, captured: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["rlprof.yaml", *STAGED])
+def test_every_example_of_a_template_is_a_valid_key(rlprof: Run, folder: Path, name: str) -> None:
+    rlprof("config", "init", *(["--ascend"] if name in STAGED else []))
+    text = Path(name).read_text()
+    assert f"rlprof run --config {name} -- python train.py" in text
+    Path(name).write_text(re.sub(r"# ?(?= *[a-z_.]+:)", "", text))
+    config = ProfilerConfig.build(name)
+    assert {rule.target for rule in config.wrap} == {
+        "policy.generate",
+        "reward.forward",
+        "policy.forward",
+        "drop_solved",
+    }
+    assert config.captures
+    assert config.steps == [3]
+    assert rlprof("config", "check", name)[0] == 0
+
+
+def test_ascend_goes_from_light_to_one_stage_to_few_ranks(rlprof: Run, folder: Path) -> None:
+    status, out, _ = rlprof("config", "init", "--ascend")
+    assert status == 0
+    commands = [line.strip() for line in out.splitlines() if line.startswith("  ")]
+    assert commands == [f"rlprof run --config {name} -- python train.py" for name in STAGED]
+    light, stage, ranks = map(ProfilerConfig.build, STAGED)
+    assert light.lightweight
+    assert [config.integrated.stage for config in (light, stage, ranks)] == [
+        "all",
+        "actor_update",
+        "actor_update",
+    ]
+    assert [config.wanted_ranks for config in (light, stage, ranks)] == ["all", "all", [0]]
+    assert [each.integrated.profile_with_memory for each in (stage, ranks)] == [False, True]
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_each_file_for_ascend_passes_the_check(
+    rlprof: Run, answers: Ask, folder: Path, name: str
 ) -> None:
-    size = captured()
-    free = SimpleNamespace(free=size * 8 - 1)
-    monkeypatch.setattr("lightning_rlprof.cli.config.shutil.disk_usage", lambda place: free)
-    text = f"steps: [1, 2]\nintegrated: {{profile_save_path: {tmp_path}/data}}"
-    assert answers(text)["size warning"] == (
-        f"{size_text(8 * size)} exceed the {size_text(size * 8 - 1)} free in {tmp_path}/data; "
-        "fewer steps, ranks, stages or options make it smaller"
-    )
-    free.free += 1
-    assert "size warning" not in answers(text)
+    rlprof("config", "init", "--ascend", "-o", "rlprof.yaml")
+    found = answers(Path(name).read_text())
+    assert found["tools on npu"].startswith("device_time, npu_profiler, mstx")
+    assert "note on npu" not in found  # a key without effect there
 
 
-def test_what_parsing_an_ascend_capture_needs_is_a_warning(
-    answers: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_for_ascend_are_named_after_the_output(rlprof: Run, folder: Path) -> None:
+    Path("files").mkdir()
+    assert rlprof("config", "init", "--ascend", "-o", "files/npu.yaml")[0] == 0
+    names = sorted(path.name for path in Path("files").iterdir())
+    assert names == ["npu-1-light.yaml", "npu-2-stage.yaml", "npu-3-few-ranks.yaml"]
+
+
+@pytest.mark.parametrize(("words", "kept"), [([], "rlprof.yaml"), (["--ascend"], STAGED[2])])
+def test_an_existing_file_is_kept_without_force_and_no_other_is_written(
+    rlprof: Run, folder: Path, words: list[str], kept: str
 ) -> None:
-    text = f"steps: [3]\nintegrated: {{profile_save_path: {tmp_path}/data}}"
-    config = ProfilerConfig.build(steps=[3], profile_save_path=str(tmp_path / "data"))
-    head = header(config=config.masked(), device="npu")
-    write_rank(tmp_path / "data" / "old", head, grpo_rows(9))
-    folder = tmp_path / "data" / "old" / "rank-00000" / "step-000003" / "h_1_ascend_pt" / "PROF_1"
-    folder.mkdir(parents=True)
-    (folder / "raw").write_bytes(bytes(1000))
-    free = SimpleNamespace(free=20_000)
-    monkeypatch.setattr("lightning_rlprof.cli.config.shutil.disk_usage", lambda place: free)
-    assert answers(text)["size per step"] == "1.0 kB per rank"
-    assert "size warning" not in answers(text)
-    free.free -= 1
-    assert "parsing one capture may take 20 times its raw data" in answers(text)["size warning"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "warning"),
-    [
-        ("_LARGE", "take long to copy and to read"),
-        ("_BROWSER", "ui.perfetto.dev may not open a trace of 1.1 kB"),
-    ],
-)
-def test_what_is_large_is_a_warning(
-    answers: Ask,
-    captured: Callable[..., int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    limit: str,
-    warning: str,
-) -> None:
-    captured()
-    monkeypatch.setattr(f"lightning_rlprof.cli.config.{limit}", 10)
-    found = answers(f"steps: [1]\nintegrated: {{profile_save_path: {tmp_path}/data}}")
-    assert warning in found["size warning"]
-
-
-def test_a_capture_that_would_end_early_is_a_warning(
-    answers: Ask, captured: Callable[..., int], tmp_path: Path
-) -> None:
-    captured()
-    block = f"integrated: {{profile_save_path: {tmp_path}/data}}\n"
-    text = (
-        f"{block}steps: [1-3]\nprofile_continuous_steps: true\ntorch_profiler: {{max_events: 250}}"
-    )
-    assert "captures end early at torch_profiler.max_events=250" in answers(text)["size warning"]
-    assert "size warning" not in answers(text.replace("250", "300"))  # of three joined steps
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["steps: [1]", "ranks: [3]\nsteps: all", "all_ranks: true\nsteps: [1]", "roles: {actor: {}}"],
-)
-def test_the_way_to_a_first_capture_is_a_valid_configuration(
-    answers: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    text += f"\nintegrated: {{profile: true, profile_save_path: {tmp_path}/data}}"
-    said = answers(text)["size per step"]
-    for word in said.partition("with ")[2].partition(",")[0].split():
-        monkeypatch.setenv(*word.split("="))
-    found = answers(text)
-    assert (found["steps"], found.get("ranks", "0")) == ("3", "0")
-
-
-def test_without_files_there_is_no_size(answers: Ask) -> None:
-    assert "size per step" not in answers("tools: [nvtx]")
-    assert "size per step" not in answers("steps: []")
+    Path(kept).write_text("mine")
+    status, _, err = rlprof("config", "init", *words)
+    assert (status, f"{kept} exists already" in err) == (2, True)
+    assert [path.name for path in folder.iterdir()] == [kept]
+    assert Path(kept).read_text() == "mine"
+    assert rlprof("config", "init", *words, "--force")[0] == 0

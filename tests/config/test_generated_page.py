@@ -10,14 +10,13 @@ import pytest
 import yaml
 
 from lightning_rlprof.config.blocks import (
-    FinishConfig,
     IntegratedConfig,
     RoleConfig,
     ScheduleConfig,
 )
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl.key_table import SPELLINGS
+from lightning_rlprof.config.verl_keys import SPELLINGS
 from lightning_rlprof.config.wrap_rules import WrapRule
 from tests.places import ROOT
 
@@ -75,7 +74,7 @@ def test_a_stale_page_is_told_and_rewritten(
 def test_every_key_is_on_the_page(generator: ModuleType) -> None:
     text = generator.page()
     sections = sections_below(ProfilerConfig)
-    assert {IntegratedConfig, RoleConfig, WrapRule, ScheduleConfig, FinishConfig} <= sections
+    assert {IntegratedConfig, RoleConfig, WrapRule, ScheduleConfig} <= sections
     assert sections == {section for _, _, section in generator.SECTIONS}
     for name in (name for section in sections for name in section.model_fields):
         assert f"| `{name}` |" in text

@@ -59,7 +59,7 @@ def test_a_date_beside_a_reference_is_text(tmp_path: Path) -> None:
     assert ProfilerConfig.build(path).integrated.profile_save_path == "runs/2025-01-01"
 
 
-COMMAND = ["sh", "-c", r"echo \${HOME} ${role}"]
+MODEL = r"models/\${HOME}/${role}"
 
 
 @pytest.mark.parametrize("text", [r"\${a}", r"b\\\${a}", r"\${a} \${b}"])
@@ -70,15 +70,15 @@ def test_what_is_escaped_is_text_once_and_again(text: str) -> None:
 
 
 def test_an_escaped_reference_in_any_source_is_text(tmp_path: Path) -> None:
-    data = {"role": "actor", "on_finish": {"command": COMMAND}}
+    data = {"role": "actor", "model": MODEL}
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(data), encoding="utf-8")
     config = ProfilerConfig.build(path)
-    assert config.on_finish.command == ["sh", "-c", "echo ${HOME} actor"]
+    assert config.model == "models/${HOME}/actor"
     assert ProfilerConfig.build(None, **data) == config
     assert ProfilerConfig.build(OmegaConf.create(data)) == config  # type: ignore[arg-type]
     assert ProfilerConfig.build(config.dump()) == config
-    assert ProfilerConfig.build(config, role="critic").on_finish == config.on_finish
+    assert ProfilerConfig.build(config, role="critic").model == config.model
 
 
 def test_without_omegaconf_references_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

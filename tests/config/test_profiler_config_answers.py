@@ -139,9 +139,6 @@ def test_why_nothing_is_captured(keys: dict[str, Any], why: str) -> None:
         ({}, [0]),
         ({"profile": True}, [0, 1, 2, 3]),
         ({"ranks": [1, 2]}, [1, 2]),
-        ({"ranks": [1], "on_finish": {"ranks": [3]}}, [3]),
-        ({"ranks": [1], "on_finish": {"ranks": []}}, []),
-        ({"ranks": [1], "on_finish": {"all_ranks": True}}, [0, 1, 2, 3]),
         ({"ranks": [1], "profile": False}, [0]),
         ({"roles": {"actor": {"ranks": [1]}, "critic": {"ranks": [2]}}}, [1, 2]),
         ({"roles": {"actor": {"ranks": [1]}}, "role": "critic"}, []),
@@ -158,8 +155,6 @@ def test_ranks_of_the_finish_hook(keys: dict[str, Any], runs_on: list[int]) -> N
         ({"profile_ranks": [2]}, "integrated.profile_ranks=[2]"),
         ({"roles": {"a": {"ranks": [2]}}}, "roles.a.ranks=[2]"),
         ({"roles": {"a": {"ranks": [2]}, "b": {}}, "role": "a"}, "roles.a.ranks=[2]"),
-        ({"on_finish": {"ranks": [0, 2]}}, "on_finish.ranks=[0, 2]"),
-        ({"on_finish": {"ranks": [2]}, "profile": True}, "on_finish.ranks=[2]"),
     ],
 )
 def test_a_rank_that_the_training_does_not_have_is_refused(keys: dict[str, Any], key: str) -> None:

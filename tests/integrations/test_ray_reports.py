@@ -24,6 +24,7 @@ GONE = 2**22 + 1  # above the highest process id of Linux
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds: list[float] = []
     monkeypatch.setattr(door, "fetch", partial(fetch, pause=seconds.append))
+    monkeypatch.setattr(door, "REPORT_WAIT_S", 2.0)
     return seconds
 
 
@@ -38,7 +39,7 @@ class Run:
         """Write a rank that captured steps 2 and 5; returns its PID."""
         options = {
             "tools": ["nsight"],
-            "nsight": {"reports": str(self.reports), "report_timeout_s": 2},
+            "nsight": {"reports": str(self.reports)},
         }
         facts = {"pid": GONE + rank, "host": socket.gethostname(), "config": options, **header}
         writer = TraceWriter(self.path, replace(make_header(rank), **facts))
@@ -82,9 +83,7 @@ def test_the_reports_of_every_rank_go_into_its_own_folder(run: Run, pauses: list
     assert list(run.reports.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "odd", [{"nsight": {"report_timeout_s": "soon"}}, {"nsight": 3}, {"tools": 3}]
-)
+@pytest.mark.parametrize("odd", [{"nsight": {"reports": 3}}, {"nsight": 3}, {"tools": 3}])
 def test_a_rank_with_an_odd_header_costs_no_other_its_reports(
     run: Run, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +117,7 @@ def test_a_worker_that_was_killed_before_its_first_line_is_missed_as_a_whole(run
     facts = replace(
         make_header(), pid=GONE, host=socket.gethostname(), config={"tools": ["nsight"]}
     )
-    options = {**facts.config, "nsight": {"reports": str(run.reports), "report_timeout_s": 0}}
+    options = {**facts.config, "nsight": {"reports": str(run.reports)}}
     TraceWriter(run.path, replace(facts, config=options)).close()
     assert run.collected() == []
     assert run.warnings()[0].startswith(f"no nsys report for process {GONE} in ")

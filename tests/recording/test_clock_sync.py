@@ -1,6 +1,5 @@
 """Real ranks that compare clocks over torch's stores, and stores that fail."""
 
-import json
 import multiprocessing
 import threading
 from datetime import timedelta
@@ -185,13 +184,11 @@ def test_a_leader_is_the_first_rank_of_a_host() -> None:
     assert list(leaders(2, 2)) == [1]
 
 
-def _train(rank: int, folder: str, method: str, minutes: float) -> None:
+def _train(rank: int, folder: str, method: str) -> None:
     clock_sync._PATIENCE_NS = PATIENT_NS
     timeout = timedelta(seconds=120)
     dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2, timeout=timeout)
-    config = ProfilerConfig.build(
-        None, profile_save_path=folder, clock_sync_interval_minutes=minutes
-    )
+    config = ProfilerConfig.build(None, profile_save_path=folder)
     with start_session(config, name="run", rank=rank, world_size=2, hosts=2) as session:
         for step in range(1, 11):
             session.begin_step(step)
@@ -200,12 +197,9 @@ def _train(rank: int, folder: str, method: str, minutes: float) -> None:
     dist.destroy_process_group()
 
 
-def _trained(folder: Path, method: str, minutes: float = 10) -> list[RankTrace]:
+def _trained(folder: Path, method: str) -> list[RankTrace]:
     context = multiprocessing.get_context("spawn")
-    ranks = [
-        context.Process(target=_train, args=(rank, str(folder), method, minutes))
-        for rank in range(2)
-    ]
+    ranks = [context.Process(target=_train, args=(rank, str(folder), method)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -237,13 +231,6 @@ def test_two_gloo_ranks_meet_at_start_end_and_between_and_share_a_clock(
         span for span in regions for step in steps if step.start_ns < span.start_ns < step.end_ns
     ]
     assert inside == []
-
-
-@pytest.mark.deep
-def test_zero_minutes_compare_nothing(tmp_path: Path) -> None:
-    zero, one = _trained(tmp_path, f"file://{tmp_path}/store", minutes=0)
-    assert one.exchanges == []
-    assert "clocks" not in json.dumps([span.name for span in (*zero.spans, *one.spans)])
 
 
 def _free_port() -> int:

@@ -67,9 +67,9 @@ def test_nothing_is_said_of_steps_that_came(options):
         ({"profile_level": "level2"}, "cpu", "integrated.profile_level; it is"),
         ({"profile_analysis": True}, "cuda", "integrated.profile_analysis; it is"),
         (
-            {"profile_export_type": "db", "npu": {"l2_cache": True}},
+            {"profile_export_type": "db", "npu": {"experimental": {"l2_cache": True}}},
             "cuda",
-            "integrated.profile_export_type, npu.l2_cache; they are",
+            "integrated.profile_export_type, npu.experimental; they are",
         ),
     ],
 )

@@ -1,8 +1,7 @@
-"""What runs when a run's files are complete: real processes, real threads, never a failure."""
+"""What runs when a run's files are complete: real threads, never a failure."""
 
 import dataclasses
 import logging
-import os
 import sys
 import threading
 import time
@@ -18,33 +17,23 @@ from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.testing import FakeRecorder, make_header
 
 
-def finish(action=None, rank=0, tools=("nvtx",), **hook):
-    config = ProfilerConfig.build({"on_finish": hook})
+def finish(action=None, rank=0, tools=("nvtx",)):
+    config = ProfilerConfig.build()
     thread = run_finish(config, make_header(rank), Path("runs/one"), tools, action)
     if thread:
         thread.join()
     return thread
 
 
-def python(code):
-    return [sys.executable, "-c", code]
+@pytest.fixture
+def longest(monkeypatch):
+    def set_to(seconds):
+        monkeypatch.setattr("lightning_rlprof.recording.on_finish._LONGEST_CALL_S", seconds)
+
+    return set_to
 
 
-SAY = (
-    "import os; print('/'.join(os.environ['RLPROF_' + key] for key in "
-    "('RUN', 'TOOL', 'RANK', 'PID', 'ROLE')), os.environ['VERL_PROFILE_SAVE_PATH'])"
-)
-
-
-def test_a_command_is_told_the_run_and_its_output_is_logged(caplog):
-    caplog.set_level(logging.INFO)
-
-    finish(command=python(SAY), tools=("nsight", "nvtx"))
-
-    assert "on_finish, rank 0: runs/one/nsight,nvtx/0/1/actor runs/one" in caplog.messages
-
-
-def test_a_callable_is_told_the_same_off_the_training_thread():
+def test_a_callable_is_told_of_the_run_off_the_training_thread():
     told = []
 
     finish(lambda finished: told.append((finished, threading.get_ident())))
@@ -54,44 +43,22 @@ def test_a_callable_is_told_the_same_off_the_training_thread():
     assert thread != threading.get_ident()
 
 
-def test_a_command_that_fails_is_one_warning(caplog):
-    finish(command=python("import sys; print('no space'); sys.exit(3)"))
-
-    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert record.message == "on_finish.command ended with status 3 on rank 0"
-
-
-def test_a_command_that_does_not_exist_is_one_warning(caplog):
-    finish(command=["/no/such/program"])
-
-    assert "on_finish.command could not be started: " in caplog.text
-
-
 @pytest.mark.parametrize("error", [RuntimeError("bucket is gone"), SystemExit("bucket is gone")])
-def test_a_callable_that_raises_is_one_warning_and_the_command_still_runs(error, caplog):
-    caplog.set_level(logging.INFO)
-
+def test_a_callable_that_raises_is_one_warning(error, caplog):
     def broken(finished):
         raise error
 
-    finish(broken, command=python("print('ran')"))
+    finish(broken)
 
-    assert f"on_finish failed on rank 0: {error!r}" in caplog.text
-    assert "on_finish, rank 0: ran" in caplog.messages
-
-
-def test_a_command_that_hangs_is_stopped_with_what_it_started(caplog):
-    child = "[sys.executable, '-c', 'import time; time.sleep(600)']"
-
-    finish(command=python(f"import subprocess, sys; subprocess.run({child})"), timeout_s=0.5)
-
-    assert "stopped on_finish.command after 0.5 s" in caplog.messages
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.message == f"on_finish failed on rank 0: {error!r}"
 
 
-def test_a_callable_that_hangs_is_left_behind(caplog):
+def test_a_callable_that_hangs_is_left_behind(caplog, longest):
+    longest(0.05)
     forever = threading.Event()
 
-    finish(lambda _: forever.wait(600), timeout_s=0.05)
+    finish(lambda _: forever.wait(600))
 
     assert (
         "on_finish of rank 0 still runs after 0.05 s; no longer waiting for it" in caplog.messages
@@ -104,12 +71,10 @@ def test_a_callable_that_hangs_is_left_behind(caplog):
     [
         ({}, [0]),
         ({"steps": [1], "ranks": [1, 2]}, [1, 2]),
-        ({"steps": [1], "ranks": [1], "on_finish": {"ranks": [3]}}, [3]),
-        ({"on_finish": {"all_ranks": True}}, [0, 1, 2, 3]),
-        ({"on_finish": {"ranks": []}}, []),
+        ({"steps": [1], "all_ranks": True}, [0, 1, 2, 3]),
     ],
 )
-def test_it_runs_on_the_chosen_ranks(config, expected):
+def test_it_runs_on_captured_ranks_or_on_rank_0(config, expected):
     built = ProfilerConfig.build(config)
 
     assert [rank for rank in range(4) if built.wants_finish(rank)] == expected
@@ -121,7 +86,7 @@ def test_it_runs_on_the_chosen_ranks(config, expected):
 @pytest.mark.parametrize(
     ("mode", "waits"), [("worker", True), ("driver", False), ("client", False), (None, False)]
 )
-def test_it_is_waited_for_where_ray_would_kill_it(monkeypatch, mode, waits):
+def test_it_is_waited_for_where_ray_would_kill_it(monkeypatch, longest, mode, waits):
     context = SimpleNamespace(worker=SimpleNamespace(mode=mode))
     context = SimpleNamespace() if mode == "client" else context
     fake = SimpleNamespace(WORKER_MODE="worker", get_runtime_context=lambda: context)
@@ -129,7 +94,8 @@ def test_it_is_waited_for_where_ray_would_kill_it(monkeypatch, mode, waits):
     monkeypatch.setitem(sys.modules, "ray", fake)
     # The machine may stop a process that does not wait, but not for so long.
     timeout_s = 0.2 if waits else 60.0
-    config = ProfilerConfig.build({"on_finish": {"timeout_s": timeout_s}})
+    longest(timeout_s)
+    config = ProfilerConfig.build()
     forever = threading.Event()
 
     before = time.monotonic()
@@ -161,16 +127,6 @@ def test_a_session_runs_it_once_when_its_files_are_complete(tmp_path):
         if thread.name == "rlprof-finish":
             thread.join()
     assert statuses == [({0: "finished"}, "FakeRecorder")]
-
-
-def test_the_environment_of_the_parent_is_kept(monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setenv("RLPROF_TEST_MARK", "kept")
-
-    finish(command=python("import os; print(os.environ['RLPROF_TEST_MARK'])"))
-
-    assert "on_finish, rank 0: kept" in caplog.messages
-    assert "RLPROF_RUN" not in os.environ
 
 
 def test_what_is_told_is_frozen():

@@ -126,52 +126,24 @@ def test_what_is_passed_in_code_is_in_the_configuration_of_the_run(tmp_path, mon
     assert header.config["discrete"] is True
     assert header.config["integrated"]["stage"] == "actor_update"
     assert header.config["recorders"] == ["FakeRecorder"]
-    assert header.config["on_finish"]["function"] == "upload"
+    assert header.config["on_finish"] == "upload"
     shown = dict(configuration(load(tmp_path / "run")))
     assert shown["recorders"] == '["FakeRecorder"]'
-    assert shown["on_finish.function"] == "upload"
+    assert shown["on_finish"] == "upload"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["upload.sh", "--token", "SECRET", "-pSECRET", "--key=SECRET", "SECRET"],
-        ["sh", "-c", "curl -H 'Authorization: Bearer SECRET' https://u:SECRET@host/x?k=SECRET"],
-    ],
-)
-def test_secrets_are_in_no_file_log_or_report_of_a_run(command, tmp_path, caplog, monkeypatch):
+def test_secrets_are_in_no_file_log_or_report_of_a_run(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("RLPROF__NSIGHT__WORKER__ENV_VAR", "HF_TOKEN=SECRET,OTHER=SECRET")
     caplog.set_level(0)
-    config = ProfilerConfig.build(
-        on_finish={"command": ["true", *command[1:]]}, profile_save_path=str(tmp_path)
-    )
+    config = ProfilerConfig.build(profile_save_path=str(tmp_path))
     with start_session(config, name="run"):
         pass
-    for thread in threading.enumerate():
-        if thread.name == "rlprof-finish":
-            thread.join()
     path = tmp_path / "run" / "rank-00000.jsonl"
-    assert "SECRET" not in path.read_text() + caplog.text + repr(config.on_finish)
+    assert "SECRET" not in path.read_text() + caplog.text
     header = read_trace(path).header
     assert header.config["nsight"]["worker"]["env-var"] == "HF_TOKEN,OTHER"
-    assert header.config["on_finish"]["command"][0] == "true"
     assert "SECRET" not in render_report(load(tmp_path / "run"), {})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-@pytest.mark.parametrize(
-    "given", ["[a, SECRET", "up.sh SECRET | x", "TOKEN=SECRET up.sh", "'SECRET"]
-)
-def test_an_error_in_a_command_shows_no_secret(given, monkeypatch, tmp_path):
-    monkeypatch.setenv("RLPROF__ON_FINISH__COMMAND", given)
-    with pytest.raises(ConfigError) as caught:
-        ProfilerConfig.build()
-    assert "SECRET" not in str(caught.value)
-    monkeypatch.delenv("RLPROF__ON_FINISH__COMMAND")
-    (tmp_path / "x.yaml").write_text(f"on_finish:\n  command: {given}\n")
-    with pytest.raises(ConfigError) as caught:
-        ProfilerConfig.build(tmp_path / "x.yaml")
-    assert "SECRET" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

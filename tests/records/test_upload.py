@@ -1,9 +1,5 @@
 """Finished runs on their way to fsspec's file system in memory."""
 
-import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,45 +119,21 @@ def test_a_file_that_arrives_with_another_size_is_an_error(
         upload(run, TO)
 
 
-def test_a_command_of_on_finish_uploads_its_rank(run: Path, tmp_path: Path) -> None:
-    code = "from lightning_rlprof.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "export", "--to", f"file://{tmp_path}/kept"]
-    told = {**os.environ, "RLPROF_RUN": str(run), "RLPROF_RANK": "1", "COLUMNS": "200"}
-    done = subprocess.run(command, env=told, check=False, capture_output=True, text=True)
-    target = f"file://{tmp_path}/kept/my run"
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"Uploaded 2 files to {target}, ")
-    kept = tmp_path / "kept" / "my run"
-    assert sorted(p.name for p in kept.iterdir()) == ["rank-00001", "rank-00001.jsonl"]
-
-
-def hooked(to: str, folder: Path) -> None:
-    """Record a step in a session whose hook uploads it, and wait for the hook."""
-    code = "from lightning_rlprof.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "export", "--to", to]
-    config = ProfilerConfig.build({"on_finish": {"command": command}}, profile_save_path=folder)
-    session = start_session(config, recorders=[FakeRecorder()])
+def test_a_callable_of_on_finish_uploads_the_complete_run(tmp_path: Path) -> None:
+    config = ProfilerConfig.build(profile_save_path=str(tmp_path / "here"))
+    to = f"file://{tmp_path}/kept"
+    session = start_session(
+        config,
+        recorders=[FakeRecorder()],
+        on_finish=lambda finished: upload(finished.run, to, finished.rank),
+    )
     session.begin_step(1)
     session.end_step()
     session.close()
     for thread in threading.enumerate():
         if thread.name == "rlprof-finish":
             thread.join()
-
-
-def test_a_session_uploads_its_run_when_it_is_complete(tmp_path: Path) -> None:
-    hooked(f"file://{tmp_path}/kept", tmp_path / "here")
     (kept,) = (tmp_path / "kept").iterdir()
     assert load(kept).statuses == {0: "finished"}
     here = tmp_path / "here" / kept.name / "rank-00000.jsonl"
     assert (kept / here.name).read_bytes() == here.read_bytes()
-
-
-def test_a_hook_that_cannot_upload_is_a_warning_without_credentials(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    hooked("nonsense://someone:hunter2hunter2@host/runs", tmp_path)
-    assert "on_finish.command ended with status 2 on rank 0" in caplog.messages
-    assert "nonsense://host/runs: the URL contains credentials" in caplog.text
-    assert "hunter2" not in caplog.text

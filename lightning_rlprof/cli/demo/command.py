@@ -1,6 +1,5 @@
 """The verb ``demo``: record a small GRPO training on this machine, and show where its time went."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,20 +22,13 @@ _STEPS_TO_FIND_SLOW = 40
 
 
 def demo(
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="small (default), or smollm2: SmolLM2-135M from PyPI"),
-    ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of RL steps (default: 300; smollm2: 16)"),
+        typer.Option(metavar="N", help="Number of RL steps (default: 300)"),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            metavar="TASK",
-            help="reasoning-gym task (default: spell_backward; smollm2: chain_sum)",
-        ),
+        typer.Option(metavar="TASK", help="reasoning-gym task (default: spell_backward)"),
     ] = None,
     kv_cache: Annotated[bool, typer.Option("--kv-cache", help="Generate with a KV cache")] = False,
     ranks: Annotated[
@@ -71,33 +63,16 @@ def demo(
             rich_help_panel=_WRONG,
         ),
     ] = None,
-    asynchronous: Annotated[
-        bool,
-        typer.Option("--async", help="Train on Ray, with rollout actors that run ahead"),
-    ] = False,
-    kill_rollout: Annotated[
-        bool, typer.Option("--kill-rollout", help="With --async: kill a rollout actor halfway")
-    ] = False,
 ) -> None:
     """Train a small policy with GRPO here, to see what you get."""
     if slow_by is not None and slow_rank is None:
         raise RlprofError("--slow-by needs --slow-rank", hint="For example --slow-rank 1")
-    if kill_rollout and not asynchronous:
-        raise RlprofError("--kill-rollout needs --async")
-    others = {"model": model, "ranks": ranks, "slow-rank": slow_rank, "kv-cache": kv_cache or None}
-    others["inject"] = inject
-    for name, value in others.items():
-        if asynchronous and value is not None:
-            raise RlprofError(f"--{name} doesn't apply to --async")
-    given: dict[str, Any] = {"model": model, "steps": steps, "task": task, "ranks": ranks}
+    given: dict[str, Any] = {"steps": steps, "task": task, "ranks": ranks}
     given |= {"slow_rank": slow_rank, "slow_by": slow_by, "inject": inject}
     if inject in _ON_TWO_RANKS:
         given["ranks"] = ranks or 2
     chosen = {name: value for name, value in given.items() if value is not None}
     wanted = DemoOptions(kv_cache=kv_cache, save_path=output, **chosen)
-    if asynchronous:
-        _asynchronous(wanted, kill=kill_rollout)
-        return
     if inject is not None:
         _injected(wanted)
         return
@@ -109,12 +84,9 @@ def demo(
         )
     from lightning_rlprof.loaders.load import load
 
-    status(f"Training {wanted.recipe.title} with GRPO: a minute or two on two idle cores ...")
-    # Before torch starts its threads: with a busy neighbour, threads that spin while they wait made
-    # a step of SmolLM2 six times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    status("Training a small policy with GRPO: a minute or two on two idle cores ...")
     with progress_bar("warm start", lines=True) as update:
-        with _installed("demo"):
+        with _installed():
             from lightning_rlprof.cli.demo.run import run_demo
 
         result = run_demo(wanted, progress=_shown(update))
@@ -123,7 +95,8 @@ def demo(
         raise RlprofError(f"the training left no run in {output}; see the messages above")
     trained = f"Trained {result.parameters:,} parameters for {len(result.rewards)} steps"
     say(f"{trained} in {result.seconds:.0f} s.")
-    _say_exact(result.exact_before, result.exact_after)
+    exact = f"{result.exact_before:.2f} → {result.exact_after:.2f}"
+    say(f"Held-out exact match, before and after GRPO: {exact}", "bold")
     spans = load(run)
     describe(spans)
     wrote(write_page(spans))
@@ -144,7 +117,7 @@ def _injected(wanted: DemoOptions) -> None:
 
     status(f"Training with a fault ({wanted.inject}). This takes up to a minute ...")
     with progress_bar("training", lines=True) as update:
-        with _installed("demo"):
+        with _installed():
             from lightning_rlprof.cli.demo.injected import run_injected_demo
 
         result = run_injected_demo(wanted, progress=_shown(update))
@@ -171,38 +144,16 @@ def _injected(wanted: DemoOptions) -> None:
         next_command("rlprof", *(run if word == "RUN" else word for word in words))
 
 
-def _asynchronous(wanted: DemoOptions, *, kill: bool) -> None:
-    from lightning_rlprof.loaders.load import load
-
-    status("Training asynchronously on Ray. This takes half a minute ...")
-    with progress_bar("warm start", lines=True) as update:
-        with _installed("demo,ray"):
-            from lightning_rlprof.cli.demo.asynchronous import run_async_demo
-
-        result = run_async_demo(wanted, kill=kill, progress=_shown(update))
-    killed = " One rollout actor was killed halfway." if kill else ""
-    say(f"Trained in {result.seconds:.0f} s.{killed}")
-    _say_exact(result.exact_before, result.exact_after)
-    describe(load(result.run))
-    wrote(result.run)
-    next_command("rlprof", "show", result.run, "samples")
-    next_command("rlprof", "report", result.run, "--open")
-
-
 @contextmanager
-def _installed(extra: str) -> Iterator[None]:
-    """Say which extra has a package that an import lacks."""
+def _installed() -> Iterator[None]:
+    """Say that the extra has a package that an import lacks."""
     try:
         yield
     except ModuleNotFoundError as error:
         text = f"the demo needs {error.name}, which is not installed"
-        raise RlprofError(text, hint=f'pip install "lightning-rlprof[{extra}]"') from error
+        raise RlprofError(text, hint='pip install "lightning-rlprof[demo]"') from error
 
 
 def _shown(update: Callable[[int, int, str], None]) -> Callable[[int, int, float], None]:
     """Return what shows the progress of a training."""
     return lambda step, steps, reward: update(step, steps, f"reward {reward:.2f}")
-
-
-def _say_exact(before: float, after: float) -> None:
-    say(f"Held-out exact match, before and after GRPO: {before:.2f} → {after:.2f}", "bold")

@@ -1,4 +1,4 @@
-"""What a demo trains, and the recipes of its models."""
+"""What a demo trains, and how."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -21,10 +21,9 @@ _ONE_RANK = ("oom", "throttle")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained, so that a demo takes a minute or two on two CPU cores.
+    """How a policy is trained, so that a demo takes a minute or two on two CPU cores.
 
     Attributes:
-        title: What the model is, for people.
         tasks: Of `demo.task.TASKS`, those that it can learn; the first is the default.
         steps: RL steps, unless the options say otherwise.
         prompts: Prompts per step and rank.
@@ -37,45 +36,15 @@ class Recipe:
             neighbour a step of the small policy took 3 s on two threads instead of 0.4 s.
     """
 
-    title: str
-    tasks: tuple[str, ...]
-    steps: int
-    prompts: int
-    samples: int
-    held_out: int
-    warmup_batch: int
-    warmup_rate: float
-    learning_rate: float
-    threads: int
-
-
-RECIPES = {
-    "small": Recipe(
-        title="a small policy",
-        tasks=("spell_backward", "number_sorting"),
-        steps=300,
-        prompts=8,
-        samples=8,
-        held_out=256,
-        warmup_batch=64,
-        warmup_rate=2e-3,
-        learning_rate=3e-4,
-        threads=1,
-    ),
-    "smollm2": Recipe(
-        title="SmolLM2-135M",
-        tasks=("chain_sum",),
-        steps=16,
-        prompts=2,
-        samples=4,
-        held_out=64,
-        warmup_batch=16,
-        warmup_rate=2e-5,
-        learning_rate=1e-5,
-        threads=2,
-    ),
-}
-"""The models that the demo offers."""
+    tasks: tuple[str, ...] = ("spell_backward", "number_sorting")
+    steps: int = 300
+    prompts: int = 8
+    samples: int = 8
+    held_out: int = 256
+    warmup_batch: int = 64
+    warmup_rate: float = 2e-3
+    learning_rate: float = 3e-4
+    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +52,7 @@ class DemoOptions:
     """What a demo trains.
 
     Attributes:
-        model: One of `RECIPES`.
+        recipe: How the policy is trained.
         task: One of the recipe's tasks; None takes the first.
         steps: RL steps; None takes the recipe's.
         kv_cache: Generate with a cache of keys and values; without it, generation dominates a step.
@@ -100,7 +69,7 @@ class DemoOptions:
             one of the ranks.
     """
 
-    model: str = "small"
+    recipe: Recipe = Recipe()
     task: str | None = None
     steps: int | None = None
     kv_cache: bool = False
@@ -114,7 +83,6 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
-        _one_of("model", self.model, RECIPES)
         if self.task is not None:
             _one_of("task", self.task, self.recipe.tasks)
         for name, value in (("steps", self.steps), ("ranks", self.ranks)):
@@ -143,11 +111,6 @@ class DemoOptions:
         if self.steps is not None and self.steps < _FEWEST_INJECTED:
             text = f"{what} needs steps before and after it, and steps={self.steps} is given"
             raise ConfigError(f"{text}; give a number from {_FEWEST_INJECTED} up")
-
-    @property
-    def recipe(self) -> Recipe:
-        """How the model is trained."""
-        return RECIPES[self.model]
 
 
 def _one_of(key: str, name: str, allowed: Collection[str]) -> None:

@@ -20,7 +20,6 @@ from torch import Tensor
 from lightning_rlprof.cli.demo.grpo import Grpo, exact_match, warm_start
 from lightning_rlprof.cli.demo.options import DemoOptions
 from lightning_rlprof.cli.demo.policy import Policy, SmallPolicy
-from lightning_rlprof.cli.demo.smollm2 import load_smollm2
 from lightning_rlprof.cli.demo.task import Characters, Task, make_task
 
 Progress = Callable[[int, int, float], None]
@@ -61,12 +60,14 @@ def run_demo(
     options: DemoOptions,
     callbacks: Sequence[pl.Callback] = (),
     progress: Progress = lambda *_: None,
+    given: tuple[Policy, Task] | None = None,
 ) -> DemoResult:
     """Train a policy by GRPO and say how much better it answers prompts that it never saw.
 
     Lightning is quiet from then on, and torch computes on the recipe's threads. With several ranks
     the callbacks are pickled and run in the ranks' processes, and the script that calls this needs
-    ``if __name__ == "__main__":``. ``progress`` is called here, on a thread.
+    ``if __name__ == "__main__":``. ``progress`` is called here, on a thread. A
+    ``given`` policy and its task are trained instead of those of the options.
 
     Raises:
         RlprofError: A package that the task or the model needs is not installed.
@@ -80,7 +81,7 @@ def run_demo(
     start = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        policy, task = policy_and_task(options)
+        policy, task = given or policy_and_task(options)
         warmup = task.warmup_steps if options.warmup_steps is None else options.warmup_steps
         warm_start(policy, task, warmup, options.seed, options.recipe)
         before = exact_match(policy, task)
@@ -102,11 +103,8 @@ def run_demo(
 
 def policy_and_task(options: DemoOptions) -> tuple[Policy, Task]:
     """Return what the options train, before the warm start."""
-    name, held_out = options.task or options.recipe.tasks[0], options.recipe.held_out
-    if options.model == "smollm2":
-        policy, tokens = load_smollm2()
-        return policy, make_task(name, options.seed, held_out, tokens)
-    task = make_task(name, options.seed, held_out)
+    name = options.task or options.recipe.tasks[0]
+    task = make_task(name, options.seed, options.recipe.held_out)
     assert isinstance(task.tokenizer, Characters)
     return SmallPolicy(task.tokenizer.vocabulary, task.prompt_width + task.answer_width), task
 

@@ -72,7 +72,7 @@ class Task:
     warmup_steps: int
     """Steps of supervised warm start that leave the policy right now and then, not often."""
 
-    def __init__(self, seed: int, held_out: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, seed: int, held_out: int, tokenizer: Tokenizer | None = None) -> None:
         try:
             import reasoning_gym
         except ImportError as error:
@@ -172,35 +172,14 @@ def _digits(numbers: Sequence[str]) -> str:
     return "".join(str(int(float(number))) for number in numbers)
 
 
-class _ChainSum(Task):
-    """Two numbers of one digit, so that all prompts have the same length.
-
-    The answer repeats the problem, as a chat model does; the verifier reads what follows ``=``.
-    """
-
-    name, wrong, warmup_steps = "chain_sum", 0.5, 3
-    options: Mapping[str, Any] = {"max_terms": 2, "max_digits": 1}
-
-    def prompt(self, entry: Entry) -> str:
-        return f"{entry['metadata']['expression']} ="
-
-    def answer(self, entry: Entry) -> str:
-        return f"{self.prompt(entry)} {entry['answer']}"
-
-    def verifier_text(self, text: str) -> str:
-        return text.rpartition("=")[2].strip()
-
-
-TASKS = {task.name: task for task in (_NumberSorting, _SpellBackward, _ChainSum)}
+TASKS = {task.name: task for task in (_NumberSorting, _SpellBackward)}
 """The tasks that the demo offers, by reasoning-gym's names."""
 
 
-def make_task(
-    name: str, seed: int = 0, held_out: int = 256, tokenizer: Tokenizer | None = None
-) -> Task:
+def make_task(name: str, seed: int = 0, held_out: int = 256) -> Task:
     """The task of that name, its entries drawn with that seed.
 
     Raises:
         RecorderError: reasoning-gym is not installed.
     """
-    return TASKS[name](seed, held_out, tokenizer)
+    return TASKS[name](seed, held_out)

@@ -51,8 +51,6 @@ DOORS = (
             "trl.trainer.kto_trainer",
             "trl.generation.vllm_generation",
             "trl.experimental.online_dpo.online_dpo_trainer",
-            "trl.experimental.async_grpo.async_grpo_trainer",
-            "trl.experimental.async_grpo.async_rollout_worker",
         ),
         "trl",
         "1.16",

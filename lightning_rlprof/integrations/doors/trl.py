@@ -1,23 +1,24 @@
 """Door to TRL: what its trainers do inside of the Hugging Face Trainer's `training_step`.
 
-Steps, the update and the optimizer are those of `doors.transformers`. Asynchronous GRPO has a file
-of its own, `doors.trl_async`.
+Steps, the update and the optimizer are those of `doors.transformers`, which is all that is recorded
+of asynchronous GRPO.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_rlprof.integrations.doors import trl_async
 from lightning_rlprof.integrations.doors.kit import Kit
-from lightning_rlprof.integrations.doors.trl_samples import sampled
-from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.annotations import listener, stage
+from lightning_rlprof.recording.samples import sample
+from lightning_rlprof.records.records import Fate
 
 KIT = Kit("TRL", "trl")
 
 _REWARD = stage("compute_reward")
 _REFERENCE, _OLD = stage("reference_compute_log_prob"), stage("actor_compute_log_prob")
+_EQUAL = 1e-8  # rewards of a group that differ by less give no advantage
 
 
 def install(module: Any) -> None:
@@ -33,7 +34,7 @@ def _on_policy(kind: str) -> Any:
             return
         KIT.marks(trainer, "_generate_and_score_completions", "compute_advantage")
         KIT.marks(trainer, "_generate_single_turn", "actor_generate", _generated)
-        KIT.replace(trainer, "_calculate_rewards", lambda each: _REWARD(sampled(each, KIT)))
+        KIT.replace(trainer, "_calculate_rewards", lambda each: _REWARD(_sampled(each)))
         KIT.replace(trainer, "_get_per_token_logps_and_entropies", _log_probs)
         if hasattr(trainer, "_tool_call_loop"):
             KIT.marks(trainer, "_tool_call_loop", "tool_calls")
@@ -78,6 +79,55 @@ def _is_reference(trainer: Any, model: Any) -> bool:
 _is_reference = KIT.quiet(_is_reference)
 
 
+def _sampled(function: Any) -> Any:
+    """Return ``_calculate_rewards`` so that it records the samples that it has scored.
+
+    The rewards are known before the steps that train them.
+    """
+
+    @functools.wraps(function)
+    def call(self: Any, inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any) -> Any:
+        found = function(self, inputs, prompts, completions, ids, *more)
+        if listener() is not None:
+            _record(self, ids, found)
+        return found
+
+    return call
+
+
+@KIT.quiet
+def _record(trainer: Any, ids: Sequence[Sequence[int]], gathered: Any) -> None:
+    """Record the completions of this rank; their rewards are among those of all ranks."""
+    weights = trainer.reward_weights.to(gathered.device)
+    rewards = (gathered * weights).nansum(1).tolist()
+    training = bool(trainer.model.training)
+    size = trainer.num_generations
+    if not training:
+        size = getattr(trainer, "num_generations_eval", size)
+    most = getattr(trainer, "max_completion_length", None)
+    limit = {} if most is None else {"response_limit": int(most)}
+    first, step = trainer.accelerator.process_index * len(ids), int(trainer.state.global_step)
+    for place, own in enumerate(ids, start=first):
+        group = place // size
+        members = rewards[group * size : (group + 1) * size]
+        fate: Fate = "trained"
+        if not training:
+            fate = "evaluation"
+        elif trainer.mask_truncated_completions and _is_truncated(trainer, own):
+            fate = "truncated"
+        elif max(members) - min(members) < _EQUAL:
+            fate = "zero_advantage"
+        name = f"step {step + 1}, prompt {group}"
+        one = sample(name, version=step)
+        one.end(fate, tokens=len(own), reward=rewards[place], **limit)
+
+
+def _is_truncated(trainer: Any, ids: Sequence[int]) -> bool:
+    """Return whether a completion ended by its length."""
+    ends = getattr(trainer, "eos_token_ids", None) or [trainer.eos_token_id]
+    return not len(ids) or int(ids[-1]) not in ends
+
+
 def _vllm(module: Any) -> None:
     KIT.marks(KIT.find(module, "VLLMGeneration"), "sync_weights", "weight_sync")
 
@@ -120,6 +170,4 @@ _INSTALL = {
     "kto_trainer": _preference,
     "vllm_generation": _vllm,
     "online_dpo_trainer": _online_dpo,
-    "async_grpo_trainer": trl_async.install_trainer,
-    "async_rollout_worker": trl_async.install_worker,
 }

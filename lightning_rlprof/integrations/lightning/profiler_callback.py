@@ -112,7 +112,7 @@ class ProfilerCallback(Callback):
         config: A `ProfilerConfig`, a mapping or DictConfig, or the path of a YAML file.
         recorders: Recorders of your own, instead of those that the configuration chooses.
         on_finish: Called with a `Finished` when this rank's files are complete, off the training
-            thread; the key ``on_finish`` of the configuration says on which ranks, for how long.
+            thread: on captured ranks, or on rank 0 if none is captured. It may take ten minutes.
         **options: Fields of the configuration, which win over ``config``.
 
     Raises:

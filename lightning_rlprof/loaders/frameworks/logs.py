@@ -26,7 +26,7 @@ from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
 
 Log = Literal["areal events", "areal sessions", "slime", "verl", "rl-insight"]
-SUFFIXES = (".jsonl", ".json", ".pt")
+SUFFIXES = (".jsonl", ".json")
 """Of files that may be logs."""
 
 _FEW_LINES = 16  # of which the first may be damaged
@@ -44,12 +44,7 @@ def kind_of_log(path: Path) -> Log | None:
             if path.suffix == ".jsonl":
                 parts = iter(lambda: file.readline(LONGEST), b"")
                 return _kind_of_lines(islice(parts, _FEW_LINES))
-            head = file.read(_HEAD)
-            if path.suffix == ".json":
-                return "slime" if _DUMP.match(head) else None
-            # torch.save writes an archive whose first part is the pickle, not compressed.
-            is_dump = head[:2] == b"PK" and b"rollout_id" in head and b"samples" in head
-            return "slime" if path.suffix == ".pt" and is_dump else None
+            return "slime" if _DUMP.match(file.read(_HEAD)) else None
     except OSError:
         return None
 

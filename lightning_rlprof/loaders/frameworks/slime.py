@@ -1,14 +1,12 @@
 """Dumps of slime's rollouts: samples, each with a trace of what was done for it.
 
-slime writes them with ``--save-debug-rollout-data``, as pickles. They are loaded with
-``torch.load(weights_only=True)`` alone: any other way runs the code that a pickle names. An
-interpreter of its own does it, so that nothing here needs PyTorch.
+slime writes them with ``--save-debug-rollout-data``, as pickles, which can run code. The page of
+slime converts them to the JSON that is read here.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,39 +33,7 @@ from lightning_rlprof.records.records import SAMPLE, Number
 from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLine
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
-from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
-_HINT = "If you trust the file, convert it to JSON Lines: docs/integrations/slime.md"
-_TORCH = "pip install 'torch>=2.6'"
-# Before PyTorch 2.6, weights_only could be made to run code: CVE-2025-32434.
-_LOAD = """
-import json, torch
-folder, *paths = sys.argv[1:]
-answer["version"] = torch.__version__
-is_safe = [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 6]
-fields = (
-    "index", "group_index", "status", "remove_sample", "reward", "response_length",
-    "weight_versions", "trace",
-)
-answer["refused"] = refused = {}
-for at, path in enumerate(paths if is_safe else ()):
-    try:
-        dump = torch.load(path, map_location="cpu", weights_only=True)
-        samples = dump["samples"]
-        with open(os.path.join(folder, f"{at}.jsonl"), "w") as file:
-            for each in samples:
-                try:
-                    own = {name: each[name] for name in fields if name in each}
-                    own["rollout_id"] = dump.get("rollout_id")
-                    line = json.dumps(own, default=str, skipkeys=True)
-                except Exception:
-                    line = "null"
-                print(line, file=file)
-    except Exception as error:
-        refused[path] = str(error)[:10_000]
-answer["is_safe"] = is_safe
-"""
-_REFUSED = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 _EVALUATION = re.compile(r"eval_\d+$")
 _GENERATE, _WHOLE, _GROUP = "actor_generate", "generate_and_rm", "generate_and_rm_group"
 _FATES = {"truncated": "truncated", "aborted": "aborted", "failed": "aborted"}
@@ -109,7 +75,7 @@ class _Trace(NamedTuple):
 
 
 def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
-    """Read dumps of rollouts as one rank: ``.pt``, or JSON of the same samples.
+    """Read dumps of rollouts, in JSON or lines of it, as one rank.
 
     A step is a rollout, up to the next one; a phase is in the step in which it began. ``completed``
     isn't a fate, because the dump is written before the update.
@@ -117,9 +83,7 @@ def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     Raises:
         TraceError: None of the files can be read, or no sample has a trace.
     """
-    with TemporaryDirectory() as folder:
-        plain = _unpickled([each for each in paths if each.suffix == ".pt"], Path(folder))
-        read, broken = read_each(paths, lambda path: _read(path, plain.get(path, path)))
+    read, broken = read_each(paths, _read)
     spans, names = list[SpanLine](), list[SampleLine]()
     lives, parts = list[tuple[_Dump, int, int]](), list[tuple[bool, int, int]]()
     seen, torn = set[str](), 0
@@ -314,15 +278,13 @@ def _name(number: int, dump: _Dump, sample: Mapping[str, Any]) -> SampleLine:
     return SampleLine(number, name, name, whole(told.get("attempt")) or 0)
 
 
-def _read(path: Path, plain: Path | TraceError) -> tuple[list[_Dump], int]:
+def _read(path: Path) -> tuple[list[_Dump], int]:
     """Return the rollouts of a file, and the number of samples or lines that cannot be read."""
-    if isinstance(plain, TraceError):
-        raise plain
     stem = re.search(r"\d+$", path.stem)
     number = int(stem[0][-9:]) if stem else 0
     evaluates = _EVALUATION.search(path.stem) is not None
     found, lost = dict[int, list[Mapping[str, Any]]](), 0
-    for each in objects(plain) if plain.suffix == ".jsonl" else [_whole_object(plain)]:
+    for each in objects(path) if path.suffix == ".jsonl" else [_whole_object(path)]:
         told = each or {}
         samples = told.get("samples", [told])
         own = whole(told.get("rollout_id"))
@@ -342,30 +304,3 @@ def _whole_object(path: Path) -> Mapping[str, Any] | None:
             return as_object(file.read())
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def _unpickled(paths: Sequence[Path], folder: Path) -> dict[Path, Path | TraceError]:
-    """Write the samples of dumps as lines into a folder, or return why one is refused."""
-    if not paths:
-        return {}
-    size = sum(path.stat().st_size for path in paths)
-    try:
-        told = ask(_LOAD, str(folder), *map(str, paths), timeout_s=60 + size / 1e6)
-    except InterpreterError as error:
-        why = f"{paths[0]}: PyTorch, which is needed to read it, failed: {error}"
-        raise TraceError(why, hint=_TORCH) from error
-    if not told["is_safe"]:
-        why = f"{paths[0]}: PyTorch {told['version']} may run code of such a file"
-        raise TraceError(why, hint=_TORCH)
-    return {
-        path: _refusal(path, told["refused"][str(path)])
-        if str(path) in told["refused"]
-        else folder / f"{at}.jsonl"
-        for at, path in enumerate(paths)
-    }
-
-
-def _refusal(path: Path, text: str) -> TraceError:
-    named = _REFUSED.search(text)
-    why = f"it holds objects of {named[1]}" if named else "it is damaged, or not a dump of slime's"
-    return TraceError(f"{path}: refused by torch.load(weights_only=True): {why}", hint=_HINT)

@@ -32,7 +32,7 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
 )
 from lightning_rlprof.loaders.rank_names import labels_of_verl
 from lightning_rlprof.records.records import KINDS, STAGES
-from lightning_rlprof.system.memory_trim import give_back
+from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.table import Cut, Loss

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from time import perf_counter_ns
 
-from lightning_rlprof.system.process_memory import limit_bytes, pages, resident_bytes
+from lightning_rlprof.system.process import limit_bytes, pages, resident_bytes
 
 _CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
 

@@ -214,6 +214,7 @@ _COLUMNS = (
 _WIDTH = 1 + len(_COLUMNS)
 _UNKNOWN = -1
 # 40 bytes each: 40 MB in all, and close to three hours at the default interval.
+_INTERVAL_MS = 10.0  # between two samples of the timeline
 _MOST = 1_000_000
 _STOP_S = 5.0
 _ROWS_AT_ONCE = 10_000
@@ -337,7 +338,7 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
     wanted, kind = config.memory, header.device
     parts: list[Recorder] = []
     if wanted.level in ("timeline", "snapshot"):
-        parts.append(MemoryTimelineRecorder(kind, wanted.interval_ms))
+        parts.append(MemoryTimelineRecorder(kind, _INTERVAL_MS))
     if wanted.level == "snapshot":
         sizes = {"max_entries": wanted.max_entries, "stack_depth": wanted.stack_depth}
         parts.append(MemorySnapshotRecorder(kind, header.rank, **sizes))

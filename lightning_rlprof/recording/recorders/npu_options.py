@@ -1,7 +1,7 @@
 """What torch_npu.profiler is told; whatever would not take effect is refused before training."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,10 +15,16 @@ _LEVELS = {
     "level2": "Level2",
 }
 _FILTERS = ("mstx_domain_include", "mstx_domain_exclude")
+_OF_THE_HOST = {"gc_detect_threshold"}
+_CHOSEN_BY = {
+    "profiler_level": "profile_level",
+    "export_type": "profile_export_type",
+    "mstx": "mstx",
+    "msprof_tx": "mstx",
+}
 
 # Which releases know what; post-releases carry back-ports. Only told to people: the signature of
 # what is installed decides.
-_LISTS = "2.1.0.post13, 2.4.0.post4, 2.5.1 and later"
 _METRICS = "2.1.0.post13, 2.4.0.post4, 2.5.1 and later"
 _NUMA = "2.7.1.post11, 2.9.0.post9, 2.10.0.post7, 2.11.0 and later"
 _OTHERS = "2.1.0.post13, 2.5.1.post1, 2.6.0 and later"
@@ -26,7 +32,7 @@ _OTHERS = "2.1.0.post13, 2.5.1.post1, 2.6.0 and later"
 # torch_npu resets what it does not like and prints a line about it.
 _CURES = {
     "aic_metrics": "needs integrated.profile_level: level1 or level2",
-    "op_attr": "needs the format db, in integrated.profile_export_type or npu.export_types",
+    "op_attr": "needs integrated.profile_export_type: db",
     **dict.fromkeys(_FILTERS, "needs integrated.mstx: true"),
 }
 
@@ -70,19 +76,23 @@ def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
     made, block = profiler._ExperimentalConfig, config.integrated
     known = inspect.signature(made).parameters
     given = _given(config, profiler)
-    for name in given:
+    for name, value in given.items():
         if name not in known:
-            _refuse(f"npu.{name}", _OTHERS)
+            _refuse(f"npu.experimental.{name}", _OTHERS)
+        if isinstance(known[name].default, bool) and not isinstance(value, bool):
+            raise RecorderError(f"npu.experimental.{name}={value!r} is neither true nor false")
     deep = block.profile_level in ("level1", "level2")
-    metrics = config.npu.aic_metrics or ("PipeUtilization" if deep else "AiCoreNone")
+    metrics = profiler.AiCMetrics
     # level_none holds only markers, and torch_npu turns them on.
     markers = block.mstx or block.profile_level == "level_none" or "mstx" in (config.tools or ())
-    asked = given | {
+    formats = {"text": profiler.ExportType.Text, "db": profiler.ExportType.Db}
+    asked = {
         "profiler_level": getattr(profiler.ProfilerLevel, _LEVELS[block.profile_level]),
-        "aic_metrics": _member(profiler.AiCMetrics, metrics, "npu.aic_metrics", _METRICS),
-        "export_type": _export(config, profiler),
-        "data_simplification": config.npu.data_simplification,
+        "aic_metrics": metrics.PipeUtilization if deep else metrics.AiCoreNone,
+        "export_type": formats[block.profile_export_type],
+        "data_simplification": True,
         "mstx" if "mstx" in known else "msprof_tx": markers,
+        **given,
     }
     experimental = made(**asked)
     _check_kept(experimental, asked)
@@ -90,46 +100,32 @@ def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
 
 
 def _given(config: ProfilerConfig, profiler: Any) -> dict[str, Any]:
-    """Return what is passed only when it is asked for, by torch_npu's keyword."""
-    npu, block = config.npu, config.integrated
-    threshold = npu.gc_detect_threshold_ms
-    if threshold is not None and not block.profile_with_cpu:
-        raise RecorderError(
-            f"npu.gc_detect_threshold_ms={threshold:g} needs integrated.profile_with_cpu: true"
-        )
-    flags = ("l2_cache", "op_attr", "record_op_args", "sys_io", "sys_interconnection")
-    given: dict[str, Any] = {name: True for name in flags if getattr(npu, name)}
-    given |= {name: getattr(npu, name) for name in _FILTERS if getattr(npu, name)}
-    if npu.host_sys:
-        given["host_sys"] = _host_systems(npu.host_sys, profiler)
-    if (given or npu.aic_metrics) and not block.profile_with_npu:
-        name = next(iter(given), "aic_metrics")
-        raise RecorderError(f"npu.{name} needs integrated.profile_with_npu: true")
-    return given if threshold is None else {**given, "gc_detect_threshold": threshold}
-
-
-def _host_systems(names: Sequence[str], profiler: Any) -> list[Any]:
-    known = getattr(profiler, "HostSystem", None)
-    if known is None:
-        _refuse("npu.host_sys", _OTHERS)
-    return [_member(known, name.upper(), "npu.host_sys", _NUMA) for name in names]
+    """Return `npu.experimental`, with torch_npu's members in place of their names."""
+    block, given = config.integrated, dict(config.npu.experimental)
+    for name, ours in _CHOSEN_BY.items():
+        if name in given:
+            raise RecorderError(f"npu.experimental.{name} is chosen by integrated.{ours}")
+    for name in given:
+        needs = "profile_with_cpu" if name in _OF_THE_HOST else "profile_with_npu"
+        if not getattr(block, needs):
+            raise RecorderError(f"npu.experimental.{name} needs integrated.{needs}: true")
+    if "host_sys" in given:
+        systems = getattr(profiler, "HostSystem", None)
+        if systems is None:
+            _refuse("npu.experimental.host_sys", _OTHERS)
+        names = given["host_sys"] if isinstance(given["host_sys"], list) else [given["host_sys"]]
+        key = "npu.experimental.host_sys"
+        given["host_sys"] = [_member(systems, str(each).upper(), key, _NUMA) for each in names]
+    if "aic_metrics" in given:
+        name, key = str(given["aic_metrics"]), "npu.experimental.aic_metrics"
+        given["aic_metrics"] = _member(profiler.AiCMetrics, name, key, _METRICS)
+    return given
 
 
 def _member(enum: Any, name: str, key: str, releases: str) -> Any:
     if not hasattr(enum, name):
         _refuse(f"{key} {name}", releases)
     return getattr(enum, name)
-
-
-def _export(config: ProfilerConfig, profiler: Any) -> Any:
-    """Return one format as plain text, which every version takes, or a list of two."""
-    members = {"text": profiler.ExportType.Text, "db": profiler.ExportType.Db}
-    names = config.npu.export_types or [config.integrated.profile_export_type]
-    # The same releases learned both; those before set a list to text.
-    lists = "async_mode" in inspect.signature(profiler.tensorboard_trace_handler).parameters
-    if len(names) > 1 and not lists:
-        _refuse(f"npu.export_types={names}", _LISTS)
-    return members[names[0]] if len(names) == 1 else [members[name] for name in names]
 
 
 def _check_kept(experimental: Any, asked: Mapping[str, Any]) -> None:

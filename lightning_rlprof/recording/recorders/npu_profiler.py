@@ -62,6 +62,7 @@ def analyse_captures(
 
 
 _LATER = "run `rlprof ascend parse` later"
+_LONGEST_PARSE_S = 3600.0
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
@@ -204,7 +205,7 @@ class NpuProfilerRecorder(Recorder):
             text = f"{len(self._empty)} of {len(self._made)} captures have no device data"
             self.note(Code.CAPTURE_WITHOUT_DEVICE, text, captures=len(self._empty))
         if self._config.integrated.profile_analysis and self._made:
-            analyse_captures(self._made, self._config.npu.analysis_timeout_s, self.note)
+            analyse_captures(self._made, _LONGEST_PARSE_S, self.note)
 
     def _new_profile(self, out: Path) -> Any:
         module = self._module

@@ -9,7 +9,13 @@ import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.nsys.command_line import capture_range_end
-from lightning_rlprof.recording.nsys.report_files import Source, fetch, folder_of, ranged
+from lightning_rlprof.recording.nsys.report_files import (
+    REPORT_WAIT_S,
+    Source,
+    fetch,
+    folder_of,
+    ranged,
+)
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
@@ -42,7 +48,7 @@ class NsightRecorder(Recorder):
     warning says so and nothing else happens.
 
     In Ray, `finish` moves reports into the rank's folder, after at most
-    ``nsight.report_timeout_s``. Reports written after the process ends: use `collect_reports`.
+    30 seconds. Reports written after the process ends: use `collect_reports`.
 
     Args:
         config: Says how many ranges nsys expects, and where and how long to look for reports.
@@ -96,12 +102,12 @@ class NsightRecorder(Recorder):
         if folder is None:
             text = "nsys writes its reports to its own output directory after this process ends"
             self.note(Code.NSYS_REPORTS_ELSEWHERE, text)
-        elif config.collect_reports:
+        else:
             in_ranges = ranged(config, self._header.role)
             captures = self._captures if in_ranges else {}
             why = _LATER if self._cuda or not in_ranges else _NO_GPU
             source = Source(self._header, self._home, folder, captures, why, self.note)
-            fetch([source], config.report_timeout_s if in_ranges and self._writes_now() else 0.0)
+            fetch([source], REPORT_WAIT_S if in_ranges and self._writes_now() else 0.0)
 
     def _writes_now(self) -> bool:
         """Tell whether nsys writes before the process ends: after the last range that it expects.

@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 
 from lightning_rlprof.records.hang_reports import ChildProcess, Frame, ThreadStack
 from lightning_rlprof.system.files import write_inside
-from lightning_rlprof.system.process_state import child_states
+from lightning_rlprof.system.process import child_states
 
 _MOST_THREADS, _MOST_FRAMES, _MOST_CHILDREN = 100, 64, 64
 _LONGEST_TEXT = 200

@@ -96,14 +96,13 @@ def test_rows_that_a_tool_lost_are_a_warning(name: str, spans: Spans) -> None:
 
 def test_what_a_budget_left_out_is_a_warning_of_its_own(spans: Spans) -> None:
     """The last note of a rank has the counts; both are said once, and no event counts as lost."""
-    first, last = f"{OVER_BUDGET}a step wrote 9 bytes", f"{OVER_BUDGET}7 regions were left out"
+    first, last = f"{OVER_BUDGET}the file is full", f"{OVER_BUDGET}7 lines were not kept"
     notes = [
         RankNote(rank, at, "warning", text)
         for rank in (0, 2)
         for at, text in ((1, first), (2, last))
     ]
-    calm = RankNote(0, 3, "info", "within budget: regions are written again")
-    over = replace(spans, notes=(*notes, calm))
+    over = replace(spans, notes=tuple(notes))
     rows = [row[1:] for row in data_quality(over).rows if row[0] == "dropped events"]
     assert rows == [("warn", f"ranks 0, 2: {last}")]
     both = replace(over, warnings=(RunWarning(0, "3 lines are lost"),))

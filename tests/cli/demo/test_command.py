@@ -1,4 +1,3 @@
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli.demo.options import RECIPES, DemoOptions
+from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
 from tests.builders.runs import grpo_rows, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
@@ -38,8 +37,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module = ModuleType("lightning_rlprof.cli.demo.run")
     vars(module).update(run_demo=run_demo)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that it is restored: the command sets it
-    monkeypatch.delenv("OMP_WAIT_POLICY")
     return seen
 
 
@@ -116,19 +113,7 @@ def test_a_slow_rank_is_made_and_the_command_that_finds_it_is_next(
     assert err == "rlprof: error: --slow-by needs --slow-rank\n  hint: For example --slow-rank 1\n"
 
 
-def test_the_model_reaches_the_demo_and_is_repeated_in_what_to_type_next(
-    rlprof: Run, asked: dict[str, Any], hints: None, tmp_path: Path
-) -> None:
-    status, out, err = rlprof("demo", "--model", "smollm2", "-o", tmp_path)
-
-    assert (status, asked) == (0, {"model": "smollm2", "save_path": tmp_path})
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert "Training SmolLM2-135M with GRPO: " in out + err
-    assert f"next: rlprof demo --kv-cache --model smollm2 -o {tmp_path}\n" in err
-
-
-def test_help_names_the_defaults_of_the_recipes(rlprof: Run) -> None:
+def test_help_names_the_defaults_of_the_recipe(rlprof: Run) -> None:
     text = " ".join(rlprof("demo", "--help")[1].split())
-    small, smollm2 = RECIPES["small"], RECIPES["smollm2"]
-    assert f"(default: {small.steps}; smollm2: {smollm2.steps})" in text
-    assert f"(default: {small.tasks[0]}; smollm2: {smollm2.tasks[0]})" in text
+    assert f"(default: {Recipe().steps})" in text
+    assert f"(default: {Recipe().tasks[0]})" in text

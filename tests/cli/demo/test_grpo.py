@@ -3,7 +3,6 @@
 import math
 import random
 from copy import copy
-from dataclasses import replace
 
 import pytest
 import pytorch_lightning as pl
@@ -19,7 +18,7 @@ from lightning_rlprof.cli.demo.grpo import (
     masked_mean,
     warm_start,
 )
-from lightning_rlprof.cli.demo.options import RECIPES, DemoOptions
+from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
 from lightning_rlprof.cli.demo.policy import Policy, SmallPolicy, token_log_probs
 from lightning_rlprof.cli.demo.run import be_quiet
 from lightning_rlprof.cli.demo.task import PAD, Task
@@ -105,7 +104,7 @@ def test_the_warm_start_lowers_the_loss_of_prompts_that_it_has_not_seen(spelling
     prompts = spelling.encode_prompts(spelling.held_out)
     answers = spelling.encode_answers(spelling.held_out)
     for steps in (0, 15):
-        warm_start(policy, spelling, steps, 0, RECIPES["small"])
+        warm_start(policy, spelling, steps, 0, Recipe())
         loss = masked_mean(-token_log_probs(policy, prompts, answers), answers != PAD)
         losses.append(loss.item())
     assert losses[0] == pytest.approx(math.log(spelling.tokenizer.vocabulary), abs=1.0)
@@ -123,13 +122,12 @@ class Echo:
 
 
 def test_grpo_raises_a_reward_that_the_policy_had_never_been_taught(
-    spelling: Task, monkeypatch: pytest.MonkeyPatch
+    spelling: Task,
 ) -> None:
-    fast = replace(RECIPES["small"], learning_rate=3e-3)
-    monkeypatch.setitem(RECIPES, "small", fast)
+    fast = Recipe(learning_rate=3e-3)
     easy = copy(spelling)
     easy.dataset = Echo(spelling)
-    module = Grpo(small(easy), easy, DemoOptions(steps=25, kv_cache=True))
+    module = Grpo(small(easy), easy, DemoOptions(fast, steps=25, kv_cache=True))
     fit(module)
     rewards = module.rewards / 0.8
     assert rewards[:3].mean() < 0.2
@@ -165,7 +163,7 @@ def test_three_steps_train_the_policy_and_only_it(
 ) -> None:
     monkeypatch.setattr(grpo, "GRADIENT_CLIP", 0.01)
     policy = small(spelling)
-    warm_start(policy, spelling, 5, 0, RECIPES["small"])
+    warm_start(policy, spelling, 5, 0, Recipe())
     module, watch = Grpo(policy, spelling, DemoOptions(steps=3)), Watch()
     reference = {name: value.clone() for name, value in module.reference.state_dict().items()}
     fit(module, watch)

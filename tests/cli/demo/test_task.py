@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from lightning_rlprof.cli.demo.options import RECIPES
+from lightning_rlprof.cli.demo.options import Recipe
 from lightning_rlprof.cli.demo.task import END, PAD, Task, make_task
 from lightning_rlprof.errors import RecorderError
 
 
-@pytest.fixture(params=RECIPES["small"].tasks)
+@pytest.fixture(params=Recipe().tasks)
 def task(request: pytest.FixtureRequest, spelling: Task, sorting: Task) -> Task:
     return {one.name: one for one in (spelling, sorting)}[request.param]
 
@@ -88,18 +88,6 @@ def test_the_seed_decides_the_prompts(sorting: Task) -> None:
     again, other = make_task("number_sorting"), make_task("number_sorting", seed=9)
     assert again.train == sorting.train
     assert other.train != sorting.train
-
-
-def test_the_verifier_of_sums_reads_what_follows_the_equals_sign() -> None:
-    sums = make_task("chain_sum", held_out=32)
-    entry = next(entry for entry in sums.held_out if entry["answer"] == "-4")
-    problem = sums.prompt(entry)
-    texts = [f"{problem} -4", "-4", "the answer = -4", f"{problem} 4", problem, ""]
-    assert sums.answer(entry) == texts[0]
-    assert sums.rewards([entry] * 6, texts) == [1.0, 0.5, 0.5, 0.0, 0.0, 0.0]
-    assert {len(sums.prompt(entry)) for entry in sums.train} == {7}  # no prompt is padded
-    assert len(sums.held_out) == 32
-    assert len(sums.train) > 100
 
 
 def test_without_reasoning_gym_the_error_says_how_to_install_it(

@@ -28,6 +28,7 @@ from trl.experimental.async_grpo import (
 from trl.experimental.async_grpo.vllm_client import VLLMClient
 
 from examples.trl.tiny_llama import save_model
+from lightning_rlprof import stage
 
 
 def reward(completions, **kwargs):
@@ -81,6 +82,7 @@ class Transfer:
     def pause(self):
         self.vllm.pause()
 
+    @stage("weight_sync")
     def send_weights(self, iterator):
         self.vllm.start_weight_update()
         self.vllm.update_weights({"names": [name for name, _ in iterator]})

@@ -8,10 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.samples.fates import samples
-from lightning_rlprof.analysis.samples.staleness import staleness
-from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.run import Run, load
 from tests.doubles.trl.vllm_server import VLLMServer
 from tests.integrations.doors.test_contract import UNTRACED, shares, typical_shares
@@ -118,15 +114,8 @@ def test_preferences_are_recorded_with_their_reference_apart(kind: str, tmp_path
     assert run.statuses == {0: "finished"}
 
 
-def numbered(run: Run, counter: str, rank: int, name: str) -> list[int]:
-    """Return a counter of the spans or marks of a name on a rank, in order."""
-    rows, values = run.amounts(counter)
-    own = (run.rank[rows] == rank) & (run.name[rows] == run.names.index(name))
-    return [int(each) for each in values[own]]
-
-
 @pytest.mark.deep
-def test_async_grpo_is_recorded_in_both_processes_on_doubles_of_vllm_nccl_and_attention(
+def test_the_trainer_of_async_grpo_is_recorded_on_doubles_of_vllm_nccl_and_attention(
     tmp_path: Path,
 ) -> None:
     with VLLMServer() as server:
@@ -134,59 +123,31 @@ def test_async_grpo_is_recorded_in_both_processes_on_doubles_of_vllm_nccl_and_at
     assert status == 0, said
     assert server.refused == []
     run = only(tmp_path)
-    assert {rank: header.role for rank, header in run.headers.items()} == {0: "actor", 1: "rollout"}
-    assert run.statuses == {0: "finished", 1: "finished"}
-    on = [{run.names[code] for code in run.name[run.rows(kind="stage", rank=r)]} for r in (0, 1)]
-    assert on[0] == {
-        "wait_for_rollout", "weight_sync", "data_fetch", "wait_for_samples", "actor_update"
-    }  # fmt: skip
-    assert on[1] - {"backpressure"} == {"actor_generate", "compute_reward"}
-
-    trainer, rollout = rows_of(roles(run))
-    assert (trainer["role"], rollout["role"]) == ("actor", "rollout")
-    assert trainer["waiting"] > 0.05  # for the start of the rollout process, in its first step
-    typical = [typical_shares(run, rank) for rank in (0, 1)]
-    assert typical[0]["actor_update"] > 0.05
-    assert typical[1]["actor_generate"] + typical[1]["compute_reward"] > 0.5
-    assert max(each["untraced"] for each in typical) < UNTRACED
-
-    assert run.step[run.rows(kind="step", rank=0)].tolist() == [1, 2, 3, 4, 5, 6]
-    assert numbered(run, "version", 0, "weight_sync") == [1, 2, 3, 4, 5, 6, 7]
-    steps = run.step[run.rows(kind="step", rank=1)]
-    assert steps[0] == 1
-    assert steps[-1] >= 4  # the last ones may not have ended, or not have been seen
-    versions = numbered(run, "version", 1, "actor_generate")
-    assert {*versions} <= {*range(1, 8)}
-    fates = [name for name in run.names if name in ("sample trained", "sample zero_advantage")]
-    taken = [each for name in fates for each in numbered(run, "sample", 0, name)]
-    assert len(taken) == len({*taken}) > 6 * 4
-    assert {*taken} <= {*numbered(run, "sample", 1, "compute_reward")}
-    generated = numbered(run, "sample", 1, "actor_generate")
-    assert {*taken} <= {*generated}
-    table = samples(run)
-    counts = dict(zip(table.column("fate"), table.column("samples"), strict=True))
-    assert counts["generated"] == len(generated) == sum(counts.values()) - counts["generated"]
-    assert counts["trained"] + counts.get("zero_advantage", 0) == len(taken)
-    # TRL drops older samples; which are taken depends on who is faster.
-    assert max(staleness(run).column("staleness max")) in (1, 2, 3, 4)
-    assert all(0 < each <= 24 for each in numbered(run, "tokens", 1, "actor_generate"))
+    assert run.statuses == {0: "finished"}
+    assert run.step[run.rows(kind="step")].tolist() == [1, 2, 3, 4, 5, 6]
+    stages = {run.names[code] for code in run.name[run.rows(kind="stage")]}
+    assert stages == {"data_fetch", "weight_sync", "actor_update"}  # the program marks the second
+    typical = typical_shares(run)
+    assert typical["actor_update"] > 0.05
+    assert typical["untraced"] < UNTRACED
 
 
 @pytest.mark.deep
-def test_async_grpo_on_two_ranks_adds_one_rollout_process(tmp_path: Path) -> None:
+def test_two_ranks_of_async_grpo_are_two_ranks(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     with VLLMServer() as server:
         status, said = trained(tmp_path, server.url, "3", python=launcher, program=ASYNC)
     assert status == 0, said
-    found = {rank: header.role for rank, header in only(tmp_path).headers.items()}
-    assert found == {0: "actor", 1: "actor", 2: "rollout"}
+    assert {rank: header.role for rank, header in only(tmp_path).headers.items()} == {
+        0: "actor",
+        1: "actor",
+    }
 
 
 @pytest.mark.deep
-def test_an_exception_in_async_grpo_passes_and_the_rollout_process_ends(tmp_path: Path) -> None:
+def test_an_exception_in_async_grpo_passes_and_the_run_says_so(tmp_path: Path) -> None:
     with VLLMServer() as server:
         status, said = trained(tmp_path, server.url, "6", "raise", program=ASYNC)
     assert status == 1
     assert "RuntimeError: the disk is full" in said
-    run = only(tmp_path)
-    assert run.statuses == {0: "interrupted by RuntimeError", 1: "finished"}
+    assert only(tmp_path).statuses == {0: "interrupted by RuntimeError"}

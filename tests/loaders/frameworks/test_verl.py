@@ -3,41 +3,43 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.run import load
 
 MS = 1_000_000
 
 
-def test_verls_timings_are_laid_end_to_end(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.jsonl"
+def log(path: Path, *seconds: object) -> Path:
+    """Write a step for each time of a step."""
     rows = [
-        {
-            "step": step,
-            "data": {
-                "timing_s/update_actor": 0.03, "timing_s/gen": 0.05, "timing_s/step": 0.1,
-                "timing_s/adv": 0.001, "perf/throughput": 12.0, "timing_s/old": "nan",
-            },
-        }
-        for step in (7, 8)
-    ]  # fmt: skip
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "da')
-    run = load(path)
-    assert [
-        (span.name, span.start_ns // MS, span.end_ns // MS) for span in run if span.step == 8
-    ] == [
-        ("actor_generate", 100, 150),
-        ("step", 100, 200),
-        ("compute_advantage", 150, 151),
-        ("actor_update", 151, 181),
+        {"step": at, "data": {"timing_s/gen": 0.05, "timing_s/step": each, "perf/mfu": 0.1}}
+        for at, each in enumerate(seconds, 7)
     ]
-    assert any("order in a step is assumed" in note.text for note in run.notes)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_steps_of_verls_log_have_their_times_and_no_stage(tmp_path: Path) -> None:
+    path = log(tmp_path / "experiment.jsonl", 0.1, 0.3)
+    with path.open("a") as file:
+        file.write('{"step": 9, "da')
+    run = load(path)
+    assert [(span.name, span.step, span.start_ns // MS, span.end_ns // MS) for span in run] == [
+        ("step", 7, 0, 100),
+        ("step", 8, 100, 400),
+    ]
+    assert [note.level for note in run.notes] == ["info"]
     assert [warning.text for warning in run.warnings] == ["1 of its lines can't be read"]
 
 
-def test_a_time_that_cannot_be_moves_no_other_step(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.jsonl"
-    rows = [{"step": at, "data": {"timing_s/gen": 1e8 if at < 9 else 1.0}} for at in range(12)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = load(path)
-    assert [span.step for span in run if span.kind == "stage"] == [9, 10, 11]
-    assert int(run.end_ns.max()) == 3 * 10**9
+@pytest.mark.parametrize("wrong", [1e8, -1.0, "nan", True])
+def test_a_time_that_cannot_be_moves_no_other_step(wrong: object, tmp_path: Path) -> None:
+    run = load(log(tmp_path / "experiment.jsonl", wrong, 1.0))
+    assert [(span.step, span.start_ns) for span in run] == [(8, 0)]
+
+
+def test_a_log_without_the_time_of_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="has no timings of a step"):
+        load(log(tmp_path / "experiment.jsonl", "nan"))

@@ -16,7 +16,7 @@ from lightning_rlprof.recording.annotations import annotate, stage
 from lightning_rlprof.recording.background import host_usage
 from lightning_rlprof.recording.background.host_usage import HostMemory, host_rss_bytes
 from lightning_rlprof.recording.session import Session
-from lightning_rlprof.system import process_memory
+from lightning_rlprof.system import process
 from lightning_rlprof.testing import FakeClock, make_header
 
 pytestmark = pytest.mark.skipif(
@@ -84,10 +84,10 @@ def test_the_first_step_has_the_limit_of_the_container_or_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "memory.max"
-    monkeypatch.setattr(process_memory, "_CGROUP_LIMIT", file)
-    assert process_memory.limit_bytes() == process_memory.machine_bytes()
+    monkeypatch.setattr(process, "_CGROUP_LIMIT", file)
+    assert process.limit_bytes() == process.machine_bytes()
     file.write_text("max\n")
-    assert process_memory.limit_bytes() == process_memory.machine_bytes()
+    assert process.limit_bytes() == process.machine_bytes()
     file.write_text("1048576\n")
     with Session(ProfilerConfig.build(profile=False), tmp_path / "run", make_header()) as session:
         for step in (1, 2):

@@ -128,9 +128,8 @@ FURTHER: list[tuple[dict[str, Any], dict[str, Any], Any]] = [
     ({"record_op_args": True}, {}, ("record_op_args", True)),
     ({"op_attr": True}, {"profile_export_type": "db"}, ("op_attr", True)),
     ({"data_simplification": False}, {}, ("data_simplification", False)),
-    ({"gc_detect_threshold_ms": 0.0}, {}, ("gc_detect_threshold", 0.0)),
+    ({"gc_detect_threshold": 0.0}, {}, ("gc_detect_threshold", 0.0)),
     ({"aic_metrics": "MemoryUB"}, DEEP, ("aic_metrics", "ACL_AICORE_MEMORYUB")),
-    ({"export_types": ["db"]}, {}, ("export_type", "db")),
 ]
 
 
@@ -138,7 +137,7 @@ FURTHER: list[tuple[dict[str, Any], dict[str, Any], Any]] = [
 def test_options_that_every_version_has_arrive(
     version: str, npu: dict[str, Any], more: dict[str, Any], expected: tuple[str, Any]
 ) -> None:
-    assert given(npu=npu, **more)[expected[0]] == expected[1]
+    assert given(npu={"experimental": npu}, **more)[expected[0]] == expected[1]
 
 
 def test_python_stacks_arrive(version: str) -> None:
@@ -146,7 +145,6 @@ def test_python_stacks_arrive(version: str) -> None:
 
 
 NEWER: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...], tuple[str, Any], str]] = [
-    ({"export_types": ["text", "db"]}, {}, OLD[:1], ("export_type", ["text", "db"]), "2.5.1 and"),
     (
         {"aic_metrics": "MemoryAccess"},
         DEEP,
@@ -185,23 +183,23 @@ def test_what_the_version_does_not_know_is_refused_with_those_that_do(
     releases: str,
 ) -> None:
     if version not in lacking:
-        assert given(npu=npu, **more)[expected[0]] == expected[1]
+        assert given(npu={"experimental": npu}, **more)[expected[0]] == expected[1]
         return
     with pytest.raises(RecorderError) as caught:
-        told(npu=npu, **more)
+        told(npu={"experimental": npu}, **more)
     said = str(caught.value)
-    assert said.startswith(f"npu.{next(iter(npu))}")
+    assert said.startswith(f"npu.experimental.{next(iter(npu))}")
     assert "is not known to the installed torch_npu: leave it out, or install a version" in said
     assert releases in said
 
 
 USELESS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"op_attr": True}, {}, "torch_npu makes False of it; needs the format db, in"),
+    ({"op_attr": True}, {}, "torch_npu makes False of it; needs integrated.profile_ex"),
     ({"aic_metrics": "Memory"}, {}, "needs integrated.profile_level: level1 or level2"),
     ({"mstx_domain_exclude": ["default"]}, {}, "needs integrated.mstx: true"),
-    ({"gc_detect_threshold_ms": 2.0}, {"profile_with_cpu": False}, "profile_with_cpu: true"),
-    ({"l2_cache": True}, {"profile_with_npu": False}, "npu.l2_cache needs integrated.profile_with"),
-    ({"aic_metrics": "Memory"}, {"profile_with_npu": False}, "npu.aic_metrics needs integrated."),
+    ({"gc_detect_threshold": 2.0}, {"profile_with_cpu": False}, "profile_with_cpu: true"),
+    ({"l2_cache": True}, {"profile_with_npu": False}, "npu.experimental.l2_cache needs integrated"),
+    ({"aic_metrics": "Memory"}, {"profile_with_npu": False}, "npu.experimental.aic_metrics needs"),
 ]
 
 
@@ -210,8 +208,26 @@ def test_what_torch_npu_would_reset_is_refused_before_training(
     npu: dict[str, Any], more: dict[str, Any], text: str, device: Device
 ) -> None:
     with pytest.raises(RecorderError) as caught:
-        told(npu=npu, **more)
+        told(npu={"experimental": npu}, **more)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("npu", "text"),
+    [
+        ({"l2": True}, "npu.experimental.l2 is not known to the installed torch_npu"),
+        ({"aic_metrics": "pipes"}, "npu.experimental.aic_metrics pipes is not known"),
+        ({"host_sys": "gpu"}, "npu.experimental.host_sys GPU is not known"),
+        ({"export_type": "db"}, "npu.experimental.export_type is chosen by integrated.profile_ex"),
+        ({"l2_cache": "yes"}, "npu.experimental.l2_cache='yes' is neither true nor false"),
+    ],
+)
+def test_what_torch_npu_does_not_know_is_refused_before_training(
+    npu: dict[str, Any], text: str, device: Device
+) -> None:
+    with pytest.raises(RecorderError) as caught:
+        told(npu={"experimental": npu})
+    assert str(caught.value).startswith(text)
 
 
 def test_deeper_levels_without_counters_are_refused_where_torch_npu_adds_them(
@@ -219,14 +235,14 @@ def test_deeper_levels_without_counters_are_refused_where_torch_npu_adds_them(
 ) -> None:
     if version in ADDS_METRICS:
         with pytest.raises(RecorderError, match="torch_npu makes 'ACL_AICORE_PIPE_UTILIZATION' of"):
-            told(npu={"aic_metrics": "AiCoreNone"}, **DEEP)
+            told(npu={"experimental": {"aic_metrics": "AiCoreNone"}}, **DEEP)
     else:
-        found = given(npu={"aic_metrics": "AiCoreNone"}, **DEEP)
+        found = given(npu={"experimental": {"aic_metrics": "AiCoreNone"}}, **DEEP)
         assert found["aic_metrics"] == "ACL_AICORE_NONE"
 
 
 def test_options_are_checked_when_the_recorder_is_built(device: Device) -> None:
     header = replace(make_header(), device="npu")
     with pytest.raises(RecorderError, match="op_attr"):
-        build(ProfilerConfig.build(profile=True, npu={"op_attr": True}), header)
+        build(ProfilerConfig.build(profile=True, npu={"experimental": {"op_attr": True}}), header)
     assert device.profiles == []

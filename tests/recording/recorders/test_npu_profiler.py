@@ -224,7 +224,7 @@ def analysed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_analysis_sees_all_captures_after_training_with_its_limit(
     device: Device, tmp_path: Path, analysed: list[Any]
 ) -> None:
-    options: dict[str, Any] = {"profile_analysis": True, "npu": {"analysis_timeout_s": 7.0}}
+    options: dict[str, Any] = {"profile_analysis": True}
     with session_of(tmp_path, stage="actor_update", **WHOLE, **options) as session:
         for step in (1, 2, 3, 4):
             session.begin_step(step)
@@ -234,7 +234,7 @@ def test_analysis_sees_all_captures_after_training_with_its_limit(
         assert analysed == []
     ((folders, limit),) = analysed
     assert [os.path.basename(folder.parent) for folder in folders] == windows(tmp_path)
-    assert limit == 7.0
+    assert limit == 3600.0
 
 
 def test_without_captures_or_without_being_asked_nothing_is_analysed(

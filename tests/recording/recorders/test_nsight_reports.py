@@ -134,9 +134,10 @@ def test_reports_are_waited_for_when_training_is_over_and_not_before(
 
 
 def test_reports_that_do_not_come_in_time_can_be_collected_later(
-    waiting: Waiting, cuda: FakeCuda, tmp_path: Path
+    waiting: Waiting, cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = recorder_of(reports=str(tmp_path), report_timeout_s=1)
+    monkeypatch.setattr(nsight, "REPORT_WAIT_S", 1.0)
+    recorder = recorder_of(reports=str(tmp_path))
     notes = noted(recorder)
     capture(recorder, tmp_path / "run", "step-000001")
     recorder.finish()
@@ -193,15 +194,3 @@ def test_without_a_gpu_nobody_waits_and_the_reason_is_said(
     assert notes[-1][1].endswith(
         "this process sees no GPU, and capture-range cudaProfilerApi makes no report without one"
     )
-
-
-def test_reports_stay_where_they_are_unless_they_are_to_be_collected(
-    waiting: Waiting, cuda: FakeCuda, tmp_path: Path
-) -> None:
-    recorder = recorder_of(reports=str(tmp_path), collect_reports=False)
-    notes = noted(recorder)
-    capture(recorder, tmp_path / "run", "step-000001")
-    waiting.path.write_text("report")
-    recorder.finish()
-    assert (waiting.path.exists(), waiting.paused) == (True, [])
-    assert [level for level, _ in notes] == ["info"]

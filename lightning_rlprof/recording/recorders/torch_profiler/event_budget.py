@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning_rlprof.system.memory_trim import give_back
+from lightning_rlprof.system.process import give_back
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -132,11 +132,10 @@ class Budget:
         recorded, stopped = self._size
         events = max(0, now - self._start) // recorded
         if events > self._max_events:
-            return f"about {events:,} events (torch_profiler.max_events={self._max_events:,})"
+            return f"about {events:,} events (at most {self._max_events:,})"
         if self._max_bytes is not None and events * stopped > self._max_bytes:
             return (
                 f"about {events:,} events, whose writing takes {events * stopped / 1e9:.1f} GB of "
-                f"host memory (allowed here: {self._max_bytes / 1e9:.1f} GB, "
-                "torch_profiler.max_host_bytes)"
+                f"host memory (allowed here: {self._max_bytes / 1e9:.1f} GB)"
             )
         return None

@@ -90,6 +90,7 @@ def set_injection_aside(environment: MutableMapping[str, str] = os.environ) -> s
 _DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 # How many ranks share a host where no launcher tells: few hosts hold more than 8 devices.
 _RANKS_PER_HOST = 8
+_MOST_EVENTS = 20_000_000
 _CURE = (
     "at {}; the events so far are kept. Capture fewer steps, one stage or "
     "torch_profiler.schedule, or "
@@ -134,7 +135,8 @@ class TorchProfilerOptions:
         record_shapes: Shapes of the operators' inputs.
         with_memory: Allocations.
         with_modules: Rows of ``nn.Module``, by way of Python stacks.
-        tool: Stacks, the schedule, and how much a capture may hold.
+        tool: Stacks, and the schedule.
+        max_events: A capture ends early at about this number.
     """
 
     device: str
@@ -147,6 +149,7 @@ class TorchProfilerOptions:
     with_memory: bool = False
     with_modules: bool = False
     tool: TorchProfilerConfig = field(default_factory=TorchProfilerConfig)
+    max_events: int = _MOST_EVENTS
 
     @property
     def with_stack(self) -> bool:
@@ -174,9 +177,7 @@ class TorchProfilerOptions:
         return plan
 
     def max_bytes(self) -> int | None:
-        """Return the most that stopping may take: what is given, or this rank's part of half."""
-        if self.tool.max_host_bytes is not None:
-            return self.tool.max_host_bytes
+        """Return the most that stopping may take: this rank's part of half of what is available."""
         available = available_bytes()
         told = os.environ.get("LOCAL_WORLD_SIZE", "")
         ranks = int(told) if told.isdigit() else min(self.world_size, _RANKS_PER_HOST)
@@ -281,7 +282,7 @@ class TorchProfilerRecorder(Recorder):
     def _budget(self) -> Budget:
         options = self._options
         size = event_bytes(with_stack=options.with_stack, record_shapes=options.record_shapes)
-        return Budget(self._memory, size, options.tool.max_events, options.max_bytes())
+        return Budget(self._memory, size, options.max_events, options.max_bytes())
 
     def _written(self, cycle: Cycle) -> None:
         options, window = self._options, self._out.name

@@ -1,4 +1,8 @@
-"""``rlprof demo --async``: rollout actors on Ray run ahead of the trainer, every sample followed.
+"""Asynchronous GRPO: rollout actors on Ray run ahead of the trainer, every sample followed.
+
+    pip install "lightning-rlprof[demo,ray]"
+    python examples/ray/async_grpo.py --steps 30
+    python examples/ray/async_grpo.py --kill-rollout
 
 The trainer is this process. Each rollout actor generates a batch of groups token by token, as an
 engine with continuous batching does, and scores them; a verifier takes a while for some. The
@@ -6,13 +10,13 @@ trainer takes the groups in the order in which they come, leaves out stale ones,
 weights after each update.
 """
 
+import argparse
 import os
 import random
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +36,8 @@ from lightning_rlprof.cli.demo.grpo import (
 )
 from lightning_rlprof.cli.demo.options import DemoOptions
 from lightning_rlprof.cli.demo.policy import Policy, answer_mask, token_log_probs
-from lightning_rlprof.cli.demo.run import Progress, policy_and_task
+from lightning_rlprof.cli.demo.run import policy_and_task
 from lightning_rlprof.cli.demo.task import END, PAD, Task
-from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.loop import start_session, step
 from lightning_rlprof.recording.annotations import annotate, count, mark, stage
 from lightning_rlprof.recording.samples import Sample, sample
@@ -70,23 +73,6 @@ class Asked(NamedTuple):
     actor: int
     samples: list[Sample]
     entries: list[int]
-
-
-@dataclass(frozen=True)
-class AsyncResult:
-    """What `run_async_demo` did.
-
-    Attributes:
-        exact_before: Share of held-out prompts answered right after the warm start.
-        exact_after: The same after training.
-        seconds: Wall time of everything.
-        run: The run directory.
-    """
-
-    exact_before: float
-    exact_after: float
-    seconds: float
-    run: Path
 
 
 class Rollout:
@@ -247,7 +233,7 @@ class Trainer:
         except ray.exceptions.RayActorError:
             self.actors.pop(asked.actor, None)
             if not self.actors:
-                raise RlprofError("all rollout actors are dead") from None
+                raise RuntimeError("all rollout actors are dead") from None
             number = min(self.actors)
             again = [each.retry() for each in asked.samples]
             self._send(self.actors[number], Asked(number, again, asked.entries))
@@ -286,19 +272,15 @@ class Trainer:
         return float(rewards.mean())
 
 
-def run_async_demo(
-    options: DemoOptions, *, kill: bool = False, progress: Progress = lambda *_: None
-) -> AsyncResult:
-    """Train the demo's policy asynchronously, and record trainer and rollout actors as one run.
-
-    Args:
-        options: What is trained; the seed decides nothing of which groups come first.
-        kill: Whether to kill a rollout actor halfway.
-        progress: Called after each step.
-    """
-    start = time.perf_counter()
-    options = replace(options, save_path=options.save_path.absolute())
-    steps = options.steps or STEPS
+def main() -> None:
+    """Train as the command line says, and record trainer and rollout actors as one run."""
+    parser = argparse.ArgumentParser(description="Asynchronous GRPO on Ray")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--task")
+    parser.add_argument("-o", "--output", type=Path, default=Path("profiler_data"))
+    parser.add_argument("--kill-rollout", action="store_true", help="kill an actor halfway")
+    words = parser.parse_args()
+    options = DemoOptions(steps=words.steps, task=words.task, save_path=words.output.absolute())
     torch.set_num_threads(options.recipe.threads)
     torch.manual_seed(options.seed)
     policy, task = policy_and_task(options)
@@ -314,16 +296,16 @@ def run_async_demo(
             trainer = Trainer(options, task, policy, actors)
             trainer.measure()
             trainer.publish()
-            for number in range(1, steps + 1):
+            for number in range(1, words.steps + 1):
                 with step():
-                    reward = trainer.train(trainer.collect())
+                    trainer.train(trainer.collect())
                     trainer.publish()
-                if kill and number == max(steps // 2, 1):
+                if words.kill_rollout and number == max(words.steps // 2, 1):
                     ray.kill(actors[-1])
-                progress(number, steps, reward)
             trainer.close()
     after = exact_match(policy, task)
-    return AsyncResult(before, after, time.perf_counter() - start, session.run)
+    print(f"Held-out exact match: {before:.2f} before, {after:.2f} after")
+    print(f"rlprof show {session.run} samples")
 
 
 @contextmanager
@@ -337,3 +319,7 @@ def _one_job() -> Iterator[None]:
         ray.shutdown()
         if before is None:
             del os.environ[JOB_VARIABLE]
+
+
+if __name__ == "__main__":
+    main()

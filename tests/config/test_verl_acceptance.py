@@ -6,7 +6,6 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
-from lightning_rlprof.config.blocks import FinishConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 
@@ -104,47 +103,6 @@ def test_initialization_this_rank_is_wanted_and_no_step_before_the_first() -> No
     assert not config.per_stage
 
 
-def test_role_configs_inherit_the_global_finish_hook() -> None:
-    hook = {"finish_hook_cmd": "upload.sh", "finish_hook_ranks": [0, 8], "relocate_results": True}
-    for name in ("actor", "rollout", "ref", "critic"):
-        config = build(file(**NSYS, **hook), **{name: {}})
-        assert config.on_finish.command == ["upload.sh"]
-        assert config.on_finish.ranks == [0, 8]
-        assert config.nsight.collect_reports
-        everywhere = build(file(**NSYS, **hook, finish_hook_all_ranks=True), **{name: {}})
-        assert everywhere.on_finish.all_ranks
-
-
-def test_a_role_inherits_the_finish_hook_in_a_part_of_a_file_too() -> None:
-    hook = {"finish_hook_cmd": "upload.sh", "finish_hook_ranks": [0]}
-    actor = {"profiler": {"enable": True, "finish_hook_ranks": [1]}}
-    data = {"global_profiler": {**NSYS, **hook}, "actor_rollout_ref": {"actor": actor}}
-    assert ProfilerConfig.build(data).on_finish.ranks == [1]
-    data["critic"] = {"profiler": {"enable": True}}
-    assert ProfilerConfig.build(data).on_finish.ranks == [1, 0]
-
-
-def test_finish_hook_fields_have_defaults_and_are_validated() -> None:
-    hook = build(file(**NSYS), actor={}).on_finish
-    assert hook == FinishConfig()
-    assert (hook.command, hook.all_ranks, hook.ranks) == (None, False, None)
-    for wrong in ({"finish_hook_cmd": 123}, {"finish_hook_ranks": "0,1"}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            build(file(**NSYS, **wrong), actor={})
-
-
-def test_the_union_of_roles_carries_the_fields_of_the_finish_hook() -> None:
-    one = {"ranks": [0], "finish_hook_cmd": "a", "finish_hook_ranks": [0, 1]}
-    other = {"ranks": [4], "finish_hook_ranks": [1, 2]}
-    config = build(file(**NSYS), actor={**one, "relocate_results": True}, critic=other)
-    assert [rank for rank in range(9) if config.wants_rank(rank)] == [0, 4]
-    assert [rank for rank in range(9) if config.wants_finish(rank)] == [0, 1, 2]
-    assert config.on_finish.command == ["a"]
-    assert config.nsight.collect_reports
-    everywhere = build(file(**NSYS), actor=one, critic={**other, "finish_hook_all_ranks": True})
-    assert [rank for rank in range(9) if everywhere.wants_finish(rank)] == list(range(9))
-
-
 def test_a_configuration_is_frozen() -> None:
     config = build(file(**NSYS), actor={})
     for section, key in ((config, "all_ranks"), (config.roles["actor"], "ranks")):
@@ -152,17 +110,3 @@ def test_a_configuration_is_frozen() -> None:
             setattr(section, key, [1])
         with pytest.raises(TypeError):
             section[key] = [1]  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("actor", "ranks"),
-    [
-        ({"all_ranks": True}, [0, 1, 2]),  # default: where it is profiled
-        ({"all_ranks": True, "finish_hook_ranks": [1]}, [1]),
-        ({"ranks": [0], "finish_hook_ranks": [1]}, [1]),  # a rank that is not profiled
-        ({}, [0]),  # enabled without ranks: rank 0
-    ],
-)
-def test_ranks_on_which_the_finish_hook_runs(actor: dict[str, Any], ranks: list[int]) -> None:
-    config = build(file(**NSYS, finish_hook_cmd="echo marker"), actor=actor)
-    assert [rank for rank in range(3) if config.wants_finish(rank)] == ranks

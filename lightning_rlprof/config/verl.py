@@ -1,21 +1,136 @@
-"""Translate a configuration of verl, whole or in part, through the table of spellings."""
+"""Find the profiling keys of verl in a configuration, and translate them to ours."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_rlprof.config.validation import near
-from lightning_rlprof.config.verl.find_keys import Found, by_role, find, refuse_unknown
-from lightning_rlprof.config.verl.key_table import (
+from lightning_rlprof.config.omegaconf import plain
+from lightning_rlprof.config.validation import near, near_match
+from lightning_rlprof.config.verl_keys import (
     ANYTHING,
+    BLOCKS,
     LATER,
     NSIGHT_GUIDE,
     OLD_TOOLS,
     ROLE,
+    ROLES,
     SCHEDULE,
+    SPELLINGS,
     TOOLS,
+    Spelling,
+    lookup,
 )
 from lightning_rlprof.errors import ConfigError
+
+_TOOL = re.compile(r"tool_config\.([^.]+)")
+_HELD = ("profiler", "profile")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A profiling key of verl as written, its row and, below a role, the place of that role.
+
+    Below the block of a tool it may be unknown; ``wrong`` then says so, for where the tool counts.
+    """
+
+    key: str
+    row: Spelling
+    value: Any
+    place: str | None
+    wrong: str = ""
+
+
+def find(data: Mapping[str, Any]) -> list[Found]:
+    """Find every profiling key, unchanged and unchecked but for its name.
+
+    Only ``profiler`` blocks, ``global_profiler`` and the trainer's ``device``, ``profile_*``,
+    ``*nsight*`` and ``npu_profile*`` are looked at: ``trainer.profiler`` is Lightning's, and a
+    ``profiler`` block at the top whose ``_target_`` is not of verl belongs to another library.
+
+    Raises:
+        ConfigError: An unknown key, or a value where a block of keys belongs, outside of the blocks
+            of single tools; `refuse_unknown` is for these.
+    """
+    return [*_trainer(data), *_global(data), *_roles(data)]
+
+
+def refuse_unknown(found: Sequence[Found], tool: str | None) -> None:
+    """Refuse what is unknown in the block of the selected tool, or in one that is nearly its name.
+
+    Raises:
+        ConfigError: There is such a key.
+    """
+    for item in found:
+        if item.wrong and near_match(item.row.tool or "", [tool or ""], 0.8):
+            raise ConfigError(item.wrong)
+
+
+def by_role(found: Sequence[Found]) -> dict[str, list[Found]]:
+    """Sort what stands below roles by role; a role's own block wins over one that it shares."""
+    roles: dict[str, dict[str, Found]] = {}
+    for item in found:
+        for name in ROLES[item.place] if item.place is not None else ():
+            roles.setdefault(name, {})[item.row.theirs] = item
+    return {name: list(items.values()) for name, items in roles.items()}
+
+
+def _trainer(data: Mapping[str, Any]) -> Iterator[Found]:
+    trainer = _block(data, "trainer")
+    for key in map(str, trainer):
+        if key.startswith(("profile_", "npu_profile")) or "nsight" in key or key == "device":
+            yield from _leaves(f"trainer.{key}", f"trainer.{key}", plain(trainer[key]), None)
+
+
+def _global(data: Mapping[str, Any]) -> Iterator[Found]:
+    # In verl's Nsight guide for a while: `profiler` at the top, with the keys of `global_profiler`.
+    for key in ("global_profiler", *(["profiler"] if "steps" in _block(data, "profiler") else [])):
+        yield from _leaves(key, "global_profiler", plain(data.get(key)), None)
+
+
+def _roles(data: Mapping[str, Any]) -> Iterator[Found]:
+    for place in ROLES:
+        node = data
+        for part in filter(None, place.split(".")):
+            node = _block(node, part)
+        for block in _HELD:
+            if block in node and (place or _is_a_role(node[block])):
+                key = f"{place}.{block}".removeprefix(".")
+                yield from _leaves(key, f"{ROLE}.{block}", plain(node[block]), place)
+
+
+def _is_a_role(block: Any) -> bool:
+    """Tell whether a block at the top is; `profile: true` is our own key in the wrong place."""
+    target = block.get("_target_", "verl.") if isinstance(block, Mapping) else ""
+    return str(target).startswith("verl.") and "steps" not in block
+
+
+def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    block = data.get(key)
+    return block if isinstance(block, Mapping) else {}
+
+
+def _leaves(key: str, pattern: str, value: Any, place: str | None) -> Iterator[Found]:
+    row = lookup(pattern)
+    if row:
+        yield Found(key, row, value, place)
+    elif pattern in BLOCKS and isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", f"{pattern}.{name}", below, place)
+    elif pattern not in BLOCKS or value is not None:
+        wrong, tool = _unknown(key, pattern), _TOOL.search(pattern)
+        if not tool:
+            raise ConfigError(wrong)
+        yield Found(key, Spelling(pattern, tool=tool[1]), value, place, wrong)
+
+
+def _unknown(key: str, pattern: str) -> str:
+    here, _, word = pattern.rpartition(".")
+    if pattern in BLOCKS:
+        return f"{key} is a block of keys, not a value"
+    below = [row.theirs[len(here) + 1 :] for row in SPELLINGS if row.theirs.startswith(f"{here}.")]
+    names = list(dict.fromkeys(name.partition(".")[0] for name in below))
+    return f"{key} is not a key{near(word, names)} (allowed: {', '.join(names)})"
 
 
 @dataclass
@@ -25,16 +140,12 @@ class Translation:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
-    def put(
-        self, ours: str, value: Any, theirs: str, unites: Callable[[Any, Any], Any] | None = None
-    ) -> None:
-        """Set a key; a second, different value is united with the first or refused.
+    def put(self, ours: str, value: Any, theirs: str) -> None:
+        """Set a key; a second, different value is refused.
 
-        Refused since a process, in which roles may live together, has one capture.
+        A process, in which roles may live together, has one capture.
         """
-        if unites and ours in self.values:
-            value = unites(self.values[ours], value)
-        elif ours in self.values and self.values[ours] != value:
+        if ours in self.values and self.values[ours] != value:
             raise ConfigError(
                 f"{self.origins[ours]} and {theirs} disagree: they mean {ours}="
                 f"{self.values[ours]!r} and {value!r}; give the same or only one "
@@ -68,7 +179,10 @@ def translate(data: Mapping[str, Any]) -> Translation | None:
     for name, items in roles.items():
         _apply_role(name, items, tool, own)
         if name in enabled:
-            _apply_block(items, common, tool, own)
+            for item in items:
+                _apply(item, tool, own)
+            if tool == "torch":
+                _apply_schedule(items, own)
     out = Translation(shared.values | own.values, shared.origins | own.origins)
     _choose_tool(found, tool, out)
     _complete(found, out)
@@ -129,11 +243,12 @@ def _apply(item: Found, tool: str | None, out: Translation) -> None:
         return
     if not row.ours:
         usual = " or ".join(repr(each) for each in (*row.accepts, None))
-        raise ConfigError(f"{item.key}={value!r} is not supported yet; set it to {usual}")
+        instead = f", and {row.instead}" if row.instead else ""
+        raise ConfigError(f"{item.key}={value!r} is not supported yet; set it to {usual}{instead}")
     if row.items:
         _check_items(item)
     for ours, said in (row.reads(value) if row.reads else {row.ours: value}).items():
-        out.put(ours, said, item.key, row.unites)
+        out.put(ours, said, item.key)
 
 
 def _check_items(item: Found) -> None:
@@ -145,18 +260,6 @@ def _check_items(item: Found) -> None:
             raise ConfigError(
                 f"{item.key} holds {word!r}{near(word, item.row.items)} (allowed: {allowed})"
             )
-
-
-def _apply_block(
-    items: Sequence[Found], common: Sequence[Found], tool: str | None, out: Translation
-) -> None:
-    """Apply what a role says, and what it takes over of the keys in which roles are united."""
-    given = {item.row.ours for item in items if item.value is not None}
-    inherited = [item for item in common if item.row.unites and item.row.ours not in given]
-    for item in (*items, *inherited):
-        _apply(item, tool, out)
-    if tool == "torch":
-        _apply_schedule(items, out)
 
 
 def _apply_schedule(items: Sequence[Found], out: Translation) -> None:
@@ -221,6 +324,3 @@ def _complete(found: Sequence[Found], out: Translation) -> None:
     if found and not {"steps", "integrated.profile_step_start"} & out.values.keys():
         steps = (item.key for item in found if item.row.ours == "steps")
         out.put("steps", [], next(steps, found[0].key))  # verl: no steps, no profiling
-    # verl: all_ranks wins, and an empty list means the captured ranks
-    if out.values.get("on_finish.all_ranks") or out.values.get("on_finish.ranks") == []:
-        out.values.pop("on_finish.ranks", None)

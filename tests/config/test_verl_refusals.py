@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.config.verl.translate import translate
+from lightning_rlprof.config.verl import translate
 from lightning_rlprof.errors import ConfigError
 from tests.builders.verl_blocks import ACTOR, new, said, values
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lightning_rlprof.system.memory_trim import give_back, keep_freed
+from lightning_rlprof.system.process import give_back, keep_freed
 
 
 def _asked(script: str, *words: str) -> int:
@@ -21,7 +21,7 @@ def _asked(script: str, *words: str) -> int:
 FREED = """
 import os
 from pathlib import Path
-from lightning_rlprof.system.memory_trim import give_back
+from lightning_rlprof.system.process import give_back
 
 def resident():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -43,7 +43,7 @@ def test_what_was_freed_before_something_that_stays_goes_back() -> None:
 
 FAULTS = """
 import ctypes, resource, sys
-from lightning_rlprof.system.memory_trim import keep_freed
+from lightning_rlprof.system.process import keep_freed
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a huge page would be one fault
 if sys.argv[1] == "keep":
     keep_freed()

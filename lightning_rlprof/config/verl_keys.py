@@ -73,24 +73,6 @@ def _watched(value: Any) -> dict[str, Any]:
     return keys
 
 
-def either(one: Any, other: Any) -> Any:
-    """Unite a switch of two roles: on where one of them has it on."""
-    return one or other
-
-
-def union(one: Any, other: Any) -> Any:
-    """Unite the ranks of two roles; anything but a list is left to validation.
-
-    Example::
-
-        >>> union([0, 1], [1, 2])
-        [0, 1, 2]
-    """
-    if not (isinstance(one, list) and isinstance(other, list)):
-        return other if isinstance(one, list) else one
-    return [*one, *(rank for rank in other if rank not in one)]
-
-
 ROLE = "<role>"
 """Stands in a spelling for each place of `ROLES`."""
 
@@ -157,7 +139,7 @@ class Spelling:
         tool: The key counts only when this tool of verl is the selected one.
         accepts: Values that change nothing. Without a key of rlprof, any other is refused.
         items: Words that the value, a list, may hold.
-        unites: Makes one value of those of two roles, which otherwise have to be the same.
+        instead: What to do, if any other value is refused and rlprof has another way.
     """
 
     theirs: str
@@ -166,7 +148,7 @@ class Spelling:
     tool: str | None = None
     accepts: tuple[Any, ...] | str = ()
     items: tuple[str, ...] = ()
-    unites: Callable[[Any, Any], Any] | None = None
+    instead: str = ""
 
 
 def _nsys(place: str) -> tuple[Spelling, ...]:
@@ -176,14 +158,17 @@ def _nsys(place: str) -> tuple[Spelling, ...]:
     )
 
 
+_CALLABLE = "pass on_finish=function to ProfilerCallback or start_session"
+
+
 def _hooks(place: str) -> tuple[Spelling, ...]:
     return (
         Spelling(f"{place}._target_", accepts=ANYTHING),
         Spelling(f"{place}.save_path", "integrated.profile_save_path"),
-        Spelling(f"{place}.relocate_results", "nsight.collect_reports", accepts=(False,)),
-        Spelling(f"{place}.finish_hook_cmd", "on_finish.command", accepts=("",)),
-        Spelling(f"{place}.finish_hook_all_ranks", "on_finish.all_ranks", unites=either),
-        Spelling(f"{place}.finish_hook_ranks", "on_finish.ranks", unites=union),
+        Spelling(f"{place}.relocate_results", accepts=ANYTHING),
+        Spelling(f"{place}.finish_hook_cmd", accepts=("",), instead=_CALLABLE),
+        Spelling(f"{place}.finish_hook_all_ranks", accepts=ANYTHING),
+        Spelling(f"{place}.finish_hook_ranks", accepts=ANYTHING),
     )
 
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.config.verl.find_keys import by_role, find, refuse_unknown
+from lightning_rlprof.config.verl import by_role, find, refuse_unknown
 from lightning_rlprof.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 from lightning_rlprof.config.blocks import RoleConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl.key_table import (
+from lightning_rlprof.config.verl_keys import (
     ANYTHING,
     BLOCKS,
     LATER,
@@ -15,38 +15,11 @@ from lightning_rlprof.config.verl.key_table import (
     SPELLINGS,
     TOOLS,
     contents,
-    either,
     interval,
     lookup,
     npu_contents,
     stages,
-    union,
 )
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [
-        ([0, 1], [1, 2], [0, 1, 2]),
-        ([], [3], [3]),
-        ([1], [], [1]),
-        ([1, 1], [2], [1, 1, 2]),  # named twice stays so, to be refused
-        ("0,1", [1], "0,1"),
-        ([1], 3, 3),
-    ],
-)
-def test_ranks_of_two_roles_are_united_and_what_is_no_list_is_kept(
-    one: Any, other: Any, both: Any
-) -> None:
-    assert union(one, other) == both
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [(False, True, True), (True, False, True), (False, False, False), (False, "yes", "yes")],
-)
-def test_a_switch_of_two_roles_is_on_where_one_is(one: Any, other: Any, both: Any) -> None:
-    assert either(one, other) == both
 
 
 @pytest.mark.parametrize(

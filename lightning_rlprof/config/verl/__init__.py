@@ -1,1 +1,0 @@
-"""verl's profiler keys, read as ours."""
