@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.samples.lengths import bin_counts, included_lengths, quantile_bin
-from lightning_rlprof.analysis.stages.stage_times import WAITING
 from lightning_rlprof.analysis.steps.partition import UNTRACED as NO_STAGE
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.analysis.steps.step_selection import STATES, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.waiting import WAITING
 from lightning_rlprof.records.histograms import bin_start
 from lightning_rlprof.records.records import KINDS, VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask

@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.steps.partition import (
 )
 from lightning_rlprof.analysis.steps.step_matrix import StageWork, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, Counted, counted
-from lightning_rlprof.analysis.steps.waiting import waiting_times
+from lightning_rlprof.analysis.steps.waiting import WAITING, waiting_times
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -41,9 +41,6 @@ _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("slowest rank", "count"),
 )
 
-
-WAITING = "waiting in {}"
-"""Row of the time that ranks waited for others inside a stage."""
 
 _NONE: tuple[Cell, ...] = (None,) * 6
 
