@@ -13,9 +13,10 @@ import numpy as np
 
 from lightning_rlprof.analysis.alarms import UNUSUAL, Alarm, Code, RankState, alarms
 from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.analysis.stages.stage_times import WAITING, stages
+from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.analysis.steps.step_selection import counted
+from lightning_rlprof.analysis.steps.waiting import WAITING
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.report.terminal import duration, percent, size
