@@ -72,6 +72,7 @@ class _Series:
     rest: Float64s
     usual: Float64s
     columns: Float64s
+    is_stage: bool
 
 
 def changes(spans: Spans) -> Table:
@@ -118,7 +119,9 @@ def _series(side: Side, name: str) -> _Series | None:
         return None
     ns = side.stages[name][known].astype(np.float64)
     fitted = fit([ns], [[amount[known]] for (amount,) in work.values()])
-    return _Series(side.number[known], ns, fitted.rest[0], fitted.usual[0], fitted.columns)
+    is_stage = name not in (STEP, UNTRACED) and name not in side.waiting
+    values = (fitted.rest[0], fitted.usual[0], fitted.columns)
+    return _Series(side.number[known], ns, *values, is_stage)
 
 
 def _running_median(values: Float64s) -> Float64s:
@@ -323,7 +326,7 @@ def _level_row(
 def _stages_after(
     own: Mapping[str, _Series], number: int, first: int, last: int, center: float
 ) -> str | None:
-    """Return the stage that has most of a change, or ``all`` if all changed alike."""
+    """Return the row that has most of a change, or ``all`` if all stages changed alike."""
     moved, levels = {}, []
     for name, each in own.items():
         before = (each.steps >= first) & (each.steps < number)
@@ -331,7 +334,7 @@ def _stages_after(
         if min(before.sum(), after.sum()) < _EDGE:
             continue
         level = float(np.median(each.rest[after]) - np.median(each.rest[before]))
-        if name != UNTRACED:
+        if each.is_stage:
             levels.append(level)
         moved[name] = float(each.usual[after].mean()) * math.expm1(level)
     if not moved:

@@ -273,10 +273,11 @@ def _beside_the_others(
         The rows of the stages that could be compared, with `Judged.relative` and `Judged.own`.
     """
     step = rows[STEP].before
+    no_work = {STEP, UNTRACED}.union(*(run.waiting for run in runs))
     with_change = {
         name: stage
         for name, stage in stages.items()
-        if stage is not None and name not in (STEP, UNTRACED) and rows[name].change is not None
+        if stage is not None and name not in no_work and rows[name].change is not None
     }
     large = [name for name in with_change if rows[name].before >= _SHARE * step]
     if len(large) < _COMPARABLE:

@@ -45,7 +45,9 @@ def gate(judged: Judgement, limit: float, noise: float = 0.0, score: float = 1.0
         return Gate(INCONCLUSIVE.upper(), judged.abstained, [])
     margin = math.log1p(limit)
     changes = {row.name: row.change for row in judged.rows if row.change is not None}
-    changes.pop(UNTRACED, None)
+    for run in (*judged.baseline, *judged.candidate):
+        for name in (UNTRACED, *run.waiting):
+            changes.pop(name, None)
     if noise:
         spread = math.sqrt(2) * noise
         changes = {name: Change(each.known.widened(spread)) for name, each in changes.items()}

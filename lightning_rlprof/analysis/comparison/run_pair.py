@@ -8,6 +8,7 @@ import numpy as np
 from lightning_rlprof.analysis.steps.step_matrix import StepMatrix, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.steps.time_categories import align_stage_names
+from lightning_rlprof.analysis.steps.waiting import WAITING
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
@@ -38,7 +39,9 @@ class Side:
     """What is compared of a run, by its included steps.
 
     Attributes:
-        stages: Exclusive time per step, mean over ranks, by stage; `STEP` is the sum of all.
+        stages: Own work per step, mean over ranks, by stage, and the waiting in each; `STEP` is
+            the sum of all.
+        waiting: Names of the rows that are waiting for other ranks.
         work: What a stage counted per step, by stage and name of `WORK`: the mean over ranks and
             the excess of the rank with most; NaN where it counted nothing. `STEP`: all stages.
         number: Step numbers, ascending.
@@ -47,6 +50,7 @@ class Side:
     """
 
     stages: Mapping[str, Int64s]
+    waiting: frozenset[str]
     work: Mapping[str, Mapping[str, Float64s]]
     number: Int64s
     steps: int
@@ -117,13 +121,20 @@ def _side(spans: Spans, called: Mapping[str, str]) -> Side:
     shape = (len(frame.ranks), len(spans.names) + 1)
     work, waits = (matrix.total(ns, frame.at, shape) for ns in (matrix.work_ns, matrix.waits_ns))
     sums = np.zeros((len(frame.names), len(frame.ranks)), dtype=np.int64)
-    np.add.at(sums, frame.row, (work + waits).T)
+    np.add.at(sums, frame.row, work.T)
     sums //= np.maximum(frame.ranks, 1)
-    walls = sums.sum(axis=0)
+    waited: dict[str, Int64s] = {}
+    for code in np.flatnonzero(waits.any(axis=0)).tolist():
+        name = WAITING.format(called.get(spans.names[code], spans.names[code]))
+        ns = waits[:, code] // np.maximum(frame.ranks, 1)
+        waited[name] = waited.get(name, 0) + ns
     some = np.flatnonzero(sums.any(axis=1)).tolist()
-    stages = {frame.names[at]: sums[at] for at in some} | {STEP: walls}
+    stages = {frame.names[at]: sums[at] for at in some} | waited
+    walls = np.sum([*stages.values(), np.zeros(len(frame.ranks), np.int64)], axis=0)
     note = " ".join(filter(None, [note, choice.note]))
-    return Side(stages, _work(spans, matrix, frame), frame.number, len(walls), note)
+    amounts = _work(spans, matrix, frame)
+    own = stages | {STEP: walls}
+    return Side(own, frozenset(waited), amounts, frame.number, len(walls), note)
 
 
 def _frame(spans: Spans, matrix: StepMatrix, choice: Counted, called: Mapping[str, str]) -> _Frame:

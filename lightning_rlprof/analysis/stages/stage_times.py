@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, parti
 from lightning_rlprof.analysis.steps.step_matrix import StageWork, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.waiting import WAITING
 from lightning_rlprof.records.records import KINDS, VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -23,9 +24,6 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 
 UNTRACED_PART = "untraced"
 """Name of the part of a step that is in no stage."""
-
-WAITING = "waiting in {}"
-"""Name of the time that ranks waited for others inside a stage."""
 
 CALLS = (
     Column("per call", "duration", "ns"),

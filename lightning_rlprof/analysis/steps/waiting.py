@@ -15,6 +15,9 @@ from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.spans import Spans
 
+WAITING = "waiting in {}"
+"""Name of the time that ranks waited for others inside a stage, in every table."""
+
 
 class Waits(NamedTuple):
     """Waits of training threads, by thread and time.

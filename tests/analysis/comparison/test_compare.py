@@ -23,6 +23,7 @@ from lightning_rlprof.tables.table import Table
 from tests.builders.paced import REGIMES, Job, autoregression, play
 from tests.builders.pairs import Half, run_of, scripted
 from tests.builders.runs import Row, grpo_rows, loaded, spans_of
+from tests.effort import DEEP
 
 STAGES = ("actor_generate", "actor_update", "compute_reward")
 
@@ -389,7 +390,8 @@ def test_a_slower_machine_is_not_taken_for_code() -> None:
     regime = REGIMES["iid 2%"]
     judged = judge([play(Job(regime=regime), 1)], [play(Job(regime=regime, slower={"*": 1.1}), 2)])
     assert judged.machine
-    assert {verdict(row) for row in judged.rows if row.name != "untraced"} == {"slower"}
+    waiting = {"untraced"}.union(*(run.waiting for run in (*judged.baseline, *judged.candidate)))
+    assert {verdict(row) for row in judged.rows if row.name not in waiting} == {"slower"}
     assert not any(row.own for row in judged.rows)
 
 
@@ -429,3 +431,52 @@ def test_repeats_are_judged_by_the_spread_between_runs() -> None:
     assert gate(judge(runs[:3], runs[3:]), 0.03).result == "PASS"
     slow = [play(Job(regime=regime, slower={"*": 1.1}), 60 + at) for at in range(3)]
     assert gate(judge(runs[:3], slow), 0.03).result == "FAIL"
+
+
+def waiting_run(seed: int, rollout: float = 1.0, update: float = 1.0, steps: int = 60) -> Spans:
+    """Return a run of four ranks that wait for one another inside their update."""
+    random = np.random.default_rng(seed)
+    ranks: list[list[Row]] = [[] for _ in range(4)]
+    begin = 0
+    for step in range(1, steps + 1):
+        tokens = random.lognormal(6.8, 0.4, 4) * 16
+        noise = random.normal(1, 0.02, (4, 2))
+        generated = begin + (rollout * (15e6 + 1e4 * tokens) * noise[:, 0]).astype(int)
+        own = (update * 14e3 * tokens * noise[:, 1]).astype(int)
+        done = int((generated + own).max())
+        for rank, rows in enumerate(ranks):
+            count = {"tokens": int(tokens[rank])}
+            stages = (
+                ("actor_generate", begin, int(generated[rank])),
+                ("actor_update", int(generated[rank]), done),
+                ("weight_sync", done, done + 30 * 10**6),
+            )
+            rows += [Row(name, "stage", step, *both, counters=count) for name, *both in stages[:2]]
+            rows.append(Row("weight_sync", "stage", step, *stages[2][1:]))
+            rows.append(Row("step", "step", step, begin, done + 31 * 10**6))
+        begin = done + 31 * 10**6
+    return loaded(*ranks)
+
+
+def verdict_of(a: Spans, b: Spans, stage: str) -> tuple[str, float]:
+    table = compare(a, b)
+    at = table.column("stage").index(stage)
+    return str(table.column("verdict")[at]), float(table.column("adjusted")[at])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_update_that_waits_less_is_not_faster_and_a_slower_one_is_found(seed: int) -> None:
+    before = waiting_run(seed)
+    faster = waiting_run(100 + seed, rollout=1 / 3)
+    assert verdict_of(before, faster, "actor_update")[0] in ("unchanged", "inconclusive", "minor")
+    assert verdict_of(before, faster, "actor_generate")[0] == "faster"
+    found, ratio = verdict_of(before, waiting_run(200 + seed, update=1.1), "actor_update")
+    assert found == "slower"
+    assert ratio == pytest.approx(1.1, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", range(40 if DEEP else 4))
+def test_waiting_in_two_runs_of_one_code_is_not_called_a_change(seed: int) -> None:
+    table = compare(waiting_run(seed), waiting_run(1_000 + seed))
+    assert "waiting in actor_update" in table.column("stage")
+    assert set(table.column("verdict")) <= {"unchanged", "inconclusive", "minor"}
