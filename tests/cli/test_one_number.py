@@ -35,7 +35,6 @@ SCREENS: dict[str, Callable[[Path, Spans], Figures]] = {}
 
 LATER = {
     "time_ledger": "untraced of the ledger leaves out the regions that it knows",
-    "compared_with_itself": "compare counts waiting as work of the stage",
     "watch": "watch counts waiting as work of the stage",
     "metrics": "metrics count waiting as work of the stage",
 }

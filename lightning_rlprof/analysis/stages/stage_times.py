@@ -25,9 +25,6 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 UNTRACED_PART = "untraced"
 """Name of the part of a step that is in no stage."""
 
-WAITING = "waiting in {}"
-"""Name of the time that ranks waited for others inside a stage."""
-
 CALLS = (
     Column("per call", "duration", "ns"),
     Column("inclusive per call", "duration", "ns"),
