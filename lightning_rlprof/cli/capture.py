@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +18,10 @@ from lightning_rlprof.records.capture_request import MOST_STEPS
 if TYPE_CHECKING:
     from lightning_rlprof.loaders.live_run import RankProgress
     from lightning_rlprof.records.capture_request import CaptureRequest
+    from lightning_rlprof.records.records import Note
 
 _POLL_S, _PATIENCE_S = 0.2, 60
+_NOTE_ITEMS = 5  # of a line in the file, without its kind
 
 
 def capture(
@@ -129,12 +131,13 @@ def chosen_ranks(
 
 def _wait(
     chosen: "Sequence[RankProgress]", request: "CaptureRequest", seconds: float
-) -> dict[int, list[str]]:
-    """Return what each rank said about the request, once it has, or ended."""
+) -> "dict[int, list[Note]]":
+    """Return what each rank noted until it was past the request, or ended."""
     from lightning_rlprof.loaders.live_run import new_lines
+    from lightning_rlprof.records.records import Note
 
     places = {each.rank: (each.path, each.size) for each in chosen}
-    said: dict[int, list[str]] = {rank: [] for rank in places}
+    said: dict[int, list[Note]] = {rank: [] for rank in places}
     open_ranks = set(places)
     until = time.monotonic() + _PATIENCE_S + 5 * seconds * (1 + request.steps)
     while open_ranks and time.monotonic() < until:
@@ -143,9 +146,8 @@ def _wait(
             path, start = places[rank]
             lines, end = new_lines(path, start)
             places[rank] = path, end
-            notes = [line for line in lines if line[0] == "note" and len(line) > 3]
-            texts = [(str(line[3]), line[2] != "info") for line in notes]
-            said[rank] += [text for text, warns in texts if warns or "captur" in text]
+            notes: list[Any] = [line[1:] for line in lines if line[0] == "note"]
+            said[rank] += [Note(*each) for each in notes if len(each) == _NOTE_ITEMS]
             if any(_is_over(line, request) for line in lines):
                 open_ranks.discard(rank)
     return said
@@ -159,25 +161,24 @@ def _is_over(line: list[object], request: "CaptureRequest") -> bool:
 
 
 def _report(
-    chosen: "Sequence[RankProgress]", said: dict[int, list[str]], request: "CaptureRequest"
+    chosen: "Sequence[RankProgress]", said: "dict[int, list[Note]]", request: "CaptureRequest"
 ) -> bool:
     """Say what each rank captured; return whether one captured something."""
-    from lightning_rlprof.records.run_directory import capture_in_name
+    from lightning_rlprof.records.notes import CAPTURE_FAILURES, Code
 
-    some = False
+    steps, some = range(request.first_step, request.last_step + 1), False
     for each in chosen:
-        captured = []
-        for text in said[each.rank]:
-            window = capture_in_name(text.split()[1]) if text.startswith("captured ") else None
-            if window and request.first_step <= window[0] <= request.last_step:
-                captured.append(text)
+        notes = said[each.rank]
+        taken = [note for note in notes if note.code == Code.CAPTURE_TAKEN]
+        captured = [note.text for note in taken if note.facts["step"] in steps]
         for text in captured:
             console.say(f"rank {each.rank}: {text}")
         if not captured:
-            # That a capture began is not a reason, nor is another capture.
-            texts = [t for t in said[each.rank] if not t.startswith(("captured ", "capturing "))]
-            texts = [text for text in texts if "captur" in text] or texts
-            reason = texts[-1] if texts else f"it didn't reach step {request.last_step} in time"
+            warnings = [note for note in notes if note.level != "info"]
+            reasons = [note for note in notes if note.code in CAPTURE_FAILURES] or warnings
+            reason = f"it didn't reach step {request.last_step} in time"
+            if reasons:
+                reason = reasons[-1].text
             console.warn(f"rank {each.rank} captured nothing: {reason}")
         some |= bool(captured)
     return some

@@ -7,7 +7,8 @@ import pytest
 
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import KINDS, OVER_BUDGET
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 from tests.builders.device_trace import Feed, feed, traced
@@ -95,11 +96,14 @@ def test_rows_that_a_tool_lost_are_a_warning(name: str, spans: Spans) -> None:
 
 def test_what_a_budget_left_out_is_a_warning_of_its_own(spans: Spans) -> None:
     """The last note of a rank has the counts; both are said once, and no event counts as lost."""
-    first, last = f"{OVER_BUDGET}a step wrote 9 bytes", f"{OVER_BUDGET}7 regions were left out"
+    first, last = "over budget: a step wrote 9 bytes", "over budget: 7 regions were left out"
     notes = [
-        RankNote(rank, at, "warning", text)
+        RankNote(rank, at, "warning", text, code)
         for rank in (0, 2)
-        for at, text in ((1, first), (2, last))
+        for at, text, code in (
+            (1, first, Code.OVER_BUDGET),
+            (2, last, Code.BUDGET_SUMMARY),
+        )
     ]
     calm = RankNote(0, 3, "info", "within budget: regions are written again")
     over = replace(spans, notes=(*notes, calm))
