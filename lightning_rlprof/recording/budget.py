@@ -5,6 +5,7 @@ counters. Steps and stages always are. Over `budget.total_bytes`, the newest lin
 """
 
 from collections import deque
+from copy import copy
 
 import msgspec
 
@@ -88,7 +89,9 @@ class Budget:
             return None
         if kind == "stage" and self.rung > 2 and span.counters:
             self._bare_stages += 1
-            return msgspec.structs.replace(span, counters=None)
+            bare = copy(span)  # The totals of the step need the counters.
+            bare.counters = None
+            return bare
         return span
 
     def kept_others(self, lines: list[msgspec.Struct]) -> list[msgspec.Struct]:

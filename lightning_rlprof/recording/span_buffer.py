@@ -17,7 +17,7 @@ import msgspec
 
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.budget import Budget
-from lightning_rlprof.recording.open_spans import ExpertTokens, Span, opened
+from lightning_rlprof.recording.open_spans import ExpertTokens, Span, line_of, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact, Remark
@@ -30,6 +30,7 @@ from lightning_rlprof.records.run_directory import (
     ThreadLine,
     TraceWriter,
     note_line,
+    plain_item,
 )
 from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.system.plain_text import plain
@@ -304,7 +305,7 @@ class Buffer:
 
     def _append_newest(self, *, last: bool) -> None:
         if data := self._budget.newest(self._writer.size, last=last):
-            self._try(partial(self._writer.append, data), data.count(b"\n"))
+            self._try(partial(self._writer.append, data), [], data.count(b"\n"))
 
     def _tell_budget(self, change: Remark) -> None:
         """Note a change of what is written; log only the first."""
@@ -399,10 +400,10 @@ class Buffer:
         Args:
             intervals: Thread, start and end of each, ascending in time.
         """
-        spans, one = [*self._flushed, *self._spans], opened.get()
-        while one is not None:
-            spans += [one.span] if one.span.end_ns is None else []
-            one = one.around
+        spans, around = [*self._flushed, *self._spans], opened.get()
+        while around is not None:
+            spans += [around] if around.end_ns is None else []
+            around = around.around
         starts = [start for _, start, _ in intervals]
         found = [(-1, -1)] * len(starts)  # start and id of the span around it
         for span in spans:
@@ -553,23 +554,25 @@ class Buffer:
     def _write(
         self, news: list[msgspec.Struct], spans: list[Span], others: Sequence[msgspec.Struct]
     ) -> None:
-        budget = self._budget
+        budget, rows = self._budget, [*map(line_of, spans)]
         if not budget.is_full:
-            lines: Sequence[msgspec.Struct] = [*news, *spans, *others] if news or others else spans
-            self._try(partial(self._writer.write, lines), len(lines))
+            lines = [*news, *rows, *others] if news or others else rows
+            self._try(partial(self._writer.write, lines), spans, len(lines))
             if not budget.is_full:
                 return
         rare = [*news, *(line for line in others if not budget.is_of_steps(line))]
         if rare:
-            self._try(partial(self._writer.write, rare, always=True), len(rare))
-        lines = [*spans, *filter(budget.is_of_steps, others)]
-        self._try(partial(self._writer.write, lines), len(lines))
-        if any(map(_is_worth_keeping, (*spans, *others))):
+            self._try(partial(self._writer.write, rare, always=True), [], len(rare))
+        lines = [*rows, *filter(budget.is_of_steps, others)]
+        self._try(partial(self._writer.write, lines), spans, len(lines))
+        if any(map(_is_captured, spans)) or any(map(_is_worth_keeping, others)):
             self._append_newest(last=False)
 
-    def _try(self, write: Callable[[], None], lines: int) -> None:
+    def _try(self, write: Callable[[], bool], spans: Sequence[Span], lines: int) -> None:
         try:
-            write()
+            if not write():  # Tensors are not held any longer.
+                for span in spans:
+                    span.counters = plain_item(span.counters)
         except OSError as error:
             if self._refused_ns is None:
                 text = "cannot write %s: %s; the newest lines wait in memory"
@@ -624,9 +627,11 @@ def _ignore(span: Span) -> None:
 
 
 def _is_worth_keeping(line: msgspec.Struct) -> bool:
-    """Return whether a line is of a captured step, or a warning such as that of a hang."""
-    if isinstance(line, NoteLine):
-        return line.level != "info" and line.code not in (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
-    if not isinstance(line, Span):
+    """Return whether a line is a warning, such as that of a hang."""
+    if not isinstance(line, NoteLine) or line.level == "info":
         return False
-    return line.kind == "step" and "capture" in (line.counters or ())
+    return line.code not in (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
+
+
+def _is_captured(span: Span) -> bool:
+    return span.kind == "step" and "capture" in (span.counters or ())
