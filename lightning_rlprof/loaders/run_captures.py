@@ -23,10 +23,11 @@ from lightning_rlprof.loaders.formats import NSYS_SUFFIXES
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.kineto.reader import read_kernels as read_kineto_kernels
 from lightning_rlprof.loaders.kineto.reader import read_kineto
-from lightning_rlprof.loaders.nsys.reader import GUESSED, read_nsys
 from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
+from lightning_rlprof.loaders.nsys.reader import read_nsys
 from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, Stages, stages_at
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.run_directory import is_inside, rank_directory
 from lightning_rlprof.tables.arrays import Int64s
@@ -141,7 +142,7 @@ def _read_capture(path: Path, rank: int | None) -> Spans:
     part = read_kineto(path) if chrome else read_nsys(path, rank)
     if not part.unix_ns:
         raise TraceError(f"{path}: left out: its recording time is unknown")
-    if rank is None and (chrome or any(each.text.startswith(GUESSED) for each in part.warnings)):
+    if rank is None and (chrome or any(each.code == Code.RANKS_GUESSED for each in part.warnings)):
         raise TraceError(f"{path}: left out: its rank is unknown; put rank-N in its name")
     return part
 

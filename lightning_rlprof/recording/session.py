@@ -390,13 +390,14 @@ class Session:
                 writer = open_writer(run, header)
                 try:
                     budget = Budget(config.budget.step_bytes, config.budget.total_bytes)
-                    self.buffer = Buffer(writer, clock, budget)
+                    chosen = chosen_stages(config, header.rank)
+                    self.buffer = Buffer(writer, clock, budget, all_names=bool(chosen))
                     self._memory = _Memory(header.device)
                     self._windows = _Windows(
                         Capture(self, rank_directory(run, header.rank), recorders),
                         CaptureRequests(self, clock),
                         TokenWindow(config),
-                        chosen_stages(config, header.rank),
+                        chosen,
                         config.captures and config.wants_rank(header.rank),
                     )
                     # `atexit` does not run in processes that multiprocessing starts; this does.

@@ -193,6 +193,7 @@ log = logging.getLogger(__name__)
 # steps share one write. SIGKILL loses at most this long of them.
 _WRITE_NS = 100_000_000
 _RECENT = 300
+_LOOKS = 100  # times that the names of spans are remembered: later steps have the same
 _MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
 _RETURNED = "numbers that a recorder should have returned:"
@@ -235,10 +236,16 @@ class Buffer:
         writer: The file; a disk that takes nothing costs lines, never a run.
         clock: Monotonic nanoseconds.
         budget: What of all lines is written.
+        all_names: Whether `stages_seen` has the names of all steps.
     """
 
     def __init__(
-        self, writer: TraceWriter, clock: Callable[[], int], budget: Budget | None = None
+        self,
+        writer: TraceWriter,
+        clock: Callable[[], int],
+        budget: Budget | None = None,
+        *,
+        all_names: bool = False,
     ) -> None:
         self._writer, self._clock = writer, clock
         self._name = plain(str(writer.path))
@@ -267,6 +274,7 @@ class Buffer:
         self._experts: list[tuple[Span, Callable[[], ExpertTokens | None]]] = []
         self._numbers_lost = False
         self._kinds_and_names: set[tuple[str, str]] = set()
+        self._looks = -1 if all_names else _LOOKS
 
     def end_step(self, step: int, *, write: bool = True) -> None:
         """Close the account of a step, and write everything unless that was done just now.
@@ -366,7 +374,8 @@ class Buffer:
         del self._spans[: len(spans)]
         self._unwritten += spans
         self._flushed += spans
-        if len(self._kinds_and_names) < _MOST_NAMES:
+        if self._looks and len(self._kinds_and_names) < _MOST_NAMES:
+            self._looks -= 1
             self._kinds_and_names.update(map(_kind_and_name_of, spans))
         if len(self._flushed) > _MOST:
             self._tally.add(self._flushed)
@@ -441,7 +450,7 @@ class Buffer:
 
     @property
     def stages_seen(self) -> set[str]:
-        """Names of all stages, unless there are thousands of names."""
+        """Names of stages: of the first steps, or of all."""
         return {name for kind, name in self._kinds_and_names if kind == "stage"}
 
     @property

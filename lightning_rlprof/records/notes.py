@@ -245,6 +245,11 @@ class Code(str, Enum):
     # ---- what a reader adds
     NO_STAGES = "no-stages", "info", "No stage is marked, so phases of the loop are the stages."
     STEPS_JOINED = "steps-joined", "info", "A step is an iteration with several steps: steps."
+    RANKS_GUESSED = (
+        "ranks-guessed",
+        "warning",
+        "Ranks of processes are counted, as no mark has them.",
+    )
 
 
 CAPTURE_FAILURES = (

@@ -19,13 +19,13 @@ from lightning_rlprof.loaders.nsys.nvtx_ranges import (
     read_ranges,
 )
 from lightning_rlprof.loaders.rank_names import rank_in_name
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import Kernels
 from lightning_rlprof.tables.spans import NO_PARENT, RankNote, RunWarning, Spans, Thread
 
-GUESSED = "ranks are guessed"
 """How the problem begins of a report that does not say whose it is."""
 
 _LARGEST_CLOCK = 2**62
@@ -86,7 +86,7 @@ def read_nsys(path: Path, rank: int | None = None) -> Spans:
         headers=_headers(report, ranks, path.stem),
         statuses=dict.fromkeys(sorted(set(ranks.values())), "finished"),
         notes=tuple(_notes(report, ranks, tables)),
-        warnings=tuple(RunWarning(None, text) for text in [*report.problems, *problems]),
+        warnings=(*(RunWarning(None, text) for text in report.problems), *problems),
         unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
         tables=tables,
     )
@@ -140,29 +140,30 @@ def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
     return unix_ns
 
 
-def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[str]]:
+def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[RunWarning]]:
     """Return the rank of each process by globalPid, and what is doubtful about that."""
-    ranks, problems = dict(report.ranges.ranks), []
+    ranks, problems = dict(report.ranges.ranks), list[RunWarning]()
     others = [each for each in report.processes if each not in ranks]
     if named is not None:
         ranks |= dict.fromkeys(others, named)
     elif others:
         free = max(ranks.values(), default=-1) + 1
         ranks |= {each: free + at for at, each in enumerate(others)}
-        problems = [
-            f"{GUESSED}, counting from {free}, because no mark contains them: "
-            f"processes {_some(others)}"
-        ]
+        text = f"ranks are guessed, counting from {free}, because no mark contains them: "
+        text += f"processes {_some(others)}"
+        problems.append(RunWarning(None, text, Code.RANKS_GUESSED.value))
     of_rank = defaultdict[int, list[int]](list)
     for process in report.processes:
         if process in report.launching:
             of_rank[ranks[process]].append(process)
-    return ranks, problems + [
-        f"processes {_some(own)} all launched kernels and count as one rank, {rank}, by the "
-        "file name or by their marks"
+    text = "processes {} all launched kernels and count as one rank, {}, by the file name or by "
+    text += "their marks"
+    problems += [
+        RunWarning(None, text.format(_some(own), rank))
         for rank, own in sorted(of_rank.items())
         if len(own) > 1
     ]
+    return ranks, problems
 
 
 def _some(processes: list[int]) -> str:
