@@ -25,6 +25,7 @@ from _measure import Bound, Report, fresh, options, quiet_enough, verdict
 from lightning_rlprof.recording.background.garbage_collection import clock_in_c
 from lightning_rlprof.recording.background.host import HostFiles, host_parts, process_parts
 from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.records.notes import Code, Fact, Level
 
 __all__ = ["main"]
 
@@ -69,8 +70,7 @@ def threads(seconds: float) -> tuple[dict[str, float], float]:
     for name in (SAMPLER, AGAIN):
         files = HostFiles()
         parts = [*process_parts(files), *host_parts(files)]
-        note = lambda code, text, /, **facts: None  # noqa: E731
-        one = Background(lines.append, note, time.perf_counter_ns, parts, files=files)
+        one = Background(lines.append, _no_note, time.perf_counter_ns, parts, files=files)
         one.start()
         assert one._thread is not None
         made.append((name, one._thread, one.stop))
@@ -96,6 +96,10 @@ def threads(seconds: float) -> tuple[dict[str, float], float]:
         thread.join()
     shares = {name: (after[name] - before[name]) / 1e9 / took for name, *_ in made}
     return shares, sum(len(str(line)) for line in lines) / max(len(lines), 1)
+
+
+def _no_note(code: Code | Level, text: str, /, **facts: Fact) -> None:
+    pass
 
 
 def _processor_times(made: list[tuple[str, threading.Thread, Any]]) -> dict[str, int]:

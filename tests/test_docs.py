@@ -25,6 +25,7 @@ from lightning_rlprof.cli.app import app
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.notes import Code
 from tests.builders.runs import grpo_run
 from tests.places import ROOT, SHARED_DATA
 
@@ -319,13 +320,28 @@ def test_every_warning_of_a_recording_is_explained() -> None:
 
 def warnings_of(tree: ast.AST) -> Iterator[str]:
     """Yield the texts, of three words or more, that are notes of the level warning or error."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(args=[ast.Constant("warning" | "error"), ast.JoinedStr(values=parts)]):
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        named: dict[str, ast.JoinedStr] = {}
+        for node in ast.walk(function):
+            match node:
+                case ast.Assign(targets=[ast.Name(name)], value=ast.JoinedStr() as text):
+                    named[name] = text
+        for node in ast.walk(function):
+            match node:
+                case ast.Call(args=[ast.Attribute(ast.Name("Code"), code), ast.Name(name), *_]):
+                    text = named.get(name)
+                case ast.Call(args=[ast.Attribute(ast.Name("Code"), code), text, *_]):
+                    pass
+                case _:
+                    continue
+            if isinstance(text, ast.JoinedStr) and Code[code].level != "info":
+                parts = text.values
                 said = [each.value if isinstance(each, ast.Constant) else "…" for each in parts]
-                text = "".join(map(str, said))
-                if len(re.findall("[A-Za-z]+", text)) > 2:
-                    yield text
+                whole = "".join(map(str, said))
+                if len(re.findall("[A-Za-z]+", whole)) > 2:
+                    yield whole
 
 
 def text_of(name: str) -> str:

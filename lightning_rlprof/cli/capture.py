@@ -17,6 +17,7 @@ from lightning_rlprof.records.capture_request import MOST_STEPS
 
 if TYPE_CHECKING:
     from lightning_rlprof.records.capture_request import CaptureRequest
+    from lightning_rlprof.records.records import Note
     from lightning_rlprof.records.run_directory import RankReader
 
 _POLL_S, _PATIENCE_S = 0.2, 60
@@ -129,8 +130,8 @@ def chosen_ranks(
 
 def _wait(
     chosen: "Sequence[RankReader]", request: "CaptureRequest", seconds: float
-) -> dict[int, list[str]]:
-    """Return what each rank said about the request, once it has, or ended."""
+) -> "dict[int, list[Note]]":
+    """Return what each rank noted until it was past the request, or ended."""
     before = {each.rank: len(each.notes) for each in chosen}
     open_ranks = list(chosen)
     until = time.monotonic() + _PATIENCE_S + 5 * seconds * (1 + request.steps)
@@ -144,33 +145,28 @@ def _wait(
             for each in open_ranks
             if each.status is None and each.last_step < request.last_step
         ]
-    notes = {each.rank: each.notes[before[each.rank] :] for each in chosen}
-    return {
-        rank: [note.text for note in own if note.level != "info" or "captur" in note.text]
-        for rank, own in notes.items()
-    }
+    return {each.rank: each.notes[before[each.rank] :] for each in chosen}
 
 
 def _report(
-    chosen: "Sequence[RankReader]", said: dict[int, list[str]], request: "CaptureRequest"
+    chosen: "Sequence[RankReader]", said: "dict[int, list[Note]]", request: "CaptureRequest"
 ) -> bool:
     """Say what each rank captured; return whether one captured something."""
-    from lightning_rlprof.records.run_directory import capture_in_name
+    from lightning_rlprof.records.notes import CAPTURE_FAILURES, Code
 
-    some = False
+    steps, some = range(request.first_step, request.last_step + 1), False
     for each in chosen:
-        captured = []
-        for text in said[each.rank]:
-            window = capture_in_name(text.split()[1]) if text.startswith("captured ") else None
-            if window and request.first_step <= window[0] <= request.last_step:
-                captured.append(text)
+        notes = said[each.rank]
+        taken = [note for note in notes if note.code == Code.CAPTURE_TAKEN]
+        captured = [note.text for note in taken if note.facts["step"] in steps]
         for text in captured:
             console.say(f"rank {each.rank}: {text}")
         if not captured:
-            # That a capture began is not a reason, nor is another capture.
-            texts = [t for t in said[each.rank] if not t.startswith(("captured ", "capturing "))]
-            texts = [text for text in texts if "captur" in text] or texts
-            reason = texts[-1] if texts else f"it didn't reach step {request.last_step} in time"
+            warnings = [note for note in notes if note.level != "info"]
+            reasons = [note for note in notes if note.code in CAPTURE_FAILURES] or warnings
+            reason = f"it didn't reach step {request.last_step} in time"
+            if reasons:
+                reason = reasons[-1].text
             console.warn(f"rank {each.rank} captured nothing: {reason}")
         some |= bool(captured)
     return some

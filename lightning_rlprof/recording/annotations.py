@@ -21,7 +21,7 @@ import msgspec
 
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
-from lightning_rlprof.recording.open_spans import Open, Span, innermost, made, numbers, opened
+from lightning_rlprof.recording.open_spans import Span, innermost, made, numbers, opened
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.notes import Code, Fact, Level
@@ -92,7 +92,7 @@ class Sink(Protocol):
     def enter(self, name: str, kind: Kind) -> object:
         """Tell the recorders that a span begins; return what `exit` needs."""
 
-    def exit(self, one: Open) -> None:
+    def exit(self, span: Span) -> None:
         """Tell the recorders that a span ended, by its token; add their counters to it."""
 
     def mark(self, name: str) -> None:
@@ -135,7 +135,7 @@ class Marker:
         self.name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
         self.kind = kind
         self.counters = counters
-        self.last: Open | None = None  # the span that any thread began last
+        self.last: Span | None = None  # the span that any thread began last
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
@@ -262,12 +262,12 @@ def annotate(target: Any, /) -> Any:
 
 def in_stage() -> bool:
     """Return whether a stage is open in this thread or task, other than one that yields."""
-    one = opened.get()
-    while one is not None:
-        is_open = one.span.kind == "stage" and one.span.end_ns is None
-        if is_open and not getattr(one.marker, "yields", False):
+    span = opened.get()
+    while span is not None:
+        is_open = span.kind == "stage" and span.end_ns is None
+        if is_open and not getattr(span.marker, "yields", False):
             return True
-        one = one.around
+        span = span.around
     return False
 
 
@@ -338,9 +338,8 @@ def count(**numbers: Any) -> None:
         ...     count(tokens=1024, samples=2)
         ...     count(lengths=[900, 124])  # kept as a histogram
     """
-    one = innermost()
-    if one is not None:
-        span = one.span
+    span = innermost()
+    if span is not None:
         if EXPERTS in numbers and _sink is not None:
             _keep_experts(_sink, span, numbers[EXPERTS])
         total = dict(span.counters or {})  # a copy: the marker's own are those of every span of it
@@ -441,36 +440,46 @@ def tell_first(path: str, where: str) -> None:
 def _recording(sink: Sink) -> tuple[Any, Any]:
     owner, own = sink.owner, sink.owner.ident
 
-    def enter(self, get=opened.get, put=opened.set, ident=get_ident, ids=numbers, clock=sink.clock):  # type: ignore[no-untyped-def]
+    def enter(  # type: ignore[no-untyped-def]
+        self,
+        get=opened.get,
+        put=opened.set,
+        ident=get_ident,
+        ids=numbers,
+        clock=sink.clock,
+        new=Span,
+    ):
         thread = ident()
         if thread != own and not owner.has_thread():
             return
         above, parent = get(), None
         while above is not None:
-            if above.span.end_ns is None:
-                parent = above.span.id
+            if above.end_ns is None:
+                parent = above.id
                 break
             above = above.around
-        new, more = next(ids), self.counters
-        span = Span(self.name, self.kind, sink.step, clock(), None, thread, new, parent, more)
-        self.last = one = Open(span, above, self)
-        put(one)
+        self.last = span = new()
+        span.name, span.kind, span.step = self.name, self.kind, sink.step
+        span.thread, span.id, span.parent, span.counters = thread, next(ids), parent, self.counters
+        span.around, span.marker, span.token = above, self, None
+        span.start_ns = clock()
+        span.end_ns = None
+        put(span)
 
     def leave(self: Marker, kind, error, trace, get=opened.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
-        now, one = clock(), get()
-        while one is not None:
-            span, above = one.span, one.around
+        now, span = clock(), get()
+        while span is not None:
             if span.end_ns is None:
-                if one.marker is not self:
+                if span.marker is not self:
                     break
                 span.end_ns = now
                 if now - span.start_ns > _LONG_NS and self.kind == "stage":
                     sink.stage_ended(span)
                 put(span)
-                if above is None and now > sink.flush_at_ns:
+                if span.around is None and now > sink.flush_at_ns:
                     sink.flush()
                 return
-            one = above
+            span = span.around
         _end_around(sink, self, now)
 
     return enter, leave
@@ -483,9 +492,9 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
         if not owner.has_thread():
             return
         token = sink.enter(self.name, self.kind)
-        span = made(self, sink.step, sink.clock(), None, self.counters)
-        self.last = one = Open(span, innermost(), self, token)
-        opened.set(one)
+        self.last = span = made(self, sink.step, sink.clock(), None, self.counters)
+        span.token = token
+        opened.set(span)
 
     def leave(self: Marker, kind: object, error: object, trace: object) -> None:
         _end_around(sink, self, sink.clock())
@@ -530,36 +539,35 @@ def _end_around(sink: Sink, marker: Marker, now: int) -> None:
     """End a span of any sort, also around others that are still open; ignore one never begun."""
     if not sink.owner.has_thread():
         return
-    one, inside = innermost(), []
-    while one is not None and (one.marker is not marker or one.span.end_ns is not None):
-        if one.span.end_ns is None:
-            inside.append(one)
-        one = one.around
-    if one is not None:
-        opened.set(one)
+    span, inside = innermost(), []
+    while span is not None and (span.marker is not marker or span.end_ns is not None):
+        if span.end_ns is None:
+            inside.append(span)
+        span = span.around
+    if span is not None:
+        opened.set(span)
         for each in inside:
             _leave_open(sink, each)
     else:
-        one = open_spans.left_open(marker) or _of_another_thread(marker)
-        if one is None:
+        span = open_spans.left_open(marker) or _of_another_thread(marker)
+        if span is None:
             return
-    span = one.span
     span.end_ns = now
-    if one.token is not None:
-        sink.exit(one)
+    if span.token is not None:
+        sink.exit(span)
     elif now - span.start_ns > _LONG_NS and marker.kind == "stage":
         sink.stage_ended(span)
     sink.append(span)
-    if one.around is None and now > sink.flush_at_ns:
+    if span.around is None and now > sink.flush_at_ns:
         sink.flush()
 
 
-def _of_another_thread(marker: Marker) -> Open | None:
+def _of_another_thread(marker: Marker) -> Span | None:
     """Return the open span that another thread began last: this one ends it."""
-    one = marker.last
-    if one is None or one.span.end_ns is not None or one.span.thread == get_ident():
+    span = marker.last
+    if span is None or span.end_ns is not None or span.thread == get_ident():
         return None
-    return None if open_spans.is_left(one.span) else one
+    return None if open_spans.is_left(span) else span
 
 
 _STILL_OPEN = (
@@ -568,11 +576,11 @@ _STILL_OPEN = (
 )
 
 
-def _leave_open(sink: Sink, one: Open) -> None:
-    if one.token is not None:
-        sink.exit(one)  # profilers know only what nests
-    if open_spans.leave_open(one):
-        sink.note(Code.SPAN_LEFT_OPEN, _STILL_OPEN.format(one.marker), span=one.marker.name)
+def _leave_open(sink: Sink, span: Span) -> None:
+    if span.token is not None:
+        sink.exit(span)  # profilers know only what nests
+    if open_spans.leave_open(span):
+        sink.note(Code.SPAN_LEFT_OPEN, _STILL_OPEN.format(span.marker), span=span.name)
 
 
 compiled_code.when_traced(stage, compiled_code.no_marker("stage()"))

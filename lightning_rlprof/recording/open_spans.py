@@ -9,24 +9,51 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from math import inf
-from typing import Any, Protocol
-
-import msgspec
+from operator import attrgetter
+from typing import Any, ClassVar, Protocol
 
 from lightning_rlprof.records.histograms import EXPERTS, bin_name, bin_of
 from lightning_rlprof.records.records import Kind
 
 
-class Span(msgspec.Struct, array_like=True, tag="span", eq=False, gc=False):
-    """A span in memory. msgspec writes it as its line in the file, without Python code for it.
+class Span:
+    """A span in memory, and what is known of it while it is open.
 
-    The fields are those of `SpanLine`, in its order. Python's garbage collector does not track
-    spans: they are many, and none of them can be a part of a circle of references.
+    It has no ``__init__``, and markers set its fields one by one: that costs a span as much as a
+    list and a tuple did, 7.2 µs after real work. A constructor of any kind costs 0.6 to 0.9 µs
+    more. ``end_ns`` is set last: another thread that finds a span by it finds a whole one.
 
     Attributes:
-        end_ns: None while it is open.
+        name: Of the stage or region.
+        kind: As of `SpanLine`, like all fields up to ``counters``.
+        step: RL step.
+        start_ns: Start on the clock of the run.
+        end_ns: End; None while it is open.
+        thread: Identity of the thread.
+        id: Its number.
+        parent: Number of the span around it, or None.
+        counters: Numbers, or None.
+        around: The span around it that was open when it began, or None.
+        marker: What began it.
+        token: The token of the recorders, if they mirror it.
     """
 
+    __slots__ = (
+        "around",
+        "counters",
+        "end_ns",
+        "id",
+        "kind",
+        "marker",
+        "name",
+        "parent",
+        "start_ns",
+        "step",
+        "thread",
+        "token",
+    )
+
+    tag: ClassVar[str] = "span"
     name: str
     kind: Kind
     step: int
@@ -35,7 +62,10 @@ class Span(msgspec.Struct, array_like=True, tag="span", eq=False, gc=False):
     thread: int
     id: int
     parent: int | None
-    counters: dict[str, Any] | None = None
+    counters: dict[str, Any] | None
+    around: "Span | None"
+    marker: Any
+    token: Any
 
     @property
     def duration_ns(self) -> int:
@@ -43,23 +73,12 @@ class Span(msgspec.Struct, array_like=True, tag="span", eq=False, gc=False):
         return 0 if self.end_ns is None else self.end_ns - self.start_ns
 
 
-class Open(msgspec.Struct, eq=False):
-    """A span and what the file does not hold of it.
+line_of: Callable[[Span], tuple[Any, ...]] = attrgetter(
+    "tag", "name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent", "counters"
+)
+"""Return the line of a span in the file. `map` calls it without Python code per span."""
 
-    Attributes:
-        span: The span.
-        around: The one around it, which may have ended meanwhile.
-        marker: What began it.
-        token: The token of the recorders, if they mirror it.
-    """
-
-    span: Span
-    around: "Open | None"
-    marker: Any
-    token: Any = None
-
-
-opened: ContextVar[Open | None] = ContextVar("rlprof_open", default=None)
+opened: ContextVar[Span | None] = ContextVar("rlprof_open", default=None)
 """The span that was opened last, made or not: look upwards for one that is still open. To end it
 there costs less than to change the variable again."""
 
@@ -70,7 +89,7 @@ unknown in a later run, not wrong."""
 
 # Spans whose surroundings have ended first, as a generator's that is suspended inside of one: they
 # are around nothing that follows, and end when they are left.
-_left: list[Open] = []
+_left: list[Span] = []
 _names: set[str] = set()
 _MOST_LEFT = 1_000
 
@@ -93,10 +112,10 @@ class Named(Protocol):
         """Its kind."""
 
 
-def innermost() -> Open | None:
+def innermost() -> Span | None:
     """Return the innermost open span of this thread or task."""
     around = opened.get()
-    while around is not None and around.span.end_ns is not None:
+    while around is not None and around.end_ns is not None:
         around = around.around
     return around
 
@@ -109,35 +128,36 @@ def made(
     counters: dict[str, Any] | None,
 ) -> Span:
     """Return a span inside the one that is open now; one without an end is open itself."""
-    around = opened.get()
-    while around is not None and around.span.end_ns is not None:
-        around = around.around
-    parent = None if around is None else around.span.id
-    name, kind, number = marker.name, marker.kind, next(numbers)
-    return Span(name, kind, step, start_ns, end_ns, get_ident(), number, parent, counters)
+    span = Span()
+    span.around = around = innermost()
+    span.parent = None if around is None else around.id
+    span.name, span.kind, span.marker, span.token = marker.name, marker.kind, marker, None
+    span.step, span.thread, span.id = step, get_ident(), next(numbers)
+    span.counters, span.start_ns, span.end_ns = counters, start_ns, end_ns
+    return span
 
 
-def leave_open(one: Open) -> bool:
+def leave_open(span: Span) -> bool:
     """Keep an open span that no longer is around anything; return whether its name is a new one."""
-    _left.append(Open(one.span, one.around, one.marker))
+    span.token = None  # The recorders were told that it ended.
+    _left.append(span)
     del _left[:-_MOST_LEFT]
-    name = one.marker.name
-    new = len(_names) < _MOST_LEFT and name not in _names
-    _names.add(name)
+    new = len(_names) < _MOST_LEFT and span.name not in _names
+    _names.add(span.name)
     return new
 
 
-def left_open(marker: Named) -> Open | None:
+def left_open(marker: Named) -> Span | None:
     """Take back the last span of a marker that this thread left open; None without one."""
     for at in reversed(range(len(_left))):
-        if _left[at].marker is marker and _left[at].span.thread == get_ident():
+        if _left[at].marker is marker and _left[at].thread == get_ident():
             return _left.pop(at)
     return None
 
 
 def is_left(span: Span) -> bool:
     """Return whether `leave_open` keeps a span."""
-    return any(each.span is span for each in _left)
+    return any(each is span for each in _left)
 
 
 def forget_left() -> None:

@@ -40,7 +40,7 @@ from lightning_rlprof.recording.end_remarks import (
     never_reached,
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
-from lightning_rlprof.recording.open_spans import ExpertTokens, Open, Span, innermost, made
+from lightning_rlprof.recording.open_spans import ExpertTokens, Span, innermost, made
 from lightning_rlprof.recording.owner import Owner, set_apart
 from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
@@ -390,13 +390,14 @@ class Session:
                 writer = open_writer(run, header)
                 try:
                     budget = Budget(config.max_file_bytes)
-                    self.buffer = Buffer(writer, clock, budget)
+                    chosen = chosen_stages(config, header.rank)
+                    self.buffer = Buffer(writer, clock, budget, all_names=bool(chosen))
                     self._memory = _Memory(header.device)
                     self._windows = _Windows(
                         Capture(self, rank_directory(run, header.rank), recorders),
                         CaptureRequests(self, clock),
                         TokenWindow(config),
-                        chosen_stages(config, header.rank),
+                        chosen,
                         config.captures and config.wants_rank(header.rank),
                     )
                     # `atexit` does not run in processes that multiprocessing starts; this does.
@@ -715,13 +716,13 @@ class Session:
         return capture.at_stage(self.config, rank, self.step, stage, is_open=is_open) == "open"
 
     @_harmless
-    def exit(self, one: Open) -> None:
+    def exit(self, span: Span) -> None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
-        span, keep = one.span, self._windows.keep
-        known = self._windows.capture.exit(one.token, keep=keep is not None and keep(span))
+        keep = self._windows.keep
+        known = self._windows.capture.exit(span.token, keep=keep is not None and keep(span))
         if known.counters:
             own = span.counters or {}
-            if isinstance(one.marker, annotations.LoopMarker):  # which may continue another span
+            if isinstance(span.marker, annotations.LoopMarker):  # which may continue another span
                 new = known.counters
                 own = {**own, **{name: max(own[name], new[name]) for name in own.keys() & new}}
             span.counters = {**known.counters, **own}

@@ -17,7 +17,7 @@ import msgspec
 
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.budget import Budget
-from lightning_rlprof.recording.open_spans import ExpertTokens, Span, opened
+from lightning_rlprof.recording.open_spans import ExpertTokens, Span, line_of, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
@@ -30,6 +30,7 @@ from lightning_rlprof.records.run_directory import (
     ThreadLine,
     TraceWriter,
     note_line,
+    plain_item,
 )
 from lightning_rlprof.records.shadow_steps import SHADOW
 from lightning_rlprof.system.plain_text import plain
@@ -192,6 +193,7 @@ log = logging.getLogger(__name__)
 # steps share one write. SIGKILL loses at most this long of them.
 _WRITE_NS = 100_000_000
 _RECENT = 300
+_LOOKS = 100  # times that the names of spans are remembered: later steps have the same
 _MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
 _RETURNED = "numbers that a recorder should have returned:"
@@ -234,10 +236,16 @@ class Buffer:
         writer: The file; a disk that takes nothing costs lines, never a run.
         clock: Monotonic nanoseconds.
         budget: What of all lines is written.
+        all_names: Whether `stages_seen` has the names of all steps.
     """
 
     def __init__(
-        self, writer: TraceWriter, clock: Callable[[], int], budget: Budget | None = None
+        self,
+        writer: TraceWriter,
+        clock: Callable[[], int],
+        budget: Budget | None = None,
+        *,
+        all_names: bool = False,
     ) -> None:
         self._writer, self._clock = writer, clock
         self._name = plain(str(writer.path))
@@ -265,6 +273,7 @@ class Buffer:
         self._experts: list[tuple[Span, Callable[[], ExpertTokens | None]]] = []
         self._numbers_lost = False
         self._kinds_and_names: set[tuple[str, str]] = set()
+        self._looks = -1 if all_names else _LOOKS
 
     def end_step(self, step: int, *, write: bool = True) -> None:
         """Close the account of a step, and write everything unless that was done just now.
@@ -302,7 +311,7 @@ class Buffer:
 
     def _append_newest(self, *, last: bool) -> None:
         if data := self._budget.newest(self._writer.size, last=last):
-            self._try(partial(self._writer.append, data), data.count(b"\n"))
+            self._try(partial(self._writer.append, data), [], data.count(b"\n"))
 
     def flush_if_free(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
@@ -356,7 +365,8 @@ class Buffer:
         del self._spans[: len(spans)]
         self._unwritten += spans
         self._flushed += spans
-        if len(self._kinds_and_names) < _MOST_NAMES:
+        if self._looks and len(self._kinds_and_names) < _MOST_NAMES:
+            self._looks -= 1
             self._kinds_and_names.update(map(_kind_and_name_of, spans))
         if len(self._flushed) > _MOST:
             self._tally.add(self._flushed)
@@ -390,10 +400,10 @@ class Buffer:
         Args:
             intervals: Thread, start and end of each, ascending in time.
         """
-        spans, one = [*self._flushed, *self._spans], opened.get()
-        while one is not None:
-            spans += [one.span] if one.span.end_ns is None else []
-            one = one.around
+        spans, around = [*self._flushed, *self._spans], opened.get()
+        while around is not None:
+            spans += [around] if around.end_ns is None else []
+            around = around.around
         starts = [start for _, start, _ in intervals]
         found = [(-1, -1)] * len(starts)  # start and id of the span around it
         for span in spans:
@@ -431,7 +441,7 @@ class Buffer:
 
     @property
     def stages_seen(self) -> set[str]:
-        """Names of all stages, unless there are thousands of names."""
+        """Names of stages: of the first steps, or of all."""
         return {name for kind, name in self._kinds_and_names if kind == "stage"}
 
     @property
@@ -544,23 +554,25 @@ class Buffer:
     def _write(
         self, news: list[msgspec.Struct], spans: list[Span], others: Sequence[msgspec.Struct]
     ) -> None:
-        budget = self._budget
+        budget, rows = self._budget, [*map(line_of, spans)]
         if not budget.is_full:
-            lines: Sequence[msgspec.Struct] = [*news, *spans, *others] if news or others else spans
-            self._try(partial(self._writer.write, lines), len(lines))
+            lines = [*news, *rows, *others] if news or others else rows
+            self._try(partial(self._writer.write, lines), spans, len(lines))
             if not budget.is_full:
                 return
         rare = [*news, *(line for line in others if not budget.is_of_steps(line))]
         if rare:
-            self._try(partial(self._writer.write, rare, always=True), len(rare))
-        lines = [*spans, *filter(budget.is_of_steps, others)]
-        self._try(partial(self._writer.write, lines), len(lines))
-        if any(map(_is_worth_keeping, (*spans, *others))):
+            self._try(partial(self._writer.write, rare, always=True), [], len(rare))
+        lines = [*rows, *filter(budget.is_of_steps, others)]
+        self._try(partial(self._writer.write, lines), spans, len(lines))
+        if any(map(_is_captured, spans)) or any(map(_is_worth_keeping, others)):
             self._append_newest(last=False)
 
-    def _try(self, write: Callable[[], None], lines: int) -> None:
+    def _try(self, write: Callable[[], bool], spans: Sequence[Span], lines: int) -> None:
         try:
-            write()
+            if not write():  # Tensors are not held any longer.
+                for span in spans:
+                    span.counters = plain_item(span.counters)
         except OSError as error:
             if self._refused_ns is None:
                 text = "cannot write %s: %s; the newest lines wait in memory"
@@ -614,9 +626,11 @@ def _ignore(span: Span) -> None:
 
 
 def _is_worth_keeping(line: msgspec.Struct) -> bool:
-    """Return whether a line is of a captured step, or a warning such as that of a hang."""
-    if isinstance(line, NoteLine):
-        return line.level != "info" and line.code not in (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
-    if not isinstance(line, Span):
+    """Return whether a line is a warning, such as that of a hang."""
+    if not isinstance(line, NoteLine) or line.level == "info":
         return False
-    return line.kind == "step" and "capture" in (line.counters or ())
+    return line.code not in (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
+
+
+def _is_captured(span: Span) -> bool:
+    return span.kind == "step" and "capture" in (span.counters or ())

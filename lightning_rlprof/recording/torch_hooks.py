@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
 
 from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, stage
-from lightning_rlprof.recording.open_spans import Open, OwnName, innermost, made
+from lightning_rlprof.recording.open_spans import OwnName, innermost, made
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.stage_aliases import standard_stage
@@ -88,7 +88,8 @@ class OptimizerSteps:
             try:  # not its `record`: a frame less
                 span = made(_UPDATE, session.step, start, session.clock(), None)
                 if token is not None:
-                    session.exit(Open(span, None, _UPDATE, token))
+                    span.token = token
+                    session.exit(span)
                 session.append(span)
             except Exception as error:
                 session.failed(error)

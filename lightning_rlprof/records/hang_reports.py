@@ -5,7 +5,6 @@ seconds, ``rank-00000.alive``, and one per report, ``rank-00000-01.json``. A ran
 alarm touches the file ``alarm``, so that all others report, too.
 """
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -30,12 +29,6 @@ Cause = Literal["hang", "still", "asked", "recovered"]
 
 Ranges = tuple[tuple[int, int, int], ...]
 """Ranks as first, last and step of each range."""
-
-NO_PROGRESS = re.compile(r"no progress for (\d+) s(?: in (.+))?, step (\d+)\. ")
-"""The note of a rank that hangs: its seconds, the innermost open span, the step."""
-
-PROGRESS_AGAIN = "progress again after "
-"""How the note begins that ends it."""
 
 _MOST_BYTES = 1 << 23
 _MOST_RANKS = 1 << 17

@@ -272,6 +272,18 @@ class Code(str, Enum):
     STEPS_JOINED = "steps-joined", "info", "A step is an iteration with several steps: steps."
 
 
+CAPTURE_FAILURES = (
+    Code.CAPTURE_REFUSED,
+    Code.CAPTURE_EMPTY,
+    Code.CAPTURE_NOT_REACHED,
+    Code.CAPTURE_WITHOUT_TRACE,
+    Code.NOTHING_CAPTURED,
+    Code.RECORDER_FAILED,
+    Code.TRACE_LOST,
+)
+"""Codes of notes that say why a capture is not there."""
+
+
 class Remark(NamedTuple):
     """A note that is made now and kept in the run later."""
 

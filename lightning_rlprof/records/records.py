@@ -61,9 +61,6 @@ VALIDATIONS: tuple[str, ...] = ("validation", "sanity_check")
 """Regions that it records of validations in a fit, whose work does not count as training."""
 
 
-OVER_BUDGET = "over budget: "
-"""Begins notes of what a rank did not write, because of ``max_file_bytes`` in its configuration."""
-
 SAMPLE, FIRST_TOKEN = "sample", "first token"
 """How the marks of a sample are named: ``sample trained`` tells its fate, by the counter sample."""
 

@@ -295,24 +295,33 @@ class TraceWriter:
         """Bytes of the file, and of what waits for it."""
         return self._size + len(self._waiting)
 
-    def write(self, lines: Sequence[Any], *, always: bool = False) -> None:
-        """Append what `limit` returns of lines; what JSON has no form for is changed, see `_plain`.
+    def write(self, lines: Sequence[Any], *, always: bool = False) -> bool:
+        """Append what `limit` returns of lines.
+
+        What JSON has no form for is changed, see `plain_item`.
+
+        Returns:
+            Whether nothing had to be changed.
 
         Raises:
             OSError: They, or a part of them, wait for the next call.
         """
+        is_plain = True
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
+            is_plain = False
             data = self._encode([*map(_plain_line, lines)])
         if self.limit is not None:
             data = self.limit(data, self.size, always=always)
         if data or self._waiting:
             self.append(data)
+        return is_plain
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes) -> bool:
         """Append encoded lines. Raises OSError, as `write` does."""
         self._append(self._waiting + data if self._waiting else data)
+        return True
 
     def _append(self, data: bytes) -> None:
         try:
@@ -378,17 +387,12 @@ def _count_lines(data: bytes) -> int:
 
 
 def _plain_line(line: Any) -> list[Any]:
-    """Return the items of a line in the file, each of which JSON can hold.
-
-    A span that stays in memory gets its counters as numbers: it no longer holds their tensors.
-    """
+    """Return the items of a line in the file, each of which JSON can hold."""
     if not isinstance(line, msgspec.Struct):
-        return [_plain(item) for item in line]
+        return [plain_item(item) for item in line]
     tag = line.__struct_config__.tag
-    items = [_plain(item, texts=tag == "note") for item in msgspec.structs.astuple(line)]
-    if not line.__struct_config__.frozen and tag == "span":
-        line.counters = items[-1]  # type: ignore[attr-defined]
-    return [tag, *items]
+    items = msgspec.structs.astuple(line)
+    return [tag, *(plain_item(item, texts=tag == "note") for item in items)]
 
 
 def note_line(
@@ -406,7 +410,7 @@ def note_line(
     return NoteLine(clock_ns, level_of(code), plain(text), code_text, own)
 
 
-def _plain(item: Any, *, texts: bool = False) -> Any:
+def plain_item(item: Any, *, texts: bool = False) -> Any:
     """Turn what a caller passed as a name or number into something that JSON can hold.
 
     ``texts`` are kept in a dictionary of a note's facts; a counter is a number.
@@ -415,7 +419,7 @@ def _plain(item: Any, *, texts: bool = False) -> Any:
         return item.encode("utf-8", "replace").decode()
     if isinstance(item, dict):
         found = {
-            _plain(str(name)): _plain(value)
+            plain_item(str(name)): plain_item(value)
             if texts and isinstance(value, str)
             else as_number(value)
             for name, value in item.items()
@@ -433,8 +437,8 @@ def append_note(path: Path, note: Note) -> None:
     Raises:
         OSError: The file is not there, or cannot be written.
     """
-    facts = _plain(dict(note.facts), texts=True)
-    line = NoteLine(note.clock_ns, note.level, _plain(note.text), note.code, facts)
+    facts = plain_item(dict(note.facts), texts=True)
+    line = NoteLine(note.clock_ns, note.level, plain_item(note.text), note.code, facts)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         check_file(file, path)

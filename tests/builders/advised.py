@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.sample_names import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import RankNote, Spans
 from lightning_rlprof.tables.table import Column, Table
@@ -65,7 +66,7 @@ class Fact:
         ranks: Number of ranks.
         device: Model of the device.
         versions: Versions of packages.
-        notes: Notes of rank 0.
+        notes: Codes of the notes of rank 0.
         status: How ranks ended.
         warm_up: Names that take all of a slow first step.
         requests: Ends of requests as shares of the rollout, each with a span.
@@ -89,7 +90,7 @@ class Fact:
     ranks: int = 1
     device: str = H100
     versions: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    notes: Sequence[Code] = ()
     status: str | None = "finished"
     warm_up: str = ""
     requests: Sequence[float] = ()
@@ -105,7 +106,7 @@ def advised(fact: Fact) -> Spans:
         rank: replace(header(rank, many), device=fact.device, versions=dict(fact.versions))
         for rank in range(many)
     }
-    notes = tuple(RankNote(0, 0, "warning", text) for text in fact.notes)
+    notes = tuple(RankNote(0, 0, code.level, "", code) for code in fact.notes)
     statuses = dict.fromkeys(heads, fact.status)
     tables = {**spans.tables, **{name: (lambda own=own: own) for name, own in _tables(fact)}}
     return replace(spans, headers=heads, notes=notes, statuses=statuses, tables=tables)

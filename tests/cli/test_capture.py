@@ -6,7 +6,8 @@ import pytest
 
 from lightning_rlprof.loaders.live_run import progress
 from lightning_rlprof.records.capture_request import read_request, request_file
-from lightning_rlprof.records.run_directory import TraceWriter, read_trace
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.run_directory import TraceWriter, note_line, read_trace
 from lightning_rlprof.system.files import owners_of
 from lightning_rlprof.testing import make_header
 from tests.builders.live_training import live_training
@@ -70,30 +71,33 @@ def test_what_a_rank_says_is_passed_on(rlprof, tmp_path, monkeypatch):
     text = "step 155 cannot be captured: another capture is open (rlprof capture)"
     monkeypatch.setattr(
         "lightning_rlprof.cli.capture.time.sleep",
-        lambda _: made.write([("note", 5, "warning", text), step]),
+        lambda _: made.write([note_line(5, Code.CAPTURE_REFUSED, text), step]),
     )
     code, out, _ = rlprof("capture", tmp_path)
     assert code == 1
     assert f"rank 0 captured nothing: {text}" in out.replace("\n", " ")
 
 
+BEGINS = (Code.CAPTURE_BEGINS, "capturing step 155", {"first_step": 155, "last_step": 155})
+
+
 @pytest.mark.parametrize(
     ("notes", "reason"),
     [
-        (["captured step-000004 with Other"], "it didn't reach step 155 in time"),
+        ([], "it didn't reach step 155 in time"),
+        ([(Code.CAPTURE_TAKEN, "of another request", {"step": 4})], "it didn't reach step 155"),
+        ([BEGINS, (Code.NOTHING_CAPTURED, "no profiler works", {})], "no profiler works"),
+        ([BEGINS, (Code.RECORDER_FAILED, "X was disabled", {})], "X was disabled"),
+        ([BEGINS, (Code.CLOCK_NOT_SYNCED, "rank 4 is gone", {})], "rank 4 is gone"),
         (
-            ["capturing step 155 (rlprof capture)", "nothing was captured: x"],
-            "nothing was captured: x",
-        ),
-        (
-            ["capturing step 155 (rlprof capture)", "X was disabled after an error"],
-            "X was disabled",
+            [(Code.CAPTURE_EMPTY, "the training ended", {}), (Code.CLOCK_NOT_SYNCED, "x", {})],
+            "the training ended",
         ),
     ],
 )
 def test_a_capture_that_did_not_happen_is_none(rlprof, tmp_path, monkeypatch, notes, reason):
     made = writer(tmp_path)
-    lines = [("note", 5, "warning" if "X" in text else "info", text) for text in notes]
+    lines = [note_line(5, *note) for note in notes]
     monkeypatch.setattr(
         "lightning_rlprof.cli.capture.time.sleep",
         lambda _: made.write([*lines, ("end", 9, "finished")]),

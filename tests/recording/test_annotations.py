@@ -35,7 +35,7 @@ class Sink:
 
     def exit(self, span):
         self.calls.append(("exit", span.token))
-        span.span.counters = {**(span.span.counters or {}), "mirrored": 1}
+        span.counters = {**(span.counters or {}), "mirrored": 1}
 
     def mark(self, name):
         self.calls.append(("mark", name))

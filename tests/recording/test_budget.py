@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.recording.annotations import annotate
 from lightning_rlprof.recording.budget import Budget
-from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.recording.span_buffer import Buffer
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import (
@@ -24,6 +23,7 @@ from lightning_rlprof.records.run_directory import (
     read_trace,
 )
 from lightning_rlprof.testing import FakeClock, make_header
+from tests.builders.recorded import recorded
 from tests.builders.recording import read
 
 LONG_NS = 200_000_000  # between two steps, so that each is written on its own
@@ -31,10 +31,10 @@ LONG_NS = 200_000_000  # between two steps, so that each is written on its own
 
 def a_step(buffer: Buffer, step: int, regions: int, captured: bool = False) -> int:
     """Add the lines of a step; return how many."""
-    own = [Span("f", "region", step, 0, 1, 7, 3, 2)] * regions
-    own += [Span("first token", "mark", step, 0, 0, 7, 4, 2, {"sample": 9})] * 2
-    own.append(Span("actor_update", "stage", step, 0, 2, 7, 2, None, {"tokens": 8}))
-    own.append(Span("step", "step", step, 0, 3, 7, 1, None, {"capture": 1} if captured else {}))
+    own = [recorded("f", "region", step, 0, 1, 7, 3, 2)] * regions
+    own += [recorded("first token", "mark", step, 0, 0, 7, 4, 2, {"sample": 9})] * 2
+    own.append(recorded("actor_update", "stage", step, 0, 2, 7, 2, None, {"tokens": 8}))
+    own.append(recorded("step", "step", step, 0, 3, 7, 1, None, {"capture": 1} if captured else {}))
     for line in own:
         buffer.append(line)
     buffer.add(SampleLine(9, "prompt", "group", 0))
@@ -145,8 +145,8 @@ def test_steps_that_are_all_written_at_the_end_are_counted_too(tmp_path):
     buffer, _ = run_of(tmp_path, Budget(100_000))
     for step in range(201):
         for _ in range(50):
-            buffer.append(Span("f", "region", step, 0, 1, 7, 3, 2, None))
-        buffer.append(Span("step", "step", step, 0, 3, 7, 1, None, None))
+            buffer.append(recorded("f", "region", step, 0, 1, 7, 3, 2, None))
+        buffer.append(recorded("step", "step", step, 0, 3, 7, 1, None, None))
         buffer.end_step(step)
     assert not buffer._budget.is_full
     buffer.add(EndLine(5, "finished"))

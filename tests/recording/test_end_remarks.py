@@ -9,7 +9,7 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import CHILD_MARKS, annotate, stage
-from lightning_rlprof.recording.end_remarks import never_reached, without_effect
+from lightning_rlprof.recording.end_remarks import misspelled, never_reached, without_effect
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps
@@ -162,3 +162,38 @@ def test_a_child_that_marks_nothing_is_not_worth_a_word(start, clock):
     run_steps(session, clock, [1])
     session.close()
     assert warnings(session) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("actor_genrate", "actor_generate"),
+        ("actor_generatte", "actor_generate"),
+        ("actor_generatf", "actor_generate"),
+        ("actor_genertae", "actor_generate"),
+        ("my_stagee", "my_stage"),
+        ("actor_generate", None),
+        ("actor_generate2", None),
+        ("update_actor", None),
+        ("Actor_Update", None),
+        ("actor_gnrate", None),
+        ("tool", None),
+        ("", None),
+    ],
+)
+def test_a_name_is_misspelled_if_it_is_one_letter_from_a_known_one(name, meant):
+    found = misspelled([name, "my_stage"], ["my_stage", "tools"])
+    assert [remark.facts["known"] for remark in found] == ([meant] if meant else [])
+
+
+def test_a_typo_in_a_mark_is_noted_once_at_the_end(start, clock):
+    session = start()
+    for step in (1, 2):
+        session.begin_step(step)
+        with stage("actor_genrate"):
+            clock.advance(5)
+        session.end_step()
+    session.close()
+    (note,) = read(session).notes
+    assert (note.code, note.level) == (Code.STAGE_MISSPELLED, "warning")
+    assert note.facts == {"stage": "actor_genrate", "known": "actor_generate"}

@@ -1,5 +1,6 @@
 """One rank's recording: steps tile training, lines reach the disk, failures stop no run."""
 
+import ast
 import errno
 import logging
 import os
@@ -437,3 +438,23 @@ def test_what_cannot_be_recorded_is_in_this_run_and_in_those_that_follow(start, 
         assert found == [(Code.DOOR_NOT_RECORDED, before), (Code.DOOR_NOT_RECORDED, meanwhile)]
         assert [note.facts["framework"] for note in read(session).notes] == ["TRL", "verl"]
     assert sorted({*caplog.messages}) == [before, meanwhile]
+
+
+def test_a_session_is_whole_once_it_is_made():
+    """No method gives it an attribute that `__init__` has not."""
+    tree = ast.parse(Path(session_module.__file__).read_text())
+    (body,) = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Session"]
+    methods = [node for node in body if isinstance(node, ast.FunctionDef)]
+    (first,) = [node for node in methods if node.name == "__init__"]
+    assert len(assigned(first)) > 15
+    for method in methods:
+        assert assigned(method) <= assigned(first), method.name
+
+
+def assigned(method: ast.FunctionDef) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }

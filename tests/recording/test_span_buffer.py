@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.recording import span_buffer
 from lightning_rlprof.recording.annotations import count, mark, stage
-from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.recording.span_buffer import Buffer, Tally
+from tests.builders.recorded import recorded
 from tests.builders.recording import read, spans
 
 
@@ -213,8 +213,8 @@ def test_a_stage_called_step_and_other_threads_do_not_mix_in(start, clock):
 def test_more_intervals_than_are_kept_are_added_up(monkeypatch):
     monkeypatch.setattr("lightning_rlprof.recording.span_buffer._MOST", 2)
     tally = Tally(thread=1)
-    lines = [Span("reward", "stage", 1, at, at + 3, 1, 0, None, {}) for at in range(0, 50, 5)]
-    tally.add([*lines, Span("step", "step", 1, 0, 50, 1, 0, None, {})])
+    lines = [recorded("reward", "stage", 1, at, at + 3, 1, 0, None, {}) for at in range(0, 50, 5)]
+    tally.add([*lines, recorded("step", "step", 1, 0, 50, 1, 0, None, {})])
     assert tally.totals().stages["reward"].ns == 30
 
 
@@ -240,8 +240,8 @@ def test_an_interval_is_inside_the_innermost_span_of_its_thread(
     for number in order:
         thread, start, end = NESTED[number]
         kind = "region" if number % 2 else "stage"
-        buffer.append(Span("a", kind, 1, start, end, thread, number, None))
-    buffer.append(Span("step", "step", 1, 0, 30, 1, 99, None))
+        buffer.append(recorded("a", kind, 1, start, end, thread, number, None))
+    buffer.append(recorded("step", "step", 1, 0, 30, 1, 99, None))
     asked = sorted(((t, at, at + size) for t, at, size in intervals), key=lambda each: each[1])
     for (thread, start, end), found in zip(asked, buffer.around(asked), strict=True):
         inside = [

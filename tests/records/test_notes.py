@@ -1,8 +1,8 @@
 import re
 from pathlib import Path
 
-from lightning_rlprof.records.notes import Code, note_line
-from lightning_rlprof.records.run_directory import TraceWriter, read_trace
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.run_directory import TraceWriter, note_line, read_trace
 from lightning_rlprof.testing import make_header
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from lightning_rlprof.analysis.advice.evidence import Evidence
 from lightning_rlprof.analysis.advice.rule import Measured, Measurement, NoData, Quantity
 from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s
@@ -16,7 +17,7 @@ CAPTURE_MEMORY = "Capture two steps or more with profile_with_memory: true"
 
 _FEWEST = 2  # steps: the peak of a single one does not tell whether another one fits
 _STAGE = KINDS.index("stage")
-_OUT = ("out of memory", "outofmemory")
+_OUT = "interrupted by OutOfMemoryError"
 
 
 class _Peaks(NamedTuple):
@@ -110,8 +111,8 @@ def _fragmentation(run: Evidence) -> Measurement:
 def _out_of_memory(run: Evidence) -> Measurement:
     """Return whether a rank ran out of device memory, by its notes and by how it ended."""
     spans = run.spans
-    texts = [each.text for each in spans.notes] + [each or "" for each in spans.statuses.values()]
-    if any(word in text.lower() for text in texts for word in _OUT):
+    has_note = any(each.code == Code.OUT_OF_MEMORY for each in spans.notes)
+    if has_note or _OUT in spans.statuses.values():
         return Measured(1.0, 1.0, 1.0)
     cut = [rank for rank, status in spans.statuses.items() if status is None]
     if cut or not spans.statuses:

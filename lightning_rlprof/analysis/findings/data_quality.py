@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.findings.measured_overhead import (
 )
 from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.steps.step_selection import CLOSED, OPENED, capture_slowdown, counted
-from lightning_rlprof.records.records import OVER_BUDGET
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
 from lightning_rlprof.tables.spans import Spans
@@ -86,6 +86,9 @@ def _steps(spans: Spans) -> Iterator[_Result]:
         )
 
 
+_OVER_BUDGET = (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
+
+
 def _first_gaps(steps: Int64s) -> list[int]:
     """Return the first step numbers missing between others: at least as many as are listed."""
     edges = np.flatnonzero(np.diff(steps) > 1)[:_SHOWN]
@@ -94,7 +97,7 @@ def _first_gaps(steps: Int64s) -> list[int]:
 
 
 def _dropped_events(spans: Spans) -> Iterator[_Result]:
-    over = {n.rank: n.text for n in spans.notes if n.text.startswith(OVER_BUDGET)}
+    over = {each.rank: each.text for each in spans.notes if each.code in _OVER_BUDGET}
     if over:  # the last one of each rank has the counts
         ranks = [rank for rank in over if rank is not None]
         yield _WARN, f"{_ranks_listed(ranks)}: {over[ranks[0]]}"
@@ -114,7 +117,7 @@ def _remarks(spans: Spans) -> Iterator[_Result]:
     texts = [
         note.text
         for note in spans.notes
-        if note.level != "info" and not note.text.startswith(OVER_BUDGET)
+        if note.level != "info" and note.code not in _OVER_BUDGET
     ]
     if texts:
         first = f"{len(texts)} remarks, the first: " if len(texts) > 1 else ""

@@ -1,6 +1,6 @@
 """Evidence from steps: categories of the ledger, MFU, slow ranks, and memory that grows."""
 
-import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +74,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     SLOW_UNCOUNTED,
 )
 from lightning_rlprof.records.background_metrics import GC_PAUSE
-from lightning_rlprof.records.hang_reports import NO_PROGRESS, PROGRESS_AGAIN
+from lightning_rlprof.records.notes import Code, Fact
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing
@@ -550,22 +550,23 @@ _MOST_HUNG = 4  # ranks that are named
 
 def hangs(run: RunData) -> Results:
     """Report a hang that did not end, from the notes of the ranks' watchdogs."""
-    hung: dict[int, re.Match[str]] = {}
+    hung: dict[int, Mapping[str, Fact]] = {}
     for note in run.spans.notes:
         if note.rank is None:
             continue
-        if found := NO_PROGRESS.match(note.text):
-            hung[note.rank] = found
-        elif note.text.startswith(PROGRESS_AGAIN):
+        if note.code == Code.NO_PROGRESS:
+            hung[note.rank] = note.facts
+        elif note.code == Code.PROGRESS_AGAIN:
             hung.pop(note.rank, None)
     spans = run.spans
     hung = {rank: hung[rank] for rank in sorted(hung) if spans.statuses.get(rank) != "finished"}
     if not hung:
         return []
-    step = max(int(found[3]) for found in hung.values())
+    step = max(int(facts["step"]) for facts in hung.values())
     parts = [
-        f"rank {rank} made no progress for {found[1]} s" + (f" in {found[2]}" if found[2] else "")
-        for rank, found in [*hung.items()][:_MOST_HUNG]
+        f"rank {rank} made no progress for {facts['quiet_s']:.0f} s"
+        + (f" in {facts['span']}" if "span" in facts else "")
+        for rank, facts in [*hung.items()][:_MOST_HUNG]
     ]
     if (more := len(hung) - len(parts)) > 0:
         parts.append(f"and {more} more ranks")

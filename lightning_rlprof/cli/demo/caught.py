@@ -1,7 +1,6 @@
 """What a run shows of the fault that a demo injected, in sentences, with the commands for it."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +14,11 @@ from lightning_rlprof.analysis.memory.phases import leaking_phases, memory_phase
 from lightning_rlprof.analysis.stages.overviews import rank_status
 from lightning_rlprof.cli.demo.faults import HANGS_IN
 from lightning_rlprof.cli.demo.options import INJECTED_STEPS, DemoOptions
+from lightning_rlprof.records.notes import Code, Fact
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell
 
-_CAPTURED = "captured step-"
-_REQUESTED = re.compile(r"(?:step (\d+) took )?.*; requested a capture of ")
 _NEAR = 3  # steps by which noise moves a change
 
 
@@ -109,21 +107,21 @@ def _captures(spans: Spans, is_own: Callable[[int | None], bool]) -> list[str]:
         is_own: Whether the fault is what the recorder found in a step, or in the last steps (None):
             other programs may have slowed down an earlier one.
     """
-    requests = filter(None, (_REQUESTED.match(note.text) for note in spans.notes))
-    why = [each.string for each in requests if is_own(int(each[1]) if each[1] else None)]
-    ranks = [note.rank for note in spans.notes if note.text.startswith(_CAPTURED)]
-    steps = sorted(
-        {
-            note.text.split()[1]
-            for note in spans.notes
-            if note.rank in ranks and note.text.startswith(_CAPTURED)
-        }
-    )
+    requests = [note for note in spans.notes if note.code == Code.CAPTURE_REQUESTED]
+    why = [note.text for note in requests if is_own(_spike(note.facts))]
+    taken = [note for note in spans.notes if note.code == Code.CAPTURE_TAKEN]
+    ranks = [note.rank for note in taken]
+    steps = sorted({str(note.facts["capture"]) for note in taken})
     if not why or not ranks:
         return ["Not caught: no capture was taken of it during the training."]
     once = len(ranks) == len(set(ranks)) == len(spans.headers) and len(steps) == 1
     how = "one capture on each rank" if once else f"{len(ranks)} captures on ranks"
     return [f"Caught during the training: {why[0]}.", f"Captured: {how}, {', '.join(steps)}."]
+
+
+def _spike(facts: Mapping[str, Fact]) -> int | None:
+    """Return the step that was unusual alone; None if several were."""
+    return int(facts["found_step"]) if facts.get("found") == "spike" else None
 
 
 def _out_of_memory(spans: Spans, step: int) -> _Found:

@@ -63,10 +63,10 @@ class StageOnBar:
         if get_ident() != self._thread or self._left <= 0:
             return
         self._left -= 1
-        one = innermost()
-        while one is not None and (one.span.end_ns is not None or one.span.kind != "stage"):
-            one = one.around
-        self._show("" if one is None else one.span.name)
+        span = innermost()
+        while span is not None and (span.end_ns is not None or span.kind != "stage"):
+            span = span.around
+        self._show("" if span is None else span.name)
 
     def _show(self, stage: str) -> None:
         try:

@@ -208,10 +208,9 @@ class UpdateStages:
     def _enter(self, name: str, start: int | None = None, continued: Span | None = None) -> None:
         marker = self._markers.get(name) or self._markers.setdefault(name, LoopMarker(name))
         marker.__enter__()
-        one = opened.get()
-        if one is None or one.marker is not marker:  # nothing is recorded
+        span = opened.get()
+        if span is None or span.marker is not marker:  # nothing is recorded
             return
-        span = one.span
         self._open = marker, span
         span.start_ns = min(span.start_ns, start or span.start_ns)
         if continued is not None and self._session.buffer.take_back(continued):

@@ -8,7 +8,7 @@ on a busy machine, so this is for a rank that has been quiet for minutes.
 import gc
 from operator import attrgetter
 
-from lightning_rlprof.recording.open_spans import Open, Span, is_left
+from lightning_rlprof.recording.open_spans import Span, is_left
 
 _MOST_SPANS = 200
 
@@ -19,11 +19,10 @@ def open_now(since: int) -> list[Span]:
     Spans are left out whose surroundings have ended, as of a generator that is suspended, and those
     whose number is not above ``since``: what an earlier session left open.
     """
-    spans = {each.span.id: each.span for each in gc.get_objects() if type(each) is Open}
-    found = [each for each in spans.values() if each.end_ns is None and not is_left(each)]
-    return [*sorted((each for each in found if each.id > since), key=attrgetter("id"))][
-        :_MOST_SPANS
-    ]
+    spans = [each for each in gc.get_objects() if type(each) is Span]
+    found = [each for each in spans if getattr(each, "end_ns", 0) is None and each.id > since]
+    around = [each for each in found if not is_left(each)]
+    return sorted(around, key=attrgetter("id"))[:_MOST_SPANS]
 
 
 def open_in(since: int, thread: int) -> tuple[tuple[str, str], ...]:

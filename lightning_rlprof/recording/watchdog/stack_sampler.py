@@ -17,7 +17,7 @@ from lightning_rlprof.recording.open_spans import Span, numbers
 from lightning_rlprof.recording.watchdog.open_now import open_now
 from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.records.run_directory import rank_file
+from lightning_rlprof.records.run_directory import SpanLine, rank_file
 from lightning_rlprof.records.stack_samples import (
     STACK,
     StackAnswer,
@@ -150,7 +150,7 @@ class StackSampler:
         session = self._session
         thread = session.training_thread
         for at, step, place in samples:
-            session.add(Span(STACK + place, "mark", step, at, at, thread, next(numbers), None))
+            session.add(SpanLine(STACK + place, "mark", step, at, at, thread, next(numbers), None))
         self._taken += len(samples)
         if request is None:
             return

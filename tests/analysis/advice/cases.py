@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_rlprof.records.histograms import bin_name, bin_of
+from lightning_rlprof.records.notes import Code
 from tests.builders.advised import Fact, Work
 
 
@@ -269,7 +270,7 @@ CASES: dict[str, Case] = {
     ),
     "host-bound-update": Case(device(Work(busy=0.5)), device(Work()), Fact(spans=HALF)),
     "out-of-memory": Case(
-        Fact(spans=HALF, notes=["cuda:0 is out of memory: 9 bytes wanted, 1 free, in step 3"]),
+        Fact(spans=HALF, notes=[Code.OUT_OF_MEMORY]),
         Fact(spans=HALF),
         Fact(spans=HALF, status=None),
     ),

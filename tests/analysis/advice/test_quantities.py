@@ -167,9 +167,9 @@ def test_hidden_communication_is_not_exposed() -> None:
 
 
 def test_a_stale_capture_mark_of_a_rank_that_ended_early_is_not_out_of_memory() -> None:
-    early = advised(Fact(spans=HALF, status="RuntimeError"))
+    early = advised(Fact(spans=HALF, status="interrupted by RuntimeError"))
     assert verdict(early, "out-of-memory") == "not given"
-    out = advised(Fact(spans=HALF, status="OutOfMemoryError"))
+    out = advised(Fact(spans=HALF, status="interrupted by OutOfMemoryError"))
     assert verdict(out, "out-of-memory") == "given"
 
 

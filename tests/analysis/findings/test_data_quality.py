@@ -7,7 +7,8 @@ import pytest
 
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import KINDS, OVER_BUDGET
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
 from tests.builders.device_trace import Feed, feed, traced
@@ -96,11 +97,14 @@ def test_rows_that_a_tool_lost_are_a_warning(name: str, spans: Spans) -> None:
 
 def test_what_a_budget_left_out_is_a_warning_of_its_own(spans: Spans) -> None:
     """The last note of a rank has the counts; both are said once, and no event counts as lost."""
-    first, last = f"{OVER_BUDGET}the file is full", f"{OVER_BUDGET}7 lines were not kept"
+    first, last = "over budget: the file is full", "over budget: 7 lines were not kept"
     notes = [
-        RankNote(rank, at, "warning", text)
+        RankNote(rank, at, "warning", text, code)
         for rank in (0, 2)
-        for at, text in ((1, first), (2, last))
+        for at, text, code in (
+            (1, first, Code.OVER_BUDGET),
+            (2, last, Code.BUDGET_SUMMARY),
+        )
     ]
     over = replace(spans, notes=tuple(notes))
     rows = [row[1:] for row in data_quality(over).rows if row[0] == "dropped events"]

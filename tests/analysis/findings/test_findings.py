@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES
 from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.steps.time_categories import Category
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, Spans, Thread
@@ -248,8 +249,9 @@ def test_a_rank_out_of_memory_comes_first() -> None:
 
 
 def test_a_hang_that_did_not_end_comes_first() -> None:
-    text = "no progress for 300 s in reward, step 25. See where: rlprof hang r"
-    spans = replace(job("weight_sync", [0.3] * 24), notes=(RankNote(0, 1, "warning", text),))
+    facts = {"quiet_s": 300.0, "span": "reward", "step": 25}
+    note = RankNote(0, 1, "warning", "", Code.NO_PROGRESS, facts)
+    spans = replace(job("weight_sync", [0.3] * 24), notes=(note,))
     table = findings(replace(spans, statuses={0: None}))
     assert len(titles(table)) > 1
     assert titles(table)[0] == "The run hung in step 25"

@@ -18,6 +18,7 @@ from lightning_rlprof.analysis.findings.run_evidence import (
     straggler_finding,
 )
 from lightning_rlprof.analysis.stragglers.verdicts import SLOW_HOST, SLOW_UNCOUNTED
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import RankNote, Spans
 from tests.builders.device_trace import Cells, table, thinned
@@ -237,8 +238,8 @@ def test_a_rank_out_of_memory_is_named_with_its_step_its_stage_and_its_last_memo
 
 
 HUNG = (
-    RankNote(1, 7, "warning", "no progress for 300 s in a, b, step 3. See where: rlprof hang r"),
-    RankNote(0, 8, "warning", "no progress for 301 s, step 3. See where: rlprof hang r"),
+    RankNote(1, 7, "warning", "", Code.NO_PROGRESS, {"quiet_s": 300.0, "span": "a, b", "step": 3}),
+    RankNote(0, 8, "warning", "", Code.NO_PROGRESS, {"quiet_s": 301.0, "step": 3}),
 )
 
 
@@ -259,7 +260,7 @@ def test_of_many_ranks_that_hang_the_first_are_named() -> None:
 
 
 def test_a_hang_that_ended_is_no_finding() -> None:
-    again = RankNote(0, 9, "info", "progress again after 310 s without any")
+    again = RankNote(0, 9, "info", "", Code.PROGRESS_AGAIN, {"quiet_s": 310.0})
     assert hangs(RunData(replace(stopped(None), notes=(HUNG[1], again)))) == []
     assert hangs(RunData(replace(stopped("finished"), notes=HUNG[1:]))) == []
     assert hangs(RunData(stopped(None))) == []

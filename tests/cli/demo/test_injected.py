@@ -25,6 +25,7 @@ from lightning_rlprof.cli.demo.options import INJECTIONS, DemoOptions
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.live_run import hang_evidence
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, grpo_rows, header, write_rank
 
@@ -108,22 +109,22 @@ def test_without_a_count_of_waits_for_a_cpu_nothing_is_throttled(
 
 
 @pytest.mark.parametrize(
-    ("fault", "found", "is_own"),
+    ("fault", "kind", "step", "is_own"),
     [
-        ("slow-step", "step 36 took 5.0 times the usual 60 ms", True),
-        ("slow-step", "step 33 took 3.0 times the usual 60 ms", False),
-        ("slow-step", "the last steps took 1.4 times the usual 60 ms", False),
-        ("shift", "step 36 took 4.0 times the usual 60 ms", True),
-        ("shift", "step 33 took 3.0 times the usual 60 ms", False),
-        ("shift", "the last steps took 1.4 times the usual 60 ms", True),
+        ("slow-step", "spike", 36, True),
+        ("slow-step", "spike", 33, False),
+        ("slow-step", "level", 36, False),
+        ("shift", "spike", 36, True),
+        ("shift", "spike", 33, False),
+        ("shift", "level", 40, True),
     ],
 )
 def test_a_capture_for_something_else_has_not_caught_the_fault(
-    tmp_path: Path, fault: str, found: str, is_own: bool
+    tmp_path: Path, fault: str, kind: str, step: int, is_own: bool
 ) -> None:
     notes = [
-        (1, "info", f"{found}; requested a capture of steps 41 to 42"),
-        (2, "info", "captured step-000041"),
+        (1, "info", f"{kind} {step}", Code.CAPTURE_REQUESTED, {"found": kind, "found_step": step}),
+        (2, "info", "", Code.CAPTURE_TAKEN, {"capture": "step-000041", "step": 41}),
     ]
     write_rank(tmp_path, header(), grpo_rows(70), notes=notes)
     said = caught(load(tmp_path), DemoOptions(inject=fault, steps=70)).lines
@@ -173,9 +174,9 @@ def caught_in_one_of_three(options: DemoOptions) -> Spans:
 
 def captures(spans: Spans) -> list[tuple[int | None, str]]:
     return [
-        (each.rank, each.text.split()[1])
+        (each.rank, str(each.facts["capture"]))
         for each in spans.notes
-        if each.text.startswith("captured step-")
+        if each.code == Code.CAPTURE_TAKEN
     ]
 
 

@@ -13,7 +13,7 @@ from lightning_rlprof.recording.captures.anomalies import (
     StepTimes,
     facts_of,
 )
-from lightning_rlprof.recording.open_spans import Span
+from tests.builders.recorded import recorded
 from tests.effort import DEEP
 
 SEEDS = 50 if DEEP else 8
@@ -174,7 +174,7 @@ def test_steps_are_compared_with_those_that_count_the_same():
 
 
 def line(name, kind, counters=None):
-    return Span(name, kind, 1, 0, 9, 1, 1, None, counters)
+    return recorded(name, kind, 1, 0, 9, 1, 1, None, counters)
 
 
 @pytest.mark.parametrize(

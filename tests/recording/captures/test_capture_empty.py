@@ -5,6 +5,7 @@ import torch
 
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.device_time import DeviceTimeRecorder
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps, spans
 
@@ -99,7 +100,15 @@ def test_a_window_that_no_recorder_lived_through_captured_nothing(
     session.close()
     notes = read(session).notes
     assert [note.text for note in notes if note.level == "warning"] == ([reason] if reason else [])
-    assert not [note for note in notes if note.text.startswith("captured")]
+    assert not [note for note in notes if note.code == Code.CAPTURE_TAKEN]
+
+
+def test_steps_count_as_captured_only_if_something_captures_here(start, clock):
+    """Lightweight markers on a CPU capture nothing, so that no step is left out of tables."""
+    session = start(mstx=True, profile_level="level_none", profile_with_cpu=False, steps=[1, 2])
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert not [span for span in read(session).spans if "capture" in (span.counters or {})]
 
 
 def test_one_recorder_or_one_window_that_went_well_is_a_capture(start, clock):
