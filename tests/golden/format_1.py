@@ -49,7 +49,7 @@ def _format_1(run: str, change: Callable[[str], None] | None = None) -> dict[str
     values = row[len(_COUNTED) :]
     pairs = zip(values[::2], values[1::2], strict=True)
     facts = answer(f"show {run} rank_status")
-    ledger = answer(f"ledger {run}")
+    ledger = answer(f"show {run} ledger")
     return {
         "counts": counts,
         "counters: count and sum": dict(zip(counters, pairs, strict=True)),

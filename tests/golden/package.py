@@ -35,7 +35,7 @@ wrap: [{target: "a.b:C.d", stage: x, by_grad: {grad: x}}]
 wrap: {target: a}
 on_finish: {command: "a && b"}
 on_finish: {timeout_s: 0}
-budget: {step_bytes: 0}
+max_file_bytes: 10
 budget: {total_bytes: 10}
 memory: {level: full}
 memory: {interval_ms: -1}

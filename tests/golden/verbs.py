@@ -23,12 +23,11 @@ _QUERY += " group by all order by all"
 VERBS = {
     "advise": ("advise {run}",),
     "compare": ("compare {run} {other}", "compare {run} {other} --fail-if-slower 3%"),
-    "critical-path": ("critical-path {run} --by rank", "critical-path {run} --level device"),
+    "critical-path": ("show {run} critical_path --by rank", "show {run} device_critical_path"),
     "findings": ("findings {run}",),
     "hang": ("hang {run}",),
     "ingest": ("ingest {run} -j 1",),
-    "ledger": ("ledger {run}",),
-    "peek": ("peek {run}",),
+    "ledger": ("show {run} ledger",),
     "show": ("show {run}", *(f"show {{run}} {each.name}" for each in CATALOG)),
     "stragglers": ("stragglers {run}",),
     "summary": ("summary {run}", "summary {run} --by rank"),
@@ -133,7 +132,7 @@ ingest broken -j 1
 ascend parse ascend -j 1
 ascend parse nothing
 capture demo
-peek demo
+watch demo --stacks
 hang demo
 hang kineto
 whatif check demo slow
@@ -145,7 +144,7 @@ export demo -o good.yaml
 watch demo --once
 size
 run
-upload demo
+export demo --to
 """
 
 
