@@ -31,7 +31,7 @@ _BATCHES, _FROM_BATCH = 4, 1
 # Also what only stages and actions that take long do.
 _WHATEVER_IT_TAKES = {
     "recording.annotations._LONG_NS": -1,
-    "recording.session._STAGE_NS": -1,
+    "recording.session._UNWRITTEN_NS": -1,
     "recording.span_buffer._WRITE_NS": 0,
     "integrations.lightning.profiler_actions._SLOW_NS": -1,
 }
