@@ -240,7 +240,8 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     stage. ``mean``, ``p50``, ``p95`` and ``max`` are of the time per step, the mean of its ranks;
     a step without the stage counts as zero. ``per call`` is the mean of the spans with time in the
     steps of all ranks, None if there is one per step. ``inclusive per call`` is that of whole
-    spans, with the stages nested in them; None if it is the same. The slowest rank has the most time of that stage per step.
+    spans, with the stages nested in them; None if it is the same. The slowest rank has the most
+    time of that stage per step.
 
     Where ranks meet inside a stage, the time that they waited for the last one is not part of the
     stage: it has a row ``waiting in ...`` of its own.
