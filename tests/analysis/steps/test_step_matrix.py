@@ -12,7 +12,7 @@ from lightning_rlprof.analysis.steps import partition as partition_module
 from lightning_rlprof.analysis.steps import step_matrix as matrix_module
 from lightning_rlprof.analysis.steps.partition import partition
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
-from lightning_rlprof.report.run_summary import run_summary
+from lightning_rlprof.report.summary import summary, summary_lines
 from tests.analysis.steps.test_waiting import Job
 from tests.builders.oracle import innermost, runs
 from tests.builders.runs import Row, loaded
@@ -112,7 +112,7 @@ def test_all_analyses_of_a_run_read_one_matrix(monkeypatch: pytest.MonkeyPatch) 
     counting(waiting_module, "_find_waits")
     counting(waiting_module, "_waiting_times")
     counting(ledger_module, "compute_accounts")
-    run_summary(spans)
+    summary_lines(summary(spans))
     for analysis in CATALOG:
         analysis.run(spans)
     assert made == dict.fromkeys(
