@@ -1,5 +1,5 @@
 # Written by docs/generate_methods.py from lightning_rlprof/analysis/catalog.py.
-from lightning_rlprof.analysis.findings.data_quality import data_quality as _data_quality
+from lightning_rlprof.analysis.diagnosis.data_quality import data_quality as _data_quality
 from lightning_rlprof.analysis.findings.findings import findings as _findings
 from lightning_rlprof.analysis.advice.advice import advice as _advice
 from lightning_rlprof.analysis.ledger.ledger import ledger as _ledger

@@ -346,7 +346,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
 def findings(run: Run = SAVE_PATH) -> None:
     """List the most expensive problems, with evidence and next steps."""
-    from lightning_rlprof.analysis.findings.data_quality import data_quality
+    from lightning_rlprof.analysis.diagnosis.data_quality import data_quality
     from lightning_rlprof.analysis.findings.findings import findings as find
 
     spans = open_run(run)

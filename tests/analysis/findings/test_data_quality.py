@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.findings.data_quality import data_quality
+from lightning_rlprof.analysis.diagnosis.data_quality import data_quality
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS, OVER_BUDGET
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans

@@ -1,17 +1,19 @@
 """Checks of the data before any number: missing ranks and steps, lost events, clocks, overhead."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.device.launches import unmatched_launches
-from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
-from lightning_rlprof.analysis.findings.measured_overhead import (
+from lightning_rlprof.analysis.diagnosis.measured_overhead import (
     AIM,
     FEWEST_PAIRS,
     Overhead,
     measured_overhead,
 )
+from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
 from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.steps.step_selection import CLOSED, OPENED, capture_slowdown, counted
 from lightning_rlprof.records.records import OVER_BUDGET
@@ -31,12 +33,73 @@ _SHOWN = 8
 _Result = tuple[str, str]
 
 
+class Check(NamedTuple):
+    """One check of the recording.
+
+    Attributes:
+        name: What is checked.
+        state: ``ok``, ``warn`` or ``not checked``.
+        detail: What was found.
+        needs: What a check lacks that was not made, such as ``a capture``.
+    """
+
+    name: str
+    state: str
+    detail: str
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Whether the recording is complete, in one line, with every check."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def doubts(self) -> tuple[Check, ...]:
+        """The checks that warn."""
+        return tuple(each for each in self.checks if each.state == _WARN)
+
+    @property
+    def line(self) -> str:
+        """One line, as in ``Recording: complete; 2 checks need a capture``."""
+        if self.doubts:
+            return f"Recording: {len(self.doubts)} doubt{'s' * (len(self.doubts) > 1)}"
+        needs = [each.needs for each in self.checks if each.state == _NOT_CHECKED]
+        parts = [
+            f"{needs.count(each)} check{' needs' if needs.count(each) == 1 else 's need'} {each}"
+            for each in dict.fromkeys(needs)
+        ]
+        return "; ".join(["Recording: complete", *parts])
+
+
+def check_quality(spans: Spans) -> Quality:
+    """Check what could make the numbers of this run wrong.
+
+    What concerns accelerators is not checked of a run on CPUs that has no such data.
+    """
+    devices = {head.device.partition(":")[0].lower() for head in spans.headers.values()}
+    on_cpu = devices == {"cpu"}
+    found = [
+        Check(name, *result, _NEEDS.get(name, "steps") if result[0] == _NOT_CHECKED else "")
+        for name, check in _CHECKS.items()
+        for result in check(spans)
+    ]
+    return Quality(
+        tuple(
+            each
+            for each in found
+            if not (on_cpu and each.state == _NOT_CHECKED and each.name in _NEEDS)
+        )
+    )
+
+
 def data_quality(spans: Spans) -> Table:
     """Check what could make the numbers of this run wrong, one row per check.
 
     ``state`` is ``ok``, ``warn``, or ``not checked`` if the run lacks the data for it.
     """
-    rows = [(name, *result) for name, check in _CHECKS.items() for result in check(spans)]
+    rows = [each[:3] for each in check_quality(spans).checks]
     return Table("data_quality", _COLUMNS, rows)
 
 
@@ -232,3 +295,4 @@ _CHECKS = {
     "MFU": _mfu,
     "profiler overhead": _profiler_overhead,
 }
+_NEEDS = {"kernel/launch match": "a capture", "CUDA graphs": "a capture", "MFU": "FLOPs"}
