@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from lightning_rlprof.cli import (
-    advise,
     analysis_commands,
     ascend,
     capture,
@@ -308,8 +307,6 @@ _config.command("check", cls=_Verb)(_with_output_options(config.check))
 _config.command("schema", cls=_Verb)(config.schema)
 _verb("init", init.init, json=False)
 _verb("size", size.size, formats=True)
-_verb("advise", advise.advise, formats=True)
-_verb("explain", advise.explain)
 _verb("demo", demo, json=False)
 _verb("doctor", doctor)
 _verb("help", help_topic, plain=True)

@@ -439,6 +439,26 @@ def known_id(name: str) -> Problem | Remedy:
     return found
 
 
+def explained(what: Problem | Remedy) -> dict[str, Any]:
+    """Return what a problem or remedy is, as the texts of `rlprof findings --explain`."""
+    facts: dict[str, Any] = {"id": what.id, "title": what.title}
+    facts["when"] = [f"{each.quantity.text}: {each.bound}" for each in what.when]
+    if isinstance(what, Problem):
+        facts |= {"act": what.act, "ruled_out_if": what.ruled_out_if, "look": what.look}
+    own = what.remedies if isinstance(what, Problem) else (what,)
+    facts["remedies"] = [
+        {
+            "id": each.id,
+            "title": each.title,
+            "when": [f"{own.quantity.text}: {own.bound}" for own in each.when],
+            "settings": [setting.text for setting in each.settings],
+            "risk": each.risk,
+        }
+        for each in own
+    ]
+    return facts | {"guide": what.guide}
+
+
 # ---- as a table
 
 _COLUMNS = (

@@ -13,8 +13,14 @@ MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
 HIGH, MEDIUM = "high", "medium"
 """Confidence of a finding."""
 
-GUIDE = "docs/guides/tuning.md"
+DOCS = "docs"
+"""Where the documentation is: a folder of the repository, until it has a public address."""
+
+GUIDE = f"{DOCS}/guides/tuning.md"
 """Page with a section for each remedy, whose anchor is the remedy's id."""
+
+PROBLEM_PAGE = f"{DOCS}/reference/problems.md"
+"""Generated page with a section for each problem, whose anchor is the problem's id."""
 
 Kind = Literal["ended", "distorts", "problem", "idea"]
 """What a problem does: it ended the run, it makes other times untrue, it costs time or quality, or
@@ -78,7 +84,9 @@ class Fact(NamedTuple):
         interval = ""
         if self.low is not None and self.high is not None:
             interval = f" (95% CI {shown(self.low, self.unit)}–{shown(self.high, self.unit)})"
-        return f"{self.name} {self.amount}{interval}".strip()
+        if self.name.startswith("of ") and self.unit == "share":
+            return f"{self.amount} {self.name}{interval}"
+        return f"{self.name} {self.amount}{interval}"
 
 
 class Place(NamedTuple):
@@ -290,7 +298,7 @@ class Remedy:
 
     @property
     def guide(self) -> str:
-        """Where the guide explains it."""
+        """The address of the section that explains it."""
         return f"{GUIDE}#{self.id}"
 
 
@@ -319,6 +327,11 @@ class Problem:
     look: str
     lead: tuple[str, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def guide(self) -> str:
+        """The address of the page that explains it."""
+        return f"{PROBLEM_PAGE}#{self.id}"
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ WAITS = (
         "rollout-in-loader",
         "problem",
         "The rollout runs in the data loader, and the trainer waits for it",
-        (above(DATA_WAIT, 0.05), above(ROLLOUT_IN_LOADER, 0.0)),
+        (above(DATA_WAIT, 0.05), above(ROLLOUT_IN_LOADER, 0.01)),
         "Mark it as actor_generate, and make the rollout faster. Workers of the loader are no "
         "remedy: each would sample with a copy of the policy that never changes.",
         "The module in the loader is not the policy that trains",
@@ -275,7 +275,7 @@ WAITS = (
         (
             above(DATA_WAIT, 0.05),
             fails(SAMPLES_FROM_OTHERS),
-            below(ROLLOUT_IN_LOADER, 1e-9),
+            below(ROLLOUT_IN_LOADER, 0.01),
         ),
         "See what the loader does: rlprof watch --stacks while it trains, or mark its parts.",
         "The wait stays with a batch that is already in memory",
@@ -703,7 +703,7 @@ DEVICES = (
         "long-gaps",
         "problem",
         "Devices idle in long gaps before launches",
-        (above(HOST_BOUND_IDLE, 0.2), below(SHORT_GAPS, 0.5 + 1e-9), holds(HAS_ACCELERATOR)),
+        (above(HOST_BOUND_IDLE, 0.2), below(SHORT_GAPS, 0.5), holds(HAS_ACCELERATOR)),
         "See what the host does in the longest gaps: .item(), blocking copies, Python code.",
         f"{_UNPROFILED}. Or the host waits in these gaps for something else",
         "rlprof show RUN idle",

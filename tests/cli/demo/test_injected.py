@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
-from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.hangs.hangs import find_hang
 from lightning_rlprof.analysis.memory.phases import leaking_phases
@@ -26,6 +25,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.hang_evidence import hang_evidence
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
 from tests.builders.runs import Row, grpo_rows, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.staleness import staleness
 from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.run import Run, load
+from lightning_rlprof.tables.table import rows_of
 from tests.doubles.trl.vllm_server import VLLMServer
 from tests.integrations.doors.test_contract import UNTRACED, shares, typical_shares
 from tests.places import ROOT
