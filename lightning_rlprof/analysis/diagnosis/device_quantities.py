@@ -86,6 +86,9 @@ _LEAST_MATCHED = 0.9  # share of the calls; below, wait and transfer are unknown
 _MAX_SPANS_SHOWN = 3
 
 
+_LOST = NoData("Kernels were lost, see data_quality", "Capture fewer steps at a time")
+
+
 def _device_problem(run: Evidence, how: str = CAPTURE) -> NoData | None:
     """Return why kernels do not show shares of time, None if they do."""
     if not run.devices.lanes:
@@ -94,9 +97,7 @@ def _device_problem(run: Evidence, how: str = CAPTURE) -> NoData | None:
     if fewest < FEWEST_KERNELS:
         why = f"{fewest} kernels per device; {FEWEST_KERNELS} are needed"
         return NoData(why, "Capture whole steps")
-    if run.launches is not None and run.launches.lossy:
-        return NoData("Kernels were lost, see data_quality", "Capture fewer steps at a time")
-    return None
+    return _LOST if run.launches is not None and run.launches.lossy else None
 
 
 def _verified(run: Evidence, found: Measured) -> Measured:
@@ -228,7 +229,7 @@ def _host_bound(run: Evidence) -> Measurement:
     The slowdown that the profiler causes is taken off the lower bound, idle time without a known
     cause is added to the upper one.
     """
-    if (problem := _device_problem(run)) is not None:
+    if (problem := _device_problem(run)) not in (None, _LOST):
         return problem
     lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
     waits = [_host_wait(lane) for lane in lanes]
@@ -240,6 +241,8 @@ def _host_bound(run: Evidence) -> Measurement:
     slower = capture_slowdown(run.spans)
     low, high = share_interval(late, whole, late + unknown)
     low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
+    if problem is not None and low > UNVERIFIED:
+        return problem  # what was lost may look like a late host
     longest_ns, rank, start, end = max(each.longest for each in waits)
     if 2 * sum(each.short_ns for each in waits) > late.sum():
         query = _GAPS.format(work=_work_query(run.spans), short=SHORT_NS)
@@ -646,7 +649,8 @@ def _first_call(spans: Spans, row: dict[str, Any]) -> Place:
 def _has_accelerator(run: Evidence) -> Measurement:
     """Return whether a rank has an accelerator: what concerns one is not said of a run on CPUs."""
     heads = run.spans.headers.values()
-    return exact(float(any(head.device.partition(":")[0].lower() != "cpu" for head in heads)))
+    named = any(head.device.partition(":")[0].lower() != "cpu" for head in heads)
+    return exact(float(named or bool(run.devices.lanes)))
 
 
 def _on_npu(run: Evidence) -> Measurement:

@@ -198,7 +198,7 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
     # Slow ranks need most memory, and are first: what comes later keeps what it read.
     for problem in sorted(PROBLEMS.values(), key=lambda each: each.id != "straggler"):
         if problem.id not in ignored:
-            found += _check(run, problem, undecided)
+            found += check_problem(run, problem, undecided)
     kept = sorted(_without_effects(found), key=_place_in_order)
     shown_knobs: dict[str, str] = {}
     kept = [
@@ -240,7 +240,7 @@ def _ignored(spans: Spans) -> set[str]:
 # ---- problems
 
 
-def _check(run: Evidence, problem: Problem, undecided: list[Undecided]) -> list[Finding]:
+def check_problem(run: Evidence, problem: Problem, undecided: list[Undecided]) -> list[Finding]:
     """Return the findings of a problem: one for each place where its quantity is beyond the limit.
 
     A contradicted condition decides, whatever lacks data.
@@ -371,10 +371,7 @@ def _offers(
         if any(state == NOT_MET for state, _ in states):
             continue
         if lacking:
-            why, how = (
-                "; ".join(dict.fromkeys(filter(None, own))) for own in zip(*lacking, strict=True)
-            )
-            undecided.append(Undecided(remedy.id, remedy.title, why, how))
+            undecided.append(_undecided(remedy, lacking))
             continue
         turned.update({each.turns: each.turn for each in settings})
         offers.append(Offer(remedy, settings, _saves(run, found, remedy)))

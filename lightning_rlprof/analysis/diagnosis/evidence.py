@@ -158,7 +158,7 @@ class Evidence:
 
     def of_captures(self, found: Measured) -> Measured:
         """Return a share of the captured time with what it is of the job, if steps are alike."""
-        whole = float(self.category_ns.sum()) if self.has_steps else float(self.observed_ns)
+        whole = max(float(self.category_ns.sum()), float(self.observed_ns))
         bounds = (found.low * whole, found.high * whole)
         captured = Fact("of the captured time", found.value, "share", found.low, found.high)
         return replace(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
-from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.hangs.hangs import find_hang
 from lightning_rlprof.analysis.memory.phases import leaking_phases
 from lightning_rlprof.analysis.stages.overviews import rank_status

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.findings import rules
 from lightning_rlprof.analysis.findings.finding import Rule
-from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES
 from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.utilization import idle
-from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans

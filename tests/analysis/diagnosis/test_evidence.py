@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.findings.finding import (
+from lightning_rlprof.analysis.diagnosis.evidence import (
     place_at,
     place_of,
     quoted,
