@@ -97,7 +97,7 @@ check: $(DEV) ## lint, format, types, import contracts, spelling, generated page
 	$(BIN)/python docs/generate_config.py --check
 	$(BIN)/python docs/generate_cli.py --check
 	$(BIN)/python docs/generate_schema.py --check
-	$(BIN)/python docs/generate_advice.py --check
+	$(BIN)/python docs/generate_problems.py --check
 	$(BIN)/python docs/generate_methods.py --check
 	$(BIN)/python docs/generate_examples.py --check
 

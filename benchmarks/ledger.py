@@ -15,7 +15,7 @@ from _cost import STEPS, large, reported
 from _job import SPANS_PER_STEP
 from _measure import options, verdict
 
-from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.tables.spans import Spans
 

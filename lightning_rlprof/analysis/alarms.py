@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.findings.cpu_contention import CPU_WAIT
+from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT, CPU_WAITS
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.records.hang_reports import HangReport
 from lightning_rlprof.records.records import Note
@@ -20,7 +20,6 @@ QUIET_STEPS = 5
 
 _LEAST_QUIET_S = 10.0
 _LEAST_HANG_S = 1.0  # less, if a rank that runs reports because another one hangs
-_CPU_WAIT_SHARE = 0.05  # of the step: the limit of the problem "Training threads wait for a CPU"
 _SHARE_PERCENT = 5.0  # of the time: the limit of the problems of quota, memory and disk
 _CPU_PRESSURE_PERCENT = 80.0  # a choice: some thread waits nearly always, as on a full machine
 _SWAP_BYTES_PER_S = 1e6  # the limit of the problem "Memory of the host is short"
@@ -113,7 +112,7 @@ def alarms(
         elif each.status is None and _is_quiet(each):
             found.add("error", "quiet", each.rank, steps=QUIET_STEPS, step=each.last_step)
     waits = {} if spans is None else _cpu_waits(spans)
-    for rank in [rank for rank, share in waits.items() if share >= _CPU_WAIT_SHARE]:
+    for rank in [rank for rank, share in waits.items() if share >= CPU_WAITS]:
         found.add("warning", "cpu-wait", rank, share=max(waits.values()))
     for each in known.values():
         pressure = each.metrics.get("cpu_pressure_percent", 0.0)

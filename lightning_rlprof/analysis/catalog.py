@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 # but a verb of `rlprof` prints it instead of `show`. What reads large tables of device tools is
 # in no summary: it is computed when it is asked for.
 _ROWS = """
-data_quality | findings.data_quality | Diagnosis | summary | Checks of the data, before any number
-findings | findings.findings | Diagnosis | summary | What to fix first: cost, evidence, what to try
-advice | advice.advice | Diagnosis | report | What to set: evidence, savings, risks
+data_quality | diagnosis.data_quality | Diagnosis | summary | Checks of the data, before any number
+findings | diagnosis.diagnosis | Diagnosis | verb | What to fix first: price, evidence, remedies
 ledger | ledger.ledger | Diagnosis | summary | GPU-hours of the whole job by category
 stragglers | stragglers.stragglers | Ranks | verb | Ranks that slow the others down, at equal work
 critical_path | critical_path.critical_path | Steps | summary | What decides step time, and slack

@@ -1,7 +1,6 @@
 # Written by docs/generate_methods.py from lightning_rlprof/analysis/catalog.py.
-from lightning_rlprof.analysis.findings.data_quality import data_quality as _data_quality
-from lightning_rlprof.analysis.findings.findings import findings as _findings
-from lightning_rlprof.analysis.advice.advice import advice as _advice
+from lightning_rlprof.analysis.diagnosis.data_quality import data_quality as _data_quality
+from lightning_rlprof.analysis.diagnosis.diagnosis import findings as _findings
 from lightning_rlprof.analysis.ledger.ledger import ledger as _ledger
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers as _stragglers
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path as _critical_path
@@ -46,7 +45,6 @@ from lightning_rlprof.analysis.device.device_counters import device_counters as 
 class Methods:
     data_quality = _data_quality
     findings = _findings
-    advice = _advice
     ledger = _ledger
     stragglers = _stragglers
     critical_path = _critical_path

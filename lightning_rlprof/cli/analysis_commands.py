@@ -21,6 +21,7 @@ from lightning_rlprof.cli import console
 from lightning_rlprof.cli.completion import (
     SAVE_PATH,
     complete_analysis,
+    complete_problem,
     complete_run,
     complete_run_or_analysis,
     complete_stage,
@@ -39,6 +40,7 @@ from lightning_rlprof.system.location import RemotePath, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.catalog import Analysis
+    from lightning_rlprof.analysis.diagnosis.diagnosis import Diagnosis
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Table
 
@@ -340,54 +342,142 @@ def _print_memory_files(files: list[dict[str, Any]]) -> None:
             console.say(how, "dim")
 
 
-_LONGEST_TITLE = 120  # letters; a kernel's name in it has up to thousands
+_MAX_TITLE = 120  # letters; a kernel's name in it has up to thousands
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
+Every = Annotated[
+    bool, typer.Option("--all", help="Also list what was not decided, and what to record")
+]
+Explain = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        autocompletion=complete_problem,
+        help="Explain a problem or remedy; 'all' lists the ids",
+    ),
+]
+ForFramework = Annotated[
+    str | None,
+    typer.Option(
+        "--framework", metavar="NAME", help="Show the settings of verl, TRL, vLLM, Lightning, ..."
+    ),
+]
 
-def findings(run: Run = SAVE_PATH) -> None:
-    """List the most expensive problems, with evidence and next steps."""
-    from lightning_rlprof.analysis.findings.data_quality import data_quality
-    from lightning_rlprof.analysis.findings.findings import findings as find
+
+def findings(
+    run: Run = SAVE_PATH,
+    every: Every = False,
+    explain: Explain = None,
+    framework: ForFramework = None,
+) -> None:
+    """List what to fix first: problems by price, with evidence and remedies.
+
+    Example: rlprof findings RUN --explain data-wait
+    """
+    if explain is not None:
+        _explain(explain)
+        return
+    from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+    from lightning_rlprof.analysis.diagnosis.diagnosis import findings as table_of
 
     spans = open_run(run)
-    checks, found = data_quality(spans), find(spans)
-    if not console.is_table():
-        answer(spans, [checks, found], "")
+    found = diagnose(spans, framework)
+    if console.is_json():
+        console.put_json(about(spans) | found.to_dict())
         return
-    console.say(f"{spans.path}: data quality", "bold")
-    width = max((len(str(state)) for _, state, _ in checks.rows), default=0)
-    for check, state, text in checks.rows:
-        console.say(f"{state:{width}}  {check}: {text}", _STYLES.get(str(state), ""))
-    console.say("")
-    console.say("Findings", "bold")
+    if not console.is_table():
+        answer(spans, [table_of(spans)], "")
+        return
+    console.say(f"{spans.path}: findings", "bold")
+    console.say(found.quality.line)
+    for check in found.quality.checks if every else found.quality.doubts:
+        console.say(f"  {check.state:11}  {check.name}: {check.detail}", _STYLES[check.state])
     commands = _print_cards(found, spans)
+    _print_undecided(found, every=every)
     console.next_command(*(commands or ("rlprof", "report", str(run))))
 
 
-def _print_cards(found: "Table", spans: "Spans") -> list[str]:
-    """Print the findings; returns the words of the command that shows the first one."""
+def _print_cards(found: "Diagnosis", spans: "Spans") -> list[str]:
+    """Print problems, then ideas; returns the words of the command that shows the first one."""
     from lightning_rlprof.report.finding_cards import cards
     from lightning_rlprof.report.terminal import shortened
 
-    if found.abstained is not None:
-        console.say(f"No data. {found.abstained}")
-    elif not found.rows:
-        console.say("No problems found.")
-    run = shlex.quote(str(spans.path))
-    printed = cards(found, run, device=spans.device_word)
+    if not found.problems:
+        console.say(found.nothing)
+    printed = cards(found.found, shlex.quote(str(spans.path)), device=spans.device_word)
     for at, card in enumerate(printed, start=1):
-        console.say(f"{at}. {shortened(card.title, _LONGEST_TITLE)}", "bold")
+        if at == len(found.problems) + 1:
+            console.say("Ideas, which may need other hardware or another algorithm", "bold")
+        console.say(f"{at}. {shortened(card.title, _MAX_TITLE)} [{card.id}]", "bold")
         console.say(f"   {card.cost}; {card.evidence}")
-        console.say(f"   try: {card.suggestion}")
+        console.say(f"   do: {card.act}")
+        for remedy in card.remedies:
+            saves = f" ({remedy.saves})" if remedy.saves else ""
+            console.say(f"   remedy: {remedy.title}{saves}. Risk: {remedy.risk}")
+            for setting in remedy.settings:
+                console.say(f"     {setting}")
         console.say(f"   ruled out if: {card.ruled_out_if}")
         if card.where:
             console.say(f"   see {card.where} in the report and in the exported trace")
         for command in card.commands:
             console.say(f"   {command}", "dim")
-    if found.note:
-        count = found.note.partition(".")[0]
-        console.say(f"{count}. See why: rlprof show {run} findings", "dim")
     return shlex.split(printed[0].commands[0]) if printed else []
+
+
+def _print_undecided(found: "Diagnosis", *, every: bool) -> None:
+    if found.explained:
+        console.status(f"Explained by another: {', '.join(found.explained)}", "dim")
+    if not found.undecided:
+        return
+    if not every:
+        count = console.count(len(found.undecided), "check")
+        console.status(f"{count} not decided. See why, and what to record: --all", "dim")
+        return
+    console.say("Not decided", "bold")
+    for each in found.undecided:
+        console.say(f"  {each.id}: {each.why}.{f' {each.how}.' if each.how else ''}")
+
+
+def _explain(name: str) -> None:
+    """Print what a problem or remedy is, or list all."""
+    from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEM_GROUPS, explained, known_id
+
+    if name != "all":
+        if console.is_json():
+            console.put_json(explained(known_id(name)))
+        else:
+            _say_explained(explained(known_id(name)))
+        return
+    if console.is_json():
+        console.put_json(
+            {
+                group: [{"id": each.id, "title": each.title} for each in own]
+                for group, own in PROBLEM_GROUPS.items()
+            }
+        )
+        return
+    for group, own in PROBLEM_GROUPS.items():
+        console.say(group, "bold")
+        for each in own:
+            console.say(f"  {each.id:22}  {each.title}")
+            for remedy in each.remedies:
+                console.say(f"    {remedy.id:22}  {remedy.title}", "dim")
+
+
+def _say_explained(facts: dict[str, Any]) -> None:
+    console.say(f"{facts['id']}: {facts['title']}", "bold")
+    if facts["when"]:
+        console.say(f"Reported if: {'; '.join(facts['when'])}")
+    for key, word in (("act", "Do"), ("ruled_out_if", "Ruled out if"), ("look", "See")):
+        if key in facts:
+            console.say(f"{word}: {facts[key]}")
+    for remedy in facts["remedies"]:
+        when = f" (if {'; '.join(remedy['when'])})" if remedy["when"] else ""
+        console.say(f"Remedy {remedy['id']}: {remedy['title']}{when}")
+        for setting in remedy["settings"]:
+            console.say(f"  {setting}")
+        console.say(f"  Risk: {remedy['risk']}")
+    console.say(f"Guide: {facts['guide']}")
 
 
 def stragglers(run: Run = SAVE_PATH) -> None:
@@ -465,7 +555,7 @@ def whatif(
     )
     file = _save(spans, table) if save and table.abstained is None else None
     facts = {"predictions_file": None if file is None else str(file)}
-    answer(spans, [table], "step time after a change", facts=facts, then=("advise", run))
+    answer(spans, [table], "step time after a change", facts=facts, then=("findings", run))
     if file is not None:
         then = f"rlprof whatif check {run} NEW_RUN"
         console.status(f"Saved predictions to {file}. After the change: {then}")

@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from lightning_rlprof.cli import (
-    advise,
     analysis_commands,
     ascend,
     capture,
@@ -305,8 +304,6 @@ _config.command("check", cls=_Verb)(_with_output_options(config.check))
 _config.command("init", cls=_Verb)(_with_output_options(config.init, json=False))
 _config.command("schema", cls=_Verb)(config.schema)
 _verb("size", size.size, formats=True)
-_verb("advise", advise.advise, formats=True)
-_verb("explain", advise.explain)
 _verb("demo", demo, json=False)
 _verb("doctor", doctor)
 _verb("help", help_topic, plain=True)

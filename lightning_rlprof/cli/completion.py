@@ -1,9 +1,9 @@
-"""What the shell completes: runs, analyses, advice, stages. The shell completes files itself."""
+"""What the shell completes: runs, analyses, problems, stages. The shell completes files itself."""
 
 from pathlib import Path
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.records.advice_ids import ADVICE_IDS
+from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
 from lightning_rlprof.records.records import STAGES
 
 SAVE_PATH = Path("profiler_data")
@@ -30,9 +30,9 @@ def complete_run_or_analysis(incomplete: str) -> list[str]:
     return complete_run(incomplete) + complete_analysis(incomplete)
 
 
-def complete_advice(incomplete: str) -> list[str]:
-    """Return the ids of advice that begin like that."""
-    return [name for name in ADVICE_IDS if name.startswith(incomplete)]
+def complete_problem(incomplete: str) -> list[str]:
+    """Return the ids of problems and remedies that begin like that."""
+    return [name for name in (*PROBLEM_IDS, *REMEDY_IDS) if name.startswith(incomplete)]
 
 
 def complete_stage(incomplete: str) -> list[str]:

@@ -52,7 +52,7 @@ from lightning_rlprof.config.validation import (
 )
 from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.records.advice_ids import ADVICE_IDS
+from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
 from lightning_rlprof.records.records import FOLDER_VARIABLE
 from lightning_rlprof.system.location import redact
 
@@ -213,10 +213,10 @@ class Options(Section):
         description="Whether the group of the training's user may read the run: folders get mode "
         "0750 and rank files 0640, instead of 0700 and 0600. Reports, exports and caches follow.",
     )
-    ignore_advice: list[str] = Field(
+    ignore_findings: list[str] = Field(
         default_factory=list,
-        description="Ids of advice that `rlprof advise` leaves out, such as `[rollout-overlap]`. "
-        "`rlprof explain` lists them.",
+        description="Ids of problems and remedies that `rlprof findings` leaves out, such as "
+        "`[rollout-overlap]`. `rlprof findings --explain all` lists them.",
     )
     capture_anomalies: bool = Field(
         False,
@@ -304,13 +304,14 @@ class Options(Section):
                 raise refused(f"is in the wrong place; write {place}", key=str(given))
         return value
 
-    @field_validator("ignore_advice")
+    @field_validator("ignore_findings")
     @classmethod
-    def _known_advice(cls, value: list[str]) -> list[str]:
+    def _known_problem(cls, value: list[str]) -> list[str]:
+        known = (*PROBLEM_IDS, *REMEDY_IDS)
         for name in value:
-            if name not in ADVICE_IDS:
-                hint = near(name, ADVICE_IDS) or "; `rlprof explain` lists them"
-                raise refused(f"holds {name!r}, which is not an id of advice{hint}", value)
+            if name not in known:
+                hint = near(name, known) or "; `rlprof findings --explain all` lists them"
+                raise refused(f"holds {name!r}, which is no id of a problem or remedy{hint}", value)
         return value
 
     _rules = field_validator("wrap", mode="before")(as_rules)

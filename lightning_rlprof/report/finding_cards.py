@@ -1,32 +1,34 @@
-"""Findings as cards: texts too long for a table row, and where to look."""
+"""Problems and ideas as cards: texts too long for a table row, and where to look."""
 
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
+from lightning_rlprof.analysis.diagnosis.problem import Finding, Offer
 from lightning_rlprof.report.terminal import duration
-from lightning_rlprof.tables.table import Table
 
 
 @dataclass(frozen=True)
 class CardView:
-    """One finding in words.
+    """One problem or idea in words.
 
     Attributes:
-        title: The problem.
-        kind: ``problem`` or ``idea``.
+        id: Of the problem.
+        title: What is wrong, with values of the run.
+        kind: ``ended``, ``distorts``, ``problem`` or ``idea``.
         confidence: ``high`` or ``medium``.
-        price: Its cost in short; empty if it has none.
-        cost: Its cost with the confidence interval, and the confidence.
-        evidence: The measurement.
+        price: What it lost, in short; empty if that is no time.
+        cost: The same with its interval, and the confidence.
+        evidence: What was measured.
         where: Rank, step and time of the first event; empty if there is none.
         step: That step, if a timeline shows it.
-        suggestion: What to try.
-        ruled_out_if: Observation that disproves the finding.
-        commands: The command that shows the number, and the one that prints the events.
+        act: What to do first.
+        remedies: What to change.
+        ruled_out_if: Observation that disproves it.
+        commands: The command that shows more, and the one that prints the events.
     """
 
+    id: str
     title: str
     kind: str
     confidence: str
@@ -35,67 +37,73 @@ class CardView:
     evidence: str
     where: str
     step: int | None
-    suggestion: str
+    act: str
+    remedies: tuple["RemedyView", ...]
     ruled_out_if: str
-    commands: tuple[str, str]
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RemedyView:
+    """One remedy in words: what to do, what that saves, the settings, and the risk."""
+
+    title: str
+    saves: str
+    settings: tuple[str, ...]
+    risk: str
 
 
 def cards(
-    findings: Table, run: str, shown: Collection[int] = (), device: str = "GPU"
+    found: Collection[Finding], run: str, shown: Collection[int] = (), device: str = "GPU"
 ) -> list[CardView]:
-    """Return a card per finding.
+    """Return a card per problem and idea.
 
     Args:
-        findings: The answer of the analysis.
+        found: Problems and ideas.
         run: How the commands call the run, as a shell takes it.
         shown: Steps of the timeline beside the cards.
         device: What the time is of, see `Spans.device_word`.
     """
-    names = [column.name for column in findings.columns]
-    rows: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in findings.rows]
     return [
         CardView(
-            row["finding"],
-            row["kind"],
-            row["confidence"],
-            _price(row),
-            _cost(row, device),
-            row["evidence"],
-            _where(row),
-            row["step"] if row["step"] in shown else None,
-            row["try"],
-            row["ruled out if"],
-            (row["reproduce"], f"rlprof sql {run} {_quoted(row['query'])}"),
+            each.id,
+            each.heading,
+            each.kind,
+            each.confidence,
+            "" if each.price is None else f"{each.price.text} · {duration(each.price.ns)}",
+            _cost(each, device),
+            each.evidence,
+            _where(each),
+            each.place.step if each.place is not None and each.place.step in shown else None,
+            each.act,
+            tuple(map(_remedy, each.remedies)),
+            each.problem.ruled_out_if,
+            (each.look, *([f"rlprof sql {run} {_quoted(each.query)}"] if each.query else [])),
         )
-        for row in rows
+        for each in found
     ]
 
 
-def _price(row: dict[str, Any]) -> str:
-    if row["cost"] is None:
-        return ""
-    word = "takes" if row["kind"] == "idea" else "lost"
-    return f"{word} {row['share']:.1%} · {duration(row['cost'])}"
+def _remedy(offer: Offer) -> RemedyView:
+    saves = "" if offer.saves is None else f"{offer.saves.text}, by a replay"
+    settings = tuple(each.text for each in offer.settings)
+    return RemedyView(offer.remedy.title, saves, settings, offer.remedy.risk)
 
 
-def _cost(row: dict[str, Any], device: str) -> str:
-    sure = f"{row['confidence']} confidence"
-    if row["cost"] is None:
-        return f"no time cost, {sure}"
-    bounds = ""
-    if row["CI low"] is not None and row["CI high"] is not None:
-        bounds = f" (95% CI {duration(row['CI low'])}–{duration(row['CI high'])})"
-    return (
-        f"{duration(row['cost'])} of {device} time{bounds}, {row['share']:.1%} of the job, {sure}"
-    )
+def _cost(found: Finding, device: str) -> str:
+    sure = f"{found.confidence} confidence"
+    if found.price is None:
+        return sure
+    return f"{found.price.text}, {duration(found.price.ns)} of {device} time; {sure}"
 
 
-def _where(row: dict[str, Any]) -> str:
+def _where(found: Finding) -> str:
     """Say where the evidence begins; a viewer of the exported trace counts from the same zero."""
-    if row["rank"] is None:
+    place = found.place
+    if place is None or place.from_ns is None or place.to_ns is None:
         return ""
-    step = "" if row["step"] is None else f", step {row['step']}"
-    return f"rank {row['rank']}{step}, {row['from'] / 1e9:.6f} s to {row['to'] / 1e9:.6f} s"
+    step = "" if place.step is None else f", step {place.step}"
+    return f"rank {place.rank}{step}, {place.from_ns / 1e9:.6f} s to {place.to_ns / 1e9:.6f} s"
 
 
 def _quoted(query: str) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 from lightning_rlprof.analysis.comparison.changes import changes
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.device.utilization import breakdown
-from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.stages.stage_times import Part
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.html.colors import stage_paints
@@ -21,6 +20,7 @@ from lightning_rlprof.report.terminal import duration, shortened
 from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,9 @@ from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, device_shares, idle
 from lightning_rlprof.analysis.device.work import device_work
-from lightning_rlprof.analysis.diagnosis.diagnosis import Check, Finding, Price, diagnose
+from lightning_rlprof.analysis.diagnosis.data_quality import Quality
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.analysis.stages.stage_times import StepTimes, round_ns, stages
@@ -76,8 +78,7 @@ class Summary:
         first: At most three: problems in their order, then ideas.
         undecided: Checks for problems that the run has no data for.
         captures_unread: Whether tables of profilers, which can take minutes, were left out.
-        doubts: Checks of the data that failed.
-        unchecked: Checks of the data that need more data, such as a capture.
+        quality: Whether the recording is complete.
     """
 
     run: Path
@@ -97,8 +98,7 @@ class Summary:
     first: tuple[Finding, ...]
     undecided: int
     captures_unread: bool
-    doubts: tuple[Check, ...]
-    unchecked: int
+    quality: Quality
 
     def __str__(self) -> str:
         """Return the lines that a terminal shows."""
@@ -118,7 +118,6 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
     """
     own = spans if captures else _without_captures(spans)
     times, diagnosis = StepTimes(spans), diagnose(own)
-    checks = diagnosis.quality.checks
     walls = times.wall_ns[times.included]
     enough = len(walls) >= FEWEST
     low, median, high = np.quantile(walls, (0.25, 0.5, 0.75)) if enough else (0.0, 0.0, 0.0)
@@ -142,8 +141,7 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         first=(*diagnosis.problems, *diagnosis.ideas)[:_MAX_FIRST],
         undecided=len(diagnosis.undecided),
         captures_unread=own is not spans,
-        doubts=diagnosis.quality.doubts,
-        unchecked=sum(each.state == "not checked" for each in checks),
+        quality=diagnosis.quality,
     )
 
 
@@ -242,14 +240,9 @@ def quality_lines(found: Summary) -> list[str]:
           ranks  1 of 2 are missing: 1
           files  rank 0: recording ended early
     """
-    if found.doubts:
-        width = max(len(doubt.name) for doubt in found.doubts)
-        lines = [f"  {doubt.name:{width}}  {doubt.detail}" for doubt in found.doubts]
-        return [f"Recording: {_count(len(lines), 'doubt')}", *lines]
-    if not found.unchecked:
-        return ["Recording: complete"]
-    needs = "needs" if found.unchecked == 1 else "need"
-    return [f"Recording: complete; {_count(found.unchecked, 'check')} {needs} more data"]
+    doubts = found.quality.doubts
+    width = max((len(doubt.name) for doubt in doubts), default=0)
+    return [found.quality.line, *(f"  {each.name:{width}}  {each.detail}" for each in doubts)]
 
 
 def first_lines(found: Summary) -> list[str]:
@@ -280,14 +273,8 @@ def no_problem(found: Summary) -> str:
     return f"{text}; {_count(found.undecided, 'check')} {needs} more data."
 
 
-def price_of(found: Finding) -> Price | None:
-    """Return what a problem lost, or what an idea saves; what an idea takes is not shown."""
-    price = found.price
-    return None if price is None or (found.kind == "idea" and price.kind == "lost") else price
-
-
 def _price(found: Finding) -> str:
-    price = price_of(found)
+    price = found.price
     # Of the job: warm-up and what is outside steps included, unlike the shares above.
     return "" if price is None else f" ({price.kind} {percent(price.share)} of the job)"
 

@@ -333,6 +333,12 @@ FORMULA = "=+-@\t\r"
 """What a spreadsheet runs begins with one of these."""
 
 
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    """Return the rows of a table, each by column name."""
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
 def no_formula(cell: Cell) -> Cell:
     """Return a cell for CSV: a text that a spreadsheet would run begins with an apostrophe.
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.comparison.compare import compare
-from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.integrations.end_summary import print_summary
@@ -23,6 +22,7 @@ from lightning_rlprof.report.summary import summary
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
 from tests.builders.browser import Page
 from tests.builders.runs import MAIN, Row, header, write_rank
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
-from lightning_rlprof.analysis.findings.cpu_contention import CPU_WAIT
-from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.analysis.findings.rules import CPU_RULES, OUT_OF_MEMORY
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT
 from lightning_rlprof.analysis.memory.phases import leaking_phases, memory_phases
 from lightning_rlprof.analysis.stages.overviews import rank_status
 from lightning_rlprof.cli.demo.faults import HANGS_IN
@@ -17,7 +15,7 @@ from lightning_rlprof.cli.demo.options import INJECTED_STEPS, DemoOptions
 from lightning_rlprof.records.notes import Code, Fact
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell
+from lightning_rlprof.tables.table import Cell, rows_of
 
 _NEAR = 3  # steps by which noise moves a change
 
@@ -125,15 +123,16 @@ def _spike(facts: Mapping[str, Fact]) -> int | None:
 
 
 def _out_of_memory(spans: Spans, step: int) -> _Found:
+    wanted = {"rank": 0, "step": step, "stage": "actor_update"}
     own = [
-        row
-        for row in rows_of(findings(spans))
-        if row["kind"] == "problem"
-        and row["finding"] == OUT_OF_MEMORY.title.format(rank=0, step=step, stage="actor_update")
+        each
+        for each in diagnose(spans).problems
+        if each.id == "out-of-memory"
+        and all(each.by_name[name].value == value for name, value in wanted.items())
     ]
     line = "Not caught: findings name no rank without memory."
     if own:
-        line = f"Caught by findings: {own[0]['finding']} ({own[0]['evidence']})."
+        line = f"Caught by findings: {own[0].heading} ({own[0].evidence})."
     status = [f"rank {row['rank']} {row['status']}" for row in rows_of(rank_status(spans))]
     lines = [line, f"The run is readable; status: {'; '.join(status)}."]
     return lines, [("show", "RUN", "rank_status"), ("show", "RUN", "memory_phases")]
@@ -151,14 +150,13 @@ def _leak(spans: Spans, step: int) -> _Found:
 
 
 def _throttle(spans: Spans, step: int) -> _Found:
-    titles = [rule.title.split("{")[0] for rule in CPU_RULES]
-    own = [row for row in rows_of(findings(spans)) if row["finding"].startswith(tuple(titles))]
+    own = [each for each in diagnose(spans).problems if each.id in ("cpu-contention", "cpu-quota")]
     waits = _waits(spans, step)
     if not own or waits is None:
         return ["Not caught: findings name no wait for a CPU."], []
     before, after = waits
     lines = [
-        f"Caught by findings: {own[0]['finding']}.",
+        f"Caught by findings: {own[0].heading}.",
         f"The training thread waited for a CPU in {before:.0%} of the time before step {step}, and "
         f"in {after:.0%} since.",
     ]

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
-from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.report.chrome_trace.run_tracks import about, encoded, micro
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
 
 
 class _Slice(NamedTuple):
@@ -49,13 +49,23 @@ def _run(spans: Spans) -> tuple[int, int]:
 
 def _findings(spans: Spans) -> Iterator[_Slice]:
     start, end = _run(spans)
-    for row in rows_of(findings(spans)):
-        args = {key: row[key] for key in ("kind", "confidence", "evidence", "try", "reproduce")}
-        args |= {key: row[key] for key in ("rank", "step") if row[key] is not None}
-        args |= {"cost": duration(row["cost"])} if row["cost"] is not None else {}
-        place = row["from"], row["to"]
-        low, high = (start, end) if None in place else place
-        yield _Slice(row["finding"], low, high, args)
+    for each in diagnose(spans).found:
+        args: dict[str, Any] = {
+            "id": each.id,
+            "kind": each.kind,
+            "confidence": each.confidence,
+            "evidence": each.evidence,
+            "do": each.act,
+            "look": each.look,
+        }
+        low, high = start, end
+        if (place := each.place) is not None:
+            args |= {"rank": place.rank} | ({} if place.step is None else {"step": place.step})
+            low = start if place.from_ns is None else place.from_ns
+            high = end if place.to_ns is None else place.to_ns
+        if each.price is not None:
+            args["price"] = f"{each.price.text}, {duration(each.price.ns)}"
+        yield _Slice(each.heading, low, high, args)
 
 
 def _changes(spans: Spans) -> list[_Slice]:

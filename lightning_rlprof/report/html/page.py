@@ -18,10 +18,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.findings.finding import rows_of
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
 from lightning_rlprof.records.run_directory import mode_made_of
-from lightning_rlprof.report.advice_cards import advice_cards, what_to_record
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
 from lightning_rlprof.report.html.colors import stage_paints
@@ -42,7 +41,6 @@ from lightning_rlprof.report.summary import (
     is_device_trace,
     lead_tables,
     no_problem,
-    price_of,
     run_line,
     summary,
     without,
@@ -51,7 +49,7 @@ from lightning_rlprof.report.terminal import duration, percent
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Table, figure
+from lightning_rlprof.tables.table import Table, figure, rows_of
 
 _SCRIPTS = (
     "core.js",
@@ -131,12 +129,10 @@ _TITLES = {
     "memory": "Peak memory by stage and rank, from captures",
 }
 _SMALL = 0.01  # of the step: such parts are drawn, and listed together
-_MOST_MISSING = 6  # ways to decide more advice that are listed
 _FOLDED = ("gaps", "regions", "background_stages", "changes")
 _OWN = {
     "data_quality",
     "findings",
-    "advice",
     "stages",
     "slowest_ranks",
     "steps",
@@ -202,7 +198,8 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     colors = stage_paints(spans, series)
     word, path = spans.device_word, shlex.quote(str(spans.path))
     shown = {step["number"] for step in lanes["steps"]}
-    found = cards(tables["findings"], path, shown, word) if "findings" in tables else []
+    diagnosis = diagnose(spans)
+    found = cards(diagnosis.found, path, shown, word)
     grids = _grids(tables, colors)
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
     data = {
@@ -216,7 +213,6 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "whatif": _whatif(tables.get("whatif")),
     }
     of_devices = "stages" not in tables and "breakdown" in tables
-    advised = tables.get("advice")
     config, missing = run_facts.configuration(spans), run_facts.missing(spans)
     page = {
         "run": spans.path.resolve().name,
@@ -230,11 +226,8 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "versions": run_facts.versions(spans),
         **_first_screen(summary(spans, captures=True), is_device_trace=of_devices),
         "cards": found,
-        "findings_note": _note(tables.get("findings")),
-        "has_advice": advised is not None,
-        "advice": advice_cards(advised) if advised is not None else [],
-        "advice_note": _note(advised),
-        "advice_more": [] if advised is None else what_to_record(advised)[:_MOST_MISSING],
+        "undecided": diagnosis.undecided,
+        "nothing": diagnosis.nothing,
         "whatif_note": _note(tables.get("whatif")),
         "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),
@@ -305,7 +298,7 @@ def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
     first = []
     for at, each in enumerate(found.first, start=1):
         word = share = time = ""
-        if (price := price_of(each)) is not None:
+        if (price := each.price) is not None:
             word, share, time = price.kind, percent(price.share), duration(price.ns)
         is_idea = each.kind == "idea"
         first.append(FirstView(each.heading, each.act, is_idea, word, share, time, f"finding-{at}"))

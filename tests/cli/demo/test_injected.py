@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
-from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.hangs.hangs import find_hang
 from lightning_rlprof.analysis.memory.phases import leaking_phases
 from lightning_rlprof.analysis.stages.overviews import rank_status
@@ -27,6 +26,7 @@ from lightning_rlprof.loaders.live_run import hang_evidence
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
 from tests.builders.runs import Row, grpo_rows, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.lengths import lengths
 from lightning_rlprof.analysis.samples.sample_book import sample_book
 from lightning_rlprof.integrations.doors import verl
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.run import load
+from lightning_rlprof.tables.table import rows_of
 
 
 def batch_of(rewards: list[list[float]]) -> Any:

@@ -12,7 +12,6 @@ from pytorch_lightning.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
 from lightning_rlprof.analysis.steps.step_selection import warm_up
@@ -23,7 +22,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.report.summary import run_line, summary
-from lightning_rlprof.tables.table import figure
+from lightning_rlprof.tables.table import figure, rows_of
 from tests.builders.models import (
     PACKAGES,
     Tiny,

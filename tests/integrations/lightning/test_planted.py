@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.analysis.findings.finding import rows_of
-from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
 from tests.places import ROOT
 
 pytestmark = pytest.mark.deep

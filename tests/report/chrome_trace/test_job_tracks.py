@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from lightning_rlprof.analysis.comparison.changes import changes
-from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from tests.builders.chrome_tracks import Tracks
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play

@@ -1,1 +1,0 @@
-"""Advice as data: what of a run to change, by which setting, and what that is expected to bring."""

@@ -1,0 +1,299 @@
+"""Checks of the data before any number: missing ranks and steps, lost events, clocks, overhead."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.device.launches import unmatched_launches
+from lightning_rlprof.analysis.diagnosis.measured_overhead import (
+    AIM,
+    FEWEST_PAIRS,
+    Overhead,
+    measured_overhead,
+)
+from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
+from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
+from lightning_rlprof.analysis.steps.step_selection import CLOSED, OPENED, capture_slowdown, counted
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Column, Table
+
+_COLUMNS = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
+_OK, _WARN, _NOT_CHECKED = "ok", "warn", "not checked"
+_MOST_OVERHEAD = 0.01  # share of the recorded time that opening and closing captures may take
+_MOST_SLOWDOWN = 0.05  # of captured steps, and of recorded ones, relative to the others
+_MOST_LOST = 0.01  # share of launches without a kernel: the last ones of a capture have none
+_MOST_UNCERTAINTY_NS = 1_000_000  # between the clocks of two ranks
+_SHOWN = 8
+
+_Result = tuple[str, str]
+
+
+class Check(NamedTuple):
+    """One check of the recording.
+
+    Attributes:
+        name: What is checked.
+        state: ``ok``, ``warn`` or ``not checked``.
+        detail: What was found.
+        needs: What a check lacks that was not made, such as ``a capture``.
+    """
+
+    name: str
+    state: str
+    detail: str
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Whether the recording is complete, in one line, with every check."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def doubts(self) -> tuple[Check, ...]:
+        """The checks that warn."""
+        return tuple(each for each in self.checks if each.state == _WARN)
+
+    @property
+    def line(self) -> str:
+        """One line, as in ``Recording: complete; 2 checks need a capture``."""
+        if self.doubts:
+            return f"Recording: {len(self.doubts)} doubt{'s' * (len(self.doubts) > 1)}"
+        needs = [each.needs for each in self.checks if each.state == _NOT_CHECKED]
+        parts = [
+            f"{needs.count(each)} check{' needs' if needs.count(each) == 1 else 's need'} {each}"
+            for each in dict.fromkeys(needs)
+        ]
+        return "; ".join(["Recording: complete", *parts])
+
+
+def check_quality(spans: Spans) -> Quality:
+    """Check what could make the numbers of this run wrong.
+
+    What concerns accelerators is not checked of a run on CPUs that has no such data.
+    """
+    devices = {head.device.partition(":")[0].lower() for head in spans.headers.values()}
+    on_cpu = devices == {"cpu"}
+    found = [
+        Check(name, *result, _NEEDS.get(name, "steps") if result[0] == _NOT_CHECKED else "")
+        for name, check in _CHECKS.items()
+        for result in check(spans)
+    ]
+    return Quality(
+        tuple(
+            each
+            for each in found
+            if not (on_cpu and each.state == _NOT_CHECKED and each.name in _NEEDS)
+        )
+    )
+
+
+def data_quality(spans: Spans) -> Table:
+    """Check what could make the numbers of this run wrong, one row per check.
+
+    ``state`` is ``ok``, ``warn``, or ``not checked`` if the run lacks the data for it.
+    """
+    rows = [each[:3] for each in check_quality(spans).checks]
+    return Table("data_quality", _COLUMNS, rows)
+
+
+def _ranks(spans: Spans) -> Iterator[_Result]:
+    world = max((header.world_size for header in spans.headers.values()), default=0)
+    missing = sorted(set(range(world)) - set(spans.ranks))
+    if missing:
+        yield _WARN, f"{len(missing)} of {world} are missing: {_listed(missing)}"
+    else:
+        yield _OK, f"{world} of {world} present"
+
+
+def _complete_files(spans: Spans) -> Iterator[_Result]:
+    truncated = [rank for rank, status in spans.statuses.items() if status is None]
+    failed = [rank for rank, status in spans.statuses.items() if status not in (None, "finished")]
+    if truncated:
+        yield _WARN, f"{_ranks_listed(truncated)}: file is truncated (killed or still running)"
+    if failed:
+        yield _WARN, f"{_ranks_listed(failed)}: recording ended early"
+    if not truncated and not failed:
+        yield _OK, "all rank files ended cleanly"
+
+
+def _steps(spans: Spans) -> Iterator[_Result]:
+    rows = spans.rows(kind="step")
+    if not len(rows):
+        yield _NOT_CHECKED, "needs a complete step"
+        return
+    steps = np.unique(spans.step[rows])
+    count = len(steps)
+    by_rank = {rank: spans.step[spans.rows(kind="step", rank=rank)] for rank in spans.ranks}
+    of_role: dict[str, set[int]] = {}  # in asynchronous training, roles have steps of their own
+    for rank, header in spans.headers.items():
+        of_role.setdefault(header.role, set()).update(by_rank[rank].tolist())
+    incomplete = [
+        rank for rank, own in by_rank.items() if of_role[spans.headers[rank].role] - {*own.tolist()}
+    ]
+    text = f"{count} of {count} complete"
+    if incomplete:
+        text = f"some of {count} are missing on {_ranks_listed(incomplete)}"
+    yield _WARN if incomplete else _OK, f"{text}. {counted(spans, rows).note}".rstrip(". ")
+    lost = int(steps[-1] - steps[0]) + 1 - count
+    if lost and all(header.config.get("spans") for header in spans.headers.values()):
+        yield (
+            _WARN,
+            f"{lost} between the others are in no file: {_listed(_first_gaps(steps), lost)}",
+        )
+
+
+_OVER_BUDGET = (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
+
+
+def _first_gaps(steps: Int64s) -> list[int]:
+    """Return the first step numbers missing between others: at least as many as are listed."""
+    edges = np.flatnonzero(np.diff(steps) > 1)[:_SHOWN]
+    gaps = ((int(steps[at]) + 1, int(steps[at + 1])) for at in edges.tolist())
+    return [step for low, high in gaps for step in range(low, min(high, low + _SHOWN))]
+
+
+def _dropped_events(spans: Spans) -> Iterator[_Result]:
+    over = {each.rank: each.text for each in spans.notes if each.code in _OVER_BUDGET}
+    if over:  # the last one of each rank has the counts
+        ranks = [rank for rank in over if rank is not None]
+        yield _WARN, f"{_ranks_listed(ranks)}: {over[ranks[0]]}"
+    texts = [each.text for each in spans.warnings]
+    for name in ("kernels", "memcpy", "collectives"):
+        table = spans.try_table(name, [])
+        texts += [f"{name}: {text}" for text in table.losses] if table else []
+    if texts:
+        first = f"{len(texts)} warnings, the first: " if len(texts) > 1 else ""
+        yield _WARN, f"{first}{texts[0]}"
+    elif not over:
+        yield _OK, "none detected"
+
+
+def _remarks(spans: Spans) -> Iterator[_Result]:
+    """What the run noted at its end or on the way: a request that came to nothing, a full disk."""
+    texts = [
+        note.text for note in spans.notes if note.level != "info" and note.code not in _OVER_BUDGET
+    ]
+    if texts:
+        first = f"{len(texts)} remarks, the first: " if len(texts) > 1 else ""
+        yield _WARN, f"{first}{texts[0]}"
+    else:
+        yield _OK, "none"
+
+
+def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:
+    found = unmatched_launches(spans)
+    if found is None:
+        yield _NOT_CHECKED, "needs a torch.profiler capture"
+    elif found.unmatched > _MOST_LOST * found.launches:
+        text = f"{found.unmatched:,} of {found.launches:,} launches have no kernel"
+        yield _WARN, f"{text}: events were dropped, or a CUDA graph captured them"
+    else:
+        text = f"{found.launches - found.unmatched:,} of {found.launches:,} launches have a kernel"
+        yield _OK, text
+
+
+def _clocks(spans: Spans) -> Iterator[_Result]:
+    uncertainty = uncertainty_ns(spans)
+    if uncertainty == 0:
+        yield _OK, "one host, one clock"
+    elif uncertainty is not None:
+        state = _OK if uncertainty <= _MOST_UNCERTAINTY_NS else _WARN
+        yield state, f"synchronized within {uncertainty / 1e6:.3f} ms between ranks"
+    else:
+        text = f"{unsynchronized_clocks(spans)}: times of ranks may be off by milliseconds"
+        yield _WARN, text
+
+
+def _cuda_graphs(spans: Spans) -> Iterator[_Result]:
+    remarks: list[str] = []
+    table = spans.try_table("kernels", remarks)
+    if table is None and remarks:
+        yield _WARN, " ".join(remarks)
+    elif table is None or not len(table.rows):
+        yield _NOT_CHECKED, "no kernels were recorded"
+    elif HIDDEN_IN_GRAPHS in table.note:
+        yield _WARN, "kernels inside CUDA graphs aren't visible: device idle time is unknown"
+    elif replayed := int(np.count_nonzero(table.numbers("graph", -1) >= 0)):
+        text = f"{replayed:,} kernels ran in graph replays: idle time inside replays is unknown"
+        yield _WARN, text
+    else:
+        yield _OK, "no kernel ran in a graph replay"
+
+
+def _mfu(spans: Spans) -> Iterator[_Result]:
+    table = throughput(spans)
+    if ABOVE_PEAK in table.note:
+        yield _WARN, "above 100%: FLOPs, tokens or peak are wrong"
+    elif table.abstained or not any(share is not None for share in table.column("MFU")):
+        yield _NOT_CHECKED, "FLOPs or the device's peak are unknown"
+    else:
+        yield _OK, "below 100%"
+
+
+def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
+    rows = np.concatenate([spans.rows(kind="region", name=name) for name in (OPENED, CLOSED)])
+    took, recorded = int(spans.duration_ns[rows].sum()), 0
+    for rank in spans.ranks:
+        own = spans.rows(rank=rank)
+        times = np.append(spans.start_ns[own], spans.end_ns[own])
+        recorded += int(np.ptp(times)) if len(own) else 0
+    share, slower = took / recorded if recorded else 0.0, capture_slowdown(spans)
+    text = f"opening and closing captures took {share:.2%} of the recorded time"
+    if slower is not None:
+        text += f"; captured steps are {abs(slower):.1%} {'faster' if slower < 0 else 'slower'}"
+    is_high = share > _MOST_OVERHEAD or (slower or 0.0) > _MOST_SLOWDOWN
+    if (found := measured_overhead(spans)) is not None:
+        text = f"{_recording(found)}; {text}"
+        is_high |= found.low > _MOST_SLOWDOWN
+    elif any(header.config.get("measure_overhead") for header in spans.headers.values()):
+        text = f"{_NO_SHADOW}; {text}"
+    yield _WARN if is_high else _OK, text
+
+
+_NO_SHADOW = "cost of recording: no data, as every step has a span open around it"
+
+
+def _recording(found: Overhead) -> str:
+    """Say what recording costs, and what is missing for ±0.3 points."""
+    more = found.more_steps
+    if found.pairs < FEWEST_PAIRS:
+        pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of steps"
+        return f"cost of recording: no data yet ({pairs}); needs at least {more} more steps"
+    interval = f"95% CI {100 * found.low:.2f} to {100 * found.high:.2f}"
+    text = (
+        f"recording adds {100 * found.share:.2f} points to a step ({interval}, "
+        f"{found.pairs:,} pairs of steps); timed directly, the ends of steps take "
+        f"{100 * found.step_ends:.2f} in the mean"
+    )
+    return f"{text}; ±{100 * AIM:.1f} points need some {more:,} more steps" if more else text
+
+
+def _listed(numbers: list[int], count: int | None = None) -> str:
+    rest = (len(numbers) if count is None else count) - _SHOWN
+    return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _ranks_listed(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
+
+
+_CHECKS = {
+    "ranks": _ranks,
+    "files": _complete_files,
+    "steps": _steps,
+    "dropped events": _dropped_events,
+    "remarks of the run": _remarks,
+    "kernel/launch match": _kernel_launch_match,
+    "clocks": _clocks,
+    "CUDA graphs": _cuda_graphs,
+    "MFU": _mfu,
+    "profiler overhead": _profiler_overhead,
+}
+_NEEDS = {"kernel/launch match": "a capture", "CUDA graphs": "a capture", "MFU": "FLOPs"}

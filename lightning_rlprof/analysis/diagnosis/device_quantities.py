@@ -1,0 +1,688 @@
+"""Quantities of devices: categories of captured time, host-bound idle, kernels, collectives."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.communication.collectives import communication, read_calls
+from lightning_rlprof.analysis.device.launches import LOST
+from lightning_rlprof.analysis.device.timeline import (
+    HOST_BOUND,
+    NEVER,
+    UNATTRIBUTED,
+    Lane,
+    LaneWork,
+    grid_of,
+    idle_causes,
+)
+from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES, overlap_of
+from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, COPY, NO_REPLAY
+from lightning_rlprof.analysis.diagnosis.evidence import (
+    FEWEST_KERNELS,
+    FEWEST_STEPS,
+    PARTS,
+    Evidence,
+    place_at,
+    place_of,
+    quoted,
+    share_interval,
+    spans_query,
+)
+from lightning_rlprof.analysis.diagnosis.problem import (
+    MEDIUM,
+    Fact,
+    Measured,
+    Measurement,
+    NoData,
+    Place,
+    Quantity,
+    exact,
+)
+from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
+from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
+from lightning_rlprof.analysis.steps.step_selection import capture_slowdown, states
+from lightning_rlprof.analysis.steps.time_categories import (
+    COLLECTIVE_NAMES,
+    Category,
+    categories_of,
+    kernel_categories,
+    kind_of,
+)
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.stage_aliases import standard_stage
+from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s
+from lightning_rlprof.tables.interval_nesting import NONE, enclosing
+from lightning_rlprof.tables.intervals import covered_before, unions
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
+
+CAPTURE_ALL = "Capture the same steps on all ranks with torch.profiler (ranks: all)"
+CAPTURE = "Capture a few steps with torch.profiler, npu_profiler or nsys"
+
+UNVERIFIED = 0.2
+"""Up to this share kernels prove nothing if lost ones cannot be detected.
+
+A fifth of the kernels may be lost, and what they hid is then up to a fifth of the time.
+"""
+
+SHORT_NS = 100_000
+"""Gaps up to here are the cost of launching; in longer ones the host did something else."""
+
+LARGER, FASTER = 8, 4
+"""A collective is small if another of its group is this much larger, and reaches this bandwidth."""
+
+SMALL_BYTES = 2**20
+"""Collectives of this size and more are never small."""
+
+FEWEST_COLLECTIVES = 20
+"""Matched collectives needed to check an operation."""
+
+_LEAST_OBSERVED = 0.05  # of the observed time: a device that does next to nothing is not reported
+_LEAST_MATCHED = 0.9  # share of the calls; below, wait and transfer are unknown
+_MAX_SPANS_SHOWN = 3
+
+
+_LOST = NoData("Kernels were lost, see data_quality", "Capture fewer steps at a time")
+
+
+def _device_problem(run: Evidence, how: str = CAPTURE) -> NoData | None:
+    """Return why kernels do not show shares of time, None if they do."""
+    if not run.devices.lanes:
+        return NoData("No profiler recorded devices", how)
+    fewest = min(len(lane.work.start_ns) for lane in run.devices.lanes)
+    if fewest < FEWEST_KERNELS:
+        why = f"{fewest} kernels per device; {FEWEST_KERNELS} are needed"
+        return NoData(why, "Capture whole steps")
+    return _LOST if run.launches is not None and run.launches.lossy else None
+
+
+def _verified(run: Evidence, found: Measured) -> Measured:
+    """Return a share from kernels with a lower bound that lost kernels cannot raise."""
+    if run.launches is None and found.low <= UNVERIFIED:
+        return replace(found, low=0.0)
+    return found
+
+
+# ---- categories of the captured time
+
+
+def device_share(category: Category, spans: Quantity | None = None, how: str = CAPTURE) -> Quantity:
+    """Return the share of a category in the time in which devices were profiled.
+
+    Args:
+        category: One that kernels show.
+        spans: What to measure instead if spans show it and no kernel does.
+        how: How to record it.
+    """
+
+    def measure(run: Evidence) -> Measurement:
+        source = run.accounts.sources.get(category)
+        few_steps = np.count_nonzero(run.category_ns.any(axis=1)) < FEWEST_STEPS
+        if source != "kernels" and not (source == "both" and few_steps):
+            if spans is not None and source is not None:
+                return _of_spans(run, category, spans)
+            return NoData("No profiler recorded devices", how)
+        if (problem := _device_problem(run, how)) is not None:
+            return problem
+        ns = run.device_accounts.job_ns[:OUTSIDE].astype(np.float64)
+        ns[:, Category.WARM_UP] = 0.0
+        ns = ns[ns.any(axis=1)]
+        own, whole = ns[:, category], ns.sum(axis=1)
+        query, place = _longest_work(run, category)
+        found = Measured(float(own.sum() / whole.sum()), *share_interval(own, whole))
+        return run.of_captures(replace(_verified(run, found), query=query, place=place))
+
+    return Quantity(f"{category.text}, of the captured time", "share", measure)
+
+
+def _of_spans(run: Evidence, category: Category, spans: Quantity) -> Measurement:
+    if category == Category.COMMUNICATION and _unmatched_spans(run):
+        return NoData("Too few collectives are matched across ranks", CAPTURE_ALL)
+    return spans.measure(run)
+
+
+def _longest_work(run: Evidence, category: Category) -> tuple[str, Place | None]:
+    """Return the SELECT of a category's work, and the place of the longest of it.
+
+    Of idle time it is the longest interval, and all work: what ran before and after it.
+    """
+    longest: tuple[int, int, int, int] | None = None
+    for lane in run.devices.lanes:
+        if category in IDLE_CATEGORIES and category != Category.COLLECTIVE_WAIT:
+            start, end, cause = idle_causes(lane)
+            own = cause == IDLE_CATEGORIES.index(category)
+        else:
+            start, end = lane.work.start_ns, lane.work.end_ns
+            own = lane.work.kind == (COPY if category == Category.MEMCPY else COMMUNICATION)
+        if own.any():
+            at = int(np.argmax(np.where(own, end - start, -1)))
+            each = (int(end[at] - start[at]), lane.rank, int(start[at]), int(end[at]))
+            longest = max(longest or each, each)
+    place = None if longest is None else place_at(run.spans, *longest[1:])
+    if category == Category.MEMCPY and run.spans.try_table("memcpy", []) is not None:
+        return "select * from memcpy order by duration_ns desc", place
+    if category in (Category.COMMUNICATION, Category.COLLECTIVE_WAIT):
+        where = f"where regexp_matches(lower(kernel), {quoted(COLLECTIVE_NAMES)})"
+        return f"select * from kernels {where} order by duration_ns desc", place
+    return "select * from kernels order by rank, start_ns", place
+
+
+def _unmatched(run: Evidence) -> Measurement:
+    """Return how many collectives have no counterpart on other ranks, of a job that has some."""
+    heads = run.spans.headers.values()
+    several = len(heads) != 1 or any(head.world_size > 1 or not head.config for head in heads)
+    from_kernels = run.accounts.sources.get(Category.COMMUNICATION) in ("kernels", "both")
+    alone = run.accounts.unmatched_collectives if several and from_kernels else 0
+    return replace(exact(float(alone)), facts=(Fact("collectives without a counterpart", alone),))
+
+
+def _unmatched_spans(run: Evidence) -> bool:
+    """Return whether ranks lack collectives that others have: then waiting looks like transfer."""
+    spans, accounts = run.spans, run.accounts
+    if len(accounts.ranks) + len(accounts.silent) < 2:
+        return False
+    rows = np.flatnonzero((categories_of(spans.names) == Category.COMMUNICATION)[spans.name])
+    width = int(spans.rank.max(initial=0)) + 1
+    calls = (spans.step[rows] * len(spans.names) + spans.name[rows]) * width + spans.rank[rows]
+    calls, ranks = np.unique(np.unique(calls) // width, return_counts=True)
+    most = np.zeros(len(spans.names), np.int64)
+    np.maximum.at(most, calls % len(spans.names), ranks)
+    fewer = np.count_nonzero(ranks < most[calls % len(spans.names)])
+    return bool(fewer > LOST * len(calls)) or accounts.unmatched_collectives > 0
+
+
+# ---- idle until the host launches
+
+_GAPS = """
+with work as ({work}), free as (
+  select *, max(start_ns + duration_ns) over (partition by rank, device
+    order by start_ns, launch_ns nulls last
+    rows between unbounded preceding and 1 preceding) as idle_ns from work where duration_ns > 0)
+select rank, device, count(*) as gaps, sum(start_ns - idle_ns) as gap_ns from free
+where start_ns > idle_ns and start_ns - idle_ns <= {short} and launch_ns > idle_ns
+and graph is null group by rank, device order by rank, device"""
+
+
+class _HostWait(NamedTuple):
+    """Idle time of one device before work that the host launched late.
+
+    Attributes:
+        parts: That time, idle time without a known cause, and observed time; shape (3, parts).
+        short_ns: Sum of the short gaps.
+        gaps: How many short gaps there are.
+        longest: The longest gap: (ns, rank, start, end).
+    """
+
+    parts: Float64s
+    short_ns: int
+    gaps: int
+    longest: tuple[int, int, int, int]
+
+
+def _host_bound(run: Evidence) -> Measurement:
+    """Return how long devices idled until the host launched work.
+
+    The slowdown that the profiler causes is taken off the lower bound, idle time without a known
+    cause is added to the upper one.
+    """
+    if (problem := _device_problem(run)) not in (None, _LOST):
+        return problem
+    lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
+    waits = [_host_wait(lane) for lane in lanes]
+    if not waits:
+        return NoData("No profiler recorded devices", CAPTURE)
+    late, unknown, whole = np.sum([each.parts for each in waits], axis=0)
+    if not whole.sum():
+        return NoData("All kernels ran in graph replays, where idle time is unknown", CAPTURE)
+    slower = capture_slowdown(run.spans)
+    low, high = share_interval(late, whole, late + unknown)
+    low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
+    if problem is not None and low > UNVERIFIED:
+        return problem  # what was lost may look like a late host
+    longest_ns, rank, start, end = max(each.longest for each in waits)
+    if 2 * sum(each.short_ns for each in waits) > late.sum():
+        query = _GAPS.format(work=_work_query(run.spans), short=SHORT_NS)
+        gaps = sum(each.gaps for each in waits)
+        fact = Fact(f"gaps up to {SHORT_NS // 1000} µs before late launches:", gaps)
+    else:
+        where = f"rank = {rank} and (start_ns + duration_ns = {start} or start_ns = {end})"
+        query = f"select * from ({_work_query(run.spans)}) where {where} order by start_ns"
+        fact = Fact("longest gap", longest_ns / 1e6, "ms")
+    return run.of_captures(
+        Measured(
+            float(late.sum() / whole.sum()),
+            low,
+            high,
+            facts=(fact,),
+            query=" ".join(query.split()),
+            place=place_at(run.spans, rank, start, end),
+            confidence=MEDIUM if slower is None else "",
+        )
+    )
+
+
+def _short_gaps_share(run: Evidence) -> Measurement:
+    """Return the share of host-bound idle time that is in short gaps."""
+    waits = [_host_wait(lane) for lane in run.devices.lanes if len(lane.profiled[0])]
+    late = sum(float(each.parts[0].sum()) for each in waits)
+    return exact(sum(each.short_ns for each in waits) / late if late else 0.0)
+
+
+def _host_wait(lane: Lane) -> _HostWait:
+    """Measure when a device waited for its host, with the definitions of `idle`."""
+    work, grid = lane.work, grid_of(lane)
+    start, end, cause = idle_causes(lane)
+    unknown = work.starting_at(end)[1] > end
+    late = np.where(cause == HOST_BOUND, end - start, 0)
+    cuts = work.start_ns[np.arange(1, PARTS) * len(work.start_ns) // PARTS]
+    longest = int(np.argmax(late)) if len(late) else 0
+    times = (int(start[longest]), int(end[longest])) if len(late) else (0, 0)
+    short = _short_gaps(work)
+    parts = [
+        _by_part(cuts, start, late),
+        _by_part(cuts, start, np.where(unknown & (cause == UNATTRIBUTED), end - start, 0)),
+        _by_part(cuts, grid.times[:-1], np.diff(grid.times) * grid.profiled),
+    ]
+    longest_gap = (int(late.max(initial=0)), lane.rank, *times)
+    return _HostWait(np.array(parts), int(short.sum()), len(short), longest_gap)
+
+
+def _by_part(cuts: Int64s, times: Int64s, ns: Int64s) -> Float64s:
+    """Sum lengths in each part; cuts and times are ascending."""
+    parts = np.split(ns, np.searchsorted(times, cuts))
+    return np.array([part.sum() for part in parts], np.float64)
+
+
+def _short_gaps(work: LaneWork) -> Int64s:
+    """Return the short gaps before work that was launched during the gap; same as `_GAPS`."""
+    free = np.maximum.accumulate(work.end_ns)[:-1]
+    gap, launch = work.start_ns[1:] - free, work.launch_ns[1:]
+    keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER)
+    keep &= work.replay[1:] == NO_REPLAY
+    found: Int64s = gap[keep]
+    return found
+
+
+def _work_query(spans: Spans) -> str:
+    """Return the SELECT of kernels and copies; copies lack some columns of kernels."""
+    selects = []
+    for name in ("kernels", "memcpy"):
+        if (table := spans.try_table(name, [])) is not None:
+            has_graph = any(column.name == "graph" for column in table.columns)
+            selects.append(f"select *{'' if has_graph else ', null as graph'} from {name}")
+    return " union all by name ".join(selects)
+
+
+# ---- kernels
+
+
+def _dominant_kernel(run: Evidence) -> Measurement:
+    """Return the share of kernel time of the compute kernel with the most time."""
+    table = run.spans.try_table("kernels", [])
+    if table is None or not len(table.rows):
+        return NoData("No profiler recorded kernels", CAPTURE)
+    code, names = table.texts("kernel")
+    if len(code) < FEWEST_KERNELS:
+        why = f"{len(code)} kernels; {FEWEST_KERNELS} are needed"
+        return NoData(why, "Capture whole steps")
+    is_compute = np.append(kernel_categories(names), Category.CUSTOM)[code] == Category.COMPUTE
+    if not is_compute.any():
+        return exact(0.0)
+    rank, start, duration = (table.numbers(name) for name in ("rank", "start", "duration"))
+    top = int(np.argmax(np.bincount(code[is_compute], duration[is_compute], len(names))))
+    rows = np.flatnonzero(code == top)
+    part = np.empty(len(start), np.int64)  # parts have equally many kernels
+    part[np.argsort(start, kind="stable")] = np.arange(len(start)) * PARTS // len(start)
+    own = np.bincount(part[rows], duration[rows], PARTS).astype(np.float64)
+    if own.sum() < _LEAST_OBSERVED * run.observed_ns:
+        return exact(0.0)
+    whole = np.bincount(part, duration, PARTS).astype(np.float64)
+    longest = int(rows[np.argmax(duration[rows])])
+    from_ns = int(start[longest])
+    return Measured(
+        float(own.sum() / whole.sum()),
+        *share_interval(own, whole),
+        lost_ns=float(own.sum()),
+        facts=(
+            Fact("kernel", names[top], "text"),
+            Fact("of kernel time", float(own.sum() / whole.sum()), "share"),
+            Fact("launches", len(rows)),
+        ),
+        query=f"select * from kernels where name = {quoted(names[top])} order by duration_ns desc",
+        place=place_at(run.spans, int(rank[longest]), from_ns, from_ns + int(duration[longest])),
+    )
+
+
+def _kernel_share(text: str, pattern: str) -> Quantity:
+    """Return the share of compute time in kernels whose lower-case names match a pattern."""
+    wanted = re.compile(pattern)
+
+    def measure(run: Evidence) -> Measurement:
+        table = run.spans.try_table("kernels", [])
+        if table is None or not len(table.rows):
+            return NoData("No profiler recorded kernels", CAPTURE)
+        code, names = table.texts("kernel")
+        is_compute = np.append(kernel_categories(names) == Category.COMPUTE, False)
+        match = np.array([*(bool(wanted.search(name.lower())) for name in names), False])
+        own, order = is_compute[code], np.argsort(table.numbers("start"), kind="stable")
+        took = np.where(own, table.numbers("duration"), 0).astype(np.float64)[order]
+        if np.count_nonzero(own) < FEWEST_KERNELS:
+            why = f"{np.count_nonzero(own)} compute kernels; {FEWEST_KERNELS} are needed"
+            return NoData(why, CAPTURE)
+        return _by_count(np.where(match[code[order]], took, 0.0), took)
+
+    return Quantity(f"{text}, of the time of compute kernels", "share", measure)
+
+
+def _by_count(part: Float64s, whole: Float64s) -> Measured:
+    """Return a share with its interval, by parts with equally many entries."""
+    at = np.arange(len(part)) * PARTS // len(part)
+    own, every = (np.bincount(at, each, PARTS).astype(np.float64) for each in (part, whole))
+    return Measured(float(part.sum() / whole.sum()), *share_interval(own, every))
+
+
+def _rollout_graphs(run: Evidence) -> Measurement:
+    """Return the share of the rollout's kernels that ran in graph replays."""
+    if run.devices.work.hidden_in_graphs:
+        return exact(1.0)
+    names = [*(standard_stage(name) == "actor_generate" for name in run.devices.stages), False]
+    inside = np.array(names, dtype=bool)
+    own = [lane.work.replay[inside[lane.work.stage]] for lane in run.devices.lanes]
+    replay = np.concatenate([np.zeros(0, np.int64), *own])
+    if len(replay) < FEWEST_KERNELS:
+        why = f"{len(replay)} kernels of the rollout; {FEWEST_KERNELS} are needed"
+        return NoData(why, CAPTURE)
+    return _by_count((replay != NO_REPLAY).astype(np.float64), np.ones(len(replay)))
+
+
+# ---- FLOPs of training
+
+
+def _training_mfu(run: Evidence) -> Measurement:
+    """Return the MFU of training by counted FLOPs, with an interval over steps.
+
+    Only spans that counted ``flops``, in complete steps and training stages: decoding is limited by
+    memory, so its MFU is always low. An MFU above 100% means wrong inputs.
+    """
+    how = "Count flops=... in the update, or give the model: model: config.json"
+    spans = run.spans
+    rows, flops = _training_flops(spans)
+    devices = {rank: recorded_device(head) for rank, head in spans.headers.items()}
+    peaks = {rank: device.tflops if device else 0.0 for rank, device in devices.items()}
+    peak = np.array([peaks.get(rank, 0.0) for rank in spans.rank[rows].tolist()])  # TFLOP/s
+    rows, flops, peak = rows[peak > 0], flops[peak > 0], peak[peak > 0]
+    if not len(rows):
+        return NoData("FLOPs of the update, or the device's peak, are unknown", how)
+    steps, place = np.unique(spans.step[rows], return_inverse=True)
+    if len(steps) < FEWEST_STEPS:
+        why = f"{len(steps)} steps with counted FLOPs; {FEWEST_STEPS} are needed"
+        return NoData(why, "Record more steps")
+    took = spans.duration_ns[rows].astype(np.float64)
+    used, possible = flops / 1_000, took * peak  # in thousand FLOPs
+    if (used > possible).any():
+        return NoData("Training MFU is above 100%, see data_quality", how)
+    by_step = [np.bincount(place, each).astype(np.float64) for each in (used, possible)]
+    low, high = share_interval(*by_step)
+    mfu = float(used.sum() / possible.sum())
+    rows = rows[np.argsort(used / possible)]
+    names = ", ".join(sorted({spans.names[code] for code in spans.name[rows].tolist()}))
+    named = [f"{spans.rank[row]}/{spans.id[row]}" for row in rows[:_MAX_SPANS_SHOWN].tolist()]
+    return Measured(
+        mfu,
+        low,
+        high,
+        lost_ns=float(took.sum()) * (1 - mfu),
+        facts=(
+            Fact("MFU", mfu, "share", low, high),
+            Fact("stages", names, "text"),
+            Fact("lowest spans (rank/id)", ", ".join(named), "text"),
+        ),
+        query=spans_query(spans, rows[:_MAX_SPANS_SHOWN].tolist()),
+        place=place_of(spans, rows),
+    )
+
+
+def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
+    """Return the training spans of complete steps that counted FLOPs, and how many."""
+    rows, flops = spans.amounts("flops")
+    trains = np.array([kind_of(name) == "training" for name in spans.names], dtype=bool)
+    keep = trains[spans.name[rows]] & (flops > 0) & (spans.duration_ns[rows] > 0)
+    keep &= spans.kind[rows] == KINDS.index("stage")  # in validations they are regions
+    steps = spans.rows(kind="step")
+    complete = np.unique(spans.step[steps[states(spans, steps) == 0]])
+    keep &= np.isin(spans.step[rows], complete)
+    rows, flops = rows[keep], flops[keep]
+    thread, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
+    order = np.lexsort((spans.id[rows], -end, start, thread))
+    # Of spans inside one another, the outer one has counted the FLOPs of both.
+    outer = order[enclosing(thread[order], start[order], end[order]) == NONE]
+    return rows[outer], flops[outer]
+
+
+# ---- collectives
+
+
+class _Times(NamedTuple):
+    """Disjoint intervals, ascending, counted from the start of a lane."""
+
+    start: Int64s
+    end: Int64s
+
+    def before(self, times: Int64s) -> Int64s:
+        return covered_before(self.start, self.end, times)
+
+
+def _times(lane: Lane, start: Int64s, end: Int64s) -> _Times:
+    start, end = start - lane.start_ns, end - lane.start_ns
+    keep = end > np.maximum(start, 0)
+    start, end = np.maximum(start[keep], 0), end[keep]
+    return _Times(*unions(np.zeros_like(start), start, end)[1:])
+
+
+def _exposed_operations(text: str, *operations: str) -> Quantity:
+    """Return the exposed time of some collectives, of the time in which devices were profiled."""
+
+    def measure(run: Evidence) -> Measurement:
+        if (problem := _device_problem(run, CAPTURE_ALL)) is not None:
+            return problem
+        calls = read_calls(run.spans, [])
+        if calls is None:
+            return exact(0.0)  # devices were recorded, and ran no collective
+        code, names = calls.operation
+        wanted = np.array([*(name in operations for name in names), False], dtype=bool)[code]
+
+        def exposed(lane: Lane, cuts: Int64s) -> tuple[Int64s, Int64s]:
+            own, work = wanted & (calls.rank == lane.rank), lane.work
+            is_compute = work.kind == COMPUTE
+            compute = _times(lane, work.start_ns[is_compute], work.end_ns[is_compute])
+            start, end = _times(lane, calls.start_ns[own], calls.end_ns[own])
+            both = (np.append(*pair) for pair in zip(compute, (start, end), strict=True))
+            first, last = both
+            either = _Times(*unions(np.zeros_like(first), first, last)[1:])
+            whole = _times(lane, *lane.profiled).before(cuts)
+            return either.before(cuts) - compute.before(cuts), whole
+
+        return _in_parts(run, exposed)
+
+    return Quantity(f"{text}, of the captured time", "share", measure)
+
+
+def _in_parts(
+    run: Evidence, of_lane: Callable[[Lane, Int64s], tuple[Int64s, Int64s]]
+) -> Measurement:
+    """Return a share of the devices' time with its interval, by parts of equal length.
+
+    Args:
+        run: The run.
+        of_lane: Returns the time of interest and the whole before each of some times.
+    """
+    part, whole = np.zeros(PARTS), np.zeros(PARTS)
+    for lane in run.devices.lanes:
+        profiled = _times(lane, *lane.profiled)
+        if not len(profiled.start):
+            continue
+        cuts = np.linspace(profiled.start[0], profiled.end[-1], PARTS + 1).astype(np.int64)
+        own, all_of_it = of_lane(lane, cuts)
+        part += np.diff(own)
+        whole += np.diff(all_of_it)
+    if not whole.sum():
+        return NoData("The captures have none of it", CAPTURE)
+    found = Measured(float(part.sum() / whole.sum()), *share_interval(part, whole))
+    return _verified(run, found)
+
+
+def _message_bytes(run: Evidence) -> Measurement:
+    """Return the median size of gradient reductions, with a bootstrap interval."""
+    calls = read_calls(run.spans, [])
+    if calls is None:
+        return NoData("No profiler recorded collectives", CAPTURE_ALL)
+    code, names = calls.operation
+    reduces = ("all_reduce", "reduce_scatter")
+    wanted = np.array([*(name in reduces for name in names), False], dtype=bool)[code]
+    sizes = calls.bytes[wanted & (calls.bytes >= 0)]
+    if len(sizes) < FEWEST_COLLECTIVES:
+        why = f"{len(sizes)} gradient reductions have a size; {FEWEST_COLLECTIVES} are needed"
+        return NoData(why, CAPTURE_ALL)
+    order = np.sort(sizes)
+    around = 0.98 / np.sqrt(len(order))  # of ranks: 1.96 times the spread of a median's rank
+    low, high = (
+        float(order[int(np.clip((0.5 + each) * len(order), 0, len(order) - 1))])
+        for each in (-around, around)
+    )
+    return Measured(float(np.median(order)), low, high)
+
+
+_KEYS = ("operation", "group", "stage")
+
+
+def _small_collectives(run: Evidence) -> Measurement:
+    """Return the exposed time of each kind of small collective, of the captured time."""
+    if "collectives" not in run.spans.tables or not run.observed_ns:
+        return NoData("No profiler recorded collectives", CAPTURE_ALL)
+    rows = [row for row in rows_of(communication(run.spans)) if row["median bytes"]]
+    exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows_of(overlap_of(run.spans, run.devices)):
+        sums = exposed[row["operation"], row["group"]]
+        sums[0], sums[1] = sums[0] + row["exposed"], sums[1] + row["communication"]
+    found = [_small(run, row, rows, exposed[row["operation"], row["group"]]) for row in rows]
+    measured = tuple(each for each in found if isinstance(each, Measured))
+    reasons = [each for each in found if isinstance(each, NoData)]
+    return measured if measured or not reasons else reasons[0]
+
+
+def _small(
+    run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]], exposed: list[int]
+) -> Measured | NoData | None:
+    """Check one operation of a group in one stage."""
+    what = f"{row['operation']} of group {row['group']} in {row['stage'] or 'no stage'}"
+    low, cost, high = _exposed_transfer(row, *exposed) if row["transfer"] is not None else (0, 0, 0)
+    if row["group size"] == 1 or row["median bytes"] >= SMALL_BYTES:
+        return None
+    if row["transfer"] is None or row["matched"] * row["ranks"] < _LEAST_MATCHED * row["count"]:
+        why = f"Too few {what} are matched across ranks to separate wait and transfer"
+        return NoData(why, CAPTURE_ALL)
+    if row["matched"] < FEWEST_COLLECTIVES:
+        return NoData(f"{row['matched']} matched {what}; {FEWEST_COLLECTIVES} are needed", CAPTURE)
+    larger = [
+        each["algbw"]
+        for each in rows
+        if each["group"] == row["group"]
+        and each["algbw"] is not None
+        and each["matched"] >= FEWEST_COLLECTIVES
+        and each["median bytes"] >= LARGER * row["median bytes"]
+    ]
+    if not larger or row["algbw"] is None:
+        return NoData(f"The group of {what} has no collective {LARGER}x as large to compare with")
+    ratio = max(larger) / row["algbw"]
+    if ratio < FASTER:
+        return None
+    where = [
+        f"{column} is null" if row[name] is None else f"{column} = {quoted(row[name])}"
+        for name, column in zip(_KEYS, ("operation", "communicator", "stage"), strict=True)
+    ]
+    facts = (
+        Fact("collective", what, "text"),
+        Fact("bandwidth of larger ones", ratio, "ratio"),
+        Fact("matched", row["matched"]),
+        Fact("median bytes", row["median bytes"]),
+        Fact("GB/s", row["algbw"], "number"),
+    )
+    share, least, most = (each / run.observed_ns for each in (cost, low, high))
+    query = f"select * from collectives where {' and '.join(where)} order by rank, start_ns"
+    place = _first_call(run.spans, row)
+    found = Measured(share, least, most, facts=facts, query=query, place=place, confidence=MEDIUM)
+    return run.of_captures(found)
+
+
+def _exposed_transfer(
+    row: dict[str, Any], exposed: int, total_in_group: int
+) -> tuple[int, int, int]:
+    """Return the exposed transfer of a row in nanoseconds: at least, likely, and at most.
+
+    The exposed time is known per operation and group over all stages, and includes waiting.
+    """
+    total, transfer = int(row["total"]), min(int(row["transfer"] * row["count"]), int(row["total"]))
+    low = max(0, exposed - (total_in_group - total) - (total - transfer))
+    high = min(transfer, exposed)
+    likely = round(transfer * exposed / total_in_group) if total_in_group else 0
+    return low, min(high, max(low, likely)), high
+
+
+def _first_call(spans: Spans, row: dict[str, Any]) -> Place:
+    table = spans.table("collectives")
+    keep = np.ones(len(table.rows), bool)
+    for name in _KEYS:
+        code, names = table.texts(name)
+        keep &= code == (UNKNOWN if row[name] is None else names.index(row[name]))
+    rank, start, took = (table.numbers(name)[keep] for name in ("rank", "start", "duration"))
+    at = int(np.argmin(start))
+    return place_at(spans, int(rank[at]), int(start[at]), int(start[at] + took[at]))
+
+
+# ---- kinds of devices
+
+
+def _has_accelerator(run: Evidence) -> Measurement:
+    """Return whether a rank has an accelerator: what concerns one is not said of a run on CPUs."""
+    heads = run.spans.headers.values()
+    named = any(head.device.partition(":")[0].lower() != "cpu" for head in heads)
+    return exact(float(named or bool(run.devices.lanes)))
+
+
+def _on_npu(run: Evidence) -> Measurement:
+    heads = run.spans.headers.values()
+    return exact(
+        float(
+            any(
+                head.device.lower().startswith("npu") or "ascend" in head.hardware.lower()
+                for head in heads
+            )
+        )
+    )
+
+
+HOST_BOUND_IDLE = Quantity("host-bound idle, of the captured time", "share", _host_bound)
+SHORT_GAPS = Quantity("short gaps, of host-bound idle", "share", _short_gaps_share)
+DOMINANT_KERNEL = Quantity("the largest kernel, of kernel time", "share", _dominant_kernel)
+POINTWISE = _kernel_share(
+    "pointwise and reduction kernels",
+    r"elementwise|pointwise|reduce_kernel|softmax|layer_?norm|rms_?norm|rope|rotary|silu|swiglu"
+    r"|cross_?entropy|index_select|catarray",
+)
+ROLLOUT_GRAPHS = Quantity("graph replays in the rollout, of its kernels", "share", _rollout_graphs)
+MFU = Quantity("training MFU", "share", _training_mfu)
+UNMATCHED = Quantity("collectives without a counterpart", "count", _unmatched)
+ALL_GATHER = _exposed_operations("exposed all-gather", "all_gather")
+REDUCTION = _exposed_operations("exposed gradient reduction", "all_reduce", "reduce_scatter")
+ALL_TO_ALL = _exposed_operations("exposed all-to-all", "all_to_all")
+POINT_TO_POINT = _exposed_operations("exposed send and receive", "send", "recv", "send_recv")
+MESSAGE_BYTES = Quantity("median size of a gradient reduction", "bytes", _message_bytes)
+SMALL_COLLECTIVES = Quantity(
+    "exposed time of small collectives, of the captured time", "share", _small_collectives
+)
+HAS_ACCELERATOR = Quantity("the run has an accelerator", "yes/no", _has_accelerator)
+ON_NPU = Quantity("the devices are Ascend NPUs", "yes/no", _on_npu)

@@ -1,0 +1,396 @@
+"""Quantities of samples, memory and what was recorded: lengths, fates, growth, lost data."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.analysis.diagnosis.evidence import (
+    FEWEST_STEPS,
+    Evidence,
+    place_of,
+    quoted,
+    sampled_share,
+    share_interval,
+)
+from lightning_rlprof.analysis.diagnosis.problem import (
+    HIGH,
+    MEDIUM,
+    Fact,
+    Measured,
+    Measurement,
+    NoData,
+    Quantity,
+    exact,
+)
+from lightning_rlprof.analysis.diagnosis.step_quantities import stage_rows
+from lightning_rlprof.analysis.memory.phases import leaking_phases
+from lightning_rlprof.analysis.memory.usage import memory_timeline
+from lightning_rlprof.analysis.samples.sample_book import USED, sample_book
+from lightning_rlprof.analysis.samples.staleness import trainer_versions
+from lightning_rlprof.analysis.statistics.growth import (
+    FEWEST_TO_GROW,
+    FLAT,
+    LEAK,
+    MAY_LEAK,
+    PLATEAU,
+    TOO_FEW,
+)
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
+
+_NO_SAMPLES = NoData(
+    "No samples were recorded", "Wrap each response in sample(prompt_id), and tell its fate"
+)
+_LIMIT = "response_limit"
+_FEWEST_SAMPLES = 20
+_STAGE = KINDS.index("stage")
+
+# ---- samples
+
+
+def _ended_samples(run: Evidence) -> tuple[Int64s, Int64s] | None:
+    """Return samples of the training with a fate in included steps, and the step of each.
+
+    None if they are too few.
+    """
+    book = sample_book(run.spans)
+    at = np.flatnonzero((book.fate_row >= 0) & ~book.fates("evaluation"))
+    step = run.spans.step[book.fate_row[at]]
+    keep = np.isin(step, run.included)
+    return (at[keep], step[keep]) if np.count_nonzero(keep) >= _FEWEST_SAMPLES else None
+
+
+def _by_step(run: Evidence, step: Int64s, values: Float64s) -> Float64s:
+    place = np.searchsorted(run.included, step)
+    return np.bincount(place, values, len(run.included)).astype(np.float64)
+
+
+def _clipped(run: Evidence) -> Measurement:
+    """Return the share of responses that reached the limit of their length.
+
+    A response is clipped if it has as many tokens as the counted limit, or the fate ``truncated``.
+    That many end together, or in one bin of a histogram, does not show it.
+    """
+    book, ended = sample_book(run.spans), _ended_samples(run)
+    if ended is None:
+        return _NO_SAMPLES
+    at, step = ended
+    limits = run.spans.amounts(_LIMIT, np.int64).values
+    limits = limits[limits > 0]
+    truncated = book.fates("truncated")[at]
+    if len(limits):
+        known = book.tokens[at] >= 0
+        at, step, truncated = at[known], step[known], truncated[known]
+        own = run.spans.per_row(_LIMIT, 0)[book.fate_row[at]]
+        # What a stage counts twice is a sum, so that the least one is the limit.
+        own = np.where(own > 0, own, int(limits.min()))
+        truncated = truncated | (book.tokens[at] >= own)
+    elif not truncated.any():
+        return NoData(
+            "No response has the fate truncated, and no limit was counted",
+            f"Pass {_LIMIT}=... to end() of each sample, or count it in the stage that generates",
+        )
+    if not len(at):
+        return NoData("No response has tokens", "Call count(tokens=...) in its phase")
+    ones = np.ones(len(at))
+    return sampled_share(_by_step(run, step, truncated.astype(float)), _by_step(run, step, ones))
+
+
+def _discarded(run: Evidence) -> Measurement:
+    """Return the share of generated tokens that no update took."""
+    book, ended = sample_book(run.spans), _ended_samples(run)
+    if ended is None:
+        return _NO_SAMPLES
+    at, step = ended
+    known = book.tokens[at] >= 0
+    at, step = at[known], step[known]
+    if not len(at):
+        return NoData("No response has tokens", "Call count(tokens=...) in its phase")
+    tokens = book.tokens[at].astype(np.float64)
+    lost = book.fates("stale", "aborted", "retried", "filtered")[at]
+    return sampled_share(
+        _by_step(run, step, np.where(lost, tokens, 0.0)), _by_step(run, step, tokens)
+    )
+
+
+def _staleness(run: Evidence) -> Measurement:
+    """Return how many versions old the weights were that generated trained samples, in the mean."""
+    book, ended = sample_book(run.spans), _ended_samples(run)
+    if ended is None:
+        return _NO_SAMPLES
+    at, step = ended
+    used = book.fates(*USED)[at]
+    at, step = at[used], step[used]
+    trained = trainer_versions(run.spans, book.fate_row[at])
+    known = (trained >= 0) & (book.version[at] >= 0)
+    if not known.any():
+        how = "Pass version=... to sample(), and trainer_version=... to end()"
+        return NoData("No sample has the versions of its weights", how)
+    behind = (trained - book.version[at])[known].astype(np.float64)
+    step = step[known]
+    return sampled_share(_by_step(run, step, behind), _by_step(run, step, np.ones(len(step))))
+
+
+def _imbalance(run: Evidence) -> Measurement:
+    """Return the tokens of the rank with most over the mean of the ranks, in the mean of steps."""
+    spans = run.spans
+    book, ended = sample_book(spans), _ended_samples(run)
+    rank = step = tokens = np.zeros(0, np.int64)
+    if ended is not None:
+        at = ended[0][book.fates(*USED)[ended[0]] & (book.tokens[ended[0]] >= 0)]
+        rows = book.fate_row[at]
+        rank, step, tokens = spans.rank[rows], spans.step[rows], book.tokens[at]
+    if len(np.unique(rank)) < 2:
+        rows, counts = spans.amounts("tokens", np.int64)
+        updates = np.isin(rows, stage_rows(run, "actor_update"))
+        keep = updates & np.isin(spans.step[rows], run.included)
+        rank, step, tokens = spans.rank[rows[keep]], spans.step[rows[keep]], counts[keep]
+    ranks, place = np.unique(rank, return_inverse=True)
+    if len(ranks) < 2:
+        how = "Record several ranks, and call count(tokens=...) in their update"
+        return NoData("Fewer than two ranks counted the tokens of an update", how)
+    numbers, at_step = np.unique(step, return_inverse=True)
+    sums = np.zeros((len(numbers), len(ranks)))
+    np.add.at(sums, (at_step, place), tokens)
+    sums = sums[(sums > 0).all(axis=1)]
+    return sampled_share(sums.max(axis=1), sums.mean(axis=1))
+
+
+def _preemptions(run: Evidence) -> Measurement:
+    """Return how many requests a step preempts, in the mean of the steps.
+
+    ``num_preempted`` is what a span counted. ``num_preemptions_total`` is a running total of an
+    engine, as in Prometheus: what a step adds is the difference to the step before it.
+    """
+    spans, steps = run.spans, run.included
+    rows, counts = spans.amounts("num_preempted")
+    keep = np.isin(spans.step[rows], steps)
+    if keep.any():
+        sums = run.by_step(rows[keep], counts[keep])
+    else:
+        rows, totals = spans.amounts("num_preemptions_total")
+        if not len(rows):
+            how = "Call count(num_preempted=...) in actor_generate"
+            return NoData("Preemptions of the rollout engine were not counted", how)
+        sums = np.zeros(len(steps))
+        for rank in np.unique(spans.rank[rows]).tolist():
+            own = spans.rank[rows] == rank
+            number, place = np.unique(spans.step[rows[own]], return_inverse=True)
+            last = np.zeros(len(number))
+            np.maximum.at(last, place, totals[own])
+            added = np.maximum(np.diff(last), 0)
+            inside = np.isin(number[1:], steps)
+            np.add.at(sums, np.searchsorted(steps, number[1:][inside]), added[inside])
+    if len(sums) < FEWEST_STEPS:
+        return NoData(f"{len(sums)} complete steps; {FEWEST_STEPS} are needed", "Record more steps")
+    ones = np.ones(len(sums))
+    return Measured(float(sums.mean()), *share_interval(sums, ones))
+
+
+def _transfer_bytes(run: Evidence) -> Measurement:
+    """Return the bytes of each transfer of a weight sync, in the mean of the steps."""
+    spans = run.spans
+    rows, moved = spans.amounts("bytes")
+    syncs = (categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name]
+    ids = spans.rank * (int(spans.id.max(initial=0)) + 2)
+    inside = np.isin(ids[rows] + spans.parent[rows], (ids + spans.id)[syncs]) | syncs[rows]
+    rows, moved = rows[inside], moved[inside]
+    if not len(rows):
+        how = "Call count(bytes=...) in each transfer inside of weight_sync"
+        return NoData("No transfer of a weight sync counted its bytes", how)
+    return sampled_share(run.by_step(rows, moved), run.by_step(rows, np.ones(len(rows))))
+
+
+# ---- memory
+
+
+def _host_room(run: Evidence) -> Measurement:
+    """Return the free host memory, on the host with the least; ranks of one host share it."""
+    spans = run.spans
+    rss = np.maximum(spans.per_row("host_rss_bytes"), 0) + np.maximum(
+        spans.per_row("children_rss_bytes"), 0
+    )
+    limit = spans.per_row("host_limit_bytes")
+    rows = np.flatnonzero((rss > 0) & np.isin(spans.step, run.included))
+    hosts = [head.host for head in spans.headers.values()]
+    names = sorted(set(hosts))
+    of_rank = np.zeros(int(spans.rank.max(initial=0)) + 1, np.int64)
+    for rank, host in zip(spans.headers, hosts, strict=True):
+        of_rank[rank] = names.index(host)
+    limits = np.zeros(len(names), np.int64)
+    np.maximum.at(limits, of_rank[spans.rank], limit)
+    if not len(rows) or not (limits > 0).all():
+        return NoData("Host memory and its limit were not recorded", "Record on Linux")
+    steps, step = np.unique(spans.step[rows], return_inverse=True)
+    width = len(of_rank)
+    most = np.zeros((len(steps), width), np.int64)  # each rank at its highest
+    np.maximum.at(most, (step, spans.rank[rows]), rss[rows])
+    used = np.zeros((len(steps), len(names)))
+    for rank, place in enumerate(of_rank.tolist()):
+        used[:, place] += most[:, rank]
+    free = (1 - used / limits).min(axis=1)
+    return Measured(float(np.median(free)), float(free.min()), float(free.max()))
+
+
+_COUNTED_MEMORY = {
+    "torch": "device_allocated_bytes",
+    "host": "host_rss_bytes",
+    "child processes": "children_rss_bytes",
+}
+_GROWS_BY = 0.02  # over all steps, of the peak: less is not worth a look
+
+
+def _growth(run: Evidence) -> Measurement:
+    """Return what leaks of memory add up to, of the peak: the worst rank of each component.
+
+    `grows` is the judge, as in memory_timeline and memory_phases.
+    """
+    rows = [row for row in rows_of(memory_timeline(run.spans)) if row["stage"] == "all"]
+    if not rows:
+        return NoData("No memory was recorded", "Record on Linux, or capture with memory")
+    if all(row["verdict"] == TOO_FEW for row in rows):
+        most = max(row["steps"] for row in rows)
+        return NoData(f"{most} steps with memory; {FEWEST_TO_GROW} are needed", "Record more steps")
+    leaks: dict[str | None, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["verdict"] == LEAK:
+            leaks.setdefault(row["component"], []).append(row)
+    found = tuple(
+        _leak(run.spans, max(each, key=lambda row: row["growth per step"]), len(each))
+        for each in leaks.values()
+    )
+    if any(each.value > _GROWS_BY for each in found):
+        return found
+    unclear = [row["verdict"] for row in rows if _part_of_peak(row, "CI high") > _GROWS_BY]
+    if any(each in (PLATEAU, FLAT, MAY_LEAK) for each in unclear):
+        return NoData("Memory may grow, and steps differ too much", "Record more steps")
+    return exact(0.0)
+
+
+def _part_of_peak(row: dict[str, Any], rate: str) -> float:
+    peak = max(row["peak"] or 0, row["reserved"] or 0)
+    return float((row[rate] or 0.0) * row["steps"] / peak) if peak else 0.0
+
+
+def _leak(spans: Spans, row: dict[str, Any], ranks: int) -> Measured:
+    rank, component = row["rank"], row["component"]
+    slope, low, high = row["growth per step"], row["CI low"], row["CI high"]
+    facts = [
+        Fact("component", component or "device", "text"),
+        Fact("rank", rank),
+        Fact("ranks", ranks),
+        Fact("growth per step", slope, "bytes", low, high),
+        Fact("steps", row["steps"]),
+    ]
+    if phases := leaking_phases(spans, rank, component):
+        facts.append(Fact("added by", ", ".join(phases), "text"))
+    rows = spans.rows(kind="step", rank=rank)
+    share = _part_of_peak(row, "growth per step")
+    return Measured(
+        *(share, share, share),
+        facts=tuple(facts),
+        query=_memory_query(spans, rank, component, rows),
+        place=place_of(spans, rows[-1:]),
+        confidence=HIGH if low > slope / 2 else MEDIUM,
+    )
+
+
+def _memory_query(spans: Spans, rank: int, component: str | None, steps: Int64s) -> str:
+    """Return the SELECT of the samples, from the counters of spans or from the table."""
+    counter = _COUNTED_MEMORY.get(component or "")
+    if counter is not None and counter in spans.counters:
+        first, last = spans.step[steps[[0, -1]]]
+        return (
+            f"select step, kind, name, start_ns, {counter} from spans where rank = {rank} "
+            f"and kind in ('stage', 'step') and step between {first} and {last} "
+            f"and {counter} is not null order by start_ns"
+        )
+    of = "is null" if component is None else f"= {quoted(component)}"
+    return (
+        f"select * from memory where rank = {rank} and component {of} and time_ns "
+        f"between {spans.start_ns[steps[0]]} and {spans.end_ns[steps[-1]]} order by time_ns"
+    )
+
+
+_OUT_OF_MEMORY = "OutOfMemoryError"  # in the status of a rank: torch's class, of any device
+
+
+def _out_of_memory(run: Evidence) -> Measurement:
+    """Return each rank that torch's OutOfMemoryError ended, and the stage that began last."""
+    spans = run.spans
+    ranks = [rank for rank, status in spans.statuses.items() if _OUT_OF_MEMORY in (status or "")]
+    steps = {rank: spans.rows(kind="step", rank=rank) for rank in ranks}
+    return tuple(_ran_out(spans, rank, rows) for rank, rows in steps.items() if len(rows))
+
+
+def _ran_out(spans: Spans, rank: int, steps: Int64s) -> Measured:
+    step = int(spans.step[steps].max())
+    rows = spans.rows(kind="stage", rank=rank)
+    rows = rows[spans.step[rows] == step]
+    last = rows[np.argsort(spans.start_ns[rows], kind="stable")][-1:]
+    stage = spans.names[int(spans.name[last[0]])] if len(last) else "no stage"
+    facts = [Fact("rank", rank), Fact("step", step), Fact("stage", stage, "text")]
+    for note in spans.notes:
+        if note.code == Code.OUT_OF_MEMORY and note.rank == rank:
+            facts += [
+                Fact(name.replace("_bytes", ""), float(note.facts[name]), "bytes")
+                for name in ("wanted_bytes", "free_bytes")
+                if name in note.facts
+            ]
+    facts += _last_memory(spans, rank)
+    return Measured(
+        *(1.0, 1.0, 1.0),
+        facts=tuple(facts),
+        query=f"select * from spans where rank = {rank} and step = {step} order by start_ns",
+        place=place_of(spans, last if len(last) else steps[-1:]),
+    )
+
+
+def _last_memory(spans: Spans, rank: int) -> Iterator[Fact]:
+    """Yield the memory at the end of the last stage that has it, by component."""
+    for component, counter in _COUNTED_MEMORY.items():
+        rows, values = spans.amounts(counter, np.int64)
+        own = np.flatnonzero((spans.rank[rows] == rank) & (spans.kind[rows] == _STAGE))
+        if len(own):
+            last = own[np.argmax(spans.end_ns[rows[own]])]
+            stage = spans.names[int(spans.name[rows[last]])]
+            yield Fact(f"{component} memory after {stage}", float(values[last]), "bytes")
+
+
+# ---- what the recording lost
+
+_LOSSES = (Code.LINES_LOST, Code.FILE_DAMAGED, Code.NUMBERS_LOST, Code.RECORDING_FAILED)
+_MAX_RANKS_SHOWN = 8
+
+
+def _lost_data(run: Evidence) -> Measurement:
+    """Return how many ranks are missing or have lost lines, of a run that rlprof recorded."""
+    spans = run.spans
+    heads = [head for head in spans.headers.values() if head.config]
+    world = max((head.world_size for head in heads), default=0)
+    missing = sorted(set(range(world)) - set(spans.ranks))
+    losing = sorted({note.rank or 0 for note in spans.notes if note.code in _LOSSES})
+    facts = [
+        Fact(name, ", ".join(map(str, ranks[:_MAX_RANKS_SHOWN])), "text")
+        for name, ranks in (("missing ranks", missing), ("ranks that lost lines", losing))
+        if ranks
+    ]
+    return replace(exact(float(len(missing) + len(losing))), facts=tuple(facts))
+
+
+CLIPPED = Quantity("responses that reach the limit of their length", "share", _clipped)
+DISCARDED = Quantity("generated tokens that no update takes", "share", _discarded)
+STALENESS = Quantity("staleness of trained samples in versions", "number", _staleness)
+TOKEN_IMBALANCE = Quantity("tokens of the fullest rank by the mean of ranks", "ratio", _imbalance)
+PREEMPTIONS = Quantity("preempted requests per step", "number", _preemptions)
+TRANSFER_BYTES = Quantity("size of one transfer of a weight sync", "bytes", _transfer_bytes)
+HOST_ROOM = Quantity("free host memory, of its limit", "share", _host_room)
+GROWTH = Quantity("growth of memory over all steps, of the peak", "share", _growth)
+OUT_OF_MEMORY = Quantity("ranks that ran out of device memory", "count", _out_of_memory)
+LOST_DATA = Quantity("ranks whose data is lost", "count", _lost_data)

@@ -1,0 +1,622 @@
+"""Quantities of steps: shares of their time, slow ranks, changes over the run, and hangs."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.communication.weight_sync import weight_sync
+from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, TREND, changes
+from lightning_rlprof.analysis.diagnosis.evidence import (
+    FEWEST_STEPS,
+    Evidence,
+    exact_share,
+    place_of,
+    quoted,
+    spans_query,
+)
+from lightning_rlprof.analysis.diagnosis.problem import (
+    HIGH,
+    MEDIUM,
+    Fact,
+    Measured,
+    Measurement,
+    NoData,
+    Quantity,
+    exact,
+)
+from lightning_rlprof.analysis.hangs.stack_lines import line_in_steps
+from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
+from lightning_rlprof.analysis.steps.time_categories import NAMES, Category, categories_of
+from lightning_rlprof.analysis.stragglers.stragglers import stragglers
+from lightning_rlprof.analysis.stragglers.verdicts import (
+    IMBALANCE,
+    INCONCLUSIVE,
+    NO_STRAGGLER,
+    SLOW_UNCOUNTED,
+)
+from lightning_rlprof.records.background_metrics import GC_COUNT, GC_PAUSE
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.stack_samples import STACK
+from lightning_rlprof.records.stage_aliases import plain_names, standard_stage
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
+from lightning_rlprof.tables.interval_nesting import NONE, innermost, parents
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
+
+CPU_WAIT = "cpu_wait_ns"
+"""Counter of steps: time in which the training thread was ready, and every CPU was taken."""
+
+CPU_WAITS = 0.05
+"""Share of the step time from which on training threads wait for a CPU."""
+
+_WORK = (KINDS.index("stage"), KINDS.index("region"))
+_MARK = "Mark it with stage('{0}') or annotate('{0}')"
+_MAX_SPANS_SHOWN = 3
+_SURELY = 1e-5  # p-value below which a change of the step time has high confidence
+
+# ---- what counters of steps say was lost
+
+
+class Lost(NamedTuple):
+    """Time in complete steps that a counter says was lost.
+
+    Attributes:
+        steps: Their numbers, ascending.
+        ns: The time; shape (steps, ranks).
+        wall_ns: Length of the steps, ranks summed.
+    """
+
+    steps: Int64s
+    ns: Int64s
+    wall_ns: Int64s
+
+    def explains_change(self, change: str, step: int, delta_ns: float) -> bool:
+        """Return whether half of the longer time of a step, or of all since, is in it.
+
+        A step takes as long as its slowest rank.
+        """
+        slowest = self.ns.max(axis=1)
+        since = self.steps == step if change == OUTLIER else self.steps >= step
+        if since.all() or not since.any():
+            return False
+        return bool(2 * (slowest[since].mean() - slowest[~since].mean()) >= delta_ns)
+
+    def explains_ranks(self, cost_ns: float) -> bool:
+        """Return whether half of the waiting for other ranks is because these had no CPU."""
+        late = self.ns.max(axis=1, keepdims=True) - self.ns
+        return bool(2 * late.sum() >= cost_ns)
+
+
+def lost_in_steps(run: Evidence, counter: str) -> Lost | None:
+    """Return the time that a counter of steps says was lost; None if no step has it."""
+    spans = run.spans
+    rows, ns = spans.amounts(counter, np.int64)
+    steps = rows[spans.kind[rows] == KINDS.index("step")]
+    steps = steps[np.isin(spans.step[steps], run.included)]
+    if not len(steps):
+        return None
+    ns = np.minimum(ns[np.isin(rows, steps)], spans.duration_ns[steps])
+    numbers, step = np.unique(spans.step[steps], return_inverse=True)
+    ranks, rank = np.unique(spans.rank[steps], return_inverse=True)
+    by_rank = np.zeros((len(numbers), len(ranks)), np.int64)
+    wall = np.zeros(len(numbers), np.int64)
+    np.add.at(by_rank, (step, rank), ns)
+    np.add.at(wall, step, spans.duration_ns[steps])
+    return Lost(numbers, by_rank, wall)
+
+
+def counted_share(text: str, counter: str, how: str, more: str = "") -> Quantity:
+    """Return a counter of nanoseconds of steps by the step time."""
+
+    def measure(run: Evidence) -> Measurement:
+        lost = lost_in_steps(run, counter)
+        if lost is None:
+            return NoData(f"No step has the counter {counter}", how)
+        own = lost.ns.sum(axis=1).astype(np.float64)
+        found = exact_share(own, lost.wall_ns.astype(np.float64))
+        if not isinstance(found, Measured):
+            return found
+        longest = int(lost.steps[np.argmax(own)])
+        rows = run.spans.rows(kind="step")
+        columns = ", ".join(filter(None, ("rank, step, duration_ns", counter, more)))
+        return replace(
+            found,
+            facts=(Fact("most in step", longest),),
+            query=f"select {columns} from spans where kind = 'step' and {counter} is not null "
+            f"order by {counter} desc",
+            place=place_of(run.spans, rows[run.spans.step[rows] == longest]),
+        )
+
+    return Quantity(text, "share", measure)
+
+
+# ---- shares of the step time
+
+
+def category_share(
+    category: Category, how: str = "", unless: Callable[[Evidence], NoData | None] | None = None
+) -> Quantity:
+    """Return the share of the step time that the ledger gives to a category of spans.
+
+    Args:
+        category: One that spans show; what kernels show is a quantity of devices.
+        how: How to record it, if not by marking it.
+        unless: Why the share does not count, if something else explains it.
+    """
+
+    def measure(run: Evidence) -> Measurement:
+        source = run.accounts.sources.get(category)
+        if source is None:
+            name = NAMES.get(category, "").split(maxsplit=1)[:1] or ["my_stage"]
+            return NoData(f"No {category.text} was recorded", how or _MARK.format(*name))
+        if source != "spans" and category in _SHOWN_BY_DEVICES:
+            return NoData("Kernels show it instead")
+        ns = run.category_ns
+        steps = np.flatnonzero(ns.any(axis=1))
+        own = ns[steps, category]
+        found = exact_share(own, ns[steps].sum(axis=1))
+        if not isinstance(found, Measured):
+            return found
+        why = None if unless is None else unless(run)
+        return why or _with_spans(run, category, found, steps, own)
+
+    return Quantity(f"{category.text}, of the step time", "share", measure)
+
+
+_SHOWN_BY_DEVICES = (Category.HOST_IDLE, Category.COMMUNICATION, Category.MEMCPY)
+
+
+def _with_spans(
+    run: Evidence, category: Category, found: Measured, steps: Int64s, own: Float64s
+) -> Measured:
+    """Return a share with its longest spans, or the step with most of it."""
+    spans = run.spans
+    rows = np.flatnonzero((categories_of(spans.names) == category)[spans.name])
+    rows = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
+    named = ", ".join(f"{spans.rank[row]}/{spans.id[row]}" for row in rows.tolist())
+    fact = Fact("longest spans (rank/id)", named, "text")
+    if not len(rows):
+        rows = spans.rows(kind="step")
+        number = np.unique(spans.step[rows])[steps[np.argmax(own)]]
+        rows = rows[spans.step[rows] == number]
+        fact = Fact("most in step", int(number))
+    facts = (Fact("of the step time", found.value, "share"), fact, *_discount(run, steps, own))
+    query = spans_query(spans, rows.tolist())
+    return replace(found, facts=facts, query=query, place=place_of(spans, rows))
+
+
+def _discount(run: Evidence, steps: Int64s, own: Float64s) -> Iterator[Fact]:
+    """Yield how much of a time goes with waiting for a CPU, if training threads wait for one.
+
+    It is the part that a straight line through the steps explains. If all steps wait alike, it is
+    the share of the steps that waits.
+    """
+    wait, lost = run.value(CPU_WAIT_SHARE), lost_in_steps(run, CPU_WAIT)
+    if wait is None or lost is None or wait.value <= CPU_WAITS or not own.sum():
+        return
+    numbers = run.accounts.steps[steps]
+    common, at_own, at_lost = np.intersect1d(numbers, lost.steps, return_indices=True)
+    waited, spent = lost.ns.sum(axis=1)[at_lost].astype(np.float64), own[at_own]
+    if len(common) < FEWEST_STEPS or not spent.sum():
+        return
+    spread = float(waited.var())
+    part = wait.value
+    if spread > 0:
+        slope = float(((waited - waited.mean()) * (spent - spent.mean())).mean()) / spread
+        part = slope * float(waited.sum() / spent.sum())
+    most = min(1.0, float(waited.sum() / spent.sum()))
+    yield Fact("goes with waiting for a CPU:", float(np.clip(part, 0.0, most)), "share")
+
+
+def _explained_by_cpu(run: Evidence) -> NoData | None:
+    lost = lost_in_steps(run, CPU_WAIT)
+    cost = float(run.category_ns[:, Category.COLLECTIVE_WAIT].sum())
+    if lost is not None and lost.explains_ranks(cost):
+        return NoData("Training threads waited for a CPU meanwhile")
+    return None
+
+
+def stage_rows(run: Evidence, *stages: str) -> Int64s:
+    """Return the spans of stages by their standard names, of training threads, outermost only."""
+    names = [standard_stage(name) in stages for name in run.spans.names]
+    return _outermost(run, np.array([*names, False], dtype=bool)[run.spans.name])
+
+
+def _named_rows(run: Evidence, names: frozenset[str]) -> Int64s:
+    match = [any(part in names for part in plain_names(name)) for name in run.spans.names]
+    return _outermost(run, np.array([*match, False], dtype=bool)[run.spans.name])
+
+
+def _outermost(run: Evidence, keep: Mask) -> Int64s:
+    """Return the kept stages and regions of the threads with steps, unless in another one."""
+    spans = run.spans
+    trains = np.unique(spans.thread[spans.rows(kind="step")])
+    rows = np.flatnonzero(keep & np.isin(spans.kind, _WORK) & np.isin(spans.thread, trains))
+    thread, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
+    order = np.lexsort((rows, -end, start, thread))
+    around = parents(thread[order], start[order], end[order])
+    return np.sort(rows[order[around == NONE]])
+
+
+def stage_share(text: str, *stages: str) -> Quantity:
+    """Return the share of the step time in stages, without the stages inside them."""
+
+    def measure(run: Evidence) -> Measurement:
+        spans = run.spans
+        names = [standard_stage(name) in stages for name in spans.names]
+        keep = np.array([*names, False], dtype=bool)[spans.name]
+        rows = np.flatnonzero(keep & (spans.kind == KINDS.index("stage")))
+        if not len(rows):
+            return NoData(f"No stage {stages[0]} was recorded", _MARK.format(stages[0]))
+        own = run.by_step(rows, run.exclusive_ns[rows].astype(np.float64))
+        return exact_share(own, run.wall_ns)
+
+    return Quantity(f"{text}, of the step time", "share", measure)
+
+
+def _named_share(text: str, names: str) -> Quantity:
+    """Return the share of the step time in spans with some names."""
+    wanted = names.split()
+
+    def measure(run: Evidence) -> Measurement:
+        rows = _named_rows(run, frozenset(wanted))
+        if not len(rows):
+            return NoData(f"No {text} was recorded", f"Mark it with annotate('{wanted[0]}')")
+        found = exact_share(run.by_step(rows, None), run.wall_ns)
+        if not isinstance(found, Measured):
+            return found
+        longest = rows[np.argsort(-run.spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
+        query = spans_query(run.spans, longest.tolist())
+        facts = (Fact("of the step time", found.value, "share"),)
+        return replace(found, facts=facts, query=query, place=place_of(run.spans, longest))
+
+    return Quantity(f"{text}, of the step time", "share", measure)
+
+
+def _profiler(run: Evidence) -> Measurement:
+    """Return the time of opening and closing captures: none in a run of rlprof without any."""
+    ours = any(head.config for head in run.spans.headers.values())
+    if Category.PROFILER not in run.accounts.sources and ours:
+        return exact(0.0)
+    return _CAPTURES.measure(run)
+
+
+def _garbage(run: Evidence) -> Measurement:
+    counted = _GC_COUNTED.measure(run)
+    marked = _GC_MARKED.measure(run) if isinstance(counted, NoData) else counted
+    return counted if isinstance(marked, NoData) else marked
+
+
+# ---- what is inside of a share
+
+_DATA_NAMES = frozenset(NAMES[Category.DATA_WAIT].split())
+_LOADS = frozenset(
+    ("data_fetch", "data_loading", "dataloader_next", "enumerate_dataloader", "load_data")
+)
+_STEPS = re.compile(r"(?:[\w.<>]*\.)?(?:step|generate|rollout|forward|act|play|play_step)\s")
+
+
+def _waiting_for(run: Evidence) -> dict[str, int]:
+    """Return the names of waits for data, and how long each took."""
+    spans = run.spans
+    waits = [name for name in spans.names if _is_wait(name)]
+    codes = [spans.names.index(name) for name in waits]
+    ns = [int(spans.duration_ns[spans.name == code].sum()) for code in codes]
+    return dict(zip(waits, ns, strict=True))
+
+
+def _is_wait(name: str) -> bool:
+    return any(part in _DATA_NAMES for part in plain_names(name))
+
+
+def _samples_from_others(run: Evidence) -> Measurement:
+    """Return whether other ranks generate what is waited for, rather than a loader loads it."""
+    if execution_mode(run.spans) not in (Mode.SEPARATED, Mode.ASYNCHRONOUS):
+        return exact(0.0)
+    waits = _waiting_for(run)
+    return exact(float(bool(waits) and max(waits, key=waits.__getitem__) not in _LOADS))
+
+
+def _asynchronous(run: Evidence) -> Measurement:
+    return exact(float(execution_mode(run.spans) is Mode.ASYNCHRONOUS))
+
+
+def _rollout_in_loader(run: Evidence) -> Measurement:
+    """Return the share of the loader's time in which its thread steps a module or an environment.
+
+    Spans of a rollout or an environment inside of the wait show it, and samples of its stack. No
+    data if nothing shows what the loader does, and no rollout is marked anywhere: then it may be
+    in there.
+    """
+    spans = run.spans
+    names = [_is_wait(name) for name in spans.names]
+    waits = np.flatnonzero(np.array([*names, False], bool)[spans.name] & np.isin(spans.kind, _WORK))
+    whole = float(spans.duration_ns[waits].sum())
+    if not whole:
+        return exact(0.0)
+    is_rollout = np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
+    rollouts = np.flatnonzero(is_rollout[spans.name] & np.isin(spans.kind, _WORK))
+    own = rollouts[_inside(spans, waits, rollouts) >= 0]
+    part = float(spans.duration_ns[own].sum()) / whole
+    stacks, steps_in_stack = _stacks_inside(spans, waits)
+    share = max(part, steps_in_stack / max(stacks, 1))
+    if not share and not len(rollouts) and not stacks:
+        why = "No rollout is marked, so that it may run in the data loader"
+        return NoData(why, "Mark the rollout, or sample stacks: rlprof watch --stacks")
+    inside = Counter(spans.names[code] for code in spans.name[own].tolist())
+    facts = tuple(Fact("inside", name, "text") for name, _ in inside.most_common(1))
+    return replace(exact(min(share, 1.0)), facts=facts)
+
+
+def _inside(spans: Spans, around: Int64s, rows: Int64s) -> Int64s:
+    """Return which of some spans is around each of others on the same thread, below 0 if none."""
+    return innermost(
+        spans.thread[around],
+        spans.start_ns[around],
+        spans.end_ns[around],
+        spans.thread[rows],
+        spans.start_ns[rows],
+    )
+
+
+def _stacks_inside(spans: Spans, waits: Int64s) -> tuple[int, int]:
+    """Return how many stack samples were taken in waits, and how many of them step a rollout."""
+    marks = spans.rows(kind="mark")
+    sampled = np.array([name.startswith(STACK) for name in spans.names], bool)
+    marks = marks[sampled[spans.name[marks]]]
+    marks = marks[_inside(spans, waits, marks) >= 0]
+    places = [spans.names[code].removeprefix(STACK) for code in spans.name[marks].tolist()]
+    return len(places), sum(_STEPS.match(place) is not None for place in places)
+
+
+def _loader_workers(run: Evidence) -> Measurement:
+    """Return whether child processes run beside the training, as workers of a loader are."""
+    if "host_rss_bytes" not in run.spans.counters:
+        return NoData("Whether the loader has workers is unknown", "Record on Linux")
+    rows = run.spans.amounts("children_rss_bytes").rows
+    return exact(float(len(rows) > 0))
+
+
+def _drain(run: Evidence) -> Measurement:
+    """Return the share of weight syncs that waits until rollouts have paused."""
+    table = weight_sync(run.spans)
+    parts = rows_of(table)
+    whole = sum(row["total"] for row in parts if row["part"] == "whole sync")
+    if table.abstained is not None or not whole:
+        return NoData("No weight sync was recorded", _MARK.format("weight_sync"))
+    of_parts = [row for row in parts if row["part"] != "whole sync"]
+    own = sum(row["total"] for row in of_parts if "drain" in row["part"])
+    largest = max(of_parts, key=lambda row: int(row["total"]))
+    facts = (
+        Fact("of the syncs", own / whole, "share"),
+        Fact("largest part", largest["part"], "text"),
+    )
+    return replace(exact(own / whole), facts=facts)
+
+
+# ---- ranks
+
+
+def _slow_ranks(run: Evidence) -> Measurement:
+    """Return each rank, or group that contains one, that the analysis of stragglers names."""
+    harmless = (INCONCLUSIVE, NO_STRAGGLER, IMBALANCE)
+    if not run.has_steps:
+        return ()
+    rows = rows_of(stragglers(run.spans))
+    return tuple(slow_rank(run, row) for row in rows if row["verdict"] not in harmless)
+
+
+def slow_rank(run: Evidence, row: dict[str, Any]) -> Measured:
+    """Return one row of `stragglers`: what peers lost, of the job, or at most lost if unknown."""
+    spans, is_rank = run.spans, row["rank"] is not None
+    listed = row["group"].rpartition("ranks ")[2] if not is_rank else str(row["rank"])
+    ranks = [int(rank) for rank in listed.split(", ")]
+    first, last = map(int, row["steps"].split("-"))
+    rows, condition = _stages_of(spans, ranks, first, last, row["stages"])
+    facts = [
+        Fact("rank" if is_rank else "one of ranks", int(listed) if is_rank else listed),
+        Fact("verdict", row["verdict"], "text"),
+        Fact("steps", row["steps"], "text"),
+        Fact("stages", row["stages"], "text"),
+    ]
+    if row["p-value"] is not None:
+        facts.append(Fact("p-value", row["p-value"], "number"))
+    share = _most_lost(run, row, rows) / max(run.accounts.total_ns, 1)
+    sure = is_rank and row["verdict"] != SLOW_UNCOUNTED
+    return Measured(
+        *(share, share, share),
+        lost_ns=row["peer time lost"],
+        facts=tuple(facts),
+        query=f"select * from spans where {condition} order by rank, start_ns",
+        place=place_of(spans, rows),
+        confidence=HIGH if sure else MEDIUM,
+    )
+
+
+def _most_lost(run: Evidence, row: dict[str, Any], rows: Int64s) -> float:
+    """Return what peers lost, or at most lost if nothing shows where they wait."""
+    lost, slowdown = row["peer time lost"], row["slowdown"]
+    if lost is not None:
+        return float(lost)
+    if slowdown is None or row["rank"] is None:
+        return float("inf")
+    excess: float = float(run.spans.duration_ns[rows].sum()) * slowdown / (1 + slowdown)
+    heads = run.spans.headers
+    role = heads[row["rank"]].role
+    return excess * (sum(head.role == role for head in heads.values()) - 1)
+
+
+def _stages_of(
+    spans: Spans, ranks: list[int], first: int, last: int, stages: str
+) -> tuple[Int64s, str]:
+    """Return the stages that a verdict is about, all if it names none, and their SQL condition.
+
+    A verdict may name phases of the training loop, which are regions inside stages.
+    """
+    named = [spans.names.index(name) for name in stages.split(", ") if name in spans.names]
+    condition = f"rank in ({', '.join(map(str, ranks))}) and step between {first} and {last}"
+    if named:
+        rows = np.flatnonzero(np.isin(spans.name, named) & np.isin(spans.kind, _WORK))
+        texts = ", ".join(quoted(spans.names[code]) for code in named)
+        condition += f" and kind in ('stage', 'region') and name in ({texts})"
+    else:
+        rows = spans.rows(kind="stage")
+        condition += " and kind = 'stage'"
+    step = spans.step[rows]
+    return rows[np.isin(spans.rank[rows], ranks) & (step >= first) & (step <= last)], condition
+
+
+# ---- changes over the run
+
+
+def _changed(change: str) -> Quantity:
+    """Return what each change of a kind cost, of the job."""
+
+    def measure(run: Evidence) -> Measurement:
+        if not run.has_steps:
+            return NoData("No complete step was recorded")
+        table = changes(run.spans)
+        if table.abstained is not None:
+            return NoData(table.abstained.rstrip("."), "Record more steps")
+        lost = lost_in_steps(run, CPU_WAIT)
+        rows = [row for row in rows_of(table) if row["change"] == change and row["cost"] > 0]
+        own = [
+            row
+            for row in rows
+            if lost is None or not lost.explains_change(change, row["step"], row["delta"])
+        ]
+        if rows and not own:
+            return NoData("Training threads waited for a CPU meanwhile")
+        return tuple(_change(run, row) for row in own)
+
+    return Quantity(f"{change}, of the job", "share", measure)
+
+
+def _change(run: Evidence, row: dict[str, Any]) -> Measured:
+    spans, step = run.spans, row["step"]
+    rows = spans.rows(kind="step")
+    rows = rows[spans.step[rows] >= step]
+    some = f"step = {step}" if row["change"] == OUTLIER else f"step >= {step}"
+    facts = [
+        Fact("step" if row["change"] == OUTLIER else "since step", step),
+        Fact("times as long", row["ratio"], "ratio"),
+        Fact("stage", row["stage"] or "no stage", "text"),
+        Fact("more per step", row["delta"] / 1e6, "ms"),
+        Fact("steps", row["steps"]),
+    ]
+    if row["p-value"] is not None:
+        facts.append(Fact("p-value", row["p-value"], "number"))
+    line = line_in_steps(spans, step, step + row["steps"] - 1)
+    if line is not None:
+        facts.append(Fact("stacks", str(line), "text"))
+    share = row["cost"] / max(run.accounts.total_ns, 1)
+    sure = row["p-value"] is None or row["p-value"] < _SURELY
+    return Measured(
+        *(share, share, share),
+        lost_ns=row["cost"],
+        facts=tuple(facts),
+        query=f"select * from spans where kind = 'step' and {some} order by rank, step",
+        place=place_of(spans, rows[spans.step[rows] == step]),
+        confidence=HIGH if sure else MEDIUM,
+    )
+
+
+# ---- hangs
+
+_MAX_HUNG_RANKS = 4
+
+
+def _hangs(run: Evidence) -> Measurement:
+    """Return the ranks that stopped and did not go on, by the notes of their watchdogs."""
+    spans, hung = run.spans, dict[int, tuple[float, int, str]]()
+    for note in spans.notes:
+        if note.rank is None:
+            continue
+        if note.code == Code.NO_PROGRESS:
+            facts = note.facts
+            quiet, step, span = (facts.get(name) for name in ("quiet_s", "step", "span"))
+            hung[note.rank] = (float(quiet or 0), int(step or 0), str(span or ""))
+        elif note.code == Code.PROGRESS_AGAIN:
+            hung.pop(note.rank, None)
+    hung = {rank: hung[rank] for rank in sorted(hung) if spans.statuses.get(rank) != "finished"}
+    if not hung:
+        return exact(0.0)
+    step = max(each[1] for each in hung.values())
+    shown = [
+        f"rank {rank} for {quiet:.0f} s" + (f" in {span}" if span else "")
+        for rank, (quiet, _, span) in [*hung.items()][:_MAX_HUNG_RANKS]
+    ]
+    seen = Fact("no progress of", ", ".join(shown), "text")
+    facts_shown = (Fact("step", step), Fact("ranks", len(hung)), seen)
+    query = f"select * from spans where step >= {step - 1} order by rank, start_ns"
+    place = place_of(spans, spans.rows(kind="step")[-1:])
+    return replace(exact(float(len(hung))), facts=facts_shown, query=query, place=place)
+
+
+# ---- the table
+
+ROLLOUT = category_share(Category.ROLLOUT)
+TAIL = category_share(
+    Category.ROLLOUT_TAIL, "Record a span per request: wrap each response in sample()"
+)
+WEIGHT_SYNC = category_share(Category.WEIGHT_SYNC)
+REWARD = category_share(Category.REWARD)
+DATA_WAIT = category_share(Category.DATA_WAIT)
+COLLECTIVE_WAIT = category_share(
+    Category.COLLECTIVE_WAIT, "Record two or more ranks that meet", _explained_by_cpu
+)
+BACKPRESSURE = category_share(Category.BACKPRESSURE)
+OFFLOAD = category_share(Category.OFFLOAD)
+CHECKPOINT_EVALUATION = category_share(Category.EVALUATION)
+HOST_WORK = category_share(Category.HOST_IDLE)
+COMMUNICATION_SPANS = category_share(Category.COMMUNICATION)
+COPY_SPANS = category_share(Category.MEMCPY)
+UNTRACED = category_share(Category.UNTRACED)
+_CAPTURES = category_share(Category.PROFILER)
+PROFILER = Quantity(_CAPTURES.text, "share", _profiler)
+_GC_MARKED = category_share(Category.PYTHON_GC)
+_GC_COUNTED = counted_share(
+    "garbage collection, of the step time",
+    GC_PAUSE,
+    "Record background_metrics: steps then have gc_pause_ns",
+    GC_COUNT,
+)
+GARBAGE = Quantity(_GC_COUNTED.text, "share", _garbage)
+CPU_WAIT_SHARE = counted_share(
+    "waiting for a CPU, of the step time", CPU_WAIT, "Record on Linux: steps then have cpu_wait_ns"
+)
+CRITIC = stage_share("critic", "critic_update", "critic_compute_values")
+CHECKPOINTS = _named_share(
+    "checkpoints",
+    """save_checkpoint checkpoint checkpointing checkpoint_for_recover save_checkpoints save_ckpt
+    save_hf_model modelcheckpoint_on_train_batch_end modelcheckpoint_on_train_epoch_end save
+    save_model""",
+)
+EVALUATION = _named_share(
+    "evaluation",
+    "validation eval eval_rollout evaluate evaluation val val_step validate_time test testing",
+)
+LOGGING = _named_share(
+    "logging",
+    """logging log log_metrics log_dict log_step log_samples tracking tracker wandb_log log_rollout
+    dump_rollout_generations write_logs logger""",
+)
+SAMPLES_FROM_OTHERS = Quantity(
+    "other ranks generate what is waited for", "yes/no", _samples_from_others
+)
+ASYNCHRONOUS = Quantity("rollout and update run at the same time", "yes/no", _asynchronous)
+ROLLOUT_IN_LOADER = Quantity(
+    "a module or an environment runs in the data loader, of its time", "share", _rollout_in_loader
+)
+LOADER_WORKERS = Quantity("the data loader has workers", "yes/no", _loader_workers)
+DRAIN = Quantity("waiting for rollouts to pause, of weight syncs", "share", _drain)
+SLOW_RANKS = Quantity("time that peers lost to a slow rank, of the job", "share", _slow_ranks)
+LEVEL_CHANGES = _changed(LEVEL)
+TRENDS = _changed(TREND)
+OUTLIERS = _changed(OUTLIER)
+HUNG_RANKS = Quantity("ranks that hung until the end", "count", _hangs)

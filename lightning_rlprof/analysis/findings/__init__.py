@@ -1,1 +1,0 @@
-"""What to fix first: rules over all analyses, and data quality."""
