@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
 from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
-from lightning_rlprof.analysis.findings.finding import Finding, RunData
 from lightning_rlprof.analysis.diagnosis.diagnosis import findings
+from lightning_rlprof.analysis.findings.finding import Finding, RunData
 from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, UNMATCHED
 from lightning_rlprof.analysis.findings.run_evidence import category_shares
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
