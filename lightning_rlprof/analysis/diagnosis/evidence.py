@@ -47,7 +47,6 @@ class Evidence:
     """
 
     def __init__(self, spans: Spans) -> None:
-        self._run = spans
         self.spans = replace(
             spans, tables={name: cache(read) for name, read in spans.tables.items()}
         )

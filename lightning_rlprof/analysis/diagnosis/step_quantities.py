@@ -288,8 +288,8 @@ def _profiler(run: Evidence) -> Measurement:
 
 def _garbage(run: Evidence) -> Measurement:
     counted = _GC_COUNTED.measure(run)
-    marked = _GC_MARKED.measure(run) if isinstance(counted, NoData) else counted
-    return counted if isinstance(marked, NoData) else marked
+    is_marked = Category.PYTHON_GC in run.accounts.sources
+    return _GC_MARKED.measure(run) if isinstance(counted, NoData) and is_marked else counted
 
 
 # ---- what is inside of a share

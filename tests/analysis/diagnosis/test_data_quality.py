@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.diagnosis.data_quality import data_quality
+from lightning_rlprof.analysis.diagnosis.data_quality import check_quality, data_quality
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
@@ -39,10 +39,7 @@ def test_a_healthy_run_has_no_warnings(spans: Spans) -> None:
         "steps": ("ok", "4 of 4 complete"),
         "dropped events": ("ok", "none detected"),
         "remarks of the run": ("ok", "none"),
-        "kernel/launch match": ("not checked", "needs a torch.profiler capture"),
         "clocks": ("ok", "one host, one clock"),
-        "CUDA graphs": ("not checked", "no kernels were recorded"),
-        "MFU": ("not checked", "FLOPs or the device's peak are unknown"),
         "profiler overhead": (
             "ok",
             "opening and closing captures took 0.00% of the recorded time",
@@ -133,6 +130,16 @@ def test_remarks_and_hosts_are_warnings(spans: Spans) -> None:
         assert checks(compared)["clocks"] == (state, text)
 
 
+def test_the_recording_is_one_line_and_says_what_is_needed_of_an_accelerator(spans: Spans) -> None:
+    assert check_quality(spans).line == "Recording: complete"
+    heads = {rank: replace(head, device="cuda") for rank, head in spans.headers.items()}
+    on_gpu = replace(spans, headers=heads)
+    line = check_quality(on_gpu).line
+    assert line == "Recording: complete; 2 checks need a capture; 1 check needs FLOPs"
+    two = replace(on_gpu, statuses=dict.fromkeys(on_gpu.statuses))
+    assert check_quality(two).line == "Recording: 1 doubt"
+
+
 @pytest.mark.parametrize(
     ("table", "state", "text"),
     [
@@ -147,7 +154,9 @@ def test_remarks_and_hosts_are_warnings(spans: Spans) -> None:
     ],
 )
 def test_replays_of_graphs_are_a_warning(spans: Spans, table: Table, state: str, text: str) -> None:
-    found = checks(replace(spans, tables={"kernels": lambda: table}))["CUDA graphs"]
+    heads = {rank: replace(head, device="cuda") for rank, head in spans.headers.items()}
+    on_gpu = replace(spans, headers=heads, tables={"kernels": lambda: table})
+    found = checks(on_gpu)["CUDA graphs"]
     assert found[0] == state
     assert text in found[1]
 

@@ -9,20 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
-from lightning_rlprof.analysis.findings.run_evidence import (
-    hangs,
-    memory_growth,
-    out_of_memory,
-    slow_ranks,
-    straggler_finding,
-)
+from lightning_rlprof.analysis.diagnosis.evidence import Evidence
+from lightning_rlprof.analysis.diagnosis.problem import Finding, Undecided
+from lightning_rlprof.analysis.diagnosis.step_quantities import slow_rank
 from lightning_rlprof.analysis.stragglers.verdicts import SLOW_HOST, SLOW_UNCOUNTED
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import RankNote, Spans
+from tests.builders.advised import Fact, advised
 from tests.builders.device_trace import Cells, table, thinned
-from tests.builders.runs import Row, loaded
+from tests.builders.diagnosed import found, judged, only, why
+from tests.builders.runs import Row, header, loaded
 from tests.builders.scripted import Script, play, without
 
 COLUMNS = ("rank", "device", "component", "time", "allocated", "reserved")
@@ -71,20 +68,21 @@ def leaking(steps: int = 24) -> list[int]:
     return [4 * GIB + 50 * MIB * at for at in range(steps)]
 
 
-def results(spans: Spans) -> list[Finding | NotChecked]:
-    return list(memory_growth(RunData(spans)))
+def results(spans: Spans) -> list[Finding | Undecided]:
+    return judged(spans, "memory-growth")
 
 
 def test_it_fires_on_a_leak_that_spans_counted_and_its_link_returns_the_samples() -> None:
     spans = counted(leaking(), ranks=2)
     (claim,) = results(spans)
     assert isinstance(claim, Finding)
-    assert claim.title == "Memory grows every step: torch on rank 0 and 1 more"
-    assert (claim.cost, claim.low, claim.high) == (None, None, None)
-    assert claim.evidence.startswith("50 MiB per step (99% CI 50–50) over 24 steps")
-    found = Run.of(spans).sql(claim.query)
-    assert found.column("step") == list(range(1, 25))
-    assert found.column("device_allocated_bytes") == leaking()
+    values = {name: fact.value for name, fact in claim.by_name.items()}
+    assert (values["component"], values["rank"], values["ranks"]) == ("torch", 0, 2)
+    assert values["growth per step"] == pytest.approx(50 * MIB)
+    assert claim.price is None
+    rows = Run.of(spans).sql(claim.query)
+    assert rows.column("step") == list(range(1, 25))
+    assert rows.column("device_allocated_bytes") == leaking()
     assert claim.place is not None
     assert (claim.place.rank, claim.place.step) == (0, 24)
 
@@ -93,7 +91,7 @@ def test_it_fires_on_a_leak_in_a_tools_table_and_its_link_returns_the_samples() 
     spans = with_table(sampled(leaking()), 24)
     (claim,) = results(spans)
     assert isinstance(claim, Finding)
-    assert "50 MiB per step" in claim.evidence
+    assert claim.by_name["growth per step"].value == pytest.approx(50 * MIB)
     assert len(Run.of(spans).sql(claim.query).rows) == 3 * 24
 
 
@@ -110,7 +108,7 @@ def test_its_evidence_names_the_stage_that_leaks() -> None:
     ]
     (claim,) = results(loaded(rows))
     assert isinstance(claim, Finding)
-    assert claim.evidence.endswith("over 30 steps, added by actor_update")
+    assert claim.by_name["added by"].value == "actor_update"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +124,10 @@ def test_it_is_silent_where_nothing_grows_that_matters(held: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "why"),
+    ("held", "reason"),
     [
-        (leaking(15), "needs 16 steps with memory data, has 15"),
-        ([GIB + 200 * MIB * min(at, 14) for at in range(24)], "it nearly stopped"),
+        (leaking(15), "15 steps with memory; 16 are needed"),
+        ([GIB + 200 * MIB * min(at, 14) for at in range(24)], "steps differ too much"),
         (
             [4 * GIB + int(e) for e in np.random.default_rng(1).normal(0, 2e9, 24)],
             "steps differ too much",
@@ -137,15 +135,13 @@ def test_it_is_silent_where_nothing_grows_that_matters(held: list[int]) -> None:
     ],
 )
 def test_it_abstains_where_steps_are_few_or_it_stopped_or_is_noise(
-    held: list[int], why: str
+    held: list[int], reason: str
 ) -> None:
-    (found,) = results(counted(held))
-    assert isinstance(found, NotChecked)
-    assert why in found.why
+    assert reason in why(counted(held), "memory-growth")
 
 
-def test_where_no_memory_was_recorded_it_says_nothing() -> None:
-    assert results(loaded([Row("step", "step", 1, 0, 9)])) == []
+def test_where_no_memory_was_recorded_it_is_undecided() -> None:
+    assert why(loaded([Row("step", "step", 1, 0, 9)]), "memory-growth") == "No memory was recorded"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -172,46 +168,43 @@ ROW: dict[str, Any] = {
 
 def test_it_fires_on_the_slow_rank_with_a_price_and_a_link_to_its_stages() -> None:
     spans = play(Script(slow={3: 0.2}), 5).spans
-    (claim,) = slow_ranks(RunData(spans))
-    assert claim.title.startswith("Rank 3 is a straggler (slow")
-    assert claim.cost is not None
-    assert claim.low is not None
-    assert claim.high is not None
-    assert claim.low < claim.cost < claim.high
-    found = Run.of(spans).sql(claim.query)
-    assert set(found.column("rank")) == {3}
-    assert set(found.column("kind")) == {"stage"}
+    claim = only(spans, "straggler")
+    assert claim.by_name["rank"].value == 3
+    assert claim.price is not None
+    assert (claim.price.kind, claim.price.low) == ("lost", None), "what was lost is exact"
+    rows = Run.of(spans).sql(claim.query)
+    assert set(rows.column("rank")) == {3}
+    assert set(rows.column("kind")) == {"stage"}
     assert claim.place is not None
-    assert (claim.place.rank, claim.place.from_ns) == (3, found.column("start_ns")[0])
+    assert (claim.place.rank, claim.place.from_ns) == (3, rows.column("start_ns")[0])
 
 
 @pytest.mark.parametrize("script", [Script(), Script(uneven=0.3), Script(more={2: 1.5})])
 def test_it_is_silent_without_a_straggler_or_with_load_imbalance(script: Script) -> None:
-    assert list(slow_ranks(RunData(play(script, 5).spans))) == []
+    assert judged(play(script, 5).spans, "straggler") == []
 
 
 def test_it_abstains_with_too_few_steps() -> None:
-    assert list(slow_ranks(RunData(play(Script(slow={3: 0.3}, steps=8), 5).spans))) == []
+    assert judged(play(Script(slow={3: 0.3}, steps=8), 5).spans, "straggler") == []
 
 
 def test_where_one_of_several_is_meant_all_are_named_and_it_is_less_sure() -> None:
     spans = play(Script(ranks=4, steps=12), 1).spans
-    claim = straggler_finding(spans, ROW)
-    assert claim.title == "One of ranks 1, 2 is a straggler (slow host)"
-    assert (claim.cost, claim.low, claim.high, claim.confidence) == (5_000, None, None, "medium")
-    found = Run.of(spans).sql(claim.query)
-    assert set(found.column("rank")) == {1, 2}
-    assert set(found.column("step")) == set(range(2, 10))
-    single = straggler_finding(
-        spans, {**ROW, "rank": 1, "verdict": SLOW_UNCOUNTED, "group": "actor"}
-    )
+    run = Evidence(spans)
+    claim = slow_rank(run, ROW)
+    assert (claim.facts[0].name, claim.facts[0].value) == ("one of ranks", "1, 2")
+    assert (claim.lost_ns, claim.confidence) == (5_000, "medium")
+    rows = Run.of(spans).sql(claim.query)
+    assert set(rows.column("rank")) == {1, 2}
+    assert set(rows.column("step")) == set(range(2, 10))
+    single = slow_rank(run, {**ROW, "rank": 1, "verdict": SLOW_UNCOUNTED, "group": "actor"})
     assert single.confidence == "medium", "the work was not counted"
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_deleting_a_fifth_of_the_events_of_a_healthy_run_names_no_rank(seed: int) -> None:
     spans = without(play(Script(uneven=0.3, steps=40), seed).spans, 0.2, seed)
-    assert list(slow_ranks(RunData(spans))) == []
+    assert judged(spans, "straggler") == []
 
 
 def stopped(status: str | None) -> Spans:
@@ -228,44 +221,83 @@ def stopped(status: str | None) -> Spans:
 
 
 def test_a_rank_out_of_memory_is_named_with_its_step_its_stage_and_its_last_memory() -> None:
-    (found,) = out_of_memory(RunData(stopped("interrupted by OutOfMemoryError")))
-    assert isinstance(found, Finding)
-    assert found.title == "Rank 0 ran out of memory in step 2, in or after actor_update"
-    assert (
-        found.evidence == "it raised OutOfMemoryError; torch memory 3,072 MiB after actor_generate"
-    )
-    assert found.cost is None
-
-
-HUNG = (
-    RankNote(1, 7, "warning", "", Code.NO_PROGRESS, {"quiet_s": 300.0, "span": "a, b", "step": 3}),
-    RankNote(0, 8, "warning", "", Code.NO_PROGRESS, {"quiet_s": 301.0, "step": 3}),
-)
-
-
-def test_a_hang_that_did_not_end_is_named_with_the_place_of_each_rank() -> None:
-    (found,) = hangs(RunData(replace(stopped(None), notes=HUNG)))
-    assert isinstance(found, Finding)
-    assert found.title == "The run hung in step 3"
-    assert found.evidence == (
-        "rank 0 made no progress for 301 s; rank 1 made no progress for 300 s in a, b"
-    )
-
-
-def test_of_many_ranks_that_hang_the_first_are_named() -> None:
-    notes = [HUNG[1]._replace(rank=rank) for rank in range(9)]
-    (found,) = hangs(RunData(replace(stopped(None), notes=tuple(notes))))
-    assert isinstance(found, Finding)
-    assert found.evidence.endswith("rank 3 made no progress for 301 s; and 5 more ranks")
-
-
-def test_a_hang_that_ended_is_no_finding() -> None:
-    again = RankNote(0, 9, "info", "", Code.PROGRESS_AGAIN, {"quiet_s": 310.0})
-    assert hangs(RunData(replace(stopped(None), notes=(HUNG[1], again)))) == []
-    assert hangs(RunData(replace(stopped("finished"), notes=HUNG[1:]))) == []
-    assert hangs(RunData(stopped(None))) == []
+    own = only(stopped("interrupted by OutOfMemoryError"), "out-of-memory")
+    values = {name: fact.value for name, fact in own.by_name.items()}
+    assert (values["rank"], values["step"], values["stage"]) == (0, 2, "actor_update")
+    assert values["torch memory after actor_generate"] == 3 * GIB
+    assert own.price is None
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted by KeyboardInterrupt", None])
 def test_a_rank_that_ended_otherwise_is_not_out_of_memory(status: str | None) -> None:
-    assert not out_of_memory(RunData(stopped(status)))
+    assert judged(stopped(status), "out-of-memory") == []
+
+
+def test_a_note_that_contains_the_words_ends_no_run() -> None:
+    """Advice put "a rank ran out of memory" first for a CPU run that finished."""
+    note = RankNote(0, 0, "info", "this says what happens when a device is out of memory")
+    assert judged(replace(stopped("finished"), notes=(note,)), "out-of-memory") == []
+
+
+# ---- samples
+
+
+def samples(*fates: tuple[str, int], tokens: int = 100, **counters: float) -> Spans:
+    """Return a run with so many samples of each fate in each step."""
+    own = {"tokens": tokens, **counters}
+    spans = {"actor_generate": 0.6, "actor_update": 0.4}
+    return advised(Fact(spans=spans, samples=[(fate, own) for fate, n in fates for _ in range(n)]))
+
+
+def test_a_share_of_responses_at_their_limit_fires_and_few_or_none_do_not() -> None:
+    own = only(samples(("truncated", 1), ("trained", 3)), "clipped-responses")
+    assert [each.value for each in own.facts if "limit" in each.name] == [0.25]
+    below = samples(("trained", 4), tokens=99, response_limit=100)
+    assert found(below, "clipped-responses") == []
+    assert "no limit was counted" in why(samples(("trained", 4)), "clipped-responses")
+
+
+def test_tokens_that_train_nothing_fire() -> None:
+    own = only(samples(("stale", 2), ("trained", 4)), "discarded-samples")
+    assert [each.value for each in own.facts] == [pytest.approx(1 / 3)]
+    assert judged(samples(("trained", 4)), "discarded-samples") == []
+
+
+@pytest.mark.parametrize("behind", [1, 4])
+def test_old_samples_fire_beyond_two_versions(behind: int) -> None:
+    spans = samples(("trained", 4), version=3, trainer_version=3 + behind)
+    assert bool(judged(spans, "stale-samples")) == (behind > 2)
+
+
+def test_preempted_requests_fire() -> None:
+    half = {"actor_generate": 0.6, "actor_update": 0.4}
+    for number in (0, 3):
+        counters = {"actor_generate": {"num_preempted": number}}
+        spans = advised(Fact(spans=half, counters=counters))
+        assert bool(judged(spans, "preemptions")) == bool(number)
+    assert "not counted" in why(advised(Fact(spans=half)), "preemptions")
+
+
+@pytest.mark.parametrize("free", [0.05, 0.5])
+def test_host_memory_near_its_limit_fires(free: float) -> None:
+    spans = advised(Fact(spans={"actor_update": 1.0}, free_host=free))
+    assert bool(judged(spans, "host-memory-full")) == (free < 0.1)
+
+
+# ---- lost data
+
+
+def test_missing_ranks_and_lost_lines_are_data_that_is_lost() -> None:
+    spans = loaded([Row("step", "step", 1, 0, 9)])
+    assert judged(spans, "lost-data") == []
+    half = replace(spans, headers={0: header(0, 2)})
+    assert only(half, "lost-data").by_name["missing ranks"].value == "1"
+    note = RankNote(0, 0, "error", "in words", Code.LINES_LOST, {"lines": 7})
+    lost = only(replace(spans, notes=(note,)), "lost-data")
+    assert lost.by_name["ranks that lost lines"].value == "0"
+
+
+def test_an_external_trace_of_one_rank_lost_nothing() -> None:
+    spans = loaded([Row("step", "step", 1, 0, 9)])
+    alone = replace(spans, headers={0: header(0, 8, config={})})
+    assert judged(alone, "lost-data") == []
