@@ -15,6 +15,7 @@ from lightning_rlprof.analysis.steps.partition import (
     Segments,
     exclusive_ns,
     partition,
+    stages_in_steps,
 )
 from lightning_rlprof.analysis.steps.step_matrix import StageWork, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, Counted, counted
@@ -106,8 +107,10 @@ def _by_span(
     whole = spans.rows(kind="step")
     some = np.isin(whole, cut.steps[choice.mask])[waits.step] & (waits.stage != UNTRACED)
     np.subtract.at(exclusive, waits.stage_row[some], waits.ns[some])
-    rows, step = cut.stages(spans)  # those without length have no segment
-    rows = np.union1d(rows[choice.mask[step]], np.flatnonzero(exclusive))
+    rows, step = stages_in_steps(spans, cut.steps)  # those without length have no segment
+    there = exclusive != 0
+    there[rows[choice.mask[step]]] = True
+    rows = np.flatnonzero(there)
     at = np.zeros_like(rows) if ranks is None else np.searchsorted(ranks, spans.rank[rows])
     keys = at * len(spans.names) + spans.name[rows]
     found = exclusive_statistics(keys, exclusive[rows], spans.duration_ns[rows])
