@@ -190,7 +190,10 @@ class Spans:
             tables: Names of the tables of profilers that it depends on.
         """
         read = frozenset(each for each in tables if each in self.tables)
-        columns = (self.kind, self.start_ns, self.end_ns, self.counters, self.headers)
+        columns = (
+            *(self.names, self.name, self.kind, self.rank, self.step, self.start_ns, self.end_ns),
+            *(self.thread, self.counters, self.headers),
+        )
         key = (name, read, *map(id, columns))
         if key not in self.results:
             self.results[key] = columns, make(self)  # the columns are kept, so that ids stay theirs

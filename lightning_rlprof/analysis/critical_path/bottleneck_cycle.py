@@ -17,6 +17,7 @@ from lightning_rlprof.analysis.critical_path.step_graph import (
     find_timeline,
     seconds,
 )
+from lightning_rlprof.analysis.steps.partition import stages_in_steps
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.analysis.steps.sync_points import has_handoffs
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
@@ -235,7 +236,7 @@ def _parts(spans: Spans) -> tuple[list[tuple[Cell, ...]], str] | str:
 def _overlap(timeline: Timeline) -> bool:
     """Return whether most steps start, on some rank, before the previous one has ended on all."""
     spans, cut, intervals = timeline.spans, timeline.cut, timeline.intervals
-    rows, step = cut.stages(spans)
+    rows, step = stages_in_steps(spans, cut.steps)
     works = ~np.isin(categories_of(spans.names), _IDLE)[spans.name[rows]]
     numbers = np.append(intervals.steps, intervals.steps[-1:] + 1)
     place = np.searchsorted(numbers, spans.step[cut.steps[step]])

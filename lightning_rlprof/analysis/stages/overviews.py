@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.steps.partition import (
     exclusive_ns,
     partition,
     rows_on_ranks,
+    stages_in_steps,
 )
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, Counted, counted, states
@@ -289,7 +290,10 @@ def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> 
     columns = (Column("stage", "text"), Column("location", "text"), _TOTAL, *_PER_CALL)
     cut = partition(spans, ranks)
     in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
-    rows = np.setdiff1d(rows_on_ranks(spans, "stage", ranks), cut.stages(spans)[0])
+    beside = np.zeros(len(spans), bool)
+    beside[rows_on_ranks(spans, "stage", ranks)] = True
+    beside[stages_in_steps(spans, cut.steps)[0]] = False
+    rows = np.flatnonzero(beside)
     rows = rows[in_steps[rows] == 0]
     choice = counted(spans, cut.steps)
     table: list[tuple[Cell, ...]] = [

@@ -6,6 +6,7 @@ An instant belongs to the innermost open stage of the step's own thread: the one
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -46,12 +47,6 @@ class Partition:
     divided: Segments
     outside: Segments
 
-    def stages(self, spans: Spans) -> tuple[Int64s, Int64s]:
-        """Return the stages that start in a step of their own thread, and the step of each."""
-        rows = spans.rows(kind="stage")
-        step = containing_step(spans, self.steps, rows, spans.thread)
-        return rows[step >= 0], step[step >= 0]
-
 
 def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
     """Divide all steps of some ranks (None: of all); all are divided once per run.
@@ -74,6 +69,29 @@ def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
         divided._replace(step=at[divided.step]),
         Segments(*(column[beside] for column in whole.outside)),
     )
+
+
+def stages_in_steps(spans: Spans, steps: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the stages that begin in a step of their thread, and the index of each one's step.
+
+    Args:
+        spans: The run.
+        steps: Rows of step spans: all of the run, or those of some ranks.
+    """
+    rows, step = spans.once("stages in steps", _stages_in_steps)
+    whole = spans.rows(kind="step")
+    if len(whole) == len(steps):
+        return rows, step
+    at = np.full(len(whole), -1, np.int64)
+    at[np.searchsorted(whole, steps)] = np.arange(len(steps))
+    mine = at[step] >= 0
+    return rows[mine], at[step[mine]]
+
+
+def _stages_in_steps(spans: Spans) -> tuple[Int64s, Int64s]:
+    steps, rows = spans.rows(kind="step"), spans.rows(kind="stage")
+    step = containing_step(spans, steps, rows, spans.thread)
+    return rows[step >= 0], step[step >= 0]
 
 
 def _divide_all(spans: Spans) -> Partition:
@@ -107,6 +125,29 @@ def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segme
         steps: Rows to divide, ascending.
         stages: Rows to divide them by, ascending.
     """
+    own = [spans.thread[rows] for rows in (steps, stages)]
+    order = [np.argsort(thread, kind="stable") for thread in own]
+    count = np.bincount(np.concatenate(own), minlength=1)
+    part = np.cumsum(count) // _ROWS_AT_ONCE
+    firsts = np.append(np.flatnonzero(np.diff(part, prepend=-1)), len(count))
+    bounds = [np.searchsorted(thread[at], firsts) for thread, at in zip(own, order, strict=True)]
+    found: list[tuple[Segments, Segments]] = []
+    for edges in zip(*(pairwise(each.tolist()) for each in bounds), strict=True):
+        mine, theirs = (np.sort(at[slice(*edge)]) for at, edge in zip(order, edges, strict=True))
+        divided, outside = _divide(spans, steps[mine], stages[theirs])
+        found.append((divided._replace(step=mine[divided.step]), outside))
+    divided, outside = (
+        Segments(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        for parts in zip(*found, strict=True)
+    )
+    return divided, outside
+
+
+_ROWS_AT_ONCE = 2**18
+"""Rows of some threads that are sorted at once: more take memory, and no less time."""
+
+
+def _divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segments]:
     rows = np.append(steps, stages)
     times = np.append(spans.start_ns[rows], spans.end_ns[rows])
     threads = np.tile(spans.thread[rows], 2)

@@ -5,7 +5,7 @@ own work, without waiting for other ranks; the waiting; and how often the stage 
 cells of a row add up to the step exactly, in integer nanoseconds.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
-    containing_step,
     partition,
     rows_on_ranks,
+    stages_in_steps,
 )
 from lightning_rlprof.analysis.steps.waiting import waiting_times
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
@@ -100,16 +100,16 @@ class StepMatrix:
     def amounts(self, spans: Spans, counter: str) -> "Amounts":
         """Return what stages counted in each cell that has the counter."""
         rows, values = spans.amounts(counter)
-        place, step = spans.once("stages in steps", _stages_in_steps)
+        place, step = stages_in_steps(spans, self.steps)
         own = np.minimum(np.searchsorted(place, rows), max(len(place) - 1, 0))
         known = np.append(place, -1)[own] == rows
         width = len(spans.names)
-        keys, at = np.unique(
-            np.append(step, -1)[own[known]] * width + spans.name[rows[known]], return_inverse=True
-        )
-        sums = np.zeros(len(keys))
-        np.add.at(sums, at, values[known])
-        return Amounts(keys // width, keys % width, sums, np.bincount(at, minlength=len(keys)))
+        keys = np.append(step, -1)[own[known]] * width + spans.name[rows[known]]
+        cells, at = _cells(len(self.steps) * width, keys)
+        amount = np.zeros(len(cells))
+        np.add.at(amount, at(keys), values[known])
+        count = np.bincount(at(keys), minlength=len(cells))
+        return Amounts(cells // width, cells % width, amount, count)
 
 
 def step_matrix(spans: Spans, ranks: Collection[int] | None = None) -> StepMatrix:
@@ -129,29 +129,36 @@ def step_matrix(spans: Spans, ranks: Collection[int] | None = None) -> StepMatri
     return StepMatrix(steps, at[whole.step[mine]], *(column[mine] for column in columns))
 
 
-def _stages_in_steps(spans: Spans) -> tuple[Int64s, Int64s]:
-    """Return the rows of the stages that begin in a step of their thread, and the step of each."""
-    steps, rows = spans.rows(kind="step"), spans.rows(kind="stage")
-    step = containing_step(spans, steps, rows, spans.thread)
-    return rows[step >= 0], step[step >= 0]
-
-
 def _compute(spans: Spans) -> StepMatrix:
     cut, waits = partition(spans), waiting_times(spans)
     width = len(spans.names) + 1
     name = np.append(spans.name, UNTRACED)[cut.divided.stage]  # -1 reads the last
-    began, step = spans.once("stages in steps", _stages_in_steps)
+    began, step = stages_in_steps(spans, cut.steps)
     keys = (
         cut.divided.step * width + name + 1,
         waits.step * width + waits.stage + 1,
         waits.step * width + waits.name + 1,
         step * width + spans.name[began] + 1,
     )
-    cells = np.unique(np.concatenate([np.unique(own) for own in keys]))
+    cells, at = _cells(len(cut.steps) * width, *keys)
     work, waited, calls = np.zeros((3, len(cells)), np.int64)
-    took, off, also, call = (np.searchsorted(cells, own) for own in keys)
-    np.add.at(work, took, cut.divided.end_ns - cut.divided.start_ns)
-    np.subtract.at(work, off, waits.ns)
-    np.add.at(waited, also, waits.ns)
-    np.add.at(calls, call, 1)
+    np.add.at(work, at(keys[0]), cut.divided.end_ns - cut.divided.start_ns)
+    np.subtract.at(work, at(keys[1]), waits.ns)
+    np.add.at(waited, at(keys[2]), waits.ns)
+    np.add.at(calls, at(keys[3]), 1)
     return StepMatrix(cut.steps, cells // width, cells % width - 1, work, waited, calls)
+
+
+_SPARSE = 8  # more possible cells per key than this: sort the keys instead of a table of all cells
+
+
+def _cells(size: int, *keys: Int64s) -> tuple[Int64s, Callable[[Int64s], Int64s]]:
+    """Return the cells that occur among ``size``, ascending, and what finds the place of a key."""
+    if size > _SPARSE * sum(map(len, keys)):
+        cells = np.unique(np.concatenate(keys))
+        return cells, lambda asked: np.searchsorted(cells, asked)
+    there = np.zeros(size, bool)
+    for own in keys:
+        there[own] = True
+    place = np.cumsum(there) - 1
+    return np.flatnonzero(there), lambda asked: place[asked]
