@@ -12,7 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
-from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.steps.partition import (
+    UNTRACED,
+    Partition,
+    partition,
+    stages_in_steps,
+)
 from lightning_rlprof.analysis.steps.step_matrix import StageWork, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
@@ -158,7 +163,7 @@ class StepTimes:
     def calls(self) -> dict[str, tuple[Cell, ...]]:
         """The cells of `CALLS` by stage, of the spans that begin or have time in included steps."""
         cut = partition(self.spans, self._ranks)
-        rows, step = cut.stages(self.spans)
+        rows, step = stages_in_steps(self.spans, cut.steps)
         some = np.unique(cut.divided.stage[self._counts[cut.divided.step]])
         rows = np.union1d(rows[self._counts[step]], some[some != UNTRACED])
         whole = summarize(self.spans.name[rows], self.spans.duration_ns[rows])
