@@ -40,203 +40,67 @@ class Code(str, Enum):
     # ---- captures
     CAPTURE_TAKEN = "capture-taken", "info", "A capture was taken: capture, step, stage."
     CAPTURE_EMPTY = "capture-empty", "info", "A capture opened for a step that never came: capture."
-    CAPTURE_REQUESTED = (
-        "capture-requested",
-        "info",
-        "The training asked for a capture: first_step, last_step, why, found_step.",
-    )
-    CAPTURE_BEGINS = (
-        "capture-begins",
-        "info",
-        "A requested capture begins: first_step, last_step, why.",
-    )
-    CAPTURE_REFUSED = (
-        "capture-refused",
-        "warning",
-        "A requested capture is not taken: why, and first_step and last_step if they are known.",
-    )
-    CAPTURE_NOT_REACHED = (
-        "capture-not-reached",
-        "warning",
-        "The training ended before a requested capture: first_step, last_step, ended.",
-    )
-    ANOMALY_NOT_CAPTURED = (
-        "anomaly-not-captured",
-        "info",
-        "A step was unusual, and enough were captured in this hour: found_step.",
-    )
-    NOTHING_CAPTURED = (
-        "nothing-captured",
-        "warning",
-        "Captures were configured, and none was taken: ended.",
-    )
-    STEPS_NOT_REACHED = (
-        "steps-not-reached",
-        "warning",
-        "The training ended before steps to capture: first_step, ended.",
-    )
+    CAPTURE_REQUESTED = "capture-requested", "info", "A capture is asked for: first_step, why."
+    CAPTURE_BEGINS = "capture-begins", "info", "A requested capture begins: first_step, why."
+    CAPTURE_REFUSED = "capture-refused", "warning", "No requested capture: first_step, why."
+    CAPTURE_NOT_REACHED = "capture-not-reached", "warning", "It ended before: first_step."
+    ANOMALY_NOT_CAPTURED = "anomaly-not-captured", "info", "Unusual, uncaptured: found_step."
+    NOTHING_CAPTURED = "nothing-captured", "warning", "No configured capture was taken."
+    STEPS_NOT_REACHED = "steps-not-reached", "warning", "Steps to capture never came: first_step."
     CAPTURES_OFF = "captures-off", "info", "This process captures nothing, by its configuration."
-    CAPTURE_UNSUPPORTED = (
-        "capture-unsupported",
-        "info",
-        "What the configuration asks for has no recorder on this device: device.",
-    )
-    CAPTURE_CUT_SHORT = (
-        "capture-cut-short",
-        "warning",
-        "A capture ended early, since it was too large: capture.",
-    )
-    CAPTURE_WITHOUT_KERNELS = (
-        "capture-without-kernels",
-        "warning",
-        "A trace lacks kernels that ran, or has none: trace.",
-    )
-    CAPTURE_WITHOUT_TRACE = (
-        "capture-without-trace",
-        "warning",
-        "The schedule of torch.profiler did not begin in a capture: capture.",
-    )
-    CAPTURE_WITHOUT_DEVICE = (
-        "capture-without-device",
-        "warning",
-        "Captures have no data of the device: captures.",
-    )
+    CAPTURE_UNSUPPORTED = "capture-unsupported", "info", "This device has no recorder: device."
+    CAPTURE_CUT_SHORT = "capture-cut-short", "warning", "A capture was too large: capture."
+    CAPTURE_WITHOUT_KERNELS = "capture-without-kernels", "warning", "Kernels are missing: trace."
+    CAPTURE_WITHOUT_TRACE = "capture-without-trace", "warning", "Its schedule never began: capture."
+    CAPTURE_WITHOUT_DEVICE = "capture-without-device", "warning", "No data of the device: captures."
     TRACE_LOST = "trace-lost", "error", "A trace could not be written: trace."
     ASCEND_PARSING = "ascend-parsing", "info", "Captures of torch_npu are being parsed: captures."
     ASCEND_NOT_PARSED = "ascend-not-parsed", "warning", "Captures of torch_npu could not be parsed."
 
     # ---- recorders
-    RECORDER_FAILED = (
-        "recorder-failed",
-        "error",
-        "A recorder was disabled after an error: recorder.",
-    )
-    INJECTION_REPLACED = (
-        "injection-replaced",
-        "info",
-        "An inherited NVTX tool was set aside, so that torch.profiler gets CUPTI.",
-    )
+    RECORDER_FAILED = "recorder-failed", "error", "A recorder was disabled: recorder."
+    INJECTION_REPLACED = "injection-replaced", "info", "An inherited NVTX tool was set aside."
     NSYS_ABSENT = "nsys-absent", "warning", "Nsight Systems is not attached to this process."
     NSYS_RANGE = "nsys-range", "info", "A range of Nsight Systems is a capture: number, capture."
-    NSYS_REPORTS_ELSEWHERE = (
-        "nsys-reports-elsewhere",
-        "info",
-        "Nsight Systems writes its reports to a folder of its own.",
-    )
-    NSYS_REPORT_MISSING = (
-        "nsys-report-missing",
-        "warning",
-        "A report of Nsight Systems was not found, was not complete, or could not be moved.",
-    )
+    NSYS_REPORTS_ELSEWHERE = "nsys-reports-elsewhere", "info", "nsys reports are not in the run."
+    NSYS_REPORT_MISSING = "nsys-report-missing", "warning", "An nsys report is missing or stuck."
     NVTX_NOT_RECORDED = "nvtx-not-recorded", "warning", "NVTX ranges do not reach the profiler."
     MSTX_NOT_RECORDED = "mstx-not-recorded", "warning", "MSTX ranges do not reach the profiler."
-    OUT_OF_MEMORY = (
-        "out-of-memory",
-        "warning",
-        "An allocation on the device failed: device, step, wanted_bytes, free_bytes.",
-    )
-    SNAPSHOTS_UNSUPPORTED = (
-        "snapshots-unsupported",
-        "info",
-        "torch records no allocations on this device: device.",
-    )
-    SNAPSHOTS_UNWATCHED = (
-        "snapshots-unwatched",
-        "warning",
-        "No snapshot will be written when the device runs out of memory.",
-    )
+    OUT_OF_MEMORY = "out-of-memory", "warning", "An allocation failed: device, step, free_bytes."
+    SNAPSHOTS_UNSUPPORTED = "snapshots-unsupported", "info", "No allocations recorded: device."
+    SNAPSHOTS_UNWATCHED = "snapshots-unwatched", "warning", "No snapshot when memory runs out."
     MEMORY_TIMELINE_CUT = "memory-timeline-cut", "warning", "The timeline of memory ended early."
-    METRICS_MISSING = (
-        "metrics-missing",
-        "warning",
-        "Background metrics were not sampled, or not all the time.",
-    )
-    METRICS_UNSUPPORTED = (
-        "metrics-unsupported",
-        "info",
-        "Some background metrics cannot be read on this machine.",
-    )
+    METRICS_MISSING = "metrics-missing", "warning", "Background metrics have gaps."
+    METRICS_UNSUPPORTED = "metrics-unsupported", "info", "Metrics cannot be read here: metrics."
 
     # ---- marks
-    STAGE_NEVER_MARKED = (
-        "stage-never-marked",
-        "warning",
-        "A stage to capture was never marked: stage.",
-    )
-    STAGE_MISSPELLED = (
-        "stage-misspelled",
-        "warning",
-        "The name of a stage is one letter from a known one: stage, known.",
-    )
-    SPAN_LEFT_OPEN = (
-        "span-left-open",
-        "warning",
-        "A span was open when the one around it ended: span.",
-    )
-    WRAP_WITHOUT_CALL = (
-        "wrap-without-call",
-        "warning",
-        "A rule of wrap marked no call: target.",
-    )
+    STAGE_NEVER_MARKED = "stage-never-marked", "warning", "A stage to capture has no mark: stage."
+    STAGE_MISSPELLED = "stage-misspelled", "warning", "A name is a letter off: stage, known."
+    SPAN_LEFT_OPEN = "span-left-open", "warning", "A span outlived the one around it: span."
+    WRAP_WITHOUT_CALL = "wrap-without-call", "warning", "A rule of wrap marked no call: target."
     COMPILED_CODE = "compiled-code", "warning", "Marks inside torch.compile were not recorded."
     CHILD_PROCESS = "child-process", "warning", "Marks in child processes were not recorded."
     MARKED_BY_NAME = "marked-by-name", "info", "Methods are marked by their names."
-    MARKED_BY_CODE = (
-        "marked-by-code",
-        "info",
-        "Methods are no longer marked by their names, as the code marks stages.",
-    )
+    MARKED_BY_CODE = "marked-by-code", "info", "The code marks stages, so names no longer count."
     UNKNOWN_FATE = "unknown-fate", "warning", "A fate of a sample is not one of the known: fate."
-    EXPERTS_UNREADABLE = (
-        "experts-unreadable",
-        "warning",
-        "Tokens per expert were counted in a form that cannot be read.",
-    )
+    EXPERTS_UNREADABLE = "experts-unreadable", "warning", "Tokens per expert cannot be read."
     NUMBERS_LOST = "numbers-lost", "error", "Numbers that were due later could not be read."
 
     # ---- the run
     RECORDING_FAILED = "recording-failed", "error", "rlprof failed at a mark; training continued."
-    DOOR_NOT_RECORDED = (
-        "door-not-recorded",
-        "warning",
-        "This version of a framework lacks what is recorded of it: framework.",
-    )
-    THREAD_NOT_RECORDED = (
-        "thread-not-recorded",
-        "warning",
-        "A training in another thread is not recorded: thread.",
-    )
-    WITHOUT_EFFECT = (
-        "without-effect",
-        "warning",
-        "Configuration for another device had no effect: device.",
-    )
+    DOOR_NOT_RECORDED = "door-not-recorded", "warning", "A framework lacks a part: framework."
+    THREAD_NOT_RECORDED = "thread-not-recorded", "warning", "Another thread trains too: thread."
+    WITHOUT_EFFECT = "without-effect", "warning", "Options for another device: device."
     MODEL_UNREADABLE = "model-unreadable", "warning", "The model's config.json cannot be read."
     RUN_RENAMED = "run-renamed", "warning", "The run has another name: its rank was taken."
-    RUN_NOT_SHARED = (
-        "run-not-shared",
-        "warning",
-        "The ranks of a job could not agree on one run, or left out what was not theirs.",
-    )
-    OVER_BUDGET = (
-        "over-budget",
-        "warning",
-        "Some lines are not written, or only the newest are kept: step.",
-    )
-    BUDGET_SUMMARY = (
-        "budget-summary",
-        "warning",
-        "How much was not written: regions, marks, counters, bare_stages, lines, steps.",
-    )
+    RUN_NOT_SHARED = "run-not-shared", "warning", "Ranks of a job did not agree on one run."
+    OVER_BUDGET = "over-budget", "warning", "Lines are left out from here on: step."
+    BUDGET_SUMMARY = "budget-summary", "warning", "How much was not written: lines, steps."
     FILE_DAMAGED = "file-damaged", "error", "The rank file was truncated, moved or deleted."
     LINES_LOST = "lines-lost", "error", "Lines could not be written: lines."
     DISK_REFUSED = "disk-refused", "warning", "The disk took nothing for a while: seconds."
     CLOCK_NOT_SYNCED = "clock-not-synced", "warning", "Clocks are no longer compared: rank."
-    NO_PROGRESS = (
-        "no-progress",
-        "warning",
-        "No span began or ended for long: quiet_s, step, and span if one is open.",
-    )
+    NO_PROGRESS = "no-progress", "warning", "No span began or ended for long: quiet_s, step, span."
     PROGRESS_AGAIN = "progress-again", "info", "The rank makes progress again: quiet_s."
     HANGS_NOT_WATCHED = "hangs-not-watched", "warning", "Hangs are not watched for."
     STACKS_NOT_SAMPLED = "stacks-not-sampled", "warning", "Stacks of threads are not sampled."
