@@ -243,18 +243,15 @@ def _stages(times: RecentTimes, pace: _Pace) -> tuple[Table, str]:
         for stage, rank, tokens, _, mfu, *_ in reversed(times.rates.rows)
         if rank is None or stage not in {row[0] for row in times.rates.rows if row[1] is None}
     }
-    steps = sum(len(own.ns) for own in times.steps.values())
     rows: list[tuple[Cell, ...]] = []
     most, text, waits = 0.0, "", _Behind()
-    for stage, share, total, *_ in times.stages.rows:
+    for stage, share, mean, *_ in times.stages.rows:
         means = times.stage_ns.get(str(stage), {})
         rank = max(means, key=means.__getitem__, default=0)
         others = [mean for number, mean in means.items() if number != rank]
         ratio = means[rank] / median(others) if others and median(others) > 0 else None
-        of = sum(len(times.steps[number].ns) for number in means) or steps
         longest = (round(means[rank]), rank) if others else (None, None)
-        row = (stage, share, round(int(total or 0) / of))
-        rows.append((*row, *rates.get(stage, (None, None)), *longest, ratio))
+        rows.append((stage, share, mean, *rates.get(stage, (None, None)), *longest, ratio))
         if str(stage).startswith(WAITING.format("")):
             waits = max(waits, _behind(str(stage), means, pace))
             continue

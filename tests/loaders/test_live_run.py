@@ -62,7 +62,8 @@ def span(name, kind, step, start, end, *, id=1, parent=None, thread=7, counters=
 def stage_ns(live):
     """Return the time of each stage in all steps that are kept, without that of stages inside."""
     table = stages(live.spans)
-    return {row[0]: row[2] for row in table.rows if row[0] != "untraced"}
+    totals = zip(table.column("stage"), table.column("total"), strict=True)
+    return {stage: total for stage, total in totals if stage != "untraced"}
 
 
 def step_ns(live, rank=0):
