@@ -289,4 +289,5 @@ def test_findings_on_background_metrics_are_printed_with_their_query(
         file.writelines(json.dumps(line) + "\n" for line in [*lines, ["end", 0, "finished"]])
     status, out, err = rlprof("findings", path.parent)
     assert (status, err) == (0, "")
-    assert "The CPU quota of the container is used up in 60% of its periods" in out
+    assert "[cpu-quota]" in out
+    assert "60% of the time" in out

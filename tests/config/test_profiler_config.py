@@ -53,7 +53,7 @@ def test_defaults() -> None:
         "summary": True,
         "log_report": False,
         "group_access": False,
-        "ignore_advice": [],
+        "ignore_findings": [],
         "capture_anomalies": False,
         "measure_overhead": False,
         "clock_sync_interval_minutes": 2,

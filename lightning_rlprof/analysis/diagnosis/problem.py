@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.diagnosis.evidence import Evidence
@@ -431,6 +431,41 @@ class Finding:
     def evidence(self) -> str:
         """What was measured, in words."""
         return "; ".join(each.text for each in self.facts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain data for JSON."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "title": self.title,
+            "price": None if self.price is None else vars(self.price),
+            "confidence": self.confidence,
+            "facts": [each._asdict() for each in self.facts],
+            "act": self.act,
+            "ruled_out_if": self.problem.ruled_out_if,
+            "look": self.look,
+            "query": self.query,
+            "place": None if self.place is None else self.place._asdict(),
+            "remedies": [
+                {
+                    "id": each.remedy.id,
+                    "title": each.remedy.title,
+                    "settings": [
+                        {
+                            "framework": setting.framework,
+                            "key": setting.key,
+                            "change": setting.change,
+                            "default": setting.default,
+                        }
+                        for setting in each.settings
+                    ],
+                    "saves": None if each.saves is None else vars(each.saves),
+                    "risk": each.remedy.risk,
+                    "guide": each.remedy.guide,
+                }
+                for each in self.remedies
+            ],
+        }
 
 
 class Undecided(NamedTuple):

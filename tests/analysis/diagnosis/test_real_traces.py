@@ -38,9 +38,9 @@ def claims(table: Table) -> set[str]:
 def test_every_link_returns_events_and_every_number_is_that_of_its_command(name: str) -> None:
     spans = loaded(name)
     table = findings(spans)
-    for name, cost, query in zip(*map(table.column, ("id", "cost", "query")), strict=True):
-        assert len(Run.of(spans).sql(str(query)).rows) > 0, name
-        if name in ("short-gaps", "long-gaps"):
+    for own_id, cost, query in zip(*map(table.column, ("id", "cost", "query")), strict=True):
+        assert len(Run.of(spans).sql(str(query)).rows) > 0, own_id
+        if own_id in ("short-gaps", "long-gaps"):
             own = idle(spans)
             kinds = zip(own.column("kind"), own.column("total"), strict=True)
             late = sum(int(total or 0) for kind, total in kinds if kind == "host-bound idle")
