@@ -381,6 +381,6 @@ def test_without_a_run_the_newest_one_is_taken(
         "rlprof: error: no such run or trace: 'nope'\n"
         "  hint: Newest runs in profiler_data: 20261125-a\n"
     )
-    for words in (["summary"], ["findings"], ["stragglers"], ["show", "ledger"], ["whatif"]):
+    for words in (["summary"], ["stragglers"], ["show", "ledger"], ["whatif"]):
         tables = json.loads(rlprof(*words, "--json", "-n", 1)[1])["tables"]
         assert {len(table["rows"]) for table in tables} <= {0, 1}

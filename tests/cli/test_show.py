@@ -256,7 +256,6 @@ def test_a_truncated_trace_says_how_much_was_read_and_what_is_missing(
     for verb in (("show", path, "stages"), ("summary", path), ("show", path, "kernels")):
         _, out, _ = rlprof(*verb)
         assert out.count(f"warning: rank 0: {text}\n") == 1
-        assert out.count(" truncated") == 1
         assert json.loads(rlprof(*verb, "--json")[1])["warnings"][0]["text"] == text
 
 

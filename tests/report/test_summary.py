@@ -30,7 +30,7 @@ def test_a_slow_rank_is_named_with_its_price_and_what_to_try(tmp_path: Path) -> 
     assert lines[0].startswith("rlprof: 40 steps on 4 ranks, median ")
     assert lines[0].endswith(" tokens/s")
     assert any(line.startswith("  waiting in actor_update") for line in lines)
-    assert any(line.startswith("Fix first: Rank 2 is a straggler") for line in lines)
+    assert any(line.startswith("Fix first: A rank slows the others down (rank 2") for line in lines)
     assert lines[-1].startswith("See it:    rlprof report ")
 
 
@@ -137,7 +137,7 @@ def test_a_command_to_try_is_whole_however_long_the_path(tmp_path: Path) -> None
     ]
     write_rank(run, header(), rows)
     lines = lines_of(load(run))
-    at = lines.index("Fix first: Memory grows every step (host, rank 0)")
+    at = lines.index("Fix first: Memory grows every step (host, rank 0, rest of step)")
     assert lines[at + 1] == f"  Find the stage with rlprof show {run} memory_phases"
 
 

@@ -85,7 +85,7 @@ class Diagnosis:
         explained: Problems that are not listed, as another one explains half of their time.
         ignored: Ids that the configuration leaves out.
         frameworks: Whose settings are shown.
-        abstained: Why there is no answer at all; None if there is one.
+        abstained: Why nothing could be judged; None if it could.
     """
 
     quality: Quality

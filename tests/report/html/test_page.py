@@ -113,7 +113,6 @@ def test_the_page_answers_first_and_proves_below(tmp_path: Path) -> None:
         "Ranks",
         "Time ledger",
         "Findings",
-        "Advice",
         "Data quality",
         "Configuration",
         "Environment",
