@@ -56,7 +56,7 @@ def _section(problem: Problem) -> Iterator[str]:
     for remedy in problem.remedies:
         yield ""
         when = f", if {_conditions(remedy)}" if remedy.when else ""
-        guide = f"[{remedy.title}](../guides/tuning.md#{remedy.id})"
+        guide = f"[{remedy.title}](../{remedy.guide.partition('/')[2]})"
         yield f"Remedy `{remedy.id}`: {guide}{when}. Risk: {remedy.risk}\n"
         yield "| setting | default | change |"
         yield "|---|---|---|"

@@ -18,8 +18,8 @@ import pytest
 import typer
 import yaml
 
-from lightning_rlprof.analysis.advice.rules import RULES
 from lightning_rlprof.analysis.catalog import ANALYSES
+from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEMS
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.cli.app import app
 from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -213,7 +213,7 @@ def test_the_links_of_a_page_outside_docs_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["generate_cli", "generate_schema", "generate_advice"])
+@pytest.mark.parametrize("name", ["generate_cli", "generate_schema", "generate_problems"])
 def test_a_generated_page_is_written_and_then_fresh(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,7 +225,7 @@ def test_a_generated_page_is_written_and_then_fresh(
     assert main([]) == 0
     assert main(["--check"]) == 0
     text = "".join(path.read_text() for path in tmp_path.rglob("*.md"))
-    known = {"generate_schema": ANALYSES, "generate_advice": RULES}
+    known = {"generate_schema": ANALYSES, "generate_problems": PROBLEMS}
     names = known.get(name) or typer.main.get_command(app).commands
     assert [each for each in names if f"`{each}`" not in text and f" {each}" not in text] == []
 

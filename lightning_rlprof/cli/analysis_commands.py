@@ -370,7 +370,7 @@ def findings(
     explain: Explain = None,
     framework: ForFramework = None,
 ) -> None:
-    """List what to fix first: problems by price, with evidence and remedies.
+    """List what to fix first, with prices, evidence and remedies.
 
     Example: rlprof findings RUN --explain data-wait
     """

@@ -311,7 +311,7 @@ class Options(Section):
         for name in value:
             if name not in known:
                 hint = near(name, known) or "; `rlprof findings --explain all` lists them"
-                raise refused(f"holds {name!r}, which is no id of a problem or remedy{hint}", value)
+                raise refused(f"holds {name!r}, not the id of a problem or remedy{hint}", value)
         return value
 
     _rules = field_validator("wrap", mode="before")(as_rules)

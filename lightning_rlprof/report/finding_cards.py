@@ -17,7 +17,7 @@ class CardView:
         title: What is wrong, with values of the run.
         kind: ``ended``, ``distorts``, ``problem`` or ``idea``.
         confidence: ``high`` or ``medium``.
-        price: What it lost, in short; empty if that is no time.
+        price: What it lost, in short; empty if it costs none.
         cost: The same with its interval, and the confidence.
         evidence: What was measured.
         where: Rank, step and time of the first event; empty if there is none.

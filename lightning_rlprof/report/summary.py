@@ -17,7 +17,7 @@ from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, device_shares, idle
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality
-from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages.overviews import roles
@@ -106,7 +106,12 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain data for JSON."""
-        return asdict(self) | {"run": str(self.run)}
+        plain_facts = asdict(replace(self, first=(), quality=Quality(())))
+        return plain_facts | {
+            "run": str(self.run),
+            "first": [each.to_dict() for each in self.first],
+            "quality": [each._asdict() for each in self.quality.checks],
+        }
 
 
 def summary(spans: Spans, *, captures: bool = False) -> Summary:
@@ -248,7 +253,7 @@ def quality_lines(found: Summary) -> list[str]:
 def first_lines(found: Summary) -> list[str]:
     """Return the first problem with its price and what to try, and the next in a line."""
     if not found.first:
-        return [no_problem(found)]
+        return [nothing_found(found)]
     top, lines = found.first[0], []
     label = "Improve first" if top.kind == "idea" else "Fix first"
     lines.append(f"{label}: {top.heading}{_price(top)}")
@@ -261,16 +266,12 @@ def first_lines(found: Summary) -> list[str]:
     return lines
 
 
-def no_problem(found: Summary) -> str:
+def nothing_found(found: Summary) -> str:
     """Return that no problem was found, and how much could not be decided."""
-    text = "No problem found in what was recorded"
     if found.captures_unread:
         more = f"For captures: rlprof findings {shlex.quote(str(found.run))}"
-        return f"{text} outside captures. {more}"
-    if not found.undecided:
-        return f"{text}."
-    needs = "needs" if found.undecided == 1 else "need"
-    return f"{text}; {_count(found.undecided, 'check')} {needs} more data."
+        return f"No problem found in what was recorded outside captures. {more}"
+    return no_problem(found.undecided)
 
 
 def _price(found: Finding) -> str:

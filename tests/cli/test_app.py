@@ -99,7 +99,7 @@ PANELS = {
     "More": [
         *("summary", "compare", "hang", "show", "stragglers", "whatif", "sql", "ls", "open"),
         *("serve", "export", "ingest", "capture", "nsys", "ascend", "config", "size"),
-        *("advise", "explain", "demo", "doctor", "help"),
+        *("demo", "doctor", "help"),
     ],
 }
 
@@ -116,7 +116,7 @@ def test_the_help_groups_the_verbs(rlprof: Run) -> None:
     assert rlprof()[:2] == (2, "\n".join([*lines, ""]))
 
 
-@pytest.mark.parametrize("verb", sorted({*chain(*PANELS.values())} - {"advise", "explain", "init"}))
+@pytest.mark.parametrize("verb", sorted({*chain(*PANELS.values())} - {"init"}))
 def test_each_verb_has_one_line_and_help_in_three_ways(rlprof: Run, verb: str) -> None:
     (text,) = re.findall(rf"^  {verb}  +(.+)$", rlprof("--help")[1], re.MULTILINE)
     assert text.endswith(".")
@@ -381,6 +381,6 @@ def test_without_a_run_the_newest_one_is_taken(
         "rlprof: error: no such run or trace: 'nope'\n"
         "  hint: Newest runs in profiler_data: 20261125-a\n"
     )
-    for words in (["summary"], ["findings"], ["stragglers"], ["show", "ledger"], ["whatif"]):
+    for words in (["summary"], ["stragglers"], ["show", "ledger"], ["whatif"]):
         tables = json.loads(rlprof(*words, "--json", "-n", 1)[1])["tables"]
         assert {len(table["rows"]) for table in tables} <= {0, 1}

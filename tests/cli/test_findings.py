@@ -1,58 +1,59 @@
-"""`rlprof findings`: data quality first, then findings with commands that run."""
+"""`rlprof findings`: problems with remedies and commands that run, and one text per id."""
 
 import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
 from tests.cli.test_stragglers import recorded
 from tests.test_run import recorded as short
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_data_quality_comes_first_then_findings_with_cost_and_next_step(
+def test_one_line_of_data_quality_then_problems_with_price_and_next_step(
     rlprof: Run, tmp_path: Path, hints: None
 ) -> None:
     status, out, err = rlprof("findings", recorded(tmp_path / "a run", steps=20, slow={2: 0.15}))
 
     assert status == 0
     lines = out.splitlines()
-    assert lines[0] == f"{tmp_path}/a run: data quality"
-    assert lines[1].split() == ["ok", "ranks:", "4", "of", "4", "present"]
-    at = lines.index("Findings")
-    assert lines[at + 1].startswith("1. ")
-    assert any(
-        "Rank 2 is a straggler" in line and line.endswith("(slow rank)") for line in lines[at:]
-    )
+    assert lines[0] == f"{tmp_path}/a run: findings"
+    assert lines[1] == "Recording: complete"
+    assert any("rank 2" in line and line.endswith("[straggler]") for line in lines)
+    assert any(line.startswith("   remedy: ") for line in lines)
     assert f"   rlprof stragglers '{tmp_path}/a run' --json" in lines
     assert any(line.startswith("   see rank 2, step ") for line in lines)
-    first = next(line for line in lines[at:] if line.startswith("   rlprof "))
-    assert err == f"next: {first.strip()}\n"
+    first = next(line for line in lines if line.startswith("   rlprof "))
+    assert f"next: {first.strip()}\n" in err
 
 
-def test_json_has_both_tables(rlprof: Run, tmp_path: Path) -> None:
-    data = json.loads(rlprof("findings", recorded(tmp_path, steps=20, slow={}), "--json")[1])
-    assert [table["name"] for table in data["tables"]] == ["data_quality", "findings"]
-    assert data["ranks"] == [0, 1, 2, 3]
-
-
-def test_commands_in_json_have_the_path_of_the_run(rlprof: Run, tmp_path: Path) -> None:
+def test_json_has_problems_with_remedies_as_facts(rlprof: Run, tmp_path: Path) -> None:
     run = recorded(tmp_path / "a run", steps=20, slow={2: 0.15})
-    for words in (("findings", run), ("show", run, "findings")):
-        text = rlprof(*words, "--json")[1]
-        rows = json.loads(text)["tables"][-1]["rows"]
-        assert any(f"rlprof stragglers '{tmp_path}/a run' --json" in row for row in rows)
-        assert "RUN" not in text
+    text = rlprof("findings", run, "--json")[1]
+    data = json.loads(text)
+    assert data["ranks"] == [0, 1, 2, 3]
+    assert data["recording"]["complete"]
+    [own] = [each for each in data["problems"] if each["id"] == "straggler"]
+    facts = {each["name"]: each["value"] for each in own["facts"]}
+    assert (facts["rank"], own["price"]["kind"]) == (2, "lost")
+    assert own["remedies"][0]["settings"]
+    assert own["look"] == f"rlprof stragglers '{tmp_path}/a run' --json"
+    assert "RUN" not in text
 
 
-def test_a_run_without_findings(rlprof: Run, tmp_path: Path) -> None:
-    _, out, _ = rlprof("findings", short(tmp_path).path)
-    assert "ranks: 1 of 2 are missing: 1" in out
-    assert "No problems found." in out
-    assert " not decided. See why: rlprof show " in out
-    _, out, _ = rlprof("show", short(tmp_path / "same").path, "findings")
-    assert "untraced (needs 5 steps, has 1)." in " ".join(out.split())
+def test_without_a_problem_it_says_so_of_what_was_recorded(rlprof: Run, tmp_path: Path) -> None:
+    run = short(tmp_path).path
+    _, out, err = rlprof("findings", run)
+    assert "1 of 2 are missing: 1" in out
+    assert " not decided. See why, and what to record: --all" in err + out
+    _, out, _ = rlprof("findings", run, "--all")
+    assert "Not decided" in out
+    assert "  weight-sync: " in out
 
 
 def test_every_printed_command_runs(rlprof: Run, tmp_path: Path) -> None:
@@ -64,3 +65,38 @@ def test_every_printed_command_runs(rlprof: Run, tmp_path: Path) -> None:
         assert (status, err) == (0, ""), command
         if " sql " in command:
             assert "actor" in answer
+
+
+def test_an_id_is_explained_in_one_text_without_a_run(rlprof: Run) -> None:
+    status, out, _ = rlprof("findings", "--explain", "straggler")
+    assert (status, out.count("straggler: ")) == (0, 1)
+    assert "{" not in out
+    remedy = rlprof("findings", "--explain", "data-workers")[1]
+    assert "DataLoader(num_workers=)" in remedy
+    facts = json.loads(rlprof("findings", "--explain", "straggler", "--json")[1])
+    assert facts["id"] == "straggler"
+
+
+def test_all_ids_are_listed_and_a_typo_is_met_with_the_nearest(rlprof: Run) -> None:
+    assert "data-workers" in rlprof("findings", "--explain", "all")[1]
+    listed = json.loads(rlprof("findings", "--explain", "all", "--json")[1])
+    assert any(each["id"] == "straggler" for own in listed.values() for each in own)
+    status, _, err = rlprof("findings", "--explain", "stragler")
+    assert status != 0
+    assert "did you mean 'straggler'?" in err
+
+
+def test_the_framework_may_be_another_than_that_of_the_run(rlprof: Run, tmp_path: Path) -> None:
+    run = recorded(tmp_path, steps=20, slow={2: 0.15})
+    assert rlprof("findings", run, "--framework", "verl")[0] == 0
+    status, _, err = rlprof("findings", run, "--framework", "jax")
+    assert (status != 0, "frameworks: verl" in err) == (True, True)
+
+
+def test_the_configuration_knows_the_ids() -> None:
+    config = ProfilerConfig.build(ignore_findings=["data-workers", "straggler"])
+    assert config.ignore_findings == ["data-workers", "straggler"]
+    with pytest.raises(ConfigError, match="data-workers"):
+        ProfilerConfig.build(ignore_findings=["data-worker"])
+    with pytest.raises(ConfigError, match="--explain all"):
+        ProfilerConfig.build(ignore_findings=["xyz"])

@@ -256,7 +256,6 @@ def test_a_truncated_trace_says_how_much_was_read_and_what_is_missing(
     for verb in (("show", path, "stages"), ("summary", path), ("show", path, "kernels")):
         _, out, _ = rlprof(*verb)
         assert out.count(f"warning: rank 0: {text}\n") == 1
-        assert out.count(" truncated") == 1
         assert json.loads(rlprof(*verb, "--json")[1])["warnings"][0]["text"] == text
 
 
@@ -289,4 +288,5 @@ def test_findings_on_background_metrics_are_printed_with_their_query(
         file.writelines(json.dumps(line) + "\n" for line in [*lines, ["end", 0, "finished"]])
     status, out, err = rlprof("findings", path.parent)
     assert (status, err) == (0, "")
-    assert "The CPU quota of the container is used up in 60% of its periods" in out
+    assert "[cpu-quota]" in out
+    assert "60% of the time" in out

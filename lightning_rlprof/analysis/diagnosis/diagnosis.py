@@ -85,7 +85,7 @@ class Diagnosis:
         explained: Problems that are not listed, as another one explains half of their time.
         ignored: Ids that the configuration leaves out.
         frameworks: Whose settings are shown.
-        abstained: Why there is no answer at all; None if there is one.
+        abstained: Why nothing could be judged; None if it could.
     """
 
     quality: Quality
@@ -107,11 +107,7 @@ class Diagnosis:
         """What to say of a run without a problem."""
         if self.abstained is not None:
             return f"No data: {self.abstained}"
-        text = "No problem found in what was recorded"
-        count = len({each.id for each in self.undecided})
-        if not count:
-            return f"{text}."
-        return f"{text}; {count} check{' needs' if count == 1 else 's need'} more data."
+        return no_problem(len(self.undecided))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain data for JSON."""
@@ -120,8 +116,8 @@ class Diagnosis:
                 "complete": not self.quality.doubts,
                 "checks": [each._asdict() for each in self.quality.checks],
             },
-            "problems": [_facts(each) for each in self.problems],
-            "ideas": [_facts(each) for each in self.ideas],
+            "problems": [each.to_dict() for each in self.problems],
+            "ideas": [each.to_dict() for each in self.ideas],
             "undecided": [each._asdict() for each in self.undecided],
             "explained": list(self.explained),
             "ignored": list(self.ignored),
@@ -130,39 +126,12 @@ class Diagnosis:
         }
 
 
-def _facts(found: Finding) -> dict[str, Any]:
-    return {
-        "id": found.id,
-        "kind": found.kind,
-        "title": found.title,
-        "price": None if found.price is None else vars(found.price),
-        "confidence": found.confidence,
-        "facts": [each._asdict() for each in found.facts],
-        "act": found.act,
-        "ruled_out_if": found.problem.ruled_out_if,
-        "look": found.look,
-        "query": found.query,
-        "place": None if found.place is None else found.place._asdict(),
-        "remedies": [
-            {
-                "id": each.remedy.id,
-                "title": each.remedy.title,
-                "settings": [
-                    {
-                        "framework": setting.framework,
-                        "key": setting.key,
-                        "change": setting.change,
-                        "default": setting.default,
-                    }
-                    for setting in each.settings
-                ],
-                "saves": None if each.saves is None else vars(each.saves),
-                "risk": each.remedy.risk,
-                "guide": each.remedy.guide,
-            }
-            for each in found.remedies
-        ],
-    }
+def no_problem(undecided: int) -> str:
+    """Return that no problem was found, and how much could not be decided."""
+    text = "No problem found in what was recorded"
+    if not undecided:
+        return f"{text}."
+    return f"{text}; {undecided} check{' needs' if undecided == 1 else 's need'} more data."
 
 
 _LAST: "WeakKeyDictionary[Spans, dict[str | None, Diagnosis]]" = WeakKeyDictionary()

@@ -184,7 +184,7 @@ def _memory_pressure(run: Evidence) -> Measurement:
 def _throttled(text: str, metric: str) -> Quantity:
     """Return the share of clock cycles that the worst device lost while it was throttled.
 
-    Lost are those between its clock and its highest one. A low clock alone is no evidence: an idle
+    Lost are those between its clock and its highest one. A low clock alone does not count: an idle
     device has one.
     """
 

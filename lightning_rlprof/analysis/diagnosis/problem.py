@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.diagnosis.evidence import Evidence
@@ -17,7 +17,28 @@ DOCS = "docs"
 """Where the documentation is: a folder of the repository, until it has a public address."""
 
 GUIDE = f"{DOCS}/guides/tuning.md"
-"""Page with a section for each remedy, whose anchor is the remedy's id."""
+"""Page with a section for each remedy, whose anchor is that of its symptom."""
+
+_SECTIONS = {
+    "smaller-micro-batch": "out-of-memory",
+    "own-threads": "cpu-contention",
+    "fewer-workers": "cpu-contention",
+    "other-programs": "cpu-contention",
+    "cpu-quota-limit": "cpu-limit",
+    "swap-ranks": "thermal-throttling",
+    "cut-tail": "rollout-tail",
+    "longer-responses": "clipped-responses",
+    "discard-less": "discarded-samples",
+    "less-staleness": "stale-samples",
+    "prefetch": "data-workers",
+    "sync-less-often": "weight-sync-overlap",
+    "weight-sync-backend": "weight-sync-overlap",
+    "no-synchronization": "host-bound-update",
+    "more-host-memory": "memory-pressure",
+    "fewer-workers-for-memory": "memory-pressure",
+    "faster-disk": "disk-wait",
+    "collect-together": "garbage-collection",
+}  # of the guide, for remedies that are explained with a symptom of another name
 
 PROBLEM_PAGE = f"{DOCS}/reference/problems.md"
 """Generated page with a section for each problem, whose anchor is the problem's id."""
@@ -109,7 +130,7 @@ class Measured:
         value: The quantity.
         low: Lower bound.
         high: Upper bound.
-        lost_ns: Time of the job that it is, ranks summed; None if it is no time.
+        lost_ns: Time of the job that it is, ranks summed; None if it is not a time.
         bounds_ns: The same at the bounds, if it was taken from captured steps.
         facts: What else is known of it.
         query: The SELECT that returns the events measured.
@@ -299,7 +320,7 @@ class Remedy:
     @property
     def guide(self) -> str:
         """The address of the section that explains it."""
-        return f"{GUIDE}#{self.id}"
+        return f"{GUIDE}#{_SECTIONS.get(self.id, self.id)}"
 
 
 @dataclass(frozen=True)
@@ -378,7 +399,7 @@ class Finding:
     Attributes:
         problem: The entry of the registry.
         facts: What was measured.
-        price: What it costs; None if that is no time, and of ideas.
+        price: What it costs; None for ideas, and if it costs none.
         confidence: `HIGH` or `MEDIUM`.
         act: What to do first.
         look: The command that shows more.
@@ -431,6 +452,41 @@ class Finding:
     def evidence(self) -> str:
         """What was measured, in words."""
         return "; ".join(each.text for each in self.facts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain data for JSON."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "title": self.title,
+            "price": None if self.price is None else vars(self.price),
+            "confidence": self.confidence,
+            "facts": [each._asdict() for each in self.facts],
+            "act": self.act,
+            "ruled_out_if": self.problem.ruled_out_if,
+            "look": self.look,
+            "query": self.query,
+            "place": None if self.place is None else self.place._asdict(),
+            "remedies": [
+                {
+                    "id": each.remedy.id,
+                    "title": each.remedy.title,
+                    "settings": [
+                        {
+                            "framework": setting.framework,
+                            "key": setting.key,
+                            "change": setting.change,
+                            "default": setting.default,
+                        }
+                        for setting in each.settings
+                    ],
+                    "saves": None if each.saves is None else vars(each.saves),
+                    "risk": each.remedy.risk,
+                    "guide": each.remedy.guide,
+                }
+                for each in self.remedies
+            ],
+        }
 
 
 class Undecided(NamedTuple):

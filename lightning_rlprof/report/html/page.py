@@ -40,7 +40,7 @@ from lightning_rlprof.report.summary import (
     device_lines,
     is_device_trace,
     lead_tables,
-    no_problem,
+    nothing_found,
     run_line,
     summary,
     without,
@@ -312,7 +312,7 @@ def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
         "small": small,
         "small_time": duration(sum(part.mean_ns for part in small)),
         "device_lines": device_lines(found),
-        "no_problem": no_problem(found),
+        "no_problem": nothing_found(found),
         "first": first,
     }
 

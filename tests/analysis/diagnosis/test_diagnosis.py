@@ -524,9 +524,9 @@ def test_each_id_has_one_text_without_a_template() -> None:
         assert "{" not in str([facts["title"], facts.get("act"), facts["remedies"][:1]]).replace(
             "{'", ""
         )
-        page = ROOT / facts["guide"].partition("#")[0]
-        text = page.read_text()
-        assert f"{{#{name}}}" in text or f'id="{name}"' in text, name
+        page, _, anchor = facts["guide"].partition("#")
+        text = (ROOT / page).read_text()
+        assert f"{{#{anchor}}}" in text or f'id="{anchor}"' in text, name
     with pytest.raises(TraceError, match="unknown problem 'data-wat'"):
         known_id("data-wat")
 

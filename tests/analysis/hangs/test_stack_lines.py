@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.hangs.stack_lines import StackLine, line_in_steps, stack_lines
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import Number
@@ -12,6 +11,7 @@ from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.records.stack_samples import STACK
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.testing import make_header
+from tests.builders.diagnosed import found
 
 PLACE = "Data.decode train.py:27"
 SLOW = 41
@@ -66,8 +66,6 @@ def test_two_samples_name_no_line(tmp_path: Path) -> None:
 
 
 def test_the_evidence_of_an_outlier_step_names_the_line(tmp_path: Path) -> None:
-    table = findings(run_with_samples(tmp_path, 9))
-    rows = [dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows]
-    (row,) = [row for row in rows if str(row["finding"]).startswith(f"Step {SLOW} took")]
-    line = f"90% in data_fetch: {PLACE} (9 of 10 samples)"
-    assert str(row["evidence"]).endswith(f"; stacks: {line}")
+    [own] = found(run_with_samples(tmp_path, 9), "outlier-step")
+    assert own.by_name["step"].value == SLOW
+    assert own.by_name["stacks"].value == f"90% in data_fetch: {PLACE} (9 of 10 samples)"

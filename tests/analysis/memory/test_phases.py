@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.findings.finding import Finding, RunData
-from lightning_rlprof.analysis.findings.run_evidence import memory_growth
 from lightning_rlprof.analysis.memory.phases import leaking_phases, memory_phases
 from lightning_rlprof.analysis.memory.usage import memory_timeline
 from lightning_rlprof.analysis.statistics.growth import FEWEST_TO_GROW
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Counter, Spans
+from tests.builders.diagnosed import found
 from tests.builders.leaking import LEAKS as LEAKING
 from tests.builders.leaking import STAGES
 from tests.builders.oracle import runs
@@ -166,8 +165,7 @@ def test_findings_and_both_tables_give_one_verdict_on_growth(shape: str) -> None
         timeline = memory_timeline(spans)
         place = [column.name for column in timeline.columns].index("verdict")
         assert timeline.rows[0][place] == verdict
-        found = [each for each in memory_growth(RunData(spans)) if isinstance(each, Finding)]
-        assert verdict == "leak" or not found
+        assert verdict == "leak" or not found(spans, "memory-growth")
 
 
 def test_memory_of_devices_has_rows_of_its_own_and_its_limit() -> None:

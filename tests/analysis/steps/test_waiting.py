@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.diagnosis.diagnosis import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.overviews import slowest_ranks
 from lightning_rlprof.analysis.stages.stage_times import stages
@@ -130,14 +130,12 @@ def test_a_slow_forward_is_seen_inside_of_a_whole_update() -> None:
 
 
 def test_a_straggler_is_listed_once_and_an_uneven_load_as_waiting() -> None:
-    slow = findings(Job(3, slow=[2]).spans)
-    titles = [str(each) for each in slow.column("finding")]
-    assert titles[0].startswith("Rank 2 is a straggler")
-    assert not [each for each in titles if each.startswith("Ranks wait")]
-    assert "which the straggler explains" in slow.note
-    uneven = findings(Job(3, uneven=True).spans)
-    assert uneven.column("finding")[0] == "Ranks wait for the slowest one"
-    assert "straggler explains" not in uneven.note
+    slow = diagnose(Job(3, slow=[2]).spans)
+    assert (slow.problems[0].id, slow.problems[0].by_name["rank"].value) == ("straggler", 2)
+    assert slow.explained == ("collective-wait",)
+    uneven = diagnose(Job(3, uneven=True).spans)
+    assert uneven.problems[0].id == "collective-wait"
+    assert uneven.explained == ()
 
 
 def test_a_rank_waits_at_the_start_of_a_collective_and_outside_of_stages_under_its_name() -> None:

@@ -5,10 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.findings.finding import RunData
-from lightning_rlprof.analysis.findings.run_evidence import slow_ranks
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.tables.spans import Spans
+from tests.builders.diagnosed import judged
 from tests.builders.runs import Row, loaded
 
 MS = 1_000_000
@@ -95,4 +94,4 @@ def test_a_late_rank_is_a_problem_if_its_peers_lose_a_part_of_the_job(
 ) -> None:
     spans = ddp_run(late_ms, 1)
     assert stragglers(spans).column("rank") == [1]
-    assert len(slow_ranks(RunData(spans))) == found
+    assert len(judged(spans, "straggler")) == found

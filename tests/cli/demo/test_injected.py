@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
-from lightning_rlprof.analysis.diagnosis.diagnosis import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.hangs.hangs import find_hang
 from lightning_rlprof.analysis.memory.phases import leaking_phases
 from lightning_rlprof.analysis.stages.overviews import rank_status
@@ -191,8 +191,9 @@ def test_a_slow_step_is_named_and_captured_once_on_each_rank(
     assert (OUTLIER, step, "compute_reward") in [
         (row["change"], row["step"], row["stage"]) for row in rows_of(changes(spans))
     ]
-    titles = [row["finding"] for row in rows_of(findings(spans))]
-    assert any(title.startswith(f"Step {step} took ") for title in titles)
+    outliers = [each for each in diagnose(spans).problems if each.id == "outlier-step"]
+    slow = [each.by_name["step"].value for each in outliers]
+    assert step in slow
     assert any(each.text.startswith(f"step {step} took ") for each in spans.notes)
     (first, second) = captures(spans)
     assert {first[0], second[0]} == {0, 1}
@@ -222,8 +223,9 @@ def test_out_of_memory_passes_through_and_is_named(tmp_path: Path) -> None:
     spans = load(result.run)
     assert caught(spans, options).complete
     assert rank_status(spans).column("status") == ["interrupted by OutOfMemoryError"]
-    title = rows_of(findings(spans))[0]["finding"]
-    assert title == "Rank 0 ran out of memory in step 36, in or after actor_update"
+    first = diagnose(spans).problems[0]
+    assert first.id == "out-of-memory"
+    assert (first.by_name["step"].value, first.by_name["stage"].value) == (36, "actor_update")
 
 
 @pytest.mark.deep
@@ -231,15 +233,15 @@ def test_the_stage_that_leaks_is_named(tmp_path: Path) -> None:
     options = DemoOptions(inject="leak", steps=70, save_path=tmp_path)
     spans = caught_in_one_of_three(options)
     assert leaking_phases(spans, 0, "host")[0] == "compute_reward"
-    grows = [row for row in rows_of(findings(spans)) if row["finding"].startswith("Memory grows")]
-    assert "added by compute_reward" in grows[0]["evidence"]
+    grows = [each for each in diagnose(spans).problems if each.id == "memory-growth"]
+    assert "compute_reward" in str(grows[0].by_name["added by"].value)
 
 
 @pytest.mark.deep
 def test_waiting_for_a_cpu_is_named(tmp_path: Path) -> None:
     options = DemoOptions(inject="throttle", steps=70, save_path=tmp_path)
     spans = caught_in_one_of_three(options)
-    assert any("CPU" in row["finding"] for row in rows_of(findings(spans)))
+    assert {"cpu-contention", "cpu-quota"} & {each.id for each in diagnose(spans).problems}
 
 
 @pytest.mark.deep

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.analysis.diagnosis.diagnosis import findings
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import rows_of
 from tests.places import ROOT
 
 pytestmark = pytest.mark.deep
@@ -20,18 +19,15 @@ pytestmark = pytest.mark.deep
 STEPS, SECONDS = 60, 300
 
 PLANTED = {
-    "slow_loader": "Trainer waits for data",
-    "slow_worker": "Trainer waits for data",
-    "late_rank": "Rank 1 is a straggler (slow, work not counted)",
-    "leak": "Memory grows every step: host on rank 0",
-    "generation": "Rollout takes most of the time",
-    "recipe": "Rollout takes most of the time",
+    "slow_loader": "data-wait",
+    "slow_worker": "data-wait",
+    "late_rank": "straggler",
+    "leak": "memory-growth",
+    "generation": "rollout",
+    "recipe": "rollout",
 }
-# What else runs on the machine may be named, but only below what is planted.
-MACHINE = "Training threads wait for a CPU"
-UNTRACED = "A large share of the time is untraced"
-# A machine that becomes slower makes steps that take longer, of which this is all that can be said.
-SLOWER = re.compile(r"Steps take [\d.]+x as long since|Steps get slower|Step \d+ took [\d.]+x")
+# What else runs on the machine may be named, as it makes all other times untrue.
+MACHINE = ("cpu-contention", "cpu-quota", "slower-since", "slower-over-time", "outlier-step")
 
 
 def run(*command: str) -> str:
@@ -48,35 +44,29 @@ def trained(problem: str, folder: Path) -> Spans:
     return load(folder)
 
 
-def named(spans: Spans) -> list[str]:
-    return [str(text) for text in findings(spans).column("finding")]
-
-
 @pytest.mark.parametrize("problem", PLANTED)
 def test_the_planted_problem_is_named_first_with_its_price(problem: str, tmp_path: Path) -> None:
     spans = trained(problem, tmp_path)
-    found = rows_of(findings(spans))
-    first = next(each for each in found if not SLOWER.match(each["finding"]))
-    # Whether the stage is known, too, depends on what else runs on the machine.
-    assert first["finding"].replace(" in training_step", "") == PLANTED[problem]
-    assert (first["cost"] is None) == (problem == "leak")
-    assert first["kind"] == ("idea" if problem in ("generation", "recipe") else "problem")
+    found = diagnose(spans).found
+    first = next(each for each in found if each.id not in MACHINE)
+    assert first.id == PLANTED[problem]
+    assert first.kind == ("idea" if problem in ("generation", "recipe") else "problem")
+    assert (first.price is None) == (problem == "leak" or first.kind == "idea")
     text = run("lightning_rlprof", "findings", str(tmp_path))
-    assert first["finding"] in text
+    assert f"[{first.id}]" in text
     summary = run("lightning_rlprof", "summary", str(tmp_path))
     ledger = run("lightning_rlprof", "show", str(tmp_path), "ledger")
     line = next(line for line in summary.splitlines() if line.startswith(("Fix", "Improve")))
-    label = {"idea": "Improve", "problem": "Fix"}[found[0]["kind"]]
-    assert line.startswith(f"{label} first: {found[0]['finding']}")
+    label = "Improve" if found[0].kind == "idea" else "Fix"
+    assert line.startswith(f"{label} first: {found[0].title}")
     assert not re.search(r"\bGPUs?\b|\bRUN\b", text + summary + ledger)
     assert not re.search(r"\de-\d", ledger)
 
 
 @pytest.mark.parametrize("problem", ["healthy", "healthy_ranks"])
 def test_a_healthy_run_is_accused_of_nothing(problem: str, tmp_path: Path) -> None:
-    found = [title for title in named(trained(problem, tmp_path)) if not SLOWER.match(title)]
-    # With the share of other programs, if they are many.
-    assert {title.partition(":")[0] for title in found} <= {UNTRACED, MACHINE}
+    found = {each.id for each in diagnose(trained(problem, tmp_path)).found}
+    assert found <= {"untraced", *MACHINE}
 
 
 def test_the_recipe_gives_generation_what_it_calls(tmp_path: Path) -> None:

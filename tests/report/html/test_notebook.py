@@ -38,7 +38,7 @@ def test_the_overview_has_the_bar_of_the_mean_step_and_the_first_finding(spans: 
     assert source.count("url(#rlprof-hatch)") == hatched > 0
     text = Page(source).text()
     assert "40 steps on 4 ranks, median " in text
-    assert "Fix first: Rank 2 is a straggler" in text
+    assert "Fix first: A rank slows the others down (rank 2" in text
     assert "waiting in actor_update " in text
     assert not re.search(r"<script|<style|http(?!://www.w3.org/2000/svg)", source), "it is static"
 

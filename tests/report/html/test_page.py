@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -21,6 +22,7 @@ from lightning_rlprof.report.html.page import render_report, write_report
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
+from tests.builders.advised import Fact, advised
 from tests.builders.browser import Page, find_browser, open_page
 from tests.builders.runs import MAIN, Row, grpo_rows, grpo_run, header, spans_of, write_rank
 
@@ -111,7 +113,6 @@ def test_the_page_answers_first_and_proves_below(tmp_path: Path) -> None:
         "Ranks",
         "Time ledger",
         "Findings",
-        "Advice",
         "Data quality",
         "Configuration",
         "Environment",
@@ -289,16 +290,14 @@ def test_an_accelerator_without_a_capture_is_told_how_to_make_one(tmp_path: Path
     assert "Device" not in titles_of(cpu)
 
 
-def test_advice_that_is_given_is_a_card_with_settings_and_what_to_record_follows(
-    tmp_path: Path,
-) -> None:
-    page = Page(source_of(grpo_run(tmp_path / "run", steps=8)))
-    (card,) = [each for each in page.find("li") if str(each.get("id", "")).startswith("advice-")]
-    assert card["id"] == "advice-rollout-overlap"
+def test_a_problem_is_a_card_with_its_remedies_and_what_to_record_follows() -> None:
+    spans = advised(Fact(spans={"logging": 0.2, "actor_update": 0.8}, versions={"trl": "1"}))
+    page = Page(source_of(spans))
+    cards = [each for each in page.find("li") if str(each.get("id", "")).startswith("finding-")]
+    assert len(cards) == len(diagnose(spans).found)
     text = page.text()
-    assert "TRL: AsyncGRPOTrainer: use this trainer" in text
-    assert "What to record to decide more" in text
-    assert "rlprof explain rollout-overlap" in text
+    assert "TRL: GRPOConfig.logging_steps" in text
+    assert "not decided, and what to record" in text
 
 
 def test_a_page_needs_no_table(tmp_path: Path) -> None:

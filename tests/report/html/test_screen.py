@@ -71,7 +71,7 @@ def test_the_first_screen_has_the_answers(tab: Tab, page: Path) -> None:
     for answer in (".hero .big", "#rate svg", "#bar", ".first .title", ".first .price", ".badge"):
         assert box(tab, answer)["bottom"] < 900, answer
     assert box(tab, "#step-bars svg")["y"] < 700
-    assert texts(tab, ".first .title")[0].startswith("Rank 2 is a straggler")
+    assert texts(tab, ".first .title")[0].startswith("A rank slows the others down (rank 2")
     assert texts(tab, ".badge")[0] == "✓ Complete and consistent"
     assert tab.problems == []
 
