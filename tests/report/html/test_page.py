@@ -97,7 +97,7 @@ def test_the_charts_are_drawn_without_error(tmp_path: Path, browse: Browse) -> N
     assert all(float(a["width"]) > 0.5 and float(a["height"]) > 8 for a in drawn)
     assert len([a for a in page.find("rect") if "data-gap" in a]) == 3 * 5
     bars = [a["d"].count("M") for a in page.find("path", _class="part")]
-    assert bars == [6] * 5  # four stages and untraced in every step
+    assert bars == [6] * 6  # four stages, a region and untraced in every step
     assert len(page.find("option")) == 6 + 3  # steps of the timeline, values of the heat map
     for stage in stages(spans).column("stage"):
         assert str(stage) in page.text()
