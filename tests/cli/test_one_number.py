@@ -33,13 +33,6 @@ Figures = dict[tuple[str, str], float]
 SCREENS: dict[str, Callable[[Path, Spans], Figures]] = {}
 
 
-LATER = {
-    "time_ledger": "untraced of the ledger leaves out the regions that it knows",
-    "watch": "watch counts waiting as work of the stage",
-    "metrics": "metrics count waiting as work of the stage",
-}
-
-
 def screen(read: Callable[[Path, Spans], Figures]) -> Callable[[Path, Spans], Figures]:
     SCREENS[read.__name__] = read
     return read
@@ -171,8 +164,6 @@ def test_the_same_name_has_the_same_number_on_every_screen(
     name: str, run: tuple[Path, Spans], request: pytest.FixtureRequest
 ) -> None:
     ranks_wait = any(part.kind == "waiting" for part in summary(run[1]).parts)
-    if name == "time_ledger" or (ranks_wait and name in LATER):
-        request.applymarker(pytest.mark.xfail(strict=True, reason=LATER[name]))
     expected = table_of_stages(*run) | first_screen(*run)
     shown = SCREENS[name](*run)
     assert shown

@@ -9,13 +9,14 @@ also be slow more often than congestion explains, which the other links show.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, lgamma, log, log1p
 from typing import Literal
 
 import numpy as np
 
 from lightning_rlprof.analysis.communication.link_observations import Observations
 from lightning_rlprof.analysis.statistics.distributions import student_tail
+from lightning_rlprof.analysis.statistics.group_summary import group_medians
+from lightning_rlprof.analysis.statistics.rank_tests import at_least
 from lightning_rlprof.tables.arrays import Float64s, Int64s, distinct_tuples
 
 Verdict = Literal["slow", "ok", "inconclusive"]
@@ -96,7 +97,7 @@ def judge(seen: Observations) -> Links:
     known = ~np.isnan(relative)
     below = np.bincount(link[known], relative[known] < np.log(SLOWER), count).astype(np.int64)
     times = np.bincount(link[known], minlength=count)
-    score = _medians(link[known], relative[known], count)
+    score = group_medians(link[known], relative[known], count)
     compared = _compare(score, below, times, ends, groups, transport)
     size, time = amounts
     seen_of = np.bincount(link, minlength=count)
@@ -110,37 +111,9 @@ def _relative(seen: Observations, link: Int64s) -> Float64s:
     same = np.stack([seen.transport[0], seen.operation[0], seen.step, bucket])
     _, cell = distinct_tuples(same)
     (cells, _), of_pair = distinct_tuples(np.stack([cell, link]))
-    own = _medians(of_pair, speed, len(cells))
-    usual = _medians(cells, own, int(cells.max()) + 1)
+    own = group_medians(of_pair, speed, len(cells))
+    usual = group_medians(cells, own, int(cells.max()) + 1)
     return np.where((np.bincount(cells) < 2)[cell], np.nan, speed - usual[cell])
-
-
-def _tail(least: int, times: int, rate: float) -> float:
-    """Return the chance that a binomial distribution has at least this value.
-
-    Example::
-
-        >>> _tail(0, 3, 0.1), round(_tail(3, 3, 0.1), 6)
-        (1.0, 0.001)
-    """
-    if least == 0 or rate >= 1:
-        return 1.0
-    every = lgamma(times + 1)
-    logs = (
-        every - lgamma(n + 1) - lgamma(times - n + 1) + n * log(rate) + (times - n) * log1p(-rate)
-        for n in range(least, times + 1)
-    )
-    return min(sum(map(exp, logs)), 1.0)
-
-
-def _medians(group: Int64s, values: Float64s, groups: int) -> Float64s:
-    """Return the median of each group, NaN for those without values."""
-    order = np.lexsort((values, group))
-    first = np.searchsorted(group[order], np.arange(groups))
-    count = np.bincount(group, minlength=groups)
-    ordered = np.append(values[order], np.nan)
-    low, high = (np.where(count > 0, first + at, -1) for at in ((count - 1) // 2, count // 2))
-    return np.asarray((ordered[low] + ordered[high]) / 2)
 
 
 def _compare(
@@ -172,7 +145,7 @@ def _compare(
             found[row] = score[row] - float(np.median(score[away]))
             # that of one more time than was seen, so that it is never zero
             rate = (below[away].sum() + 1) / (times[away].sum() + 2)
-            chance[row] = _tail(int(below[row]), int(times[row]), float(rate))
+            chance[row] = at_least(int(times[row]), float(rate))[below[row]]
         margin[rows] = _margin(found[rows], others[rows], len(known))
     return found, found - margin, found + margin, others, chance
 

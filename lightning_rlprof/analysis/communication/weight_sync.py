@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.statistics.group_summary import mean
 from lightning_rlprof.analysis.steps.partition import Segments, divide, partition, rows_on_ranks
 from lightning_rlprof.analysis.steps.step_selection import counted, in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.records.records import Kind
+from lightning_rlprof.records.records import KINDS, Kind
 from lightning_rlprof.records.stage_aliases import plain_names
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
 from lightning_rlprof.tables.interval_nesting import NONE, Enclosing, parents
@@ -57,6 +57,7 @@ PARTS = {
 _PART_OF = {name: part for part, names in PARTS.items() for name in names.split()}
 _LOCAL = (CONVERT, LOAD)  # which move nothing over a link
 _WORK: tuple[Kind, ...] = ("stage", "region")
+_STAGE = KINDS.index("stage")
 _WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
 
 _COLUMNS = (
@@ -235,7 +236,8 @@ def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     waits = np.isin(categories_of(spans.names), _WAITS)
     divided = steps.divided
     stage = divided.stage
-    works = (stage != UNKNOWN) & ~waits[spans.name[stage]] & ~np.isin(stage, members)
+    works = np.append(spans.kind == _STAGE, False)[stage] & ~waits[spans.name[stage]]
+    works &= ~np.isin(stage, members)
     owner, first, last = unions(
         spans.rank[steps.steps[divided.step[works]]], divided.start_ns[works], divided.end_ns[works]
     )

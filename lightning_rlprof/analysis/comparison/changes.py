@@ -20,10 +20,10 @@ from lightning_rlprof.analysis.comparison.run_pair import (
 )
 from lightning_rlprof.analysis.statistics.pace import (
     LONGEST,
-    PRIOR,
+    Model,
     Posterior,
     joined,
-    rotated,
+    with_one_more,
 )
 from lightning_rlprof.records.records import VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
@@ -173,14 +173,6 @@ def _stage_of(own: Mapping[str, _Series], number: int) -> str | None:
     return best if best is not None and excess[best] > 0 else None
 
 
-@dataclass(frozen=True, eq=False)
-class _Model:
-    """How well a column explains a series: log evidence, and what is known of its coefficient."""
-
-    evidence: float
-    known: Posterior
-
-
 def _levels(
     step: _Series, own: Mapping[str, _Series], ranks: int, level: float
 ) -> list[tuple[Cell, ...]]:
@@ -237,7 +229,7 @@ def _best_split(
 
 def _models(
     steps: Int64s, rest: Float64s, columns: Float64s, *, with_splits: bool
-) -> tuple[list[_Model], Int64s]:
+) -> tuple[list[Model], Int64s]:
     """Test a change of the level at each possible step, and a trend, which is the last model.
 
     Returns:
@@ -251,51 +243,7 @@ def _models(
     splits = np.arange(edge, size - edge) if with_splits else np.zeros(0, dtype=np.int64)
     rise = (number - number[0]) / max(int(number[-1] - number[0]), 1)
     asked = np.concatenate([np.arange(size)[:, None] >= splits, rise[:, None]], axis=1)
-    width = table.shape[1]
-    turned, weights, log_determinant = rotated(number, np.concatenate([table, asked], axis=1))
-    weights = np.concatenate([weights.reshape(-1, size), np.ones((1, size))])
-    correlation = np.repeat(np.arange(len(turned)), (len(weights) - 1) // len(turned))
-    evidence, center, error = (np.empty((len(weights), asked.shape[1])) for _ in range(3))
-    freedom = size - width
-    for point, weight in enumerate(weights):
-        own = (
-            turned[correlation[point]]
-            if point < len(correlation)
-            else np.concatenate([table, asked], axis=1)
-        )
-        base, extra = own[:, 1:width], own[:, width:]
-        weighted = base * weight[:, None]
-        square = weighted.T @ base
-        inverse = np.linalg.pinv(square)
-        cross = weighted.T @ extra
-        y = own[:, 0]
-        along = weighted.T @ y
-        moved = inverse @ cross
-        alone = np.maximum(
-            (weight[:, None] * extra**2).sum(axis=0) - (cross * moved).sum(axis=0), 1e-12
-        )
-        pull = extra.T @ (weight * y) - moved.T @ along
-        left = float(y @ (weight * y) - along @ inverse @ along)
-        rest_square = np.maximum(left - pull**2 / alone, 1e-14 * max(left, 1e-300))
-        evidence[point] = -0.5 * (
-            log_determinant[point]
-            + np.linalg.slogdet(square)[1]
-            + np.log(alone)
-            + freedom * np.log(rest_square)
-        )
-        center[point] = pull / alone
-        error[point] = np.sqrt(rest_square / freedom / alone)
-    evidence += np.log(PRIOR)[:, None]
-    top = evidence.max(axis=0)
-    weight = np.exp(evidence - top)
-    total = weight.sum(axis=0)
-    models = [
-        _Model(
-            float(top[at] + math.log(total[at])),
-            Posterior(weight[:, at] / total[at], center[:, at], error[:, at], float(freedom)),
-        )
-        for at in range(asked.shape[1])
-    ]
+    models = with_one_more(number, table, asked)
     block = 1 if size == count else -(-int(steps[-1] - steps[0] + 1) // LONGEST)
     begins = steps[0] + (number - number[0]) * block
     return models, np.searchsorted(steps, begins[splits])

@@ -91,7 +91,7 @@ def memory_phases(spans: Spans) -> Table:
     steps these sums are the growth of ``all``, which has the verdict on the rank:
 
     - ``leak``: memory grows from block to block of the steps, and not much slower at the end.
-    - ``plateau``: it grew, and does so no longer. ``may leak``: whether it goes on is unclear.
+    - ``plateau``: it grew, and does so no longer. ``may leak``: whether it continues is unclear.
     - ``sawtooth``: it grows, and is released. ``flat``: none of these.
     - ``too few steps``: fewer than 16, see `lightning_rlprof.analysis.statistics.growth`.
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
+from lightning_rlprof.tables.arrays import Float64s, Int64s, group_sizes, group_starts
 
 _Whole = TypeVar("_Whole", int, Int64s)
 
@@ -63,3 +63,19 @@ def _sorted(groups: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
         return keys >> bits, keys & ((1 << bits) - 1)
     order = np.lexsort((values, groups))
     return groups[order], values[order]
+
+
+def group_medians(group: Int64s, values: Float64s, groups: int) -> Float64s:
+    """Return the median of each group, NaN for those without values.
+
+    Example::
+
+        >>> group_medians(np.array([0, 2, 2]), np.array([5.0, 1.0, 2.0]), 3).tolist()
+        [5.0, nan, 1.5]
+    """
+    order = np.lexsort((values, group))
+    first = np.searchsorted(group[order], np.arange(groups))
+    count = np.bincount(group, minlength=groups)
+    ordered = np.append(values[order], np.nan)
+    low, high = (np.where(count > 0, first + at, -1) for at in ((count - 1) // 2, count // 2))
+    return np.asarray((ordered[low] + ordered[high]) / 2)

@@ -20,7 +20,7 @@ _UNSURE = 1  # of 12 rises between blocks, how many may fall: without growth 2 o
 _UNDONE = 0.25  # of a rise: what falls by more was released
 _SLOWER = 0.5  # of the slope in the second quarter: what grows less in the last one stops
 _SURE = 2.576  # two-sided 99% quantile of the normal distribution
-_NOISE = 1e-3  # of the tokens beside their line over the steps: with less, neither is told apart
+_NOISE = 1e-3  # of the tokens beside their line over the steps: with less, neither can be separated
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Growth:
     """What a series of bytes does over the steps.
 
     Attributes:
-        verdict: `LEAK`: it grows and goes on growing. `PLATEAU`: it grew, and does so no longer.
-            `MAY_LEAK`: it grew, and whether it goes on is unclear. `SAWTOOTH`: it grows and is
+        verdict: `LEAK`: it grows and keeps growing. `PLATEAU`: it grew, and does so no longer.
+            `MAY_LEAK`: it grew, and whether it continues is unclear. `SAWTOOTH`: it grows and is
             released. `FLAT`: none of these. `TOO_FEW`: fewer than `FEWEST_TO_GROW` steps.
         per_step: Bytes per step, the median of the slopes of all pairs; None with one step.
         low: Lower end of its 99% CI; None with too few steps.

@@ -292,3 +292,66 @@ def orthonormal(columns: Sequence[Float64s], least: float = 1e-6) -> Float64s:
         return np.zeros((size, 0))
     left, weight, _ = np.linalg.svd(np.stack(table, axis=1), full_matrices=False)
     return left[:, weight > least * weight[0]]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """How well a column explains a series: log evidence, and what is known of its coefficient."""
+
+    evidence: float
+    known: Posterior
+
+
+def with_one_more(number: Int64s, table: Float64s, asked: Float64s) -> list[Model]:
+    """Explain a series by some columns and one more, for each of many columns in turn.
+
+    Args:
+        number: Ascending step numbers.
+        table: Columns ``[y, X]`` of the series, as of `posterior`; shape (values, columns).
+        asked: The columns of which each is added alone; shape (values, columns asked).
+    """
+    size, width = table.shape
+    turned, weights, log_determinant = rotated(number, np.concatenate([table, asked], axis=1))
+    weights = np.concatenate([weights.reshape(-1, size), np.ones((1, size))])
+    correlation = np.repeat(np.arange(len(turned)), (len(weights) - 1) // len(turned))
+    evidence, center, error = (np.empty((len(weights), asked.shape[1])) for _ in range(3))
+    freedom = size - width
+    for point, weight in enumerate(weights):
+        own = (
+            turned[correlation[point]]
+            if point < len(correlation)
+            else np.concatenate([table, asked], axis=1)
+        )
+        base, extra = own[:, 1:width], own[:, width:]
+        weighted = base * weight[:, None]
+        square = weighted.T @ base
+        inverse = np.linalg.pinv(square)
+        cross = weighted.T @ extra
+        y = own[:, 0]
+        along = weighted.T @ y
+        moved = inverse @ cross
+        alone = np.maximum(
+            (weight[:, None] * extra**2).sum(axis=0) - (cross * moved).sum(axis=0), 1e-12
+        )
+        pull = extra.T @ (weight * y) - moved.T @ along
+        left = float(y @ (weight * y) - along @ inverse @ along)
+        rest_square = np.maximum(left - pull**2 / alone, 1e-14 * max(left, 1e-300))
+        evidence[point] = -0.5 * (
+            log_determinant[point]
+            + np.linalg.slogdet(square)[1]
+            + np.log(alone)
+            + freedom * np.log(rest_square)
+        )
+        center[point] = pull / alone
+        error[point] = np.sqrt(rest_square / freedom / alone)
+    evidence += np.log(PRIOR)[:, None]
+    top = evidence.max(axis=0)
+    weight = np.exp(evidence - top)
+    total = weight.sum(axis=0)
+    return [
+        Model(
+            float(top[at] + math.log(total[at])),
+            Posterior(weight[:, at] / total[at], center[:, at], error[:, at], float(freedom)),
+        )
+        for at in range(asked.shape[1])
+    ]

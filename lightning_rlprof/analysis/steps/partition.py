@@ -1,7 +1,9 @@
 """Divide every step among its stages, or "untraced": each instant once, in integer nanoseconds.
 
 An instant belongs to the innermost open stage of the step's own thread: the one that started last
-(ties: the greater id). If none is open, the time is untraced.
+(ties: the greater id). If none is open, it belongs to the innermost known region, such as a data
+fetch, a transfer or a checkpoint: one whose name has a category. If none of these is open either,
+the time is untraced. This is the only definition of untraced time.
 """
 
 from collections.abc import Collection
@@ -11,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, categories_of
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import Kind
 from lightning_rlprof.tables.arrays import Int64s, differs
@@ -25,7 +28,8 @@ UNTRACED = -1
 class Segments(NamedTuple):
     """Steps cut into segments without gaps, by thread and time.
 
-    ``step`` is an index into ``Partition.steps``, ``stage`` the row of a stage, or `UNTRACED`.
+    ``step`` is an index into ``Partition.steps``, ``stage`` the row of a stage or, outside of any,
+    of a known region, else `UNTRACED`.
     Neighbors may belong to the same stage.
     """
 
@@ -95,8 +99,12 @@ def _stages_in_steps(spans: Spans) -> tuple[Int64s, Int64s]:
 
 
 def _divide_all(spans: Spans) -> Partition:
-    steps = spans.rows(kind="step")
-    return Partition(steps, *divide(spans, steps, spans.rows(kind="stage")))
+    steps, known = spans.rows(kind="step"), categories_of(spans.names) != NO_CATEGORY
+    regions = spans.rows(kind="region")
+    regions = regions[known[spans.name[regions]]]
+    regions = regions[np.isin(spans.thread[regions], spans.thread[steps])]
+    # Of several open rows the last one counts: a stage before a region.
+    return Partition(steps, *divide(spans, steps, np.append(regions, spans.rows(kind="stage"))))
 
 
 def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> Int64s:
@@ -123,7 +131,7 @@ def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segme
     Args:
         spans: The run.
         steps: Rows to divide, ascending.
-        stages: Rows to divide them by, ascending.
+        stages: Rows to divide them by; of several open ones the last counts.
     """
     own = [spans.thread[rows] for rows in (steps, stages)]
     order = [np.argsort(thread, kind="stable") for thread in own]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.steps.partition import UNTRACED, partition
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.records.records import KINDS, PHASES, Header
-from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans
@@ -112,18 +112,24 @@ def _kinds_with_phases(spans: Spans) -> Int64s:
     cut = partition(spans)
     part, thread = cut.divided, spans.thread[cut.steps]
     at = last_begun(thread[part.step], part.start_ns, spans.thread[rows], spans.start_ns[rows])
-    inside = np.append(part.stage, UNTRACED)[at] >= 0
+    inside = _is_stage(spans, np.append(part.stage, UNTRACED)[at])
     inside &= spans.start_ns[rows] < np.append(part.end_ns, 0)[at]
     kind = spans.kind.copy()
     kind[rows[inside]] = _STAGE
     return kind if inside.any() else spans.kind
 
 
+def _is_stage(spans: Spans, rows: Int64s) -> Mask:
+    """Return which rows are stages; `UNTRACED` and regions are not."""
+    found: Mask = np.append(spans.kind == _STAGE, False)[rows]
+    return found
+
+
 def stage_rows(spans: Spans, since: int = 0) -> StageRows:
     """Return the stage spans of the training threads in complete steps, from a step on."""
     cut = partition(spans)
     choice, part = counted(spans, cut.steps, since), cut.divided
-    inside = (part.stage >= 0) & choice.mask[part.step]
+    inside = _is_stage(spans, part.stage) & choice.mask[part.step]
     own = np.zeros(len(spans), dtype=np.int64)
     np.add.at(own, part.stage[inside], (part.end_ns - part.start_ns)[inside])
     whole, rows = cut.steps[choice.mask], np.flatnonzero(own)

@@ -163,7 +163,7 @@ def test_longer_stages_only_grow(tmp_path: Path) -> None:
 def test_rows_are_ordered_by_time_with_untraced_last(tmp_path: Path) -> None:
     table = stages(grpo_run(tmp_path))
     names = ["actor_generate", "actor_update", "actor_compute_log_prob", "compute_reward"]
-    assert table.column("stage") == [*names, "untraced"]
+    assert table.column("stage") == [*names, "training_step", "untraced"]
     assert set(names) == set(STAGES)
 
 

@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, compute_accounts
+from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.analysis.steps import partition as partition_module
 from lightning_rlprof.analysis.steps import step_matrix as matrix_module
-from lightning_rlprof.analysis.steps.partition import partition
+from lightning_rlprof.analysis.steps.partition import UNTRACED, partition
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
+from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.report.summary import summary, summary_lines
 from tests.analysis.steps.test_waiting import Job
 from tests.builders.oracle import innermost, runs
@@ -118,3 +121,45 @@ def test_all_analyses_of_a_run_read_one_matrix(monkeypatch: pytest.MonkeyPatch) 
     assert made == dict.fromkeys(
         ("_divide_all", "_compute", "_find_waits", "_waiting_times", "compute_accounts"), 1
     )
+
+
+REGIONS = ("data_fetch", "batch_to_device", "save_checkpoint", "my_region", "garbage_collection")
+
+
+@st.composite
+def runs_with_regions(draw: st.DrawFn) -> list[list[Row]]:
+    """Draw ranks of one thread each, with stages and regions anywhere in their steps."""
+    ranks, steps = [], draw(st.integers(1, 4))
+    for _ in range(draw(st.integers(1, 2))):
+        rows, now = [], 0
+        for step in range(1, steps + 1):
+            length = draw(st.integers(1, 12))
+            rows.append(Row("step", "step", step, now, now + length))
+            now += length
+        for _ in range(draw(st.integers(0, 8))):
+            start = draw(st.integers(0, now - 1))
+            end = draw(st.integers(start, now))
+            stage = draw(st.booleans())
+            name = draw(st.sampled_from(("actor_update", "mine") if stage else REGIONS))
+            rows.append(Row(name, "stage" if stage else "region", 1, start, end))
+        ranks.append(rows)
+    return ranks
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(runs_with_regions())
+def test_untraced_is_one_number_in_summary_ledger_and_critical_path(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    matrix, accounts = step_matrix(spans), compute_accounts(spans)
+    untraced = int(matrix.work_ns[matrix.name == UNTRACED].sum())
+    warm = accounts.job_ns[:OUTSIDE, Category.WARM_UP].sum()
+    assert int(accounts.job_ns[:OUTSIDE, Category.UNTRACED].sum()) == untraced or warm
+    table = stages(spans)
+    if table.abstained is None and not table.note:
+        assert dict(zip(table.column("stage"), table.column("total"), strict=True))["untraced"] == (
+            untraced
+        )
+    series = StepSeries(spans)
+    of_part = next(part for part in series.parts if part.kind == "untraced")
+    ranks = np.unique(spans.step[matrix.steps], return_counts=True)[1]
+    assert round(float((of_part.ns * ranks).sum())) == untraced
