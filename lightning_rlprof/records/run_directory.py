@@ -214,7 +214,7 @@ class TraceWriter:
         >>> header = Header(1, "demo", 0, 1, "actor", "box", 1, "cpu", 0, 0)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     writer = TraceWriter(Path(folder), header)
-        ...     writer.write([("note", 5, "info", "hello")])
+        ...     _ = writer.write([("note", 5, "info", "hello")])
         ...     writer.close()
         ...     read_trace(writer.path).notes[0].text
         'hello'

@@ -161,9 +161,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Spans]:
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_the_same_name_has_the_same_number_on_every_screen(
-    name: str, run: tuple[Path, Spans], request: pytest.FixtureRequest
+    name: str, run: tuple[Path, Spans]
 ) -> None:
-    ranks_wait = any(part.kind == "waiting" for part in summary(run[1]).parts)
     expected = table_of_stages(*run) | first_screen(*run)
     shown = SCREENS[name](*run)
     assert shown
