@@ -42,8 +42,8 @@ _MAX_PARTS = 1_000  # parts of the run that the bootstrap draws from; more are m
 class Evidence:
     """A run and what was measured of it.
 
-    A quantity is measured once as long as the run is there, for all that ask. Tables of profilers are
-    read once for all quantities: they can be large.
+    A quantity is measured once as long as the run is there, for all that ask. Tables of profilers
+    are read once for all quantities: they can be large.
     """
 
     def __init__(self, spans: Spans) -> None:
