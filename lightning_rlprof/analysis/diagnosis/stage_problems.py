@@ -55,6 +55,7 @@ from lightning_rlprof.analysis.diagnosis.step_quantities import (
     LOADER_WORKERS,
     LOGGING,
     OFFLOAD,
+    ONLY_LOADS,
     REWARD,
     ROLLOUT,
     ROLLOUT_IN_LOADER,
@@ -316,7 +317,7 @@ WAITS = (
                     ),
                 ),
                 "Each worker is a process with its own memory.",
-                (fails(LOADER_WORKERS), fails(CPU_BUSY)),
+                (holds(ONLY_LOADS), fails(LOADER_WORKERS), fails(CPU_BUSY)),
             ),
             Remedy(
                 "prefetch",

@@ -329,9 +329,7 @@ def _asynchronous(run: Evidence) -> Measurement:
 def _rollout_in_loader(run: Evidence) -> Measurement:
     """Return the share of the loader's time in which its thread steps a module or an environment.
 
-    Spans of a rollout or an environment inside of the wait show it, and samples of its stack. No
-    data if nothing shows what the loader does, and no rollout is marked anywhere: then it may be
-    in there.
+    Spans of a rollout or an environment inside of the wait show it, and samples of its stack.
     """
     spans = run.spans
     names = [_is_wait(name) for name in spans.names]
@@ -345,12 +343,26 @@ def _rollout_in_loader(run: Evidence) -> Measurement:
     part = float(spans.duration_ns[own].sum()) / whole
     stacks, steps_in_stack = _stacks_inside(spans, waits)
     share = max(part, steps_in_stack / max(stacks, 1))
-    if not share and not len(rollouts) and not stacks:
-        why = "No rollout is marked, so that it may run in the data loader"
-        return NoData(why, "Mark the rollout, or sample stacks: rlprof watch --stacks")
     inside = Counter(spans.names[code] for code in spans.name[own].tolist())
     facts = tuple(Fact("inside", name, "text") for name, _ in inside.most_common(1))
     return replace(exact(min(share, 1.0)), facts=facts)
+
+
+def _only_loads(run: Evidence) -> Measurement:
+    """Return whether the loader runs no rollout, as one is marked elsewhere, or stacks show it.
+
+    No data if nothing shows what the loader does and no rollout is marked: it may be in there.
+    """
+    spans, share = run.spans, run.value(ROLLOUT_IN_LOADER)
+    if share is not None and share.value > 0:
+        return exact(0.0)
+    names = [_is_wait(name) for name in spans.names]
+    waits = np.flatnonzero(np.array([*names, False], bool)[spans.name] & np.isin(spans.kind, _WORK))
+    is_rollout = np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
+    if is_rollout[spans.name].any() or _stacks_inside(spans, waits)[0]:
+        return exact(1.0)
+    why = "No rollout is marked, so that it may run in the data loader"
+    return NoData(why, "Mark the rollout, or sample stacks: rlprof watch --stacks")
 
 
 def _inside(spans: Spans, around: Int64s, rows: Int64s) -> Int64s:
@@ -613,6 +625,7 @@ ASYNCHRONOUS = Quantity("rollout and update run at the same time", "yes/no", _as
 ROLLOUT_IN_LOADER = Quantity(
     "a module or an environment runs in the data loader, of its time", "share", _rollout_in_loader
 )
+ONLY_LOADS = Quantity("the data loader runs no rollout", "yes/no", _only_loads)
 LOADER_WORKERS = Quantity("the data loader has workers", "yes/no", _loader_workers)
 DRAIN = Quantity("waiting for rollouts to pause, of weight syncs", "share", _drain)
 SLOW_RANKS = Quantity("time that peers lost to a slow rank, of the job", "share", _slow_ranks)

@@ -321,7 +321,10 @@ def test_without_any_rollout_it_may_be_in_the_loader_and_nothing_is_advised() ->
         Row("data_fetch", "region", at + 1, at * STEP_NS, at * STEP_NS + STEP_NS // 2)
         for at in range(12)
     ]
-    assert "may run in the data loader" in undecided(loaded(rows))["data-wait"]
+    spans = loaded(rows)
+    assert "data-wait" in ids(spans)
+    assert offers(spans, "data-wait") == set()
+    assert "may run in the data loader" in undecided(spans)["data-workers"]
 
 
 @pytest.mark.parametrize(
