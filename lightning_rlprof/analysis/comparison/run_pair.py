@@ -9,6 +9,7 @@ from lightning_rlprof.analysis.steps.step_matrix import StepMatrix, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.steps.time_categories import align_stage_names
 from lightning_rlprof.analysis.steps.waiting import WAITING
+from lightning_rlprof.analysis.steps.work import AMOUNTS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
@@ -18,11 +19,10 @@ STEP, UNTRACED = "step", "untraced"
 REPLICAS = "replicas"
 """Counter that says by how many replicas a stage's work was shared."""
 
-_EXCESS = ("tokens", "tokens_sq", "tokens_max")
 _SLOWEST = "slowest rank's "
 WORK = (
-    *("tokens", "tokens_sq", "tokens_max", "samples", "batch"),
-    *(_SLOWEST + counter for counter in _EXCESS),
+    *(*AMOUNTS, "samples", "batch"),
+    *(_SLOWEST + counter for counter in AMOUNTS),
     REPLICAS,
 )
 """Amounts that say how much a stage had to do, and how many replicas shared it.
@@ -93,7 +93,9 @@ def sides(runs: Sequence[Spans]) -> list[Side]:
 
 
 def _stage_names(spans: Spans) -> list[str]:
-    codes = np.unique(spans.name[spans.rows(kind="stage")])
+    """Return the names of stages, and of known regions outside of them."""
+    cells = step_matrix(spans).name
+    codes = np.union1d(spans.name[spans.rows(kind="stage")], cells[cells >= 0])
     return [spans.names[code] for code in codes.tolist()]
 
 
@@ -171,7 +173,7 @@ def _work(spans: Spans, matrix: StepMatrix, frame: _Frame) -> dict[str, dict[str
         each = {counter: [*_over(sums, per, count)]}
         if counter != REPLICAS:
             each[counter].append(_over(sums.sum(axis=0), frame.ranks, count.sum(axis=0)))
-        if counter in _EXCESS and frame.ranks.max() > 1:
+        if counter in AMOUNTS and frame.ranks.max() > 1:
             most = _most(cells, rank, values, size).reshape(shape)
             whole = _most(at, rank, values, shape[1])
             mean = each[counter]

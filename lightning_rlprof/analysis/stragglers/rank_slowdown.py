@@ -10,6 +10,7 @@ from lightning_rlprof.analysis.statistics.time_series import lasting
 from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.steps.rank_matrix import RankMatrix
 from lightning_rlprof.analysis.steps.wait_detection import detect_waits
+from lightning_rlprof.analysis.steps.work import counted_amounts
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
@@ -67,7 +68,10 @@ def rank_slowdown(spans: Spans, matrix: RankMatrix) -> RankSlowdown:
     Stages with waiting are excluded. From stages that may include some, the time by which a rank
     was early is subtracted.
     """
-    work = _counted_work(spans, matrix)
+    known = ~np.isnan(matrix.own_ns)
+    # A stage that no rank ran in a step has no work there; lost spans of one rank are unknown.
+    ran = np.broadcast_to(known.any(axis=0), known.shape)
+    work = counted_amounts(lambda name: matrix.counter(spans, name), ran, known, matrix.stage)
     explained = _explained(matrix, matrix.own_ns, work)
     waits = detect_waits(
         matrix, explained, work[0] if work else None, one_clock=_one_clock(spans, matrix)
@@ -115,30 +119,6 @@ def _own_ns(matrix: RankMatrix, bound: Mask) -> tuple[Float64s, Float64s]:
 
 def _one_clock(spans: Spans, matrix: RankMatrix) -> bool:
     return uncertainty_ns(spans, matrix.ranks.tolist()) == 0
-
-
-def _counted_work(spans: Spans, matrix: RankMatrix) -> list[Float64s]:
-    """Return tokens and, if counted, their squares; empty if no tokens were counted.
-
-    A stage without counts is compared by what its rank counted in the whole step.
-    """
-    found = []
-    for name in ("tokens", "tokens_sq"):
-        own = matrix.counter(spans, name)
-        if own is not None:
-            found.append(_filled(own, ~np.isnan(matrix.own_ns), matrix.stage))
-        elif name == "tokens":
-            break
-    return found
-
-
-def _filled(own: Float64s, there: Mask, stage: Int64s) -> Float64s:
-    counted = ~np.isnan(own)
-    often = counted.sum(axis=(0, 1)) * 2 >= np.maximum(there.sum(axis=(0, 1)), 1)
-    counts = np.isin(stage, stage[often])
-    own = np.where(there.any(axis=0), own, 0.0)  # a stage that no rank ran in this step
-    step = own[:, :, counts].sum(axis=2)  # NaN where one of them was lost
-    return np.where(counts, own, step[:, :, None])
 
 
 def _explained(matrix: RankMatrix, ns: Float64s, work: Sequence[Float64s]) -> Float64s:

@@ -12,6 +12,7 @@ import numpy as np
 from lightning_rlprof.analysis.critical_path.replay import WORK
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph
 from lightning_rlprof.analysis.statistics.robust import expected, leave_one_out_median, nan_median
+from lightning_rlprof.analysis.steps.work import AMOUNTS, counted_amounts
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
@@ -56,8 +57,13 @@ def workload(graph: StepGraph) -> Workload:
     actual_ns: Float64s = np.where(total > 0, total, np.nan)
     cell = np.full(len(spans), -1)
     cell[rows] = at  # segments of one stage span lie in one cell
-    counted = [_counter(spans, name, cell, actual_ns) for name in ("tokens", "tokens_sq")]
-    work = [each for each in counted if each is not None] if counted[0] is not None else []
+    known = np.moveaxis(~np.isnan(actual_ns), 0, 2)
+    found = {name: _counter(spans, name, cell, actual_ns) for name in AMOUNTS}
+    ran = known.copy()  # other roles have other stages
+    for each in found.values():
+        ran |= False if each is None else ~np.isnan(each)
+    amounts = counted_amounts(found.get, ran, known, np.arange(shape[0]))
+    work = [np.moveaxis(each, 2, 0) for each in amounts]
     stages = tuple(_stages(graph, actual_ns, work))
     return Workload(own, at, shape, stages, bool(work))
 
@@ -74,7 +80,7 @@ def _stages(graph: StepGraph, actual_ns: Float64s, work: list[Float64s]) -> Iter
 
 
 def _counter(spans: Spans, name: str, cell: Int64s, actual_ns: Float64s) -> Float64s | None:
-    """Sum a counter by cell; stages without it get what was counted in the whole step."""
+    """Sum a counter by chain, step and name, NaN where none was counted; None if nothing was."""
     rows, values = spans.amounts(name)
     there = cell[rows] >= 0
     if not there.any():
@@ -82,14 +88,7 @@ def _counter(spans: Spans, name: str, cell: Int64s, actual_ns: Float64s) -> Floa
     sums = np.full(actual_ns.size, np.nan)
     sums[cell[rows[there]]] = 0.0
     np.add.at(sums, cell[rows[there]], values[there])
-    own: Float64s = sums.reshape(actual_ns.shape)
-    known, spent = (np.sum(~np.isnan(each), axis=(1, 2)) for each in (own, actual_ns))
-    counts = (known * 2 >= spent) & (known > 0)
-    if not counts.any():
-        return np.full_like(own, np.nan)
-    ran = ~np.isnan(actual_ns) | ~np.isnan(own)  # other roles have other stages
-    step = np.where(ran, own, 0.0)[counts].sum(axis=0)  # NaN where one of them was lost
-    return np.where(counts[:, None, None], own, step)
+    return np.moveaxis(sums.reshape(actual_ns.shape), 0, 2)
 
 
 _HIDDEN = 0.05  # of the time in sync points that are whole stages: more can't be balanced
