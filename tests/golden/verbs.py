@@ -17,18 +17,20 @@ from lightning_rlprof.cli.app import app
 from tests.golden.golden import FEW, MANY, Contract, answer, rlprof, rows_of
 from tests.golden.inputs import RUNS
 
+SHOWN = [each for each in CATALOG if each.place != "verb"]
+"""Analyses that ``rlprof show`` has; the others are verbs of their own."""
+
 _QUERY = "select name, kind, count(*) as spans, sum(end_ns - start_ns) as total_ns from spans"
 _QUERY += " group by all order by all"
 # How each verb with --json is called; {run} is the input, {other} one to compare it with.
 VERBS = {
-    "advise": ("advise {run}",),
     "compare": ("compare {run} {other}", "compare {run} {other} --fail-if-slower 3%"),
     "critical-path": ("show {run} critical_path --by rank", "show {run} device_critical_path"),
     "findings": ("findings {run}",),
     "hang": ("hang {run}",),
     "ingest": ("ingest {run} -j 1",),
     "ledger": ("show {run} ledger",),
-    "show": ("show {run}", *(f"show {{run}} {each.name}" for each in CATALOG)),
+    "show": ("show {run}", *(f"show {{run}} {each.name}" for each in SHOWN)),
     "stragglers": ("stragglers {run}",),
     "summary": ("summary {run}", "summary {run} --by rank"),
     "whatif": ("whatif {run} --save --speedup actor_update=2", "whatif check {run} {other}"),
@@ -36,7 +38,7 @@ VERBS = {
 _OTHER = {"demo": "slow", "slow": "demo", "async": "demo"}
 
 
-_SHORT = {"advise", "show", "summary"}
+_SHORT = {"show", "summary"}
 
 
 def _verb(verb: str, run: str) -> Any:
@@ -60,7 +62,10 @@ def _alone() -> dict[str, Any]:
     Path("model.json").write_text(json.dumps(_MODEL))
     size = "size --model model.json --devices 8xH100-80G --prompt-length 512 --response-length 1024"
     lines = ("ls .", "config check config.yaml", f"{size} --batch 64", "ascend parse ascend -j 1")
-    return {line: answer(line) for line in (*lines, "explain", "explain rollout-overlap")}
+    return {
+        line: answer(line)
+        for line in (*lines, "findings --explain all", "findings --explain rollout")
+    }
 
 
 _MODEL = {
@@ -137,7 +142,7 @@ hang demo
 hang kineto
 whatif check demo slow
 whatif demo --speedup actor_update
-explain nothing
+findings --explain nothing
 report demo -o demo
 export demo -o new.json
 export demo -o good.yaml
@@ -225,7 +230,7 @@ def _option(param: Any) -> str:
 def _analyses() -> dict[str, Any]:
     """Return each analysis with its group and columns, of a run of one rank."""
     found = {}
-    for each in CATALOG:
+    for each in SHOWN:
         (table,) = answer(f"show demo {each.name}", 0)["tables"]
         found[each.name] = {"group": each.group, "columns": table["columns"]}
     return found
