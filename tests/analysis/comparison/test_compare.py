@@ -52,6 +52,7 @@ def test_a_real_change_is_told_from_noise(tmp_path: Path) -> None:
         "compute_reward": "slower",
         "actor_update": "unchanged",
         "actor_compute_log_prob": "unchanged",
+        "training_step": INCONCLUSIVE,
         "untraced": INCONCLUSIVE,
         "step": "faster",
     }
