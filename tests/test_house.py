@@ -22,9 +22,8 @@ HEAVY = {"torch", "torch_npu", "nvtx", "pytorch_lightning", "lightning", "ray"}
 VAGUE = {"common", "constants", "helper", "helpers", "manager", "misc", "util", "utils"}
 # Modules that search the notes of tables and of loaders, which have no codes yet.
 STILL_SEARCH = {
-    "analysis/advice/advice.py",
     "analysis/device/work.py",
-    "analysis/findings/data_quality.py",
+    "analysis/diagnosis/data_quality.py",
     "cli/analysis_commands.py",
     "cli/open_run.py",
     "tables/table.py",
