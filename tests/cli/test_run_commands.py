@@ -30,7 +30,7 @@ def test_summary_shows_stages_what_comes_first_and_the_next_command(
     assert (status, err) == (0, f"next: rlprof findings '{tmp_path}/my run'\n")
     assert "my run on cpu\n5 steps on 2 ranks, median " in out
     assert "\nstages\n" in out
-    assert "\nImprove first: Rollout takes most of the time\n" in out
+    assert "\nImprove first: Rollout takes most of the time (64% of the step time)\n" in out
     assert "\x1b" not in out
 
 
@@ -155,7 +155,7 @@ def test_the_first_problem_of_a_bare_trace_is_one_of_its_devices(
     out = rlprof("summary", path)[1]
 
     assert "Device time: idle 100% (mostly host-bound idle)" in out
-    assert "Fix first: Device idle between short kernels" in out
+    assert "Fix first: Devices idle between short kernels" in out
     assert "No problem found" not in out
 
 
