@@ -901,7 +901,7 @@ class Session:
             return
         self.status = status
         try:
-            for part in (*self._helper_stops(), *ending.before):
+            for part in (self._stop_helpers, *ending.before):
                 _safely(part, f"{part} could not be removed")
             _safely(partial(self._end_run, status))
         finally:
@@ -917,9 +917,10 @@ class Session:
         if _Process.session is self:
             _Process.session = None
 
-    def _helper_stops(self) -> list[Callable[[], object]]:
-        parts = (self.helpers.background, self.helpers.watchdog)
-        return [part.stop for part in parts if part is not None]
+    def _stop_helpers(self) -> None:
+        for part in (self.helpers.background, self.helpers.watchdog):
+            if part is not None:
+                _safely(part.stop, f"{part} could not be stopped")
 
     def _end_run(self, status: str) -> None:
         self.abandon_step(interrupted=status != "finished")
@@ -949,8 +950,7 @@ class Session:
 
     def discard(self) -> None:
         """End without a run: remove what this rank has written."""
-        for part in self._helper_stops():
-            part()
+        self._stop_helpers()
         self.abandon_step(interrupted=False)
         self._windows.capture.finish()
         self._windows.requests.close()

@@ -220,7 +220,9 @@ def _host_room(run: Evidence) -> Measurement:
     rows = np.flatnonzero((rss > 0) & np.isin(spans.step, run.included))
     hosts = [head.host for head in spans.headers.values()]
     names = sorted(set(hosts))
-    of_rank = np.zeros(int(spans.rank.max(initial=0)) + 1, np.int64)
+    of_rank = np.zeros(
+        max(*spans.headers, *spans.ranks, 0, 0) + 1, np.int64
+    )  # also of ranks without a span
     for rank, host in zip(spans.headers, hosts, strict=True):
         of_rank[rank] = names.index(host)
     limits = np.zeros(len(names), np.int64)
