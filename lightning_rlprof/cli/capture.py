@@ -158,7 +158,7 @@ def _report(
     for each in chosen:
         notes = said[each.rank]
         taken = [note for note in notes if note.code == Code.CAPTURE_TAKEN]
-        captured = [note.text for note in taken if note.facts["step"] in steps]
+        captured = [note.text for note in taken if note.facts.get("step") in steps]
         for text in captured:
             console.say(f"rank {each.rank}: {text}")
         if not captured:

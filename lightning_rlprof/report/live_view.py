@@ -22,7 +22,7 @@ from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.report.terminal import duration, percent, size
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, figure
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, figure, rows_of
 
 _MOST_ROWS = 16  # ranks; of more ranks, blocks are shown
 _MOST_ALARMS = 12
@@ -91,10 +91,9 @@ class LiveView:
     def line(self) -> str:
         """All of it in one line."""
         parts = [self.title, *self.slowest[:1]]
-        shares = [(float(share or 0), str(stage)) for stage, share, *_ in self.stages.rows]
-        if shares:  # untraced, too, if it is the largest
-            share, stage = max(shares, key=lambda each: each[0])
-            parts.append(f"{stage} {percent(share)}")
+        if self.stages.rows:  # untraced, too, if it is the largest
+            most = max(rows_of(self.stages), key=lambda row: row["share"] or 0.0)
+            parts.append(f"{most['stage']} {percent(most['share'] or 0.0)}")
         if count := len(self.alarms.rows):
             parts.append(f"{count} alarm{'s' * (count > 1)}: {self.alarms.rows[0][2]}")
         return " · ".join(parts)
@@ -123,15 +122,17 @@ class RecentTimes:
     """The times of the last included steps, by the analyses that `rlprof summary` uses.
 
     Attributes:
-        steps: Numbers and times of the steps of each rank, in their order.
+        steps: The steps of each rank.
         stage_ns: Mean time per step of each stage on each rank that ran it, without waiting; what
             ranks waited has names of its own, as in the table of stages.
+        waits: Of these names, the stage in which ranks waited.
         stages: That table, see `lightning_rlprof.analysis.stages.stage_times.stages`.
         rates: Tokens per second and MFU, see `throughput`.
     """
 
-    steps: Mapping[int, "StepTimes"] = field(default_factory=dict)
+    steps: Mapping[int, "RankSteps"] = field(default_factory=dict)
     stage_ns: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    waits: Mapping[str, str] = field(default_factory=dict)
     stages: Table | None = None
     rates: Table | None = None
 
@@ -141,7 +142,7 @@ class RecentTimes:
         return None if own is None else float(np.median(own.ns))
 
 
-class StepTimes(NamedTuple):
+class RankSteps(NamedTuple):
     """The last step of a rank, and the time of each of its included steps."""
 
     last: int
@@ -167,8 +168,9 @@ def _times(spans: Spans) -> RecentTimes:
         for row, code in np.argwhere(of_ranks > 0).tolist():
             own = stage_ns.setdefault(name.format(spans.names[code]), {})
             own[int(work.ranks[row])] = float(means[row, code])
-    steps = {rank: StepTimes(last[rank], own) for rank, own in zip(ranks.tolist(), ns, strict=True)}
-    return RecentTimes(steps, stage_ns, stages(spans), throughput(spans))
+    steps = {rank: RankSteps(last[rank], own) for rank, own in zip(ranks.tolist(), ns, strict=True)}
+    waits = {WAITING.format(name): name for name in spans.names}
+    return RecentTimes(steps, stage_ns, waits, stages(spans), throughput(spans))
 
 
 class _Pace:
@@ -238,22 +240,22 @@ def _stages(times: RecentTimes, pace: _Pace) -> tuple[Table, str]:
     if times.stages is None or times.rates is None or not times.stage_ns:
         why = "no stage has ended in a complete step"
         return Table("stages", _STAGES, abstained=why), ""
-    rates = {
-        stage: (tokens, mfu)
-        for stage, rank, tokens, _, mfu, *_ in reversed(times.rates.rows)
-        if rank is None or stage not in {row[0] for row in times.rates.rows if row[1] is None}
-    }
+    rates = rows_of(times.rates)
+    of_job = {row["stage"]: row for row in rates if row["rank"] is None}
+    of_stage = {row["stage"]: row for row in reversed(rates)} | of_job
     rows: list[tuple[Cell, ...]] = []
     most, text, waits = 0.0, "", _Behind()
-    for stage, share, mean, *_ in times.stages.rows:
-        means = times.stage_ns.get(str(stage), {})
+    for row in rows_of(times.stages):
+        stage, rate = row["stage"], of_stage.get(row["stage"], {})
+        means = times.stage_ns.get(stage, {})
         rank = max(means, key=means.__getitem__, default=0)
         others = [mean for number, mean in means.items() if number != rank]
         ratio = means[rank] / median(others) if others and median(others) > 0 else None
         longest = (round(means[rank]), rank) if others else (None, None)
-        rows.append((stage, share, mean, *rates.get(stage, (None, None)), *longest, ratio))
-        if str(stage).startswith(WAITING.format("")):
-            waits = max(waits, _behind(str(stage), means, pace))
+        shown = (stage, row["share"], row["mean"], rate.get("tokens/s in stage"), rate.get("MFU"))
+        rows.append((*shown, *longest, ratio))
+        if stage in times.waits:
+            waits = max(waits, _behind(times.waits[stage], means, pace))
             continue
         more = means[rank] - median(others) if others else 0.0
         lasts = more <= 2 * pace.excess_ns(rank, means)
@@ -270,7 +272,7 @@ class _Behind(NamedTuple):
     text: str = ""
 
 
-def _behind(row: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
+def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
     """Return the rank that waits least, as it comes last, if one stands apart."""
     ranks = set(pace.step_ns)
     waits = {rank: means.get(rank, 0.0) for rank in ranks}
@@ -281,7 +283,6 @@ def _behind(row: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
     ns = median(others) - waits[rank]
     if ns < (_ALIKE - 1) * pace.step_ns[rank] or min(others) - waits[rank] < ns / 2:
         return _Behind()
-    stage = row.removeprefix(WAITING.format(""))
     return _Behind(ns, f"the others wait {duration(round(ns))} per step for rank {rank} in {stage}")
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.report.live_view import LiveView, RecentTimes, device_memory, resident
+from lightning_rlprof.tables.table import rows_of
 
 BACKGROUND = "rlprof_background_"
 """Start of the names of background metrics; the rest is the name that the run has."""
@@ -84,14 +85,14 @@ def _samples(run: LiveRun, view: LiveView) -> Iterator[Sample]:
     for stage, mfu in zip(view.stages.column("stage"), view.stages.column("MFU"), strict=True):
         if isinstance(mfu, float):
             yield Sample("rlprof_stage_mfu_ratio", {"stage": str(stage)}, mfu)
-    rates = [] if view.times.rates is None else view.times.rates.rows
-    tokens = [(stage, rank, per_s) for stage, rank, per_s, *_ in rates]
+    rates = [] if view.times.rates is None else rows_of(view.times.rates)
     for each in ranks:
         yield from _of_rank(run, each, view.times)
         labels = {"rank": str(each.rank), "role": each.role}
-        for stage, rank, per_s in tokens:
-            if rank == each.rank and isinstance(per_s, float):
-                of_stage = {**labels, "stage": str(stage)}
+        for row in rates:
+            per_s = row["tokens/s in stage"]
+            if row["rank"] == each.rank and isinstance(per_s, float):
+                of_stage = {**labels, "stage": row["stage"]}
                 yield Sample("rlprof_stage_tokens_per_second", of_stage, per_s)
 
 
