@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT, CPU_WAITS
-from lightning_rlprof.analysis.steps.step_selection import counted
+from lightning_rlprof.analysis.diagnosis.evidence import Evidence
+from lightning_rlprof.analysis.diagnosis.machine_quantities import SWAPS
+from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT, CPU_WAITS, lost_in_steps
 from lightning_rlprof.records.hang_reports import HangReport
 from lightning_rlprof.records.records import Note
 from lightning_rlprof.tables.spans import Spans
@@ -22,15 +23,14 @@ _LEAST_QUIET_S = 10.0
 _LEAST_HANG_S = 1.0  # less, if a rank that runs reports because another one hangs
 _SHARE_PERCENT = 5.0  # of the time: the limit of the problems of quota, memory and disk
 _CPU_PRESSURE_PERCENT = 80.0  # a choice: some thread waits nearly always, as on a full machine
-_SWAP_BYTES_PER_S = 1e6  # the limit of the problem "Memory of the host is short"
 
 UNUSUAL: Mapping[str, float] = {
     "cpu_pressure_percent": _CPU_PRESSURE_PERCENT,
     "cpu_throttled_percent": _SHARE_PERCENT,
     "memory_full_pressure_percent": _SHARE_PERCENT,
     "io_full_pressure_percent": _SHARE_PERCENT,
-    "swap_in_bytes_per_s": _SWAP_BYTES_PER_S,
-    "swap_out_bytes_per_s": _SWAP_BYTES_PER_S,
+    "swap_in_bytes_per_s": SWAPS,
+    "swap_out_bytes_per_s": SWAPS,
     "device_power_throttled": 1.0,
     "device_thermal_throttled": 1.0,
     "device_hardware_slowdown": 1.0,
@@ -151,13 +151,8 @@ def _is_quiet(rank: RankState) -> bool:
 
 def _cpu_waits(spans: Spans) -> dict[int, float]:
     """Return the share of the included steps in which a rank's training thread waited for a CPU."""
-    steps = spans.rows(kind="step")
-    steps = steps[counted(spans, steps).mask]
-    rows, ns = spans.amounts(CPU_WAIT, np.int64)
-    some = np.isin(rows, steps)
-    rows, ns = rows[some], ns[some]
-    ranks, place = np.unique(spans.rank[rows], return_inverse=True)
-    waited = np.bincount(place, ns, len(ranks))
-    took = np.bincount(place, spans.duration_ns[rows], len(ranks))
-    shares = waited / np.maximum(took, 1)
-    return dict(zip(ranks.tolist(), shares.tolist(), strict=True))
+    lost = lost_in_steps(Evidence(spans), CPU_WAIT)
+    if lost is None:
+        return {}
+    shares = lost.ns.sum(axis=0) / np.maximum(lost.wall_ns.sum(axis=0), 1)
+    return dict(zip(lost.ranks.tolist(), shares.tolist(), strict=True))

@@ -1,6 +1,6 @@
 """What is wrong with a run: its problems by price with their remedies, ideas, and what is unknown.
 
-`diagnose` answers once per run. The terminal, the end of a training, the report, JSON and metrics
+`diagnose` answers once per run. The terminal, the end of a training, the report, notebooks and JSON
 ask it, so what comes first, second and third is the same everywhere.
 """
 
@@ -134,6 +134,7 @@ def no_problem(undecided: int) -> str:
     return f"{text}; {undecided} check{' needs' if undecided == 1 else 's need'} more data."
 
 
+# Not kept by `Spans.once`: a copy with other notes or tables has other problems.
 _LAST: "WeakKeyDictionary[Spans, dict[str | None, Diagnosis]]" = WeakKeyDictionary()
 
 

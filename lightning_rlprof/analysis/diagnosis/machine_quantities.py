@@ -29,7 +29,8 @@ FEWEST_SAMPLES = 60
 """Samples of a metric needed, which is a minute of them."""
 
 _FULL = 0.8  # of the machine's CPUs in use: then it is busy
-_SWAPS = 1e6  # bytes per second
+SWAPS = 1e6
+"""Bytes per second read from swap from which on the memory of a host is short."""
 _HOW = "Record background_metrics for a minute, on a machine that reports it"
 
 
@@ -162,7 +163,7 @@ def _memory_pressure(run: Evidence) -> Measurement:
     found: list[Measurement] = []
     for metric, limit in (
         ("memory_full_pressure_percent", None),
-        ("swap_in_bytes_per_s", _SWAPS),
+        ("swap_in_bytes_per_s", SWAPS),
     ):
         samples = background_samples(run.spans, metric)
         if samples is not None:

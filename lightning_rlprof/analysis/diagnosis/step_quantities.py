@@ -68,12 +68,14 @@ class Lost(NamedTuple):
     Attributes:
         steps: Their numbers, ascending.
         ns: The time; shape (steps, ranks).
-        wall_ns: Length of the steps, ranks summed.
+        wall_ns: Length of the steps; the same shape.
+        ranks: The ranks, ascending.
     """
 
     steps: Int64s
     ns: Int64s
     wall_ns: Int64s
+    ranks: Int64s
 
     def explains_change(self, change: str, step: int, delta_ns: float) -> bool:
         """Return whether half of the longer time of a step, or of all since, is in it.
@@ -103,11 +105,10 @@ def lost_in_steps(run: Evidence, counter: str) -> Lost | None:
     ns = np.minimum(ns[np.isin(rows, steps)], spans.duration_ns[steps])
     numbers, step = np.unique(spans.step[steps], return_inverse=True)
     ranks, rank = np.unique(spans.rank[steps], return_inverse=True)
-    by_rank = np.zeros((len(numbers), len(ranks)), np.int64)
-    wall = np.zeros(len(numbers), np.int64)
-    np.add.at(by_rank, (step, rank), ns)
-    np.add.at(wall, step, spans.duration_ns[steps])
-    return Lost(numbers, by_rank, wall)
+    lost, wall = np.zeros((2, len(numbers), len(ranks)), np.int64)
+    np.add.at(lost, (step, rank), ns)
+    np.add.at(wall, (step, rank), spans.duration_ns[steps])
+    return Lost(numbers, lost, wall, ranks)
 
 
 def counted_share(text: str, counter: str, how: str, more: str = "") -> Quantity:
@@ -117,8 +118,8 @@ def counted_share(text: str, counter: str, how: str, more: str = "") -> Quantity
         lost = lost_in_steps(run, counter)
         if lost is None:
             return NoData(f"No step has the counter {counter}", how)
-        own = lost.ns.sum(axis=1).astype(np.float64)
-        found = exact_share(own, lost.wall_ns.astype(np.float64))
+        own, whole = (ns.sum(axis=1).astype(np.float64) for ns in (lost.ns, lost.wall_ns))
+        found = exact_share(own, whole)
         if not isinstance(found, Measured):
             return found
         longest = int(lost.steps[np.argmax(own)])
@@ -314,6 +315,18 @@ def _is_wait(name: str) -> bool:
     return any(part in _DATA_NAMES for part in plain_names(name))
 
 
+def _waits(spans: Spans) -> Int64s:
+    """Return the stages and regions that wait for data."""
+    names = [_is_wait(name) for name in spans.names]
+    return np.flatnonzero(np.array([*names, False], bool)[spans.name] & np.isin(spans.kind, _WORK))
+
+
+def _is_rollout(spans: Spans) -> Mask:
+    """Mark the spans of rollouts, rewards and environments."""
+    match: Mask = np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
+    return match[spans.name]
+
+
 def _samples_from_others(run: Evidence) -> Measurement:
     """Return whether other ranks generate what is waited for, rather than a loader loads it."""
     if execution_mode(run.spans) not in (Mode.SEPARATED, Mode.ASYNCHRONOUS):
@@ -332,13 +345,11 @@ def _rollout_in_loader(run: Evidence) -> Measurement:
     Spans of a rollout or an environment inside of the wait show it, and samples of its stack.
     """
     spans = run.spans
-    names = [_is_wait(name) for name in spans.names]
-    waits = np.flatnonzero(np.array([*names, False], bool)[spans.name] & np.isin(spans.kind, _WORK))
+    waits = _waits(spans)
+    rollouts = np.flatnonzero(_is_rollout(spans) & np.isin(spans.kind, _WORK))
     whole = float(spans.duration_ns[waits].sum())
     if not whole:
         return exact(0.0)
-    is_rollout = np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
-    rollouts = np.flatnonzero(is_rollout[spans.name] & np.isin(spans.kind, _WORK))
     own = rollouts[_inside(spans, waits, rollouts) >= 0]
     part = float(spans.duration_ns[own].sum()) / whole
     stacks, steps_in_stack = _stacks_inside(spans, waits)
@@ -356,10 +367,7 @@ def _only_loads(run: Evidence) -> Measurement:
     spans, share = run.spans, run.value(ROLLOUT_IN_LOADER)
     if share is not None and share.value > 0:
         return exact(0.0)
-    names = [_is_wait(name) for name in spans.names]
-    waits = np.flatnonzero(np.array([*names, False], bool)[spans.name] & np.isin(spans.kind, _WORK))
-    is_rollout = np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
-    if is_rollout[spans.name].any() or _stacks_inside(spans, waits)[0]:
+    if _is_rollout(spans).any() or _stacks_inside(spans, _waits(spans))[0]:
         return exact(1.0)
     why = "No rollout is marked, so that it may run in the data loader"
     return NoData(why, "Mark the rollout, or sample stacks: rlprof watch --stacks")

@@ -182,7 +182,7 @@ def test_a_problem_comes_before_an_idea_that_takes_more_time() -> None:
     assert ids(spans) == ["weight-sync", "rollout"]
     sync, rollout = diagnose(spans).found
     assert sync.weight < rollout.weight
-    assert rollout.price is None, "what a rollout takes is no price"
+    assert rollout.price is None, "what a rollout takes has no price"
 
 
 def test_what_ended_the_run_comes_first_then_what_makes_times_untrue() -> None:
@@ -267,7 +267,7 @@ def test_a_trace_of_a_device_needs_no_steps() -> None:
 # ---- measured once, kept as long as the run
 
 
-def test_a_quantity_is_measured_once_per_run_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantity_is_measured_once_per_run_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     own = Quantity("", "share", lambda run: asked.append(run) or exact(0.5))  # type: ignore[func-returns-value]
     spans = job("weight_sync", [0.3] * STEPS)

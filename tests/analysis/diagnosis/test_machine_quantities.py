@@ -106,7 +106,7 @@ def test_other_programs_are_blamed_if_the_process_hardly_runs(container: float |
     assert offered(busy(7.6, process_cpu_cores=0.2, **more)) == {"other-programs"}
 
 
-def test_what_the_process_uses_is_unknown_without_samples_and_nobody_is_blamed() -> None:
+def test_what_the_process_uses_is_unknown_without_samples_and_no_process_is_blamed() -> None:
     assert offered(sampled_run(host(), counters=WAITING)) == set()
 
 

@@ -221,7 +221,7 @@ def test_times_of_a_long_capture_drift_with_its_clock(tmp_path: Path) -> None:
     assert (np.diff(found) > 0).all()
 
 
-def test_a_rank_that_nobody_compared_stays_on_its_wall_clock(tmp_path: Path) -> None:
+def test_a_rank_that_was_not_compared_stays_on_its_wall_clock(tmp_path: Path) -> None:
     spans = load(two_hosts(tmp_path))
     times = np.array([0, 7])
     for rank in (0, None):
