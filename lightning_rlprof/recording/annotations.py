@@ -21,7 +21,7 @@ import msgspec
 
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
-from lightning_rlprof.recording.open_spans import Span, innermost, made, numbers, opened
+from lightning_rlprof.recording.open_spans import Span, innermost, new_span, numbers, opened
 from lightning_rlprof.recording.owner import Owner
 from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.notes import Code, Fact, Level
@@ -281,7 +281,7 @@ def mark(name: str, /, **counters: Number) -> None:
     marker, sink = Marker(name, "mark"), listener()
     if sink is not None:
         now = sink.clock()
-        sink.append(made(marker, sink.step, now, now, open_spans.counters_of(counters) or None))
+        sink.append(new_span(marker, sink.step, now, now, open_spans.counters_of(counters) or None))
         sink.mark(name)
 
 
@@ -312,7 +312,9 @@ def record(
     number = sink.step_at(start) if step is None else int(step)
     if sink.silent_thread and number == sink.step:
         return
-    span = made(marker, number, start, max(start, end), open_spans.counters_of(counters) or None)
+    span = new_span(
+        marker, number, start, max(start, end), open_spans.counters_of(counters) or None
+    )
     span.parent = None  # what is open here and now need not be around it
     sink.append(span)
     if end > sink.flush_at_ns:
@@ -492,7 +494,7 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
         if not owner.has_thread():
             return
         token = sink.enter(self.name, self.kind)
-        self.last = span = made(self, sink.step, sink.clock(), None, self.counters)
+        self.last = span = new_span(self, sink.step, sink.clock(), None, self.counters)
         span.token = token
         opened.set(span)
 

@@ -120,7 +120,7 @@ def innermost() -> Span | None:
     return around
 
 
-def made(
+def new_span(
     marker: Named,
     step: int,
     start_ns: int,

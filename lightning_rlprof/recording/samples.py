@@ -109,7 +109,7 @@ class Sample:
         if sink is not None:
             marker, start = self.phase(name, **counters), int(start_ns)
             step, end = sink.step_at(start), max(start, int(end_ns))
-            sink.append(open_spans.made(marker, step, start, end, marker.counters))
+            sink.append(open_spans.new_span(marker, step, start, end, marker.counters))
 
     def first_token(self) -> None:
         """Record that the first token is there."""

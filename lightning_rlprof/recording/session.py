@@ -40,7 +40,7 @@ from lightning_rlprof.recording.end_remarks import (
     never_reached,
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
-from lightning_rlprof.recording.open_spans import ExpertTokens, Span, innermost, made
+from lightning_rlprof.recording.open_spans import ExpertTokens, Span, innermost, new_span
 from lightning_rlprof.recording.owner import Owner, set_apart
 from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
@@ -434,7 +434,7 @@ class Session:
         step = int(step)  # of NumPy, too
         start = self._steps.start
         if self.loop.idles and self.waiting and start is not None:
-            self.append(made(_IDLE, step, start, self.clock(), None))
+            self.append(new_span(_IDLE, step, start, self.clock(), None))
         if step != self.step or start is None:
             self._open_step(step)
         self.waiting = False
@@ -533,7 +533,7 @@ class Session:
             late = known.late
         if start is not None:
             counters = {**self._counters_of_step(), **(counters or {})}
-            span = made(_STEP, self.step, start, now, counters or None)
+            span = new_span(_STEP, self.step, start, now, counters or None)
             if self.loop.follows_threads:
                 span.thread = steps.thread = self.buffer.follow()
             self.append(span)
@@ -572,7 +572,9 @@ class Session:
         if not pauses:  # as in nearly all steps
             return counters
         for pause, parent in zip(pauses, self.buffer.around(pauses), strict=True):
-            span = made(_PAUSE, self.step_at(pause.start_ns), pause.start_ns, pause.end_ns, None)
+            span = new_span(
+                _PAUSE, self.step_at(pause.start_ns), pause.start_ns, pause.end_ns, None
+            )
             span.thread, span.parent = pause.thread, parent
             self.append(span)
         return counters
@@ -682,7 +684,7 @@ class Session:
         counters: dict[str, Number] | None = None,
     ) -> None:
         """Add a span whose two ends are known; its parent is the span that is open now."""
-        self.append(made(marker, self.step, start_ns, end_ns, counters))
+        self.append(new_span(marker, self.step, start_ns, end_ns, counters))
 
     @_harmless
     def stage_ended(self, span: Span) -> None:
@@ -876,7 +878,7 @@ class Session:
         self._ending.is_closed, self.status = True, status
         if self._steps.start is not None and not self.waiting:
             end: dict[str, Number] = {"interrupted": 1}
-            self.append(made(_STEP, self.step, self._steps.start, self.clock(), end))
+            self.append(new_span(_STEP, self.step, self._steps.start, self.clock(), end))
         self.add(EndLine(self.clock(), status))
         self.buffer.flush_to_the_end()
 
@@ -982,9 +984,8 @@ class Session:
         armed = windows.possible and capture.arms_stages(self.config, self.header.rank, self.step)
         mirrored = windows.capture.mirrors or armed
         mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
-        if (
-            mode != marking.mode
-        ):  # A change makes the interpreter forget what it learned of markers.
+        # A change makes the interpreter forget what it learned of markers.
+        if mode != marking.mode:
             marking.mode = mode
             sink = None if mode == "off" else self
             shadows, told = marking.has_shadows, marking.told

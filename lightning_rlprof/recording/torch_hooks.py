@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
 
 from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, stage
-from lightning_rlprof.recording.open_spans import OwnName, innermost, made
+from lightning_rlprof.recording.open_spans import OwnName, innermost, new_span
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.stage_aliases import standard_stage
@@ -86,7 +86,7 @@ class OptimizerSteps:
             if whose != id(optimizer):
                 continue
             try:  # not its `record`: a frame less
-                span = made(_UPDATE, session.step, start, session.clock(), None)
+                span = new_span(_UPDATE, session.step, start, session.clock(), None)
                 if token is not None:
                     span.token = token
                     session.exit(span)
