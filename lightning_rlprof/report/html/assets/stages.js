@@ -3,7 +3,7 @@ const stageTable = (() => {
   const table = byId("table-stages");
   const { parts, wall } = data.steps;
   const rows = () => [...table.tBodies[0].rows].map((row) => [row, parts.find((part) => part.name === row.dataset.part)]);
-  const WIDTH = 140;
+  const WIDTH = 90;
 
   function range() { // common to all rows, logarithmic, in µs
     const all = parts.flatMap((part) => included().map((column) => part.us[column])).filter((value) => value > 0).sort((a, b) => a - b);
