@@ -218,7 +218,7 @@ RANKS_AND_CHANGES = (
             Remedy(
                 "swap-ranks",
                 "Make this rank as fast as the others",
-                (to("environment", "the node of this rank", "another one"),),
+                (to("environment", "node of the slow rank", "another node"),),
                 "Swapping a node moves the straggler if the cause is its place in the rack.",
                 saving="straggler",
             ),
