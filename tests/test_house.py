@@ -24,9 +24,6 @@ VAGUE = {"common", "constants", "helper", "helpers", "manager", "misc", "util", 
 STILL_SEARCH = {
     "analysis/device/work.py",
     "analysis/diagnosis/data_quality.py",
-    "cli/analysis_commands.py",
-    "cli/open_run.py",
-    "tables/table.py",
 }
 SENTENCES = {"text", "note", "abstained", "reason"}
 PARTINGS = {"startswith", "endswith", "split", "partition", "rpartition", "removeprefix", "find"}
