@@ -1,6 +1,7 @@
 """Contracts of run files of format 1: what is read from stored ones, and what is written."""
 
 import gc
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from unittest.mock import patch
 
 from lightning_rlprof import annotate, count, mark, record, sample, stage
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording import annotations, open_spans
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import FakeClock, FakeRecorder, make_header
@@ -82,10 +84,16 @@ def _is_late(line: list[Any]) -> bool:
 
 def _written() -> str:
     """Return the file of a session on a fake clock; the number of its thread becomes 1."""
-    clock, none = FakeClock(), lambda self: {}
+    clock, none, numbers = FakeClock(), lambda self: {}, itertools.count(1)
     gc.disable()  # a collection is a span of its own
     try:
-        with patch.object(HostMemory, "counters", none), patch.object(CpuWait, "counters", none):
+        with (
+            patch.object(HostMemory, "counters", none),
+            patch.object(CpuWait, "counters", none),
+            # The process numbers its spans, also those of tests that ran before.
+            patch.object(annotations, "numbers", numbers),
+            patch.object(open_spans, "numbers", numbers),
+        ):
             session = Session(
                 ProfilerConfig.build(None), Path("written"), make_header(), [FakeRecorder()], clock
             )
