@@ -138,6 +138,6 @@ def test_the_wheel_reads_a_run_in_a_clean_environment(
     assert run(rlprof, "--version", folder=tmp_path) == f"rlprof {VERSION}\n"
     said = run(rlprof, "summary", "slow", folder=tmp_path)
     assert "60 steps on 2 ranks" in said
-    assert "Fix first: Rank 1 is a straggler" in said
+    assert "Fix first: A rank slows the others down (rank 1, slow host)" in said
     run(rlprof, "report", "slow", "-o", "slow.html", folder=tmp_path)
     assert (tmp_path / "slow.html").stat().st_size > 100_000

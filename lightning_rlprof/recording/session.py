@@ -906,18 +906,15 @@ class Session:
             for part in (self._stop_helpers, *ending.before):
                 _safely(part, f"{part} could not be removed")
             _safely(partial(self._end_run, status))
-        finally:
-            self._let_go()
+        finally:  # Here rather than in a function, whose failure would end the training.
+            annotations.listen(None)
+            ending.is_closed = True
+            if _Process.session is self:
+                _Process.session = None
             for part in (ending.at_exit.cancel, self.buffer.close, self._memory.close):
                 _safely(part)
             for part in ending.after:
                 _safely(part)
-
-    def _let_go(self) -> None:
-        annotations.listen(None)
-        self._ending.is_closed = True
-        if _Process.session is self:
-            _Process.session = None
 
     def _stop_helpers(self) -> None:
         for part in (self.helpers.background, self.helpers.watchdog):
@@ -956,7 +953,10 @@ class Session:
         self.abandon_step(interrupted=False)
         self._windows.capture.finish()
         self._windows.requests.close()
-        self._let_go()
+        annotations.listen(None)
+        self._ending.is_closed = True
+        if _Process.session is self:
+            _Process.session = None
         self._ending.children.remark()
         self._ending.at_exit.cancel()
         self.buffer.discard()

@@ -267,7 +267,9 @@ def test_a_trace_of_a_device_needs_no_steps() -> None:
 # ---- measured once, kept as long as the run
 
 
-def test_a_quantity_is_measured_once_per_run_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantity_is_measured_once_per_run_for_all_that_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
     own = Quantity("", "share", lambda run: asked.append(run) or exact(0.5))  # type: ignore[func-returns-value]
     spans = job("weight_sync", [0.3] * STEPS)
