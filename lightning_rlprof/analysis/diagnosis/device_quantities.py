@@ -42,6 +42,11 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     Quantity,
     exact,
 )
+from lightning_rlprof.analysis.diagnosis.step_quantities import (
+    COLLECTIVE_WAIT,
+    COMMUNICATION_SPANS,
+    COPY_SPANS,
+)
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
 from lightning_rlprof.analysis.steps.step_selection import capture_slowdown, states
@@ -684,5 +689,10 @@ MESSAGE_BYTES = Quantity("median size of a gradient reduction", "bytes", _messag
 SMALL_COLLECTIVES = Quantity(
     "exposed time of small collectives, of the captured time", "share", _small_collectives
 )
+COMMUNICATION_SHARE = device_share(Category.COMMUNICATION, COMMUNICATION_SPANS, CAPTURE_ALL)
+MEMCPY = device_share(Category.MEMCPY, COPY_SPANS)
+WAIT_FOR_RANKS = device_share(Category.COLLECTIVE_WAIT, COLLECTIVE_WAIT, CAPTURE_ALL)
+LAUNCH_LATENCY = device_share(Category.LAUNCH_LATENCY)
+UNATTRIBUTED_IDLE = device_share(Category.UNATTRIBUTED_IDLE)
 HAS_ACCELERATOR = Quantity("the run has an accelerator", "yes/no", _has_accelerator)
 ON_NPU = Quantity("the devices are Ascend NPUs", "yes/no", _on_npu)

@@ -1,5 +1,6 @@
 """What a problem is: a quantity of a run beyond its limit, what it costs, and its remedies."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -40,6 +41,20 @@ _SECTIONS = {
     "collect-together": "garbage-collection",
 }  # of the guide, for remedies that are explained with a symptom of another name
 
+_SETTING = re.compile(r"([\w-]+): (.+?) ([=↑↓])(?: (?!\(default )(.+?))?(?: \(default (.+)\))?")
+_TURNS = {"↑": ("up", "raise it"), "↓": ("down", "lower it")}
+_KNOBS = {
+    "GRPOConfig.per_device_train_batch_size": "micro-batch",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "micro-batch",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "micro-batch",
+    "DataLoader(num_workers=)": "loader workers",
+    "GRPOConfig.dataloader_num_workers": "loader workers",
+    "data.dataloader_num_workers": "loader workers",
+    "megatron_training.num_workers": "loader workers",
+    "AsyncGRPOConfig.max_staleness": "staleness",
+    "async_training.staleness_threshold": "staleness",
+}  # keys of several frameworks, or of one, that turn the same
+
 PROBLEM_PAGE = f"{DOCS}/reference/problems.md"
 """Generated page with a section for each problem, whose anchor is the problem's id."""
 
@@ -49,11 +64,6 @@ it is an idea of what might be saved."""
 
 Unit = Literal["share", "ratio", "count", "number", "bytes", "yes/no", "ms", "text"]
 """How a value is written."""
-
-Framework = Literal[
-    "verl", "MindSpeed-RL", "TRL", "vLLM", "Lightning", "PyTorch", "environment", "rlprof"
-]
-"""What a setting belongs to; ``environment`` are variables of the process and its machine."""
 
 
 def shown(value: float, unit: Unit) -> str:
@@ -163,17 +173,41 @@ Measurement = Measured | NoData | tuple[Measured, ...]
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something that a run shows as a number.
+    """Something that a run shows as a number; compared with a limit, it is a `Condition`.
 
     Attributes:
         text: What it is, as in ``rollout, of the job``.
         unit: How its values are written.
         measure: Returns it, or why the run does not show it.
+
+    Example::
+
+        >>> share = Quantity("rollout", "share", lambda run: exact(0.6))
+        >>> (share > 0.5).bound, (share < 0.5).bound
+        ('above 50%', 'below 50%')
     """
 
     text: str
     unit: Unit
     measure: Callable[["Evidence"], Measurement]
+
+    def __gt__(self, limit: float) -> "Condition":
+        """Return the condition that it is above a limit."""
+        return Condition(self, limit)
+
+    def __lt__(self, limit: float) -> "Condition":
+        """Return the condition that it is below a limit."""
+        return Condition(self, limit, below=True)
+
+    @property
+    def yes(self) -> "Condition":
+        """The condition that the answer to a yes/no quantity is yes."""
+        return self > 0.5
+
+    @property
+    def no(self) -> "Condition":
+        """The condition that it is no."""
+        return self < 0.5
 
 
 def exact(value: float) -> Measured:
@@ -194,7 +228,7 @@ class Condition:
 
         Example::
 
-            >>> limit = above(Quantity("", "share", exact), 0.5)
+            >>> limit = Quantity("", "share", exact) > 0.5
             >>> [limit.state(Measured(0.5, low, high)) for low, high in
             ...  ((0.6, 0.7), (0.4, 0.6), (0.3, 0.5))]
             ['met', 'undecided', 'not met']
@@ -222,75 +256,53 @@ class Condition:
         return f"{'below' if self.below else 'above'} {shown(self.limit, self.quantity.unit)}"
 
 
-def above(quantity: Quantity, limit: float) -> Condition:
-    """Return the condition that a quantity is above a limit."""
-    return Condition(quantity, limit)
-
-
-def below(quantity: Quantity, limit: float) -> Condition:
-    """Return the condition that a quantity is below a limit."""
-    return Condition(quantity, limit, below=True)
-
-
-def holds(quantity: Quantity) -> Condition:
-    """Return the condition that the answer to a yes/no quantity is yes."""
-    return Condition(quantity, 0.5)
-
-
-def fails(quantity: Quantity) -> Condition:
-    """Return the condition that the answer to a yes/no quantity is no."""
-    return Condition(quantity, 0.5, below=True)
-
-
 @dataclass(frozen=True)
 class Setting:
     """What to change.
 
     Attributes:
-        framework: Whose setting it is.
+        framework: Whose setting it is; ``environment`` are variables of the process and its
+            machine.
         key: Its real name, such as ``GRPOConfig.vllm_gpu_memory_utilization``.
         change: The new value, or in which direction to change it.
         turn: ``up``, ``down``, or the value: two settings of one knob contradict if it differs.
         default: What it is unless it is set; empty if that is not known.
-        knob: What it turns, if several frameworks have a key for it; else the key.
     """
 
-    framework: Framework
+    framework: str
     key: str
     change: str
     turn: str
     default: str = ""
-    knob: str = ""
+
+    @classmethod
+    def parse(cls, line: str) -> "Setting":
+        """Return a setting that is written as one line: what to raise, lower, or set to a value.
+
+        Example::
+
+            >>> Setting.parse("verl: trainer.save_freq ↑ (default -1)").text
+            'verl: trainer.save_freq (default -1): raise it'
+            >>> Setting.parse("TRL: GRPOConfig.bf16 = True").turn
+            'True'
+        """
+        match = _SETTING.fullmatch(line)
+        if match is None:
+            raise ValueError(f"not a setting: {line!r}")
+        framework, key, sign, change, default = match.groups(default="")
+        turn, unless_said = _TURNS.get(sign, (change, ""))
+        return cls(framework, key, change or unless_said, turn, default)
 
     @property
     def turns(self) -> str:
-        """What it turns."""
-        return self.knob or f"{self.framework} {self.key}"
+        """What it turns: several keys may turn the same."""
+        return _KNOBS.get(self.key) or f"{self.framework} {self.key}"
 
     @property
     def text(self) -> str:
         """The setting in one line."""
         default = f" (default {self.default})" if self.default else ""
         return f"{self.framework}: {self.key}{default}: {self.change}"
-
-
-def up(
-    framework: Framework, key: str, change: str = "raise it", default: str = "", knob: str = ""
-) -> Setting:
-    """Return a setting to raise."""
-    return Setting(framework, key, change, "up", default, knob)
-
-
-def down(
-    framework: Framework, key: str, change: str = "lower it", default: str = "", knob: str = ""
-) -> Setting:
-    """Return a setting to lower."""
-    return Setting(framework, key, change, "down", default, knob)
-
-
-def to(framework: Framework, key: str, value: str, default: str = "", knob: str = "") -> Setting:
-    """Return a setting to set to a value."""
-    return Setting(framework, key, value, value, default, knob)
 
 
 Saving = Literal["none", "tail", "balance", "straggler", "overlap", "removed"]
@@ -353,6 +365,37 @@ class Problem:
     def guide(self) -> str:
         """The address of the page that explains it."""
         return f"{PROBLEM_PAGE}#{self.id}"
+
+
+def remedy(
+    name: str, risk: str, *settings: str, when: tuple[Condition, ...] = (), saving: Saving = "none"
+) -> Remedy:
+    """Return a remedy as the registry writes it.
+
+    Args:
+        name: Its id and title: ``cut-tail: Do not wait for the last responses``.
+        risk: What it may cost, or when not to do it.
+        settings: What to change, each as `Setting.parse` reads it.
+        when: Further conditions.
+        saving: The replay that predicts what it saves.
+    """
+    own, title = name.split(": ", 1)
+    return Remedy(own, title, tuple(map(Setting.parse, settings)), risk, when, saving)
+
+
+def problem(
+    name: str,
+    when: tuple[Condition, ...],
+    act: str,
+    ruled_out_if: str,
+    look: str,
+    *remedies: Remedy,
+    lead: tuple[str, ...] = (),
+    kind: Kind = "problem",
+) -> Problem:
+    """Return a problem as the registry writes it; ``name`` is its id and title."""
+    own, title = name.split(": ", 1)
+    return Problem(own, kind, title, when, act, ruled_out_if, look, lead, remedies)
 
 
 @dataclass(frozen=True)

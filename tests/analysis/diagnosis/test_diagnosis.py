@@ -25,7 +25,6 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     Finding,
     Measured,
     Quantity,
-    above,
     exact,
     shown,
 )
@@ -532,7 +531,7 @@ def test_each_id_has_one_text_without_a_template() -> None:
 def test_values_and_bounds_are_written_alike() -> None:
     assert [shown(each, "share") for each in (0.0, 0.004, 0.5)] == ["0%", "0.4%", "50%"]
     assert (shown(2**21, "bytes"), shown(1.0, "yes/no")) == ("2 MiB", "yes")
-    assert above(ROLLOUT, 0.5).bound == "above 50%"
+    assert (ROLLOUT > 0.5).bound == "above 50%"
     measured = Evidence(job("data_fetch", [0.3] * STEPS)).measure(DATA_WAIT)
     assert isinstance(measured, Measured)
     assert dataclasses.replace(measured, facts=()).value == pytest.approx(0.3)

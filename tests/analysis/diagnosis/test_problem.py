@@ -15,17 +15,14 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEMS
+from lightning_rlprof.analysis.diagnosis.diagnosis import FRAMEWORKS, PROBLEMS
 from lightning_rlprof.analysis.diagnosis.problem import (
+    _KNOBS,
     Fact,
     Measured,
     Quantity,
     Setting,
-    above,
-    below,
     exact,
-    fails,
-    holds,
 )
 
 with warnings.catch_warnings():
@@ -106,6 +103,40 @@ def test_a_setting_that_does_not_exist_would_be_seen() -> None:
         named("NoSuchStrategy")
 
 
+@pytest.mark.parametrize(
+    ("line", "setting"),
+    [
+        ("verl: trainer.save_freq ↑", ("trainer.save_freq", "raise it", "up", "")),
+        ("verl: a.b ↓ (default 8)", ("a.b", "lower it", "down", "8")),
+        ("verl: a.b ↓ halve it (default null)", ("a.b", "halve it", "down", "null")),
+        ("verl: f(x=) = a, or b (default c)", ("f(x=)", "a, or b", "a, or b", "c")),
+    ],
+)
+def test_a_setting_is_read_from_one_line(line: str, setting: tuple[str, ...]) -> None:
+    found = Setting.parse(line)
+    assert (found.framework, found.key, found.change, found.turn, found.default) == (
+        "verl",
+        *setting,
+    )
+
+
+@pytest.mark.parametrize("line", ["trainer.save_freq ↑", "verl: trainer.save_freq", "verl: = 3"])
+def test_a_line_that_is_not_a_setting_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="not a setting"):
+        Setting.parse(line)
+
+
+def test_settings_are_of_known_frameworks() -> None:
+    always_shown = {"PyTorch", "environment", "rlprof"}
+    assert {each.framework for each in SETTINGS} == {*FRAMEWORKS, *always_shown}
+
+
+def test_keys_that_turn_the_same_are_keys_of_the_registry() -> None:
+    shared = {each.key for each in SETTINGS if each.turns in ("loader workers", "staleness")}
+    assert {"DataLoader(num_workers=)", "AsyncGRPOConfig.max_staleness"} <= shared
+    assert _KNOBS.keys() <= {each.key for each in SETTINGS}
+
+
 def test_the_budget_of_a_critics_forward_has_no_deprecated_key() -> None:
     assert not any("critic.forward_micro_batch_size" in each for each in knobs("verl"))
     assert not any(each.endswith("_micro_batch_size") for each in knobs("verl")), "deprecated"
@@ -115,19 +146,17 @@ SHARE, ANSWER = Quantity("a share", "share", exact), Quantity("an answer", "yes/
 
 
 def test_a_condition_needs_its_whole_interval_beyond_the_limit() -> None:
-    states = [
-        above(SHARE, 0.5).state(Measured(0.5, *bounds)) for bounds in ((0.6, 0.7), (0.4, 0.6))
-    ]
+    states = [(SHARE > 0.5).state(Measured(0.5, *bounds)) for bounds in ((0.6, 0.7), (0.4, 0.6))]
     assert states == ["met", "undecided"]
-    assert below(SHARE, 0.5).state(exact(0.5)) == "not met"
-    assert [each(ANSWER).state(exact(1.0)) for each in (holds, fails)] == ["met", "not met"]
+    assert (SHARE < 0.5).state(exact(0.5)) == "not met"
+    assert [each.state(exact(1.0)) for each in (ANSWER.yes, ANSWER.no)] == ["met", "not met"]
 
 
 def test_confidence_is_high_far_beyond_the_limit() -> None:
-    assert above(SHARE, 0.2).confidence(Measured(0.5, 0.45, 0.6)) == "high"
-    assert above(SHARE, 0.2).confidence(Measured(0.3, 0.25, 0.4)) == "medium"
-    assert below(SHARE, 0.2).confidence(Measured(0.05, 0.04, 0.06)) == "high"
-    assert above(ANSWER, 0.5).confidence(exact(1.0)) == "high"
+    assert (SHARE > 0.2).confidence(Measured(0.5, 0.45, 0.6)) == "high"
+    assert (SHARE > 0.2).confidence(Measured(0.3, 0.25, 0.4)) == "medium"
+    assert (SHARE < 0.2).confidence(Measured(0.05, 0.04, 0.06)) == "high"
+    assert ANSWER.yes.confidence(exact(1.0)) == "high"
 
 
 def test_a_fact_is_written_with_its_unit_and_interval() -> None:
