@@ -13,8 +13,7 @@ from lightning_rlprof.analysis.catalog import CATALOG, Analysis
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 from lightning_rlprof.loaders.join_ranks import as_one
-from lightning_rlprof.report.html.notebook import ReportFrame, summary_html
-from lightning_rlprof.report.plots import Plots
+from lightning_rlprof.report.notebook import Plots, ReportFrame, summary_html
 from lightning_rlprof.report.summary import Summary, lead_tables, summary
 from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run

@@ -393,45 +393,47 @@ def findings(
     for check in found.quality.checks if every else found.quality.doubts:
         console.say(f"  {check.state:11}  {check.name}: {check.detail}", _STYLES[check.state])
     commands = _print_cards(found, spans)
-    _print_undecided(found, every=every)
+    _print_undecided(found, spans, every=every)
     console.next_command(*(commands or ("rlprof", "report", str(run))))
 
 
 def _print_cards(found: "Diagnosis", spans: "Spans") -> list[str]:
     """Print problems, then ideas; returns the words of the command that shows the first one."""
-    from lightning_rlprof.report.finding_cards import cards
+    from lightning_rlprof.report.summary import finding_commands, finding_cost, finding_place
     from lightning_rlprof.report.terminal import shortened
 
     if not found.problems:
         console.say(found.nothing)
-    printed = cards(found.found, shlex.quote(str(spans.path)), device=spans.device_word)
-    for at, card in enumerate(printed, start=1):
+    path, commands = shlex.quote(str(spans.path)), list[str]()
+    for at, each in enumerate(found.found, start=1):
         if at == len(found.problems) + 1:
             console.say("Ideas, which may need other hardware or another algorithm", "bold")
-        console.say(f"{at}. {shortened(card.title, _MAX_TITLE)} [{card.id}]", "bold")
-        console.say(f"   {card.cost}; {card.evidence}")
-        console.say(f"   do: {card.act}")
-        for remedy in card.remedies:
-            saves = f" ({remedy.saves})" if remedy.saves else ""
-            console.say(f"   remedy: {remedy.title}{saves}. Risk: {remedy.risk}")
-            for setting in remedy.settings:
-                console.say(f"     {setting}")
-        console.say(f"   ruled out if: {card.ruled_out_if}")
-        if card.where:
-            console.say(f"   see {card.where} in the report and in the exported trace")
-        for command in card.commands:
+        console.say(f"{at}. {shortened(each.heading, _MAX_TITLE)} [{each.id}]", "bold")
+        console.say(f"   {finding_cost(each, spans.device_word)}; {each.evidence}")
+        console.say(f"   do: {each.act}")
+        for offer in each.remedies:
+            gain = f" ({offer.gain})" if offer.gain else ""
+            console.say(f"   remedy: {offer.remedy.title}{gain}. Risk: {offer.remedy.risk}")
+            for setting in offer.settings:
+                console.say(f"     {setting.text}")
+        console.say(f"   ruled out if: {each.problem.ruled_out_if}")
+        if place := finding_place(each):
+            console.say(f"   see {place} in the report and in the exported trace")
+        for command in (own := finding_commands(each, path)):
             console.say(f"   {command}", "dim")
-    return shlex.split(printed[0].commands[0]) if printed else []
+        commands += own
+    return shlex.split(commands[0]) if commands else []
 
 
-def _print_undecided(found: "Diagnosis", *, every: bool) -> None:
+def _print_undecided(found: "Diagnosis", spans: "Spans", *, every: bool) -> None:
     if found.explained:
         console.status(f"Explained by another: {', '.join(found.explained)}", "dim")
     if not found.undecided:
         return
     if not every:
         count = console.count(len(found.undecided), "check")
-        console.status(f"{count} not decided. See why, and what to record: --all", "dim")
+        command = f"rlprof findings {shlex.quote(str(spans.path))} --all"
+        console.status(f"{count} not decided. See why, and what to record: {command}", "dim")
         return
     console.say("Not decided", "bold")
     for each in found.undecided:
@@ -477,7 +479,7 @@ def _say_explained(facts: dict[str, Any]) -> None:
         for setting in remedy["settings"]:
             console.say(f"  {setting}")
         console.say(f"  Risk: {remedy['risk']}")
-    console.say(f"Guide: {facts['guide']}")
+    console.say(f"Page of the documentation: {facts['guide']}")
 
 
 def stragglers(run: Run = SAVE_PATH) -> None:

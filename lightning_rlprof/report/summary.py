@@ -266,6 +266,41 @@ def first_lines(found: Summary) -> list[str]:
     return lines
 
 
+def finding_cost(found: Finding, device: str) -> str:
+    """Return what a problem costs, and how sure that is; ``device`` is what the time is of."""
+    sure = f"{found.confidence} confidence"
+    if found.price is None:
+        return sure
+    return f"{found.price.text}, {duration(found.price.ns)} of {device} time; {sure}"
+
+
+def finding_place(found: Finding) -> str:
+    """Return where the evidence begins; a viewer of the exported trace counts from the same zero.
+
+    Empty if that is not known.
+    """
+    place = found.place
+    if place is None or place.from_ns is None or place.to_ns is None:
+        return ""
+    step = "" if place.step is None else f", step {place.step}"
+    return f"rank {place.rank}{step}, {place.from_ns / 1e9:.6f} s to {place.to_ns / 1e9:.6f} s"
+
+
+def finding_commands(found: Finding, run: str) -> list[str]:
+    """Return the command that shows more, and the one that prints the events.
+
+    Args:
+        found: The problem.
+        run: How the commands call the run, as a shell takes it.
+    """
+    query = found.query
+    if not query:
+        return [found.look]
+    # In double quotes if that is safe, since SQL has single ones.
+    quoted = shlex.quote(query) if set(query) & set('"$`\\!') else f'"{query}"'
+    return [found.look, f"rlprof sql {run} {quoted}"]
+
+
 def nothing_found(found: Summary) -> str:
     """Return that no problem was found, and how much could not be decided."""
     if found.captures_unread:

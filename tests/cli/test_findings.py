@@ -50,8 +50,10 @@ def test_without_a_problem_it_says_so_of_what_was_recorded(rlprof: Run, tmp_path
     run = short(tmp_path).path
     _, out, err = rlprof("findings", run)
     assert "1 of 2 are missing: 1" in out
-    assert " not decided. See why, and what to record: --all" in err + out
-    _, out, _ = rlprof("findings", run, "--all")
+    hint = next(line for line in (err + out).splitlines() if " not decided. " in line)
+    command = hint.partition("what to record: ")[2]
+    assert command == f"rlprof findings {shlex.quote(str(run))} --all"
+    _, out, _ = rlprof(*shlex.split(command)[1:])
     assert "Not decided" in out
     assert "  weight-sync: " in out
 
@@ -71,6 +73,7 @@ def test_an_id_is_explained_in_one_text_without_a_run(rlprof: Run) -> None:
     status, out, _ = rlprof("findings", "--explain", "straggler")
     assert (status, out.count("straggler: ")) == (0, 1)
     assert "{" not in out
+    assert "\nPage of the documentation: docs/reference/problems.md#straggler\n" in out
     remedy = rlprof("findings", "--explain", "data-workers")[1]
     assert "DataLoader(num_workers=)" in remedy
     facts = json.loads(rlprof("findings", "--explain", "straggler", "--json")[1])

@@ -19,8 +19,7 @@ from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.recording.start import make_header, new_run_name, start_session
 from lightning_rlprof.records.run_directory import read_trace
-from lightning_rlprof.report.html.page import render_report
-from lightning_rlprof.report.html.run_facts import configuration
+from lightning_rlprof.report.html.page import configuration, render_report
 from lightning_rlprof.testing import FakeRecorder
 from tests.analysis.models.tiny import MODELS
 

@@ -434,6 +434,11 @@ class Offer:
     settings: tuple[Setting, ...]
     saves: Price | None = None
 
+    @property
+    def gain(self) -> str:
+        """What it saves, in words; empty if that is not known."""
+        return "" if self.saves is None else f"{self.saves.text}, by a replay"
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -8,7 +8,8 @@ import base64
 import hashlib
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta, timezone
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,24 +21,26 @@ from markupsafe import Markup
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.records.run_directory import mode_made_of
-from lightning_rlprof.report.finding_cards import cards
-from lightning_rlprof.report.html import run_facts
-from lightning_rlprof.report.html.colors import stage_paints
 from lightning_rlprof.report.html.step_charts import (
     LATE,
+    Paint,
     StepCharts,
     rank_rows,
+    stage_paints,
     stage_rows,
     times_largest,
 )
-from lightning_rlprof.report.html.tables import GridView, grid
 from lightning_rlprof.report.html.timeline import timeline
 from lightning_rlprof.report.summary import (
     STAGE_TABLES,
     Summary,
-    SummaryPart,
     device_lines,
+    finding_commands,
+    finding_cost,
+    finding_place,
     is_device_trace,
     lead_tables,
     nothing_found,
@@ -45,11 +48,11 @@ from lightning_rlprof.report.summary import (
     summary,
     without,
 )
-from lightning_rlprof.report.terminal import duration, percent
+from lightning_rlprof.report.terminal import cell_text, duration, percent
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Table, figure, rows_of
+from lightning_rlprof.tables.table import Cell, Column, Table, figure, rows_of
 
 _SCRIPTS = (
     "core.js",
@@ -128,6 +131,8 @@ _TITLES = {
     "weight_sync": "Parts of weight syncs",
     "memory": "Peak memory by stage and rank, from captures",
 }
+_MOST_ROWS = 300  # of a table
+_STAGE_COLUMNS = ("stage", "after", "before")
 _SMALL = 0.01  # of the step: such parts are drawn, and listed together
 _FOLDED = ("gaps", "regions", "background_stages", "changes")
 _OWN = {
@@ -141,6 +146,43 @@ _OWN = {
     "rank_status",
     "lengths",
 }
+
+
+class CellView(NamedTuple):
+    """One cell: its text (None: not known), unit, CSS classes, and what is drawn with it.
+
+    ``part`` (0 to 1) is the length of a bar or the strength of a shade; ``chip`` a colour.
+    """
+
+    text: str | None
+    unit: str = ""
+    style: str = ""
+    part: float | None = None
+    chip: str | None = None
+
+
+class GridView(NamedTuple):
+    """A table with its title, ready for the template; a head is a text and its CSS classes."""
+
+    anchor: str
+    title: str
+    heads: list[tuple[str, str]]
+    rows: list[list[CellView]]
+    note: str
+
+
+class Fact(NamedTuple):
+    """A name and its value."""
+
+    name: str
+    value: str
+
+
+class Remark(NamedTuple):
+    """What one or more ranks have to say; ``who`` is empty for the whole run."""
+
+    who: str
+    text: str
 
 
 def report_tables(
@@ -197,9 +239,9 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     heat, memory, sizes = series.heat(), series.memory(), series.lengths()
     colors = stage_paints(spans, series)
     word, path = spans.device_word, shlex.quote(str(spans.path))
-    shown = {step["number"] for step in lanes["steps"]}
     diagnosis = diagnose(spans)
-    found = cards(diagnosis.found, path, shown, word)
+    drawn = {step["number"] for step in lanes["steps"]}
+    linked = drawn & {each.place.step for each in diagnosis.found if each.place is not None}
     grids = _grids(tables, colors)
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
     data = {
@@ -213,19 +255,22 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "whatif": _whatif(tables.get("whatif")),
     }
     of_devices = "stages" not in tables and "breakdown" in tables
-    config, missing = run_facts.configuration(spans), run_facts.missing(spans)
+    config = configuration(spans)
     page = {
         "run": spans.path.resolve().name,
-        "facts": run_facts.facts(spans),
-        "missing": missing,
-        "remarks": run_facts.remarks(spans),
-        "checks": run_facts.checks(tables.get("data_quality"), missing),
-        "changed": run_facts.changed_settings(config),
+        "facts": facts(spans),
+        "missing": missing(spans),
+        "remarks": remarks(spans),
+        "checks": diagnosis.quality.checks,
+        "changed": changed_settings(config),
         "config": config,
-        "environment": run_facts.environment(spans),
-        "versions": run_facts.versions(spans),
+        "environment": environment(spans),
+        "versions": versions(spans),
         **_first_screen(summary(spans, captures=True), is_device_trace=of_devices),
-        "cards": found,
+        "findings": diagnosis.found,
+        "cost": lambda found: finding_cost(found, word),
+        "place": finding_place,
+        "commands": lambda found: finding_commands(found, path),
         "undecided": diagnosis.undecided,
         "nothing": diagnosis.nothing,
         "whatif_note": _note(tables.get("whatif")),
@@ -250,32 +295,13 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "timeline": lanes,
         "timeline_lead": _timeline_lead(lanes),
         "device_word": word,
-        "linked": sorted({card.step for card in found if card.step is not None}),
+        "linked": sorted(linked),
         "policy": _policy(script),
         "style": Markup(_asset("style.css")),
         "script": Markup(script),
         "data": _json(data),
     }
     return page
-
-
-class BarPart(NamedTuple):
-    """A part of the bar of the mean step, and its mean as text."""
-
-    part: SummaryPart
-    time: str
-
-
-class FirstView(NamedTuple):
-    """What comes first, second or third, in words; ``anchor`` is its card."""
-
-    title: str
-    act: str
-    is_idea: bool
-    word: str
-    share: str
-    time: str
-    anchor: str
 
 
 def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
@@ -295,25 +321,17 @@ def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
         rate = f"Tokens/s, all ranks ({found.token_stage})"
         if found.tokens_per_s is not None:
             rate += f": {figure(found.tokens_per_s)}"
-    first = []
-    for at, each in enumerate(found.first, start=1):
-        word = share = time = ""
-        if (price := each.price) is not None:
-            word, share, time = price.kind, percent(price.share), duration(price.ns)
-        is_idea = each.kind == "idea"
-        first.append(FirstView(each.heading, each.act, is_idea, word, share, time, f"finding-{at}"))
     return {
         "median": median,
         "spread": spread,
         "mean": "" if found.mean_ns is None else duration(found.mean_ns),
         "without": without(found),
         "rate": rate,
-        "parts": [BarPart(part, duration(part.mean_ns)) for part in shown],
+        "parts": shown,
         "small": small,
-        "small_time": duration(sum(part.mean_ns for part in small)),
         "device_lines": device_lines(found),
         "no_problem": nothing_found(found),
-        "first": first,
+        "first": found.first,
     }
 
 
@@ -329,48 +347,35 @@ def _note(table: Table | None) -> str:
     return f"No data: {table.abstained}" if table.abstained else table.note
 
 
-def _grids(tables: Mapping[str, Table], colors: Mapping[str, Any]) -> dict[str, GridView]:
+def _grids(tables: Mapping[str, Table], colors: Mapping[str, Paint]) -> dict[str, GridView]:
     """Return the tables that no section draws in its own way, without those that have no data."""
     found = {}
     for name, table in tables.items():
         if name in _OWN or table.abstained or not table.rows:
             continue
         title = _TITLES.get(name, name.replace("_", " ").capitalize())
-        found[name] = grid(table, f"table-{name}", title, "", colors)
+        found[name] = grid(table, f"table-{name}", title, colors)
     return found
 
 
-def _absent(tables: Mapping[str, Table]) -> list[run_facts.Fact]:
+def _absent(tables: Mapping[str, Table]) -> list[Fact]:
     """Return the tables without data and why; those with one reason together."""
     reasons: dict[str, list[str]] = {}
     for name, table in tables.items():
         if table.abstained:
             title = _TITLES.get(name, name.replace("_", " ").capitalize())
             reasons.setdefault(table.abstained.rstrip("."), []).append(title)
-    return [
-        run_facts.Fact(", ".join(titles), f"No data: {reason}.")
-        for reason, titles in reasons.items()
-    ]
+    return [Fact(", ".join(titles), f"No data: {reason}.") for reason, titles in reasons.items()]
 
 
-class SectionView(NamedTuple):
-    """A section of tables, for the template."""
-
-    anchor: str
-    title: str
-    lead: str
-    open: Sequence[GridView]
-    folded: Sequence[GridView]
-
-
-def _sections(grids: dict[str, GridView]) -> list[SectionView]:
+def _sections(grids: dict[str, GridView]) -> list[dict[str, Any]]:
     """Take the tables of each section out of ``grids``; sections without any are left out."""
     found = []
     for section in _SECTIONS:
         opened = [grids.pop(name) for name in section.names if name in grids]
         folded = [grids.pop(name) for name in section.folded if name in grids]
         if opened or folded:
-            found.append(SectionView(section.anchor, section.title, section.lead, opened, folded))
+            found.append(section._asdict() | {"open": opened, "folded": folded})
     return found
 
 
@@ -378,19 +383,10 @@ def _whatif(table: Table | None) -> list[dict[str, Any]]:
     """Return baseline, prediction and its interval of each change, in µs."""
     if table is None or table.abstained:
         return []
+    columns = {"now": "baseline", "then": "predicted", "low": "CI low", "high": "CI high"}
     return [
-        {
-            "name": str(row["change"]),
-            **{
-                key: None if row[column] is None else round(int(row[column]) / 1e3)
-                for key, column in (
-                    ("now", "baseline"),
-                    ("then", "predicted"),
-                    ("low", "CI low"),
-                    ("high", "CI high"),
-                )
-            },
-        }
+        {key: None if row[own] is None else round(row[own] / 1e3) for key, own in columns.items()}
+        | {"name": row["change"]}
         for row in rows_of(table)[:8]
     ]
 
@@ -438,6 +434,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters["plain"] = plain  # no name turns the rest of a sentence around
+    made.filters |= {"duration": duration, "percent": percent}
     return made
 
 
@@ -461,3 +458,172 @@ def _json(data: Mapping[str, Any]) -> Markup:
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)
+
+
+# ---- tables as cells: units, chips of color, bars behind shares
+
+
+def grid(table: Table, anchor: str, title: str, paints: Mapping[str, Paint]) -> GridView:
+    """Return a table without columns of which nothing is known, and at most `_MOST_ROWS` rows."""
+    known = [
+        at for at in range(len(table.columns)) if any(row[at] is not None for row in table.rows)
+    ]
+    barred = next((at for at in known if table.columns[at].kind == "share"), None)
+    styles = {at: _style(table.columns[at], at, barred) for at in known}
+    heads = [(table.columns[at].name, styles[at]) for at in known]
+    rows = [
+        [_cell(row[at], table.columns[at], styles[at], paints) for at in known]
+        for row in table.rows[:_MOST_ROWS]
+    ]
+    left_out = len(table.rows) - len(rows)
+    more = f" {left_out:,} more rows are not in this file." if left_out else ""
+    return GridView(anchor, title, heads, rows, f"{table.note}{more}".strip())
+
+
+def _style(column: Column, at: int, barred: int | None) -> str:
+    """Return the classes of a column; of several shares the first has bars."""
+    if at == barred:
+        return "share"
+    if column.kind != "text":
+        return "num" if at else ""
+    return "name" if at == 0 or column.name in _STAGE_COLUMNS else ""
+
+
+def _cell(cell: Cell, column: Column, style: str, paints: Mapping[str, Paint]) -> CellView:
+    if cell is None:
+        return CellView(None, style=style)
+    if isinstance(cell, str):
+        return CellView(cell, style=style, chip=_chip(cell, column, paints))
+    text = cell_text(cell, column)
+    if column.kind == "share":
+        part = round(max(0.0, min(1.0, float(cell))), 4) if style == "share" else None
+        return CellView(text.removesuffix("%"), "%", style, part)
+    if column.kind in ("duration", "time") or column.unit in ("bytes", "h"):
+        number, _, unit = text.rpartition(" ")  # units line up, in "1 min 05 s" too
+        return CellView(number, unit, style)
+    return CellView(text, column.unit, style)
+
+
+def _chip(name: str, column: Column, paints: Mapping[str, Paint]) -> str | None:
+    if column.name not in _STAGE_COLUMNS:
+        return None
+    if name == UNTRACED_PART:
+        return UNTRACED_PART
+    return paints[name].fill if name in paints else None
+
+
+# ---- what a reader must know beside the figures: size, end, set-up, what is missing
+
+
+def facts(spans: Spans) -> list[str]:
+    """Return the run in a handful of words: ranks, device, steps, time, date."""
+    headers = spans.headers.values()
+    world = max((header.world_size for header in headers), default=0)
+    steps = len(np.unique(spans.step[spans.rows(kind="step")]))
+    length = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0
+    ranks = len(spans.ranks)
+    of = f" of {world:,}" if world > ranks else ""
+    devices = sorted({header.hardware for header in headers})
+    found = [
+        f"{ranks:,}{of} {'rank' if max(ranks, world) == 1 else 'ranks'}",
+        ", ".join("CPU" if device == "cpu" else device for device in devices),
+        f"{steps:,} {'step' if steps == 1 else 'steps'}",
+        duration(length) if length else "",
+        _date(spans.unix_ns) if spans.unix_ns else "",
+    ]
+    return [fact for fact in found if fact]
+
+
+def environment(spans: Spans) -> list[Fact]:
+    """Return where the run was recorded, and how it ended."""
+    headers = spans.headers.values()
+    ended = [status == "finished" for status in spans.statuses.values()]
+    hosts = sorted({header.host for header in headers})
+    numbers = np.unique(spans.step[spans.rows(kind="step")])
+    found = [
+        Fact("Host" if len(hosts) == 1 else f"{len(hosts)} hosts", _few(hosts)),
+        Fact("Device", ", ".join(sorted({header.hardware for header in headers}))),
+        Fact("Steps", f"{numbers[0]}–{numbers[-1]}" if len(numbers) else ""),
+        Fact("Ended", "finished" if all(ended) else f"{sum(ended)} of {len(ended)} finished"),
+        Fact("Recorded", f"{len(spans):,} spans"),
+        Fact("Directory", str(spans.path)),
+    ]
+    return [fact for fact in found if fact.value]
+
+
+def changed_settings(config: Iterable[Fact]) -> list[tuple[str, str, str]]:
+    """Return the settings that differ from the defaults: key, default and value."""
+    default = dict(_flat(ProfilerConfig().dump()))
+    return [
+        (fact.name, default[fact.name], fact.value)
+        for fact in config
+        if fact.name in default and default[fact.name] != fact.value
+    ]
+
+
+def missing(spans: Spans) -> list[Remark]:
+    """Return what is missing or doubtful, ranks with the same trouble together."""
+    notes = ((note.rank, note.text) for note in spans.notes if note.level != "info")
+    return _grouped([*((problem.rank, problem.text) for problem in spans.warnings), *notes])
+
+
+def remarks(spans: Spans) -> list[Remark]:
+    """Return what was noted for information only."""
+    return _grouped((note.rank, note.text) for note in spans.notes if note.level == "info")
+
+
+def configuration(spans: Spans) -> list[Fact]:
+    """Return the configuration by dotted key; where ranks differ, each value and its ranks."""
+    return _agreed({rank: header.config for rank, header in spans.headers.items()})
+
+
+def versions(spans: Spans) -> list[Fact]:
+    """Return the versions of what was running; where ranks differ, each value and its ranks."""
+    return _agreed({rank: header.versions for rank, header in spans.headers.items()})
+
+
+def _agreed(values: Mapping[int, Mapping[str, Any]]) -> list[Fact]:
+    """Return facts by dotted key. Ranks that agree in all are looked at once."""
+    alike: dict[str, list[int]] = {}
+    for rank, own in values.items():
+        alike.setdefault(json.dumps(own, default=str), []).append(rank)
+    table: dict[str, dict[str, list[int]]] = {}
+    for ranks in alike.values():
+        for key, value in _flat(values[ranks[0]]):
+            table.setdefault(key, {}).setdefault(value, []).extend(ranks)
+    rows = []
+    for key, found in table.items():
+        agreed = len(found) == 1 and len(next(iter(found.values()))) == len(values)
+        parts = [value if agreed else f"{value} ({_ranks(who)})" for value, who in found.items()]
+        rows.append(Fact(key, "; ".join(parts)))
+    return rows
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item, default=str)
+
+
+def _grouped(items: Iterable[tuple[int | None, str]]) -> list[Remark]:
+    groups: dict[tuple[bool, str], list[int]] = {}
+    for rank, text in items:
+        groups.setdefault((rank is None, text), []).extend([] if rank is None else [rank])
+    return [Remark(_ranks(ranks), text) for (_, text), ranks in groups.items()]
+
+
+def _ranks(ranks: list[int]) -> str:
+    """Return ranks as text: ``rank 3``, ``ranks 0-7, 9``, and nothing for none."""
+    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}" if ranks else ""
+
+
+def _date(unix_ns: int) -> str:
+    # Unlike fromtimestamp, a sum is right on every platform for what a damaged header may say.
+    moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=unix_ns // 10**9)
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f", … and {len(names) - 3} more" if len(names) > 3 else "")

@@ -13,7 +13,7 @@ from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder, color
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.records.run_directory import read_trace
-from lightning_rlprof.report.html.colors import paints
+from lightning_rlprof.report.html.step_charts import paints
 from tests.doubles.nvtx import listener
 from tests.doubles.nvtx.listener import shown
 

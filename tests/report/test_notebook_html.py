@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.report.html.colors import paints
-from lightning_rlprof.report.html.notebook import ReportFrame, summary_html
+from lightning_rlprof.report.html.step_charts import paints
+from lightning_rlprof.report.notebook import ReportFrame, summary_html
 from lightning_rlprof.report.summary import summary
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans

@@ -7,9 +7,9 @@ import pytest
 
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.records.records import STAGES
-from lightning_rlprof.report.html import tables as page_tables
-from lightning_rlprof.report.html.colors import paints
-from lightning_rlprof.report.html.tables import grid
+from lightning_rlprof.report.html import page
+from lightning_rlprof.report.html.page import grid
+from lightning_rlprof.report.html.step_charts import paints
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import grpo_run
 
@@ -58,25 +58,25 @@ def test_a_cell_says_what_it_holds(
 ) -> None:
     known: Cell = cell if cell is not None else 1
     table = Table("t", (Column("a", "text"), column), [("a", cell), ("b", known)])
-    view = grid(table, "a", "A", "", {}).rows[0][1]
+    view = grid(table, "a", "A", {}).rows[0][1]
     assert (view.text, view.unit, view.part) == (text, unit, part)
 
 
 def test_a_column_of_which_nothing_is_known_is_not_drawn(tmp_path: Path) -> None:
     table = stages(grpo_run(tmp_path / "run", steps=3))
     assert "slowest rank" in [column.name for column in table.columns]
-    assert "slowest rank" not in [head.text for head in grid(table, "a", "A", "", {}).heads]
+    assert "slowest rank" not in [text for text, _ in grid(table, "a", "A", {}).heads]
 
 
 def test_a_long_table_says_how_many_rows_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_tables, "_MOST_ROWS", 2)
+    monkeypatch.setattr(page, "_MOST_ROWS", 2)
     table = Table("t", (Column("a", "text"),), [("a",)] * 5, note="Mind.")
-    view = grid(table, "a", "A", "", {})
+    view = grid(table, "a", "A", {})
     assert len(view.rows) == 2
     assert view.note == "Mind. 3 more rows are not in this file."
 
 
 def test_sizes_are_for_people() -> None:
     table = Table("memory", (Column("peak", "count", "bytes"),), [(3 << 30,), (None,)])
-    cells = [row[0] for row in grid(table, "a", "Memory", "", {}).rows]
+    cells = [row[0] for row in grid(table, "a", "Memory", {}).rows]
     assert [(cell.text, cell.unit) for cell in cells] == [("3.00", "GiB"), (None, "")]

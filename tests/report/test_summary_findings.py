@@ -1,4 +1,4 @@
-"""A card says in words what a finding says in facts, with commands for a shell."""
+"""What a finding costs, where it is and its commands, in words."""
 
 import shlex
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 
 from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEMS
 from lightning_rlprof.analysis.diagnosis.problem import Fact, Finding, Offer, Place, Price
-from lightning_rlprof.report.finding_cards import cards
+from lightning_rlprof.report.summary import finding_commands, finding_cost, finding_place
 
 PROBLEM = PROBLEMS["logging"]
 SAVES = Price("saves", 0.1, 1, 0.05, 0.2)
@@ -26,29 +26,26 @@ FOUND = Finding(
 
 
 def test_price_remedy_place_and_commands_are_said() -> None:
-    (card,) = cards([FOUND], "'my run'", shown=[7])
-    assert card.cost == "lost 25% of the job, 4.00 s of GPU time; high confidence"
-    assert card.price == "lost 25% of the job · 4.00 s"
-    assert card.where == "rank 3, step 7, 1.500000 s to 2.000000 s"
-    assert card.step == 7
-    (remedy,) = card.remedies
-    assert remedy.saves == "saves 10% of the job (95% CI 5.0%–20%), by a replay"
-    assert len(remedy.settings) == 1
-    assert card.commands == (
+    assert finding_cost(FOUND, "GPU") == (
+        "lost 25% of the job, 4.00 s of GPU time; high confidence"
+    )
+    assert finding_place(FOUND) == "rank 3, step 7, 1.500000 s to 2.000000 s"
+    assert FOUND.remedies[0].gain == "saves 10% of the job (95% CI 5.0%–20%), by a replay"
+    assert finding_commands(FOUND, "'my run'") == [
         "rlprof show 'my run' regions",
         "rlprof sql 'my run' \"select * from spans where name = 'a'\"",
-    )
+    ]
 
 
 def test_what_is_not_known_is_not_said() -> None:
-    (card,) = cards([replace(FOUND, price=None, place=None, query="")], "RUN", shown=[7])
-    assert (card.cost, card.price) == ("high confidence", "")
-    assert (card.where, card.step, len(card.commands)) == ("", None, 1)
-    assert cards([FOUND], "RUN")[0].step is None, "no timeline shows it"
+    found = replace(FOUND, price=None, place=None, query="")
+    assert finding_cost(found, "GPU") == "high confidence"
+    assert finding_place(found) == ""
+    assert finding_commands(found, "RUN") == [FOUND.look]
 
 
 @pytest.mark.parametrize("name", ["a", "it''s", '$HOME "x" `id` \\ !', "a\nb"])
 def test_a_shell_reads_the_query_as_it_is(name: str) -> None:
     query = f"select * from spans where name = '{name}'"
-    (card,) = cards([replace(FOUND, query=query)], "RUN")
-    assert shlex.split(card.commands[1]) == ["rlprof", "sql", "RUN", query]
+    command = finding_commands(replace(FOUND, query=query), "RUN")[1]
+    assert shlex.split(command) == ["rlprof", "sql", "RUN", query]

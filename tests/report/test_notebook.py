@@ -20,9 +20,8 @@ from matplotlib.patches import StepPatch
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html import step_charts
-from lightning_rlprof.report.html.colors import paints
-from lightning_rlprof.report.html.step_charts import LATE, StepCharts
-from lightning_rlprof.report.plots import Plots
+from lightning_rlprof.report.html.step_charts import LATE, StepCharts, paints
+from lightning_rlprof.report.notebook import Plots
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, loaded

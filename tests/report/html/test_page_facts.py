@@ -4,9 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.html.run_facts import (
+from lightning_rlprof.report.html.page import (
     changed_settings,
-    checks,
     configuration,
     environment,
     facts,
@@ -15,7 +14,6 @@ from lightning_rlprof.report.html.run_facts import (
     versions,
 )
 from lightning_rlprof.tables.spans import RankNote, RunWarning
-from lightning_rlprof.tables.table import Column, Table
 from tests.builders.runs import grpo_rows, grpo_run, header, write_rank
 
 
@@ -71,13 +69,3 @@ def test_settings_that_differ_from_the_defaults_are_listed_with_these(tmp_path: 
     assert changed_settings(configuration(load(tmp_path / "run"))) == [
         ("integrated.stage", "all", "actor_update")
     ]
-
-
-def test_without_the_checks_it_says_whether_anything_is_missing(tmp_path: Path) -> None:
-    spans = grpo_run(tmp_path / "run", steps=3)
-    assert [check.state for check in checks(None, missing(spans))] == ["ok"]
-    cut = dataclasses.replace(spans, warnings=(RunWarning(0, "3 lines are lost"),))
-    assert [check.state for check in checks(None, missing(cut))] == ["warn"]
-    columns = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
-    table = Table("data quality", columns, [("ranks", "ok", "2 of 2")])
-    assert checks(table, []) == [("ranks", "ok", "2 of 2")]
