@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from _measure import Bound, Report, options, verdict
 
-from lightning_rlprof.report.chrome_trace.viewer import perfetto_ui
+from lightning_rlprof.report.perfetto import perfetto_ui
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 clients: Any = importlib.import_module("tests.chaos.clients")

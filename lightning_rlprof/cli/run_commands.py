@@ -161,7 +161,7 @@ def open_in_perfetto(
     A trace that is one .json or .json.gz file is shown as it is. The address has a secret, and
     answers on this machine only.
     """
-    from lightning_rlprof.report.chrome_trace.viewer import TraceServer, perfetto_ui
+    from lightning_rlprof.report.perfetto import TraceServer, perfetto_ui
 
     ui = perfetto_ui()
     if ui is None:
@@ -292,8 +292,8 @@ def _write_perfetto(
 ) -> list[str]:
     """Write the Perfetto trace of a run; returns what its reader has to know."""
     from lightning_rlprof.analysis.steps.clock_uncertainty import unsynchronized_clocks
-    from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
-    from lightning_rlprof.report.chrome_trace.writer import write_trace
+    from lightning_rlprof.report.chrome_trace import write_trace
+    from lightning_rlprof.report.device_tracks import DeviceTracks
 
     unsynced = unsynchronized_clocks(spans)
     if unsynced and not allow_unsynced:

@@ -121,7 +121,7 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         spans: The run.
         captures: Whether to read what profilers captured, which can take minutes.
     """
-    own = spans if captures else _without_captures(spans)
+    own = spans if captures else without_captures(spans)
     times, diagnosis = StepTimes(spans), diagnose(own)
     walls = times.wall_ns[times.included]
     enough = len(walls) >= FEWEST
@@ -159,7 +159,7 @@ def _parts(times: StepTimes) -> tuple[SummaryPart, ...]:
     return tuple(found)
 
 
-def _without_captures(spans: Spans) -> Spans:
+def without_captures(spans: Spans) -> Spans:
     """Return the run with the tables of its own files alone; itself if it has no others."""
     own = {name: read for name, read in spans.tables.items() if name in OF_RANK_FILES}
     return spans if len(own) == len(spans.tables) else replace(spans, tables=own)

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from lightning_rlprof.report.chrome_trace.viewer import perfetto_ui
+from lightning_rlprof.report.perfetto import perfetto_ui
 from tests.places import ROOT
 
 FOLDER = ROOT / "benchmarks"

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
-from lightning_rlprof.report.chrome_trace.writer import write_trace
+from lightning_rlprof.report.chrome_trace import write_trace
+from lightning_rlprof.report.device_tracks import DeviceTracks
 from lightning_rlprof.tables.spans import Spans
 
 Event = dict[str, Any]

@@ -5,11 +5,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lightning_rlprof.report.chrome_trace.viewer import perfetto_ui
+from lightning_rlprof.report.perfetto import perfetto_ui
 from tests.builders.runs import grpo_run
 from tests.chaos.clients import attacked, slowest_page
 from tests.cli.serve.test_command import serving
-from tests.report.chrome_trace.test_viewer import opened
+from tests.report.test_perfetto import opened
 
 
 def answers_while_attacked(link: str, pages: list[str], pid: int) -> None:

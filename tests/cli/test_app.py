@@ -231,7 +231,7 @@ def test_the_command_line_reads_without_torch_or_lightning() -> None:
         "from lightning_rlprof.loaders import load\n"
         "from lightning_rlprof.report import terminal\n"
         "from lightning_rlprof.report.html import page\n"
-        "from lightning_rlprof.report.chrome_trace import writer\n"
+        "from lightning_rlprof.report import chrome_trace\n"
         "print(sorted({'torch', 'torch_npu', 'nvtx', 'pytorch_lightning', 'lightning'}"
         " & sys.modules.keys()))"
     )

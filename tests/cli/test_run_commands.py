@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.report.chrome_trace.viewer import TraceServer
+from lightning_rlprof.report.perfetto import TraceServer
 from lightning_rlprof.report.summary import summary
 from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
@@ -229,7 +229,7 @@ def addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     ui, found, kept = tmp_path / "ui", [], tmp_path / "temporary"
     for folder in (ui, kept):
         folder.mkdir()
-    monkeypatch.setattr("lightning_rlprof.report.chrome_trace.viewer.perfetto_ui", lambda: ui)
+    monkeypatch.setattr("lightning_rlprof.report.perfetto.perfetto_ui", lambda: ui)
     monkeypatch.setattr("webbrowser.open", found.append)
     monkeypatch.setattr("tempfile.tempdir", str(kept))
 
@@ -293,7 +293,7 @@ def test_perfetto_that_is_not_installed_names_the_command(
     rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grpo_run(tmp_path)
-    monkeypatch.setattr("lightning_rlprof.report.chrome_trace.viewer.perfetto_ui", lambda: None)
+    monkeypatch.setattr("lightning_rlprof.report.perfetto.perfetto_ui", lambda: None)
     status, out, err = rlprof("open", tmp_path)
     assert (status, out) == (2, "")
     assert err == (

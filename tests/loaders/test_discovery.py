@@ -12,7 +12,7 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.discovery import items
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.chrome_trace import writer
+from lightning_rlprof.report import chrome_trace
 from lightning_rlprof.tables.spans import RunWarning
 from tests.builders.ascend_output import capture_folder
 from tests.builders.chrome import AFTER, BASE, ChromeTrace
@@ -122,7 +122,7 @@ def test_links_in_a_circle_and_what_we_exported_are_no_traces(tmp_path: Path) ->
     (tmp_path / "a.json").symlink_to(tmp_path / "b.json")
     (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
     trace = write_trace(tmp_path / "rank0.json")
-    writer.write_trace(load(trace), tmp_path / "rank0-trace.json.gz")
+    chrome_trace.write_trace(load(trace), tmp_path / "rank0-trace.json.gz")
     assert names(tmp_path) == ["rank0.json"]
     assert load(tmp_path).path == trace
 

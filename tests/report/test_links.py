@@ -8,7 +8,7 @@ import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.diagnosis.diagnosis import findings
-from lightning_rlprof.report.chrome_trace.writer import write_trace
+from lightning_rlprof.report.chrome_trace import write_trace
 from lightning_rlprof.report.html.page import render_report
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.browser import Page, find_browser, open_page

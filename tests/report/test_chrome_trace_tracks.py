@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.steps.waiting import Waits, find_waits
-from lightning_rlprof.report.chrome_trace import run_tracks
-from lightning_rlprof.report.chrome_trace.run_tracks import track
+from lightning_rlprof.report import chrome_trace
+from lightning_rlprof.report.chrome_trace import track
 from tests.analysis.steps.test_waiting import Job
 from tests.builders.chrome_tracks import Tracks
 from tests.builders.runs import Row, grpo_run, loaded
@@ -41,7 +41,7 @@ def test_memory_is_drawn_where_it_changes(tmp_path: Path) -> None:
 
 
 def test_very_many_values_become_the_largest_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_tracks, "MAX_COUNTER_EVENTS", 4)
+    monkeypatch.setattr(chrome_trace, "MAX_COUNTER_EVENTS", 4)
     values = np.array([1, 9, 2, 3, 8, 4, 5, 6, 7, 0], np.float64)
     events = [json.loads(each) for each in track(1, "n", np.arange(10) * 1000, values)]
     assert [(each["ts"], each["args"]["value"]) for each in events] == [
@@ -125,7 +125,7 @@ def test_a_wait_is_inside_its_stage_wherever_it_nests(
     spans = loaded(rows, [Row("update", "stage", 1, 0, 100)])
     row, last = (np.array([at]) for at in (0, 2))
     waits = Waits(row, np.array([start]), np.array([end]), np.array([True]), last)
-    monkeypatch.setattr(run_tracks, "find_waits", lambda spans: waits)
+    monkeypatch.setattr(chrome_trace, "find_waits", lambda spans: waits)
     tracks = Tracks(spans, tmp_path / "t.json")
     found = tracks.slices["rank 0 (node-a)", track]
     assert [(s.start, s.end) for s in found if s.name == "waiting"] == [(start, end)]
@@ -135,7 +135,7 @@ def test_a_wait_is_inside_its_stage_wherever_it_nests(
 def test_of_very_many_waits_the_longest_have_arrows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_tracks, "MAX_FLOWS", 10)
+    monkeypatch.setattr(chrome_trace, "MAX_FLOWS", 10)
     spans = play(Script(ranks=4, steps=40, slow={2: 0.4}), 3).spans
     tracks, waits = Tracks(spans, tmp_path / "t.json"), find_waits(spans)
     longest = sorted((waits.end_ns - waits.start_ns).tolist())[-10:]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.chrome_trace.writer import lanes, write_trace
+from lightning_rlprof.report.chrome_trace import lanes, write_trace
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table, columns_of
 from tests.builders.runs import MAIN, Row, grpo_run, header, loaded, write_rank

@@ -11,11 +11,13 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.device.device_counters import CAPTURED, counter_samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS, copy_name
-from lightning_rlprof.report.chrome_trace.run_tracks import (
+from lightning_rlprof.report.chrome_trace import (
     MAX_FLOWS,
-    about,
+    End,
+    arrow,
     encoded,
     micro,
+    named,
     sample_tracks,
     track,
 )
@@ -73,10 +75,7 @@ class DeviceTracks:
             title = self._title(int(rows[0]))
             for number, lane in enumerate(self._lanes(rows), start=1):
                 name = title if number == 1 else f"{title} ({number})"
-                yield [
-                    about(pid, tid, "thread_name", name=name),
-                    about(pid, tid, "thread_sort_index", sort_index=tid),
-                ]
+                yield [*named(pid, tid, name)]
                 self._track[lane] = tid
                 for first in range(0, len(lane), _AT_ONCE):
                     track = f'"pid":{pid},"tid":{tid}'
@@ -142,9 +141,9 @@ class DeviceTracks:
         spans, columns = self._spans, self._columns
         launch, start = columns["launch"], columns["start"]
         codes = {name: code for code, name in enumerate(spans.names)}
-        named = np.array([*(codes.get(text, -1) for text in self._texts), -1], np.int64)
-        name = named[columns["range"]]  # -1, unknown, is last
-        name = np.where(name < 0, named[columns["stage"]], name)
+        name_of = np.array([*(codes.get(text, -1) for text in self._texts), -1], np.int64)
+        name = name_of[columns["range"]]  # -1, unknown, is last
+        name = np.where(name < 0, name_of[columns["stage"]], name)
         known = (name >= 0) & (launch != _UNKNOWN) & (launch <= start) & (columns["duration"] > 0)
         kernels, width = np.flatnonzero(known), len(codes)
         marks = np.flatnonzero(np.isin(spans.kind, _MARKED))
@@ -163,10 +162,9 @@ class DeviceTracks:
         pairs = zip(kernels[ends].tolist(), around[ends].tolist(), strict=True)
         for number, (row, mark) in enumerate(islice(pairs, MAX_FLOWS), start=first_id):
             pid = int(columns["rank"][row]) + 1
-            what = f'"pid":{pid},"cat":"launch","name":"launch","id":{number}'
-            places = (tracks[mark], int(launch[row])), (self._track[row], int(start[row]))
-            for phase, (tid, time) in zip(('"s"', '"f","bp":"e"'), places, strict=True):
-                yield f'{{"ph":{phase},"tid":{tid},"ts":{micro(time)},{what}}}'
+            launched = End(pid, int(tracks[mark]), int(launch[row]))
+            ran = End(pid, int(self._track[row]), int(start[row]))
+            yield from arrow("launch", "launch", number, launched, ran)
 
     def _part(self, spans: Spans, name: str) -> _Columns | None:
         """Return the columns of a table, with texts as codes of our own; None without it."""
@@ -183,8 +181,8 @@ class DeviceTracks:
         self.remarks += [table.note] if table.note else []
         heads = [column.name for column in table.columns]
         cells = dict(zip(heads, table.arrays(), strict=True))
-        named, category = _TABLES[name]
-        codes, texts = cells[named]
+        column, category = _TABLES[name]
+        codes, texts = cells[column]
         if name == "memcpy":
             codes, texts = np.where(codes < 0, len(texts), codes), [*map(copy_name, (*texts, None))]
         one = (np.zeros(len(table.rows), np.int64), [category])

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lightning_rlprof.report.chrome_trace.viewer import TraceServer, perfetto_ui
+from lightning_rlprof.report.perfetto import TraceServer, perfetto_ui
 from tests.builders.browser import Tab, find_browser
 from tests.builders.http_client import Got, fetch
 from tests.builders.http_client import serving as answering

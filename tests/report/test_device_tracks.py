@@ -8,8 +8,8 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
-from lightning_rlprof.report.chrome_trace.writer import write_trace
+from lightning_rlprof.report.chrome_trace import write_trace
+from lightning_rlprof.report.device_tracks import DeviceTracks
 from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, kernel_table
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table

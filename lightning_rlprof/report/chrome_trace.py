@@ -1,0 +1,629 @@
+"""A run as a Chrome trace for ui.perfetto.dev: one process per rank, one track per thread.
+
+The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+Slices of one track must nest, else Perfetto drops them: spans that overlap, as asyncio tasks do, go
+to further tracks ("lanes") of their thread, each with the spans that were opened inside it.
+Steps of a rank are on one track, epochs on another. A wait for other ranks is a slice inside its
+stage; an arrow points to its end from the rank that arrived last. The job is on top.
+
+Beside a rank's host stands by how much its clock may be off. Where that is not known, a watermark
+above all ranks says so.
+"""
+
+import gzip
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
+from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+from lightning_rlprof.analysis.samples.sample_book import UNKNOWN, sample_book
+from lightning_rlprof.analysis.samples.sample_path import updates_of
+from lightning_rlprof.analysis.stages.stage_times import StepTimes
+from lightning_rlprof.analysis.steps.waiting import find_waits
+from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
+from lightning_rlprof.records.records import EXPORT, KINDS, Number
+from lightning_rlprof.records.run_directory import mode_made_of
+from lightning_rlprof.report.summary import without_captures
+from lightning_rlprof.report.terminal import duration
+from lightning_rlprof.system.files import draft_of
+from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.spans import NO_PARENT, Spans
+from lightning_rlprof.tables.table import rows_of
+
+if TYPE_CHECKING:
+    from lightning_rlprof.report.device_tracks import DeviceTracks
+
+MAX_COUNTER_EVENTS = 10_000
+"""Of one counter; of more, each event is the largest of several."""
+
+MAX_FLOWS = 50_000
+"""Arrows of one kind in a trace; of more, the longest waits have one."""
+
+_UNCALIBRATED = "UNCALIBRATED"
+_STEP, _EPOCH, _MARK = (KINDS.index(kind) for kind in ("step", "epoch", "mark"))
+_LOOSE = tuple(KINDS.index(kind) for kind in ("epoch", "step", "region"))
+_FIRST_SAMPLE_ARROW = 1 << 40  # numbers of other arrows are below
+_MEMORY = {
+    "device_allocated_bytes": "device memory allocated (bytes)",
+    "device_reserved_bytes": "device memory reserved (bytes)",
+    "host_rss_bytes": "host memory (bytes)",
+    "children_rss_bytes": "host memory of child processes (bytes)",
+}
+
+
+def write_trace(
+    spans: Spans,
+    path: Path,
+    *,
+    devices: "DeviceTracks | None" = None,
+    watermark: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write the trace at once or not at all; a name that ends in ``.gz`` is compressed.
+
+    Args:
+        spans: The run.
+        path: The file; one that exists is replaced.
+        devices: What devices ran: tracks of their own below each rank's threads.
+        watermark: Why times of ranks cannot be compared: in the metadata and above all tracks.
+        progress: Called after each rank with (ranks written, ranks in all).
+
+    Raises OSError where the file cannot be written.
+    """
+    with (
+        draft_of(path, mode_made_of(spans.path)) as part,
+        part.open("wb") as raw,
+        _packed(raw, path.suffix) as file,
+    ):
+        _write(spans, file, devices, watermark, progress)
+
+
+def _packed(raw: Any, suffix: str) -> Any:
+    if suffix == ".gz":
+        return gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0)
+    return nullcontext(raw)
+
+
+def _write(
+    spans: Spans,
+    file: Any,
+    devices: "DeviceTracks | None",
+    watermark: str,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    other = {**EXPORT, "unix_ns": str(spans.unix_ns), "path": spans.path.name}
+    other |= {"clocks": f"{_UNCALIBRATED}: {watermark}"} if watermark else {}
+    analyzed = spans if devices else without_captures(spans)
+    counters, waits = _CounterTracks(StepTimes(analyzed)), _WaitSlices(analyzed)
+    flows, left_out = ([], 0) if watermark else waits.flows()
+    other |= {"arrows": f"{left_out} shorter waits have none"} if left_out else {}
+    file.write(f'{{"displayTimeUnit":"ms","otherData":{encoded(other)},"traceEvents":[\n'.encode())
+    names = [encoded(name) for name in spans.names]
+    clocks = dict.fromkeys(spans.ranks, _UNCALIBRATED) if watermark else _unsure(spans)
+    above = [*_watermark(spans, watermark)] if watermark else []
+    above += _job_events(analyzed, _pid(max(spans.ranks, default=0) + 2))
+    if above:
+        file.write(",\n".join([*above, ""]).encode("utf-8", "backslashreplace"))
+    comma = b""  # a trailing comma, or an empty event to avoid it, is an error to Perfetto
+    for done, rank in enumerate(spans.ranks, start=1):
+        host = _rank_events(spans, rank, names, clocks.get(rank, ""), waits)
+        values = counters.events(rank, _pid(rank))
+        kernels = devices.events(rank, _pid(rank)) if devices else ()
+        for part in chain([chain(host, values)], kernels):
+            events = ",\n".join(part)
+            file.write(comma + events.encode("utf-8", "backslashreplace"))
+            comma = b",\n"
+        if progress is not None:
+            progress(done, len(spans.ranks))
+    launches = devices.flow_events(waits.track, len(spans) + 1) if devices else ()
+    arrows = () if watermark else _sample_arrows(analyzed, waits.track)
+    for flow in chain(waits.flow_events(flows), launches, arrows):
+        file.write(f",\n{flow}".encode())
+    file.write(b"\n]}\n")
+
+
+def _watermark(spans: Spans, text: str) -> Iterator[str]:
+    """Yield a track above all ranks, with one slice as long as the run."""
+    pid = _pid(max(spans.ranks, default=0) + 1)
+    yield from _process(pid, f"{_UNCALIBRATED}: {text}", -2)
+    yield about(pid, 1, "thread_name", name="do not compare times of ranks")
+    start = int(spans.start_ns.min(initial=0))
+    length = int(spans.end_ns.max(initial=0)) - start
+    what = f'"pid":{pid},"tid":1,"ts":{micro(start)},"dur":{micro(length)}'
+    yield f'{{"ph":"X",{what},"cat":"clocks","name":{encoded(f"{_UNCALIBRATED}: {text}")}}}'
+
+
+def _unsure(spans: Spans) -> dict[int, str]:
+    """Return by rank what stands beside its host, for those that may be off."""
+    if "clocks" not in spans.tables:
+        return {}
+    table = spans.table("clocks")
+    told = zip(table.column("rank"), table.column("uncertainty"), strict=True)
+    return {
+        rank: f"±{unsure / 1e6:.3f} ms"
+        for rank, unsure in told
+        if isinstance(rank, int) and isinstance(unsure, int) and unsure
+    }
+
+
+def _pid(rank: int) -> int:
+    return rank + 1  # 0 would be the idle process of the operating system
+
+
+def _rank_events(
+    spans: Spans, rank: int, names: list[str], clock: str, waits: "_WaitSlices"
+) -> Iterator[str]:
+    pid, rows = _pid(rank), spans.rows(rank=rank)
+    who = ", ".join(filter(None, (spans.headers[rank].host, clock)))
+    yield from _process(pid, f"rank {rank} ({who})", rank)
+    arguments = _arguments(spans, rows)
+    steps, epochs = (rows[spans.kind[rows] == kind] for kind in (_STEP, _EPOCH))
+    others = rows[~np.isin(spans.kind[rows], (_STEP, _EPOCH))]
+    tid = 0  # counted before use: thread 0 would melt into the process's main thread
+    for label, own in [("epochs", epochs), ("steps", steps), *_threads(spans, others)]:
+        apart: list[int] = []  # waits that would cut a slice in two
+        for number, lane in enumerate(lanes(spans, own), start=1):
+            tid += 1
+            yield from named(pid, tid, label if number == 1 else f"{label} ({number})")
+            drawn, more = waits.merged(lane, tid)
+            apart += more
+            slices = _slices(spans, lane, f'"pid":{pid},"tid":{tid}', names, arguments)
+            yield from (next(slices) if at >= 0 else waits.slice(at, pid, tid) for at in drawn)
+        if apart:
+            tid += 1
+            yield from named(pid, tid, f"{label}: waiting")
+            yield from (waits.slice(at, pid, tid) for at in apart)
+
+
+def _threads(spans: Spans, rows: Int64s) -> Iterator[tuple[str, Int64s]]:
+    """Yield each thread's name and rows, in the order in which they first appear."""
+    codes, first = np.unique(spans.thread[rows], return_index=True)
+    for code in codes[np.argsort(first)].tolist():
+        yield spans.threads[code].name, rows[spans.thread[rows] == code]
+
+
+def _slices(
+    spans: Spans, rows: list[int], track: str, names: list[str], arguments: dict[int, str]
+) -> Iterator[str]:
+    at = np.array(rows, dtype=np.int64)
+    columns = (spans.start_ns, spans.duration_ns, spans.name, spans.kind, spans.step)
+    values = zip(rows, *(column[at].tolist() for column in columns), strict=True)
+    for row, start, length, name, kind, step in values:
+        title = f'"step {step}"' if kind == _STEP else names[name]
+        what = f'{track},"ts":{micro(start)},"name":{title},"cat":"{KINDS[kind]}"'
+        more = f'"args":{{"step":{step}{arguments.get(row, "")}}}'
+        if kind == _MARK:
+            yield f'{{"ph":"i","s":"t",{what},{more}}}'
+        else:
+            yield f'{{"ph":"X","dur":{micro(length)},{what},{more}}}'
+
+
+def _arguments(spans: Spans, rows: Int64s) -> dict[int, str]:
+    """Return by row the counters as the rest of a JSON object."""
+    found: dict[int, str] = {}
+    if len(rows):
+        for name, counter in spans.counters.items():
+            first, last = np.searchsorted(counter.rows, [rows[0], rows[-1] + 1])
+            key = encoded(name if name != "step" else "step (counter)")
+            own = counter.rows[first:last].tolist()
+            for row, value in zip(own, counter.values[first:last].tolist(), strict=True):
+                found[row] = f"{found.get(row, '')},{key}:{_number(value)}"
+    return found
+
+
+def _number(value: Number) -> str:
+    # JSON has no infinity; Perfetto reads integers beyond 64 bits only as text.
+    if isinstance(value, int):
+        return str(value) if -(2**63) <= value < 2**63 else f'"{value}"'
+    return repr(value) if math.isfinite(value) else f'"{value}"'
+
+
+# ---- lanes: spans of one thread, dealt out so that they nest as they were opened
+
+
+class _Lane:
+    """What is drawn in one lane, and the ends, ids and looseness of the spans still open there."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.open: list[tuple[int, int, bool]] = []
+
+    def takes(self, start: int, end: int, parent: int, loose: bool) -> bool:
+        """Tell whether a span nests here, in time and in who opened it."""
+        while self.open and self.open[-1][0] <= start:
+            self.open.pop()
+        if not self.open:
+            return True
+        if self.open[-1][0] < end:
+            return False
+        for _, around, passes in reversed(self.open):
+            if around == parent or not passes:
+                return loose or around == parent
+        return loose or parent == NO_PARENT
+
+
+def lanes(spans: Spans, rows: Int64s) -> list[list[int]]:
+    """Return the rows of one thread by lane, each in drawing order; the fewest lanes come first.
+
+    A span is drawn on top of its parent only. A task that overlaps its sibling gets another lane,
+    even where it happens to lie within it. Spans recorded with known ends (steps, epochs, regions
+    without a parent) know no family and nest by time alone.
+    """
+    order = rows[np.lexsort((spans.id[rows], -spans.end_ns[rows], spans.start_ns[rows]))]
+    known = np.isin(spans.parent[order], spans.id[rows])
+    parents = np.where(known, spans.parent[order], NO_PARENT)
+    loose = np.isin(spans.kind[order], _LOOSE) & (parents == NO_PARENT)
+    columns = (spans.start_ns, spans.end_ns, spans.id, spans.kind)
+    values = (column[order].tolist() for column in columns)
+    found = [_Lane()]
+    for row, free, parent, start, end, span_id, kind in zip(
+        order.tolist(), loose.tolist(), parents.tolist(), *values, strict=True
+    ):
+        if kind == _MARK:  # an instant covers nothing
+            found[0].rows.append(row)
+            continue
+        lane = _choose(found, start, end, parent, free)
+        lane.rows.append(row)
+        lane.open.append((end, span_id, free))
+    return [lane.rows for lane in found if lane.rows]
+
+
+def _choose(found: list[_Lane], start: int, end: int, parent: int, loose: bool) -> _Lane:
+    """Return the first lane on top of the parent, else the first empty one, else a new one."""
+    empty = None
+    for lane in found:
+        if lane.takes(start, end, parent, loose):
+            if lane.open:
+                return lane
+            empty = empty or lane
+    if empty is None:
+        found.append(empty := _Lane())
+    return empty
+
+
+# ---- counters, waiting with arrows, and samples
+
+
+class _CounterTracks:
+    """Counters of the ranks of a run.
+
+    Tokens per second are those that a rank counted in a step, over the time of that step. Memory is
+    what spans recorded at their end.
+    """
+
+    def __init__(self, series: StepTimes) -> None:
+        self._spans = series.spans
+        self._steps = np.sort(series.matrix.steps)
+        self._memory = {title: self._spans.amounts(name) for name, title in _MEMORY.items()}
+        rows, amounts = self._spans.amounts("tokens")
+        if series.tokens is not None:
+            own = self._spans.name[rows] == self._spans.names.index(series.tokens[0])
+            rows, amounts = rows[own], amounts[own]
+        self._tokens = rows, amounts
+        self._background = [*counter_samples(self._spans, [], (BACKGROUND_METRICS,))]
+
+    def events(self, rank: int, pid: int) -> Iterator[str]:
+        """Yield the counters of a rank; one event where a value changes."""
+        spans, bounds = self._spans, np.searchsorted(self._spans.rank, [rank, rank + 1])
+        yield from self._rates(bounds, pid)
+        for title, (rows, values) in self._memory.items():
+            low, high = np.searchsorted(rows, bounds)
+            times, order = spans.end_ns[rows[low:high]], np.argsort(spans.end_ns[rows[low:high]])
+            yield from track(pid, title, times[order], values[low:high][order].astype(np.float64))
+        for samples, metrics in self._background:
+            yield from sample_tracks(samples.rows(samples.rank == rank), metrics, pid)
+
+    def _rates(self, bounds: Int64s, pid: int) -> Iterator[str]:
+        spans, (rows, amounts) = self._spans, self._tokens
+        first, last = np.searchsorted(self._steps, bounds)
+        low, high = np.searchsorted(rows, bounds)
+        steps, rows, amounts = self._steps[first:last], rows[low:high], amounts[low:high]
+        if not len(steps) or not len(rows):
+            return
+        steps = steps[np.argsort(spans.step[steps], kind="stable")]
+        place = np.minimum(np.searchsorted(spans.step[steps], spans.step[rows]), len(steps) - 1)
+        known = spans.step[steps][place] == spans.step[rows]
+        counted = np.bincount(place[known], amounts[known], len(steps))
+        rates = counted / np.maximum(spans.duration_ns[steps], 1) * 1e9
+        order = np.argsort(spans.start_ns[steps], kind="stable")
+        times = np.append(spans.start_ns[steps][order], spans.end_ns[steps].max())
+        yield from track(pid, "tokens/s", times, np.append(rates[order], 0.0))
+
+
+def sample_tracks(samples: Samples, metrics: Sequence[str], pid: int) -> Iterator[str]:
+    """Yield what was sampled on one rank, a track per metric and device."""
+    samples = samples.rows(np.lexsort((samples.time, samples.device, samples.metric)))
+    heads = np.flatnonzero((np.diff(samples.metric) != 0) | (np.diff(samples.device) != 0)) + 1
+    for rows in np.split(np.arange(len(samples.time)), heads) if len(samples.time) else ():
+        own = samples.rows(rows)
+        code, device = int(own.metric[0]), int(own.device[0])
+        name = metrics[code] if code >= 0 else "counter"
+        title = name if device < 0 else f"device {device} {name}"
+        yield from track(pid, title, np.maximum(own.time, 0), own.value)
+
+
+def track(pid: int, name: str, times: Int64s, values: Float64s) -> Iterator[str]:
+    """Yield the events of one counter, ascending in time, at most `MAX_COUNTER_EVENTS`."""
+    changed = np.append(True, np.diff(values) != 0)[: len(values)]
+    times, values = times[changed], values[changed]
+    if len(values) > MAX_COUNTER_EVENTS:
+        heads = np.unique(
+            np.linspace(0, len(values), MAX_COUNTER_EVENTS, endpoint=False).astype(int)
+        )
+        times, values = times[heads], np.maximum.reduceat(values, heads)
+    title = encoded(name)
+    for time, value in zip(times.tolist(), values.tolist(), strict=True):
+        shown = encoded(int(value) if value.is_integer() else round(value, 3))
+        yield (
+            f'{{"ph":"C","pid":{pid},"tid":0,"ts":{micro(time)},"name":{title},'
+            f'"args":{{"value":{shown}}}}}'
+        )
+
+
+class _WaitSlices:
+    """Waits of a run, and where their slices and those of the last ranks are drawn.
+
+    Attributes:
+        track: By row of the run, the number of its track in the process of its rank.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans, self._waits = spans, find_waits(spans)
+        self._own = np.zeros(len(self._waits.row), np.int64)  # track of each wait
+        self._order = np.argsort(self._waits.row, kind="stable")
+        self._rows = self._waits.row[self._order]
+        self.track = np.zeros(len(spans), np.int64)
+
+    def merged(self, lane: list[int], tid: int) -> tuple[list[int], list[int]]:
+        """Return what a track shows in drawing order, and the waits that do not nest there.
+
+        A wait is ``~index``. Perfetto drops a slice that begins inside another and ends after it.
+
+        Args:
+            lane: Rows of the track, in drawing order.
+            tid: Its number.
+        """
+        spans, waits, rows = self._spans, self._waits, np.array(lane, np.int64)
+        self.track[rows] = tid
+        low, high = np.searchsorted(self._rows, [rows.min(), rows.max() + 1])
+        mine = self._order[low:high][np.isin(self._rows[low:high], rows)]
+        if not len(mine):
+            return lane, []
+        self._own[mine] = tid
+        start = np.concatenate([spans.start_ns[rows], waits.start_ns[mine]])
+        end = np.concatenate([spans.end_ns[rows], waits.end_ns[mine]])
+        item = np.concatenate([rows, ~mine])
+        order = np.lexsort((item < 0, -end, start))
+        left_out: set[int] = set()
+        stack: list[tuple[int, int]] = []
+        columns = (column[order].tolist() for column in (start, end, item))
+        for begins, ends, each in zip(*columns, strict=True):
+            if each >= 0 and spans.kind[each] == _MARK:
+                continue
+            while stack and stack[-1][0] <= begins:
+                stack.pop()
+            while each >= 0 and stack and stack[-1][0] < ends:  # rows nest: it is a wait
+                left_out.add(stack.pop()[1])
+            if stack and stack[-1][0] < ends:
+                left_out.add(each)
+            else:
+                stack.append((ends, each))
+        drawn = [each for each in item[order].tolist() if each not in left_out]
+        return drawn, sorted(left_out, reverse=True)
+
+    def slice(self, item: int, pid: int, tid: int) -> str:
+        """Return a wait as a slice, and note on which track it is."""
+        spans, waits, at = self._spans, self._waits, ~item
+        self._own[at] = tid
+        start, length = int(waits.start_ns[at]), int(waits.end_ns[at] - waits.start_ns[at])
+        step, last = int(spans.step[waits.row[at]]), int(spans.rank[waits.last[at]])
+        return (
+            f'{{"ph":"X","dur":{micro(length)},"pid":{pid},"tid":{tid},"ts":{micro(start)},'
+            f'"name":"waiting","cat":"waiting","args":{{"step":{step},"last rank":{last}}}}}'
+        )
+
+    def flows(self) -> tuple[list[int], int]:
+        """Return the waits that get an arrow, by index, and how many shorter ones get none.
+
+        No arrow points backward in time, as clocks that are off would make it.
+        """
+        spans, waits = self._spans, self._waits
+        forward = spans.rank[waits.last] != spans.rank[waits.row]
+        forward &= spans.start_ns[waits.last] < spans.end_ns[waits.row]
+        found = np.flatnonzero(forward)
+        if len(found) > MAX_FLOWS:
+            length = (waits.end_ns - waits.start_ns)[found]
+            found = np.sort(found[np.argsort(-length, kind="stable")[:MAX_FLOWS]])
+        return found.tolist(), int(forward.sum()) - len(found)
+
+    def flow_events(self, found: list[int]) -> Iterator[str]:
+        """Yield both ends of each arrow: in the last rank's slice, and at the end of the wait."""
+        spans, waits = self._spans, self._waits
+        for at in found:
+            last, row = int(waits.last[at]), int(waits.row[at])
+            arrives, lies = int(waits.end_ns[at]) - 1, self._own[at]  # within the slice
+            leaves = int(spans.start_ns[last])
+            if waits.whole_stage[at]:  # the last rank's own work ends the wait
+                leaves = max(leaves, min(arrives, int(spans.end_ns[last]) - 1))
+            if leaves > arrives:  # its arrival does, in the span around the wait
+                arrives, lies = leaves, self.track[row]
+            start = End(int(spans.rank[last]) + 1, int(self.track[last]), leaves)
+            end = End(int(spans.rank[row]) + 1, int(lies), arrives)
+            yield from arrow("waiting", "last arrival", at + 1, start, end)
+
+
+def _sample_arrows(spans: Spans, tracks: Int64s) -> Iterator[str]:
+    """Yield both ends of the arrow of each trained sample; of many samples, of some evenly.
+
+    Args:
+        spans: The run.
+        tracks: Track of each row.
+    """
+    book = sample_book(spans)
+    phase = spans.kind[book.rows] != KINDS.index("mark")
+    rows, owner = book.rows[phase], book.owner[phase]
+    last = np.full(len(book), -1)
+    last[owner] = rows  # the last one by start stays
+    some = np.flatnonzero(book.fates("trained") & (last >= 0))
+    if len(some) > MAX_FLOWS:
+        some = some[np.linspace(0, len(some) - 1, MAX_FLOWS).astype(int)]
+    updates = updates_of(spans, book.fate_row[some])
+    for at, row, update in zip(some.tolist(), last[some].tolist(), updates.tolist(), strict=True):
+        if update == UNKNOWN:
+            continue
+        leaves = max(int(spans.end_ns[row]) - 1, int(spans.start_ns[row]))
+        arrives = max(int(spans.start_ns[update]), min(leaves, int(spans.end_ns[update]) - 1))
+        if arrives < leaves:
+            continue  # clocks that are off, or a phase that ends after its update
+        ends = (
+            End(int(spans.rank[each]) + 1, int(tracks[each]), time)
+            for each, time in ((row, leaves), (update, arrives))
+        )
+        yield from arrow("sample", "sample", _FIRST_SAMPLE_ARROW + at, *ends)
+
+
+# ---- the job: findings, and changes of the step time
+
+
+class _Slice(NamedTuple):
+    name: str
+    start_ns: int
+    end_ns: int
+    args: dict[str, Any]
+
+
+def _job_events(spans: Spans, pid: int) -> Iterator[str]:
+    """Yield the process of the job: a track per finding, in their order, and one of the changes.
+
+    A finding is at its first event; one that is about the whole run is as long as the run.
+    """
+    tracks = [(f"finding {n}", [each]) for n, each in enumerate(_findings(spans), start=1)]
+    if found := _changes(spans):
+        tracks.append(("changes", found))
+    if not tracks:
+        return
+    yield from _process(pid, "job: findings and changes", -1)
+    for tid, (title, slices) in enumerate(tracks, start=1):
+        yield from named(pid, tid, title)
+        for each in slices:
+            yield (
+                f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{micro(each.start_ns)},'
+                f'"dur":{micro(each.end_ns - each.start_ns)},"name":{encoded(each.name)},'
+                f'"cat":"job","args":{encoded(each.args)}}}'
+            )
+
+
+def _run(spans: Spans) -> tuple[int, int]:
+    return int(spans.start_ns.min(initial=0)), int(spans.end_ns.max(initial=0))
+
+
+def _findings(spans: Spans) -> Iterator[_Slice]:
+    start, end = _run(spans)
+    for each in diagnose(spans).found:
+        args: dict[str, Any] = {
+            "id": each.id,
+            "kind": each.kind,
+            "confidence": each.confidence,
+            "evidence": each.evidence,
+            "do": each.act,
+            "look": each.look,
+        }
+        low, high = start, end
+        if (place := each.place) is not None:
+            args |= {"rank": place.rank} | ({} if place.step is None else {"step": place.step})
+            low = start if place.from_ns is None else place.from_ns
+            high = end if place.to_ns is None else place.to_ns
+        if each.price is not None:
+            args["price"] = f"{each.price.text}, {duration(each.price.ns)}"
+        yield _Slice(each.heading, low, high, args)
+
+
+def _changes(spans: Spans) -> list[_Slice]:
+    """Return trends, then levels from their step to the next, then outlier steps: they nest."""
+    rows = spans.rows(kind="step")
+    if not len(rows):
+        return []
+    numbers, place = np.unique(spans.step[rows], return_inverse=True)
+    begins = np.full(len(numbers), np.iinfo(np.int64).max)
+    np.minimum.at(begins, place, spans.start_ns[rows])
+    start, end = _run(spans)
+    begin = dict(zip(numbers.tolist(), begins.tolist(), strict=True))
+    following = dict(zip(numbers.tolist(), [*begins[1:].tolist(), end], strict=True))
+    found = rows_of(changes(spans))
+    levels = sorted(row["step"] for row in found if row["change"] == LEVEL)
+    slices = []
+    for row in found:
+        step, name = row["step"], f"{row['change']} {row['ratio']:.2f}x"
+        args = {key: row[key] for key in ("stage", "steps") if row[key] is not None}
+        if row["change"] == LEVEL:
+            until = next((begin[each] for each in levels if each > step), end)
+            slices.append(_Slice(f"{name} from step {step}", begin[step], until, args))
+        elif row["change"] == OUTLIER:
+            slices.append(_Slice(f"{name} in step {step}", begin[step], following[step], args))
+        else:
+            slices.append(_Slice(f"{name} over the run", start, end, args))
+    return sorted(slices, key=lambda each: (each.start_ns, -each.end_ns))
+
+
+# ---- events
+
+
+def about(pid: int, tid: int, what: str, **args: Any) -> str:
+    """Return the event that names a track or process, or gives it a place.
+
+    Example::
+
+        >>> about(1, 2, "thread_name", name="MainThread")
+        '{"ph":"M","pid":1,"tid":2,"name":"thread_name","args":{"name":"MainThread"}}'
+    """
+    return f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"{what}","args":{encoded(args)}}}'
+
+
+def micro(ns: int) -> str:
+    """Return nanoseconds as microseconds with three decimals: a float would lose some.
+
+    Example::
+
+        >>> micro(2**60 + 7), micro(-5)
+        ('1152921504606846.983', '-0.005')
+    """
+    return f"{'-' * (ns < 0)}{abs(ns) // 1000}.{abs(ns) % 1000:03d}"
+
+
+def encoded(value: Any) -> str:
+    """Return a value as JSON without white space."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def named(pid: int, tid: int, title: str) -> Iterator[str]:
+    """Yield the events that name a track, and put it where its number says."""
+    yield about(pid, tid, "thread_name", name=title)
+    yield about(pid, tid, "thread_sort_index", sort_index=tid)
+
+
+def _process(pid: int, title: str, place: int) -> Iterator[str]:
+    yield about(pid, 0, "process_name", name=title)
+    yield about(pid, 0, "process_sort_index", sort_index=place)
+
+
+class End(NamedTuple):
+    """One end of an arrow: a time within a slice of a track."""
+
+    pid: int
+    tid: int
+    time_ns: int
+
+
+def arrow(category: str, name: str, number: int, leaves: End, arrives: End) -> Iterator[str]:
+    """Yield both ends of an arrow between two slices."""
+    what = f'"cat":"{category}","name":"{name}","id":{number}'
+    for phase, (pid, tid, time) in (('"s"', leaves), ('"f","bp":"e"', arrives)):
+        yield f'{{"ph":{phase},"pid":{pid},"tid":{tid},"ts":{micro(time)},{what}}}'

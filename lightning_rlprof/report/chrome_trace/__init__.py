@@ -1,1 +1,0 @@
-"""A run as a Chrome trace, for ui.perfetto.dev."""
