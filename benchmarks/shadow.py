@@ -22,7 +22,7 @@ import torch
 from _measure import CORE, Bound, Report, bootstrap, options, verdict
 from _switch import STAGES
 
-from lightning_rlprof.analysis.diagnosis.measured_overhead import Overhead, measured_overhead
+from lightning_rlprof.analysis.diagnosis.data_quality import Overhead, measured_overhead
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage

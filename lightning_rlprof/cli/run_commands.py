@@ -322,7 +322,7 @@ def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
     spans = open_run(run)
     path = console.destination(output, spans.path, "samples.jsonl", force=force)
     from lightning_rlprof.analysis.steps.clock_uncertainty import unsynchronized_clocks
-    from lightning_rlprof.report.sample_log import write_sample_log
+    from lightning_rlprof.report.exports import write_sample_log
 
     with console.bar("Writing") as step, console.writing(path):
         number = write_sample_log(spans, path, step)
@@ -336,7 +336,7 @@ def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
 def _export_captures(run: Path, viewer: str, output: Path | None, *, force: bool) -> None:
     """Put the captures of a run into folders for another viewer."""
     from lightning_rlprof.loaders.load import newest_run
-    from lightning_rlprof.report.capture_folders import insight_folders, tensorboard_folders
+    from lightning_rlprof.report.exports import insight_folders, tensorboard_folders
 
     check_exists(run)
     raw: list[Path] = []

@@ -16,8 +16,7 @@ from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, report_tables
-from lightning_rlprof.report.live_view import live_view
-from lightning_rlprof.report.prometheus import gauges
+from lightning_rlprof.report.live_view import gauges, live_view
 from lightning_rlprof.report.summary import summary
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.run import Run

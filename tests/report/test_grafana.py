@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_rlprof.report.prometheus import GAUGES
+from lightning_rlprof.report.live_view import GAUGES
 from tests.places import ROOT
-from tests.report.test_prometheus import full, text
+from tests.report.test_live_view_metrics import full, text
 
 FOLDER = ROOT / "examples" / "grafana"
 DASHBOARD = json.loads((FOLDER / "rlprof.json").read_text())

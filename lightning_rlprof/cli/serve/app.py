@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.live_run import LiveRun
-from lightning_rlprof.report.live_view import LiveView, live_view
-from lightning_rlprof.report.prometheus import Gauge, exposition, gauges
+from lightning_rlprof.report.live_view import Gauge, LiveView, exposition, gauges, live_view
 from lightning_rlprof.report.terminal import cell_text
 from lightning_rlprof.system.http_server import Answer, Request, text_answer
 from lightning_rlprof.system.plain_text import plain

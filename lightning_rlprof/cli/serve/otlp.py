@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.report.prometheus import BACKGROUND, Gauge
+from lightning_rlprof.report.live_view import BACKGROUND, Gauge
 from lightning_rlprof.system.version import VERSION
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import pytest
 from tests.builders.browser import Tab, find_browser
 from tests.cli.serve.test_app import HOSTILE, begin, steps
 from tests.report.test_grafana import EXPRESSIONS
-from tests.report.test_prometheus import full
+from tests.report.test_live_view_metrics import full
 
 
 def test_a_port_that_is_taken_is_one_clear_line(rlprof, tmp_path):

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_rlprof.cli.serve import otlp
-from lightning_rlprof.report.prometheus import Gauge, Sample, exposition, gauges
+from lightning_rlprof.report.live_view import Gauge, Sample, exposition, gauges
 from tests.cli.serve.test_app import begin
 from tests.cli.serve.test_command import get, serving
-from tests.report.test_prometheus import WEIRD, full, parsed
+from tests.report.test_live_view_metrics import WEIRD, full, parsed
 
 service = pytest.importorskip(
     "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",

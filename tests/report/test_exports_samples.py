@@ -9,7 +9,7 @@ import pytest
 from lightning_rlprof.analysis.samples.sample_book import sample_book
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.sample_log import write_sample_log
+from lightning_rlprof.report.exports import write_sample_log
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, header, loaded, write_rank
 

@@ -4,9 +4,12 @@ import random
 
 import pytest
 
-from lightning_rlprof.analysis.diagnosis.data_quality import data_quality
+from lightning_rlprof.analysis.diagnosis.data_quality import (
+    FEWEST_PAIRS,
+    data_quality,
+    measured_overhead,
+)
 from lightning_rlprof.analysis.diagnosis.diagnosis import findings
-from lightning_rlprof.analysis.diagnosis.measured_overhead import FEWEST_PAIRS, measured_overhead
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.steps.step_selection import STATES, counted, states
 from lightning_rlprof.records.shadow_steps import is_shadow

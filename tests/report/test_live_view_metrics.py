@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.report.live_view import live_view
-from lightning_rlprof.report.prometheus import GAUGES, exposition, gauges
+from lightning_rlprof.report.live_view import GAUGES, exposition, gauges, live_view
 from tests.report.test_live_view import H100, Job
 
 WEIRD = 'a"b\\c\nd\ud800é\\n'

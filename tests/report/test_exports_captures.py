@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.report.capture_folders import insight_folders, tensorboard_folders
+from lightning_rlprof.report.exports import insight_folders, tensorboard_folders
 from tests.builders.runs import grpo_rows, header, write_rank
 
 # The rule of torch-tb-profiler 0.4.3: worker, a span that is sorted as text, the ending.
