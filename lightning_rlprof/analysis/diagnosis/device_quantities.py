@@ -91,18 +91,18 @@ _LEAST_MATCHED = 0.9  # share of the calls; below, wait and transfer are unknown
 _MAX_SPANS_SHOWN = 3
 
 
-_LOST = NoData("Kernels were lost, see data_quality", "Capture fewer steps at a time")
-
-
-def _device_problem(run: Evidence, how: str = CAPTURE) -> NoData | None:
-    """Return why kernels do not show shares of time, None if they do."""
+def _check_kernels(run: Evidence, how: str = CAPTURE) -> None:
+    """Raise `NoData` if kernels do not show shares of time: there are none, or too few."""
     if not run.devices.lanes:
-        return NoData("No profiler recorded devices", how)
+        raise NoData("No profiler recorded devices", how)
     fewest = min(len(lane.work.start_ns) for lane in run.devices.lanes)
-    if fewest < FEWEST_KERNELS:
-        why = f"{fewest} kernels per device; {FEWEST_KERNELS} are needed"
-        return NoData(why, "Capture whole steps")
-    return _LOST if run.launches is not None and run.launches.lossy else None
+    NoData.unless(fewest, FEWEST_KERNELS, "kernels per device", "Capture whole steps")
+
+
+def _check_losses(run: Evidence) -> None:
+    """Raise `NoData` if kernels were lost."""
+    if run.launches is not None and run.launches.lossy:
+        raise NoData("Kernels were lost, see data_quality", "Capture fewer steps at a time")
 
 
 def _verified(run: Evidence, found: Measured) -> Measured:
@@ -130,9 +130,9 @@ def device_share(category: Category, spans: Quantity | None = None, how: str = C
         if source != "kernels" and not (source == "both" and few_steps):
             if spans is not None and source is not None:
                 return _of_spans(run, category, spans)
-            return NoData("No profiler recorded devices", how)
-        if (problem := _device_problem(run, how)) is not None:
-            return problem
+            raise NoData("No profiler recorded devices", how)
+        _check_kernels(run, how)
+        _check_losses(run)
         ns = run.device_accounts.job_ns[:OUTSIDE].astype(np.float64)
         ns[:, Category.WARM_UP] = 0.0
         ns = ns[ns.any(axis=1)]
@@ -146,7 +146,7 @@ def device_share(category: Category, spans: Quantity | None = None, how: str = C
 
 def _of_spans(run: Evidence, category: Category, spans: Quantity) -> Measurement:
     if category == Category.COMMUNICATION and _unmatched_spans(run):
-        return NoData("Too few collectives are matched across ranks", CAPTURE_ALL)
+        raise NoData("Too few collectives are matched across ranks", CAPTURE_ALL)
     return spans.measure(run)
 
 
@@ -182,7 +182,7 @@ def _unmatched(run: Evidence) -> Measurement:
     several = len(heads) != 1 or any(head.world_size > 1 or not head.config for head in heads)
     from_kernels = run.accounts.sources.get(Category.COMMUNICATION) in ("kernels", "both")
     alone = run.accounts.unmatched_collectives if several and from_kernels else 0
-    return replace(exact(float(alone)), facts=(Fact("collectives without a counterpart", alone),))
+    return exact(float(alone), facts=(Fact("collectives without a counterpart", alone),))
 
 
 def _unmatched_spans(run: Evidence) -> bool:
@@ -234,20 +234,19 @@ def _host_bound(run: Evidence) -> Measurement:
     The slowdown that the profiler causes is taken off the lower bound, idle time without a known
     cause is added to the upper one.
     """
-    if (problem := _device_problem(run)) not in (None, _LOST):
-        return problem
+    _check_kernels(run)
     lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
     waits = [_host_wait(lane) for lane in lanes]
     if not waits:
-        return NoData("No profiler recorded devices", CAPTURE)
+        raise NoData("No profiler recorded devices", CAPTURE)
     late, unknown, whole = np.sum([each.parts for each in waits], axis=0)
     if not whole.sum():
-        return NoData("All kernels ran in graph replays, where idle time is unknown", CAPTURE)
+        raise NoData("All kernels ran in graph replays, where idle time is unknown", CAPTURE)
     slower = capture_slowdown(run.spans)
     low, high = share_interval(late, whole, late + unknown)
     low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
-    if problem is not None and low > UNVERIFIED:
-        return problem  # what was lost may look like a late host
+    if low > UNVERIFIED:
+        _check_losses(run)  # what was lost may look like a late host
     longest_ns, rank, start, end = max(each.longest for each in waits)
     if 2 * sum(each.short_ns for each in waits) > late.sum():
         query = _GAPS.format(work=_work_query(run.spans), short=SHORT_NS)
@@ -329,11 +328,9 @@ def _dominant_kernel(run: Evidence) -> Measurement:
     """Return the share of kernel time of the compute kernel with the most time."""
     table = run.spans.try_table("kernels", [])
     if table is None or not len(table.rows):
-        return NoData("No profiler recorded kernels", CAPTURE)
+        raise NoData("No profiler recorded kernels", CAPTURE)
     code, names = table.texts("kernel")
-    if len(code) < FEWEST_KERNELS:
-        why = f"{len(code)} kernels; {FEWEST_KERNELS} are needed"
-        return NoData(why, "Capture whole steps")
+    NoData.unless(len(code), FEWEST_KERNELS, "kernels", "Capture whole steps")
     is_compute = np.append(kernel_categories(names), Category.CUSTOM)[code] == Category.COMPUTE
     if not is_compute.any():
         return exact(0.0)
@@ -369,15 +366,13 @@ def _kernel_share(text: str, pattern: str) -> Quantity:
     def measure(run: Evidence) -> Measurement:
         table = run.spans.try_table("kernels", [])
         if table is None or not len(table.rows):
-            return NoData("No profiler recorded kernels", CAPTURE)
+            raise NoData("No profiler recorded kernels", CAPTURE)
         code, names = table.texts("kernel")
         is_compute = np.append(kernel_categories(names) == Category.COMPUTE, False)
         match = np.array([*(bool(wanted.search(name.lower())) for name in names), False])
         own, order = is_compute[code], np.argsort(table.numbers("start"), kind="stable")
         took = np.where(own, table.numbers("duration"), 0).astype(np.float64)[order]
-        if np.count_nonzero(own) < FEWEST_KERNELS:
-            why = f"{np.count_nonzero(own)} compute kernels; {FEWEST_KERNELS} are needed"
-            return NoData(why, CAPTURE)
+        NoData.unless(int(np.count_nonzero(own)), FEWEST_KERNELS, "compute kernels", CAPTURE)
         return _by_count(np.where(match[code[order]], took, 0.0), took)
 
     return Quantity(f"{text}, of the time of compute kernels", "share", measure)
@@ -398,9 +393,7 @@ def _rollout_graphs(run: Evidence) -> Measurement:
     inside = np.array(names, dtype=bool)
     own = [lane.work.replay[inside[lane.work.stage]] for lane in run.devices.lanes]
     replay = np.concatenate([np.zeros(0, np.int64), *own])
-    if len(replay) < FEWEST_KERNELS:
-        why = f"{len(replay)} kernels of the rollout; {FEWEST_KERNELS} are needed"
-        return NoData(why, CAPTURE)
+    NoData.unless(len(replay), FEWEST_KERNELS, "kernels of the rollout", CAPTURE)
     return _by_count((replay != NO_REPLAY).astype(np.float64), np.ones(len(replay)))
 
 
@@ -421,15 +414,13 @@ def _training_mfu(run: Evidence) -> Measurement:
     peak = np.array([peaks.get(rank, 0.0) for rank in spans.rank[rows].tolist()])  # TFLOP/s
     rows, flops, peak = rows[peak > 0], flops[peak > 0], peak[peak > 0]
     if not len(rows):
-        return NoData("FLOPs of the update, or the device's peak, are unknown", how)
+        raise NoData("FLOPs of the update, or the device's peak, are unknown", how)
     steps, place = np.unique(spans.step[rows], return_inverse=True)
-    if len(steps) < FEWEST_STEPS:
-        why = f"{len(steps)} steps with counted FLOPs; {FEWEST_STEPS} are needed"
-        return NoData(why, "Record more steps")
+    NoData.unless(len(steps), FEWEST_STEPS, "steps with counted FLOPs")
     took = spans.duration_ns[rows].astype(np.float64)
     used, possible = flops / 1_000, took * peak  # in thousand FLOPs
     if (used > possible).any():
-        return NoData("Training MFU is above 100%, see data_quality", how)
+        raise NoData("Training MFU is above 100%, see data_quality", how)
     by_step = [np.bincount(place, each).astype(np.float64) for each in (used, possible)]
     low, high = share_interval(*by_step)
     mfu = float(used.sum() / possible.sum())
@@ -492,8 +483,8 @@ def _exposed_operations(text: str, *operations: str) -> Quantity:
     """Return the exposed time of some collectives, of the time in which devices were profiled."""
 
     def measure(run: Evidence) -> Measurement:
-        if (problem := _device_problem(run, CAPTURE_ALL)) is not None:
-            return problem
+        _check_kernels(run, CAPTURE_ALL)
+        _check_losses(run)
         calls = read_calls(run.spans, [])
         if calls is None:
             return exact(0.0)  # devices were recorded, and ran no collective
@@ -535,7 +526,7 @@ def _in_parts(
         part += np.diff(own)
         whole += np.diff(all_of_it)
     if not whole.sum():
-        return NoData("The captures have none of it", CAPTURE)
+        raise NoData("The captures have none of it", CAPTURE)
     found = Measured(float(part.sum() / whole.sum()), *share_interval(part, whole))
     return _verified(run, found)
 
@@ -544,14 +535,13 @@ def _message_bytes(run: Evidence) -> Measurement:
     """Return the median size of gradient reductions, with a bootstrap interval."""
     calls = read_calls(run.spans, [])
     if calls is None:
-        return NoData("No profiler recorded collectives", CAPTURE_ALL)
+        raise NoData("No profiler recorded collectives", CAPTURE_ALL)
     code, names = calls.operation
     reduces = ("all_reduce", "reduce_scatter")
     wanted = np.array([*(name in reduces for name in names), False], dtype=bool)[code]
     sizes = calls.bytes[wanted & (calls.bytes >= 0)]
-    if len(sizes) < FEWEST_COLLECTIVES:
-        why = f"{len(sizes)} gradient reductions have a size; {FEWEST_COLLECTIVES} are needed"
-        return NoData(why, CAPTURE_ALL)
+    what = "gradient reductions have a size"
+    NoData.unless(len(sizes), FEWEST_COLLECTIVES, what, CAPTURE_ALL)
     order = np.sort(sizes)
     around = 0.98 / np.sqrt(len(order))  # of ranks: 1.96 times the spread of a median's rank
     low, high = (
@@ -567,31 +557,37 @@ _KEYS = ("operation", "group", "stage")
 def _small_collectives(run: Evidence) -> Measurement:
     """Return the exposed time of each kind of small collective, of the captured time."""
     if "collectives" not in run.spans.tables or not run.observed_ns:
-        return NoData("No profiler recorded collectives", CAPTURE_ALL)
+        raise NoData("No profiler recorded collectives", CAPTURE_ALL)
     rows = [row for row in rows_of(communication(run.spans)) if row["median bytes"]]
     exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
     for row in rows_of(overlap_of(run.spans, run.devices)):
         sums = exposed[row["operation"], row["group"]]
         sums[0], sums[1] = sums[0] + row["exposed"], sums[1] + row["communication"]
-    found = [_small(run, row, rows, exposed[row["operation"], row["group"]]) for row in rows]
-    measured = tuple(each for each in found if isinstance(each, Measured))
-    reasons = [each for each in found if isinstance(each, NoData)]
-    return measured if measured or not reasons else reasons[0]
+    found, reasons = [], []
+    for row in rows:
+        try:
+            own = _small(run, row, rows, exposed[row["operation"], row["group"]])
+        except NoData as reason:
+            reasons.append(reason)
+        else:
+            found += [own] if own is not None else []
+    if reasons and not found:
+        raise reasons[0]
+    return tuple(found)
 
 
 def _small(
     run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]], exposed: list[int]
-) -> Measured | NoData | None:
-    """Check one operation of a group in one stage."""
+) -> Measured | None:
+    """Check one operation of a group in one stage; None if it is not small or not slow."""
     what = f"{row['operation']} of group {row['group']} in {row['stage'] or 'no stage'}"
     low, cost, high = _exposed_transfer(row, *exposed) if row["transfer"] is not None else (0, 0, 0)
     if row["group size"] == 1 or row["median bytes"] >= SMALL_BYTES:
         return None
     if row["transfer"] is None or row["matched"] * row["ranks"] < _LEAST_MATCHED * row["count"]:
         why = f"Too few {what} are matched across ranks to separate wait and transfer"
-        return NoData(why, CAPTURE_ALL)
-    if row["matched"] < FEWEST_COLLECTIVES:
-        return NoData(f"{row['matched']} matched {what}; {FEWEST_COLLECTIVES} are needed", CAPTURE)
+        raise NoData(why, CAPTURE_ALL)
+    NoData.unless(row["matched"], FEWEST_COLLECTIVES, f"matched {what}", CAPTURE)
     larger = [
         each["algbw"]
         for each in rows
@@ -601,7 +597,7 @@ def _small(
         and each["median bytes"] >= LARGER * row["median bytes"]
     ]
     if not larger or row["algbw"] is None:
-        return NoData(f"The group of {what} has no collective {LARGER}x as large to compare with")
+        raise NoData(f"The group of {what} has no collective {LARGER}x as large to compare with")
     ratio = max(larger) / row["algbw"]
     if ratio < FASTER:
         return None

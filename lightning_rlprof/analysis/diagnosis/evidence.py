@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     NoData,
     Place,
     Quantity,
+    exact,
 )
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts, compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import accounts_of
@@ -34,7 +35,7 @@ FEWEST_STEPS = 5
 FEWEST_KERNELS = 200
 """Kernels and copies per device needed for shares by parts."""
 
-_MEASURED: "WeakKeyDictionary[Spans, dict[Quantity, Measurement]]" = WeakKeyDictionary()
+_MEASURED: "WeakKeyDictionary[Spans, dict[Quantity, Measurement | NoData]]" = WeakKeyDictionary()
 _DRAWS = 1_000
 _MAX_PARTS = 1_000  # parts of the run that the bootstrap draws from; more are merged first
 
@@ -52,10 +53,13 @@ class Evidence:
         )
         self._measured = _MEASURED.setdefault(spans, {})
 
-    def measure(self, quantity: Quantity) -> Measurement:
-        """Return a quantity of the run, measured once."""
+    def measure(self, quantity: Quantity) -> Measurement | NoData:
+        """Return a quantity of the run, or why the run does not show it; measured once."""
         if quantity not in self._measured:
-            self._measured[quantity] = quantity.measure(self)
+            try:
+                self._measured[quantity] = quantity.measure(self)
+            except NoData as lacking:
+                self._measured[quantity] = lacking.with_traceback(None)
         return self._measured[quantity]
 
     def value(self, quantity: Quantity) -> Measured | None:
@@ -168,24 +172,21 @@ class Evidence:
         )
 
 
-def exact_share(part: Float64s, whole: Float64s) -> Measurement:
-    """Return the share that steps spent on something; what they did cost has no interval."""
-    if len(whole) < FEWEST_STEPS:
-        why = f"{len(whole)} complete steps after warm-up; {FEWEST_STEPS} are needed"
-        return NoData(why, "Record more steps")
+def exact_share(part: Float64s, whole: Float64s) -> Measured:
+    """Return the share that steps spent on something; what they did cost has no interval.
+
+    Raises:
+        NoData: The steps are too few.
+    """
+    NoData.unless(len(whole), FEWEST_STEPS, "complete steps after warm-up")
     if not whole.sum():
-        return NoData("The included steps have none of it", "Record more steps")
-    share = float(part.sum() / whole.sum())
-    return Measured(share, share, share, lost_ns=float(part.sum()))
+        raise NoData("The included steps have none of it", "Record more steps")
+    return exact(float(part.sum() / whole.sum()), lost_ns=float(part.sum()))
 
 
-def sampled_share(part: Float64s, whole: Float64s) -> Measurement:
-    """Return a share with its 95% interval, by a bootstrap over steps."""
-    found = exact_share(part, whole)
-    if not isinstance(found, Measured):
-        return found
-    low, high = share_interval(part, whole)
-    return Measured(found.value, low, high)
+def sampled_share(part: Float64s, whole: Float64s) -> Measured:
+    """Return a share with its 95% interval, by a bootstrap over steps; raises as `exact_share`."""
+    return Measured(exact_share(part, whole).value, *share_interval(part, whole))
 
 
 def share_interval(

@@ -43,22 +43,20 @@ def _in_training(spans: Spans, samples: Samples) -> Samples:
     return samples.rows(trains & (samples.time < spans.end_ns[steps].max()))
 
 
-def _worst(spans: Spans, samples: Samples, share: Float64s, *metrics: str) -> Measurement:
-    """Return the mean over time of a share per sample, of the rank and device where it is highest.
+def _worst(spans: Spans, samples: Samples, *metrics: str) -> Measured:
+    """Return the mean over time of a share, of the rank and device where it is highest.
 
     Samples before the first step and after the last one do not count.
 
     Args:
         spans: The run.
-        samples: One metric, by rank, device and time.
-        share: Of each sample, between 0 and 1.
-        metrics: What the query selects.
+        samples: Shares between 0 and 1, by rank, device and time.
+        metrics: What the query selects; the first is what was sampled.
+
+    Raises:
+        NoData: The samples are too few.
     """
-    steps = spans.rows(kind="step")
-    if len(steps):
-        trains = samples.time >= spans.start_ns[steps].min()
-        trains &= samples.time < spans.end_ns[steps].max()
-        samples, share = samples.rows(trains), share[trains]
+    samples = _in_training(spans, samples)
     lasting = np.append(np.diff(samples.time), 0)[: len(samples.time)]
     found, most = [], 0
     key = samples.rank * (int(samples.device.max(initial=0)) + 2) + samples.device
@@ -69,17 +67,18 @@ def _worst(spans: Spans, samples: Samples, share: Float64s, *metrics: str) -> Me
             continue
         weight = np.where(samples.duration[own] > 0, samples.duration[own], lasting[own])
         weight[-1] = max(samples.duration[own[-1]], 0)  # how long it lasted is not known
-        found.append(_mean(spans, samples.rows(own), share[own], weight.astype(np.float64)))
+        found.append(_mean(spans, samples.rows(own), weight.astype(np.float64)))
     if not found:
-        return NoData(f"{most} samples of {metrics[0]}; {FEWEST_SAMPLES} are needed", _HOW)
+        NoData.unless(most, FEWEST_SAMPLES, f"samples of {metrics[0]}", _HOW)
     worst = max(found, key=lambda each: each.low)
     names = ", ".join(map(quoted, metrics))
     query = f"select * from {BACKGROUND_METRICS} where name in ({names}) order by rank, time_ns"
     return replace(worst, query=query)
 
 
-def _mean(spans: Spans, samples: Samples, share: Float64s, weight: Float64s) -> Measured:
+def _mean(spans: Spans, samples: Samples, weight: Float64s) -> Measured:
     """Return the mean of the samples of one rank and device, and where it is highest."""
+    share = samples.value
     cuts = np.arange(PARTS) * len(share) // PARTS
     low, high = share_interval(np.add.reduceat(share * weight, cuts), np.add.reduceat(weight, cuts))
     at = int(np.argmax(share))
@@ -100,8 +99,8 @@ def _sampled(text: str, metric: str, *more: str) -> Quantity:
     def measure(run: Evidence) -> Measurement:
         samples = background_samples(run.spans, metric)
         if samples is None:
-            return NoData(f"No {metric} was sampled", _HOW)
-        return _worst(run.spans, samples, samples.value / 100, metric, *more)
+            raise NoData(f"No {metric} was sampled", _HOW)
+        return _worst(run.spans, samples._replace(value=samples.value / 100), metric, *more)
 
     return Quantity(text, "share", measure)
 
@@ -122,10 +121,10 @@ def _own_cpu(run: Evidence) -> Measurement:
     """Return what the processes of the training use of the CPUs that are in use."""
     own, host = _cores(run, "process_cpu_cores"), _cores(run, "host_cpu_cores")
     if own is None or not host:
-        return NoData("What this process uses of the CPUs was not sampled", _HOW)
+        raise NoData("What this process uses of the CPUs was not sampled", _HOW)
     share = min(own / host, 1.0)
     facts = (Fact("own processes use", own, "number"), Fact("cores of", host, "number"))
-    return replace(exact(share), facts=facts)
+    return exact(share, facts=facts)
 
 
 def _other_cpu(run: Evidence) -> Measurement:
@@ -134,10 +133,10 @@ def _other_cpu(run: Evidence) -> Measurement:
     own = _cores(run, "container_cpu_cores")
     own = _cores(run, "process_cpu_cores") if own is None else own
     if own is None or not host or not count:
-        return NoData("What other programs use of the CPUs was not sampled", _HOW)
+        raise NoData("What other programs use of the CPUs was not sampled", _HOW)
     share = max(host - own, 0.0) / host
     facts = (Fact("other programs use", max(host - own, 0.0) / count, "share"),)
-    return replace(exact(share), facts=facts)
+    return exact(share, facts=facts)
 
 
 def _busy(run: Evidence) -> Measurement:
@@ -145,7 +144,7 @@ def _busy(run: Evidence) -> Measurement:
     wait = run.value(CPU_WAIT_SHARE)
     host, count = _cores(run, "host_cpu_cores"), _cores(run, "host_cpu_count")
     if wait is None and (host is None or not count):
-        return NoData("Whether CPUs are free is unknown", "Record on Linux")
+        raise NoData("Whether CPUs are free is unknown", "Record on Linux")
     waits = wait is not None and wait.value > CPU_WAITS
     return exact(float(waits or bool(host and count and host / count > _FULL)))
 
@@ -160,23 +159,25 @@ def _no_wait(run: Evidence) -> Measurement:
 
 def _memory_pressure(run: Evidence) -> Measurement:
     """Return how long all active threads wait for memory, or the host reads from swap."""
-    found: list[Measurement] = []
-    for metric, limit in (
-        ("memory_full_pressure_percent", None),
-        ("swap_in_bytes_per_s", SWAPS),
+    found, lacking = list[Measured](), list[NoData]()
+    for metric, by in (
+        ("memory_full_pressure_percent", "waits for memory"),
+        ("swap_in_bytes_per_s", "reads from swap"),
     ):
         samples = background_samples(run.spans, metric)
-        if samples is not None:
-            share = samples.value / 100 if limit is None else (samples.value > limit).astype(float)
-            more = Fact("by", "waits for memory" if limit is None else "reads from swap", "text")
-            own = _worst(run.spans, samples, share, metric, "container_memory_bytes")
-            found.append(
-                replace(own, facts=(more, *own.facts)) if isinstance(own, Measured) else own
-            )
-    measured = [each for each in found if isinstance(each, Measured)]
-    if measured:
-        return max(measured, key=lambda each: each.low)
-    return found[0] if found else NoData("No pressure of memory was sampled", _HOW)
+        if samples is None:
+            continue
+        is_share = metric.endswith("_percent")
+        share = samples.value / 100 if is_share else (samples.value > SWAPS).astype(np.float64)
+        try:
+            own = _worst(run.spans, samples._replace(value=share), metric, "container_memory_bytes")
+        except NoData as few:
+            lacking.append(few)
+        else:
+            found.append(replace(own, facts=(Fact("by", by, "text"), *own.facts)))
+    if not found:
+        raise next(iter(lacking), NoData("No pressure of memory was sampled", _HOW))
+    return max(found, key=lambda each: each.low)
 
 
 # ---- clocks of devices
@@ -196,9 +197,9 @@ def _throttled(text: str, metric: str) -> Quantity:
             for name in ("device_clock_mhz", "device_max_clock_mhz", metric)
         )
         if clock is None or highest is None:
-            return NoData("Clocks of devices were not sampled", _HOW)
+            raise NoData("Clocks of devices were not sampled", _HOW)
         if throttled is None:
-            return NoData("The driver does not report why clocks are low")
+            raise NoData("The driver does not report why clocks are low")
         most = dict(zip(_places(highest, time=False), highest.value.tolist(), strict=True))
         clocks = dict(zip(_places(clock, time=True), clock.value.tolist(), strict=True))
         drop = np.array(
@@ -211,9 +212,10 @@ def _throttled(text: str, metric: str) -> Quantity:
         )
         known = np.isfinite(drop)
         if not known.any():
-            return NoData("Clocks of devices were not sampled", _HOW)
+            raise NoData("Clocks of devices were not sampled", _HOW)
         lost = np.clip(drop[known], 0, 1) * (throttled.value[known] > 0)
-        return _worst(spans, throttled.rows(known), lost, metric, "device_clock_mhz")
+        lost_there = throttled.rows(known)._replace(value=lost)
+        return _worst(spans, lost_there, metric, "device_clock_mhz")
 
     return Quantity(text, "share", measure)
 

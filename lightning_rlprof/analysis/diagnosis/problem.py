@@ -159,15 +159,28 @@ class Measured:
     confidence: str = ""
 
 
-@dataclass(frozen=True)
-class NoData:
+class NoData(Exception):  # noqa: N818 -- it is an answer
     """Why a run does not show a quantity, and how to record it; both begin a sentence."""
 
-    why: str
-    how: str = ""
+    def __init__(self, why: str, how: str = "") -> None:
+        super().__init__(why)
+        self.why, self.how = why, how
+
+    @classmethod
+    def unless(cls, found: int, fewest: int, what: str, how: str = "Record more steps") -> None:
+        """Raise it if there is too little of something.
+
+        Example::
+
+            >>> NoData.unless(3, 5, "complete steps")
+            Traceback (most recent call last):
+            lightning_rlprof.analysis.diagnosis.problem.NoData: 3 complete steps; 5 are needed
+        """
+        if found < fewest:
+            raise cls(f"{found} {what}; {fewest} are needed", how)
 
 
-Measurement = Measured | NoData | tuple[Measured, ...]
+Measurement = Measured | tuple[Measured, ...]
 """What a quantity is; several of it if it may be beyond the limit at several places."""
 
 
@@ -178,7 +191,7 @@ class Quantity:
     Attributes:
         text: What it is, as in ``rollout, of the job``.
         unit: How its values are written.
-        measure: Returns it, or why the run does not show it.
+        measure: Returns it; raises `NoData` if the run does not show it.
 
     Example::
 
@@ -210,9 +223,9 @@ class Quantity:
         return self < 0.5
 
 
-def exact(value: float) -> Measured:
-    """Return a quantity that has no interval."""
-    return Measured(value, value, value)
+def exact(value: float, **more: Any) -> Measured:
+    """Return a quantity that has no interval; ``more`` are further fields of `Measured`."""
+    return Measured(value, value, value, **more)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Quantities of samples, memory and what was recorded: lengths, fates, growth, lost data."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
 from lightning_rlprof.analysis.diagnosis.step_quantities import stage_rows
 from lightning_rlprof.analysis.memory.phases import leaking_phases
 from lightning_rlprof.analysis.memory.usage import memory_timeline
-from lightning_rlprof.analysis.samples.sample_book import USED, sample_book
+from lightning_rlprof.analysis.samples.sample_book import USED, SampleBook, sample_book
 from lightning_rlprof.analysis.samples.staleness import trainer_versions
 from lightning_rlprof.analysis.statistics.growth import (
     FEWEST_TO_GROW,
@@ -40,13 +39,10 @@ from lightning_rlprof.analysis.statistics.growth import (
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of
 
-_NO_SAMPLES = NoData(
-    "No samples were recorded", "Wrap each response in sample(prompt_id), and tell its fate"
-)
 _LIMIT = "response_limit"
 _FEWEST_SAMPLES = 20
 _STAGE = KINDS.index("stage")
@@ -54,21 +50,33 @@ _STAGE = KINDS.index("stage")
 # ---- samples
 
 
-def _ended_samples(run: Evidence) -> tuple[Int64s, Int64s] | None:
-    """Return samples of the training with a fate in included steps, and the step of each.
+def _ended_samples(run: Evidence) -> tuple[SampleBook, Int64s]:
+    """Return the samples, and which of the training have a fate in an included step.
 
-    None if they are too few.
+    Raises:
+        NoData: They are too few.
     """
     book = sample_book(run.spans)
     at = np.flatnonzero((book.fate_row >= 0) & ~book.fates("evaluation"))
-    step = run.spans.step[book.fate_row[at]]
-    keep = np.isin(step, run.included)
-    return (at[keep], step[keep]) if np.count_nonzero(keep) >= _FEWEST_SAMPLES else None
+    at = at[np.isin(run.spans.step[book.fate_row[at]], run.included)]
+    if len(at) < _FEWEST_SAMPLES:
+        how = "Wrap each response in sample(prompt_id), and tell its fate"
+        raise NoData("No samples were recorded", how)
+    return book, at
 
 
-def _by_step(run: Evidence, step: Int64s, values: Float64s) -> Float64s:
-    place = np.searchsorted(run.included, step)
-    return np.bincount(place, values, len(run.included)).astype(np.float64)
+def _with_tokens(book: SampleBook, at: Int64s) -> Int64s:
+    """Return those of some samples whose tokens are known; raises `NoData` if there are none."""
+    found = at[book.tokens[at] >= 0]
+    if not len(found):
+        raise NoData("No response has tokens", "Call count(tokens=...) in its phase")
+    return found
+
+
+def _mean(run: Evidence, rows: Int64s, values: Any) -> Measured:
+    """Return the mean of a value per row, with its interval over the steps of the rows."""
+    values, ones = np.asarray(values, np.float64), np.ones(len(rows))
+    return sampled_share(run.by_step(rows, values), run.by_step(rows, ones))
 
 
 def _clipped(run: Evidence) -> Measurement:
@@ -77,85 +85,70 @@ def _clipped(run: Evidence) -> Measurement:
     A response is clipped if it has as many tokens as the counted limit, or the fate ``truncated``.
     That many end together, or in one bin of a histogram, does not show it.
     """
-    book, ended = sample_book(run.spans), _ended_samples(run)
-    if ended is None:
-        return _NO_SAMPLES
-    at, step = ended
+    book, at = _ended_samples(run)
     limits = run.spans.amounts(_LIMIT, np.int64).values
     limits = limits[limits > 0]
-    truncated = book.fates("truncated")[at]
     if len(limits):
-        known = book.tokens[at] >= 0
-        at, step, truncated = at[known], step[known], truncated[known]
+        at = _with_tokens(book, at)
+    clipped = book.fates("truncated")[at]
+    if len(limits):
         own = run.spans.per_row(_LIMIT, 0)[book.fate_row[at]]
         # What a stage counts twice is a sum, so that the least one is the limit.
-        own = np.where(own > 0, own, int(limits.min()))
-        truncated = truncated | (book.tokens[at] >= own)
-    elif not truncated.any():
-        return NoData(
+        clipped = clipped | (book.tokens[at] >= np.where(own > 0, own, int(limits.min())))
+    elif not clipped.any():
+        raise NoData(
             "No response has the fate truncated, and no limit was counted",
             f"Pass {_LIMIT}=... to end() of each sample, or count it in the stage that generates",
         )
-    if not len(at):
-        return NoData("No response has tokens", "Call count(tokens=...) in its phase")
-    ones = np.ones(len(at))
-    return sampled_share(_by_step(run, step, truncated.astype(float)), _by_step(run, step, ones))
+    return _mean(run, book.fate_row[at], clipped)
 
 
 def _discarded(run: Evidence) -> Measurement:
     """Return the share of generated tokens that no update took."""
-    book, ended = sample_book(run.spans), _ended_samples(run)
-    if ended is None:
-        return _NO_SAMPLES
-    at, step = ended
-    known = book.tokens[at] >= 0
-    at, step = at[known], step[known]
-    if not len(at):
-        return NoData("No response has tokens", "Call count(tokens=...) in its phase")
+    book, at = _ended_samples(run)
+    at = _with_tokens(book, at)
     tokens = book.tokens[at].astype(np.float64)
     lost = book.fates("stale", "aborted", "retried", "filtered")[at]
-    return sampled_share(
-        _by_step(run, step, np.where(lost, tokens, 0.0)), _by_step(run, step, tokens)
-    )
+    whole = run.by_step(book.fate_row[at], tokens)
+    return sampled_share(run.by_step(book.fate_row[at], np.where(lost, tokens, 0.0)), whole)
 
 
 def _staleness(run: Evidence) -> Measurement:
     """Return how many versions old the weights were that generated trained samples, in the mean."""
-    book, ended = sample_book(run.spans), _ended_samples(run)
-    if ended is None:
-        return _NO_SAMPLES
-    at, step = ended
-    used = book.fates(*USED)[at]
-    at, step = at[used], step[used]
+    book, at = _ended_samples(run)
+    at = at[book.fates(*USED)[at]]
     trained = trainer_versions(run.spans, book.fate_row[at])
     known = (trained >= 0) & (book.version[at] >= 0)
     if not known.any():
         how = "Pass version=... to sample(), and trainer_version=... to end()"
-        return NoData("No sample has the versions of its weights", how)
-    behind = (trained - book.version[at])[known].astype(np.float64)
-    step = step[known]
-    return sampled_share(_by_step(run, step, behind), _by_step(run, step, np.ones(len(step))))
+        raise NoData("No sample has the versions of its weights", how)
+    return _mean(run, book.fate_row[at][known], (trained - book.version[at])[known])
+
+
+def _tokens_of_samples(run: Evidence) -> tuple[Int64s, Int64s]:
+    """Return the rows at which trained samples ended, and the tokens of each."""
+    try:
+        book, at = _ended_samples(run)
+    except NoData:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    at = at[book.fates(*USED)[at] & (book.tokens[at] >= 0)]
+    return book.fate_row[at], book.tokens[at]
 
 
 def _imbalance(run: Evidence) -> Measurement:
     """Return the tokens of the rank with most over the mean of the ranks, in the mean of steps."""
     spans = run.spans
-    book, ended = sample_book(spans), _ended_samples(run)
-    rank = step = tokens = np.zeros(0, np.int64)
-    if ended is not None:
-        at = ended[0][book.fates(*USED)[ended[0]] & (book.tokens[ended[0]] >= 0)]
-        rows = book.fate_row[at]
-        rank, step, tokens = spans.rank[rows], spans.step[rows], book.tokens[at]
-    if len(np.unique(rank)) < 2:
-        rows, counts = spans.amounts("tokens", np.int64)
-        updates = np.isin(rows, stage_rows(run, "actor_update"))
-        keep = updates & np.isin(spans.step[rows], run.included)
-        rank, step, tokens = spans.rank[rows[keep]], spans.step[rows[keep]], counts[keep]
-    ranks, place = np.unique(rank, return_inverse=True)
+    rows, tokens = _tokens_of_samples(run)
+    if len(np.unique(spans.rank[rows])) < 2:
+        counted, counts = spans.amounts("tokens", np.int64)
+        keep = np.isin(counted, stage_rows(run, "actor_update"))
+        keep &= np.isin(spans.step[counted], run.included)
+        rows, tokens = counted[keep], counts[keep]
+    ranks, place = np.unique(spans.rank[rows], return_inverse=True)
     if len(ranks) < 2:
         how = "Record several ranks, and call count(tokens=...) in their update"
-        return NoData("Fewer than two ranks counted the tokens of an update", how)
-    numbers, at_step = np.unique(step, return_inverse=True)
+        raise NoData("Fewer than two ranks counted the tokens of an update", how)
+    numbers, at_step = np.unique(spans.step[rows], return_inverse=True)
     sums = np.zeros((len(numbers), len(ranks)))
     np.add.at(sums, (at_step, place), tokens)
     sums = sums[(sums > 0).all(axis=1)]
@@ -177,7 +170,7 @@ def _preemptions(run: Evidence) -> Measurement:
         rows, totals = spans.amounts("num_preemptions_total")
         if not len(rows):
             how = "Call count(num_preempted=...) in actor_generate"
-            return NoData("Preemptions of the rollout engine were not counted", how)
+            raise NoData("Preemptions of the rollout engine were not counted", how)
         sums = np.zeros(len(steps))
         for rank in np.unique(spans.rank[rows]).tolist():
             own = spans.rank[rows] == rank
@@ -187,8 +180,7 @@ def _preemptions(run: Evidence) -> Measurement:
             added = np.maximum(np.diff(last), 0)
             inside = np.isin(number[1:], steps)
             np.add.at(sums, np.searchsorted(steps, number[1:][inside]), added[inside])
-    if len(sums) < FEWEST_STEPS:
-        return NoData(f"{len(sums)} complete steps; {FEWEST_STEPS} are needed", "Record more steps")
+    NoData.unless(len(sums), FEWEST_STEPS, "complete steps")
     ones = np.ones(len(sums))
     return Measured(float(sums.mean()), *share_interval(sums, ones))
 
@@ -200,11 +192,10 @@ def _transfer_bytes(run: Evidence) -> Measurement:
     syncs = (categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name]
     ids = spans.rank * (int(spans.id.max(initial=0)) + 2)
     inside = np.isin(ids[rows] + spans.parent[rows], (ids + spans.id)[syncs]) | syncs[rows]
-    rows, moved = rows[inside], moved[inside]
-    if not len(rows):
+    if not inside.any():
         how = "Call count(bytes=...) in each transfer inside of weight_sync"
-        return NoData("No transfer of a weight sync counted its bytes", how)
-    return sampled_share(run.by_step(rows, moved), run.by_step(rows, np.ones(len(rows))))
+        raise NoData("No transfer of a weight sync counted its bytes", how)
+    return _mean(run, rows[inside], moved[inside])
 
 
 # ---- memory
@@ -228,7 +219,7 @@ def _host_room(run: Evidence) -> Measurement:
     limits = np.zeros(len(names), np.int64)
     np.maximum.at(limits, of_rank[spans.rank], limit)
     if not len(rows) or not (limits > 0).all():
-        return NoData("Host memory and its limit were not recorded", "Record on Linux")
+        raise NoData("Host memory and its limit were not recorded", "Record on Linux")
     steps, step = np.unique(spans.step[rows], return_inverse=True)
     width = len(of_rank)
     most = np.zeros((len(steps), width), np.int64)  # each rank at its highest
@@ -255,10 +246,9 @@ def _growth(run: Evidence) -> Measurement:
     """
     rows = [row for row in rows_of(memory_timeline(run.spans)) if row["stage"] == "all"]
     if not rows:
-        return NoData("No memory was recorded", "Record on Linux, or capture with memory")
+        raise NoData("No memory was recorded", "Record on Linux, or capture with memory")
     if all(row["verdict"] == TOO_FEW for row in rows):
-        most = max(row["steps"] for row in rows)
-        return NoData(f"{most} steps with memory; {FEWEST_TO_GROW} are needed", "Record more steps")
+        NoData.unless(max(row["steps"] for row in rows), FEWEST_TO_GROW, "steps with memory")
     leaks: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
         if row["verdict"] == LEAK:
@@ -271,7 +261,7 @@ def _growth(run: Evidence) -> Measurement:
         return found
     unclear = [row["verdict"] for row in rows if _part_of_peak(row, "CI high") > _GROWS_BY]
     if any(each in (PLATEAU, FLAT, MAY_LEAK) for each in unclear):
-        return NoData("Memory may grow, and steps differ too much", "Record more steps")
+        raise NoData("Memory may grow, and steps differ too much", "Record more steps")
     return exact(0.0)
 
 
@@ -294,8 +284,8 @@ def _leak(spans: Spans, row: dict[str, Any], ranks: int) -> Measured:
         facts.append(Fact("added by", ", ".join(phases), "text"))
     rows = spans.rows(kind="step", rank=rank)
     share = _part_of_peak(row, "growth per step")
-    return Measured(
-        *(share, share, share),
+    return exact(
+        share,
         facts=tuple(facts),
         query=_memory_query(spans, rank, component, rows),
         place=place_of(spans, rows[-1:]),
@@ -346,8 +336,8 @@ def _ran_out(spans: Spans, rank: int, steps: Int64s) -> Measured:
                 if name in note.facts
             ]
     facts += _last_memory(spans, rank)
-    return Measured(
-        *(1.0, 1.0, 1.0),
+    return exact(
+        1.0,
         facts=tuple(facts),
         query=f"select * from spans where rank = {rank} and step = {step} order by start_ns",
         place=place_of(spans, last if len(last) else steps[-1:]),
@@ -383,7 +373,7 @@ def _lost_data(run: Evidence) -> Measurement:
         for name, ranks in (("missing ranks", missing), ("ranks that lost lines", losing))
         if ranks
     ]
-    return replace(exact(float(len(missing) + len(losing))), facts=tuple(facts))
+    return exact(float(len(missing) + len(losing)), facts=tuple(facts))
 
 
 CLIPPED = Quantity("responses that reach the limit of their length", "share", _clipped)

@@ -56,6 +56,7 @@ CPU_WAITS = 0.05
 
 _WORK = (KINDS.index("stage"), KINDS.index("region"))
 _MARK = "Mark it with stage('{0}') or annotate('{0}')"
+_CPU_MEANWHILE = "Training threads waited for a CPU meanwhile"
 _MAX_SPANS_SHOWN = 3
 _SURELY = 1e-5  # p-value below which a change of the step time has high confidence
 
@@ -117,16 +118,13 @@ def counted_share(text: str, counter: str, how: str, more: str = "") -> Quantity
     def measure(run: Evidence) -> Measurement:
         lost = lost_in_steps(run, counter)
         if lost is None:
-            return NoData(f"No step has the counter {counter}", how)
+            raise NoData(f"No step has the counter {counter}", how)
         own, whole = (ns.sum(axis=1).astype(np.float64) for ns in (lost.ns, lost.wall_ns))
-        found = exact_share(own, whole)
-        if not isinstance(found, Measured):
-            return found
         longest = int(lost.steps[np.argmax(own)])
         rows = run.spans.rows(kind="step")
         columns = ", ".join(filter(None, ("rank, step, duration_ns", counter, more)))
         return replace(
-            found,
+            exact_share(own, whole),
             facts=(Fact("most in step", longest),),
             query=f"select {columns} from spans where kind = 'step' and {counter} is not null "
             f"order by {counter} desc",
@@ -140,31 +138,29 @@ def counted_share(text: str, counter: str, how: str, more: str = "") -> Quantity
 
 
 def category_share(
-    category: Category, how: str = "", unless: Callable[[Evidence], NoData | None] | None = None
+    category: Category, how: str = "", unless: Callable[[Evidence], None] = lambda run: None
 ) -> Quantity:
     """Return the share of the step time that the ledger gives to a category of spans.
 
     Args:
         category: One that spans show; what kernels show is a quantity of devices.
         how: How to record it, if not by marking it.
-        unless: Why the share does not count, if something else explains it.
+        unless: Raises `NoData` if something else explains the share.
     """
 
     def measure(run: Evidence) -> Measurement:
         source = run.accounts.sources.get(category)
         if source is None:
             name = NAMES.get(category, "").split(maxsplit=1)[:1] or ["my_stage"]
-            return NoData(f"No {category.text} was recorded", how or _MARK.format(*name))
+            raise NoData(f"No {category.text} was recorded", how or _MARK.format(*name))
         if source != "spans" and category in _SHOWN_BY_DEVICES:
-            return NoData("Kernels show it instead")
+            raise NoData("Kernels show it instead")
         ns = run.category_ns
         steps = np.flatnonzero(ns.any(axis=1))
         own = ns[steps, category]
         found = exact_share(own, ns[steps].sum(axis=1))
-        if not isinstance(found, Measured):
-            return found
-        why = None if unless is None else unless(run)
-        return why or _with_spans(run, category, found, steps, own)
+        unless(run)
+        return _with_spans(run, category, found, steps, own)
 
     return Quantity(f"{category.text}, of the step time", "share", measure)
 
@@ -214,12 +210,11 @@ def _discount(run: Evidence, steps: Int64s, own: Float64s) -> Iterator[Fact]:
     yield Fact("goes with waiting for a CPU:", float(np.clip(part, 0.0, most)), "share")
 
 
-def _explained_by_cpu(run: Evidence) -> NoData | None:
+def _explained_by_cpu(run: Evidence) -> None:
     lost = lost_in_steps(run, CPU_WAIT)
     cost = float(run.category_ns[:, Category.COLLECTIVE_WAIT].sum())
     if lost is not None and lost.explains_ranks(cost):
-        return NoData("Training threads waited for a CPU meanwhile")
-    return None
+        raise NoData(_CPU_MEANWHILE)
 
 
 def stage_rows(run: Evidence, *stages: str) -> Int64s:
@@ -253,7 +248,7 @@ def stage_share(text: str, *stages: str) -> Quantity:
         keep = np.array([*names, False], dtype=bool)[spans.name]
         rows = np.flatnonzero(keep & (spans.kind == KINDS.index("stage")))
         if not len(rows):
-            return NoData(f"No stage {stages[0]} was recorded", _MARK.format(stages[0]))
+            raise NoData(f"No stage {stages[0]} was recorded", _MARK.format(stages[0]))
         own = run.by_step(rows, run.exclusive_ns[rows].astype(np.float64))
         return exact_share(own, run.wall_ns)
 
@@ -267,10 +262,8 @@ def _named_share(text: str, names: str) -> Quantity:
     def measure(run: Evidence) -> Measurement:
         rows = _named_rows(run, frozenset(wanted))
         if not len(rows):
-            return NoData(f"No {text} was recorded", f"Mark it with annotate('{wanted[0]}')")
+            raise NoData(f"No {text} was recorded", f"Mark it with annotate('{wanted[0]}')")
         found = exact_share(run.by_step(rows, None), run.wall_ns)
-        if not isinstance(found, Measured):
-            return found
         longest = rows[np.argsort(-run.spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
         query = spans_query(run.spans, longest.tolist())
         facts = (Fact("of the step time", found.value, "share"),)
@@ -288,9 +281,9 @@ def _profiler(run: Evidence) -> Measurement:
 
 
 def _garbage(run: Evidence) -> Measurement:
-    counted = _GC_COUNTED.measure(run)
+    is_counted = not isinstance(run.measure(_GC_COUNTED), NoData)
     is_marked = Category.PYTHON_GC in run.accounts.sources
-    return _GC_MARKED.measure(run) if isinstance(counted, NoData) and is_marked else counted
+    return (_GC_COUNTED if is_counted or not is_marked else _GC_MARKED).measure(run)
 
 
 # ---- what is inside of a share
@@ -356,7 +349,7 @@ def _rollout_in_loader(run: Evidence) -> Measurement:
     share = max(part, steps_in_stack / max(stacks, 1))
     inside = Counter(spans.names[code] for code in spans.name[own].tolist())
     facts = tuple(Fact("inside", name, "text") for name, _ in inside.most_common(1))
-    return replace(exact(min(share, 1.0)), facts=facts)
+    return exact(min(share, 1.0), facts=facts)
 
 
 def _only_loads(run: Evidence) -> Measurement:
@@ -370,7 +363,7 @@ def _only_loads(run: Evidence) -> Measurement:
     if _is_rollout(spans).any() or _stacks_inside(spans, _waits(spans))[0]:
         return exact(1.0)
     why = "No rollout is marked, so that it may run in the data loader"
-    return NoData(why, "Mark the rollout, or sample stacks: rlprof watch --stacks")
+    raise NoData(why, "Mark the rollout, or sample stacks: rlprof watch --stacks")
 
 
 def _inside(spans: Spans, around: Int64s, rows: Int64s) -> Int64s:
@@ -397,7 +390,7 @@ def _stacks_inside(spans: Spans, waits: Int64s) -> tuple[int, int]:
 def _loader_workers(run: Evidence) -> Measurement:
     """Return whether child processes run beside the training, as workers of a loader are."""
     if "host_rss_bytes" not in run.spans.counters:
-        return NoData("Whether the loader has workers is unknown", "Record on Linux")
+        raise NoData("Whether the loader has workers is unknown", "Record on Linux")
     rows = run.spans.amounts("children_rss_bytes").rows
     return exact(float(len(rows) > 0))
 
@@ -408,7 +401,7 @@ def _drain(run: Evidence) -> Measurement:
     parts = rows_of(table)
     whole = sum(row["total"] for row in parts if row["part"] == "whole sync")
     if table.abstained is not None or not whole:
-        return NoData("No weight sync was recorded", _MARK.format("weight_sync"))
+        raise NoData("No weight sync was recorded", _MARK.format("weight_sync"))
     of_parts = [row for row in parts if row["part"] != "whole sync"]
     own = sum(row["total"] for row in of_parts if "drain" in row["part"])
     largest = max(of_parts, key=lambda row: int(row["total"]))
@@ -416,7 +409,7 @@ def _drain(run: Evidence) -> Measurement:
         Fact("of the syncs", own / whole, "share"),
         Fact("largest part", largest["part"], "text"),
     )
-    return replace(exact(own / whole), facts=facts)
+    return exact(own / whole, facts=facts)
 
 
 # ---- ranks
@@ -448,8 +441,8 @@ def slow_rank(run: Evidence, row: dict[str, Any]) -> Measured:
         facts.append(Fact("p-value", row["p-value"], "number"))
     share = _most_lost(run, row, rows) / max(run.accounts.total_ns, 1)
     sure = is_rank and row["verdict"] != SLOW_UNCOUNTED
-    return Measured(
-        *(share, share, share),
+    return exact(
+        share,
         lost_ns=row["peer time lost"],
         facts=tuple(facts),
         query=f"select * from spans where {condition} order by rank, start_ns",
@@ -499,10 +492,10 @@ def _changed(change: str) -> Quantity:
 
     def measure(run: Evidence) -> Measurement:
         if not run.has_steps:
-            return NoData("No complete step was recorded")
+            raise NoData("No complete step was recorded")
         table = changes(run.spans)
         if table.abstained is not None:
-            return NoData(table.abstained.rstrip("."), "Record more steps")
+            raise NoData(table.abstained.rstrip("."), "Record more steps")
         lost = lost_in_steps(run, CPU_WAIT)
         rows = [row for row in rows_of(table) if row["change"] == change and row["cost"] > 0]
         own = [
@@ -511,7 +504,7 @@ def _changed(change: str) -> Quantity:
             if lost is None or not lost.explains_change(change, row["step"], row["delta"])
         ]
         if rows and not own:
-            return NoData("Training threads waited for a CPU meanwhile")
+            raise NoData(_CPU_MEANWHILE)
         return tuple(_change(run, row) for row in own)
 
     return Quantity(f"{change}, of the job", "share", measure)
@@ -536,8 +529,8 @@ def _change(run: Evidence, row: dict[str, Any]) -> Measured:
         facts.append(Fact("stacks", str(line), "text"))
     share = row["cost"] / max(run.accounts.total_ns, 1)
     sure = row["p-value"] is None or row["p-value"] < _SURELY
-    return Measured(
-        *(share, share, share),
+    return exact(
+        share,
         lost_ns=row["cost"],
         facts=tuple(facts),
         query=f"select * from spans where kind = 'step' and {some} order by rank, step",
@@ -575,7 +568,7 @@ def _hangs(run: Evidence) -> Measurement:
     facts_shown = (Fact("step", step), Fact("ranks", len(hung)), seen)
     query = f"select * from spans where step >= {step - 1} order by rank, start_ns"
     place = place_of(spans, spans.rows(kind="step")[-1:])
-    return replace(exact(float(len(hung))), facts=facts_shown, query=query, place=place)
+    return exact(float(len(hung)), facts=facts_shown, query=query, place=place)
 
 
 # ---- the table

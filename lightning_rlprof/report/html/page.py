@@ -55,17 +55,8 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, figure, rows_of
 
 _SCRIPTS = (
-    "core.js",
-    "export.js",
-    "steps.js",
-    "timeline.js",
-    "stages.js",
-    "ranks.js",
-    "memory.js",
-    "samples.js",
-    "whatif.js",
-    "tables.js",
-    "boot.js",
+    *("core.js", "export.js", "steps.js", "timeline.js", "stages.js", "ranks.js", "memory.js"),
+    *("samples.js", "whatif.js", "tables.js", "boot.js"),
 )
 
 
@@ -235,8 +226,6 @@ def write_report(spans: Spans, tables: Mapping[str, Table], path: Path) -> None:
 
 def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     series, lanes = StepCharts(spans), timeline(spans)
-    steps = series.data(_rows(tables, "changes"))
-    heat, memory, sizes = series.heat(), series.memory(), series.lengths()
     colors = stage_paints(spans, series)
     word, path = spans.device_word, shlex.quote(str(spans.path))
     diagnosis = diagnose(spans)
@@ -247,16 +236,16 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     data = {
         "paints": colors,
         "untraced": UNTRACED_PART,
-        "steps": steps,
+        "steps": series.data(_rows(tables, "changes")),
         "timeline": lanes,
-        "heat": heat,
-        "memory": memory,
-        "lengths": sizes,
+        "heat": series.heat(),
+        "memory": series.memory(),
+        "lengths": series.lengths(),
         "whatif": _whatif(tables.get("whatif")),
     }
     of_devices = "stages" not in tables and "breakdown" in tables
     config = configuration(spans)
-    page = {
+    return data | {
         "run": spans.path.resolve().name,
         "facts": facts(spans),
         "missing": missing(spans),
@@ -274,25 +263,18 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "undecided": diagnosis.undecided,
         "nothing": diagnosis.nothing,
         "whatif_note": _note(tables.get("whatif")),
-        "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),
         "stages": [] if of_devices else stage_rows(series, _rows(tables, "slowest_ranks")),
         "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
         "ranks_lead": _ranks_lead(series),
         "stragglers_note": _note(tables.get("stragglers")),
         "series": series,
-        "steps": steps,
-        "heat": heat,
-        "memory": memory,
-        "lengths": sizes,
         "length_rows": _rows(tables, "lengths"),
         "length_note": _note(tables.get("lengths")),
-        "paints": colors,
-        "memory_tables": [grids.pop(name) for name in ("memory",) if name in grids],
+        "memory_tables": _taken(grids, ("memory",)),
         "sections": _sections(grids),
-        "folded": [grids.pop(name) for name in _FOLDED if name in grids],
+        "folded": _taken(grids, _FOLDED),
         "others": list(grids.values()),
-        "timeline": lanes,
         "timeline_lead": _timeline_lead(lanes),
         "device_word": word,
         "linked": sorted(linked),
@@ -301,7 +283,6 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "script": Markup(script),
         "data": _json(data),
     }
-    return page
 
 
 def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
@@ -353,9 +334,12 @@ def _grids(tables: Mapping[str, Table], colors: Mapping[str, Paint]) -> dict[str
     for name, table in tables.items():
         if name in _OWN or table.abstained or not table.rows:
             continue
-        title = _TITLES.get(name, name.replace("_", " ").capitalize())
-        found[name] = grid(table, f"table-{name}", title, colors)
+        found[name] = grid(table, f"table-{name}", _title(name), colors)
     return found
+
+
+def _title(name: str) -> str:
+    return _TITLES.get(name, name.replace("_", " ").capitalize())
 
 
 def _absent(tables: Mapping[str, Table]) -> list[Fact]:
@@ -363,17 +347,19 @@ def _absent(tables: Mapping[str, Table]) -> list[Fact]:
     reasons: dict[str, list[str]] = {}
     for name, table in tables.items():
         if table.abstained:
-            title = _TITLES.get(name, name.replace("_", " ").capitalize())
-            reasons.setdefault(table.abstained.rstrip("."), []).append(title)
+            reasons.setdefault(table.abstained.rstrip("."), []).append(_title(name))
     return [Fact(", ".join(titles), f"No data: {reason}.") for reason, titles in reasons.items()]
+
+
+def _taken(grids: dict[str, GridView], names: Iterable[str]) -> list[GridView]:
+    return [grids.pop(name) for name in names if name in grids]
 
 
 def _sections(grids: dict[str, GridView]) -> list[dict[str, Any]]:
     """Take the tables of each section out of ``grids``; sections without any are left out."""
     found = []
     for section in _SECTIONS:
-        opened = [grids.pop(name) for name in section.names if name in grids]
-        folded = [grids.pop(name) for name in section.folded if name in grids]
+        opened, folded = _taken(grids, section.names), _taken(grids, section.folded)
         if opened or folded:
             found.append(section._asdict() | {"open": opened, "folded": folded})
     return found

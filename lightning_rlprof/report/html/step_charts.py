@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.samples.lengths import bin_counts, included_lengths, quantile_bin
-from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART, Part, StepTimes
+from lightning_rlprof.analysis.stages.stage_times import (
+    UNTRACED_PART,
+    Part,
+    PartStatistics,
+    StepTimes,
+)
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.steps.step_selection import STATES
 from lightning_rlprof.records.histograms import bin_start
@@ -262,36 +267,23 @@ def _shades(ns: Float64s) -> str:
     return base64.b64encode(shade.astype(np.uint8).tobytes()).decode()
 
 
-@dataclass(frozen=True)
-class StageRow:
-    """One part of a step: times are means over the ranks, by step.
+class StageRow(NamedTuple):
+    """One part of a step.
 
     Attributes:
-        name: The part.
-        stage: The stage that gives its color.
-        kind: ``stage``, ``waiting`` or ``untraced``.
-        share: Of the mean step.
-        mean: Mean over steps.
-        median: Median over steps.
-        high: 95th percentile over steps.
-        longest: In the longest step.
+        part: The part.
+        times: Means over the ranks, by step: their mean, quantiles and maximum.
         slowest: Slowest rank and its ratio to the others, ``alike``, or empty.
         stands_out: Whether that rank is clearly slower in a stage that matters.
-        inclusive: Mean of whole spans, per call, with the stages and the waiting in them; empty if
-            there are none in them.
+        inclusive: Mean of whole spans in ns, per call, with the stages and the waiting in them;
+            None if there are none in them.
     """
 
-    name: str
-    stage: str
-    kind: str
-    share: float
-    mean: str
-    median: str
-    high: str
-    longest: str
+    part: Part
+    times: PartStatistics
     slowest: str
     stands_out: bool
-    inclusive: str
+    inclusive: int | None
 
 
 def stage_rows(series: StepCharts, slowest: Sequence[Mapping[str, Any]]) -> list[StageRow]:
@@ -309,15 +301,10 @@ def stage_rows(series: StepCharts, slowest: Sequence[Mapping[str, Any]]) -> list
         if not part.total_ns and part.kind != "untraced":
             continue
         own = series.statistics(part)
-        text, stands_out = _slowest(
-            by_stage.get(part.name) if part.kind == "stage" else None, own.share or 0.0
-        )
-        mean, median, high, longest = (duration(ns) for ns in own[1:])
-        whole = series.calls.get(part.name, (None, None))[1] if part.kind == "stage" else None
-        rows.append(
-            StageRow(part.name, part.stage, part.kind, own.share or 0.0, mean, median, high,
-                     longest, text, stands_out, "" if whole is None else duration(int(whole)))
-        )  # fmt: skip
+        is_stage = part.kind == "stage"
+        slow = _slowest(by_stage.get(part.name) if is_stage else None, own.share or 0.0)
+        whole: Any = series.calls.get(part.name, (None, None))[1] if is_stage else None
+        rows.append(StageRow(part, own, *slow, whole))
     return rows
 
 

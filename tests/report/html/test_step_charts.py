@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.stages.overviews import slowest_ranks
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages.stage_times import round_ns, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html import step_charts
@@ -19,7 +19,6 @@ from lightning_rlprof.report.html.step_charts import (
     stage_rows,
     times_largest,
 )
-from lightning_rlprof.report.terminal import duration
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
 from tests.builders.scripted import Script, play
 
@@ -108,11 +107,11 @@ def test_tokens_are_those_of_the_stage_that_generates(tmp_path: Path) -> None:
 def test_rows_of_stages_and_ranks_name_who_is_slow() -> None:
     spans = play(Script(ranks=4, steps=40, slow={2: 0.4}), 3).spans
     series = StepCharts(spans)
-    rows = {row.name: row for row in stage_rows(series, rows_of(slowest_ranks(spans)))}
+    rows = {row.part.name: row for row in stage_rows(series, rows_of(slowest_ranks(spans)))}
     assert rows["actor_generate"].slowest.startswith("rank 2, 1.4")
     assert rows["actor_generate"].stands_out
     own = next(part.ns for part in series.parts if part.name == "actor_generate")
-    assert rows["actor_generate"].median == duration(int(np.median(own[series.included])))
+    assert rows["actor_generate"].times.p50 == round_ns(np.median(own[series.included]))
     ranks = rank_rows(series, rows_of(stragglers(spans)), [])
     assert [row.rank for row in ranks if row.slow] == [2]
     assert float(ranks[2].waits) < min(float(row.waits) for row in ranks if row.rank != 2)
