@@ -41,6 +41,7 @@ _SECTIONS = {
     "collect-together": "garbage-collection",
 }  # of the guide, for remedies that are explained with a symptom of another name
 
+_OF_SETTING = ("framework", "key", "change", "default")  # in JSON
 _SETTING = re.compile(r"([\w-]+): (.+?) ([=↑↓])(?: (?!\(default )(.+?))?(?: \(default (.+)\))?")
 _TURNS = {"↑": ("up", "raise it"), "↓": ("down", "lower it")}
 _KNOBS = {
@@ -533,12 +534,7 @@ class Finding:
                     "id": each.remedy.id,
                     "title": each.remedy.title,
                     "settings": [
-                        {
-                            "framework": setting.framework,
-                            "key": setting.key,
-                            "change": setting.change,
-                            "default": setting.default,
-                        }
+                        {name: getattr(setting, name) for name in _OF_SETTING}
                         for setting in each.settings
                     ],
                     "saves": None if each.saves is None else vars(each.saves),
