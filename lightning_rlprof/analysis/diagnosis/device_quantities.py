@@ -1,14 +1,12 @@
 """Quantities of devices: categories of captured time, host-bound idle, kernels, collectives."""
 
 import re
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.communication.collectives import communication, read_calls
+from lightning_rlprof.analysis.communication.collectives import read_calls
 from lightning_rlprof.analysis.device.launches import LOST
 from lightning_rlprof.analysis.device.timeline import (
     HOST_BOUND,
@@ -19,8 +17,8 @@ from lightning_rlprof.analysis.device.timeline import (
     grid_of,
     idle_causes,
 )
-from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES, overlap_of
-from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, COPY, NO_REPLAY
+from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
+from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY, NO_REPLAY
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_KERNELS,
     FEWEST_STEPS,
@@ -61,9 +59,7 @@ from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing
-from lightning_rlprof.tables.intervals import covered_before, unions
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import rows_of
 
 CAPTURE_ALL = "Capture the same steps on all ranks with torch.profiler (ranks: all)"
 CAPTURE = "Capture a few steps with torch.profiler, npu_profiler or nsys"
@@ -462,73 +458,17 @@ def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
 # ---- collectives
 
 
-class _Times(NamedTuple):
-    """Disjoint intervals, ascending, counted from the start of a lane."""
-
-    start: Int64s
-    end: Int64s
-
-    def before(self, times: Int64s) -> Int64s:
-        return covered_before(self.start, self.end, times)
-
-
-def _times(lane: Lane, start: Int64s, end: Int64s) -> _Times:
-    start, end = start - lane.start_ns, end - lane.start_ns
-    keep = end > np.maximum(start, 0)
-    start, end = np.maximum(start[keep], 0), end[keep]
-    return _Times(*unions(np.zeros_like(start), start, end)[1:])
-
-
 def _exposed_operations(text: str, *operations: str) -> Quantity:
     """Return the exposed time of some collectives, of the time in which devices were profiled."""
 
     def measure(run: Evidence) -> Measurement:
         _check_kernels(run, CAPTURE_ALL)
         _check_losses(run)
-        calls = read_calls(run.spans, [])
-        if calls is None:
-            return exact(0.0)  # devices were recorded, and ran no collective
-        code, names = calls.operation
-        wanted = np.array([*(name in operations for name in names), False], dtype=bool)[code]
-
-        def exposed(lane: Lane, cuts: Int64s) -> tuple[Int64s, Int64s]:
-            own, work = wanted & (calls.rank == lane.rank), lane.work
-            is_compute = work.kind == COMPUTE
-            compute = _times(lane, work.start_ns[is_compute], work.end_ns[is_compute])
-            start, end = _times(lane, calls.start_ns[own], calls.end_ns[own])
-            both = (np.append(*pair) for pair in zip(compute, (start, end), strict=True))
-            first, last = both
-            either = _Times(*unions(np.zeros_like(first), first, last)[1:])
-            whole = _times(lane, *lane.profiled).before(cuts)
-            return either.before(cuts) - compute.before(cuts), whole
-
-        return _in_parts(run, exposed)
+        rows = [row for row in run.collectives if row["operation"] in operations]
+        exposed = sum(row["exposed"] or 0 for row in rows)
+        return _verified(run, exact(exposed / max(run.observed_ns, 1)))
 
     return Quantity(f"{text}, of the captured time", "share", measure)
-
-
-def _in_parts(
-    run: Evidence, of_lane: Callable[[Lane, Int64s], tuple[Int64s, Int64s]]
-) -> Measurement:
-    """Return a share of the devices' time with its interval, by parts of equal length.
-
-    Args:
-        run: The run.
-        of_lane: Returns the time of interest and the whole before each of some times.
-    """
-    part, whole = np.zeros(PARTS), np.zeros(PARTS)
-    for lane in run.devices.lanes:
-        profiled = _times(lane, *lane.profiled)
-        if not len(profiled.start):
-            continue
-        cuts = np.linspace(profiled.start[0], profiled.end[-1], PARTS + 1).astype(np.int64)
-        own, all_of_it = of_lane(lane, cuts)
-        part += np.diff(own)
-        whole += np.diff(all_of_it)
-    if not whole.sum():
-        raise NoData("The captures have none of it", CAPTURE)
-    found = Measured(float(part.sum() / whole.sum()), *share_interval(part, whole))
-    return _verified(run, found)
 
 
 def _message_bytes(run: Evidence) -> Measurement:
@@ -558,15 +498,11 @@ def _small_collectives(run: Evidence) -> Measurement:
     """Return the exposed time of each kind of small collective, of the captured time."""
     if "collectives" not in run.spans.tables or not run.observed_ns:
         raise NoData("No profiler recorded collectives", CAPTURE_ALL)
-    rows = [row for row in rows_of(communication(run.spans)) if row["median bytes"]]
-    exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows_of(overlap_of(run.spans, run.devices)):
-        sums = exposed[row["operation"], row["group"]]
-        sums[0], sums[1] = sums[0] + row["exposed"], sums[1] + row["communication"]
+    rows = [row for row in run.collectives if row["median bytes"]]
     found, reasons = [], []
     for row in rows:
         try:
-            own = _small(run, row, rows, exposed[row["operation"], row["group"]])
+            own = _small(run, row, rows)
         except NoData as reason:
             reasons.append(reason)
         else:
@@ -576,12 +512,9 @@ def _small_collectives(run: Evidence) -> Measurement:
     return tuple(found)
 
 
-def _small(
-    run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]], exposed: list[int]
-) -> Measured | None:
+def _small(run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]]) -> Measured | None:
     """Check one operation of a group in one stage; None if it is not small or not slow."""
     what = f"{row['operation']} of group {row['group']} in {row['stage'] or 'no stage'}"
-    low, cost, high = _exposed_transfer(row, *exposed) if row["transfer"] is not None else (0, 0, 0)
     if row["group size"] == 1 or row["median bytes"] >= SMALL_BYTES:
         return None
     if row["transfer"] is None or row["matched"] * row["ranks"] < _LEAST_MATCHED * row["count"]:
@@ -612,24 +545,23 @@ def _small(
         Fact("median bytes", row["median bytes"]),
         Fact("GB/s", row["algbw"], "number"),
     )
-    share, least, most = (each / run.observed_ns for each in (cost, low, high))
+    least, share, most = (each / run.observed_ns for each in _exposed_transfer(row))
     query = f"select * from collectives where {' and '.join(where)} order by rank, start_ns"
     place = _first_call(run.spans, row)
     found = Measured(share, least, most, facts=facts, query=query, place=place, confidence=MEDIUM)
     return run.of_captures(found)
 
 
-def _exposed_transfer(
-    row: dict[str, Any], exposed: int, total_in_group: int
-) -> tuple[int, int, int]:
+def _exposed_transfer(row: dict[str, Any]) -> tuple[int, int, int]:
     """Return the exposed transfer of a row in nanoseconds: at least, likely, and at most.
 
-    The exposed time is known per operation and group over all stages, and includes waiting.
+    The exposed time includes waiting.
     """
-    total, transfer = int(row["total"]), min(int(row["transfer"] * row["count"]), int(row["total"]))
-    low = max(0, exposed - (total_in_group - total) - (total - transfer))
-    high = min(transfer, exposed)
-    likely = round(transfer * exposed / total_in_group) if total_in_group else 0
+    total, exposed = row["total"], row["exposed"] or 0
+    transfer = min(int(row["transfer"] * row["count"]), total)
+    low, high = max(0, exposed - (total - transfer)), min(transfer, exposed)
+    whole = exposed + (row["overlapped"] or 0)
+    likely = round(transfer * exposed / whole) if whole else 0
     return low, min(high, max(low, likely)), high
 
 

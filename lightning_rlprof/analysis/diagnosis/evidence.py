@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from lightning_rlprof.analysis.communication.collectives import communication_of
 from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
 from lightning_rlprof.analysis.diagnosis.problem import (
@@ -25,6 +27,7 @@ from lightning_rlprof.analysis.steps.step_selection import counted, shadow_steps
 from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
 
 PARTS = 20
 """Parts of the devices' time, with equally much work each, for the bootstrap."""
@@ -87,6 +90,11 @@ class Evidence:
     def launches(self) -> UnmatchedLaunches | None:
         """How many launches have no kernel; None without a torch.profiler capture."""
         return unmatched_launches(self.spans)
+
+    @cached_property
+    def collectives(self) -> list[dict[str, Any]]:
+        """The rows of `communication`."""
+        return rows_of(communication_of(self.spans, self.devices))
 
     @cached_property
     def accounts(self) -> Accounts:

@@ -331,8 +331,8 @@ DEVICES = (
         "communication: Communication is not overlapped",
         (devices.COMMUNICATION_SHARE > 0.1, devices.UNMATCHED < 1),
         "Overlap it: larger buckets, gradient reduction during backward, fewer gathers.",
-        "rlprof show RUN overlap shows that it overlaps, and the links are at their limit",
-        "rlprof show RUN overlap",
+        "rlprof show RUN communication shows that it overlaps, and the links are at their limit",
+        "rlprof show RUN communication",
         remedy(
             "fsdp-prefetch: Gather the next layer during the forward pass",
             "One more layer's weights are in memory.",
@@ -381,8 +381,8 @@ DEVICES = (
         (devices.COMMUNICATION_SHARE > 0.1, devices.UNMATCHED > 0),
         "Capture the same steps on all ranks (ranks: all): then transfer and waiting are divided."
         " Overlap hides both.",
-        "rlprof show RUN overlap shows that it overlaps, and the links are at their limit",
-        "rlprof show RUN overlap",
+        "rlprof show RUN communication shows that it overlaps, and the links are at their limit",
+        "rlprof show RUN communication",
     ),
     problem(
         "small-collectives: Small collectives run at low bandwidth",

@@ -277,6 +277,7 @@ class StageRow(NamedTuple):
         stands_out: Whether that rank is clearly slower in a stage that matters.
         inclusive: Mean of whole spans in ns, per call, with the stages and the waiting in them;
             None if there are none in them.
+        device: Mean of the device's time in ns, per call; None if it was not measured.
     """
 
     part: Part
@@ -284,36 +285,33 @@ class StageRow(NamedTuple):
     slowest: str
     stands_out: bool
     inclusive: int | None
+    device: int | None
 
 
-def stage_rows(series: StepCharts, slowest: Sequence[Mapping[str, Any]]) -> list[StageRow]:
-    """Return a row per part of the included steps, in the order of `StepCharts.drawn`.
-
-    Args:
-        series: The run.
-        slowest: Rows of the analysis `slowest_ranks`.
-    """
+def stage_rows(series: StepCharts) -> list[StageRow]:
+    """Return a row per part of the included steps, in the order of `StepCharts.drawn`."""
     if not series.included.any():
         return []
-    by_stage = {row["stage"]: row for row in slowest}
     rows = []
     for part in series.drawn:
         if not part.total_ns and part.kind != "untraced":
             continue
         own = series.statistics(part)
         is_stage = part.kind == "stage"
-        slow = _slowest(by_stage.get(part.name) if is_stage else None, own.share or 0.0)
-        whole: Any = series.calls.get(part.name, (None, None))[1] if is_stage else None
-        rows.append(StageRow(part, own, *slow, whole))
+        slow = _slowest(series.slowest.get(part.name) if is_stage else None, own.share or 0.0)
+        calls = series.calls.get(part.name) if is_stage else None
+        inclusive, device = (calls.whole_ns, calls.device_ns) if calls else (None, None)
+        rows.append(StageRow(part, own, *slow, inclusive, device))
     return rows
 
 
-def _slowest(row: Mapping[str, Any] | None, share: float) -> tuple[str, bool]:
-    if row is None or row["ratio"] is None:
+def _slowest(slowest: tuple[int, float | None] | None, share: float) -> tuple[str, bool]:
+    rank, ratio = slowest or (None, None)
+    if ratio is None:
         return "", False
-    if row["ratio"] < _ALIKE:
+    if ratio < _ALIKE:
         return "alike", False
-    return f"rank {row['slowest rank']}, {row['ratio']:.2f}x", share >= _SMALL
+    return f"rank {rank}, {ratio:.2f}x", share >= _SMALL
 
 
 @dataclass(frozen=True)
