@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.device.launches import unmatched_launches
 from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
+from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.steps.step_selection import (
     CLOSED,
@@ -364,12 +365,11 @@ def measured_overhead(spans: Spans) -> Overhead | None:
         found = _ratios(spans, rows[chosen], state[chosen])
         ratios.append(found[0])
         ends, recorded = ends + found[1], recorded + found[2]
-    values = np.sort(np.concatenate(ratios))
-    share = ends / recorded if recorded else 0.0
-    if len(values) < FEWEST_PAIRS:
+    values = np.concatenate(ratios) - 1
+    share, bounds = ends / recorded if recorded else 0.0, median_bounds(values)
+    if len(values) < FEWEST_PAIRS or bounds is None:
         return Overhead(len(values), np.nan, np.nan, np.nan, share)
-    median = float(np.median(values)) - 1
-    return Overhead(len(values), median, *_interval(values), share)
+    return Overhead(len(values), float(np.median(values)), *bounds, share)
 
 
 def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float, float]:
@@ -394,10 +394,3 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float,
     on, off = np.append(early, late), np.append(early + 1, late - 1)
     ends = np.bincount(place, end)[on].sum()
     return sums[on] / sums[off], float(ends), float(sums[on].sum())
-
-
-def _interval(ordered: Float64s) -> tuple[float, float]:
-    """Return the 95% interval of the median, less 1."""
-    count = len(ordered)
-    low = max(int(count / 2 - 0.98 * sqrt(count)), 0)
-    return float(ordered[low]) - 1, float(ordered[count - 1 - low]) - 1

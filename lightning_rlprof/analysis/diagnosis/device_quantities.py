@@ -1,6 +1,7 @@
 """Quantities of devices: categories of captured time, host-bound idle, kernels, collectives."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_STEPS,
     PARTS,
     Evidence,
+    estimated_share,
     place_at,
     place_of,
     quoted,
@@ -47,6 +49,7 @@ from lightning_rlprof.analysis.diagnosis.step_quantities import (
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
+from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.steps.step_selection import capture_slowdown, states
 from lightning_rlprof.analysis.steps.time_categories import (
     COLLECTIVE_NAMES,
@@ -57,7 +60,7 @@ from lightning_rlprof.analysis.steps.time_categories import (
 )
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
-from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s
+from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing
 from lightning_rlprof.tables.spans import Spans
 
@@ -132,10 +135,9 @@ def device_share(category: Category, spans: Quantity | None = None, how: str = C
         ns = run.device_accounts.job_ns[:OUTSIDE].astype(np.float64)
         ns[:, Category.WARM_UP] = 0.0
         ns = ns[ns.any(axis=1)]
-        own, whole = ns[:, category], ns.sum(axis=1)
         query, place = _longest_work(run, category)
-        found = Measured(float(own.sum() / whole.sum()), *share_interval(own, whole))
-        return run.of_captures(replace(_verified(run, found), query=query, place=place))
+        found = _verified(run, estimated_share(ns[:, category], ns.sum(axis=1)))
+        return run.of_captures(replace(found, query=query, place=place))
 
     return Quantity(f"{category.text}, of the captured time", "share", measure)
 
@@ -320,35 +322,48 @@ def _work_query(spans: Spans) -> str:
 # ---- kernels
 
 
-def _dominant_kernel(run: Evidence) -> Measurement:
-    """Return the share of kernel time of the compute kernel with the most time."""
+class _Kernels(NamedTuple):
+    """Kernels by start; ``code`` is that of their name."""
+
+    names: Sequence[str]
+    code: Int64s
+    is_compute: Mask
+    rank: Int64s
+    start: Int64s
+    duration: Int64s
+
+
+def _kernels(run: Evidence) -> _Kernels:
+    """Return the kernels of a run; raises `NoData` without any."""
     table = run.spans.try_table("kernels", [])
     if table is None or not len(table.rows):
         raise NoData("No profiler recorded kernels", CAPTURE)
     code, names = table.texts("kernel")
+    is_compute = np.append(kernel_categories(names) == Category.COMPUTE, False)[code]
+    columns = [code, is_compute, *map(table.numbers, ("rank", "start", "duration"))]
+    order = np.argsort(table.numbers("start"), kind="stable")
+    return _Kernels(names, *(column[order] for column in columns))
+
+
+def _dominant_kernel(run: Evidence) -> Measurement:
+    """Return the share of kernel time of the compute kernel with the most time."""
+    names, code, is_compute, rank, start, duration = _kernels(run)
     NoData.unless(len(code), FEWEST_KERNELS, "kernels", "Capture whole steps")
-    is_compute = np.append(kernel_categories(names), Category.CUSTOM)[code] == Category.COMPUTE
     if not is_compute.any():
         return exact(0.0)
-    rank, start, duration = (table.numbers(name) for name in ("rank", "start", "duration"))
     top = int(np.argmax(np.bincount(code[is_compute], duration[is_compute], len(names))))
-    rows = np.flatnonzero(code == top)
-    part = np.empty(len(start), np.int64)  # parts have equally many kernels
-    part[np.argsort(start, kind="stable")] = np.arange(len(start)) * PARTS // len(start)
-    own = np.bincount(part[rows], duration[rows], PARTS).astype(np.float64)
+    own = np.where(code == top, duration, 0).astype(np.float64)
     if own.sum() < _LEAST_OBSERVED * run.observed_ns:
         return exact(0.0)
-    whole = np.bincount(part, duration, PARTS).astype(np.float64)
-    longest = int(rows[np.argmax(duration[rows])])
+    found, longest = _by_count(own, duration.astype(np.float64)), int(np.argmax(own))
     from_ns = int(start[longest])
-    return Measured(
-        float(own.sum() / whole.sum()),
-        *share_interval(own, whole),
+    return replace(
+        found,
         lost_ns=float(own.sum()),
         facts=(
             Fact("kernel", names[top], "text"),
-            Fact("of kernel time", float(own.sum() / whole.sum()), "share"),
-            Fact("launches", len(rows)),
+            Fact("of kernel time", found.value, "share"),
+            Fact("launches", int(np.count_nonzero(code == top))),
         ),
         query=f"select * from kernels where name = {quoted(names[top])} order by duration_ns desc",
         place=place_at(run.spans, int(rank[longest]), from_ns, from_ns + int(duration[longest])),
@@ -360,16 +375,13 @@ def _kernel_share(text: str, pattern: str) -> Quantity:
     wanted = re.compile(pattern)
 
     def measure(run: Evidence) -> Measurement:
-        table = run.spans.try_table("kernels", [])
-        if table is None or not len(table.rows):
-            raise NoData("No profiler recorded kernels", CAPTURE)
-        code, names = table.texts("kernel")
-        is_compute = np.append(kernel_categories(names) == Category.COMPUTE, False)
-        match = np.array([*(bool(wanted.search(name.lower())) for name in names), False])
-        own, order = is_compute[code], np.argsort(table.numbers("start"), kind="stable")
-        took = np.where(own, table.numbers("duration"), 0).astype(np.float64)[order]
-        NoData.unless(int(np.count_nonzero(own)), FEWEST_KERNELS, "compute kernels", CAPTURE)
-        return _by_count(np.where(match[code[order]], took, 0.0), took)
+        kernels = _kernels(run)
+        count = int(np.count_nonzero(kernels.is_compute))
+        NoData.unless(count, FEWEST_KERNELS, "compute kernels", CAPTURE)
+        matches = (wanted.search(name.lower()) is not None for name in kernels.names)
+        own = np.array([*matches, False])[kernels.code]
+        took = np.where(kernels.is_compute, kernels.duration, 0).astype(np.float64)
+        return _by_count(np.where(own, took, 0.0), took)
 
     return Quantity(f"{text}, of the time of compute kernels", "share", measure)
 
@@ -377,8 +389,7 @@ def _kernel_share(text: str, pattern: str) -> Quantity:
 def _by_count(part: Float64s, whole: Float64s) -> Measured:
     """Return a share with its interval, by parts with equally many entries."""
     at = np.arange(len(part)) * PARTS // len(part)
-    own, every = (np.bincount(at, each, PARTS).astype(np.float64) for each in (part, whole))
-    return Measured(float(part.sum() / whole.sum()), *share_interval(own, every))
+    return estimated_share(*(np.bincount(at, each, PARTS).astype(float) for each in (part, whole)))
 
 
 def _rollout_graphs(run: Evidence) -> Measurement:
@@ -472,7 +483,7 @@ def _exposed_operations(text: str, *operations: str) -> Quantity:
 
 
 def _message_bytes(run: Evidence) -> Measurement:
-    """Return the median size of gradient reductions, with a bootstrap interval."""
+    """Return the median size of gradient reductions, with its interval."""
     calls = read_calls(run.spans, [])
     if calls is None:
         raise NoData("No profiler recorded collectives", CAPTURE_ALL)
@@ -482,13 +493,8 @@ def _message_bytes(run: Evidence) -> Measurement:
     sizes = calls.bytes[wanted & (calls.bytes >= 0)]
     what = "gradient reductions have a size"
     NoData.unless(len(sizes), FEWEST_COLLECTIVES, what, CAPTURE_ALL)
-    order = np.sort(sizes)
-    around = 0.98 / np.sqrt(len(order))  # of ranks: 1.96 times the spread of a median's rank
-    low, high = (
-        float(order[int(np.clip((0.5 + each) * len(order), 0, len(order) - 1))])
-        for each in (-around, around)
-    )
-    return Measured(float(np.median(order)), low, high)
+    bounds = median_bounds(sizes.astype(np.float64))
+    return Measured(float(np.median(sizes)), *((0.0, np.inf) if bounds is None else bounds))
 
 
 _KEYS = ("operation", "group", "stage")
@@ -587,15 +593,8 @@ def _has_accelerator(run: Evidence) -> Measurement:
 
 
 def _on_npu(run: Evidence) -> Measurement:
-    heads = run.spans.headers.values()
-    return exact(
-        float(
-            any(
-                head.device.lower().startswith("npu") or "ascend" in head.hardware.lower()
-                for head in heads
-            )
-        )
-    )
+    heads = [(head.device.lower(), head.hardware.lower()) for head in run.spans.headers.values()]
+    return exact(float(any(kind.startswith("npu") or "ascend" in name for kind, name in heads)))
 
 
 HOST_BOUND_IDLE = Quantity("host-bound idle, of the captured time", "share", _host_bound)

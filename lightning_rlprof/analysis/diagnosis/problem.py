@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -410,6 +411,10 @@ def problem(
     """Return a problem as the registry writes it; ``name`` is its id and title."""
     own, title = name.split(": ", 1)
     return Problem(own, kind, title, when, act, ruled_out_if, look, lead, remedies)
+
+
+ended, distorts, idea = (partial(problem, kind=kind) for kind in ("ended", "distorts", "idea"))
+"""As `problem`, of another kind."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from lightning_rlprof.analysis.diagnosis import device_quantities as devices
 from lightning_rlprof.analysis.diagnosis import machine_quantities as machines
 from lightning_rlprof.analysis.diagnosis import sample_quantities as samples
 from lightning_rlprof.analysis.diagnosis import step_quantities as steps
-from lightning_rlprof.analysis.diagnosis.problem import problem, remedy
+from lightning_rlprof.analysis.diagnosis.problem import distorts, ended, idea, problem, remedy
 
 BALANCE = remedy(
     "length-balance: Give all ranks the same number of tokens",
@@ -17,11 +17,11 @@ BALANCE = remedy(
 """Of whatever makes ranks wait for one another."""
 
 ENDED = (
-    problem(
+    ended(
         "out-of-memory: A rank ran out of device memory",
         (samples.OUT_OF_MEMORY > 0,),
-        "See what each stage keeps: rlprof show RUN memory_phases. Then use a smaller micro-batch"
-        " or shorter responses; memory.level: snapshot records every allocation.",
+        "See what each stage keeps: rlprof show RUN memory_phases. Then use a smaller micro-batch "
+        "or shorter responses; memory.level: snapshot records every allocation.",
         "It raises in the same stage with half of the batch",
         "rlprof show RUN memory_phases",
         remedy(
@@ -42,21 +42,19 @@ ENDED = (
             when=(devices.HAS_ACCELERATOR.yes,),
         ),
         lead=("rank", "step", "stage"),
-        kind="ended",
     ),
-    problem(
+    ended(
         "hang: The run hung",
         (steps.HUNG_RANKS > 0,),
         "See which rank the others wait for, and the line at which it is: rlprof hang RUN",
         "It was in a compilation, a checkpoint or a validation that takes longer than hang_timeout",
         "rlprof hang RUN",
         lead=("step",),
-        kind="ended",
     ),
 )
 
 DISTORTING = (
-    problem(
+    distorts(
         "cpu-contention: Training threads wait for a CPU",
         (steps.CPU_WAIT_SHARE > steps.CPU_WAITS,),
         "Free CPUs first: all other times include this wait.",
@@ -89,9 +87,8 @@ DISTORTING = (
             "environment: CPU limit of the container ↑ raise or remove it",
             when=(machines.CPU_QUOTA > 0.05,),
         ),
-        kind="distorts",
     ),
-    problem(
+    distorts(
         "cpu-quota: The CPU quota of the container is used up",
         (machines.CPU_QUOTA > 0.05, machines.NO_CPU_WAIT.yes),
         "Raise the CPU limit of the container, or use fewer threads: it stops all of them.",
@@ -102,17 +99,15 @@ DISTORTING = (
             "Other containers of the machine have fewer CPUs.",
             "environment: CPU limit of the container ↑ raise or remove it",
         ),
-        kind="distorts",
     ),
-    problem(
+    distorts(
         "lost-data: Data of this run is missing",
         (samples.LOST_DATA > 0,),
-        "See which ranks are missing or lost lines: rlprof show RUN data_quality. Sums of the job"
-        " are too low, and waiting for a missing rank has no cause.",
+        "See which ranks are missing or lost lines: rlprof show RUN data_quality. Sums of the job "
+        "are too low, and waiting for a missing rank has no cause.",
         "The missing ranks took part in no step",
         "rlprof show RUN data_quality",
         lead=("missing ranks", "ranks that lost lines"),
-        kind="distorts",
     ),
 )
 
@@ -218,8 +213,8 @@ MACHINES = (
     problem(
         "device-heat: Heat lowers the clock of a device",
         (machines.HEAT > 0.05, devices.HAS_ACCELERATOR.yes),
-        "Check fans, air flow and dust: nvidia-smi -q -d PERFORMANCE,TEMPERATURE. Move the job to"
-        " another machine meanwhile.",
+        "Check fans, air flow and dust: nvidia-smi -q -d PERFORMANCE,TEMPERATURE. Move the job to "
+        "another machine meanwhile.",
         "Its steps take as long at full clock: the work is limited by memory or the host",
         "rlprof show RUN device_counters",
         lead=("rank", "device"),
@@ -232,11 +227,11 @@ MACHINES = (
         "rlprof show RUN device_counters",
         lead=("rank", "device"),
     ),
-    problem(
+    idea(
         "device-power: The power limit lowers the clock of a device",
         (machines.POWER > 0.05, devices.HAS_ACCELERATOR.yes),
-        "Compare its power limit with that of other machines: nvidia-smi -q -d POWER. Raise it if"
-        " it was lowered.",
+        "Compare its power limit with that of other machines: nvidia-smi -q -d POWER. Raise it if "
+        "it was lowered.",
         "A device that computes at full load runs at this limit",
         "rlprof show RUN device_counters",
         remedy(
@@ -245,7 +240,6 @@ MACHINES = (
             "environment: nvidia-smi -pl ↑ up to the board's limit",
         ),
         lead=("rank", "device"),
-        kind="idea",
     ),
     problem(
         "garbage-collection: Garbage collection of Python pauses the ranks",

@@ -4,7 +4,7 @@ from lightning_rlprof.analysis.diagnosis import device_quantities as devices
 from lightning_rlprof.analysis.diagnosis import machine_quantities as machines
 from lightning_rlprof.analysis.diagnosis import sample_quantities as samples
 from lightning_rlprof.analysis.diagnosis import step_quantities as steps
-from lightning_rlprof.analysis.diagnosis.problem import problem, remedy
+from lightning_rlprof.analysis.diagnosis.problem import idea, problem, remedy
 from lightning_rlprof.analysis.diagnosis.run_problems import BALANCE
 
 _UNPROFILED = "Unprofiled steps are faster by the same amount (profiler overhead)"
@@ -85,11 +85,11 @@ ROLLOUTS = (
             "TRL: AsyncGRPOConfig.max_staleness ↓",
         ),
     ),
-    problem(
+    idea(
         "rollout: Rollout takes most of the time",
         (steps.ROLLOUT > 0.5,),
-        "Measure a step with a larger batch per engine, or a KV cache that fits. Compare tokens/s"
-        " with rlprof compare.",
+        "Measure a step with a larger batch per engine, or a KV cache that fits. Compare tokens/s "
+        "with rlprof compare.",
         "Rollout tokens/s do not rise, or the rest of the step grows by as much",
         "rlprof show RUN throughput",
         remedy(
@@ -108,9 +108,8 @@ ROLLOUTS = (
             when=(devices.HAS_ACCELERATOR.yes, steps.ASYNCHRONOUS.no),
         ),
         lead=("of the step time",),
-        kind="idea",
     ),
-    problem(
+    idea(
         "critic: The critic takes much of the time",
         (steps.CRITIC > 0.25,),
         "Try an algorithm without a critic, or train it less often.",
@@ -122,7 +121,6 @@ ROLLOUTS = (
             "verl: algorithm.adv_estimator = grpo (default gae)",
             "MindSpeed-RL: rl_config.adv_estimator = group_norm (default group_norm)",
         ),
-        kind="idea",
     ),
 )
 
@@ -309,7 +307,7 @@ WAITS = (
             "MindSpeed-RL: megatron_training.log_interval ↑ (default 100)",
         ),
     ),
-    problem(
+    idea(
         "untraced: A large share of the time is untraced",
         (steps.UNTRACED > 0.2,),
         "Mark the code between stages with stage(…) or wrap:. See rlprof show RUN gaps",
@@ -322,7 +320,6 @@ WAITS = (
             "rlprof: auto_stages = true (default true)",
         ),
         lead=("of the step time",),
-        kind="idea",
     ),
 )
 
@@ -353,8 +350,8 @@ DEVICES = (
         remedy(
             "expert-parallel: Speed up the exchange between experts",
             "DeepEP needs NVLink and RDMA. Ulysses uses all-to-alls, too.",
-            "verl: actor_rollout_ref.actor.megatron.override_transformer_config.moe_enable_deepep"
-            " = True",
+            "verl: actor_rollout_ref.actor.megatron.override_transformer_config.moe_enable_deepep "
+            "= True",
             "MindSpeed-RL: megatron_training.moe_alltoall_overlap_comm = True",
             when=(devices.ALL_TO_ALL > 0.1,),
         ),
@@ -376,11 +373,11 @@ DEVICES = (
         ),
     ),
     problem(
-        "unmatched-collectives: Collectives are not overlapped, and whether they transfer or wait"
-        " is unknown",
+        "unmatched-collectives: Collectives are not overlapped, and whether they transfer or wait "
+        "is unknown",
         (devices.COMMUNICATION_SHARE > 0.1, devices.UNMATCHED > 0),
-        "Capture the same steps on all ranks (ranks: all): then transfer and waiting are divided."
-        " Overlap hides both.",
+        "Capture the same steps on all ranks (ranks: all): then transfer and waiting are divided. "
+        "Overlap hides both.",
         "rlprof show RUN communication shows that it overlaps, and the links are at their limit",
         "rlprof show RUN communication",
     ),
@@ -465,7 +462,7 @@ DEVICES = (
             "TRL: GRPOConfig.dataloader_pin_memory = True (default True)",
         ),
     ),
-    problem(
+    idea(
         "dominant-kernel: One kernel takes most of the kernel time",
         (devices.DOMINANT_KERNEL > 0.4, devices.HAS_ACCELERATOR.yes),
         "Profile its longest launch with Nsight Compute. For a matmul, check dtype and sizes in "
@@ -482,9 +479,8 @@ DEVICES = (
             when=(devices.POINTWISE > 0.25, devices.ON_NPU.no),
         ),
         lead=("of kernel time", "kernel"),
-        kind="idea",
     ),
-    problem(
+    idea(
         "training-mfu: Training uses little of the device's FLOP/s",
         (devices.MFU < 0.2, devices.HAS_ACCELERATOR.yes),  # dense models reach 0.35 to 0.5
         "See rlprof show RUN breakdown and idle: devices idle, or compute slowly. Then try a "
@@ -500,6 +496,5 @@ DEVICES = (
             "Lightning: Trainer(precision=) = bf16-true or bf16-mixed (default 32-true)",
         ),
         lead=("MFU", "stages"),
-        kind="idea",
     ),
 )

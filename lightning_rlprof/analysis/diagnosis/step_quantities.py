@@ -57,6 +57,7 @@ CPU_WAITS = 0.05
 _WORK = (KINDS.index("stage"), KINDS.index("region"))
 _MARK = "Mark it with stage('{0}') or annotate('{0}')"
 _CPU_MEANWHILE = "Training threads waited for a CPU meanwhile"
+_CRITIC = ("critic_update", "critic_compute_values")
 _MAX_SPANS_SHOWN = 3
 _SURELY = 1e-5  # p-value below which a change of the step time has high confidence
 
@@ -219,50 +220,43 @@ def _explained_by_cpu(run: Evidence) -> None:
 
 def stage_rows(run: Evidence, *stages: str) -> Int64s:
     """Return the spans of stages by their standard names, of training threads, outermost only."""
-    names = [standard_stage(name) in stages for name in run.spans.names]
-    return _outermost(run, np.array([*names, False], dtype=bool)[run.spans.name])
+    return _outermost(run.spans, lambda name: standard_stage(name) in stages)
 
 
-def _named_rows(run: Evidence, names: frozenset[str]) -> Int64s:
-    match = [any(part in names for part in plain_names(name)) for name in run.spans.names]
-    return _outermost(run, np.array([*match, False], dtype=bool)[run.spans.name])
+def _named(spans: Spans, match: Callable[[str], bool]) -> Mask:
+    """Mark the spans whose names match."""
+    return np.array([*map(match, spans.names), False], dtype=bool)[spans.name]
 
 
-def _outermost(run: Evidence, keep: Mask) -> Int64s:
-    """Return the kept stages and regions of the threads with steps, unless in another one."""
-    spans = run.spans
+def _outermost(spans: Spans, match: Callable[[str], bool]) -> Int64s:
+    """Return the stages and regions of threads with steps that match, unless in another one."""
     trains = np.unique(spans.thread[spans.rows(kind="step")])
-    rows = np.flatnonzero(keep & np.isin(spans.kind, _WORK) & np.isin(spans.thread, trains))
+    keep = _named(spans, match) & np.isin(spans.kind, _WORK) & np.isin(spans.thread, trains)
+    rows = np.flatnonzero(keep)
     thread, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
     order = np.lexsort((rows, -end, start, thread))
     around = parents(thread[order], start[order], end[order])
     return np.sort(rows[order[around == NONE]])
 
 
-def stage_share(text: str, *stages: str) -> Quantity:
-    """Return the share of the step time in stages, without the stages inside them."""
-
-    def measure(run: Evidence) -> Measurement:
-        spans = run.spans
-        names = [standard_stage(name) in stages for name in spans.names]
-        keep = np.array([*names, False], dtype=bool)[spans.name]
-        rows = np.flatnonzero(keep & (spans.kind == KINDS.index("stage")))
-        if not len(rows):
-            raise NoData(f"No stage {stages[0]} was recorded", _MARK.format(stages[0]))
-        own = run.by_step(rows, run.exclusive_ns[rows].astype(np.float64))
-        return exact_share(own, run.wall_ns)
-
-    return Quantity(f"{text}, of the step time", "share", measure)
+def _critic(run: Evidence) -> Measurement:
+    """Return the share of the step time in stages of a critic, without the stages inside them."""
+    critic = _named(run.spans, lambda name: standard_stage(name) in _CRITIC)
+    rows = np.flatnonzero(critic & (run.spans.kind == KINDS.index("stage")))
+    if not len(rows):
+        raise NoData(f"No stage {_CRITIC[0]} was recorded", _MARK.format(_CRITIC[0]))
+    own = run.by_step(rows, run.exclusive_ns[rows].astype(np.float64))
+    return exact_share(own, run.wall_ns)
 
 
 def _named_share(text: str, names: str) -> Quantity:
     """Return the share of the step time in spans with some names."""
-    wanted = names.split()
+    first, *_ = wanted = names.split()
 
     def measure(run: Evidence) -> Measurement:
-        rows = _named_rows(run, frozenset(wanted))
+        rows = _outermost(run.spans, lambda name: not set(wanted).isdisjoint(plain_names(name)))
         if not len(rows):
-            raise NoData(f"No {text} was recorded", f"Mark it with annotate('{wanted[0]}')")
+            raise NoData(f"No {text} was recorded", f"Mark it with annotate('{first}')")
         found = exact_share(run.by_step(rows, None), run.wall_ns)
         longest = rows[np.argsort(-run.spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
         query = spans_query(run.spans, longest.tolist())
@@ -295,23 +289,10 @@ _LOADS = frozenset(
 _STEPS = re.compile(r"(?:[\w.<>]*\.)?(?:step|generate|rollout|forward|act|play|play_step)\s")
 
 
-def _waiting_for(run: Evidence) -> dict[str, int]:
-    """Return the names of waits for data, and how long each took."""
-    spans = run.spans
-    waits = [name for name in spans.names if _is_wait(name)]
-    codes = [spans.names.index(name) for name in waits]
-    ns = [int(spans.duration_ns[spans.name == code].sum()) for code in codes]
-    return dict(zip(waits, ns, strict=True))
-
-
-def _is_wait(name: str) -> bool:
-    return any(part in _DATA_NAMES for part in plain_names(name))
-
-
 def _waits(spans: Spans) -> Int64s:
     """Return the stages and regions that wait for data."""
-    names = [_is_wait(name) for name in spans.names]
-    return np.flatnonzero(np.array([*names, False], bool)[spans.name] & np.isin(spans.kind, _WORK))
+    waits = _named(spans, lambda name: not _DATA_NAMES.isdisjoint(plain_names(name)))
+    return np.flatnonzero(waits & np.isin(spans.kind, _WORK))
 
 
 def _is_rollout(spans: Spans) -> Mask:
@@ -324,8 +305,11 @@ def _samples_from_others(run: Evidence) -> Measurement:
     """Return whether other ranks generate what is waited for, rather than a loader loads it."""
     if execution_mode(run.spans) not in (Mode.SEPARATED, Mode.ASYNCHRONOUS):
         return exact(0.0)
-    waits = _waiting_for(run)
-    return exact(float(bool(waits) and max(waits, key=waits.__getitem__) not in _LOADS))
+    spans, waits = run.spans, _waits(run.spans)
+    if not len(waits):
+        return exact(0.0)
+    longest = np.argmax(np.bincount(spans.name[waits], spans.duration_ns[waits]))
+    return exact(float(spans.names[longest] not in _LOADS))
 
 
 def _asynchronous(run: Evidence) -> Measurement:
@@ -380,8 +364,7 @@ def _inside(spans: Spans, around: Int64s, rows: Int64s) -> Int64s:
 def _stacks_inside(spans: Spans, waits: Int64s) -> tuple[int, int]:
     """Return how many stack samples were taken in waits, and how many of them step a rollout."""
     marks = spans.rows(kind="mark")
-    sampled = np.array([name.startswith(STACK) for name in spans.names], bool)
-    marks = marks[sampled[spans.name[marks]]]
+    marks = marks[_named(spans, lambda name: name.startswith(STACK))[marks]]
     marks = marks[_inside(spans, waits, marks) >= 0]
     places = [spans.names[code].removeprefix(STACK) for code in spans.name[marks].tolist()]
     return len(places), sum(_STEPS.match(place) is not None for place in places)
@@ -603,7 +586,7 @@ GARBAGE = Quantity(_GC_COUNTED.text, "share", _garbage)
 CPU_WAIT_SHARE = counted_share(
     "waiting for a CPU, of the step time", CPU_WAIT, "Record on Linux: steps then have cpu_wait_ns"
 )
-CRITIC = stage_share("critic", "critic_update", "critic_compute_values")
+CRITIC = Quantity("critic, of the step time", "share", _critic)
 CHECKPOINTS = _named_share(
     "checkpoints",
     """save_checkpoint checkpoint checkpointing checkpoint_for_recover save_checkpoints save_ckpt
