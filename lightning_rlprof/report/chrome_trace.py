@@ -14,7 +14,6 @@ import gzip
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,18 +77,12 @@ def write_trace(
 
     Raises OSError where the file cannot be written.
     """
-    with (
-        draft_of(path, mode_made_of(spans.path)) as part,
-        part.open("wb") as raw,
-        _packed(raw, path.suffix) as file,
-    ):
-        _write(spans, file, devices, watermark, progress)
-
-
-def _packed(raw: Any, suffix: str) -> Any:
-    if suffix == ".gz":
-        return gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0)
-    return nullcontext(raw)
+    with draft_of(path, mode_made_of(spans.path)) as part, part.open("wb") as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
+                _write(spans, packed, devices, watermark, progress)
+        else:
+            _write(spans, file, devices, watermark, progress)
 
 
 def _write(
@@ -135,9 +128,8 @@ def _watermark(spans: Spans, text: str) -> Iterator[str]:
     pid = _pid(max(spans.ranks, default=0) + 1)
     yield from _process(pid, f"{_UNCALIBRATED}: {text}", -2)
     yield about(pid, 1, "thread_name", name="do not compare times of ranks")
-    start = int(spans.start_ns.min(initial=0))
-    length = int(spans.end_ns.max(initial=0)) - start
-    what = f'"pid":{pid},"tid":1,"ts":{micro(start)},"dur":{micro(length)}'
+    start, end = _run(spans)
+    what = f'"pid":{pid},"tid":1,"ts":{micro(start)},"dur":{micro(end - start)}'
     yield f'{{"ph":"X",{what},"cat":"clocks","name":{encoded(f"{_UNCALIBRATED}: {text}")}}}'
 
 

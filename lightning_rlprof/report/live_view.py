@@ -21,7 +21,7 @@ from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.analysis.steps.waiting import WAITING
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.loaders.rank_names import as_ranges
-from lightning_rlprof.report.terminal import duration, percent, size
+from lightning_rlprof.report.terminal import count_of, duration, percent, size
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, figure, rows_of
@@ -41,10 +41,7 @@ _STAGES = (
     Column("longest/others", "ratio"),
 )
 _RANKS = (
-    Column("rank", "text"),
-    Column("role", "text"),
-    Column("step", "text"),
-    Column("last stage", "text"),
+    *columns_of("text", "rank", "role", "step", "last stage"),
     *columns_of("duration", "last", "median", unit="ns"),
     Column("slowdown", "ratio"),
     Column("slowest", "count"),
@@ -52,10 +49,10 @@ _RANKS = (
     Column("written", "text"),
 )
 _METRICS = (
-    *(Column(name, "text") for name in ("metric", "lowest", "median", "highest")),
+    *columns_of("text", "metric", "lowest", "median", "highest"),
     Column("rank", "count"),
 )
-_ALARMS = (Column("level", "text"), Column("ranks", "text"), Column("alarm", "text"))
+_ALARMS = columns_of("text", "level", "ranks", "alarm")
 _UNITS = {"_percent": "%", "_watts": "W", "_celsius": "°C", "_mhz": "MHz", "_cores": "cores"}
 
 BACKGROUND = "rlprof_background_"
@@ -237,7 +234,7 @@ def _title(run: LiveRun, ranks: Sequence[LiveRank], times: RecentTimes) -> str:
     if not ranks:
         return "no rank has written yet"
     size = max(run.world_size, len(ranks))
-    count = f"{len(ranks)} of {size} ranks" if len(ranks) < size else _count(size, "rank")
+    count = f"{len(ranks)} of {size} ranks" if len(ranks) < size else count_of(size, "rank")
     ended = sum(each.status is not None for each in ranks)
     state = "" if not ended else ", all ended" if ended == len(ranks) else f", {ended} ended"
     if not times.steps:
@@ -245,10 +242,6 @@ def _title(run: LiveRun, ranks: Sequence[LiveRank], times: RecentTimes) -> str:
     step = f"step {_span([own.last for own in times.steps.values()])}"
     usual = median(times.median_ns(rank) or 0 for rank in times.steps)
     return f"{count}{state} · {step} · median {duration(round(usual))}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def _span(numbers: Sequence[int]) -> str:
@@ -312,13 +305,11 @@ def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
 
 
 def _ranks(run: LiveRun, ranks: Sequence[LiveRank], pace: _Pace) -> Table:
-    if len(ranks) <= _MOST_ROWS:
-        return Table("ranks", _RANKS, [_row(run, [each], pace) for each in ranks])
     per_row = 1
     while len(ranks) > per_row * _MOST_ROWS:
         per_row *= 2
     blocks = [ranks[at : at + per_row] for at in range(0, len(ranks), per_row)]
-    note = "Times are medians of a row, slowdown and memory are the highest"
+    note = "Times are medians of a row, slowdown and memory are the highest" * (per_row > 1)
     return Table("ranks", _RANKS, [_row(run, block, pace) for block in blocks], note)
 
 

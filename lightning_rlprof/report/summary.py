@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.analysis.stages.stage_times import StepTimes, round_ns, stages
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
-from lightning_rlprof.report.terminal import duration, percent, size
+from lightning_rlprof.report.terminal import bar, count_of, duration, percent, size
 from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
 from lightning_rlprof.tables.table import Table, figure
@@ -34,7 +34,6 @@ STAGE_TABLES = frozenset({"stages", "steps", "gaps"})
 _MAX_FIRST = 3
 _BAR_WIDTH, _MAX_BARS, _MAX_LINE = 24, 5, 100
 _MAX_KERNELS = 10
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
 
 def run_line(found: Summary) -> str:
     """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
-    text = f"{_count(found.steps, 'step')} on {_count(found.ranks, 'rank')}"
+    text = f"{count_of(found.steps, 'step')} on {count_of(found.ranks, 'rank')}"
     left_out = f" ({without(found)})" if found.left_out else ""
     if found.median_ns is None or found.mean_ns is None:
         return f"{text}{left_out}; {FEWEST} are needed to show where time goes"
@@ -330,18 +329,9 @@ def _bars(found: Summary) -> list[str]:
     width = max(len(name) for name, _, _ in rows)
     most = max(share for _, share, _ in rows) or 1.0
     return [
-        f"  {name:{width}}  {percent(share):>5}  {_bar(share / most):{_BAR_WIDTH}}  {duration(ns)}"
+        f"  {name:{width}}  {percent(share):>5}  {bar(share / most, _BAR_WIDTH)}  {duration(ns)}"
         for name, share, ns in rows
     ]
-
-
-def _bar(part: float) -> str:
-    eighths = round(8 * _BAR_WIDTH * part)
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _bytes(path: Path) -> str:

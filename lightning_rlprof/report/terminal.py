@@ -348,8 +348,8 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int, *, 
         text = shortened(text, longest) if column.kind == "text" else text
         return Text(text, style="dim" if text == "untraced" else "")
     if column.kind == "share":
-        bar = f" {_bar(float(cell))}" if bars and not options.ascii_only else ""
-        return Text.assemble(f"{text:>6}", (bar, "cyan"))
+        drawn = f" {bar(float(cell))}" if bars and not options.ascii_only else ""
+        return Text.assemble(f"{text:>6}", (drawn, "cyan"))
     return Text(text.replace("µs", "us") if options.ascii_only else text)
 
 
@@ -360,7 +360,12 @@ def _cut(cell: Text, width: int) -> Text:
     return Text(shortened(cell.plain, width), style=cell.style)
 
 
-def _bar(share: float) -> str:
-    eighths = round(max(0.0, min(share, 1.0)) * _BAR * 8)
-    full, part = divmod(eighths, 8)
-    return (_EIGHTHS[8] * full + (_EIGHTHS[part] if part else "")).ljust(_BAR)
+def bar(share: float, width: int = _BAR) -> str:
+    """Return a bar for a share of 1, in eighths of a letter; as wide as the longest one."""
+    full, part = divmod(round(max(0.0, min(share, 1.0)) * width * 8), 8)
+    return (_EIGHTHS[8] * full + _EIGHTHS[part].strip()).ljust(width)
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number of things: ``1 rank``, ``1,024 ranks``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEMS
-from lightning_rlprof.analysis.diagnosis.problem import Fact, Finding, Offer, Place, Price
+from lightning_rlprof.analysis.diagnosis.evidence import Fact, Place
+from lightning_rlprof.analysis.diagnosis.problem import Finding, Offer, Price
 from lightning_rlprof.report.summary import finding_commands, finding_cost, finding_place
 
 PROBLEM = PROBLEMS["logging"]

@@ -23,24 +23,22 @@ from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY, NO_REPLAY
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_KERNELS,
     FEWEST_STEPS,
+    MEDIUM,
     PARTS,
     Evidence,
-    estimated_share,
-    place_at,
-    place_of,
-    quoted,
-    share_interval,
-    spans_query,
-)
-from lightning_rlprof.analysis.diagnosis.problem import (
-    MEDIUM,
     Fact,
     Measured,
     Measurement,
     NoData,
     Place,
     Quantity,
+    estimated_share,
     exact,
+    place_at,
+    place_of,
+    quoted,
+    share_interval,
+    spans_query,
 )
 from lightning_rlprof.analysis.diagnosis.step_quantities import (
     COLLECTIVE_WAIT,

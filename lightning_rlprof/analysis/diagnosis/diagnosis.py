@@ -13,21 +13,23 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality, check_quality
-from lightning_rlprof.analysis.diagnosis.evidence import Evidence
-from lightning_rlprof.analysis.diagnosis.problem import (
+from lightning_rlprof.analysis.diagnosis.evidence import (
     MET,
     NOT_MET,
     Condition,
+    Evidence,
     Fact,
-    Finding,
     Measured,
     NoData,
+    shown,
+)
+from lightning_rlprof.analysis.diagnosis.problem import (
+    Finding,
     Offer,
     Price,
     Problem,
     Remedy,
     Undecided,
-    shown,
 )
 from lightning_rlprof.analysis.diagnosis.run_problems import (
     DISTORTING,

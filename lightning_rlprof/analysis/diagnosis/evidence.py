@@ -1,9 +1,12 @@
-"""A run with what several quantities need of it, each computed on first use and once."""
+"""What is measured of a run: quantities, facts, intervals, conditions, and missing data.
 
-from collections.abc import Sequence
-from dataclasses import replace
+`Evidence` is a run with what several quantities need of it, each computed on first use and once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,15 +14,6 @@ import numpy as np
 from lightning_rlprof.analysis.communication.collectives import communication_of
 from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
-from lightning_rlprof.analysis.diagnosis.problem import (
-    Fact,
-    Measured,
-    Measurement,
-    NoData,
-    Place,
-    Quantity,
-    exact,
-)
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts, compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.steps.partition import exclusive_ns, open_spans, partition
@@ -28,6 +22,16 @@ from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of
+
+MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
+"""What a condition is: its whole interval is beyond the limit, on the other side, or neither."""
+
+HIGH, MEDIUM = "high", "medium"
+"""Confidence of a finding."""
+
+Unit = Literal["share", "ratio", "count", "number", "bytes", "yes/no", "ms", "text"]
+"""How a value is written."""
+
 
 PARTS = 20
 """Parts of the devices' time, with equally much work each, for the bootstrap."""
@@ -41,6 +45,209 @@ FEWEST_KERNELS = 200
 _MEASURED: "WeakKeyDictionary[Spans, dict[Quantity, Measurement | NoData]]" = WeakKeyDictionary()
 _DRAWS = 1_000
 _MAX_PARTS = 1_000  # parts of the run that the bootstrap draws from; more are merged first
+
+
+def shown(value: float, unit: Unit) -> str:
+    """Return a value as text.
+
+    Example::
+
+        >>> shown(0.613, "share"), shown(0.004, "share"), shown(1.52, "ratio")
+        ('61%', '0.4%', '1.52x')
+    """
+    if unit == "yes/no":
+        return "yes" if value > 0.5 else "no"
+    if unit == "share":
+        return f"{value:.0%}" if abs(value) >= 0.0995 or not value else f"{value:.1%}"
+    if unit == "bytes":
+        return f"{value / 2**20:,.4g} MiB"
+    if unit == "ratio":
+        return f"{value:.2f}x"
+    if unit == "ms":
+        return f"{value:,.3g} ms"
+    return (
+        f"{value:,.0f}" if unit == "count" and (value >= 10 or not value % 1) else f"{value:,.3g}"
+    )
+
+
+class Fact(NamedTuple):
+    """One thing that was measured, by name; ``low`` and ``high`` are its interval, if it has one.
+
+    Example::
+
+        >>> Fact("rank", 3).text, Fact("growth per step", 2**20, "bytes").text
+        ('rank 3', 'growth per step 1 MiB')
+    """
+
+    name: str
+    value: str | int | float
+    unit: Unit = "count"
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def amount(self) -> str:
+        """The value as text."""
+        return self.value if isinstance(self.value, str) else shown(self.value, self.unit)
+
+    @property
+    def text(self) -> str:
+        """The fact in words."""
+        interval = ""
+        if self.low is not None and self.high is not None:
+            interval = f" (95% CI {shown(self.low, self.unit)}–{shown(self.high, self.unit)})"
+        if self.name.startswith("of ") and self.unit == "share":
+            return f"{self.amount} {self.name}{interval}"
+        return f"{self.name} {self.amount}{interval}"
+
+
+class Place(NamedTuple):
+    """Where in the run to look: rank, step, and times on the run's timeline.
+
+    ``step`` is None outside steps. ``from_ns`` and ``to_ns`` are None if no times are known.
+    """
+
+    rank: int
+    step: int | None
+    from_ns: int | None
+    to_ns: int | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A quantity of a run with its interval; an exact one has equal bounds.
+
+    Attributes:
+        value: The quantity.
+        low: Lower bound.
+        high: Upper bound.
+        lost_ns: Time of the job that it is, ranks summed; None if it is not a time.
+        bounds_ns: The same at the bounds, if it was taken from captured steps.
+        facts: What else is known of it.
+        query: The SELECT that returns the events measured.
+        place: Where the first of them is.
+        confidence: Of a finding, if the interval does not decide it.
+    """
+
+    value: float
+    low: float
+    high: float
+    lost_ns: float | None = None
+    bounds_ns: tuple[float, float] | None = None
+    facts: tuple[Fact, ...] = ()
+    query: str = ""
+    place: Place | None = None
+    confidence: str = ""
+
+
+class NoData(Exception):  # noqa: N818 -- it is an answer
+    """Why a run does not show a quantity, and how to record it; both begin a sentence."""
+
+    def __init__(self, why: str, how: str = "") -> None:
+        super().__init__(why)
+        self.why, self.how = why, how
+
+    @classmethod
+    def unless(cls, found: int, fewest: int, what: str, how: str = "Record more steps") -> None:
+        """Raise it if there is too little of something.
+
+        Example::
+
+            >>> NoData.unless(3, 5, "complete steps")
+            Traceback (most recent call last):
+            lightning_rlprof.analysis.diagnosis.evidence.NoData: 3 complete steps; 5 are needed
+        """
+        if found < fewest:
+            raise cls(f"{found} {what}; {fewest} are needed", how)
+
+
+Measurement = Measured | tuple[Measured, ...]
+"""What a quantity is; several of it if it may be beyond the limit at several places."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that a run shows as a number; compared with a limit, it is a `Condition`.
+
+    Attributes:
+        text: What it is, as in ``rollout, of the job``.
+        unit: How its values are written.
+        measure: Returns it; raises `NoData` if the run does not show it.
+
+    Example::
+
+        >>> share = Quantity("rollout", "share", lambda run: exact(0.6))
+        >>> (share > 0.5).bound, (share < 0.5).bound
+        ('above 50%', 'below 50%')
+    """
+
+    text: str
+    unit: Unit
+    measure: Callable[["Evidence"], Measurement]
+
+    def __gt__(self, limit: float) -> "Condition":
+        """Return the condition that it is above a limit."""
+        return Condition(self, limit)
+
+    def __lt__(self, limit: float) -> "Condition":
+        """Return the condition that it is below a limit."""
+        return Condition(self, limit, below=True)
+
+    @property
+    def yes(self) -> "Condition":
+        """The condition that the answer to a yes/no quantity is yes."""
+        return self > 0.5
+
+    @property
+    def no(self) -> "Condition":
+        """The condition that it is no."""
+        return self < 0.5
+
+
+def exact(value: float, **more: Any) -> Measured:
+    """Return a quantity that has no interval; ``more`` are further fields of `Measured`."""
+    return Measured(value, value, value, **more)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A quantity and its limit; met if the whole interval is above it, or below it."""
+
+    quantity: Quantity
+    limit: float
+    below: bool = False
+
+    def state(self, found: Measured) -> str:
+        """Return whether the condition is met, contradicted or undecided.
+
+        Example::
+
+            >>> limit = Quantity("", "share", exact) > 0.5
+            >>> [limit.state(Measured(0.5, low, high)) for low, high in
+            ...  ((0.6, 0.7), (0.4, 0.6), (0.3, 0.5))]
+            ['met', 'undecided', 'not met']
+        """
+        met, contradicted = found.low > self.limit, found.high <= self.limit
+        if self.below:
+            met, contradicted = found.high < self.limit, found.low >= self.limit
+        return MET if met else NOT_MET if contradicted else UNDECIDED
+
+    def confidence(self, found: Measured) -> str:
+        """Return how sure a met condition is: high if the interval is far beyond the limit."""
+        if found.confidence or self.quantity.unit != "share":
+            return found.confidence or HIGH
+        limit = self.limit
+        clearly = (
+            found.high < limit / 2 if self.below else found.low > min(2 * limit, (1 + limit) / 2)
+        )
+        return HIGH if clearly else MEDIUM
+
+    @property
+    def bound(self) -> str:
+        """The limit in words, as in ``above 50%``."""
+        if self.quantity.unit == "yes/no":
+            return "no" if self.below else "yes"
+        return f"{'below' if self.below else 'above'} {shown(self.limit, self.quantity.unit)}"
 
 
 class Evidence:

@@ -8,17 +8,15 @@ from lightning_rlprof.analysis.device.device_counters import Samples, background
 from lightning_rlprof.analysis.diagnosis.evidence import (
     PARTS,
     Evidence,
-    place_at,
-    quoted,
-    share_interval,
-)
-from lightning_rlprof.analysis.diagnosis.problem import (
     Fact,
     Measured,
     Measurement,
     NoData,
     Quantity,
     exact,
+    place_at,
+    quoted,
+    share_interval,
 )
 from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT_SHARE, CPU_WAITS
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS

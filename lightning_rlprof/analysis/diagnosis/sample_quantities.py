@@ -7,21 +7,19 @@ import numpy as np
 
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_STEPS,
-    Evidence,
-    place_of,
-    quoted,
-    sampled_share,
-    share_interval,
-)
-from lightning_rlprof.analysis.diagnosis.problem import (
     HIGH,
     MEDIUM,
+    Evidence,
     Fact,
     Measured,
     Measurement,
     NoData,
     Quantity,
     exact,
+    place_of,
+    quoted,
+    sampled_share,
+    share_interval,
 )
 from lightning_rlprof.analysis.diagnosis.step_quantities import stage_rows
 from lightning_rlprof.analysis.memory import ALL, leaking_phases, memory, memory_phases

@@ -12,21 +12,19 @@ from lightning_rlprof.analysis.communication.weight_sync import weight_sync
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, TREND, changes
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_STEPS,
-    Evidence,
-    exact_share,
-    place_of,
-    quoted,
-    spans_query,
-)
-from lightning_rlprof.analysis.diagnosis.problem import (
     HIGH,
     MEDIUM,
+    Evidence,
     Fact,
     Measured,
     Measurement,
     NoData,
     Quantity,
     exact,
+    exact_share,
+    place_of,
+    quoted,
+    spans_query,
 )
 from lightning_rlprof.analysis.hangs.stack_lines import line_in_steps
 from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode

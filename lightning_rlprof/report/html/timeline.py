@@ -104,12 +104,10 @@ def _aligned(spans: Spans, steps: list[_Step]) -> str:
     told = spans.table("clocks").column("uncertainty") if "clocks" in spans.tables else [None]
     if None in told and (several or "clocks" in spans.tables):
         return "hosts"
-    spreads = [_spread(step) for step in steps if step.number]
+    spreads = [
+        (step.end_ns - step.start_ns) / max(1, step.duration_ns) for step in steps if step.number
+    ]
     return "drift" if spreads and median(spreads) > 1.5 else ""
-
-
-def _spread(step: _Step) -> float:
-    return (step.end_ns - step.start_ns) / max(1, step.duration_ns)
 
 
 def _labels(steps: list[_Step]) -> dict[int, list[str]]:

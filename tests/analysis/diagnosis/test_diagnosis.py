@@ -20,14 +20,14 @@ from lightning_rlprof.analysis.diagnosis.diagnosis import (
     findings,
     known_id,
 )
-from lightning_rlprof.analysis.diagnosis.evidence import Evidence
-from lightning_rlprof.analysis.diagnosis.problem import (
-    Finding,
+from lightning_rlprof.analysis.diagnosis.evidence import (
+    Evidence,
     Measured,
     Quantity,
     exact,
     shown,
 )
+from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.diagnosis.step_quantities import DATA_WAIT, ROLLOUT
 from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger

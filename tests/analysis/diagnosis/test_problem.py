@@ -16,14 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from lightning_rlprof.analysis.diagnosis.diagnosis import FRAMEWORKS, PROBLEMS
-from lightning_rlprof.analysis.diagnosis.problem import (
-    _KNOBS,
+from lightning_rlprof.analysis.diagnosis.evidence import (
     Fact,
     Measured,
     Quantity,
-    Setting,
     exact,
 )
+from lightning_rlprof.analysis.diagnosis.problem import _KNOBS, Setting
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # TRL says that what is experimental may change
