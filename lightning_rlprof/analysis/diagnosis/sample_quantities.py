@@ -201,29 +201,21 @@ def _transfer_bytes(run: Evidence) -> Measurement:
 def _host_room(run: Evidence) -> Measurement:
     """Return the free host memory, on the host with the least; ranks of one host share it."""
     spans = run.spans
-    rss = np.maximum(spans.per_row("host_rss_bytes"), 0) + np.maximum(
-        spans.per_row("children_rss_bytes"), 0
-    )
-    limit = spans.per_row("host_limit_bytes")
+    resident = ("host_rss_bytes", "children_rss_bytes")
+    rss = np.sum([np.maximum(spans.per_row(name), 0) for name in resident], axis=0)
     rows = np.flatnonzero((rss > 0) & np.isin(spans.step, run.included))
-    hosts = [head.host for head in spans.headers.values()]
-    names = sorted(set(hosts))
-    of_rank = np.zeros(
-        max(*spans.headers, *spans.ranks, 0, 0) + 1, np.int64
-    )  # also of ranks without a span
-    for rank, host in zip(spans.headers, hosts, strict=True):
-        of_rank[rank] = names.index(host)
-    limits = np.zeros(len(names), np.int64)
-    np.maximum.at(limits, of_rank[spans.rank], limit)
+    names, host = np.unique([head.host for head in spans.headers.values()], return_inverse=True)
+    is_on = np.zeros((max([*spans.headers, *spans.ranks], default=0) + 1, len(names)), np.int64)
+    is_on[[*spans.headers], host] = 1
+    limits = np.zeros(len(is_on), np.int64)  # by rank, then by host
+    np.maximum.at(limits, spans.rank, spans.per_row("host_limit_bytes"))
+    limits = (limits[:, None] * is_on).max(axis=0)
     if not len(rows) or not (limits > 0).all():
         raise NoData("Host memory and its limit were not recorded", "Record on Linux")
     steps, step = np.unique(spans.step[rows], return_inverse=True)
-    width = len(of_rank)
-    most = np.zeros((len(steps), width), np.int64)  # each rank at its highest
+    most = np.zeros((len(steps), len(is_on)), np.int64)  # each rank at its highest
     np.maximum.at(most, (step, spans.rank[rows]), rss[rows])
-    used = np.zeros((len(steps), len(names)))
-    for rank, place in enumerate(of_rank.tolist()):
-        used[:, place] += most[:, rank]
+    used = most @ is_on
     free = (1 - used / limits).min(axis=1)
     return Measured(float(np.median(free)), float(free.min()), float(free.max()))
 

@@ -18,7 +18,7 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.catalog import ANALYSES, CATALOG
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
 from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -99,26 +99,6 @@ _SECTIONS = (
         ("tail_causes", "length_balance", "sample_path"),
     ),
 )
-_TITLES = {
-    "breakdown": "Device time by category",
-    "idle": "Idle time by cause",
-    "kernels": "Kernels and copies",
-    "communication": "Collectives across ranks",
-    "stragglers": "Stragglers",
-    "gaps": "Untraced time, by the stages around it",
-    "regions": "Regions, and stages on other threads and outside steps",
-    "changes": "Changes and outliers",
-    "rank_status": "What each rank recorded",
-    "roles": "Roles",
-    "samples": "Samples by fate",
-    "long_tail": "Long tail of rollouts",
-    "tail_causes": "Why the last responses are late",
-    "staleness": "Staleness by update",
-    "length_balance": "Tokens by rank",
-    "sample_path": "One sample, from prompt to update",
-    "weight_sync": "Parts of weight syncs",
-    "memory": "Peak memory by stage and rank, from captures",
-}
 _MOST_ROWS = 300  # of a table
 _STAGE_COLUMNS = ("stage", "after", "before")
 _SMALL = 0.01  # of the step: such parts are drawn, and listed together
@@ -330,12 +310,9 @@ def _grids(tables: Mapping[str, Table], colors: Mapping[str, Paint]) -> dict[str
     for name, table in tables.items():
         if name in _OWN or table.abstained or not table.rows:
             continue
-        found[name] = grid(table, f"table-{name}", _title(name), colors)
+        title = ANALYSES[name].answers if name in ANALYSES else name
+        found[name] = grid(table, f"table-{name}", title, colors)
     return found
-
-
-def _title(name: str) -> str:
-    return _TITLES.get(name, name.replace("_", " ").capitalize())
 
 
 def _absent(tables: Mapping[str, Table]) -> list[Fact]:
@@ -343,8 +320,8 @@ def _absent(tables: Mapping[str, Table]) -> list[Fact]:
     reasons: dict[str, list[str]] = {}
     for name, table in tables.items():
         if table.abstained:
-            reasons.setdefault(table.abstained.rstrip("."), []).append(_title(name))
-    return [Fact(", ".join(titles), f"No data: {reason}.") for reason, titles in reasons.items()]
+            reasons.setdefault(table.abstained.rstrip("."), []).append(name)
+    return [Fact(", ".join(names), f"No data: {reason}.") for reason, names in reasons.items()]
 
 
 def _taken(grids: dict[str, GridView], names: Iterable[str]) -> list[GridView]:

@@ -278,7 +278,7 @@ def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
     page = Page(render_report(spans, {"mine": own, "none": empty, **tables_of(spans)}))
     assert titles_of(page.source)[-1] == "More tables"
     folds = [text for tag, text in page.texts if tag == "summary" and text.strip()]
-    assert folds[-2:] == ["Mine", "Tables without data"]
+    assert folds[-2:] == ["mine", "Tables without data"]
     assert "MB/s" in page.text()
 
 

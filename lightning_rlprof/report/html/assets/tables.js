@@ -46,7 +46,7 @@ const tables = (() => {
     }
     for (const [label, title, action] of [
       ["Copy", "Copy as Markdown, in this order", (button) => copyText(markdown(shown(table)), button)],
-      ["CSV", "Save as CSV", () => save(csvText(shown(table)), "text/csv", `${table.dataset.name.toLowerCase().replaceAll(" ", "-")}.csv`)],
+      ["CSV", "Save as CSV", () => save(csvText(shown(table)), "text/csv", `${table.id.replace("table-", "")}.csv`)],
     ]) {
       const button = element("button", label);
       button.type = "button";
