@@ -3,14 +3,12 @@
 import heapq
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.analysis.device.device_counters import CAPTURED, counter_samples
-from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import KINDS, copy_name
+from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.report.chrome_trace import (
     MAX_FLOWS,
     End,
@@ -27,16 +25,10 @@ from lightning_rlprof.tables.intervals import covered_before, unions
 from lightning_rlprof.tables.spans import Spans
 
 _FIRST = 1 << 20  # threads of a rank are numbered below
-_UNKNOWN = -(2**63)
 _AT_ONCE = 10_000
 _MARKED = (KINDS.index("stage"), KINDS.index("region"))
 _PARTS = 100  # of a step, in each of which a device has a share of busy time
-# The column that names what ran, and its category in torch.profiler's traces.
-_TABLES = {"kernels": ("kernel", "kernel"), "memcpy": ("kind", "gpu_memcpy")}
-_NUMBERS = ("rank", "device", "stream", "start", "duration", "step", "launch")
-_TEXTS = ("name", "stage", "range", "category")
-
-_Columns = dict[str, Int64s]
+_NUMBERS = ("device", "stream", "start", "duration", "step", "launch")
 
 
 class DeviceTracks:
@@ -48,19 +40,23 @@ class DeviceTracks:
 
     def __init__(self, spans: Spans) -> None:
         self.remarks: list[str] = []
-        self._texts: dict[str, int] = {}
-        parts = [each for name in _TABLES if (each := self._part(spans, name)) is not None]
-        if not parts and not self.remarks:
+        work = device_work(spans, notes=self.remarks)
+        tables = [each for each in (work.kernels, work.copies) if each is not None]
+        self.remarks += [table.note for table in tables if table.note]
+        if not tables and not self.remarks:
             self.remarks.append("no kernels: the run holds no capture of a device")
         self._spans = spans
         self._counters = [*counter_samples(spans, self.remarks, CAPTURED)]
-        names = (*_NUMBERS, *_TEXTS)
-        none = np.empty(0, np.int64)
-        found = {name: np.concatenate([none, *(part[name] for part in parts)]) for name in names}
-        order = np.lexsort([found[name] for name in ("start", "stream", "device", "rank")])
-        self._columns = {name: column[order] for name, column in found.items()}
+        texts = {"name": work.named, "stage": work.stages(), "range": work.ranges}
+        is_copy = (np.arange(len(work)) >= work.kernel_count).astype(np.int64)
+        columns = {"rank": work.rank, "is_copy": is_copy}
+        columns |= {name: work.numbers(name) for name in _NUMBERS}
+        columns |= {name: codes for name, (codes, _) in texts.items()}
+        order = np.lexsort([columns[name] for name in ("start", "stream", "device", "rank")])
+        self._columns = {name: column[order] for name, column in columns.items()}
+        self._texts = {name: own for name, (_, own) in texts.items()}
+        self._encoded = {name: [*map(encoded, own)] for name, own in self._texts.items()}
         self._track = np.zeros(len(order), np.int64)  # of each kernel, once it is drawn
-        self._encoded = [encoded(text) for text in self._texts]
         if others := sorted({*self._columns["rank"].tolist()} - {*spans.ranks}):
             who = ", ".join(map(str, others))
             self.remarks.append(f"kernels of ranks without spans are left out: {who}")
@@ -121,7 +117,7 @@ class DeviceTracks:
         start, launch, devices = (
             self._columns[name][low:high] for name in ("start", "launch", "device")
         )
-        known = (launch != _UNKNOWN) & (launch <= start)
+        known = (launch != NOT_RECORDED) & (launch <= start)
         for device in np.unique(devices[known]).tolist():
             own = known & (devices == device)
             times = np.concatenate([launch[own], start[own]])
@@ -141,10 +137,14 @@ class DeviceTracks:
         spans, columns = self._spans, self._columns
         launch, start = columns["launch"], columns["start"]
         codes = {name: code for code, name in enumerate(spans.names)}
-        name_of = np.array([*(codes.get(text, -1) for text in self._texts), -1], np.int64)
-        name = name_of[columns["range"]]  # -1, unknown, is last
-        name = np.where(name < 0, name_of[columns["stage"]], name)
-        known = (name >= 0) & (launch != _UNKNOWN) & (launch <= start) & (columns["duration"] > 0)
+        around, stage = (
+            np.array([*(codes.get(text, -1) for text in self._texts[each]), -1])[columns[each]]
+            for each in ("range", "stage")  # -1, unknown, is last
+        )
+        name = np.where(around < 0, stage, around)
+        known = (
+            (name >= 0) & (launch != NOT_RECORDED) & (launch <= start) & (columns["duration"] > 0)
+        )
         kernels, width = np.flatnonzero(known), len(codes)
         marks = np.flatnonzero(np.isin(spans.kind, _MARKED))
         lane = spans.rank[marks] * width + spans.name[marks]
@@ -166,41 +166,10 @@ class DeviceTracks:
             ran = End(pid, int(self._track[row]), int(start[row]))
             yield from arrow("launch", "launch", number, launched, ran)
 
-    def _part(self, spans: Spans, name: str) -> _Columns | None:
-        """Return the columns of a table, with texts as codes of our own; None without it."""
-        if name not in spans.tables:
-            return None
-        try:
-            table = spans.table(name)
-        except TraceError as error:
-            self.remarks.append(f"no {name}: {error}")
-            return None
-        if table.abstained is not None:
-            self.remarks.append(f"no {name}: {table.abstained}")
-            return None
-        self.remarks += [table.note] if table.note else []
-        heads = [column.name for column in table.columns]
-        cells = dict(zip(heads, table.arrays(), strict=True))
-        column, category = _TABLES[name]
-        codes, texts = cells[column]
-        if name == "memcpy":
-            codes, texts = np.where(codes < 0, len(texts), codes), [*map(copy_name, (*texts, None))]
-        one = (np.zeros(len(table.rows), np.int64), [category])
-        cells |= {"name": (codes, texts), "category": one}
-        nothing: Any = (np.full(len(table.rows), -1), [])
-        columns = {each: _numbers(cells.get(each, nothing)) for each in _NUMBERS}
-        columns |= {each: self._codes(*cells.get(each, nothing)) for each in _TEXTS}
-        columns["name"] = np.where(columns["name"] < 0, columns["category"], columns["name"])
-        return columns
-
-    def _codes(self, codes: npt.NDArray[Any], texts: list[str]) -> Int64s:
-        own = [self._texts.setdefault(text, len(self._texts)) for text in texts]
-        return np.array([*own, -1], np.int64)[np.where(codes < 0, -1, codes)]
-
     def _title(self, row: int) -> str:
         """Name a track by what is known of it."""
         places = {name: int(self._columns[name][row]) for name in ("device", "stream")}
-        told = [f"{name} {number}" for name, number in places.items() if number != _UNKNOWN]
+        told = [f"{name} {number}" for name, number in places.items() if number != NOT_RECORDED]
         return ", ".join(told) or "device"
 
     def _lanes(self, rows: Int64s) -> list[list[int]]:
@@ -220,28 +189,21 @@ class DeviceTracks:
         return lanes
 
     def _slices(self, rows: list[int], track: str) -> Iterator[str]:
-        names = ("start", "duration", "launch", "step", *_TEXTS)
-        at, texts = np.array(rows), self._encoded
-        columns = (self._columns[name][at].tolist() for name in names)
-        for start, length, launch, step, name, stage, around, category in zip(
-            *columns, strict=True
-        ):
-            told = [f'"step":{step}'] if step != _UNKNOWN else []
-            told += [f'"stage":{texts[stage]}'] if stage >= 0 else []
-            told += [f'"range":{texts[around]}'] if around >= 0 else []
-            told += [f'"queued_us":{micro(start - launch)}'] if launch != _UNKNOWN else []
+        texts = self._encoded
+        names = ("start", "duration", "launch", "step", "name", "stage", "range", "is_copy")
+        columns = (self._columns[name][np.array(rows)].tolist() for name in names)
+        for start, length, launch, step, name, stage, around, is_copy in zip(*columns, strict=True):
+            category = "gpu_memcpy" if is_copy else "kernel"
+            title = texts["name"][name] if name >= 0 else f'"{category}"'
+            told = [f'"step":{step}'] if step != NOT_RECORDED else []
+            told += [f'"stage":{texts["stage"][stage]}'] if stage >= 0 else []
+            told += [f'"range":{texts["range"][around]}'] if around >= 0 else []
+            told += [f'"queued_us":{micro(start - launch)}'] if launch != NOT_RECORDED else []
             yield (
                 f'{{"ph":"X",{track},"ts":{micro(start)},"dur":{micro(length)},'
-                f'"name":{texts[name]},"cat":{texts[category]},"args":{{{",".join(told)}}}}}'
+                f'"name":{title},"cat":"{category}","args":{{{",".join(told)}}}}}'
             )
 
 
 def _device(number: int) -> str:
-    return "device" if number == _UNKNOWN else f"device {number}"
-
-
-def _numbers(cells: Any) -> Int64s:
-    """Return a column as an array, `_UNKNOWN` where nothing is known."""
-    if isinstance(cells, tuple):
-        return np.full(len(cells[0]), _UNKNOWN)
-    return np.ma.filled(cells, _UNKNOWN).astype(np.int64, copy=False)
+    return "device" if number == NOT_RECORDED else f"device {number}"

@@ -209,14 +209,17 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     )
     tracks = DeviceTracks(spans)
     assert tracks.remarks == [
+        "The table memcpy could not be read: rank-0.json: cannot be read.",
         "3 launches were not recorded",
-        "no memcpy: rank-0.json: cannot be read",
         "kernels of ranks without spans are left out: 9",
     ]
     absent = Table("kernels", (), abstained="no device was profiled")
     for tables, why in (
         ({}, "no kernels: the run holds no capture of a device"),
-        ({"kernels": lambda: absent}, "no kernels: no device was profiled"),
+        (
+            {"kernels": lambda: absent},
+            "The table kernels is missing: no device was profiled.",
+        ),
     ):
         nothing = _spans(**tables)
         assert DeviceTracks(nothing).remarks == [why]
