@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.device.launches import unmatched_launches
-from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
+from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.steps.step_selection import (
@@ -22,9 +23,8 @@ from lightning_rlprof.analysis.steps.step_selection import (
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END
 from lightning_rlprof.tables.arrays import Float64s, Int64s
-from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Column, Table
+from lightning_rlprof.tables.table import Column, Table, rows_of
 
 _COLUMNS = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
 _OK, _WARN, _NOT_CHECKED = "ok", "warn", "not checked"
@@ -258,7 +258,7 @@ def _cuda_graphs(spans: Spans) -> Iterator[_Result]:
         yield _WARN, " ".join(remarks)
     elif table is None or not len(table.rows):
         yield _NOT_CHECKED, "no kernels were recorded"
-    elif HIDDEN_IN_GRAPHS in table.note:
+    elif device_work(spans).hidden_in_graphs:
         yield _WARN, "kernels inside CUDA graphs aren't visible: device idle time is unknown"
     elif replayed := int(np.count_nonzero(table.numbers("graph", -1) >= 0)):
         text = f"{replayed:,} kernels ran in graph replays: idle time inside replays is unknown"
@@ -268,11 +268,12 @@ def _cuda_graphs(spans: Spans) -> Iterator[_Result]:
 
 
 def _mfu(spans: Spans) -> Iterator[_Result]:
-    table = throughput(spans)
-    if ABOVE_PEAK in table.note:
-        yield _WARN, "above 100%: FLOPs, tokens or peak are wrong"
-    elif table.abstained or not any(share is not None for share in table.column("MFU")):
+    rates = [(row["TFLOP/s"], row["peak TFLOP/s"]) for row in rows_of(throughput(spans))]
+    known = [done > peak for done, peak in rates if done is not None and peak is not None]
+    if not known:
         yield _NOT_CHECKED, "FLOPs or the device's peak are unknown"
+    elif any(known):
+        yield _WARN, "above 100%: FLOPs, tokens or peak are wrong"
     else:
         yield _OK, "below 100%"
 
