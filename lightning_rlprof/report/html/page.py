@@ -219,7 +219,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "lengths": series.lengths(),
         "whatif": _whatif(tables.get("whatif")),
     }
-    of_devices = "stages" not in tables and "breakdown" in tables
+    of_devices = is_device_trace(spans)
     config = configuration(spans)
     return data | {
         "run": spans.path.resolve().name,
@@ -231,7 +231,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "config": config,
         "environment": environment(spans),
         "versions": versions(spans),
-        **_first_screen(summary(spans, captures=True), is_device_trace=of_devices),
+        **_first_screen(summary(spans, captures=True), of_devices=of_devices),
         "findings": diagnosis.found,
         "cost": lambda found: finding_cost(found, word),
         "place": finding_place,
@@ -261,14 +261,14 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def _first_screen(found: Summary, *, is_device_trace: bool) -> dict[str, Any]:
+def _first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
     """Return the first screen as the template writes it: the facts in units."""
     median, spread = None, f"{run_line(found)}."
     if found.median_ns is not None and found.quartiles_ns is not None:
         number, _, unit = duration(found.median_ns).rpartition(" ")
         low, high = map(duration, found.quartiles_ns)
         median, spread = (number, unit), f"Half of the steps take {low} to {high}"
-    parts = [] if is_device_trace else found.parts  # all of it would be untraced
+    parts = [] if of_devices else found.parts  # all of it would be untraced
     shown = [part for part in parts if part.share >= _SMALL]
     small = [part for part in parts if 0 < part.share < _SMALL]
     if len(small) == 1:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.records.histograms import bin_in_name
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.shadow_steps import SHADOW
@@ -100,9 +101,7 @@ def _steps(spans: Spans) -> list[_Step]:
 
 def _aligned(spans: Spans, steps: list[_Step]) -> str:
     """Return why ranks should be drawn from their step's start: ``hosts``, ``drift`` or nothing."""
-    several = len({header.host for header in spans.headers.values()}) > 1
-    told = spans.table("clocks").column("uncertainty") if "clocks" in spans.tables else [None]
-    if None in told and (several or "clocks" in spans.tables):
+    if uncertainty_ns(spans) is None:
         return "hosts"
     spreads = [
         (step.end_ns - step.start_ns) / max(1, step.duration_ns) for step in steps if step.number
