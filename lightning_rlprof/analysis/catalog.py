@@ -29,6 +29,10 @@ regions | stages.overviews | Steps | summary | Regions, and stages beside the st
 gaps | stages.stage_times | Steps | summary | Untraced time, by the stages before and after it
 steps | stages.overviews | Steps | summary | Every step of every rank
 changes | comparison.changes | Steps | summary | Steps at which time changed, trends, outliers
+breakdown | device.utilization | Device | report | Compute, communication, memcpy and idle time
+idle | device.utilization | Device | report | Device idle time by cause and stage
+roles | stages.overviews | Ranks | summary | Roles of a job: ranks, when, and how busy
+rank_status | stages.overviews | Ranks | summary | How each rank's recording ended
 memory | memory | Memory | summary | Peak memory of each stage, and fragmentation
 samples | samples.fates | Samples | summary | Fates of samples, and useful tokens
 lengths | samples.lengths | Samples | summary | How long samples were, by stage
@@ -37,10 +41,6 @@ tail_causes | samples.long_tail | Samples | summary | Why the last responses are
 staleness | samples.staleness | Samples | summary | Age of weights, waits and queue by update
 length_balance | samples.length_balance | Samples | summary | Tokens by rank, and the best split
 sample_path | samples.sample_path | Samples | summary | One sample from prompt to update
-roles | stages.overviews | Ranks | summary | Roles of a job: ranks, when, and how busy
-rank_status | stages.overviews | Ranks | summary | How each rank's recording ended
-breakdown | device.utilization | Device | report | Compute, communication, memcpy and idle time
-idle | device.utilization | Device | report | Device idle time by cause and stage
 device_critical_path | device.device_critical_path | Device | show | What a device's step waits for
 kernels | device.kernels | Device | show | Kernels and copies by total time
 launches | device.launches | Device | show | Launch cost and queue depth of each stream

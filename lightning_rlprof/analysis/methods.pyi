@@ -10,6 +10,10 @@ from lightning_rlprof.analysis.stages.overviews import regions as _regions
 from lightning_rlprof.analysis.stages.stage_times import gaps as _gaps
 from lightning_rlprof.analysis.stages.overviews import steps as _steps
 from lightning_rlprof.analysis.comparison.changes import changes as _changes
+from lightning_rlprof.analysis.device.utilization import breakdown as _breakdown
+from lightning_rlprof.analysis.device.utilization import idle as _idle
+from lightning_rlprof.analysis.stages.overviews import roles as _roles
+from lightning_rlprof.analysis.stages.overviews import rank_status as _rank_status
 from lightning_rlprof.analysis.memory import memory as _memory
 from lightning_rlprof.analysis.samples.fates import samples as _samples
 from lightning_rlprof.analysis.samples.lengths import lengths as _lengths
@@ -18,10 +22,6 @@ from lightning_rlprof.analysis.samples.long_tail import tail_causes as _tail_cau
 from lightning_rlprof.analysis.samples.staleness import staleness as _staleness
 from lightning_rlprof.analysis.samples.length_balance import length_balance as _length_balance
 from lightning_rlprof.analysis.samples.sample_path import sample_path as _sample_path
-from lightning_rlprof.analysis.stages.overviews import roles as _roles
-from lightning_rlprof.analysis.stages.overviews import rank_status as _rank_status
-from lightning_rlprof.analysis.device.utilization import breakdown as _breakdown
-from lightning_rlprof.analysis.device.utilization import idle as _idle
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path as _device_critical_path
 from lightning_rlprof.analysis.device.kernels import kernels as _kernels
 from lightning_rlprof.analysis.device.launches import launches as _launches
@@ -48,6 +48,10 @@ class Methods:
     gaps = _gaps
     steps = _steps
     changes = _changes
+    breakdown = _breakdown
+    idle = _idle
+    roles = _roles
+    rank_status = _rank_status
     memory = _memory
     samples = _samples
     lengths = _lengths
@@ -56,10 +60,6 @@ class Methods:
     staleness = _staleness
     length_balance = _length_balance
     sample_path = _sample_path
-    roles = _roles
-    rank_status = _rank_status
-    breakdown = _breakdown
-    idle = _idle
     device_critical_path = _device_critical_path
     kernels = _kernels
     launches = _launches
