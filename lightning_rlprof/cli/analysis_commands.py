@@ -231,8 +231,11 @@ def _ledger(
     spans: "Spans", by: Sequence[str], price: float | None = None, currency: str = "EUR"
 ) -> "tuple[list[Table], dict[str, Any]]":
     """Return the hours by category, by rank and step if asked for, and the facts of JSON."""
-    from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-    from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
+    from lightning_rlprof.analysis.ledger.ledger import (
+        category_breakdown,
+        category_totals,
+        compute_accounts,
+    )
 
     accounts = compute_accounts(spans, per_rank="rank" in by)
     tables = [category_totals(accounts, price=price, currency=currency)]

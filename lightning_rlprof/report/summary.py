@@ -20,8 +20,7 @@ from lightning_rlprof.analysis.diagnosis.data_quality import Quality
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
-from lightning_rlprof.analysis.stages.overviews import roles
-from lightning_rlprof.analysis.stages.stage_times import StepTimes, round_ns, stages
+from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.report.terminal import duration, percent, size
 from lightning_rlprof.system.plain_text import plain

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from lightning_rlprof.analysis.comparison.comparability import HARDLY, comparability, score_of
 from lightning_rlprof.analysis.comparison.equal_work import (
     Change,
     Fit,
@@ -19,11 +18,14 @@ from lightning_rlprof.analysis.comparison.equal_work import (
     range_bounds,
 )
 from lightning_rlprof.analysis.comparison.run_pair import (
+    HARDLY,
     REPLICAS,
     STEP,
     UNTRACED,
     Amounts,
     Side,
+    comparability,
+    score_of,
     shared_work,
     sides,
 )

@@ -3,7 +3,6 @@
 import math
 from typing import NamedTuple
 
-from lightning_rlprof.analysis.comparison.comparability import HARDLY
 from lightning_rlprof.analysis.comparison.compare import (
     INCONCLUSIVE,
     Judged,
@@ -13,7 +12,7 @@ from lightning_rlprof.analysis.comparison.compare import (
     steps_needed,
 )
 from lightning_rlprof.analysis.comparison.equal_work import Change
-from lightning_rlprof.analysis.comparison.run_pair import STEP, UNTRACED
+from lightning_rlprof.analysis.comparison.run_pair import HARDLY, STEP, UNTRACED
 
 FAIL, PASS = "FAIL", "PASS"
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import OTHERS, device_work
-from lightning_rlprof.analysis.operators.call_tree import (
+from lightning_rlprof.analysis.operators import (
     UNATTRIBUTED,
     CallTree,
     call_tree,

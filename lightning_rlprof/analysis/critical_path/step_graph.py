@@ -14,19 +14,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.critical_path.handoffs import Handoffs, find_handoffs
-from lightning_rlprof.analysis.critical_path.replay import WORK, Schedule, build_schedule
-from lightning_rlprof.analysis.critical_path.step_intervals import (
+from lightning_rlprof.analysis.critical_path.handoffs import (
+    Handoffs,
     StepIntervals,
+    find_handoffs,
     find_step_intervals,
 )
-from lightning_rlprof.analysis.steps.clock_uncertainty import (
+from lightning_rlprof.analysis.critical_path.replay import WORK, Schedule, build_schedule
+from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.steps.step_selection import counted, last_steps
+from lightning_rlprof.analysis.steps.sync_points import (
+    SyncPoints,
+    find_sync_points,
     uncertainty_note,
     unsynchronized_clocks,
 )
-from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, partition
-from lightning_rlprof.analysis.steps.step_selection import counted, last_steps
-from lightning_rlprof.analysis.steps.sync_points import SyncPoints, find_sync_points
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.intervals import edges

@@ -43,7 +43,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     exact,
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
-from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
+from lightning_rlprof.analysis.ledger.ledger import OUTSIDE
 from lightning_rlprof.analysis.steps.step_selection import capture_slowdown, states
 from lightning_rlprof.analysis.steps.time_categories import (
     COLLECTIVE_NAMES,

@@ -15,7 +15,7 @@ from lightning_rlprof.analysis.communication.collectives import (
 from lightning_rlprof.analysis.device.timeline import Lane, device_timeline, idle_causes
 from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import DeviceWork
-from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns
+from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
 from lightning_rlprof.analysis.steps.time_categories import (
     ENCLOSING,
     NO_CATEGORY,

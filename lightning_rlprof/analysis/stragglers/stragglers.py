@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.statistics.panel import above_the_others, panel
+from lightning_rlprof.analysis.statistics.pace import above_the_others, panel
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.rank_matrix import (
@@ -18,7 +18,6 @@ from lightning_rlprof.analysis.steps.rank_matrix import (
     with_phases,
 )
 from lightning_rlprof.analysis.steps.step_selection import recent
-from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown, rank_slowdown
 from lightning_rlprof.analysis.stragglers.replica_attribution import (
     ArrivalEvidence,
     Attribution,
@@ -33,9 +32,12 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     LONGER_IN,
     NO_STRAGGLER,
     SLOW_IN,
+    WHOLE,
+    RankSlowdown,
     Verdict,
     judge,
     known_together,
+    rank_slowdown,
     steps_needed,
 )
 from lightning_rlprof.tables.arrays import Float64s

@@ -9,19 +9,20 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
-from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.analysis.steps.time_categories import Category, category_of
+from lightning_rlprof.analysis.steps.weight_updates import Mode, execution_mode
 from lightning_rlprof.analysis.whatif.edits import (
     Edit,
+    Pools,
     balance_load,
+    find_pools,
     overlap_stage,
     remove_slowness,
     scale_stage,
     shorten_stages,
     workload,
 )
-from lightning_rlprof.analysis.whatif.pools import Pools, find_pools
 from lightning_rlprof.analysis.whatif.rollout_requests import (
     find_requests,
     replicas_added,
