@@ -78,7 +78,7 @@ _HOME = {
     "TraceError": "errors",
     "annotate": "recording.annotations",
     "count": "recording.annotations",
-    "flops_of": "analysis.efficiency.model_flops",
+    "flops_of": "analysis.efficiency.throughput",
     "gather_timings": "recording.rank_timings",
     "load": "run",
     "log_memory": "recording.memory_log",
