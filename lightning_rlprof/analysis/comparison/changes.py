@@ -144,21 +144,9 @@ def _outliers(step: _Series, own: Mapping[str, _Series], ranks: int) -> list[tup
     for at in far[np.argsort(-off[far])][:_MOST_OUTLIERS].tolist():
         excess = step.ns[at] * -math.expm1(-off[at])
         number = int(step.steps[at])
-        blamed = _stage_of(own, number)
-        rows.append(
-            (
-                OUTLIER,
-                number,
-                blamed,
-                math.exp(off[at]),
-                None,
-                None,
-                round(excess),
-                1,
-                round(excess * ranks),
-                None,
-            )
-        )
+        cost = (round(excess), 1, round(excess * ranks))
+        head = (OUTLIER, number, _stage_of(own, number), math.exp(off[at]))
+        rows.append((*head, None, None, *cost, None))
     return rows
 
 

@@ -228,17 +228,7 @@ def _judged(
         ]
         often = float(stage.often[first:].mean() / stage.often[:first].mean())
         work = float(usual[1].mean() / usual[0].mean()) * often
-    counted = tuple(stage.work)
-    return Judged(
-        name,
-        round(before),
-        round(after),
-        work,
-        after / before,
-        change,
-        counted=counted,
-        chance=chance,
-    )
+    return replace(row, work=work, raw=after / before, change=change, counted=tuple(stage.work))
 
 
 def _change(
@@ -301,19 +291,8 @@ def _beside_the_others(
     for name in with_change:
         change = _relative(name, rest, with_change, runs, first)
         if change is not None:
-            row = rows[name]
-            found[name] = Judged(
-                row.name,
-                row.before,
-                row.after,
-                row.work,
-                row.raw,
-                row.change,
-                change,
-                _direction(change, chance) != 0,
-                row.counted,
-                chance,
-            )
+            own = _direction(change, chance) != 0
+            found[name] = replace(rows[name], relative=change, own=own, chance=chance)
     return found
 
 

@@ -65,14 +65,6 @@ class Timeline(NamedTuple):
     handoffs: Handoffs
     note: str
 
-    def stage_stretches(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Return chain, start, end and row of each stretch with a stage as the innermost one."""
-        divided = self.cut.divided
-        inside = divided.stage != UNTRACED
-        row = divided.stage[inside]
-        chain = np.searchsorted(self.threads, self.spans.thread[row])
-        return chain, divided.start_ns[inside], divided.end_ns[inside], row
-
 
 def find_timeline(spans: Spans) -> Timeline:
     """Find the steps of a run that has some, and what connects its training threads."""
@@ -104,7 +96,12 @@ def _cut_segments(timeline: Timeline) -> tuple[_Segments, Int64s]:
     """Cut all runs at the edges of stages, sync points and handoffs; return the ends, too."""
     spans, sync_points = timeline.spans, timeline.sync_points
     intervals, handoffs = timeline.intervals, timeline.handoffs
-    *stages, row = timeline.stage_stretches()
+    divided = timeline.cut.divided
+    start, end, row = (
+        each[divided.stage != UNTRACED]
+        for each in (divided.start_ns, divided.end_ns, divided.stage)
+    )
+    stages = [np.searchsorted(timeline.threads, spans.thread[row]), start, end]
     visits = np.stack(
         [
             np.append(sync_points.chain, handoffs.chain),
