@@ -21,7 +21,7 @@ from lightning_rlprof.records.stack_samples import STACK, is_own_code
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 State = Literal[
     "waits",
@@ -66,8 +66,7 @@ _COLUMNS = (
     Column("rank", "count"),
     Column("share", "share"),
     Column("samples", "count"),
-    Column("in", "text"),
-    Column("line", "text"),
+    *columns_of("text", "in", "line"),
 )
 
 
@@ -121,12 +120,9 @@ class Hang:
         """Return a row per rank, the causes first."""
         columns = (
             Column("rank", "count"),
-            Column("role", "text"),
-            Column("state", "text"),
+            *columns_of("text", "role", "state"),
             Column("quiet", "duration", "ns"),
-            Column("in", "text"),
-            Column("waits for", "text"),
-            Column("at", "text"),
+            *columns_of("text", "in", "waits for", "at"),
             Column("step", "count"),
         )
         causes = {each.rank for each in self.causes}

@@ -32,10 +32,7 @@ UNTRACED_PART = "untraced"
 _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("stage", "text"),
     Column("share", "share"),
-    Column("mean", "duration", "ns"),
-    Column("p50", "duration", "ns"),
-    Column("p95", "duration", "ns"),
-    Column("max", "duration", "ns"),
+    *columns_of("duration", "mean", "p50", "p95", "max", unit="ns"),
     Column("slowest rank", "count"),
     Column("slowest / peers", "ratio"),
     *columns_of("duration", "per call", "inclusive per call", "device per call", unit="ns"),
@@ -50,26 +47,18 @@ _DEVICE_NOTE = (
 )
 _DEVICE = "device_ns"
 _GAP_COLUMNS = (
-    Column("after", "text"),
-    Column("before", "text"),
+    *columns_of("text", "after", "before"),
     Column("share", "share"),
-    Column("total", "duration", "ns"),
-    Column("mean", "duration", "ns"),
-    Column("max", "duration", "ns"),
-    Column("count", "count"),
-    Column("worst rank", "count"),
-    Column("worst step", "count"),
+    *columns_of("duration", "total", "mean", "max", unit="ns"),
+    *columns_of("count", "count", "worst rank", "worst step"),
 )
 
 _MOST_STAGES = 30
 _STATUS_COLUMNS = (
     Column("rank", "count"),
-    Column("host", "text"),
-    Column("device", "text"),
-    Column("spans", "count"),
-    Column("steps", "count"),
-    Column("in steps", "duration", "ns"),
-    Column("outside steps", "duration", "ns"),
+    *columns_of("text", "host", "device"),
+    *columns_of("count", "spans", "steps"),
+    *columns_of("duration", "in steps", "outside steps", unit="ns"),
     Column("status", "text"),
 )
 _ROLE_COLUMNS = (
@@ -431,8 +420,7 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     names = [spans.names[code] for code in shown.tolist()]
     names += ["other stages"] * (len(order) > len(shown)) + ["waiting"] * bool(waiting)
     columns = (
-        Column("rank", "count"),
-        Column("step", "count"),
+        *columns_of("count", "rank", "step"),
         Column("state", "text"),
         Column("wall", "duration", "ns"),
         *(Column(name, "duration", "ns") for name in [*names, "untraced"]),

@@ -28,7 +28,7 @@ from lightning_rlprof.analysis.statistics.pace import (
 from lightning_rlprof.records.records import VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 LEVEL, TREND, OUTLIER = "level", "trend", "outlier"
 """What changed: the level at a step, little by little over the run, or in one step alone."""
@@ -37,9 +37,7 @@ _COLUMNS = (
     Column("change", "text"),
     Column("step", "count"),
     Column("stage", "text"),
-    Column("ratio", "ratio"),
-    Column("CI low", "ratio"),
-    Column("CI high", "ratio"),
+    *columns_of("ratio", "ratio", "CI low", "CI high"),
     Column("delta", "duration", "ns"),
     Column("steps", "count"),
     Column("cost", "duration", "ns"),

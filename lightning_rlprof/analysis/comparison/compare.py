@@ -33,7 +33,7 @@ from lightning_rlprof.analysis.statistics.pace import orthonormal
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.tables.arrays import Float64s, Mask
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 INCONCLUSIVE = "inconclusive"
 """The verdict if the data can neither show nor exclude a change."""
@@ -43,15 +43,10 @@ AS_THE_REST = "as the rest"
 
 _COLUMNS = (
     Column("stage", "text"),
-    Column("A", "duration", "ns"),
-    Column("B", "duration", "ns"),
+    *columns_of("duration", "A", "B", unit="ns"),
     Column("adjusted", "ratio"),
     Column("verdict", "text"),
-    Column("raw B/A", "ratio"),
-    Column("work B/A", "ratio"),
-    Column("CI low", "ratio"),
-    Column("CI high", "ratio"),
-    Column("relative low", "ratio"),
+    *columns_of("ratio", "raw B/A", "work B/A", "CI low", "CI high", "relative low"),
     Column("relative high", "ratio"),
     Column("changed", "text"),
     Column("detectable", "share"),

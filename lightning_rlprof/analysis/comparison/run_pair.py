@@ -12,7 +12,7 @@ from lightning_rlprof.analysis.steps.step_selection import Counted, counted, rec
 from lightning_rlprof.analysis.steps.time_categories import align_stage_names
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 STEP, UNTRACED = "step", "untraced"
 """Names of the rows of the whole step, and of its time outside stages."""
@@ -43,9 +43,7 @@ HARDLY = 0.5
 """Below this score two runs should not be compared, and a warning says so."""
 
 _COLUMNS = (
-    Column("what", "text"),
-    Column("A", "text"),
-    Column("B", "text"),
+    *columns_of("text", "what", "A", "B"),
     Column("score", "number"),
 )
 _APART, _EAGER, _UNCOUNTED = 0.5, 0.3, 0.9  # no common work; all graphs or none; no work counted

@@ -41,10 +41,7 @@ LENGTHS = "lengths"
 
 _LENGTH_COLUMNS = (
     Column("stage", "text"),
-    Column("samples", "count"),
-    Column("p50", "count"),
-    Column("p95", "count"),
-    Column("longest", "count"),
+    *columns_of("count", "samples", "p50", "p95", "longest"),
     Column("share of longest", "share"),
 )
 _LENGTH_NOTE = (

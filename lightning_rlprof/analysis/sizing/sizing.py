@@ -40,8 +40,7 @@ _TIMES = (
     Column("limit", "text"),
 )
 _CHANGES = (
-    Column("change", "text"),
-    Column("verdict", "text"),
+    *columns_of("text", "change", "verdict"),
     Column("GB to spare", "number", "GB"),
 )
 _SPARE = "GB to spare: at least. A number below 0 is what may be missing."

@@ -42,7 +42,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
 )
 from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 
 def peer_time_lost(own_ns: Float64s, excess_ns: Float64s, rank: int, first: int, last: int) -> int:
@@ -84,8 +84,7 @@ _COLUMNS = (
     Column("stages", "text"),
     Column("peer time lost", "duration", "ns"),
     Column("steps", "text"),
-    Column("CI low", "share"),
-    Column("CI high", "share"),
+    *columns_of("share", "CI low", "CI high"),
     Column("p-value", "number"),
     Column("last arrivals", "share"),
     Column("group", "text"),
