@@ -130,8 +130,7 @@ def _compare_runs(
     noise: float,
 ) -> None:
     from lightning_rlprof.analysis.comparison.compare import compare as compare_table
-    from lightning_rlprof.analysis.comparison.compare import judge
-    from lightning_rlprof.analysis.comparison.gate import gate
+    from lightning_rlprof.analysis.comparison.compare import gate, judge
     from lightning_rlprof.analysis.comparison.run_pair import comparability, score_of
     from lightning_rlprof.report.terminal import escape_markdown
 

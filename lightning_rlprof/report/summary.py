@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.analysis.device.kernels import kernels
-from lightning_rlprof.analysis.device.timeline import device_timeline
-from lightning_rlprof.analysis.device.utilization import breakdown, device_shares, idle
+from lightning_rlprof.analysis.device.timeline import (
+    breakdown,
+    device_shares,
+    device_timeline,
+    idle,
+)
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem

@@ -12,8 +12,12 @@ from lightning_rlprof.analysis.communication.collectives import (
     match_collectives,
     transfer_times,
 )
-from lightning_rlprof.analysis.device.timeline import Lane, device_timeline, idle_causes
-from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
+from lightning_rlprof.analysis.device.timeline import (
+    IDLE_CATEGORIES,
+    Lane,
+    device_timeline,
+    idle_causes,
+)
 from lightning_rlprof.analysis.device.work import DeviceWork
 from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
 from lightning_rlprof.analysis.steps.time_categories import (
