@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
-from lightning_rlprof.tables.arrays import Int64s, group_starts
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import (
     NONE,
     alone,
@@ -173,15 +174,13 @@ class CallTree:
             of[rows] = np.searchsorted(distinct, stacks) + count
             count += len(distinct)
             levels.append(distinct)
-        keys = np.concatenate(levels)
+        keys = np.concatenate([np.zeros(0, np.int64), *levels])
         return Paths(of[:-1], keys // width - 1, keys % width)
 
     @cached_property
     def _levels(self) -> list[Int64s]:
         """The calls at each depth, outer ones first."""
-        depth = depths(self.around)
-        order = np.argsort(depth, kind="stable")
-        return np.split(order, group_starts(depth[order])[1:])
+        return rows_by_group(depths(self.around))
 
     @cached_property
     def _holder(self) -> Int64s:

@@ -183,7 +183,7 @@ class Observations:
 
 def _row(found: Links, seen: Observations, at: int, verdict: str) -> _Row:
     group, transport = int(found.groups[:, at].max()), int(found.transport[at])
-    ratios = (_ratio(each[at]) for each in (found.score, found.low, found.high))
+    scores = (float(each[at]) for each in (found.score, found.low, found.high))
     return (
         *found.ends[:, at].tolist(),
         seen.group_names[group] if group >= 0 else None,
@@ -191,14 +191,10 @@ def _row(found: Links, seen: Observations, at: int, verdict: str) -> _Row:
         int(found.size[at]),
         int(found.time[at]),
         float(found.size[at] / found.time[at]),  # bytes per ns are GB/s
-        *ratios,
+        *(None if np.isnan(score) else float(np.exp(score)) for score in scores),
         int(found.seen[at]),
         verdict,
     )
-
-
-def _ratio(score: float) -> float | None:
-    return None if np.isnan(score) else float(np.exp(score))
 
 
 def _names(found: Links, seen: Observations) -> _Names:

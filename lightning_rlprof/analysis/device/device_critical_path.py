@@ -19,7 +19,7 @@ from lightning_rlprof.analysis.device.work import (
     no_work,
     optional_numbers,
 )
-from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group, summarize
 from lightning_rlprof.analysis.steps.partition import paint
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.records import KINDS
@@ -421,9 +421,7 @@ def _after_first_in_replay(own: dict[str, Int64s]) -> Mask:
 
 
 def _rows_by_rank(rank: Int64s) -> dict[int, Int64s]:
-    order = np.argsort(rank, kind="stable")
-    starts = group_starts(rank[order])
-    return dict(zip(rank[order[starts]].tolist(), np.split(order, starts[1:]), strict=False))
+    return {int(rank[rows[0]]): rows for rows in rows_by_group(rank)}
 
 
 def _launching_threads(spans: Spans, rank: int, launching: Int64s) -> list[int]:

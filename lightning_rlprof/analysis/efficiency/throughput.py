@@ -20,6 +20,7 @@ from lightning_rlprof.analysis.models.flops import (
     forward,
 )
 from lightning_rlprof.analysis.models.huggingface import Source, read_model
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.analysis.steps.partition import containing_step
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.analysis.steps.time_categories import kind_of
@@ -185,10 +186,8 @@ def _by_stage(spans: Spans, stages: Int64s, counter: Counter) -> dict[int, Count
     """Return the part of a counter that each stage has, by code of its name, ascending."""
     own = np.isin(counter.rows, stages)
     rows, values = counter.rows[own], counter.values[own]
-    order = np.argsort(spans.name[rows], kind="stable")
-    codes, firsts = np.unique(spans.name[rows[order]], return_index=True)
-    parts = zip(np.split(rows[order], firsts[1:]), np.split(values[order], firsts[1:]), strict=True)
-    return dict(zip(codes.tolist(), (Counter(*part) for part in parts), strict=False))
+    parts = rows_by_group(spans.name[rows])
+    return {int(spans.name[rows[at[0]]]): Counter(rows[at], values[at]) for at in parts}
 
 
 def _work_of_stage(spans: Spans, stage: Int64s, counters: Mapping[str, Counter]) -> dict[str, Work]:

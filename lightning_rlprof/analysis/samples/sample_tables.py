@@ -15,6 +15,7 @@ from lightning_rlprof.analysis.samples.sample_book import (
     rollout_rows,
     sample_book,
 )
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.analysis.steps.step_selection import in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.analysis.steps.weight_updates import rollouts_and_updates
@@ -215,8 +216,7 @@ def length_balance(spans: Spans) -> Table:
     rank = spans.rank[book.fate_row[used]]
     sums: dict[str, list[list[Int64s]]] = {"as generated": [], "as trained": [], "best": []}
     samples = 0
-    by_step = np.argsort(step, kind="stable")
-    for own in np.split(by_step, group_starts(step[by_step])[1:]) if len(step) else ():
+    for own in rows_by_group(step):
         ranks, place = np.unique(rank[own], return_inverse=True)
         if len(ranks) < 2:
             continue
@@ -451,8 +451,7 @@ def updates_of(spans: Spans, fates: Int64s) -> Int64s:
     order = np.argsort(lane[: len(updates)], kind="stable")
     updates, lanes = updates[order], lane[: len(updates)][order]
     wanted, found = lane[len(updates) :], np.full(len(fates), UNKNOWN)
-    own = np.argsort(wanted, kind="stable")
-    for at in np.split(own, group_starts(wanted[own])[1:]) if len(own) else ():
+    for at in rows_by_group(wanted):
         rows = updates[slice(*np.searchsorted(lanes, wanted[at[0]] + np.arange(2)))]
         if len(rows):
             time = spans.start_ns[fates[at]][:, None]

@@ -439,9 +439,8 @@ def rank_slowdown(spans: Spans, matrix: RankMatrix) -> RankSlowdown:
     ran = np.broadcast_to(known.any(axis=0), known.shape)
     work = counted_amounts(lambda name: matrix.counter(spans, name), ran, known, matrix.stage)
     explained = _explained(matrix, matrix.own_ns, work)
-    waits = detect_waits(
-        matrix, explained, work[0] if work else None, one_clock=_one_clock(spans, matrix)
-    )
+    one_clock = uncertainty_ns(spans, matrix.ranks.tolist()) == 0
+    waits = detect_waits(matrix, explained, work[0] if work else None, one_clock=one_clock)
     own = np.where(waits.bound, np.nan, matrix.own_ns)
     stages = np.concatenate([[WHOLE], np.unique(matrix.stage)])
     member = (matrix.stage[:, None] == stages) | (stages == WHOLE)
@@ -481,10 +480,6 @@ def _own_ns(matrix: RankMatrix, bound: Mask) -> tuple[Float64s, Float64s]:
     known[rank, step] += 1
     found[known == 0] = np.nan
     return found, compared
-
-
-def _one_clock(spans: Spans, matrix: RankMatrix) -> bool:
-    return uncertainty_ns(spans, matrix.ranks.tolist()) == 0
 
 
 def _explained(matrix: RankMatrix, ns: Float64s, work: Sequence[Float64s]) -> Float64s:
