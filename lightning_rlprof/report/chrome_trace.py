@@ -24,9 +24,9 @@ from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.samples.sample_book import UNKNOWN, sample_book
-from lightning_rlprof.analysis.samples.sample_path import updates_of
-from lightning_rlprof.analysis.stages.stage_times import StepTimes
-from lightning_rlprof.analysis.steps.waiting import find_waits
+from lightning_rlprof.analysis.samples.sample_tables import updates_of
+from lightning_rlprof.analysis.stages import StepTimes
+from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.records.records import EXPORT, KINDS, Number
 from lightning_rlprof.records.run_directory import mode_made_of

@@ -24,7 +24,7 @@ from lightning_rlprof.analysis.samples.sample_book import (
     SampleBook,
     sample_book,
 )
-from lightning_rlprof.analysis.samples.sample_path import updates_of
+from lightning_rlprof.analysis.samples.sample_tables import updates_of
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture_folder import OUTPUT
 from lightning_rlprof.loaders.run_captures import device_files

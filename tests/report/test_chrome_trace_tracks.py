@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.steps.waiting import Waits, find_waits
+from lightning_rlprof.analysis.steps.step_matrix import Waits, find_waits
 from lightning_rlprof.report import chrome_trace
 from lightning_rlprof.report.chrome_trace import track
 from tests.analysis.steps.test_waiting import Job

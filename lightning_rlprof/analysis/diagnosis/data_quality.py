@@ -11,7 +11,6 @@ from lightning_rlprof.analysis.device.launches import unmatched_launches
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
-from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.steps.step_selection import (
     CLOSED,
     OPENED,
@@ -20,6 +19,7 @@ from lightning_rlprof.analysis.steps.step_selection import (
     counted,
     states,
 )
+from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END
 from lightning_rlprof.tables.arrays import Float64s, Int64s

@@ -11,6 +11,7 @@ from lightning_rlprof.analysis.communication.collectives import read_calls
 from lightning_rlprof.analysis.device.launches import LOST
 from lightning_rlprof.analysis.device.timeline import (
     HOST_BOUND,
+    IDLE_CATEGORIES,
     NEVER,
     UNATTRIBUTED,
     Lane,
@@ -18,7 +19,6 @@ from lightning_rlprof.analysis.device.timeline import (
     grid_of,
     idle_causes,
 )
-from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY, NO_REPLAY
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_KERNELS,
@@ -46,7 +46,7 @@ from lightning_rlprof.analysis.diagnosis.step_quantities import (
     COPY_SPANS,
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
-from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
+from lightning_rlprof.analysis.ledger.ledger import OUTSIDE
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.steps.step_selection import capture_slowdown, states
 from lightning_rlprof.analysis.steps.time_categories import (

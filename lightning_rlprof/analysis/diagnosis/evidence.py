@@ -14,8 +14,7 @@ import numpy as np
 from lightning_rlprof.analysis.communication.collectives import communication_of
 from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
-from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts, compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import accounts_of
+from lightning_rlprof.analysis.ledger.ledger import OUTSIDE, Accounts, accounts_of, compute_accounts
 from lightning_rlprof.analysis.steps.partition import exclusive_ns, open_spans, partition
 from lightning_rlprof.analysis.steps.step_selection import counted, shadow_steps
 from lightning_rlprof.analysis.steps.time_categories import Category

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import ANALYSES, CATALOG
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
-from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
+from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.records.run_directory import mode_made_of
