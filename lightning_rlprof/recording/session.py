@@ -48,9 +48,8 @@ from lightning_rlprof.recording.stage_sums import StageSums
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.notes import Code, Fact, Level, Remark, level_of
-from lightning_rlprof.records.records import Header, Kind, Number
+from lightning_rlprof.records.records import SHADOW, STEP_END, Header, Kind, Number, is_shadow
 from lightning_rlprof.records.run_directory import EndLine, note_line, rank_directory
-from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END, is_shadow
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])

@@ -31,7 +31,7 @@ from lightning_rlprof.recording.session import Helpers, Loop, Session
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, SIGNS_VARIABLE, Header
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 
 log = logging.getLogger(__name__)
 

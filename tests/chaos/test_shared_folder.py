@@ -28,7 +28,13 @@ from lightning_rlprof.recording.watchdog import stacks
 from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
 from lightning_rlprof.records.capture_request import CaptureRequest, request_file, write_request
-from lightning_rlprof.records.hang_reports import FOLDER, alarm_file, alive_file, dump_file
+from lightning_rlprof.records.hang_reports import (
+    FOLDER,
+    alarm_file,
+    alive_file,
+    dump_file,
+    stack_request_file,
+)
 from lightning_rlprof.records.run_directory import (
     TraceWriter,
     make_capture_folder,
@@ -36,7 +42,6 @@ from lightning_rlprof.records.run_directory import (
     read_header,
     read_trace,
 )
-from lightning_rlprof.records.stack_samples import stack_request_file
 from lightning_rlprof.testing import FakeClock, make_header
 from tests.builders.models import Tiny, loader, make_trainer
 from tests.builders.recording import read, run_steps

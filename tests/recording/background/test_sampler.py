@@ -19,8 +19,8 @@ from lightning_rlprof.recording.background.host import HostFiles
 from lightning_rlprof.recording.background.readings import Part, Reading, Total
 from lightning_rlprof.recording.background.sampler import Background
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.records.background_metrics import METRICS
 from lightning_rlprof.records.notes import level_of
+from lightning_rlprof.records.records import METRICS
 from lightning_rlprof.records.run_directory import MetricsLine
 from lightning_rlprof.testing import FakeClock
 

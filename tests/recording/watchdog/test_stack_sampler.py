@@ -13,8 +13,8 @@ from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.recording.watchdog import stack_sampler
 from lightning_rlprof.recording.watchdog.stack_sampler import StackSampler
 from lightning_rlprof.recording.watchdog.watchdog import Watchdog
-from lightning_rlprof.records.hang_reports import FOLDER
-from lightning_rlprof.records.stack_samples import (
+from lightning_rlprof.records.hang_reports import (
+    FOLDER,
     STACK,
     StackAnswer,
     StackRequest,

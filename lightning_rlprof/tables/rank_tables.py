@@ -1,17 +1,17 @@
-"""What was sampled of hosts and devices while a run recorded: one row per sample and metric."""
+"""Tables of what ranks wrote beside their spans: background metrics, and names of samples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
-from lightning_rlprof.records.run_directory import MetricsLine
+from lightning_rlprof.records.records import BACKGROUND_METRICS
+from lightning_rlprof.records.run_directory import MetricsLine, SampleLine
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import known
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
-_COLUMNS = (
+_METRIC_COLUMNS = (
     Column("rank", "count"),
     Column("device", "count"),
     Column("metric", "text"),
@@ -20,6 +20,17 @@ _COLUMNS = (
     Column("value", "number"),
 )
 _NO_DEVICE = -1
+
+SAMPLE_NAMES = "sample_names"
+"""Name of the table with what samples are called."""
+
+_NAME_COLUMNS = (
+    Column("rank", "count"),
+    Column("sample", "count"),
+    Column("prompt", "text"),
+    Column("prompt group", "text"),
+    Column("attempt", "count"),
+)
 
 
 def background_metrics(
@@ -62,4 +73,22 @@ def background_metrics(
         *whole[3:],
         np.array(values, np.float64),
     ]
-    return Table(BACKGROUND_METRICS, _COLUMNS, ColumnRows(cells))
+    return Table(BACKGROUND_METRICS, _METRIC_COLUMNS, ColumnRows(cells))
+
+
+def sample_names(by_rank: Mapping[int, Sequence[SampleLine]]) -> Table:
+    """Return the table ``sample_names``; the counter ``sample`` of spans has its numbers."""
+    lines = [line for own in by_rank.values() for line in own]
+    ranks = np.repeat([*by_rank], [len(own) for own in by_rank.values()]).astype(np.int64)
+    codes: dict[str, int] = {}
+    prompts = np.array([codes.setdefault(line.prompt, len(codes)) for line in lines], np.int64)
+    groups = np.array([codes.setdefault(line.group, len(codes)) for line in lines], np.int64)
+    texts = [*codes]
+    columns = (
+        ranks,
+        np.array([line.id for line in lines], np.int64),
+        (prompts, texts),
+        (groups, texts),
+        np.array([line.attempt for line in lines], np.int64),
+    )
+    return Table(SAMPLE_NAMES, _NAME_COLUMNS, ColumnRows([*columns]))
