@@ -4,29 +4,51 @@ A marker is one object per name and holds no state: what is open lives in a cont
 marker nests in itself and serves every thread and asyncio task. While no session listens, entering
 it runs no Python code at all; `listen` swaps the two methods in when a session starts.
 
-A marker that also adds up the seconds that its caller wants to have, recording or not.
+A marker may also add up the seconds that its caller wants to have, recording or not, which can be
+put together across the ranks of a torch.distributed job.
 """
 
 import os
 import sys
 from _thread import get_ident
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
+from statistics import fmean
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 import msgspec
 
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
-from lightning_rlprof.recording.open_spans import Span, innermost, new_span, numbers, opened
-from lightning_rlprof.recording.owner import Owner
+from lightning_rlprof.recording.open_spans import Owner, Span, innermost, new_span, numbers, opened
 from lightning_rlprof.records.notes import Code, Fact, Level
 from lightning_rlprof.records.records import EXPERTS, Kind, Number
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+_LONG_NS = 1_000_000  # of a stage that is worth 2 µs more
+_LONGEST_NAME = 1_000  # characters; a name stands in the file once for every span
+
+_VERSION, _VERSION_END = "version", "version_end"
+
+CHILD_MARKS = "RLPROF_CHILD_MARKS"
+"""Variable by which a process that records tells its children where `tell_first` writes."""
+
+
+_STILL_OPEN = (
+    "{!r} was open when what lay around it ended, as `with` around a `yield` is: it counts what "
+    "runs until it is left; put @stage or @annotate on the generator instead"
+)
+_WAYS: dict[str, Callable[[list[float]], float]] = {
+    "mean": fmean,
+    "max": max,
+    "min": min,
+    "sum": sum,
+}
 
 
 _timed: ContextVar[Any] = ContextVar("rlprof_timed", default=None)
@@ -115,10 +137,6 @@ class Sink(Protocol):
         """Say something in the log and in the run."""
 
 
-_LONG_NS = 1_000_000  # of a stage that is worth 2 µs more
-_LONGEST_NAME = 1_000  # characters; a name stands in the file once for every span
-
-
 class Marker:
     """A name for stretches of time: use it as ``with`` or as ``@``; made by `stage` and `annotate`.
 
@@ -199,8 +217,12 @@ _said: set[str] = set()
 
 @overload
 def stage(name: str, /, **counters: Number) -> Marker: ...
+
+
 @overload
 def stage(name: str, /, *, into: MutableMapping[str, float], **counters: Number) -> Timed: ...
+
+
 def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
     """Mark a stage of the RL step, in a ``with`` statement or as a decorator.
 
@@ -234,8 +256,12 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
 
 @overload
 def annotate(function: F, /) -> F: ...
+
+
 @overload
 def annotate(name: str, /) -> Marker: ...
+
+
 def annotate(target: Any, /) -> Any:
     """Mark a function or method as a region, by its qualified name or by a name that you give.
 
@@ -318,9 +344,6 @@ def record(
     sink.append(span)
     if end > sink.flush_at_ns:
         sink.flush()
-
-
-_VERSION, _VERSION_END = "version", "version_end"
 
 
 def count(**numbers: Any) -> None:
@@ -408,10 +431,6 @@ def listener() -> Sink | None:
     return sink if sink is not None and sink.owner.has_thread() else None
 
 
-CHILD_MARKS = "RLPROF_CHILD_MARKS"
-"""Variable by which a process that records tells its children where `tell_first` writes."""
-
-
 def tell_first(path: str, where: str) -> None:
     """Record nothing, but append the first span that begins to a file, as in a child process.
 
@@ -436,8 +455,6 @@ def tell_first(path: str, where: str) -> None:
 
 # Made per session, with what a span needs as default arguments, which cost least to read.
 # A thread that is inside one of them when its session ends finishes on that session.
-
-
 def _recording(sink: Sink) -> tuple[Any, Any]:
     owner, own = sink.owner, sink.owner.ident
 
@@ -571,17 +588,90 @@ def _of_another_thread(marker: Marker) -> Span | None:
     return None if open_spans.is_left(span) else span
 
 
-_STILL_OPEN = (
-    "{!r} was open when what lay around it ended, as `with` around a `yield` is: it counts what "
-    "runs until it is left; put @stage or @annotate on the generator instead"
-)
-
-
 def _leave_open(sink: Sink, span: Span) -> None:
     if span.token is not None:
         sink.exit(span)  # profilers know only what nests
     if open_spans.leave_open(span):
         sink.note(Code.SPAN_LEFT_OPEN, _STILL_OPEN.format(span.marker), span=span.name)
+
+
+class Tail(NamedTuple):
+    """How a duration spreads over the ranks.
+
+    Attributes:
+        ratio: Share of the ``k`` slowest ranks in the sum over all ranks, 0 to 1.
+        min: Shortest, in the unit given.
+        max: Longest.
+    """
+
+    ratio: float
+    min: float
+    max: float
+
+
+def gather_timings(timings: Mapping[str, float]) -> dict[str, list[float | None]]:
+    """Return every name that some rank knows with the values by rank, None where it has none.
+
+    Without a process group this process is the only rank.
+
+    Example::
+
+        >>> gather_timings({"actor_update": 1.5})
+        {'actor_update': [1.5]}
+    """
+    ranks = _gather(dict(timings))
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    return {name: [rank.get(name) for rank in ranks] for name in names}
+
+
+def reduce_timings(
+    timings: Mapping[str, float], how: Literal["mean", "max", "min", "sum"] = "mean"
+) -> dict[str, float]:
+    """Return one value per name, over the ranks that have it; the same on every rank.
+
+    Raises:
+        ValueError: ``how`` is none of the four.
+
+    Example::
+
+        >>> reduce_timings({"actor_update": 1.5}, how="max")
+        {'actor_update': 1.5}
+    """
+    if how not in _WAYS:
+        raise ValueError(f"how={how!r} is not one of {', '.join(_WAYS)}")
+    gathered = gather_timings(timings)
+    known = {name: [one for one in ranks if one is not None] for name, ranks in gathered.items()}
+    return {name: float(_WAYS[how](values)) for name, values in known.items()}
+
+
+def tail_ratio(seconds: float, k: int = 1) -> Tail:
+    """Return what share of all ranks' time the ``k`` slowest take, and the extremes.
+
+    With n even ranks the ratio is k / n; it nears 1 when few ranks take nearly all of the time.
+
+    Raises:
+        ValueError: ``k`` is below 1.
+
+    Example::
+
+        >>> tail_ratio(2.0)
+        Tail(ratio=1.0, min=2.0, max=2.0)
+    """
+    if k < 1:
+        raise ValueError(f"k={k} is not a number of ranks; give 1 or more")
+    values = sorted(_gather(float(seconds)), reverse=True)
+    total = sum(values)
+    return Tail(sum(values[:k]) / total if total else 0.0, values[-1], values[0])
+
+
+def _gather(value: Any) -> Sequence[Any]:
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [value]
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found
 
 
 compiled_code.when_traced(stage, compiled_code.no_marker("stage()"))

@@ -40,12 +40,17 @@ from lightning_rlprof.recording.end_remarks import (
     never_reached,
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
-from lightning_rlprof.recording.open_spans import ExpertTokens, Span, innermost, new_span
-from lightning_rlprof.recording.owner import Owner, set_apart
+from lightning_rlprof.recording.open_spans import (
+    ExpertTokens,
+    Owner,
+    Span,
+    innermost,
+    new_span,
+    set_apart,
+)
 from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
-from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
-from lightning_rlprof.recording.stage_sums import StageSums
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.span_buffer import Buffer, StageSums, StepTotals, open_writer
+from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.notes import Code, Fact, Level, Remark, level_of
 from lightning_rlprof.records.records import SHADOW, STEP_END, Header, Kind, Number, is_shadow

@@ -1,7 +1,4 @@
-"""Ended spans and notes of one rank on their way to its file.
-
-What one step spent on its stages, on one thread.
-"""
+"""Ended spans and notes of one rank on their way to its file; what steps spent on their stages."""
 
 import logging
 import threading
@@ -33,8 +30,23 @@ from lightning_rlprof.records.run_directory import (
 )
 from lightning_rlprof.system.location import plain
 
+log = logging.getLogger(__name__)
+
 _MOST = 1 << 16  # intervals of a stage that are kept apart
 _LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
+
+# How long steps may stay in memory: encoding and writing costs a step of 7 ms 44 µs, and 8 µs if 14
+# steps share one write. SIGKILL loses at most this long of them.
+_WRITE_NS = 100_000_000
+_RECENT = 300
+_LOOKS = 100  # times that the names of spans are remembered: later steps have the same
+_MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
+_MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
+_RETURNED = "numbers that a recorder should have returned:"
+RATE = "_tokens_per_s"
+"""End of the names of metrics that are sums over ranks."""
+
+_SUMMED = ("tokens", "samples", "flops")
 
 
 class Spent(NamedTuple):
@@ -185,16 +197,6 @@ def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] 
     return {name: sum(numbers.get(name, 0) for numbers in known.values()) for name in names}
 
 
-log = logging.getLogger(__name__)
-
-# How long steps may stay in memory: encoding and writing costs a step of 7 ms 44 µs, and 8 µs if 14
-# steps share one write. SIGKILL loses at most this long of them.
-_WRITE_NS = 100_000_000
-_RECENT = 300
-_LOOKS = 100  # times that the names of spans are remembered: later steps have the same
-_MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
-_MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
-_RETURNED = "numbers that a recorder should have returned:"
 _thread_of = attrgetter("thread")
 _kind_and_name_of = attrgetter("kind", "name")
 
@@ -632,3 +634,55 @@ def _is_worth_keeping(line: msgspec.Struct) -> bool:
 
 def _is_captured(span: Span) -> bool:
     return span.kind == "step" and "capture" in (span.counters or ())
+
+
+class StageSums:
+    """What some steps spent, together.
+
+    Attributes:
+        steps: How many they are.
+        stages: Nanoseconds of each stage.
+        counts: By stage and counter, its sum, and the nanoseconds of the spans that counted.
+        spans: By stage and counter, how many spans counted.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self._ns = 0
+        self._memory_gb: float | None = None
+        self.stages: dict[str, int] = {}
+        self.counts: dict[tuple[str, str], tuple[Number, int]] = {}
+        self.spans: dict[tuple[str, str], int] = {}
+
+    def reach(self, memory_gb: float | None) -> None:
+        """Add an amount of memory, of which the highest counts."""
+        if memory_gb is not None:
+            self._memory_gb = max(memory_gb, self._memory_gb or 0.0)
+
+    def add(self, step: StepTotals) -> None:
+        """Add a step."""
+        self.steps += 1
+        self._ns += step.ns
+        for name, spent in step.stages.items():
+            self.stages[name] = self.stages.get(name, 0) + spent.ns
+            for counter in _SUMMED:
+                if counter in spent.counted_ns:
+                    total, ns = self.counts.get((name, counter), (0, 0))
+                    total += spent.counters[counter]
+                    self.counts[name, counter] = total, ns + spent.counted_ns[counter]
+                    number = self.spans.get((name, counter), 0)
+                    self.spans[name, counter] = number + spent.spans[counter]
+
+    def metrics(self) -> dict[str, float]:
+        """Return means per step in seconds, shares, tokens per second, and memory."""
+        found = {}
+        for stage, ns in self.stages.items():
+            found[f"rlprof/{stage}_s"] = ns / self.steps / 1e9
+            found[f"rlprof/{stage}_share"] = ns / self._ns
+            tokens, counted_ns = self.counts.get((stage, "tokens"), (0, 0))
+            if counted_ns:
+                found[f"rlprof/{stage}{RATE}"] = tokens / (counted_ns / 1e9)
+        if self.steps:  # after them, as a stage may be called "step"
+            found["rlprof/step_s"] = self._ns / self.steps / 1e9
+        if self._memory_gb is not None:
+            found["rlprof/peak_memory_gb"] = self._memory_gb
+        return found

@@ -19,14 +19,12 @@ import pytest
 from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.integrations.loop import start_session, step
-from lightning_rlprof.recording import job
+from lightning_rlprof.recording import job, stacks
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.captures.requests import LOOK_NS
 from lightning_rlprof.recording.job import Place, shared_run
 from lightning_rlprof.recording.session import Session
-from lightning_rlprof.recording.watchdog import stacks
-from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.watchdog import Watchdog, keep_dump
 from lightning_rlprof.records.capture_request import CaptureRequest, request_file, write_request
 from lightning_rlprof.records.hang_reports import (
     FOLDER,

@@ -1,25 +1,32 @@
-"""Sample host and device once a second on a daemon thread, and write what was read to the run."""
+"""Sample host and device once a second on a daemon thread, and count garbage collections."""
 
+import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from _thread import get_ident
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import described
-from lightning_rlprof.recording.background.ascend import ascend_part
-from lightning_rlprof.recording.background.garbage_collection import GcPauses, Pause
-from lightning_rlprof.recording.background.host import (
+from lightning_rlprof.recording.background.readings import (
     HostClaim,
     HostFiles,
+    Part,
+    Reading,
+    ascend_part,
     host_parts,
+    nvidia_part,
     process_parts,
+    rates,
 )
-from lightning_rlprof.recording.background.nvidia import nvidia_part
-from lightning_rlprof.recording.background.readings import Part, Reading, rates
 from lightning_rlprof.records.notes import Code, Notes
+from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE
 from lightning_rlprof.records.run_directory import MetricsLine
 
 log = logging.getLogger(__name__)
@@ -30,6 +37,18 @@ MOST_SHARE = 0.001
 
 _STOP_S = 5.0
 _DEVICES: dict[str, Callable[[int, str | None], Part]] = {"cuda": nvidia_part, "npu": ascend_part}
+
+_CONSTANT = {
+    "host_cpu_count",
+    "cpu_quota_cores",
+    "container_memory_limit_bytes",
+    "device_max_clock_mhz",
+}
+LONG_NS = 1_000_000
+"""A pause of this length or more becomes a region."""
+
+_MOST_EVENTS = 1 << 17  # two per collection, between two calls of `GcPauses.take`
+_MOST_PAUSES = 1 << 12  # long ones between two steps
 
 
 Device = tuple[int, str | None]
@@ -89,7 +108,7 @@ class Background:
         else:
             self._thread = thread
 
-    def end_step(self) -> tuple[dict[str, int], list[Pause]]:
+    def end_step(self) -> tuple[dict[str, int], list["Pause"]]:
         """Return the garbage collection of a step; called on the training thread."""
         if self._device is not None:
             with suppress(Exception):  # a device that cannot say so has no metrics
@@ -193,14 +212,6 @@ class Background:
         return value != old
 
 
-_CONSTANT = {
-    "host_cpu_count",
-    "cpu_quota_cores",
-    "container_memory_limit_bytes",
-    "device_max_clock_mhz",
-}
-
-
 def start(
     add: Callable[[MetricsLine], None],
     note: Notes,
@@ -229,3 +240,71 @@ def start(
     )
     background.start()
     return background
+
+
+class Pause(NamedTuple):
+    """One collection of `LONG_NS` or more, and the thread that ran it."""
+
+    thread: int
+    start_ns: int
+    end_ns: int
+
+
+def clock_in_c(events: "deque[Any]") -> Any:
+    """Return a callback for `gc.callbacks` that runs no Python code.
+
+    It appends ``(time, thread)`` when a collection starts, and the time when it stops. Python
+    drops an exception that leaves a callback, and the handler of a signal runs in the next Python
+    function: a Ctrl-C in a collection would reach such a callback and be lost. This one is made of
+    C functions alone, so that the signal reaches the training.
+
+    Python calls ``callback(phase, info)``, that is ``getattr(phases, phase, info)``: it reads the
+    property ``start`` or ``stop``, which appends.
+    """
+    start: Iterator[None] = map(
+        events.append, zip(iter(perf_counter_ns, None), iter(get_ident, None), strict=False)
+    )
+    stop: Iterator[None] = map(events.append, iter(perf_counter_ns, None))
+    names = {"start": property(partial(next, start)), "stop": property(partial(next, stop))}
+    return partial(getattr, type("Phases", (), names)())
+
+
+class GcPauses:
+    """Count the pauses of this process, of all its threads: each waits for the interpreter."""
+
+    def __init__(self) -> None:
+        self._events: deque[Any] = deque(maxlen=_MOST_EVENTS)
+        self._callback = clock_in_c(self._events)
+        self._lock = threading.Lock()
+        self._open: tuple[int, int] | None = None
+        self._ns = self._count = 0
+        self._long: deque[Pause] = deque(maxlen=_MOST_PAUSES)
+        gc.callbacks.append(self._callback)
+
+    def close(self) -> None:
+        """Stop listening; further calls do nothing."""
+        with suppress(ValueError):
+            gc.callbacks.remove(self._callback)
+
+    def add_up(self) -> None:
+        """Take in what was appended so far: a step of minutes may have millions of collections."""
+        with self._lock:
+            for _ in range(len(self._events)):
+                event = self._events.popleft()
+                if isinstance(event, tuple):
+                    self._open = event
+                elif self._open is not None:
+                    (start, thread), self._open = self._open, None
+                    self._ns += event - start
+                    self._count += 1
+                    if event - start >= LONG_NS:
+                        self._long.append(Pause(thread, start, event))
+
+    def take(self) -> tuple[dict[str, int], list["Pause"]]:
+        """Return ``gc_pause_ns`` and ``gc_collections`` since the last call, and long pauses."""
+        self.add_up()
+        with self._lock:
+            found = {GC_PAUSE: self._ns, GC_COUNT: self._count}, [*self._long]
+            self._ns = self._count = 0
+            self._long.clear()
+        return found

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.recording.background import ascend
-from lightning_rlprof.recording.background.ascend import NpuSmi, ascend_part
-from lightning_rlprof.recording.background.readings import Reading
+from lightning_rlprof.recording.background import readings
+from lightning_rlprof.recording.background.readings import NpuSmi, Reading, ascend_part
 
 # Signatures of dcmi_interface_api.h. Card 1 with two chips: logic ids 2 and 3.
 DCMI = """
@@ -73,7 +72,7 @@ def library(folder: Path, *options: str) -> str:
 
 
 def with_library(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(ascend, "_PLACES", ("libabsent.so", path))
+    monkeypatch.setattr(readings, "_PLACES", ("libabsent.so", path))
     monkeypatch.setenv("PATH", "")
 
 
@@ -137,7 +136,7 @@ def test_npu_smi_is_run_once_a_minute_if_there_is_no_library_on_a_double(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     npu_smi(tmp_path)
-    monkeypatch.setattr(ascend, "_PLACES", ("libabsent.so",))
+    monkeypatch.setattr(readings, "_PLACES", ("libabsent.so",))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert ascend_part(1, None).read() == Reading(values=READ)
     now = [0.0]
@@ -168,7 +167,7 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program = tmp_path / "npu-smi"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
-    monkeypatch.setattr(ascend, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(readings, "_NPU_SMI_TIMEOUT_S", 0.01)
     with pytest.raises(OSError, match="TimeoutExpired"):
         NpuSmi(str(program), 0)
 

@@ -15,8 +15,7 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.background import sampler
-from lightning_rlprof.recording.background.host import HostFiles
-from lightning_rlprof.recording.background.readings import Part, Reading, Total
+from lightning_rlprof.recording.background.readings import HostFiles, Part, Reading, Total
 from lightning_rlprof.recording.background.sampler import Background
 from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.records.notes import level_of

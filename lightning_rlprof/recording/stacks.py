@@ -1,24 +1,37 @@
-"""Samples of the training thread's stack: on request, and while a step takes unusually long."""
+"""What the threads and the child processes of this process are doing, and which spans are open.
 
+Also samples of the training thread, on request and while a step takes unusually long.
+"""
+
+import gc
+import linecache
 import os
+import shutil
+import subprocess
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Protocol
 
 import msgspec
 
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.recording.open_spans import Span, numbers
-from lightning_rlprof.recording.watchdog.open_now import open_now
+from lightning_rlprof.recording.open_spans import Span, is_left, numbers
 from lightning_rlprof.records.hang_reports import (
     STACK,
+    ChildProcess,
+    Frame,
     StackAnswer,
     StackRequest,
+    ThreadStack,
     is_own_code,
     read_stack_request,
     stack_request_file,
@@ -27,16 +40,130 @@ from lightning_rlprof.records.hang_reports import (
 from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import SpanLine, rank_file
-from lightning_rlprof.system.files import owners_of, stamp_of
+from lightning_rlprof.system.files import owners_of, stamp_of, write_inside
+from lightning_rlprof.system.process import child_states
 
+_MOST_THREADS, _MOST_FRAMES, _MOST_CHILDREN = 100, 64, 64
+_LONGEST_TEXT = 200
+_LOOK_S = 0.5
+_DEBUGGERS = {"pdb", "bdb", "pydevd", "debugpy", "ipdb"}
+_NATIVE_TIMEOUT_S = 20
+_MOST_NATIVE = 1 << 20
+_MOST_SPANS = 200
 _IDLE_S = 0.25  # between looks at the request and at the step
 _SAMPLE_S = 0.05
 _SLOW, _HIGHEST = 3.0, 1.25  # times the usual step, and times the longest of the last ones
 _LATELY, _FEWEST = 20, 10  # steps of which the usual one is the median
 _SLOW_STEP_NS = 5_000_000_000  # for which a slow step is sampled
 _PER_HOUR, _HOUR_NS = 12, 3_600_000_000_000
-_MOST_FRAMES = 200
+_MOST_CALLS = 200
 _LONGEST = 200  # characters
+
+
+def thread_stacks(training: int, end: threading.Event) -> tuple[ThreadStack, ...]:
+    """Return the stack of each thread but the calling one, that of the training first.
+
+    It takes half a second, in which the CPU time of the training thread is measured.
+    """
+    names = {each.ident: each.name for each in threading.enumerate()}
+    own = threading.get_ident()
+    found = [
+        ThreadStack(names.get(ident, "?"), _frames(frame), ident == training)
+        for ident, frame in sys._current_frames().items()
+        if ident != own or ident == training
+    ]
+    found.sort(key=lambda each: not each.is_training)
+    if not found or not found[0].is_training:
+        return tuple(found[:_MOST_THREADS])
+    return (replace(found[0], cpu_share=_cpu_share(training, end)), *found[1:_MOST_THREADS])
+
+
+def _cpu_share(thread: int, end: threading.Event) -> float | None:
+    """Return how much of a CPU a thread uses within half a second, or until ``end`` is set.
+
+    Its stack does not tell: Python hands over between threads at the same line of a loop each time.
+    """
+    try:
+        clock = time.pthread_getcpuclockid(thread)
+        start, used = time.perf_counter(), time.clock_gettime(clock)
+        end.wait(_LOOK_S)
+        used, passed = time.clock_gettime(clock) - used, time.perf_counter() - start
+    except (AttributeError, OSError):  # not Linux, or the thread has ended
+        return None
+    return round(min(used / max(passed, 1e-9), 1.0), 3)
+
+
+def _frames(frame: FrameType) -> tuple[Frame, ...]:
+    found = []
+    for code, line in _calls(frame):
+        text = linecache.getline(code.co_filename, line).strip()[:_LONGEST_TEXT]
+        name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
+        found.append(Frame(code.co_filename, line, name, text))
+    return tuple(found)
+
+
+def _calls(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    """Return code and line of each frame: the frames themselves keep tensors alive."""
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and len(found) < _MOST_FRAMES:
+        line: int | None = frame.f_lineno
+        found.append((frame.f_code, line or frame.f_code.co_firstlineno))
+        frame = frame.f_back
+    return found
+
+
+def in_debugger(thread: int) -> bool:
+    """Return whether a thread stands in a debugger."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if isinstance(module, str) and module.split(".")[0] in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def child_processes() -> tuple[ChildProcess, ...]:
+    """Return the processes that this one started, with their states; none off Linux."""
+    found = child_states(_MOST_CHILDREN)
+    return tuple(ChildProcess(pid, name, state) for pid, name, state in found)
+
+
+def write_native_stacks(run: Path, path: Path, mode: int = 0o600) -> None:
+    """Write the stacks of all threads with native frames to a run, if py-spy is installed."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return
+    for options in (["--native"], ["--nonblocking"]):  # the second needs fewer permissions
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                [program, "dump", *options, "--pid", str(os.getpid())],
+                capture_output=True,
+                timeout=_NATIVE_TIMEOUT_S,
+                check=False,
+            )
+            if done.returncode == 0:
+                # The first line is the command line, which may hold secrets.
+                stacks = done.stdout.partition(b"\n")[2][:_MOST_NATIVE]
+                write_inside(run, path, stacks, mode)
+                return
+
+
+def open_now(since: int) -> list[Span]:
+    """Return open spans in the order in which they began, the first 200.
+
+    Spans are left out whose surroundings have ended, as of a generator that is suspended, and those
+    whose number is not above ``since``: what an earlier session left open.
+    """
+    spans = [each for each in gc.get_objects() if type(each) is Span]
+    found = [each for each in spans if getattr(each, "end_ns", 0) is None and each.id > since]
+    around = [each for each in found if not is_left(each)]
+    return sorted(around, key=attrgetter("id"))[:_MOST_SPANS]
+
+
+def open_in(since: int, thread: int) -> tuple[tuple[str, str], ...]:
+    """Return name and kind of each open span of a thread, outermost first."""
+    return tuple((span.name, span.kind) for span in open_now(since) if span.thread == thread)
 
 
 class Sampled(Protocol):
@@ -204,7 +331,7 @@ class StackSampler:
         Without one, it is that of the innermost frame.
         """
         frame = innermost = self._frames().get(self._session.training_thread)
-        for _ in range(_MOST_FRAMES):
+        for _ in range(_MOST_CALLS):
             if frame is None or is_own_code(frame.f_code.co_filename):
                 break
             frame = frame.f_back

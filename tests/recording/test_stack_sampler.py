@@ -7,12 +7,12 @@ from types import FrameType, SimpleNamespace
 import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording import stacks
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import Helpers, Loop, Session
+from lightning_rlprof.recording.stacks import StackSampler
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.recording.watchdog import stack_sampler
-from lightning_rlprof.recording.watchdog.stack_sampler import StackSampler
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
     STACK,
@@ -42,7 +42,7 @@ def ask(run: Path, request: StackRequest) -> None:
     write_stack_request(run, request)
 
 
-PLACE = f"Data.decode tests/recording/watchdog/test_stack_sampler.py:{DECODE.f_lineno}"
+PLACE = f"Data.decode tests/recording/test_stack_sampler.py:{DECODE.f_lineno}"
 if sys.version_info < (3, 11):
     PLACE = PLACE.removeprefix("Data.")
 
@@ -129,7 +129,7 @@ def test_short_stalls_and_the_first_steps_are_not_sampled(sampling):
 
 
 def test_12_steps_an_hour_are_sampled(sampling, monkeypatch):
-    monkeypatch.setattr(stack_sampler, "_HIGHEST", 0.0)
+    monkeypatch.setattr(stacks, "_HIGHEST", 0.0)
     for _ in range(14):
         sampling.steps(20)
         sampling.stall(4 * STEP_NS)
@@ -208,7 +208,7 @@ def test_a_thread_that_has_ended_has_no_line(start, clock):
 
 
 def test_samples_are_no_progress_of_the_training(start, clock, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.recording.watchdog.watchdog.thread_stacks", lambda *_: ())
+    monkeypatch.setattr("lightning_rlprof.recording.watchdog.thread_stacks", lambda *_: ())
     session = start()
     watchdog = Watchdog(session, 300, samples=True)
     session.begin_step(1)
