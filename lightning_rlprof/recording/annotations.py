@@ -17,15 +17,16 @@ from contextvars import ContextVar
 from statistics import fmean
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
-from lightning_rlprof.recording.open_spans import Owner, Span, innermost, new_span, numbers, opened
-from lightning_rlprof.records.notes import Code, Fact, Level
+from lightning_rlprof.recording.open_spans import Span, innermost, new_span, numbers, opened
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPERTS, Kind, Number
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,52 +90,6 @@ class Timed:
 
     # torch.compile is not to trace them; see `marking.listen`.
     __enter__._torchdynamo_disable = __exit__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-class Sink(Protocol):
-    """What a session offers to markers: the clock, the step, and a place for completed spans."""
-
-    step: int
-    flush_at_ns: int  # when an outermost span that ends is worth a write of its own
-    silent_thread: int  # whose spans are not recorded now, as in a shadow step; 0 if none
-    owner: Owner  # whose spans are recorded
-
-    @property
-    def clock(self) -> Callable[[], int]:
-        """The clock of the run, in nanoseconds."""
-
-    @property
-    def append(self) -> Callable[[Span], object]:
-        """Where ended spans go."""
-
-    def step_at(self, time_ns: int) -> int:
-        """Return the step in which an instant lies."""
-
-    def enter(self, name: str, kind: Kind) -> object:
-        """Tell the recorders that a span begins; return what `exit` needs."""
-
-    def exit(self, span: Span) -> None:
-        """Tell the recorders that a span ended, by its token; add their counters to it."""
-
-    def mark(self, name: str) -> None:
-        """Tell the recorders of an instant."""
-
-    def stage_ended(self, span: Span) -> None:
-        """Add to a stage of a millisecond or more how much memory there is at its end."""
-
-    def add(self, line: msgspec.Struct, /) -> None:
-        """Add a line of another kind."""
-
-    def later_experts(
-        self, span: Span, ask: Callable[[], open_spans.ExpertTokens | None], /
-    ) -> None:
-        """Write the tokens of experts in a span once they are known, after the step."""
-
-    def flush(self) -> None:
-        """Bring completed spans to the disk."""
-
-    def note(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
-        """Say something in the log and in the run."""
 
 
 class Marker:
@@ -211,7 +166,7 @@ class LoopMarker(OwnMarker):
 
 
 _stages: dict[str, Marker] = {}
-_sink: Sink | None = None
+_sink: "Session | None" = None
 _said: set[str] = set()
 
 
@@ -379,10 +334,10 @@ def count(**numbers: Any) -> None:
         span.counters = total
 
 
-def _keep_experts(sink: Sink, span: Span, given: Any) -> None:
+def _keep_experts(sink: "Session", span: Span, given: Any) -> None:
     """Let a session read the tokens of experts after the step, and say what they cannot be."""
     try:
-        sink.later_experts(span, open_spans.later_experts(given))
+        sink.buffer.later_experts(span, open_spans.later_experts(given))
     except Exception as error:  # of any kind: the training continues
         text = f"count({EXPERTS}=…) takes a list or tensor of layers and experts: {error!r}"
         if text not in _said:
@@ -391,7 +346,7 @@ def _keep_experts(sink: Sink, span: Span, given: Any) -> None:
 
 
 def listen(
-    sink: Sink | None,
+    sink: "Session | None",
     *,
     mirrored: bool = False,
     shadows: bool = False,
@@ -402,7 +357,7 @@ def listen(
     Args:
         sink: The session.
         mirrored: Also call its `enter` and `exit` around each span, for recorders.
-        shadows: Whether it may have a `Sink.silent_thread`; if not, spans cost no more.
+        shadows: Whether it may have a `Session.silent_thread`; if not, spans cost no more.
         told: Called after a stage has begun or ended; without it, stages cost no more.
     """
     global _sink
@@ -425,7 +380,7 @@ def listen(
     Marker.__exit__ = leave  # type: ignore[method-assign]
 
 
-def listener() -> Sink | None:
+def listener() -> "Session | None":
     """Return the session that gets the spans of the calling thread, or None."""
     sink = _sink
     return sink if sink is not None and sink.owner.has_thread() else None
@@ -455,7 +410,7 @@ def tell_first(path: str, where: str) -> None:
 
 # Made per session, with what a span needs as default arguments, which cost least to read.
 # A thread that is inside one of them when its session ends finishes on that session.
-def _recording(sink: Sink) -> tuple[Any, Any]:
+def _recording(sink: "Session") -> tuple[Any, Any]:
     owner, own = sink.owner, sink.owner.ident
 
     def enter(  # type: ignore[no-untyped-def]
@@ -503,7 +458,7 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
     return enter, leave
 
 
-def _mirrored(sink: Sink) -> tuple[Any, Any]:
+def _mirrored(sink: "Session") -> tuple[Any, Any]:
     owner = sink.owner
 
     def enter(self: Marker) -> None:
@@ -520,7 +475,7 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
     return enter, leave
 
 
-def _in_shadow(begin: Any, end: Any, sink: Sink) -> tuple[Any, Any]:
+def _in_shadow(begin: Any, end: Any, sink: "Session") -> tuple[Any, Any]:
     """Do nothing on the silent thread, but inside of and at the end of what it had begun before.
 
     Both kinds of steps pay for the question, so that it is not part of what is measured.
@@ -553,7 +508,7 @@ def _telling(begin: Any, end: Any, told: Callable[[], object]) -> tuple[Any, Any
     return enter, leave
 
 
-def _end_around(sink: Sink, marker: Marker, now: int) -> None:
+def _end_around(sink: "Session", marker: Marker, now: int) -> None:
     """End a span of any sort, also around others that are still open; ignore one never begun."""
     if not sink.owner.has_thread():
         return
@@ -588,7 +543,7 @@ def _of_another_thread(marker: Marker) -> Span | None:
     return None if open_spans.is_left(span) else span
 
 
-def _leave_open(sink: Sink, span: Span) -> None:
+def _leave_open(sink: "Session", span: Span) -> None:
     if span.token is not None:
         sink.exit(span)  # profilers know only what nests
     if open_spans.leave_open(span):

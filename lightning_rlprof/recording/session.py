@@ -41,7 +41,6 @@ from lightning_rlprof.recording.end_remarks import (
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.open_spans import (
-    ExpertTokens,
     Owner,
     Span,
     innermost,
@@ -626,11 +625,6 @@ class Session:
         return self._steps.thread
 
     @property
-    def idles(self) -> bool:
-        """Whether the time between two steps is idle."""
-        return self.loop.idles
-
-    @property
     def has_steps(self) -> bool:
         """Whether a step has ended."""
         return self._steps.ended > 0
@@ -666,18 +660,6 @@ class Session:
     def add(self, line: msgspec.Struct, /) -> None:
         """Add a line of another kind."""
         self.buffer.add(line)
-
-    def later_experts(self, span: Span, ask: Callable[[], ExpertTokens | None]) -> None:
-        """Write the tokens of experts in a span once they are known."""
-        self.buffer.later_experts(span, ask)
-
-    def recent(self) -> list[Span]:
-        """Return spans that ended lately; any thread may ask."""
-        return self.buffer.recent()
-
-    def flush_if_free(self) -> None:
-        """Append everything to the file, unless another thread does so, or is stuck in it."""
-        self.buffer.flush_if_free()
 
     @_harmless
     def record(
@@ -769,11 +751,6 @@ class Session:
         self._windows.capture.close_kept()
 
     @property
-    def stage_count(self) -> int:
-        """How many stages ended in the last step."""
-        return self.buffer.stage_count
-
-    @property
     def mirrors(self) -> bool:
         """Whether recorders are told of spans now."""
         return self._windows.capture.mirrors
@@ -790,7 +767,7 @@ class Session:
     def flush(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
         self.flush_at_ns = self.clock() + _UNWRITTEN_NS
-        self.flush_if_free()
+        self.buffer.flush_if_free()
 
     def note(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
         """Log a remark and keep it in the run; below a warning only rank 0 logs.

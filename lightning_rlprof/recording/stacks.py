@@ -19,9 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
-from typing import Protocol
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.recording.open_spans import Span, is_left, numbers
@@ -37,11 +35,13 @@ from lightning_rlprof.records.hang_reports import (
     stack_request_file,
     write_stack_answer,
 )
-from lightning_rlprof.records.notes import Code, Notes
-from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import SpanLine, rank_file
 from lightning_rlprof.system.files import owners_of, stamp_of, write_inside
 from lightning_rlprof.system.process import child_states
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
 
 _MOST_THREADS, _MOST_FRAMES, _MOST_CHILDREN = 100, 64, 64
 _LONGEST_TEXT = 200
@@ -166,50 +166,6 @@ def open_in(since: int, thread: int) -> tuple[tuple[str, str], ...]:
     return tuple((span.name, span.kind) for span in open_now(since) if span.thread == thread)
 
 
-class Sampled(Protocol):
-    """What the sampler needs of a session."""
-
-    step: int
-    waiting: bool
-
-    @property
-    def idles(self) -> bool:
-        """Whether the time between two steps is idle."""
-
-    @property
-    def run(self) -> Path:
-        """The run directory."""
-
-    @property
-    def header(self) -> Header:
-        """The first line of the rank's file."""
-
-    @property
-    def clock(self) -> Callable[[], int]:
-        """Monotonic nanoseconds."""
-
-    @property
-    def step_start_ns(self) -> int | None:
-        """When the step began; None outside of steps."""
-
-    @property
-    def training_thread(self) -> int:
-        """Identity of the thread whose stages count."""
-
-    def add(self, line: msgspec.Struct, /) -> None:
-        """Add a line that is not a span of the training."""
-
-    @property
-    def note(self) -> Notes:
-        """What logs a remark and keeps it in the run."""
-
-    def step_times_ns(self) -> list[int]:
-        """Return how long the last steps took."""
-
-    def flush_if_free(self) -> None:
-        """Append everything to the file, unless another thread does it or is stuck in it."""
-
-
 class StackSampler:
     """Sample the stack of the training thread 20 times a second while there is a reason to.
 
@@ -225,7 +181,7 @@ class StackSampler:
 
     def __init__(
         self,
-        session: Sampled,
+        session: "Session",
         since: int,
         frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames,
     ) -> None:
@@ -281,7 +237,7 @@ class StackSampler:
         self._taken += len(samples)
         if request is None:
             return
-        session.flush_if_free()
+        session.buffer.flush_if_free()
         spans = tuple((span.name, span.start_ns) for span in self._open(thread))
         answer = StackAnswer(
             request.id, thread, tuple((at, place) for at, _, place in samples), spans
@@ -314,7 +270,7 @@ class StackSampler:
         """Return whether the step takes unusually long, and may be sampled."""
         session = self._session
         start = session.step_start_ns
-        if start is None or session.step == self._step or (session.waiting and session.idles):
+        if start is None or session.step == self._step or (session.waiting and session.loop.idles):
             return False
         if (passed := now - start) < _IDLE_S * 1e9:
             return False

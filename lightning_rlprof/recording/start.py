@@ -141,7 +141,7 @@ def _helpers(hosts: int | None, session: Session) -> Helpers:
             session.add,
             session.note,
             session.clock,
-            flush=session.flush_if_free,
+            flush=session.buffer.flush_if_free,
             run=session.run,
             kind=device,
             device=partial(used_device, device),

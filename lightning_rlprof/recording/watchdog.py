@@ -8,12 +8,11 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.errors import described
-from lightning_rlprof.recording.open_spans import Span, numbers
+from lightning_rlprof.recording.open_spans import numbers
 from lightning_rlprof.recording.stacks import (
-    Sampled,
     StackSampler,
     child_processes,
     in_debugger,
@@ -51,6 +50,9 @@ from lightning_rlprof.system.files import (
     write_inside,
 )
 
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
+
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
@@ -67,21 +69,6 @@ _VARIABLES = (
     "TORCH_HCCL_DEBUG_INFO_TEMP_FILE",
 )
 _MOST_BYTES = 1 << 26
-
-
-class Watched(Sampled, Protocol):
-    """What the watchdog needs of a session."""
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether a step has ended."""
-
-    @property
-    def silent_thread(self) -> int:
-        """The thread whose spans are not recorded now; 0 if none."""
-
-    def recent(self) -> list[Span]:
-        """Return spans that ended lately."""
 
 
 class Watchdog:
@@ -106,7 +93,7 @@ class Watchdog:
         samples: Whether to sample the stack of the training thread, see `StackSampler`.
     """
 
-    def __init__(self, session: Watched, timeout_s: float, *, samples: bool = False) -> None:
+    def __init__(self, session: "Session", timeout_s: float, *, samples: bool = False) -> None:
         self._session, self._timeout_s = session, timeout_s
         self._clock, self._rank, self._run = session.clock, session.header.rank, session.run
         self._end = threading.Event()
@@ -210,7 +197,7 @@ class Watchdog:
     def _has_progress(self) -> bool:
         """Return whether a span or a step has begun or ended since the last look."""
         session, before = self._session, self._number
-        recent = session.recent()
+        recent = session.buffer.recent()
         last, self._last = (recent[-1].id, recent[-1].name) if recent else (None, "")
         # Spans take their numbers from there: a gap tells of others, and costs them nothing.
         self._number = next(numbers)
@@ -253,7 +240,7 @@ class Watchdog:
         """Return whether it is right to wait here, for however long."""
         session = self._session
         is_idle = session.waiting and not self._open
-        if is_idle and (session.idles or hasattr(sys, "ps1")):
+        if is_idle and (session.loop.idles or hasattr(sys, "ps1")):
             return True
         return in_debugger(session.training_thread)
 
@@ -282,7 +269,7 @@ class Watchdog:
         with suppress(OSError):
             write_inside(self._run, alarm_file(self._run), b"", self._mode)
         self._alarm_seen = self._alarm_time()
-        session.flush_if_free()
+        session.buffer.flush_if_free()
 
     def _report(self, cause: Cause, quiet_s: float) -> None:
         if self._reports >= MOST_REPORTS or self._end.is_set():
