@@ -26,7 +26,6 @@ from lightning_rlprof.recording import annotations, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.background.sampler import Background
-from lightning_rlprof.recording.budget import Budget
 from lightning_rlprof.recording.captures import capture
 from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.captures.requests import CaptureRequests
@@ -392,9 +391,10 @@ class Session:
             try:
                 writer = open_writer(run, header)
                 try:
-                    budget = Budget(config.max_file_bytes)
                     chosen = chosen_stages(config, header.rank)
-                    self.buffer = Buffer(writer, clock, budget, all_names=bool(chosen))
+                    self.buffer = Buffer(
+                        writer, clock, config.max_file_bytes, all_names=bool(chosen)
+                    )
                     self._memory = _Memory(header.device)
                     self._windows = _Windows(
                         Capture(self, rank_directory(run, header.rank), recorders),

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording.budget import Budget
 from lightning_rlprof.recording.open_spans import ExpertTokens, Span, line_of, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
@@ -22,7 +21,9 @@ from lightning_rlprof.records.run_directory import (
     CountLine,
     EndLine,
     ExpertsLine,
+    MetricsLine,
     NoteLine,
+    SampleLine,
     ThreadLine,
     TraceWriter,
     note_line,
@@ -42,6 +43,8 @@ _RECENT = 300
 _LOOKS = 100  # times that the names of spans are remembered: later steps have the same
 _MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
+_RESERVED = 8  # This part of a file that has a limit is for notes and for how the run ended.
+_OF_STEPS: set[type] = {SampleLine, CountLine, ExpertsLine, MetricsLine}
 _RETURNED = "numbers that a recorder should have returned:"
 RATE = "_tokens_per_s"
 """End of the names of metrics that are sums over ranks."""
@@ -235,7 +238,7 @@ class Buffer:
     Args:
         writer: The file; a disk that takes nothing costs lines, never a run.
         clock: Monotonic nanoseconds.
-        budget: What of all lines is written.
+        limit: Bytes of the file, about, beyond which lines of steps are left out.
         all_names: Whether `stages_seen` has the names of all steps.
     """
 
@@ -243,15 +246,15 @@ class Buffer:
         self,
         writer: TraceWriter,
         clock: Callable[[], int],
-        budget: Budget | None = None,
+        limit: int | None = None,
         *,
         all_names: bool = False,
     ) -> None:
         self._writer, self._clock = writer, clock
         self._name = plain(str(writer.path))
-        self._budget = budget or Budget()
-        if self._budget.is_limited:
-            writer.limit = self._budget.to_write
+        self._limit = limit
+        self._left_out = {"lines": 0, "steps": 0}  # as the file is full
+        self._has_said_full = False
         self._spans: list[Span] = []
         self.append: Callable[[Span], object] = self._spans.append
         self._unwritten: list[Span] = []  # of steps that have ended
@@ -289,8 +292,12 @@ class Buffer:
                 self._collect()
             else:
                 self._flush_once()
-                if remark := self._budget.after_step(step):
-                    log.warning("%s: %s", self._name, self._note(*remark))
+                if self._left_out["lines"] and not self._has_said_full:
+                    self._has_said_full = True
+                    text = f"over budget: the file has all of max_file_bytes={self._limit:,}"
+                    text = f"{text}; steps from {step} on are left out"
+                    said = self._note(Code.OVER_BUDGET, text, {"step": step})
+                    log.warning("%s: %s", self._name, said)
             self._last = self._flushed, self._tally
             self._flushed, self._tally = [], Tally(self._thread)
 
@@ -300,18 +307,16 @@ class Buffer:
             self._flush_once()
 
     def flush_to_the_end(self) -> None:
-        """Append everything to the file, with what the budget kept in memory: the process ends."""
+        """Append everything to the file, and how much was left out: the process ends."""
         with self._lock:
             self._flush_once()
-            if self._budget.is_full:
-                self._append_newest(last=True)
-            if summary := self._budget.summary():
-                self._note(*summary)
+            if self._left_out["lines"]:
+                text = (
+                    "over budget: {lines:,} lines, {steps:,} steps among them, were not kept: "
+                    "raise max_file_bytes={limit:,}"
+                ).format(**self._left_out, limit=self._limit)
+                self._note(Code.BUDGET_SUMMARY, text, self._left_out)
                 self._flush_once()
-
-    def _append_newest(self, *, last: bool) -> None:
-        if data := self._budget.newest(self._writer.size, last=last):
-            self._try(partial(self._writer.append, data), [], data.count(b"\n"))
 
     def flush_if_free(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
@@ -478,12 +483,7 @@ class Buffer:
         try:
             self._ask_late()
             end = [line for line in self._others if isinstance(line, EndLine)]
-            if comes_last := self._budget.is_full:  # after what is in memory
-                self._others[:] = [line for line in self._others if not isinstance(line, EndLine)]
             self.flush_to_the_end()
-            if comes_last:
-                self._others += end
-                self.flush()
             self._lost += self._writer.waiting + self._writer.dropped
             if self._lost:
                 text = "%s lacks %d lines that could not be written"
@@ -554,23 +554,15 @@ class Buffer:
     def _write(
         self, news: list[msgspec.Struct], spans: list[Span], others: Sequence[msgspec.Struct]
     ) -> None:
-        budget, rows = self._budget, [*map(line_of, spans)]
-        if not budget.is_full:
-            lines = [*news, *rows, *others] if news or others else rows
-            self._try(partial(self._writer.write, lines), spans, len(lines))
-            if not budget.is_full:
-                return
-        rare = [*news, *(line for line in others if not budget.is_of_steps(line))]
-        if rare:
-            self._try(partial(self._writer.write, rare, always=True), [], len(rare))
-        lines = [*rows, *filter(budget.is_of_steps, others)]
-        self._try(partial(self._writer.write, lines), spans, len(lines))
-        if any(map(_is_captured, spans)) or any(map(_is_worth_keeping, others)):
-            self._append_newest(last=False)
-
-    def _try(self, write: Callable[[], bool], spans: Sequence[Span], lines: int) -> None:
+        rows = [*map(line_of, spans)]
+        if self._limit is not None and self._writer.size >= self._limit - self._limit // _RESERVED:
+            rare = [line for line in others if type(line) not in _OF_STEPS]
+            self._left_out["lines"] += len(rows) + len(others) - len(rare)
+            self._left_out["steps"] += sum(span.kind == "step" for span in spans)
+            rows, others = [], rare
+        lines = [*news, *rows, *others] if news or others else rows
         try:
-            if not write():  # Tensors are not held any longer.
+            if not self._writer.write(lines):  # Tensors are not held any longer.
                 for span in spans:
                     span.counters = plain_item(span.counters)
         except OSError as error:
@@ -581,7 +573,7 @@ class Buffer:
         except Exception as error:  # what no file can hold
             if not self._lost:
                 log.warning("cannot write %s, spans are lost: %s", self._name, error)
-            self._lost += lines
+            self._lost += len(lines)
         else:
             if self._refused_ns is not None:
                 seconds = (self._clock() - self._refused_ns) / 1e9
@@ -623,17 +615,6 @@ class Buffer:
 
 def _ignore(span: Span) -> None:
     pass
-
-
-def _is_worth_keeping(line: msgspec.Struct) -> bool:
-    """Return whether a line is a warning, such as that of a hang."""
-    if not isinstance(line, NoteLine) or line.level == "info":
-        return False
-    return line.code not in (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
-
-
-def _is_captured(span: Span) -> bool:
-    return span.kind == "step" and "capture" in (span.counters or ())
 
 
 class StageSums:

@@ -1,4 +1,4 @@
-"""`budget`: what of a rank's lines is written, and that each line is written or counted."""
+"""A file with a limit: each line of a rank is written, or left out and counted."""
 
 import errno
 import os
@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.recording.annotations import annotate
-from lightning_rlprof.recording.budget import Budget
 from lightning_rlprof.recording.span_buffer import Buffer
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import (
@@ -54,13 +53,13 @@ def counts(trace: RankTrace) -> dict[str, int]:
     return {name: int(facts.get(name, 0)) for name in ("lines", "steps")}
 
 
-def run_of(path: Path, budget: Budget) -> tuple[Buffer, FakeClock]:
+def run_of(path: Path, limit: int | None) -> tuple[Buffer, FakeClock]:
     clock = FakeClock()
-    return Buffer(TraceWriter(path, make_header()), clock, budget), clock
+    return Buffer(TraceWriter(path, make_header()), clock, limit), clock
 
 
 def test_without_limits_all_is_written_and_nothing_is_looked_at(tmp_path):
-    buffer, clock = run_of(tmp_path, Budget())
+    buffer, clock = run_of(tmp_path, None)
     for step in range(1, 5):
         clock.advance(LONG_NS)
         a_step(buffer, step, regions=5_000)
@@ -68,107 +67,40 @@ def test_without_limits_all_is_written_and_nothing_is_looked_at(tmp_path):
     assert len(lines_of(tmp_path / "rank-00000.jsonl")) == 4 * 5_006 + 1  # and a thread
 
 
-def full_run(path: Path, steps: int, regions: int = 20, captured: int = 0) -> tuple[Buffer, int]:
+def full_run(path: Path, steps: int) -> tuple[Buffer, int]:
     """A run whose steps exceed 100 KB, and how many lines it has."""
-    buffer, clock = run_of(path, Budget(100_000))
+    buffer, clock = run_of(path, 100_000)
     lines = 0
     for step in range(1, steps + 1):
         clock.advance(LONG_NS)
-        lines += a_step(buffer, step, regions, captured=step == captured)
+        lines += a_step(buffer, step, 20)
     return buffer, lines
 
 
-def test_the_first_and_the_last_steps_are_in_a_full_file_and_the_others_are_counted(tmp_path):
+def test_steps_beyond_the_limit_are_left_out_and_counted_and_notes_are_written(tmp_path):
     buffer, lines = full_run(tmp_path, 200)
     file = tmp_path / "rank-00000.jsonl"
-    before = read_trace(file)
-    assert "max_file_bytes=100,000" in before.notes[-1].text
+    (note,) = read_trace(file).notes
+    assert (note.code, "max_file_bytes=100,000" in note.text) == (Code.OVER_BUDGET, True)
+    buffer.add(NoteLine(5, "warning", "no progress for 300 s"))
     buffer.add(EndLine(5, "finished"))
     buffer.close()
     assert file.stat().st_size <= 100_000
     trace, known = read_trace(file), counts(read_trace(file))
     steps = [span.step for span in trace.spans if span.kind == "step"]
-    gap = next(at for at, step in enumerate(steps, 1) if step != at)
-    assert steps[gap - 1 :] == list(range(steps[gap - 1], 201))
-    assert (len(steps), known["steps"]) == (200 - known["steps"], 200 - len(steps))
+    assert steps == list(range(1, note.facts["step"]))
+    assert len(steps) + known["steps"] == 200
+    assert [each.text for each in trace.notes][1] == "no progress for 300 s"
     extra = len(trace.notes) + len(trace.threads) + 1  # and how it ended
     assert len(lines_of(file)) - extra + known["lines"] == lines
     assert (trace.status, trace.lost_lines) == ("finished", 0)
 
 
-def test_a_captured_step_and_a_hang_are_written_with_the_steps_before_them(tmp_path):
-    buffer, _ = full_run(tmp_path, 150, captured=120)
-    file = tmp_path / "rank-00000.jsonl"
-    steps = [span.step for span in read_trace(file).spans if span.kind == "step"]
-    assert (steps[-1], steps[-2]) == (120, 119)
-    buffer.add(NoteLine(5, "warning", "no progress for 300 s"))
-    buffer.flush()
-    trace = read_trace(file)
-    assert [span.step for span in trace.spans if span.kind == "step"][-1] == 150
-    assert trace.notes[-1].text == "no progress for 300 s"
-    buffer.close()
-    assert file.stat().st_size <= 100_000
-
-
-def test_a_second_captured_step_has_room_too(tmp_path):
-    buffer, clock = run_of(tmp_path, Budget(100_000))
-    for step in range(1, 301):
-        clock.advance(LONG_NS)
-        a_step(buffer, step, 20, captured=step in (150, 200, 250))
-    spans = read_trace(tmp_path / "rank-00000.jsonl").spans
-    assert {150, 200, 250} <= {span.step for span in spans if span.kind == "step"}
-    buffer.close()
-
-
-def test_what_is_in_memory_is_written_at_the_exit_of_a_process_that_does_not_close(tmp_path):
+def test_a_process_that_does_not_close_says_how_much_was_left_out(tmp_path):
     buffer, _ = full_run(tmp_path, 150)
     buffer.flush_to_the_end()
-    trace = read_trace(tmp_path / "rank-00000.jsonl")
-    assert [span.step for span in trace.spans if span.kind == "step"][-1] == 150
-    assert counts(trace)["steps"] > 0
+    assert counts(read_trace(tmp_path / "rank-00000.jsonl"))["steps"] > 0
     buffer.close()
-
-
-def test_a_step_larger_than_the_memory_is_cut_to_its_newest_lines(tmp_path):
-    buffer, lines = full_run(tmp_path, 2, regions=5_000)
-    buffer.close()
-    trace = read_trace(tmp_path / "rank-00000.jsonl")
-    spans, size = len(trace.spans), (tmp_path / "rank-00000.jsonl").stat().st_size
-    assert [trace.spans[at].step for at in (0, -1)] == [1, 2]
-    assert trace.spans[-1].name == "step"
-    assert 90_000 < size <= 100_000  # though the first step alone is larger
-    assert spans + 2 + counts(trace)["lines"] == lines  # a sample and a count are in its end
-
-
-def test_steps_that_are_all_written_at_the_end_are_counted_too(tmp_path):
-    """They ended within 100 ms of each other, and exceed the total together."""
-    buffer, _ = run_of(tmp_path, Budget(100_000))
-    for step in range(201):
-        for _ in range(50):
-            buffer.append(recorded("f", "region", step, 0, 1, 7, 3, 2, None))
-        buffer.append(recorded("step", "step", step, 0, 3, 7, 1, None, None))
-        buffer.end_step(step)
-    assert not buffer._budget.is_full
-    buffer.add(EndLine(5, "finished"))
-    buffer.close()
-    trace = read_trace(tmp_path / "rank-00000.jsonl")
-    steps = [span.step for span in trace.spans if span.kind == "step"]
-    known = counts(trace)
-    assert (steps[-1], len(steps) + known["steps"], trace.status) == (200, 201, "finished")
-    extra = len(trace.notes) + len(trace.threads) + 1  # and how it ended
-    assert len(lines_of(trace.path)) - extra + known["lines"] == 201 * 51
-
-
-def test_many_notes_do_not_exceed_the_total(tmp_path):
-    buffer, _ = full_run(tmp_path, 150)
-    for number in range(5_000):
-        buffer.add(NoteLine(number, "info", f"note {number}"))
-        buffer.flush()
-    buffer.add(EndLine(5, "finished"))
-    buffer.close()
-    file = tmp_path / "rank-00000.jsonl"
-    assert file.stat().st_size <= 100_000
-    assert read_trace(file).status == "finished"
 
 
 class Disk:
@@ -188,13 +120,12 @@ class Disk:
 def test_a_disk_that_is_full_meanwhile_costs_no_line_more(tmp_path, monkeypatch):
     disk = Disk()
     monkeypatch.setattr("lightning_rlprof.records.run_directory.os", disk)
-    buffer, clock = run_of(tmp_path, Budget(100_000))
+    buffer, clock = run_of(tmp_path, 100_000)
     lines = 0
     for step in range(1, 101):
         disk.full = 20 <= step < 80  # the budget is used up meanwhile
         clock.advance(LONG_NS)
         lines += a_step(buffer, step, 20)
-    assert buffer._budget.is_full
     buffer.close()
     file = tmp_path / "rank-00000.jsonl"
     trace = read_trace(file)
@@ -213,7 +144,7 @@ def test_each_line_is_in_the_file_or_counted(
     total: int | None, steps: list[tuple[int, bool, bool]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        buffer, clock = run_of(Path(folder), Budget(total))
+        buffer, clock = run_of(Path(folder), total)
         lines = 0
         for step, (regions, captured, long) in enumerate(steps, 1):
             clock.advance(LONG_NS if long else 1)
@@ -224,7 +155,6 @@ def test_each_line_is_in_the_file_or_counted(
         trace, known = read_trace(file), counts(read_trace(file))
         written = len(lines_of(file)) - len(trace.notes) - len(trace.threads) - 1
         assert trace.status == "finished"
-        assert total is None or file.stat().st_size <= total
         assert written + known["lines"] == lines
         told = len([span for span in trace.spans if span.kind == "step"]) + known["steps"]
         assert told == len(steps)
