@@ -22,13 +22,12 @@ import msgspec
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording import annotations, compiled_code
+from lightning_rlprof.recording import annotations, capture, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
 from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.background.sampler import Background
-from lightning_rlprof.recording.captures import capture
-from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
-from lightning_rlprof.recording.captures.requests import CaptureRequests
+from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.capture_requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,

@@ -21,7 +21,7 @@ from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCa
 from lightning_rlprof.integrations.loop import start_session, step
 from lightning_rlprof.recording import job, stacks
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.captures.requests import LOOK_NS
+from lightning_rlprof.recording.capture_requests import LOOK_NS
 from lightning_rlprof.recording.job import Place, shared_run
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.recording.watchdog import Watchdog, keep_dump

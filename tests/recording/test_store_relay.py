@@ -11,9 +11,8 @@ import pytest
 from torch.distributed import HashStore
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.recording.captures import requests as capture_requests
-from lightning_rlprof.recording.captures import store_relay
-from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
+from lightning_rlprof.recording import capture_requests
+from lightning_rlprof.recording.capture_requests import StoreRelay, store_of_the_job
 from lightning_rlprof.records.capture_request import CaptureRequest, decode_request
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import run_steps, spans
@@ -54,7 +53,7 @@ def relay(monkeypatch):
 @pytest.fixture
 def working_relay(monkeypatch):
     """Make relays whose threads ask at once and when they are told to, and end them."""
-    monkeypatch.setattr(store_relay, "POLL_S", PATIENCE_S)
+    monkeypatch.setattr(capture_requests, "POLL_S", PATIENCE_S)
     made = []
 
     def make(store):

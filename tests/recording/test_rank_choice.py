@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from lightning_rlprof.recording.captures.rank_choice import (
+from lightning_rlprof.recording.anomalies import (
     Choice,
     RankSteps,
     choose,
@@ -40,8 +40,8 @@ def write(run, rank, steps=range(1, 11), late=0, role="actor", counters=None, ho
     return header
 
 
-def choice(run, header, *, step=10, alone=False, knows=False, **options):
-    return choose(header, run, step, alone=alone, knows=knows, **options)
+def choice(run, header, *, step=10, alone=False, **options):
+    return choose(header, run, step, alone=alone, **options)
 
 
 def test_of_four_ranks_all_are_captured(tmp_path):
@@ -69,11 +69,6 @@ def test_one_rank_of_each_role(tmp_path):
         for rank, role in enumerate(["actor"] * 4 + ["critic"] * 3 + ["reward"])
     ]
     assert choice(tmp_path, headers[0]).ranks == [0, 2, 4, 7]
-
-
-def test_the_rank_whose_memory_grows_is_captured_beside_a_healthy_one(tmp_path):
-    headers = [write(tmp_path, rank, late=30 * MS * (rank == 5)) for rank in range(8)]
-    assert choice(tmp_path, headers[3], knows=True) == Choice([0, 3])
 
 
 def test_of_a_single_slow_step_only_that_step_counts(tmp_path):

@@ -1,14 +1,22 @@
-"""Steps that take unusually long and memory that keeps growing, found while the training runs."""
+"""Steps that take unusually long, found while the training runs, and the ranks that show why."""
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
-from typing import ClassVar, NamedTuple
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
+import msgspec
+
+from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.recording.open_spans import Span
-from lightning_rlprof.records.records import VALIDATIONS
+from lightning_rlprof.records.records import VALIDATIONS, Header
+from lightning_rlprof.records.run_directory import rank_files, read_header
+from lightning_rlprof.system.files import open_file
 
 _FEWEST, _WINDOW = 30, 200  # steps that the usual time is learned from
 _REFRESH, _REFRESHES = 5, 8  # every 5 steps at first, 25 later: it takes 0.1 ms
@@ -16,15 +24,19 @@ _SCATTER = 0.01  # at least: a machine that repeats a step to 1% is not disturbe
 _LEVEL, _OF, _LAST = math.log(1.2), 7, 8
 _SPIKE, _HIGHER, _REMEMBERED = math.log(2.5), math.log(1.25), 1_500
 _SILENT = 200  # steps after a find
-
 _SPREAD = math.log(1.05)  # of work, at least, to learn from it how the time depends on it
 _STEEPEST = 2.0  # attention: four times the FLOPs for twice the length
-
 _WORK = ("tokens", "flops")
-_MEMORY = {"host_rss_bytes": "host memory", "device_allocated_bytes": "device memory"}
-_BLOCK, _LONG, _BLOCKS = 25, 8, 17  # steps, blocks in a long one, and how many are compared
-_GROWTH = 0.05  # of the memory
-_LASTING = 0.9
+MOST_FOR_ALL = 4
+"""Ranks of a run of which all are captured."""
+
+_MOST_RANKS = 8
+_LAST_STEPS = 8  # steps
+_LATE = 0.02  # of the step
+_TAIL = 1 << 15  # bytes; some 8 steps of 40 spans
+_LONGEST_NS = 10**18  # of a step; a damaged file may say anything
+_BUDGET_NS = 200_000_000  # of the training thread, at most 3 times an hour
+_LEFT_OUT = {"capture", "interrupted"}
 
 
 @dataclass(frozen=True)
@@ -52,69 +64,35 @@ class Anomaly:
         return f"{which} {self.ratio:.1f} times {usual}"
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Memory that grew steadily.
-
-    Attributes:
-        step: The step that showed it.
-        memory: ``host memory`` or ``device memory``.
-        before: Bytes at the first of ``steps`` steps.
-        after: Bytes at the last one.
-        steps: Over how many steps it was seen.
-    """
-
-    kind: ClassVar[str] = "growth"
-    step: int
-    memory: str
-    before: int
-    after: int
-    steps: int
-
-    def __str__(self) -> str:
-        before, after = self.before / 2**20, self.after / 2**20
-        return f"{self.memory} grew from {before:,.0f} to {after:,.0f} MiB in {self.steps:,} steps"
-
-
 class StepFacts(NamedTuple):
-    """What the spans of a step say of its work and memory.
+    """What the spans of a step say of its work.
 
     Attributes:
         validated: Whether it contained a validation.
         counter: ``tokens`` if a stage counted them, else ``flops``; ``""`` without either.
         work: The sum of that counter over its stages.
-        memory: The least of each memory at the end of a stage or the step, in bytes.
     """
 
     validated: bool
     counter: str
     work: float
-    memory: dict[str, int]
 
 
 def facts_of(spans: Iterable[Span]) -> StepFacts:
     """Return what the spans of a step say: 0.1 µs each."""
     validated = False
     work: dict[str, float] = {}
-    memory: dict[str, int] = {}
     for span in spans:
         if span.name in VALIDATIONS:
             validated = True
-        counters = span.counters
-        if not counters:
-            continue
-        if span.kind == "stage":
+        if span.counters and span.kind == "stage":
             for name in _WORK:
-                if name in counters:
-                    work[name] = work.get(name, 0) + _plain(counters[name])
-        for name in _MEMORY:
-            size = counters.get(name)
-            if type(size) is int:
-                memory[name] = min(memory.get(name, size), size)
+                if name in span.counters:
+                    work[name] = work.get(name, 0) + _plain(span.counters[name])
     for name in _WORK:
         if 0 < work.get(name, 0) < math.inf:
-            return StepFacts(validated, name, work[name], memory)
-    return StepFacts(validated, "", 1.0, memory)
+            return StepFacts(validated, name, work[name])
+    return StepFacts(validated, "", 1.0)
 
 
 def _plain(value: object) -> float:
@@ -123,27 +101,23 @@ def _plain(value: object) -> float:
 
 
 class Anomalies:
-    """Find steps that are slow for their work, and memory that keeps growing.
+    """Find steps that are slow for their work.
 
     Steps are compared with those that count the same: tokens, FLOPs, or neither.
     """
 
     def __init__(self) -> None:
         self._times: dict[str, StepTimes] = {}
-        self._memory = {name: MemoryGrowth(text) for name, text in _MEMORY.items()}
 
-    def add(self, step: int, ns: int, facts: StepFacts) -> Anomaly | Growth | None:
+    def add(self, step: int, ns: int, facts: StepFacts) -> Anomaly | None:
         """Return what a step shows; its time must be above 0."""
         times = self._times.get(facts.counter)
         if times is None:
             times = self._times[facts.counter] = StepTimes(facts.counter)
-        found: Anomaly | Growth | None = times.add(step, ns, facts.work)
+        found = times.add(step, ns, facts.work)
         if found is not None:
             for each in self._times.values():
                 each.be_silent()
-        for name, size in facts.memory.items():
-            growth = self._memory[name].add(step, size)
-            found = found or growth
         return found
 
 
@@ -272,51 +246,180 @@ class StepTimes:
         return value > highest + _HIGHER
 
 
-class MemoryGrowth:
-    """Find once that a memory grows with every step: 0.2 µs per step.
+_decode = msgspec.json.Decoder().decode
 
-    Of each 25 steps the least memory counts, so that caches which are emptied in between don't.
-    17 such floors must each exceed the one before it, by 5% in all. Their second half must rise by
-    0.9 of the first at least: a cache that fills rises ever less. Floors of 200 steps are compared
-    the same way, for slow leaks and those under longer cycles.
+
+@dataclass(frozen=True)
+class RankSteps:
+    """What a rank did last.
+
+    Attributes:
+        rank: Its number.
+        role: Its role.
+        lengths: The nanoseconds of its last steps.
+        ends: How long after the start of the step each stage ended, by step, name and occurrence.
+    """
+
+    rank: int
+    role: str
+    lengths: Mapping[int, int] = field(default_factory=dict)
+    ends: Mapping[int, Mapping[tuple[str, int], int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which ranks to capture.
+
+    Attributes:
+        ranks: Their numbers; None means all.
+        why: What is known of them, for people; ``""`` if all are captured.
+    """
+
+    ranks: list[int] | None
+    why: str = ""
+
+
+def choose(
+    header: Header,
+    run: Path,
+    step: int,
+    *,
+    alone: bool,
+    clock: Callable[[], int] = perf_counter_ns,
+) -> Choice:
+    """Return the ranks that a capture after an unusual step is for.
+
+    Of up to 4 ranks these are all. Of more, the ends of their files say which one arrives last.
+    Reading stops after 0.2 s.
+
+    Args:
+        header: Of the rank that asks.
+        run: The run directory.
+        step: The unusual step.
+        alone: Whether that step alone was unusual, else those before it, too.
+        clock: Monotonic nanoseconds.
+    """
+    paths = []
+    with suppress(OSError):
+        paths = rank_files(run)
+    if max(header.world_size, len(paths)) <= MOST_FOR_ALL:
+        return Choice(None)
+    until, found = clock() + _BUDGET_NS, []
+    own = [path for path in paths if int(path.stem[5:]) == header.rank]
+    for path in [*own, *(path for path in paths if path not in own)]:
+        if clock() > until:
+            break
+        if (read := read_steps(path)) is not None:
+            found.append(read)
+    steps = {step} if alone else set(range(step - _LAST_STEPS + 1, step + 1))
+    choice = pick(found, steps, header.rank)
+    if len(found) < len(paths):
+        return replace(choice, why=f"{choice.why}, of {len(found)} ranks that were read")
+    return choice
+
+
+def pick(found: Iterable[RankSteps], steps: set[int], own: int) -> Choice:
+    """Return the slowest of some ranks, a healthy one of its role, and one of each other role.
+
+    The slowest one arrives last: in these steps its stages end later than the median of its role,
+    by 2% of the step or more. If none does, or the ranks can't be compared, the rank that asks
+    takes its place.
 
     Example::
 
-        >>> growth = MemoryGrowth("host memory")
-        >>> found = [growth.add(step, 1000 * 2**20 + step * 2**20) for step in range(1, 500)]
-        >>> [str(each) for each in found if each]
-        ['host memory grew from 1,001 to 1,401 MiB in 400 steps']
+        >>> def rank(number, end):
+        ...     return RankSteps(number, "actor", {1: 100}, {1: {("compute_reward", 0): end}})
+        >>> pick([rank(0, 50), rank(1, 51), rank(2, 90), rank(3, 50), rank(4, 49)], {1}, own=0)
+        Choice(ranks=[0, 2], why='rank 2 arrives last, by 40% of the step')
     """
+    roles: dict[str, list[RankSteps]] = defaultdict(list)
+    for each in found:
+        roles[each.role].append(each)
+    late: dict[int, float] = {}
+    for ranks in roles.values():
+        late |= lateness(ranks, steps)
+    slowest, why = max(late, key=late.__getitem__, default=own), "no rank is known to arrive late"
+    if late.get(slowest, 0.0) >= _LATE:
+        why = f"rank {slowest} arrives last, by {late[slowest]:.0%} of the step"
+    else:
+        slowest = own
+    chosen = [slowest]
+    for ranks in sorted(roles.values(), key=lambda ranks: all(r.rank != slowest for r in ranks)):
+        others = [each.rank for each in ranks if each.rank != slowest]
+        if others:
+            chosen.append(min(others, key=lambda rank: (abs(late.get(rank, 0.0)), rank)))
+    return Choice(sorted(chosen[:_MOST_RANKS]), why)
 
-    def __init__(self, memory: str) -> None:
-        self._memory = memory
-        self._count, self._least = 0, math.inf
-        self._floors: deque[float] = deque(maxlen=_BLOCKS)
-        self._long: deque[float] = deque(maxlen=_BLOCKS)
-        self._found = False
 
-    def add(self, step: int, size: int) -> Growth | None:
-        """Return what a step shows."""
-        self._least = min(self._least, size)
-        self._count += 1
-        if self._count % _BLOCK or self._found:
-            return None
-        self._floors.append(self._least)
-        self._least = math.inf
-        found = self._judge(step, self._floors, _BLOCK)
-        if self._count % (_BLOCK * _LONG) == 0:
-            self._long.append(min(list(self._floors)[-_LONG:]))
-            found = found or self._judge(step, self._long, _BLOCK * _LONG)
-        self._found = found is not None
-        return found
+def lateness(ranks: list[RankSteps], steps: set[int]) -> dict[int, float]:
+    """Return by how much of a step each rank is late, at the stage where it is most so.
 
-    def _judge(self, step: int, floors: Sequence[float], block: int) -> Growth | None:
-        if len(floors) < _BLOCKS:
-            return None
-        first, middle, last = floors[0], floors[_BLOCKS // 2], floors[-1]
-        growth, count = last - first, _BLOCKS - 1
-        if growth < _GROWTH * first or last - middle < _LASTING * (middle - first):
-            return None
-        if any(floors[at] >= floors[at + 1] for at in range(count)):
-            return None
-        return Growth(step, self._memory, int(first), int(last), count * block)
+    Steps of ranks that work together start together, so that no clocks are compared. It is the
+    median over the steps, of ranks that ran them.
+    """
+    shares: dict[int, list[float]] = defaultdict(list)
+    for step in steps:
+        present = [each for each in ranks if step in each.ends]
+        if len(present) < 3:  # of two, each may be the late one
+            continue
+        length = median(each.lengths[step] for each in present)
+        stages = set.intersection(*(set(each.ends[step]) for each in present))
+        usual = {stage: median(each.ends[step][stage] for each in present) for stage in stages}
+        for each in present if stages else ():
+            most = max(each.ends[step][stage] - usual[stage] for stage in stages)
+            shares[each.rank].append(most / length)
+    return {rank: median(values) for rank, values in shares.items()}
+
+
+def read_steps(path: Path) -> RankSteps | None:
+    """Return what the end of a rank's file says of its last steps; None if it can't be read.
+
+    Steps that were captured or interrupted are left out.
+    """
+    try:
+        header = read_header(path)
+        with open_file(path) as file:
+            size = file.seek(0, 2)
+            file.seek(max(size - _TAIL, 0))
+            lines = file.read(_TAIL).split(b"\n")
+    except (OSError, TraceError):
+        return None
+    rank = RankSteps(int(path.stem[5:]), header.role, lengths := {}, ends := {})
+    stages: list[tuple[str, int, int]] = []  # name, thread and end of those of the next step
+    for read in _decoded([line for line in lines if line.startswith(b'["span"')]):
+        match read:
+            case ["span", str() as name, "stage", int(), int(), int() as end, int() as thread, *_]:
+                stages.append((name, thread, end))
+            case ["span", _, "step", int() as step, int() as start, int() as end, own, _, _, more]:
+                kept = not (isinstance(more, dict) and more.keys() & _LEFT_OUT)
+                if kept and 0 < end - start < _LONGEST_NS:
+                    lengths[step] = end - start
+                    ends[step] = _numbered(stages, own, start, end)
+                stages = []
+    return rank
+
+
+def _decoded(lines: list[bytes]) -> list[Any]:
+    """Return what lines hold, without those that are damaged."""
+    try:  # all at once: several times as fast as line by line
+        return list(_decode(b"[" + b",".join(lines) + b"]"))
+    except NOT_JSON:
+        pass
+    found = []
+    for line in lines:
+        with suppress(*NOT_JSON):
+            found.append(_decode(line))
+    return found
+
+
+def _numbered(
+    stages: list[tuple[str, int, int]], thread: object, start: int, end: int
+) -> dict[tuple[str, int], int]:
+    """Return the ends of stages in a step, with a number for those that come several times."""
+    found: dict[tuple[str, int], int] = {}
+    count: dict[str, int] = defaultdict(int)
+    for name, own, at in stages:
+        if own == thread and start <= at <= end:
+            found[name, count[name]] = at - start
+            count[name] += 1
+    return found

@@ -1,34 +1,40 @@
-"""Captures that are asked for while the training runs: found, waited for, and limited."""
+"""Captures that are asked for while the training runs: found, waited for, and limited.
+
+Requests reach hosts that do not share the run directory by the store of the process group.
+"""
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pydantic import ValidationError
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import explain
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.recording.captures.anomalies import Anomalies, Anomaly, Growth, facts_of
-from lightning_rlprof.recording.captures.rank_choice import MOST_FOR_ALL, choose
-from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
+from lightning_rlprof.recording.anomalies import MOST_FOR_ALL, Anomalies, Anomaly, choose, facts_of
+from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.open_spans import Span
-from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_capturing, unmet
 from lightning_rlprof.records.capture_request import (
     CaptureRequest,
+    decode_request,
     read_request,
     request_file,
     steps_ahead,
     write_request,
 )
-from lightning_rlprof.records.notes import Code, Fact, Notes, Remark
-from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.notes import Code, Fact, Remark
 from lightning_rlprof.records.run_directory import rank_file
 from lightning_rlprof.system.files import owners_of, stamp_of
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
+
 
 LOOK_NS = 500_000_000
 """How often a rank looks for a request, in ns: a look takes up to 0.1 ms on a busy machine."""
@@ -37,21 +43,8 @@ _MOST = 20  # captures of a run that its configuration does not name
 _ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
 _STEPS = 2  # of an anomaly
 _CHOICES = ("roles", "ranks", "all_ranks", "steps", "discrete", "token_start", "token_end")
-
-
-class Run(Protocol):
-    """What requests need of the session."""
-
-    run: Path
-    header: Header
-    config: ProfilerConfig
-
-    @property
-    def note(self) -> Notes:
-        """What logs a remark and keeps it in the run."""
-
-    def switch(self, config: ProfilerConfig, recorders: Sequence[Recorder] | None) -> bool:
-        """Capture as another configuration says; return whether that is possible now."""
+POLL_S = 0.5
+"""How often the store is asked: an answer takes its thread some 0.15 ms."""
 
 
 def requested(config: ProfilerConfig, request: CaptureRequest) -> ProfilerConfig:
@@ -85,7 +78,7 @@ class CaptureRequests:
         clock: Monotonic nanoseconds.
     """
 
-    def __init__(self, run: Run, clock: Callable[[], int]) -> None:
+    def __init__(self, run: "Session", clock: Callable[[], int]) -> None:
         self._run = run
         self._own = run.config
         self._look_at = clock() + LOOK_NS
@@ -101,8 +94,7 @@ class CaptureRequests:
         learns = run.config.capture_anomalies and not run.header.rank
         self._learned = Anomalies() if learns else None
         self._anomalies: list[int] = []  # when they were found
-        self._found: Anomaly | Growth | None = None  # to be captured
-        self._usual_ns = 0.0
+        self._found: Anomaly | None = None  # to be captured
 
     @property
     def learns(self) -> bool:
@@ -123,7 +115,6 @@ class CaptureRequests:
             return
         self._anomalies.append(now_ns)
         self._found = found
-        self._usual_ns = found.usual_ns if isinstance(found, Anomaly) else float(ns)
         if self._run.header.world_size <= MOST_FOR_ALL:
             self._ask_for_found(step)
         else:  # until the other ranks have written this step
@@ -134,11 +125,10 @@ class CaptureRequests:
         found, self._found = self._found, None
         if found is None:
             return
-        run, is_growth = self._run, isinstance(found, Growth)
-        alone = isinstance(found, Anomaly) and found.kind == "spike"
-        choice = choose(run.header, run.run, found.step, alone=alone, knows=is_growth)
+        run, alone = self._run, found.kind == "spike"
+        choice = choose(run.header, run.run, found.step, alone=alone)
         why = f"{found}; {choice.why}" if choice.why else str(found)
-        first = step + steps_ahead(self._usual_ns)
+        first = step + steps_ahead(found.usual_ns)
         self.ask(first, _STEPS, choice.ranks, (), why, found=found.kind, found_step=found.step)
 
     def ask(
@@ -288,3 +278,70 @@ def _where(request: CaptureRequest) -> str:
 
 def _on(ranks: Sequence[int] | None) -> str:
     return "" if ranks is None else f" on ranks {', '.join(map(str, ranks))}"
+
+
+class StoreRelay:
+    """Pass the newest request of a run between its ranks, by a thread of its own.
+
+    A store whose server has stopped answers no call, and heeds no timeout: then its thread waits
+    for ever, and the training does not.
+
+    Attributes:
+        refused: Why the newest request that came was none.
+
+    Args:
+        store: The store, for this thread alone.
+        run: Name of the run, which all ranks know.
+    """
+
+    def __init__(self, store: Any, run: str) -> None:
+        self._store, self._key = store, f"rlprof/{run}/capture-request"
+        self._outgoing: CaptureRequest | None = None
+        self._received: CaptureRequest | None = None
+        self.refused = ""
+        self._news, self._ended = threading.Event(), False
+        self._thread = threading.Thread(target=self._work, name="rlprof capture relay", daemon=True)
+        self._thread.start()
+
+    def send(self, request: CaptureRequest) -> None:
+        """Pass a request to the other ranks."""
+        self._outgoing = request
+        self._news.set()
+
+    def received(self) -> CaptureRequest | None:
+        """Return the newest request that has arrived."""
+        return self._received
+
+    def close(self) -> None:
+        """End the thread, when it is free."""
+        self._ended = True
+        self._news.set()
+
+    def _work(self) -> None:
+        try:
+            while not self._ended:
+                self.exchange()
+                self._news.wait(POLL_S)
+                self._news.clear()
+        except Exception:  # the server has ended, as it does at the end of a job
+            return
+
+    def exchange(self) -> None:
+        """Ask the store once."""
+        request, self._outgoing = self._outgoing, None
+        if request is not None:
+            self._store.set(self._key, msgspec.json.encode(request))
+        if self._store.check([self._key]):
+            try:
+                self._received = decode_request(self._store.get(self._key))
+            except RlprofError as error:
+                self.refused = str(error)
+
+
+def store_of_the_job() -> Any:
+    """Return the store of the process group for one more thread; None if there is none yet."""
+    try:
+        store = default_store()
+        return None if store is None else store.clone()
+    except Exception:  # torch does not document the functions, and not every store has copies
+        return None

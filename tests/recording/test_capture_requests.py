@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_rlprof.errors import RecorderError, RlprofError
+from lightning_rlprof.recording import capture_requests
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.captures import requests as capture_requests
 from lightning_rlprof.recording.session import request_capture
 from lightning_rlprof.records.capture_request import (
     MOST_STEPS,
@@ -432,21 +432,6 @@ def test_a_run_directory_that_cannot_be_written_costs_the_request_alone(
     assert notes(session) == [
         "request_capture(); the capture cannot be requested: [Errno 30] Read-only file system"
     ]
-
-
-def test_memory_that_grows_makes_one_capture(start, clock, built):
-    session = start(capture_anomalies=True)
-    for step in range(1, 1001):
-        session.begin_step(step)
-        with stage("actor_update", device_allocated_bytes=2**30 + step * 2**20):
-            clock.advance(100 * MS)
-        session.end_step()
-    session.close()
-    assert captured(session) == [439, 440]
-    assert notes(session)[0] == (
-        "device memory grew from 1,025 to 1,425 MiB in 400 steps; "
-        "requested a capture of steps 439 to 440"
-    )
 
 
 def test_longer_responses_are_not_an_anomaly_and_slower_ones_are(start, clock, built):

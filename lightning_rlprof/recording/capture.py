@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import described
@@ -25,8 +25,24 @@ from lightning_rlprof.recording.recorders.base import (
     is_for_the_process,
     numbers_of,
 )
-from lightning_rlprof.records.notes import Code, Fact, Notes
+from lightning_rlprof.records.notes import Code, Fact
 from lightning_rlprof.records.records import Kind, Number
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_OPEN = Marker("rlprof open capture", "region")
+_CLOSE = Marker("rlprof close capture", "region")
+_NO_RECORDER = (
+    "no profiler is enabled: check profile_level, profile_with_cpu, profile_with_npu, tools"
+)
+
+GENERATION = "actor_generate"
+"""The stage whose tokens are counted."""
+
 
 Action = Literal["open", "close", "keep"]
 
@@ -73,33 +89,6 @@ def _wants(config: ProfilerConfig, rank: int, step: int) -> bool:
     return config.captures and config.wants_rank(rank) and config.wants_step(step)
 
 
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-_OPEN = Marker("rlprof open capture", "region")
-_CLOSE = Marker("rlprof close capture", "region")
-_NO_RECORDER = (
-    "no profiler is enabled: check profile_level, profile_with_cpu, profile_with_npu, tools"
-)
-
-
-class Run(Protocol):
-    """What a capture needs of the session that it belongs to."""
-
-    step: int
-
-    @property
-    def clock(self) -> Callable[[], int]:
-        """The clock of the run, in nanoseconds."""
-
-    @property
-    def note(self) -> Notes:
-        """What logs a remark and keeps it in the run."""
-
-    def record(self, marker: Marker, start_ns: int, end_ns: int) -> None:
-        """Add a span whose two ends are known."""
-
-
 @dataclass(eq=False)
 class Ended:
     """What recorders know of a span that ended: numbers, and functions that know more later."""
@@ -128,7 +117,7 @@ class Capture:
         recorders: What to drive.
     """
 
-    def __init__(self, run: Run, folder: Path, recorders: Sequence[Recorder]) -> None:
+    def __init__(self, run: "Session", folder: Path, recorders: Sequence[Recorder]) -> None:
         self.is_open = False
         self._run, self._folder = run, folder
         self._recorders = self._all = self._own = tuple(recorders)
@@ -365,10 +354,6 @@ def _steps_text(config: ProfilerConfig) -> str:
         block = config.integrated
         return f"{block.profile_step_start} up to {block.profile_step_end - 1}"
     return str(config.steps)
-
-
-GENERATION = "actor_generate"
-"""The stage whose tokens are counted."""
 
 
 class TokenWindow:
