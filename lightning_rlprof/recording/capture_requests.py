@@ -19,7 +19,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.recording.anomalies import MOST_FOR_ALL, Anomalies, Anomaly, choose, facts_of
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.open_spans import Span
-from lightning_rlprof.recording.recorders.registry import build_capturing, unmet
+from lightning_rlprof.recording.recorders.registry import build_recorders, unmet
 from lightning_rlprof.records.capture_request import (
     CaptureRequest,
     decode_request,
@@ -236,7 +236,7 @@ class CaptureRequests:
         self._count += 1
         try:
             config = requested(self._own, request)
-            recorders = build_capturing(config, self._run.header)
+            recorders = build_recorders(config, self._run.header, always=False)
         except (RlprofError, ValidationError) as error:
             why = explain(error) if isinstance(error, ValidationError) else error
             self._cannot(request, f"{why}")

@@ -27,11 +27,11 @@ def built(monkeypatch):
     """Recorders that requests got, in order."""
     found = []
 
-    def build(config, header):
+    def build(config, header, **_):
         found.append(FakeRecorder())
         return found[-1:]
 
-    monkeypatch.setattr(capture_requests, "build_capturing", build)
+    monkeypatch.setattr(capture_requests, "build_recorders", build)
     return found
 
 
@@ -175,10 +175,10 @@ def test_a_request_while_a_capture_is_open_is_noted(start, clock, built):
 
 
 def test_a_profiler_that_cannot_work_is_noted(start, clock, monkeypatch):
-    def build(config, header):
+    def build(config, header, **_):
         raise RecorderError("nsys has the device")
 
-    monkeypatch.setattr(capture_requests, "build_capturing", build)
+    monkeypatch.setattr(capture_requests, "build_recorders", build)
     session = start()
     ask(session, 3)
     look(session, clock)

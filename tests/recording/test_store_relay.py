@@ -129,7 +129,7 @@ def test_without_a_process_group_there_is_no_store():
 
 @pytest.fixture
 def built(monkeypatch):
-    monkeypatch.setattr(capture_requests, "build_capturing", lambda *_: [FakeRecorder()])
+    monkeypatch.setattr(capture_requests, "build_recorders", lambda *_, **__: [FakeRecorder()])
 
 
 def test_a_rank_captures_what_another_host_asks_for_once(start, clock, monkeypatch, relay, built):

@@ -9,11 +9,6 @@ from lightning_rlprof.system.process import limit_bytes, pages, resident_bytes
 _CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
 
 
-def host_rss_bytes() -> int | None:
-    """Return the memory of this process that is resident on the host, in bytes; None off Linux."""
-    return resident_bytes()
-
-
 class HostMemory:
     """Counters of resident memory for the steps of one thread: 2 µs per step.
 

@@ -1,6 +1,7 @@
 """Choose a run's recorders from its configuration and device, and build them."""
 
 from importlib import import_module
+from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.recorders.base import Recorder
@@ -68,27 +69,31 @@ def unmet(config: ProfilerConfig, device: str) -> str | None:
     return None
 
 
-def build_recorders(config: ProfilerConfig, header: Header) -> list[Recorder]:
+def build_recorders(
+    config: ProfilerConfig, header: Header, *, always: bool = True
+) -> list[Recorder]:
     """Build the recorders that `recorder_names` names for this rank.
+
+    Args:
+        config: What to record.
+        header: Describes the rank.
+        always: Whether those that work outside of captures are among them.
 
     Raises:
         RecorderError: One of them cannot work on this machine.
     """
     names = recorder_names(config, header.device, header.rank)
-    return [build_recorder(name, config, header) for name in names]
+    built: list[Recorder] = []
+    for name in names if always else _captured(config, header.device):
+        found = build_recorder(name, config, header)
+        built += found if isinstance(found, list) else [found]
+    return built
 
 
-def build_capturing(config: ProfilerConfig, header: Header) -> list[Recorder]:
-    """Build the recorders of captures alone, without those that work outside of them.
+def build_recorder(name: str, config: ProfilerConfig, header: Header) -> Any:
+    """Return the recorder of a name, or a list of several.
 
-    Raises:
-        RecorderError: One of them cannot work on this machine.
+    Its module is imported here, so that a run loads only its own.
     """
-    return [build_recorder(name, config, header) for name in _captured(config, header.device)]
-
-
-def build_recorder(name: str, config: ProfilerConfig, header: Header) -> Recorder:
-    """Build one recorder by its name; its module is imported here, so a run loads only its own."""
     module = "torch_profiler.recorder" if name == "torch_profiler" else name
-    recorder: Recorder = import_module(f"{__package__}.{module}").build(config, header)
-    return recorder
+    return import_module(f"{__package__}.{module}").build(config, header)
