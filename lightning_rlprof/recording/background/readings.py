@@ -1,24 +1,22 @@
-"""What is read of the machine, its container, this process and its device; and how it is rated."""
+"""What is read of the machine, its container, this process and its device; how totals are rated."""
 
 import ctypes
 import hashlib
 import importlib
 import os
 import re
-import shutil
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import described
 
-_MOST = 1 << 16  # bytes of a file
+_MOST_BYTES = 1 << 16  # of a file
 _SECTOR = 512  # bytes, of /proc/diskstats whatever the disk
 _NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit"
 _VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
@@ -28,25 +26,15 @@ _SM_CLOCK, _OF_GPU = 1, 0
 _POWER = 0x4 | 0x80  # software power cap, power brake of the hardware
 _HEAT = 0x20 | 0x40  # by software, by hardware
 _HARDWARE = 0x8  # one of the two, or the current
-LIBRARY = "libdcmi.so"
+
+_DCMI = "libdcmi.so"
 _PLACES = (
-    LIBRARY,
-    f"/usr/local/dcmi/{LIBRARY}",
-    f"/usr/local/Ascend/driver/lib64/driver/{LIBRARY}",
+    _DCMI,
+    f"/usr/local/dcmi/{_DCMI}",
+    f"/usr/local/Ascend/driver/lib64/driver/{_DCMI}",
 )
 _AI_CORE = 2
 _MIB = 2**20
-_EVERY_S = 60.0  # npu-smi is a process, which takes far more than a call
-_NPU_SMI_TIMEOUT_S = 10.0
-
-_COMMON = {
-    "Aicore Usage Rate(%)": "device_busy_percent",
-    "NPU Real-time Power(W)": "device_power_watts",
-    "Temperature(C)": "device_temperature_celsius",
-    "Aicore curFreq(MHZ)": "device_clock_mhz",
-    "Aicore Freq(MHZ)": "device_max_clock_mhz",
-}
-
 
 Number = int | float
 
@@ -109,6 +97,7 @@ class HostFiles:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._open: dict[str, int] = {}
+        self._found: dict[str, Any] = {}
 
     def read(self, path: str) -> str:
         """Return the content of a file. Raises OSError."""
@@ -116,11 +105,17 @@ class HostFiles:
         if number is None:
             number = os.open(self.place(path), os.O_RDONLY | os.O_CLOEXEC)
             self._open[path] = number
-        return os.pread(number, _MOST, 0).decode("ascii", "replace")
+        return os.pread(number, _MOST_BYTES, 0).decode("ascii", "replace")
 
     def place(self, path: str) -> Path:
         """Return where a file or folder is."""
         return self._root / path.lstrip("/")
+
+    def once(self, what: str, find: Callable[["HostFiles"], Any]) -> Any:
+        """Return what is looked for once, such as the names of the disks."""
+        if what not in self._found:
+            self._found[what] = find(self)
+        return self._found[what]
 
     def close(self) -> None:
         """Close all files."""
@@ -164,19 +159,23 @@ class HostClaim:
 
 def process_parts(files: HostFiles) -> list[Part]:
     """Return what is read of this process."""
-    return [Part("process", lambda: _process(files))]
+    return [Part("process", partial(_process, files))]
 
 
 def host_parts(files: HostFiles) -> list[Part]:
     """Return what is read of the machine and of the container."""
-    return [
-        Part("host CPU", lambda: _host_cpu(files)),
-        Part("host memory", lambda: _host_memory(files)),
-        Part("swap", lambda: _swap(files)),
-        Part("disk", _Disks(files).read),
-        Part("network", _Network(files).read),
-        *_container_parts(files),
-    ]
+    reads: dict[str, Callable[..., Reading]] = {
+        "host CPU": _host_cpu,
+        "host memory": _host_memory,
+        "swap": _swap,
+        "disk": _disks,
+        "network": _network,
+        "CPU of the container": partial(_in_cgroup, "cpuacct", _container_cpu),
+        "CPU quota": partial(_in_cgroup, "cpu", _quota),
+        "memory limit": partial(_in_cgroup, "memory", _memory_limit),
+    }
+    reads |= {f"{kind} pressure": partial(_pressure, kind) for kind in ("cpu", "memory", "io")}
+    return [Part(name, partial(read, files)) for name, read in reads.items()]
 
 
 def _ticks() -> int:
@@ -198,7 +197,7 @@ def _process(files: HostFiles) -> Reading:
 def _host_cpu(files: HostFiles) -> Reading:
     content = files.read("/proc/stat")
     ticks = [int(each) for each in content.partition("\n")[0].split()[1:9]]  # guests are in user
-    idle = ticks[3] + (ticks[4] if len(ticks) > 4 else 0)  # and waiting for a disk
+    idle = ticks[3] + ticks[4]  # and waiting for a disk
     busy, count = sum(ticks) - idle, len(re.findall(r"^cpu\d", content, re.MULTILINE))
     return Reading(
         {
@@ -211,20 +210,12 @@ def _host_cpu(files: HostFiles) -> Reading:
 
 def _numbers(text: str) -> dict[str, int]:
     """Return the first number of each line by the word before it, without a colon."""
-    found = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[1].isdecimal():
-            found[words[0].rstrip(":")] = int(words[1])
-    return found
+    return {name: int(number) for name, number in re.findall(r"^(\w+):?[ \t]+(\d+)", text, re.M)}
 
 
 def _host_memory(files: HostFiles) -> Reading:
-    return Reading(
-        values={
-            "host_available_bytes": _numbers(files.read("/proc/meminfo"))["MemAvailable"] * 1024
-        }
-    )
+    free = _numbers(files.read("/proc/meminfo"))["MemAvailable"]
+    return Reading(values={"host_available_bytes": free * 1024})
 
 
 def _swap(files: HostFiles) -> Reading:
@@ -237,64 +228,52 @@ def _swap(files: HostFiles) -> Reading:
     )
 
 
-class _Disks:
-    """Bytes of whole disks: those of partitions and of mapped devices would count twice."""
-
-    def __init__(self, files: HostFiles) -> None:
-        self._files = files
-        self._names: set[str] = set()
-
-    def read(self) -> Reading:
-        if not self._names:
-            self._names = {
-                path.name
-                for path in self._files.place("/sys/block").iterdir()
-                if not path.name.startswith(_VIRTUAL_DISKS)
-            }
-            if not self._names:
-                raise OSError("there is no disk")
-        read = written = 0
-        for line in self._files.read("/proc/diskstats").splitlines():
-            words = line.split()
-            if len(words) > 9 and words[2] in self._names:
-                read, written = read + int(words[5]), written + int(words[9])
-        return Reading(
-            {
-                "disk_read_bytes_per_s": Total(read * _SECTOR),
-                "disk_write_bytes_per_s": Total(written * _SECTOR),
-            }
-        )
+def _disks(files: HostFiles) -> Reading:
+    names = files.once("disks", _disk_names)
+    lines = map(str.split, files.read("/proc/diskstats").splitlines())
+    own = [words for words in lines if len(words) > 9 and words[2] in names]
+    return Reading(
+        {
+            "disk_read_bytes_per_s": Total(sum(int(words[5]) for words in own) * _SECTOR),
+            "disk_write_bytes_per_s": Total(sum(int(words[9]) for words in own) * _SECTOR),
+        }
+    )
 
 
-class _Network:
-    """Bytes of the machine's interfaces; in a container, which has none of them, of its own."""
-
-    def __init__(self, files: HostFiles) -> None:
-        self._files = files
-        self._names: set[str] | None = None
-
-    def read(self) -> Reading:
-        lines = self._files.read("/proc/net/dev").splitlines()[2:]
-        found = {name.strip(): rest.split() for name, _, rest in (x.partition(":") for x in lines)}
-        if self._names is None:
-            real = {
-                name
-                for name in found
-                if self._files.place(f"/sys/class/net/{name}/device").exists()
-            }
-            self._names = real or {*found} - {"lo"}
-        own = [found[name] for name in self._names if name in found]
-        if not own:
-            raise OSError("there is no network interface")
-        return Reading(
-            {
-                "network_received_bytes_per_s": Total(sum(int(each[0]) for each in own)),
-                "network_sent_bytes_per_s": Total(sum(int(each[8]) for each in own)),
-            }
-        )
+def _disk_names(files: HostFiles) -> set[str]:
+    """Return whole disks: bytes of partitions and of mapped devices would count twice."""
+    found = {path.name for path in files.place("/sys/block").iterdir()}
+    names = {name for name in found if not name.startswith(_VIRTUAL_DISKS)}
+    if not names:
+        raise OSError("there is no disk")
+    return names
 
 
-# ---- the container: cgroup v2, or the controllers of v1
+def _network(files: HostFiles) -> Reading:
+    names, found = files.once("network", _interface_names), _interfaces(files)
+    own = [found[name] for name in names if name in found]
+    if not own:
+        raise OSError("there is no network interface")
+    return Reading(
+        {
+            "network_received_bytes_per_s": Total(sum(int(each[0]) for each in own)),
+            "network_sent_bytes_per_s": Total(sum(int(each[8]) for each in own)),
+        }
+    )
+
+
+def _interfaces(files: HostFiles) -> dict[str, list[str]]:
+    lines = (line.partition(":") for line in files.read("/proc/net/dev").splitlines()[2:])
+    return {name.strip(): rest.split() for name, _, rest in lines}
+
+
+def _interface_names(files: HostFiles) -> set[str]:
+    """Return the machine's interfaces; in a container, which has none of them, its own."""
+    found = {*_interfaces(files)}
+    real = {name for name in found if files.place(f"/sys/class/net/{name}/device").exists()}
+    return real or found - {"lo"}
+
+
 def cgroup_folders(files: HostFiles, controller: str) -> Iterator[tuple[str, bool]]:
     """Yield the folder of this process's cgroup and those around it, and whether they are of v2.
 
@@ -329,268 +308,222 @@ def _upwards(root: str, point: str, path: str) -> Iterator[str]:
         yield "/".join([point.rstrip("/"), *parts[:size]])
 
 
-def _first(
-    files: HostFiles, controller: str, has: Callable[[str, bool], bool]
-) -> tuple[str, bool] | None:
-    """Return the innermost cgroup folder that has something; None if none of them has it.
+ReadOwn = Callable[[str], str]
+"""Reads a file of a cgroup's folder by its name."""
 
-    Raises OSError if no folder says whether it has.
+
+def _in_cgroup(
+    controller: str, of: Callable[[ReadOwn, bool], Reading | None], files: HostFiles
+) -> Reading:
+    """Return what the innermost cgroup says that has something; nothing if none of them has it.
+
+    Args:
+        controller: Of cgroup v1.
+        of: Returns what a cgroup says, given how to read its files and whether it is of v2; None
+            if it has nothing, as without a limit. Raises OSError if it does not say.
+        files: Those of the machine.
     """
+    found = files.once(controller, partial(_cgroup_with, controller, of))
+    return Reading() if found is None else of(*found) or Reading()
+
+
+def _cgroup_with(
+    controller: str, of: Callable[[ReadOwn, bool], Reading | None], files: HostFiles
+) -> tuple[ReadOwn, bool] | None:
     said = False
     for folder, is_v2 in cgroup_folders(files, controller):
+        read = partial(_read_in, files, folder)
         with suppress(OSError):
-            if has(folder, is_v2):
-                return folder, is_v2
+            if of(read, is_v2) is not None:
+                return read, is_v2
             said = True
     if not said:
         raise OSError("no cgroup has it")
     return None
 
 
-def _container_parts(files: HostFiles) -> list[Part]:
-    parts = [
-        Part("CPU of the container", _Found(lambda: _container_cpu(files)).read),
-        Part("CPU quota", _Found(lambda: _quota(files)).read),
-        Part("memory limit", _Found(lambda: _memory_limit(files)).read),
-    ]
-    for resource in ("cpu", "memory", "io"):
-        found = _Found(lambda resource=resource: _pressure(files, resource))  # type: ignore[misc]
-        parts.append(Part(f"{resource} pressure", found.read))
-    return parts
+def _read_in(files: HostFiles, folder: str, name: str) -> str:
+    return files.read(f"{folder}/{name}")
 
 
-class _Found:
-    """A part whose file is looked for once."""
-
-    def __init__(self, find: Callable[[], Callable[[], Reading]]) -> None:
-        self._find = find
-        self._read: Callable[[], Reading] | None = None
-
-    def read(self) -> Reading:
-        if self._read is None:
-            self._read = self._find()
-        return self._read()
+def _container_cpu(read: ReadOwn, is_v2: bool) -> Reading:
+    used = (
+        _numbers(read("cpu.stat"))["usage_usec"] / 1e6
+        if is_v2
+        else int(read("cpuacct.usage")) / 1e9
+    )
+    return Reading({"container_cpu_cores": Total(used)})
 
 
-def _container_cpu(files: HostFiles) -> Callable[[], Reading]:
-    def has(folder: str, is_v2: bool) -> bool:
-        return bool(files.read(f"{folder}/{'cpu.stat' if is_v2 else 'cpuacct.usage'}"))
-
-    found = _first(files, "cpuacct", has)
-    if found is None:
-        return Reading
-    folder, is_v2 = found
-
-    def read() -> Reading:
-        if is_v2:
-            used = _numbers(files.read(f"{folder}/cpu.stat"))["usage_usec"] / 1e6
-        else:
-            used = int(files.read(f"{folder}/cpuacct.usage")) / 1e9
-        return Reading({"container_cpu_cores": Total(used)})
-
-    return read
+def _quota(read: ReadOwn, is_v2: bool) -> Reading | None:
+    names = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+    quota, period = " ".join(map(read, names)).split()
+    if not quota.isdecimal():
+        return None
+    # Not the time: it is summed over CPUs, and may be longer than the time that has passed.
+    stat = _numbers(read("cpu.stat"))
+    return Reading(
+        {"cpu_throttled_percent": Total(100 * stat["nr_throttled"], per=stat["nr_periods"])},
+        {"cpu_quota_cores": int(quota) / int(period)},
+    )
 
 
-def _quota_cores(files: HostFiles, folder: str, is_v2: bool) -> float | None:
-    """Return the quota of a cgroup; None without one."""
-    if is_v2:
-        quota, period = files.read(f"{folder}/cpu.max").split()
-    else:
-        quota = files.read(f"{folder}/cpu.cfs_quota_us").strip()
-        period = files.read(f"{folder}/cpu.cfs_period_us").strip()
-    return int(quota) / int(period) if quota.isdecimal() else None
+def _memory_limit(read: ReadOwn, is_v2: bool) -> Reading | None:
+    text = read("memory.max" if is_v2 else "memory.limit_in_bytes").strip()
+    if text == "max" or int(text) >= _NO_LIMIT:
+        return None
+    used = int(read("memory.current" if is_v2 else "memory.usage_in_bytes"))
+    inactive = "inactive_file" if is_v2 else "total_inactive_file"
+    freed = _numbers(read("memory.stat")).get(inactive, 0)
+    return Reading(
+        values={
+            "container_memory_bytes": max(used - freed, 0),
+            "container_memory_limit_bytes": int(text),
+        }
+    )
 
 
-def _quota(files: HostFiles) -> Callable[[], Reading]:
-    def has(folder: str, is_v2: bool) -> bool:
-        return _quota_cores(files, folder, is_v2) is not None
-
-    found = _first(files, "cpu", has)
-    if found is None:  # no quota is set, so there is nothing to sample
-        return Reading
-    folder, is_v2 = found
-
-    def read() -> Reading:
-        # Not the time: it is summed over CPUs, and may be longer than the time that has passed.
-        stat = _numbers(files.read(f"{folder}/cpu.stat"))
-        cores = _quota_cores(files, folder, is_v2)
-        return Reading(
-            {"cpu_throttled_percent": Total(100 * stat["nr_throttled"], per=stat["nr_periods"])},
-            {} if cores is None else {"cpu_quota_cores": cores},
-        )
-
-    return read
+def _pressure(resource: str, files: HostFiles) -> Reading:
+    """Return the pressure of the container, else that of the machine."""
+    path = files.once(f"{resource} pressure", partial(_pressure_file, resource))
+    lines = dict(line.split(" ", 1) for line in files.read(path).splitlines())
+    names = {"some": f"{resource}_pressure_percent"}
+    if resource != "cpu":  # of CPUs, "full" means nothing for a machine
+        names["full"] = f"{resource}_full_pressure_percent"
+    return Reading(
+        {
+            name: Total(int(lines[kind].rpartition("total=")[2]) / 1e4)
+            for kind, name in names.items()
+            if kind in lines
+        }
+    )
 
 
-def _memory_limit(files: HostFiles) -> Callable[[], Reading]:
-    def limit(folder: str, is_v2: bool) -> int:
-        text = files.read(f"{folder}/{'memory.max' if is_v2 else 'memory.limit_in_bytes'}")
-        return _NO_LIMIT if text.strip() == "max" else int(text)
-
-    def has(folder: str, is_v2: bool) -> bool:
-        return limit(folder, is_v2) < _NO_LIMIT
-
-    found = _first(files, "memory", has)
-    if found is None:  # no limit is set
-        return Reading
-    folder, is_v2 = found
-
-    def read() -> Reading:
-        used = int(files.read(f"{folder}/{'memory.current' if is_v2 else 'memory.usage_in_bytes'}"))
-        inactive = "inactive_file" if is_v2 else "total_inactive_file"
-        freed = _numbers(files.read(f"{folder}/memory.stat")).get(inactive, 0)
-        return Reading(
-            values={
-                "container_memory_bytes": max(used - freed, 0),
-                "container_memory_limit_bytes": limit(folder, is_v2),
-            }
-        )
-
-    return read
-
-
-def _pressure(files: HostFiles, resource: str) -> Callable[[], Reading]:
-    """Read the pressure of the container, else that of the machine."""
-
-    def has(folder: str, is_v2: bool) -> bool:
-        return is_v2 and bool(files.read(f"{folder}/{resource}.pressure"))
-
-    path = f"/proc/pressure/{resource}"
+def _pressure_file(resource: str, files: HostFiles) -> str:
     with suppress(OSError):
-        if found := _first(files, resource, has):
-            path = f"{found[0]}/{resource}.pressure"
-
-    def read() -> Reading:
-        lines = dict(line.split(" ", 1) for line in files.read(path).splitlines())
-        names = {"some": f"{resource}_pressure_percent"}
-        if resource != "cpu":  # of CPUs, "full" means nothing for a machine
-            names["full"] = f"{resource}_full_pressure_percent"
-        return Reading(
-            {
-                name: Total(int(lines[kind].rpartition("total=")[2]) / 1e4)
-                for kind, name in names.items()
-                if kind in lines
-            }
-        )
-
-    return read
+        for folder, is_v2 in cgroup_folders(files, resource):
+            with suppress(OSError):
+                if is_v2 and files.read(path := f"{folder}/{resource}.pressure"):
+                    return path
+    return f"/proc/pressure/{resource}"
 
 
 def nvidia_part(index: int, uuid: str | None) -> Part:
-    """Return how a GPU is read.
+    """Return how a GPU is read: by NVML, through the package ``pynvml`` (``nvidia-ml-py``).
 
     Args:
         index: The number that torch gives it.
         uuid: NVML's numbers are not torch's, which follow CUDA_VISIBLE_DEVICES.
     """
-    return Part("NVML", _Nvml(index, uuid).read, index)
+    return Part("NVML", _Nvml(uuid).read, index)
 
 
 class _Nvml:
-    """Ask NVML, one function after the other; one that fails the first time is not asked again."""
+    """Ask NVML, one question after the other; one that fails the first time is not asked again."""
 
-    def __init__(self, index: int, uuid: str | None) -> None:
-        self._index, self._uuid = index, uuid
-        self._nvml: Any = None
-        self._handle: Any = None
-        self._asked: list[Callable[[], Reading]] = []
+    def __init__(self, uuid: str | None) -> None:
+        self._uuid = uuid
+        self._device: tuple[Any, Any] | None = None  # the library, and its handle
+        self._asked = dict(_QUESTIONS)
         self._has_read = False
 
     def read(self) -> Reading:
         """Return all that can be read. Raises if nothing can."""
-        if self._nvml is None:
-            self._open()
-        totals: dict[str, Total] = {}
-        values: dict[str, Number] = {}
-        failed: list[Callable[[], Reading]] = []
-        why: Exception | None = None
-        for ask in self._asked:
+        if self._device is None:
+            self._device = _nvml_device(self._uuid)
+        found: dict[str, Number | Total] = {}
+        for name, ask in tuple(self._asked.items()):
             try:
-                found = ask()
+                found[name] = ask(*self._device)
             except Exception as error:  # NVMLError, or a pynvml that lacks the function
-                failed.append(ask)
                 why = error
-                continue
-            totals.update(found.totals)
-            values.update(found.values)
-        if why is not None and len(failed) == len(self._asked):
+                if not self._has_read:
+                    del self._asked[name]
+        if not found:
             raise why
-        if not self._has_read:
-            self._asked = [ask for ask in self._asked if ask not in failed]
-            self._has_read = True
-        return Reading(totals, values)
-
-    def _open(self) -> None:
-        try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError:
-            raise OSError("pynvml is not installed: pip install nvidia-ml-py") from None
-        nvml.nvmlInit()
-        self._handle = self._find(nvml)
-        self._nvml = nvml
-        self._asked = [
-            self._utilization,
-            self._memory,
-            self._power,
-            self._clock,
-            self._max_clock,
-            self._temperature,
-            self._throttling,
-        ]
-
-    def _find(self, nvml: Any) -> Any:
-        if self._uuid is None:
-            raise OSError("torch does not tell the UUID of its device")
-        failed: Exception | None = None
-        for kind in ("GPU", "MIG"):
-            name = self._uuid if self._uuid.startswith(("GPU-", "MIG-")) else f"{kind}-{self._uuid}"
-            try:
-                return nvml.nvmlDeviceGetHandleByUUID(name.encode())
-            except Exception as error:
-                failed = failed or error
-        raise OSError(f"no device {self._uuid} ({described(failed)})")  # type: ignore[arg-type]
-
-    def _utilization(self) -> Reading:
-        used = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
-        return Reading(values={"device_busy_percent": used.gpu})
-
-    def _memory(self) -> Reading:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
-        return Reading(values={"device_memory_used_bytes": memory.used})
-
-    def _power(self) -> Reading:
-        """Ask for the energy, whose growth is the mean power; of old GPUs for the power."""
-        try:
-            energy = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-        except Exception:
-            power = self._nvml.nvmlDeviceGetPowerUsage(self._handle)
-            return Reading(values={"device_power_watts": power / 1000})
-        return Reading({"device_power_watts": Total(energy / 1000)})
-
-    def _clock(self) -> Reading:
-        clock = self._nvml.nvmlDeviceGetClockInfo(self._handle, _SM_CLOCK)
-        return Reading(values={"device_clock_mhz": clock})
-
-    def _max_clock(self) -> Reading:
-        clock = self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, _SM_CLOCK)
-        return Reading(values={"device_max_clock_mhz": clock})
-
-    def _temperature(self) -> Reading:
-        heat = self._nvml.nvmlDeviceGetTemperature(self._handle, _OF_GPU)
-        return Reading(values={"device_temperature_celsius": heat})
-
-    def _throttling(self) -> Reading:
-        nvml = self._nvml
-        ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        ask = ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # until 2023
-        bits = ask(self._handle)
+        self._has_read = True
+        totals = {name: each for name, each in found.items() if isinstance(each, Total)}
         return Reading(
-            values={
-                "device_power_throttled": int(bool(bits & _POWER)),
-                "device_thermal_throttled": int(bool(bits & _HEAT)),
-                "device_hardware_slowdown": int(bool(bits & _HARDWARE)),
-            }
+            totals, {name: each for name, each in found.items() if not isinstance(each, Total)}
         )
+
+
+def _nvml_device(uuid: str | None) -> tuple[Any, Any]:
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        raise OSError("pynvml is not installed: pip install nvidia-ml-py") from None
+    nvml.nvmlInit()
+    if uuid is None:
+        raise OSError("torch does not tell the UUID of its device")
+    failed: Exception | None = None
+    for kind in ("GPU", "MIG"):
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"{kind}-{uuid}"
+        try:
+            return nvml, nvml.nvmlDeviceGetHandleByUUID(name.encode())
+        except Exception as error:
+            failed = failed or error
+    raise OSError(f"no device {uuid} ({described(failed)})")  # type: ignore[arg-type]
+
+
+def _power(nvml: Any, handle: Any) -> Number | Total:
+    """Ask for the energy, whose growth is the mean power; of old GPUs for the power."""
+    try:
+        return Total(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
+    except Exception:
+        return float(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+
+
+def _slowed(reasons: int, nvml: Any, handle: Any) -> int:
+    """Return whether one of some reasons lowers the clock."""
+    ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    ask = ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # until 2023
+    return int(bool(ask(handle) & reasons))
+
+
+_QUESTIONS: dict[str, Callable[[Any, Any], Number | Total]] = {
+    "device_busy_percent": lambda nvml, own: nvml.nvmlDeviceGetUtilizationRates(own).gpu,
+    "device_memory_used_bytes": lambda nvml, own: nvml.nvmlDeviceGetMemoryInfo(own).used,
+    "device_power_watts": _power,
+    "device_clock_mhz": lambda nvml, own: nvml.nvmlDeviceGetClockInfo(own, _SM_CLOCK),
+    "device_max_clock_mhz": lambda nvml, own: nvml.nvmlDeviceGetMaxClockInfo(own, _SM_CLOCK),
+    "device_temperature_celsius": lambda nvml, own: nvml.nvmlDeviceGetTemperature(own, _OF_GPU),
+    "device_power_throttled": partial(_slowed, _POWER),
+    "device_thermal_throttled": partial(_slowed, _HEAT),
+    "device_hardware_slowdown": partial(_slowed, _HARDWARE),
+}
+
+
+def ascend_part(index: int, uuid: str | None) -> Part:
+    """Return how an NPU is read, by DCMI, the driver's C library.
+
+    ``index`` is the number that torch_npu gives it.
+    """
+    opened: list[_Dcmi] = []
+
+    def read() -> Reading:
+        if not opened:
+            opened.append(_Dcmi(_logic_id(index)))
+        return opened[0].read()
+
+    return Part("NPU", read, index)
+
+
+def _logic_id(index: int) -> int:
+    """Return the number of a device on its host."""
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")
+    numbers = [int(each) for each in visible.split(",") if each.strip().isdecimal()]
+    return numbers[index] if index < len(numbers) else index
+
+
+def _dcmi() -> ctypes.CDLL:
+    failed = OSError(_DCMI)
+    for place in _PLACES:
+        try:
+            return ctypes.CDLL(place)
+        except OSError as error:
+            failed = error
+    raise OSError(f"{_DCMI}: {described(failed)}")
 
 
 class _AiCore(ctypes.Structure):
@@ -607,54 +540,15 @@ class _Hbm(ctypes.Structure):
     )
 
 
-def ascend_part(index: int, uuid: str | None) -> Part:
-    """Return how an NPU is read; ``index`` is the number that torch_npu gives it."""
-    return Part("NPU", _Npu(_logic_id(index)).read, index)
-
-
-def _logic_id(index: int) -> int:
-    """Return the number of a device on its host."""
-    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")
-    numbers = [int(each) for each in visible.split(",") if each.strip().isdecimal()]
-    return numbers[index] if index < len(numbers) else index
-
-
-class _Npu:
-    def __init__(self, logic_id: int) -> None:
-        self._logic_id = logic_id
-        self._ask: Callable[[], Reading] | None = None
-
-    def read(self) -> Reading:
-        if self._ask is None:
-            try:
-                self._ask = Dcmi(_library(), self._logic_id).read
-            except OSError as error:
-                program = shutil.which("npu-smi")
-                if program is None:
-                    raise OSError(f"{error}; npu-smi is not on PATH") from None
-                self._ask = NpuSmi(program, self._logic_id).read
-        return self._ask()
-
-
-def _library() -> ctypes.CDLL:
-    failed = OSError(LIBRARY)
-    for place in _PLACES:
-        try:
-            return ctypes.CDLL(place)
-        except OSError as error:
-            failed = error
-    raise OSError(f"{LIBRARY}: {described(failed)}")
-
-
-class Dcmi:
+class _Dcmi:
     """Ask the driver's library; a question that it does not answer is left out.
 
     Raises:
-        OSError: It does not know the device.
+        OSError: It is not there, or does not know the device.
     """
 
-    def __init__(self, library: ctypes.CDLL, logic_id: int) -> None:
-        self._library = library
+    def __init__(self, logic_id: int) -> None:
+        self._library = library = _dcmi()
         if status := library.dcmi_init():
             raise OSError(f"dcmi_init returned {status}")
         card, device = ctypes.c_int(), ctypes.c_int()
@@ -694,57 +588,3 @@ class Dcmi:
             return False
         *given, answer = arguments
         return not function(*self._of, *given, ctypes.byref(answer))
-
-
-class NpuSmi:
-    """Run ``npu-smi info`` once a minute; between two runs nothing new is known.
-
-    Raises:
-        OSError: It fails, or does not list the device.
-    """
-
-    def __init__(
-        self, program: str, logic_id: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._program, self._clock = program, clock
-        self._next = clock()
-        card, chip = _card_of(self._run("info", "-m"), logic_id)
-        self._command = ("info", "-t", "common", "-i", card, "-c", chip)
-
-    def read(self) -> Reading:
-        """Return what it printed, nothing until the minute has passed."""
-        if self._clock() < self._next:
-            return Reading()
-        self._next = self._clock() + _EVERY_S
-        values = {}
-        for line in self._run(*self._command).splitlines():
-            name, _, text = line.partition(" : ")
-            if name.strip() in _COMMON and re.fullmatch(r"\d+(\.\d+)?", text.strip()):
-                values[_COMMON[name.strip()]] = float(text)
-        if not values:
-            raise OSError("npu-smi prints none of the metrics")
-        return Reading(values=values)
-
-    def _run(self, *arguments: str) -> str:
-        try:
-            done = subprocess.run(
-                [self._program, *arguments],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_NPU_SMI_TIMEOUT_S,
-                check=True,
-            )
-        except subprocess.SubprocessError as error:
-            raise OSError(f"npu-smi {' '.join(arguments)}: {described(error)}") from None
-        return done.stdout
-
-
-def _card_of(table: str, logic_id: int) -> tuple[str, str]:
-    """Return card and chip of a device by the table that ``npu-smi info -m`` prints."""
-    for line in table.splitlines():
-        words = line.split()
-        if len(words) > 3 and words[0].isdecimal() and words[2] == str(logic_id):
-            return words[0], words[1]
-    raise OSError(f"npu-smi does not list device {logic_id}")
