@@ -24,8 +24,7 @@ from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording import annotations, capture, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
-from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
-from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.recording.background.sampler import Background, CpuWait, HostMemory
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.capture_requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange

@@ -1,7 +1,8 @@
-"""Sample host and device once a second on a daemon thread, and count garbage collections."""
+"""Sample host and device once a second on a daemon thread; what steps count of this process."""
 
 import gc
 import logging
+import os
 import threading
 import time
 from _thread import get_ident
@@ -28,6 +29,7 @@ from lightning_rlprof.recording.background.readings import (
 from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE
 from lightning_rlprof.records.run_directory import MetricsLine
+from lightning_rlprof.system.process import limit_bytes, pages, resident_bytes
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,6 @@ MOST_SHARE = 0.001
 
 _STOP_S = 5.0
 _DEVICES: dict[str, Callable[[int, str | None], Part]] = {"cuda": nvidia_part, "npu": ascend_part}
-
 _CONSTANT = {
     "host_cpu_count",
     "cpu_quota_cores",
@@ -49,6 +50,7 @@ LONG_NS = 1_000_000
 
 _MOST_EVENTS = 1 << 17  # two per collection, between two calls of `GcPauses.take`
 _MOST_PAUSES = 1 << 12  # long ones between two steps
+_CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
 
 
 Device = tuple[int, str | None]
@@ -308,3 +310,74 @@ class GcPauses:
             self._ns = self._count = 0
             self._long.clear()
         return found
+
+
+class _OpenFile:
+    """A file of ``/proc`` that stays open: to open it at every step takes ten times as long."""
+
+    def __init__(self, path: str) -> None:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the file; further calls do nothing."""
+        number, self._file = self._file, -1
+        if number >= 0:
+            os.close(number)
+
+    def _read(self) -> bytes:
+        return os.pread(self._file, 80, 0)
+
+
+class HostMemory(_OpenFile):
+    """Counters of resident memory for the steps of one thread: 2 µs per step."""
+
+    def __init__(self) -> None:
+        super().__init__("/proc/self/statm")
+        self._children_at = 0
+        self._limit = limit_bytes()
+
+    def counters(self) -> dict[str, int]:
+        """Return ``host_rss_bytes``, and ``children_rss_bytes`` at most every 100 ms.
+
+        Children are those that the calling thread started, such as DataLoader workers. Both are
+        left out where they are unknown. The first call also returns ``host_limit_bytes``: what the
+        container allows, else the memory of the machine.
+        """
+        found, now = self.own(), perf_counter_ns()
+        if found and self._limit is not None:
+            found["host_limit_bytes"], self._limit = self._limit, None
+        if now - self._children_at >= _CHILDREN_EVERY_NS:
+            self._children_at = now
+            with suppress(OSError), open("/proc/thread-self/children", encoding="ascii") as file:
+                sizes = [resident_bytes(pid) for pid in file.read().split()]
+                if known := [size for size in sizes if size is not None]:
+                    found["children_rss_bytes"] = sum(known)
+        return found
+
+    def own(self) -> dict[str, int]:
+        """Return ``host_rss_bytes``, nothing where it is unknown."""
+        with suppress(OSError, IndexError, ValueError):
+            return {"host_rss_bytes": pages(self._read())}
+        return {}
+
+
+class CpuWait(_OpenFile):
+    """The time that the calling thread waits for a CPU, as Linux counts it: 2 µs per step."""
+
+    def __init__(self) -> None:
+        super().__init__("/proc/thread-self/schedstat")
+        self._before = self._total()
+
+    def counters(self) -> dict[str, int]:
+        """Return ``cpu_wait_ns`` since the last call; nothing if it is unknown."""
+        before, self._before = self._before, self._total()
+        if before is None or self._before is None:
+            return {}
+        return {"cpu_wait_ns": max(self._before - before, 0)}
+
+    def _total(self) -> int | None:
+        with suppress(OSError, IndexError, ValueError):  # not Linux, or a kernel without it
+            return int(self._read().split()[1])
+        return None

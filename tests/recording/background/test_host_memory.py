@@ -13,8 +13,8 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import annotate, stage
-from lightning_rlprof.recording.background import host_usage
-from lightning_rlprof.recording.background.host_usage import HostMemory
+from lightning_rlprof.recording.background import sampler
+from lightning_rlprof.recording.background.sampler import HostMemory
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.system import process
 from lightning_rlprof.system.process import resident_bytes
@@ -54,7 +54,7 @@ def test_an_unreadable_host_has_no_memory(
 def test_children_are_added_up_at_most_every_100_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "kept = bytearray(b'x') * (64 << 20); print(1, flush=True); input()"
     now = [10**9]
-    monkeypatch.setattr(host_usage, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(sampler, "perf_counter_ns", lambda: now[0])
     memory = HostMemory()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
