@@ -35,7 +35,6 @@ from spans import make_work
 from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
-from lightning_rlprof.config.blocks import TorchProfilerConfig
 from lightning_rlprof.recording.recorders.torch_profiler.event_budget import HostMemory
 from lightning_rlprof.recording.recorders.torch_profiler.export import compress
 from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
@@ -54,11 +53,11 @@ CONTENTS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "cpu, shapes": {"record_shapes": True},
     "cpu, memory": {"with_memory": True},
-    "cpu, stack": {"tool": TorchProfilerConfig(with_stack=True)},
+    "cpu, stack": {"with_stack": True},
     ALL: {
         "record_shapes": True,
         "with_memory": True,
-        "tool": TorchProfilerConfig(with_stack=True),
+        "with_stack": True,
     },
 }
 WRITE, ISAL, GZIP, TORCH = "write plain", "isal, level 1", "gzip, level 6", "torch's own .json.gz"

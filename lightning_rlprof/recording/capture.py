@@ -289,8 +289,8 @@ class Capture:
         if config.per_stage and self.seen:
             seen = ", ".join(sorted(self.seen))
             wanted = f"no stage to capture began in those steps; stages there: {seen}"
-            if "actor_generate" in self.seen and (config.token_start or config.token_end):
-                wanted = f"actor_generate contained no span number {config.token_start or 0}"
+            if "actor_generate" in self.seen and config.tokens:
+                wanted = f"actor_generate contained no span number {config.tokens[0]}"
         return wanted
 
     def _end(self, token: _Token, *, windowed: bool = False) -> None:
@@ -357,7 +357,7 @@ def _steps_text(config: ProfilerConfig) -> str:
 
 
 class TokenWindow:
-    """Say when the capture of a generation opens and closes, where ``token_start`` or ``_end`` ask.
+    """Say when the capture of a generation opens and closes, where ``tokens`` asks for some.
 
     An iteration is a span directly inside of the stage, such as the model's forward, marked in the
     code or by ``wrap``. Of several names the one that comes first counts. Iterations begin at 0 in
@@ -368,8 +368,8 @@ class TokenWindow:
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
-        self._start, self._end = config.token_start or 0, config.token_end
-        self._on = config.token_start is not None or config.token_end is not None
+        self._on = config.tokens is not None
+        self._start, self._end = config.tokens or (0, None)
         self._armed = False
         self._name, self._number = "", 0
 

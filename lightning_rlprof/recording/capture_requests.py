@@ -42,7 +42,7 @@ LOOK_NS = 500_000_000
 _MOST = 20  # captures of a run that its configuration does not name
 _ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
 _STEPS = 2  # of an anomaly
-_CHOICES = ("roles", "ranks", "all_ranks", "steps", "discrete", "token_start", "token_end")
+_CHOICES = ("roles", "ranks", "steps", "discrete", "tokens")
 POLL_S = 0.5
 """How often the store is asked: an answer takes its thread some 0.15 ms."""
 
@@ -66,7 +66,7 @@ def requested(config: ProfilerConfig, request: CaptureRequest) -> ProfilerConfig
         "steps": list(range(request.first_step, request.last_step + 1)),
         "profile_continuous_steps": None if request.stages else True,
     }
-    kept |= {"all_ranks": True} if request.ranks is None else {"ranks": request.ranks}
+    kept |= {"ranks": "all" if request.ranks is None else request.ranks}
     return ProfilerConfig.model_validate(kept)
 
 

@@ -385,7 +385,7 @@ class Session:
             self.step, self.waiting, self.status = 0, False, ""
             self.silent_thread, self.flush_at_ns = 0, clock() + _UNWRITTEN_NS
             self._steps = _Steps(threading.get_ident())
-            self._marking = _Marking(config.measure_overhead and config.spans)
+            self._marking = _Marking(config.measure_overhead)
             try:
                 writer = open_writer(run, header)
                 try:
@@ -962,13 +962,12 @@ class Session:
         windows, marking = self._windows, self._marking
         armed = windows.possible and capture.arms_stages(self.config, self.header.rank, self.step)
         mirrored = windows.capture.mirrors or armed
-        mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
+        mode = "mirrored" if mirrored else "spans"
         # A change makes the interpreter forget what it learned of markers.
         if mode != marking.mode:
             marking.mode = mode
-            sink = None if mode == "off" else self
             shadows, told = marking.has_shadows, marking.told
-            annotations.listen(sink, mirrored=mirrored, shadows=shadows, told=told)
+            annotations.listen(self, mirrored=mirrored, shadows=shadows, told=told)
 
 
 def _safely(part: Callable[[], object], what: str = "the run could not be finished") -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from lightning_rlprof.config.blocks import TorchProfilerConfig
+from lightning_rlprof.config.blocks import ScheduleConfig
 from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
     TorchProfilerOptions,
     TorchProfilerRecorder,
@@ -18,9 +18,9 @@ from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
 from lightning_rlprof.records.notes import level_of
 
 
-def options(tool: dict[str, Any] | None = None, **changes: Any) -> TorchProfilerOptions:
+def options(schedule: dict[str, Any] | None = None, **changes: Any) -> TorchProfilerOptions:
     values = {"device": "cpu", "role": "actor", "rank": 0, "world_size": 1, **changes}
-    return TorchProfilerOptions(**values, tool=TorchProfilerConfig(**(tool or {})))
+    return TorchProfilerOptions(**values, schedule=ScheduleConfig(**(schedule or {})))
 
 
 class Noted(TorchProfilerRecorder):

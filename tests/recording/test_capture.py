@@ -360,22 +360,22 @@ OPEN = "open step-00000{}-actor_generate"
 @pytest.mark.parametrize(
     ("tokens", "window", "iterations"),
     [
-        (5, {"token_start": 1, "token_end": 3}, 2),
-        (5, {"token_start": 4}, 1),
-        (5, {"token_end": 2}, 2),
-        (5, {"token_start": 0, "token_end": 9}, 5),
-        (2, {"token_start": 1, "token_end": 9}, 1),
+        (5, [1, 3], 2),
+        (5, [4, None], 1),
+        (5, [0, 2], 2),
+        (5, [0, 9], 5),
+        (2, [1, 9], 1),
     ],
 )
 def test_the_capture_holds_the_iterations_from_start_up_to_end(
-    start: Any, tokens: int, window: dict[str, int], iterations: int
+    start: Any, tokens: int, window: list[int | None], iterations: int
 ) -> None:
-    calls, _ = record(start, tokens, **window)
+    calls, _ = record(start, tokens, tokens=window)
     assert calls == [OPEN.format(1), *LOOP * iterations, "close", "finish"]
 
 
 def test_each_call_counts_from_0_and_has_its_own_capture(start: Any) -> None:
-    calls, trace = record(start, 3, 2, token_start=1, token_end=2)
+    calls, trace = record(start, 3, 2, tokens=[1, 2])
     assert calls == [
         *[OPEN.format(1), *LOOP, "close"],
         *[OPEN.format(2), *LOOP, "close", "finish"],
@@ -385,7 +385,7 @@ def test_each_call_counts_from_0_and_has_its_own_capture(start: Any) -> None:
 
 def test_stages_inside_a_generation_open_no_capture_and_others_keep_theirs(start: Any) -> None:
     recorder = FakeRecorder()
-    options = {"discrete": True, "token_start": 1, "token_end": 2}
+    options = {"discrete": True, "tokens": [1, 2]}
     session = start([recorder], profile=True, **options)
     session.begin_step(1)
     with stage("actor_generate"):
@@ -403,7 +403,7 @@ def test_stages_inside_a_generation_open_no_capture_and_others_keep_theirs(start
 
 
 def test_a_generation_that_is_too_short_is_told(start: Any) -> None:
-    calls, trace = record(start, 2, token_start=7)
+    calls, trace = record(start, 2, tokens=[7, None])
     assert calls == ["finish"]
     (said,) = [note.text for note in trace.notes if note.level == "warning"]
     assert said == "nothing was captured: actor_generate contained no span number 7"
@@ -411,7 +411,7 @@ def test_a_generation_that_is_too_short_is_told(start: Any) -> None:
 
 def test_an_exception_closes_the_capture(start: Any) -> None:
     recorder = FakeRecorder()
-    session = start([recorder], **STAGE, token_start=0)
+    session = start([recorder], **STAGE, tokens=[0, None])
     session.begin_step(1)
     with pytest.raises(KeyError), stage("actor_generate"), annotate("forward"):
         raise KeyError("reward")
@@ -423,16 +423,18 @@ def test_an_exception_closes_the_capture(start: Any) -> None:
     ("options", "text"),
     [
         (
-            {"token_start": 1},
-            ("token_start=1 needs one capture per stage: set integrated.stage: actor_generate"),
+            {"tokens": [1, None]},
+            "tokens=[1, None] needs one capture per stage: set integrated.stage: actor_generate",
         ),
         (
-            {"token_end": 1, "stage": "actor_update"},
-            ("token_end=1 needs one capture per stage: set integrated.stage: actor_generate"),
+            {"tokens": [0, 1], "stage": "actor_update"},
+            "tokens=[0, 1] needs one capture per stage: set integrated.stage: actor_generate",
         ),
-        ({**STAGE, "token_start": 3, "token_end": 3}, "token_end=3 is not after token_start=3"),
-        ({**STAGE, "token_start": -1}, "token_start=-1 should be greater than or equal to 0"),
-        ({**STAGE, "token_end": 0}, "token_end=0 should be greater than 0"),
+        ({**STAGE, "tokens": [3, 3]}, "tokens=[3, 3] is not [start, end]"),
+        ({**STAGE, "tokens": [-1, None]}, "tokens=[-1, None] is not [start, end]"),
+        ({**STAGE, "tokens": [None, 2]}, "tokens=[None, 2] is not [start, end]"),
+        ({**STAGE, "tokens": 3}, "tokens=3 is not [start, end]"),
+        ({**STAGE, "token_start": 3}, "token_start is not an option; write tokens: [start, end]"),
     ],
 )
 def test_a_window_that_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
@@ -450,12 +452,12 @@ def test_verls_token_window_is_read_for_every_tool() -> None:
             "actor_rollout_ref": {"rollout": {"profiler": profiler}},
         }
         config = ProfilerConfig.build(data)
-        assert (config.token_start, config.token_end, config.per_stage) == (2, 4, True)
+        assert (config.tokens, config.per_stage) == ((2, 4), True)
 
 
 def test_a_stage_inside_of_an_iteration_has_no_capture_of_its_own(start: Any) -> None:
     recorder = FakeRecorder()
-    options = {"stage": ["actor_generate", "compute_reward"], "token_start": 0}
+    options = {"stage": ["actor_generate", "compute_reward"], "tokens": [0, None]}
     session = start([recorder], **options)
     session.begin_step(1)
     with stage("actor_generate"), annotate("forward"), stage("compute_reward"):

@@ -66,7 +66,7 @@ def npu_options(config: ProfilerConfig, profiler: Any) -> NpuOptions:
             "record_shapes": block.profile_record_shapes,
             "profile_memory": block.profile_with_memory,
             "with_modules": block.profile_with_module,
-            "with_stack": config.npu.with_stack,
+            "with_stack": config.with_stack,
         },
         experimental=_experimental(config, profiler),
     )

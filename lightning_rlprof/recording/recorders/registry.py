@@ -29,7 +29,7 @@ def recorder_names(config: ProfilerConfig, device: str, rank: int | None = None)
         ('torch_profiler',)
     """
     timed = device in _TIMED if config.device_time is None else config.device_time
-    names = ["device_time"] if timed and config.spans else []
+    names = ["device_time"] if timed else []
     if rank is None or config.wants_rank(rank):
         names += _captured(config, device)
     return tuple(names)

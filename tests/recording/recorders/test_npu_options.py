@@ -141,7 +141,7 @@ def test_options_that_every_version_has_arrive(
 
 
 def test_python_stacks_arrive(version: str) -> None:
-    assert told(npu={"with_stack": True}).profile["with_stack"] is True
+    assert told(with_stack=True).profile["with_stack"] is True
 
 
 NEWER: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...], tuple[str, Any], str]] = [

@@ -95,7 +95,6 @@ def test_recorders_follow_from_configuration_and_device(
         ({}, {"cpu": False, "mps": False, "cuda": True, "xpu": True, "npu": True}),
         ({"device_time": True}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), True)),
         ({"device_time": False}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), False)),
-        ({"spans": False}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), False)),
     ],
 )
 def test_device_time_is_measured_wherever_there_is_an_accelerator(
@@ -113,7 +112,7 @@ def test_device_time_is_measured_wherever_there_is_an_accelerator(
         ({"ranks": [1], "tools": ["nsight"]}, 0, ("device_time",)),
         ({"ranks": [1], "tools": ["nsight"]}, 1, ("device_time", "nsight", "nvtx")),
         ({"roles": {"actor": {}}, "role": "critic", "tools": ["nvtx"]}, 0, ("device_time",)),
-        ({"profile_ranks": [2], "spans": False, "profile_with_memory": True}, 1, ()),
+        ({"profile_ranks": [2], "device_time": False, "profile_with_memory": True}, 1, ()),
     ],
 )
 def test_a_rank_that_is_not_captured_only_measures_device_time(
@@ -227,7 +226,7 @@ def test_a_rank_that_is_not_captured_builds_no_recorder() -> None:
         ("profile_with_npu", "with_device", False),
         ("profile_record_shapes", "record_shapes", True),
         ("profile_with_memory", "with_memory", True),
-        ("profile_with_module", "with_modules", True),
+        ("profile_with_module", "with_stack", True),
     ],
 )
 def test_every_option_reaches_torch_profiler(key: str, field: str, value: bool) -> None:

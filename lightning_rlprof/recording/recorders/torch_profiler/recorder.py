@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
-from lightning_rlprof.config.blocks import TorchProfilerConfig
+from lightning_rlprof.config.blocks import ScheduleConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
@@ -115,8 +115,9 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
             with_device=block.profile_with_npu,
             record_shapes=block.profile_record_shapes,
             with_memory=block.profile_with_memory,
-            with_modules=block.profile_with_module,
-            tool=config.torch_profiler,
+            # torch sees modules outside of TorchScript by Python's calls
+            with_stack=config.with_stack or block.profile_with_module,
+            schedule=config.torch_profiler.schedule,
         )
     )
 
@@ -134,8 +135,8 @@ class TorchProfilerOptions:
         with_device: Events of the device.
         record_shapes: Shapes of the operators' inputs.
         with_memory: Allocations.
-        with_modules: Rows of ``nn.Module``, by way of Python stacks.
-        tool: Stacks, and the schedule.
+        with_stack: Python calls, and with them the rows of ``nn.Module``.
+        schedule: Which mini-batches of a capture are profiled.
         max_events: A capture ends early at about this number.
     """
 
@@ -147,14 +148,9 @@ class TorchProfilerOptions:
     with_device: bool = True
     record_shapes: bool = False
     with_memory: bool = False
-    with_modules: bool = False
-    tool: TorchProfilerConfig = field(default_factory=TorchProfilerConfig)
+    with_stack: bool = False
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     max_events: int = _MOST_EVENTS
-
-    @property
-    def with_stack(self) -> bool:
-        """Whether Python calls are watched; torch sees modules outside of TorchScript by them."""
-        return self.tool.with_stack or self.with_modules
 
     @property
     def on_device(self) -> bool:
@@ -168,12 +164,12 @@ class TorchProfilerOptions:
 
     def plan(self) -> Plan | None:
         """Return torch's schedule, or None where everything is collected."""
-        if not self.tool.schedule.active:
+        if not self.schedule.active:
             return None
         with warnings.catch_warnings():
             # "won't be using warmup": who sets none wants none
             warnings.simplefilter("ignore")
-            plan: Plan = torch.profiler.schedule(**self.tool.schedule.model_dump())
+            plan: Plan = torch.profiler.schedule(**self.schedule.model_dump())
         return plan
 
     def max_bytes(self) -> int | None:
@@ -251,7 +247,7 @@ class TorchProfilerRecorder(Recorder):
             return
         window.close()
         if window.scheduled and not window.reached:
-            plan = self._options.tool.schedule
+            plan = self._options.schedule
             self.note(
                 Code.CAPTURE_WITHOUT_TRACE,
                 f"{self._out.name} has no trace: torch_profiler.schedule starts after "

@@ -123,9 +123,9 @@ def test_without_events_of_a_gpu_it_stays(
     assert os.environ[LIBRARY] == "/old/libtool.so"
 
 
-def capture(out: Path, tool: dict[str, Any] | None = None, **changes: Any) -> list[dict[str, Any]]:
+def capture(out: Path, **changes: Any) -> list[dict[str, Any]]:
     """Capture one call of a small network and return the events of its file."""
-    Noted(options(tool, **changes)).window(out, forward)
+    Noted(options(**changes)).window(out, forward)
     return only(out)
 
 
@@ -134,8 +134,8 @@ def test_heavy_contents_are_off_by_default() -> None:
     assert isinstance(recorder, TorchProfilerRecorder)
     chosen = recorder._options
     assert (chosen.with_cpu, chosen.with_device) == (True, True)
-    heavy = (chosen.record_shapes, chosen.with_memory, chosen.with_modules, chosen.with_stack)
-    assert heavy == (False, False, False, False)
+    heavy = (chosen.record_shapes, chosen.with_memory, chosen.with_stack)
+    assert heavy == (False, False, False)
     assert chosen.plan() is None
 
 
@@ -155,8 +155,8 @@ def test_with_memory_adds_allocations(wanted: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_with_modules_adds_rows_of_modules(wanted: bool, tmp_path: Path) -> None:
-    events = capture(tmp_path / "window", with_modules=wanted)
+def test_with_stack_adds_rows_of_modules(wanted: bool, tmp_path: Path) -> None:
+    events = capture(tmp_path / "window", with_stack=wanted)
     modules = {e["name"] for e in events if e["name"].startswith("nn.Module: ")}
     expected = {"nn.Module: Sequential_0", "nn.Module: Linear_0", "nn.Module: ReLU_0"}
     assert modules == (expected if wanted else set())
@@ -164,7 +164,7 @@ def test_with_modules_adds_rows_of_modules(wanted: bool, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_with_stack_adds_python_calls(wanted: bool, tmp_path: Path) -> None:
-    events = capture(tmp_path / "window", {"with_stack": wanted})
+    events = capture(tmp_path / "window", with_stack=wanted)
     calls = [e["name"] for e in events if e.get("cat") == "python_function"]
     assert any(name.endswith(": forward") for name in calls) is wanted
 
@@ -270,7 +270,7 @@ def test_no_row_stays_open_beyond_its_window(
 
 
 def test_a_recorder_travels_to_another_process_with_its_options() -> None:
-    chosen = options({"with_stack": True}, rank=3)
+    chosen = options(with_stack=True, rank=3)
     copy = pickle.loads(pickle.dumps(TorchProfilerRecorder(chosen)))
     assert copy._options == chosen
 

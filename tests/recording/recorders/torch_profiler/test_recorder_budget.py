@@ -145,7 +145,7 @@ def test_on_another_thread_it_ends_at_the_next_span(tmp_path: Path) -> None:
 
 
 def test_a_schedule_collects_nothing_more_after_an_early_end(tmp_path: Path) -> None:
-    recorder = Noted(options({"schedule": {"active": 1}}, max_events=MOST))
+    recorder = Noted(options({"active": 1}, max_events=MOST))
     mini_batch = trainer()
 
     def work() -> None:

@@ -104,7 +104,7 @@ def test_a_capture_without_a_kernel_says_so(tmp_path: Path) -> None:
 
 
 def test_each_cycle_of_a_schedule_holds_the_kernels_of_its_mini_batches(tmp_path: Path) -> None:
-    recorder = Noted(options({"schedule": {"warmup": 1, "active": 1}}, device="cuda"))
+    recorder = Noted(options({"warmup": 1, "active": 1}, device="cuda"))
     mini_batch = trainer()
     recorder.window(tmp_path / "window", lambda: [mini_batch() for _ in range(4)])
     assert batches(tmp_path / "window")[:2] == ["mb1", "mb3"]
@@ -129,7 +129,7 @@ def test_a_step_captured_into_a_cuda_graph_is_no_mini_batch_and_stops_nothing(
         for _ in range(3):
             graph.replay()
 
-    recorder = Noted(options({"schedule": {"active": 1}}, device="cuda"))
+    recorder = Noted(options({"active": 1}, device="cuda"))
     recorder.window(tmp_path / "window", work)
     assert batches(tmp_path / "window") == ["mb0"]
     assert len(kernels(only(tmp_path / "window"))) >= 3

@@ -25,7 +25,7 @@ from tests.builders.recorder_traces import (
 
 
 def scheduled(**schedule: int) -> Noted:
-    return Noted(options({"schedule": schedule}))
+    return Noted(options(schedule))
 
 
 def named(mini_batches: int) -> Any:
@@ -76,7 +76,7 @@ def test_each_cycle_is_a_file_named_by_its_mini_batches(
 def test_what_is_active_follows_torchs_own_schedule() -> None:
     for skip, wait, warmup, active, repeat in product((0, 2), (0, 1), (0, 1), (1, 2), (0, 2)):
         keys = {"skip_first": skip, "wait": wait, "warmup": warmup, "active": active}
-        plan = options({"schedule": {**keys, "repeat": repeat}}).plan()
+        plan = options({**keys, "repeat": repeat}).plan()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             own = torch.profiler.schedule(**keys, repeat=repeat)
@@ -85,7 +85,7 @@ def test_what_is_active_follows_torchs_own_schedule() -> None:
 
 
 def test_without_warmup_nothing_is_warned_of() -> None:
-    plan = options({"schedule": {"active": 1}}).plan()
+    plan = options({"active": 1}).plan()
     assert plan is not None
     assert plan(0) is ProfilerAction.RECORD_AND_SAVE
 

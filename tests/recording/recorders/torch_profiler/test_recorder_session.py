@@ -174,7 +174,6 @@ def test_each_role_builds_its_recorder_from_verls_configuration(role: str) -> No
     block = {
         "tool": "torch",
         "enable": True,
-        "all_ranks": False,
         "ranks": [0],
         "tool_config": {"torch": {"contents": ["cpu", "cuda"], "discrete": False}},
     }
