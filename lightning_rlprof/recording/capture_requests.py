@@ -19,7 +19,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.recording.anomalies import MOST_FOR_ALL, Anomalies, Anomaly, choose, facts_of
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.open_spans import Span
-from lightning_rlprof.recording.recorders.registry import build_recorders, unmet
+from lightning_rlprof.recording.recorders.base import build_recorders, unmet
 from lightning_rlprof.records.capture_request import (
     CaptureRequest,
     decode_request,

@@ -25,8 +25,12 @@ from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
 from lightning_rlprof.recording.open_spans import Owner
-from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
+from lightning_rlprof.recording.recorders.base import (
+    Recorder,
+    build_recorders,
+    recorder_names,
+    unmet,
+)
 from lightning_rlprof.recording.session import Helpers, Loop, Session
 from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.notes import Code

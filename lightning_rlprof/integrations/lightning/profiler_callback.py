@@ -32,8 +32,7 @@ from lightning_rlprof.recording.annotations import Marker, OwnMarker
 from lightning_rlprof.recording.job import find_place, shared_run
 from lightning_rlprof.recording.method_wrapping import ImportedWraps, Wraps
 from lightning_rlprof.recording.open_spans import rejoin
-from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.registry import recorder_names
+from lightning_rlprof.recording.recorders.base import Recorder, recorder_names
 from lightning_rlprof.recording.session import AlreadyRecordingError, Loop, Session, running
 from lightning_rlprof.recording.start import OnFinish, new_run_name, start_session
 from lightning_rlprof.recording.torch_hooks import OptimizerSteps

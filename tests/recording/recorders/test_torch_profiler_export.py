@@ -7,25 +7,19 @@ import errno
 import gzip
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import multiprocessing
-from torch.distributed.device_mesh import init_device_mesh
 
-from lightning_rlprof.recording.recorders.torch_profiler import export
-from lightning_rlprof.recording.recorders.torch_profiler.export import (
+from lightning_rlprof.recording.recorders import torch_profiler as export
+from lightning_rlprof.recording.recorders.torch_profiler import (
     TraceExporter,
     compress,
     label,
-    topology,
     trace_name,
     unused,
 )
@@ -92,7 +86,7 @@ def test_compressing_runs_on_a_thread_of_its_own_one_trace_after_the_other(
 
     monkeypatch.setattr(export, "compress", slowly)
     monkeypatch.setattr(export.log, "info", lambda text: may_go.set())
-    recorder = Noted(options())
+    recorder = Noted(*options())
     for name in ("first", "second"):  # neither close nor the next open waits for the file
         recorder.open(tmp_path / name)
         forward()
@@ -193,7 +187,7 @@ def test_a_trace_that_torch_cannot_write_is_told_and_freed(
 
 def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    recorder = Noted(options())
+    recorder = Noted(*options())
     with pytest.raises(NotADirectoryError):
         recorder.open(tmp_path / "file" / "window")
     assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
@@ -202,7 +196,7 @@ def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_lost_during_the_window_costs_that_trace_alone(tmp_path: Path) -> None:
-    recorder = Noted(options())
+    recorder = Noted(*options())
     out = tmp_path / "window"
 
     def lose() -> None:
@@ -220,26 +214,6 @@ def test_a_folder_lost_during_the_window_costs_that_trace_alone(tmp_path: Path) 
 
 
 SUFFIX = f"_pid{os.getpid()}.pt.trace.json.gz"
-
-
-class FakeParallelState(SimpleNamespace):
-    """Megatron's module, which answers for the axes that it was given as ``tp=(place, size)``."""
-
-    def __init__(self, initialised: bool = True, **axes: tuple[int, int]) -> None:
-        super().__init__(model_parallel_is_initialized=lambda: initialised)
-        words = {
-            "tp": "tensor_model_parallel",
-            "pp": "pipeline_model_parallel",
-            "dp": "data_parallel",
-            "cp": "context_parallel",
-        }
-        for axis, (place, size) in axes.items():
-            setattr(self, f"get_{words[axis]}_rank", lambda place=place: place)
-            setattr(self, f"get_{words[axis]}_world_size", lambda size=size: size)
-
-
-def megatron(monkeypatch: pytest.MonkeyPatch, state: object) -> None:
-    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)  # type: ignore[arg-type]
 
 
 def test_a_name_tells_window_role_rank_and_process() -> None:
@@ -283,52 +257,6 @@ def test_labels_hold_nothing_that_a_file_system_or_a_shell_minds(text: str) -> N
 
 def test_labels_keep_what_can_be_kept() -> None:
     assert label("step-000001-lr=1e+3.v2") == "step-000001-lr=1e+3.v2"
-
-
-def test_megatrons_grid_is_in_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    megatron(monkeypatch, FakeParallelState(tp=(0, 2), pp=(1, 4), dp=(0, 1), cp=(0, 1)))
-    assert trace_name("step-000003", "actor", 3, 8) == (
-        f"step-000003_actor_rank3-of-8_tp0-pp1-dp0{SUFFIX}"
-    )
-
-
-def test_context_parallelism_is_told_where_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    megatron(monkeypatch, FakeParallelState(tp=(1, 2), pp=(0, 1), dp=(2, 4), cp=(0, 2)))
-    assert topology() == {"tp": 1, "pp": 0, "dp": 2, "cp": 0}
-
-
-def test_an_axis_that_megatron_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    megatron(monkeypatch, FakeParallelState(tp=(1, 2), dp=(0, 1)))
-    assert topology() == {"tp": 1, "dp": 0}
-
-
-def test_a_megatron_that_is_not_set_up_or_not_megatron_tells_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    megatron(monkeypatch, FakeParallelState(initialised=False, tp=(1, 2)))
-    assert topology() == {}
-    megatron(monkeypatch, SimpleNamespace())
-    assert topology() == {}
-
-
-def test_without_any_grid_nothing_is_imported_for_it() -> None:
-    assert topology() == {}
-    assert "megatron" not in sys.modules
-
-
-def _rank(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=4)
-    init_device_mesh("cpu", (2, 2), mesh_dim_names=("data_parallel", "tp"))
-    Path(folder, f"rank{rank}").write_text(trace_name("window", "actor", rank, 4))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.mark.deep
-def test_the_grid_of_a_real_device_mesh_is_in_the_name_of_every_rank(tmp_path: Path) -> None:
-    multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=4)
-    grids = [(tmp_path / f"rank{rank}").read_text().split("_")[3] for rank in range(4)]
-    assert grids == ["tp0-dp0", "tp1-dp0", "tp0-dp1", "tp1-dp1"]
 
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:

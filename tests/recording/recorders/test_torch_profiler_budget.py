@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_rlprof.recording.recorders.torch_profiler import recorder as torch_profiler
-from lightning_rlprof.recording.recorders.torch_profiler import window as torch_window
-from lightning_rlprof.recording.recorders.torch_profiler.event_budget import Budget
+from lightning_rlprof.recording.recorders import torch_profiler
+from lightning_rlprof.recording.recorders.torch_profiler import Budget, TorchProfilerRecorder
 from tests.builders.recorder_traces import (
     Noted,
     batches,
@@ -25,7 +24,7 @@ MOST = 50_000
 
 @pytest.fixture(autouse=True)
 def _check_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_window, "_CHECK_S", 0.0)
+    monkeypatch.setattr(torch_profiler, "_CHECK_S", 0.0)
 
 
 def recording(recorder: Noted) -> bool:
@@ -59,7 +58,7 @@ def operators(path: Path) -> int:
 
 
 def test_a_capture_of_too_many_events_ends_at_a_span_and_is_kept(tmp_path: Path) -> None:
-    recorder = Noted(options(max_events=MOST))
+    recorder = Noted(*options(), max_events=MOST)
     numbers = []
     recorder.window(tmp_path / "step-000003", lambda: numbers.append(work_until_ended(recorder)))
     (path,) = (tmp_path / "step-000003").iterdir()
@@ -75,7 +74,7 @@ def test_a_capture_of_too_many_events_ends_at_a_span_and_is_kept(tmp_path: Path)
 @pytest.mark.deep
 def test_the_estimate_is_near_the_truth(tmp_path: Path) -> None:
     """Of 40 MB: another code's few megabytes, which are in the count as well, do not matter."""
-    recorder = Noted(options(max_events=4 * MOST))
+    recorder = Noted(*options(), max_events=4 * MOST)
     recorder.window(tmp_path / "window", lambda: work_until_ended(recorder))
     (path,) = (tmp_path / "window").iterdir()
     estimated = int(re.findall(r"about ([\d,]+) events", recorder.notes[0][1])[0].replace(",", ""))
@@ -84,7 +83,7 @@ def test_the_estimate_is_near_the_truth(tmp_path: Path) -> None:
 
 def test_the_second_capture_is_estimated_as_well_as_the_first(tmp_path: Path) -> None:
     """By resident memory it would not: the second uses what the first has freed."""
-    recorder = Noted(options(max_events=MOST))
+    recorder = Noted(*options(), max_events=MOST)
     for name in ("first", "second"):
         recorder.window(tmp_path / name, lambda: work_until_ended(recorder))
     sizes = [operators(next((tmp_path / name).iterdir())) for name in ("first", "second")]
@@ -97,7 +96,7 @@ def test_a_capture_whose_writing_takes_too_much_memory_ends(
 ) -> None:
     monkeypatch.setattr(torch_profiler, "available_bytes", lambda: 200_000_000)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    recorder = Noted(options())
+    recorder = Noted(*options())
     recorder.window(tmp_path / "window", lambda: work_until_ended(recorder))
     assert re.search(
         r"about [\d,]+ events, whose writing takes \d\.\d GB of host memory \(allowed here: 0\.1",
@@ -112,17 +111,17 @@ def test_half_of_the_available_memory_is_for_the_ranks_of_a_host(
 ) -> None:
     monkeypatch.setattr(torch_profiler, "available_bytes", lambda: 1600)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert options().max_bytes() == 800
-    assert options(world_size=2).max_bytes() == 400
-    assert options(world_size=512).max_bytes() == 100
+    assert TorchProfilerRecorder(*options()).max_bytes() == 800
+    assert TorchProfilerRecorder(*options(world_size=2)).max_bytes() == 400
+    assert TorchProfilerRecorder(*options(world_size=512)).max_bytes() == 100
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert options(world_size=512).max_bytes() == 200
+    assert TorchProfilerRecorder(*options(world_size=512)).max_bytes() == 200
     monkeypatch.setattr(torch_profiler, "available_bytes", lambda: None)
-    assert options().max_bytes() is None
+    assert TorchProfilerRecorder(*options()).max_bytes() is None
 
 
 def test_on_another_thread_it_ends_at_the_next_span(tmp_path: Path) -> None:
-    recorder = Noted(options(max_events=MOST))
+    recorder = Noted(*options(), max_events=MOST)
     seen = []
 
     def train() -> None:
@@ -145,7 +144,7 @@ def test_on_another_thread_it_ends_at_the_next_span(tmp_path: Path) -> None:
 
 
 def test_a_schedule_collects_nothing_more_after_an_early_end(tmp_path: Path) -> None:
-    recorder = Noted(options({"active": 1}, max_events=MOST))
+    recorder = Noted(*options({"active": 1}), max_events=MOST)
     mini_batch = trainer()
 
     def work() -> None:
@@ -160,7 +159,7 @@ def test_a_schedule_collects_nothing_more_after_an_early_end(tmp_path: Path) -> 
 
 
 def test_the_next_window_is_captured_again(tmp_path: Path) -> None:
-    recorder = Noted(options(max_events=MOST))
+    recorder = Noted(*options(), max_events=MOST)
     recorder.window(tmp_path / "first", lambda: work_until_ended(recorder))
     recorder.window(tmp_path / "second", lambda: torch.ones(2) + 1)
     (path,) = (tmp_path / "second").iterdir()
@@ -172,8 +171,8 @@ def test_nothing_is_stopped_while_a_graph_is_captured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     capturing = [True]
-    monkeypatch.setattr(torch_window, "_is_capturing", lambda: capturing[0])
-    recorder = Noted(options(max_events=MOST))
+    monkeypatch.setattr(torch_profiler, "_is_capturing", lambda: capturing[0])
+    recorder = Noted(*options(), max_events=MOST)
     recorder.open(tmp_path / "window")
     work_until_over()
     recorder.exit(recorder.enter("actor_update", "stage", 1))
@@ -197,7 +196,7 @@ def test_if_memory_use_is_unknown_nothing_ends(
         return looks[-1]
 
     monkeypatch.setattr(Budget, "exceeded", look)
-    recorder = Noted(options(max_events=1))
+    recorder = Noted(*options(), max_events=1)
     recorder._memory.used = lambda: None
     recorder.open(tmp_path / "window")
     torch.ones(2)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.recording.recorders.torch_profiler import event_budget
-from lightning_rlprof.recording.recorders.torch_profiler.event_budget import (
+from lightning_rlprof.recording.recorders import torch_profiler as event_budget
+from lightning_rlprof.recording.recorders.torch_profiler import (
     Budget,
     HostMemory,
     available_bytes,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, record_function
 
-from lightning_rlprof.recording.recorders.torch_profiler.window import TorchWindow
+from lightning_rlprof.recording.recorders.torch_profiler import TorchProfilerRecorder, TorchWindow
 from tests.builders.recorder_traces import (
     Noted,
     batches,
@@ -25,7 +25,7 @@ from tests.builders.recorder_traces import (
 
 
 def scheduled(**schedule: int) -> Noted:
-    return Noted(options(schedule))
+    return Noted(*options(schedule))
 
 
 def named(mini_batches: int) -> Any:
@@ -76,7 +76,7 @@ def test_each_cycle_is_a_file_named_by_its_mini_batches(
 def test_what_is_active_follows_torchs_own_schedule() -> None:
     for skip, wait, warmup, active, repeat in product((0, 2), (0, 1), (0, 1), (1, 2), (0, 2)):
         keys = {"skip_first": skip, "wait": wait, "warmup": warmup, "active": active}
-        plan = options({**keys, "repeat": repeat}).plan()
+        plan = TorchProfilerRecorder(*options({**keys, "repeat": repeat})).plan()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             own = torch.profiler.schedule(**keys, repeat=repeat)
@@ -85,7 +85,7 @@ def test_what_is_active_follows_torchs_own_schedule() -> None:
 
 
 def test_without_warmup_nothing_is_warned_of() -> None:
-    plan = options({"active": 1}).plan()
+    plan = TorchProfilerRecorder(*options({"active": 1})).plan()
     assert plan is not None
     assert plan(0) is ProfilerAction.RECORD_AND_SAVE
 
@@ -195,7 +195,7 @@ def test_no_hook_stays_behind_and_none_is_there_without_a_schedule(tmp_path: Pat
     recorder = scheduled(active=1)
     recorder.window(tmp_path / "one", lambda: None)
     assert list(hooks) == before
-    Noted(options()).window(tmp_path / "two", lambda: _equal(list(hooks), before))
+    Noted(*options()).window(tmp_path / "two", lambda: _equal(list(hooks), before))
     recorder.window(tmp_path / "three", lambda: None, name="compute_reward")
     assert list(hooks) == before
 
@@ -225,7 +225,7 @@ def test_a_step_captured_into_a_graph_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "lightning_rlprof.recording.recorders.torch_profiler.window._is_capturing", lambda: True
+        "lightning_rlprof.recording.recorders.torch_profiler._is_capturing", lambda: True
     )
     recorder = scheduled(active=1)
     recorder.window(tmp_path / "window", named(3))

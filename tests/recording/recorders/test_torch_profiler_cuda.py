@@ -9,7 +9,7 @@ import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.recorders.registry import build_recorders
+from lightning_rlprof.recording.recorders.base import build_recorders
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import make_header
 from tests.builders.recorder_traces import Noted, batches, events_of, only, options, rows
@@ -80,7 +80,7 @@ def test_device_rows_of_stages_are_there_too(tmp_path: Path) -> None:
 
 
 def test_the_cheap_mode_holds_kernels_and_nothing_of_the_host(tmp_path: Path) -> None:
-    recorder = Noted(options(device="cuda", with_cpu=False))
+    recorder = Noted(*options(device="cuda", with_cpu=False))
     recorder.window(tmp_path / "window", multiply)
     events = only(tmp_path / "window")
     assert len(kernels(events)) >= 2
@@ -89,14 +89,14 @@ def test_the_cheap_mode_holds_kernels_and_nothing_of_the_host(tmp_path: Path) ->
 
 
 def test_without_device_activity_there_are_none_and_none_is_missed(tmp_path: Path) -> None:
-    recorder = Noted(options(device="cuda", with_device=False))
+    recorder = Noted(*options(device="cuda", with_device=False))
     recorder.window(tmp_path / "window", multiply)
     assert kernels(only(tmp_path / "window")) == []
     assert recorder.notes == []
 
 
 def test_a_capture_without_a_kernel_says_so(tmp_path: Path) -> None:
-    recorder = Noted(options(device="cuda"))
+    recorder = Noted(*options(device="cuda"))
     recorder.window(tmp_path / "window", lambda: torch.ones(2) + 1)
     ((level, text),) = recorder.notes
     assert level == "warning"
@@ -104,7 +104,7 @@ def test_a_capture_without_a_kernel_says_so(tmp_path: Path) -> None:
 
 
 def test_each_cycle_of_a_schedule_holds_the_kernels_of_its_mini_batches(tmp_path: Path) -> None:
-    recorder = Noted(options({"warmup": 1, "active": 1}, device="cuda"))
+    recorder = Noted(*options({"warmup": 1, "active": 1}, device="cuda"))
     mini_batch = trainer()
     recorder.window(tmp_path / "window", lambda: [mini_batch() for _ in range(4)])
     assert batches(tmp_path / "window")[:2] == ["mb1", "mb3"]
@@ -129,7 +129,7 @@ def test_a_step_captured_into_a_cuda_graph_is_no_mini_batch_and_stops_nothing(
         for _ in range(3):
             graph.replay()
 
-    recorder = Noted(options({"active": 1}, device="cuda"))
+    recorder = Noted(*options({"active": 1}, device="cuda"))
     recorder.window(tmp_path / "window", work)
     assert batches(tmp_path / "window") == ["mb0"]
     assert len(kernels(only(tmp_path / "window"))) >= 3

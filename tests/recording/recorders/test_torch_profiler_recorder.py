@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
+from lightning_rlprof.recording.recorders.torch_profiler import (
     TorchProfilerRecorder,
     build,
     refuse_nsys,
@@ -96,17 +96,17 @@ def test_a_recorder_for_cuda_refuses_nsys_before_training(environment: pytest.Mo
         environment.setenv(name, value)
     with pytest.raises(RecorderError, match="CUPTI"):
         build(ProfilerConfig.build(profile=True), make_header(device="cuda"))
-    TorchProfilerRecorder(options(device="cuda", with_device=False))
-    TorchProfilerRecorder(options(device="cpu"))
+    TorchProfilerRecorder(*options(device="cuda", with_device=False))
+    TorchProfilerRecorder(*options(device="cpu"))
 
 
 def test_the_library_is_set_aside_when_the_recorder_is_built_and_noted_in_the_run(
     environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environment.setenv(LIBRARY, "/old/libtool.so")
-    recorder = Noted(options(device="cuda", with_device=True))
+    recorder = Noted(*options(device="cuda", with_device=True))
     assert os.environ[LIBRARY] != "/old/libtool.so"
-    recorder._options = options()  # the rest has to work without a GPU
+    recorder.activities, recorder._on_device = [ProfilerActivity.CPU], False  # without a GPU
     for name in ("first", "second"):
         recorder.window(tmp_path / name, lambda: None)
     ((level, text),) = recorder.notes
@@ -119,24 +119,23 @@ def test_without_events_of_a_gpu_it_stays(
     changes: dict[str, object], environment: pytest.MonkeyPatch
 ) -> None:
     environment.setenv(LIBRARY, "/old/libtool.so")
-    TorchProfilerRecorder(options(**changes))
+    TorchProfilerRecorder(*options(**changes))
     assert os.environ[LIBRARY] == "/old/libtool.so"
 
 
 def capture(out: Path, **changes: Any) -> list[dict[str, Any]]:
     """Capture one call of a small network and return the events of its file."""
-    Noted(options(**changes)).window(out, forward)
+    Noted(*options(**changes)).window(out, forward)
     return only(out)
 
 
 def test_heavy_contents_are_off_by_default() -> None:
     recorder = build(ProfilerConfig.build(profile=True), make_header())
     assert isinstance(recorder, TorchProfilerRecorder)
-    chosen = recorder._options
-    assert (chosen.with_cpu, chosen.with_device) == (True, True)
-    heavy = (chosen.record_shapes, chosen.with_memory, chosen.with_stack)
-    assert heavy == (False, False, False)
-    assert chosen.plan() is None
+    profiler = recorder.new_profiler()
+    assert recorder.activities == [ProfilerActivity.CPU]
+    assert (profiler.record_shapes, profiler.profile_memory, profiler.with_stack) == (False,) * 3
+    assert recorder.plan() is None
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -188,23 +187,27 @@ def test_activities_follow_from_device_and_options(
     device: str, with_cpu: bool, with_device: bool, expected: list[ProfilerActivity]
 ) -> None:
     chosen = options(device=device, with_cpu=with_cpu, with_device=with_device)
-    assert chosen.activities() == expected
+    if expected:
+        assert TorchProfilerRecorder(*chosen).activities == expected
+    else:
+        with pytest.raises(RecorderError, match="nothing to capture"):
+            TorchProfilerRecorder(*chosen)
 
 
 def test_with_no_activity_left_the_error_names_the_keys() -> None:
     with pytest.raises(RecorderError, match=r"'cpu': set integrated\.profile_with_cpu or"):
-        TorchProfilerRecorder(options(with_cpu=False))
+        TorchProfilerRecorder(*options(with_cpu=False))
 
 
 def test_without_host_activity_spans_cost_nothing_since_they_have_no_rows(tmp_path: Path) -> None:
-    recorder = Noted(options(device="cuda", with_cpu=False))
+    recorder = Noted(*options(device="cuda", with_cpu=False))
     assert recorder.enter("actor_update", "stage", 1) is None
     assert recorder.exit(None) is None
     assert recorder.mark("published", 1) is None
 
 
 def test_a_mark_is_a_row_without_length(tmp_path: Path) -> None:
-    recorder = Noted(options())
+    recorder = Noted(*options())
     recorder.window(
         tmp_path / "window", lambda: [recorder.mark("weights published", 1) for _ in range(20)]
     )
@@ -214,7 +217,7 @@ def test_a_mark_is_a_row_without_length(tmp_path: Path) -> None:
 
 
 def test_spans_that_interleave_get_rows_too(tmp_path: Path) -> None:
-    recorder = Noted(options())
+    recorder = Noted(*options())
     recorder.open(tmp_path / "window")
     first = recorder.enter("actor_generate", "stage", 1)
     second = recorder.enter("compute_reward", "stage", 1)
@@ -227,7 +230,7 @@ def test_spans_that_interleave_get_rows_too(tmp_path: Path) -> None:
 
 
 def test_without_a_window_nothing_is_recorded_and_nothing_raises(tmp_path: Path) -> None:
-    recorder = Noted(options())
+    recorder = Noted(*options())
     recorder.exit(recorder.enter("actor_update", "stage", 1))
     recorder.mark("published", 1)
     recorder.close()
@@ -236,7 +239,7 @@ def test_without_a_window_nothing_is_recorded_and_nothing_raises(tmp_path: Path)
 
 
 def test_a_token_of_an_earlier_window_ends_nothing_in_the_next(tmp_path: Path) -> None:
-    recorder = Noted(options())
+    recorder = Noted(*options())
     recorder.open(tmp_path / "first")
     token = recorder.enter("actor_update", "stage", 1)
     recorder.close()
@@ -245,7 +248,7 @@ def test_a_token_of_an_earlier_window_ends_nothing_in_the_next(tmp_path: Path) -
 
 
 def test_another_active_profiler_is_refused_and_goes_on(tmp_path: Path) -> None:
-    recorder = Noted(options())
+    recorder = Noted(*options())
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as theirs:
         with pytest.raises(RecorderError, match="another torch profiler is active; stop it, or"):
             recorder.open(tmp_path / "window")
@@ -261,7 +264,7 @@ def test_no_row_stays_open_beyond_its_window(
 ) -> None:
     """Its end would be written into freed memory, or into the events of the next window."""
     ended, foreign = ends_of_rows(monkeypatch), record_function("foreign")
-    recorder = Noted(options())
+    recorder = Noted(*options())
     recorder.window(tmp_path / "first", foreign.__enter__)
     assert "foreign" in ended
     assert "foreign" in {e["name"] for e in only(tmp_path / "first")}
@@ -271,12 +274,12 @@ def test_no_row_stays_open_beyond_its_window(
 
 def test_a_recorder_travels_to_another_process_with_its_options() -> None:
     chosen = options(with_stack=True, rank=3)
-    copy = pickle.loads(pickle.dumps(TorchProfilerRecorder(chosen)))
-    assert copy._options == chosen
+    copy = pickle.loads(pickle.dumps(TorchProfilerRecorder(*chosen)))
+    assert (copy._config, copy._header) == chosen
 
 
 def test_a_window_leaves_no_thread_behind(tmp_path: Path) -> None:
-    before, recorder = {*threading.enumerate()}, Noted(options())
+    before, recorder = {*threading.enumerate()}, Noted(*options())
     recorder.open(tmp_path / "window")
     recorder.close()
     recorder.finish()
@@ -285,7 +288,7 @@ def test_a_window_leaves_no_thread_behind(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_the_events_of_a_window_are_freed_when_it_closes(tmp_path: Path) -> None:
-    recorder = Noted(options())
+    recorder = Noted(*options())
     used = recorder._memory.used
 
     def work() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.config.blocks import NsightConfig
-from lightning_rlprof.recording.nsys import report_files
-from lightning_rlprof.recording.nsys.report_files import folder_of, latest_folder
+from lightning_rlprof.recording import nsys
+from lightning_rlprof.recording.nsys import folder_of, latest_folder
 
 
 class FakeRay(SimpleNamespace):
@@ -27,7 +27,7 @@ class FakeRay(SimpleNamespace):
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     names = {"get_temp_dir": lambda: "/data/ray", "get_session_name": lambda: "session_7"}
     fake = FakeRay(context=SimpleNamespace(**names))
-    monkeypatch.setitem(report_files.sys.modules, "ray", fake)
+    monkeypatch.setitem(nsys.sys.modules, "ray", fake)
     return fake
 
 
@@ -45,7 +45,7 @@ def test_an_older_ray_means_its_own_or_its_last_session(
     del ray.context.get_session_name
     node = SimpleNamespace(get_session_dir_path=lambda: "/tmp/own/session_8")
     worker = SimpleNamespace(_global_node=node)
-    monkeypatch.setitem(report_files.sys.modules, "ray._private.worker", worker)
+    monkeypatch.setitem(nsys.sys.modules, "ray._private.worker", worker)
     assert folder_of(NsightConfig()) == Path("/tmp/own/session_8/logs/nsight")
     worker._global_node = None
     monkeypatch.setenv("RAY_TMPDIR", "/data")
@@ -56,6 +56,6 @@ def test_an_older_ray_means_its_own_or_its_last_session(
 def test_where_ray_does_not_run_nobody_knows(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     ray.runs = False
     assert folder_of(NsightConfig()) is None
-    monkeypatch.delitem(report_files.sys.modules, "ray")
+    monkeypatch.delitem(nsys.sys.modules, "ray")
     assert folder_of(NsightConfig()) is None
-    assert "ray" not in report_files.sys.modules
+    assert "ray" not in nsys.sys.modules

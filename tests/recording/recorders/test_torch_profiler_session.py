@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import annotate, mark, stage
-from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import TorchProfilerRecorder
+from lightning_rlprof.recording.recorders.base import build_recorders, recorder_names
+from lightning_rlprof.recording.recorders.torch_profiler import TorchProfilerRecorder
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.run_directory import read_trace
 from lightning_rlprof.testing import FakeClock, make_header
@@ -21,7 +21,7 @@ from tests.builders.recorder_traces import batches, events_of, options, rows, tr
 
 
 def record(tmp_path: Path, **choice: Any) -> tuple[Session, TorchProfilerRecorder]:
-    recorder = TorchProfilerRecorder(options())
+    recorder = TorchProfilerRecorder(*options())
     config = ProfilerConfig.build(**choice)
     return Session(config, tmp_path, make_header(), [recorder], FakeClock()), recorder
 
@@ -37,7 +37,7 @@ def notes(tmp_path: Path, level: str) -> list[str]:
 
 def test_a_window_of_a_step_is_one_trace_with_a_row_per_span(tmp_path: Path) -> None:
     config = ProfilerConfig.build(profile=True)
-    recorder = TorchProfilerRecorder(options(rank=3, world_size=8, role="value_model"))
+    recorder = TorchProfilerRecorder(*options(rank=3, world_size=8, role="value_model"))
     with Session(config, tmp_path, make_header(3, 8), [recorder], FakeClock()) as session:
         session.begin_step(1)
         with stage("actor_update"), annotate("optimizer"):
