@@ -8,15 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.records.records import VALIDATIONS, Header
-from lightning_rlprof.records.run_directory import rank_files, read_header
-from lightning_rlprof.system.files import open_file
+from lightning_rlprof.records.run_directory import RankReader, SpanLine, rank_files
 
 _FEWEST, _WINDOW = 30, 200  # steps that the usual time is learned from
 _REFRESH, _REFRESHES = 5, 8  # every 5 steps at first, 25 later: it takes 0.1 ms
@@ -246,9 +243,6 @@ class StepTimes:
         return value > highest + _HIGHER
 
 
-_decode = msgspec.json.Decoder().decode
-
-
 @dataclass(frozen=True)
 class RankSteps:
     """What a rank did last.
@@ -376,50 +370,33 @@ def read_steps(path: Path) -> RankSteps | None:
 
     Steps that were captured or interrupted are left out.
     """
+    reader = RankReader(path)
     try:
-        header = read_header(path)
-        with open_file(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(size - _TAIL, 0))
-            lines = file.read(_TAIL).split(b"\n")
+        while reader.read(_TAIL):
+            pass
     except (OSError, TraceError):
         return None
-    rank = RankSteps(int(path.stem[5:]), header.role, lengths := {}, ends := {})
-    stages: list[tuple[str, int, int]] = []  # name, thread and end of those of the next step
-    for read in _decoded([line for line in lines if line.startswith(b'["span"')]):
-        match read:
-            case ["span", str() as name, "stage", int(), int(), int() as end, int() as thread, *_]:
-                stages.append((name, thread, end))
-            case ["span", _, "step", int() as step, int() as start, int() as end, own, _, _, more]:
-                kept = not (isinstance(more, dict) and more.keys() & _LEFT_OUT)
-                if kept and 0 < end - start < _LONGEST_NS:
-                    lengths[step] = end - start
-                    ends[step] = _numbered(stages, own, start, end)
-                stages = []
+    if reader.trace is None:
+        return None
+    rank = RankSteps(int(path.stem[5:]), reader.trace.header.role, lengths := {}, ends := {})
+    stages: list[SpanLine] = []  # of the next step
+    for line in reader.spans:
+        if line.kind == "stage":
+            stages.append(line)
+        elif line.kind == "step":
+            length = line.end_ns - line.start_ns
+            if _LEFT_OUT.isdisjoint(line.counters or ()) and 0 < length < _LONGEST_NS:
+                lengths[line.step], ends[line.step] = length, _ends(stages, line)
+            stages = []
     return rank
 
 
-def _decoded(lines: list[bytes]) -> list[Any]:
-    """Return what lines hold, without those that are damaged."""
-    try:  # all at once: several times as fast as line by line
-        return list(_decode(b"[" + b",".join(lines) + b"]"))
-    except NOT_JSON:
-        pass
-    found = []
-    for line in lines:
-        with suppress(*NOT_JSON):
-            found.append(_decode(line))
-    return found
-
-
-def _numbered(
-    stages: list[tuple[str, int, int]], thread: object, start: int, end: int
-) -> dict[tuple[str, int], int]:
+def _ends(stages: list[SpanLine], step: SpanLine) -> dict[tuple[str, int], int]:
     """Return the ends of stages in a step, with a number for those that come several times."""
     found: dict[tuple[str, int], int] = {}
     count: dict[str, int] = defaultdict(int)
-    for name, own, at in stages:
-        if own == thread and start <= at <= end:
-            found[name, count[name]] = at - start
-            count[name] += 1
+    for stage in stages:
+        if stage.thread == step.thread and step.start_ns <= stage.end_ns <= step.end_ns:
+            found[stage.name, count[stage.name]] = stage.end_ns - step.start_ns
+            count[stage.name] += 1
     return found

@@ -13,7 +13,7 @@ import pickle
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
@@ -267,35 +267,26 @@ def read_beat(run: Path, rank: int) -> Heartbeat | None:
     return _read(run, alive_file(run, rank), Heartbeat)
 
 
-@dataclass(frozen=True, slots=True)
-class _Brief:
-    """What is needed of a report that is not the last one of its rank."""
-
-    rank: int
-    number: int
-    cause: Cause
-    unix_ns: int
-    quiet_s: float
-    limit_s: float
-    step: int
-    in_step: bool
-
-
 def read_reports(run: Path, rank: int) -> tuple[HangReport, ...]:
     """Read the reports of a rank, without those that cannot be read.
 
     Only the last one before progress returned has its stacks, spans and collectives.
     """
-    paths = [
-        run / FOLDER / f"rank-{rank:05d}-{number:02d}.json" for number in range(1, MOST_REPORTS + 1)
-    ]
-    briefs = [(path, brief) for path in paths if (brief := _read(run, path, _Brief)) is not None]
-    hung = [path for path, brief in briefs if brief.cause != "recovered"]
-    found = []
-    for path, brief in briefs:
-        whole = read_report(run, path) if path in hung[-1:] else None
-        found.append(whole or HangReport(**asdict(brief)))
+    found: list[HangReport] = []
+    for number in range(1, MOST_REPORTS + 1):
+        report = read_report(run, run / FOLDER / f"rank-{rank:05d}-{number:02d}.json")
+        if report is not None and report.cause == "recovered":
+            found.append(_brief(report))
+        elif report is not None:
+            found = [*map(_brief, found), report]
     return tuple(found)
+
+
+def _brief(report: HangReport) -> HangReport:
+    """Return a report without what is large."""
+    few = HangReport(0, 0, "hang", 0, 0, 0, 0, False)
+    large = ("last_span", "spans", "threads", "collectives", "groups", "children", "remarks")
+    return replace(report, **{name: getattr(few, name) for name in large})
 
 
 def read_report(run: Path, path: Path) -> HangReport | None:
