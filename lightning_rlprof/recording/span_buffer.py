@@ -94,9 +94,7 @@ class Tally:
         self._thread = thread
         self._step: tuple[int, int] | None = None
         self._captured = False
-        self._times: dict[tuple[str, str], _Union] = {}
-        self._sums: dict[tuple[str, str], Number] = {}
-        self._counts: dict[tuple[str, str], int] = {}
+        self._spent: dict[tuple[str, str], _Union] = {}  # by stage and counter, "" for all spans
         self._apart = _Union()  # validations
 
     def follow(self, thread: int) -> None:
@@ -128,25 +126,23 @@ class Tally:
         if self._step is None:
             return StepTotals(0, False, {})
         low, high = self._step
-        stages = {}
-        for (stage, counter), union in self._times.items():
-            if not counter:
-                stages[stage] = Spent(union.within(low, high), {}, {}, {})
-        for (stage, counter), value in self._sums.items():
-            stages[stage].counters[counter] = value
-            stages[stage].counted_ns[counter] = self._times[stage, counter].within(low, high)
-            stages[stage].spans[counter] = self._counts[stage, counter]
+        stages: dict[str, Spent] = {}
+        for (stage, counter), spent in self._spent.items():
+            ns = spent.within(low, high)
+            if counter:  # after the stage itself, whose spans come first
+                stages[stage].counters[counter] = spent.total
+                stages[stage].counted_ns[counter] = ns
+                stages[stage].spans[counter] = spent.spans
+            else:
+                stages[stage] = Spent(ns, {}, {}, {})
         return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
 
     def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
-        self._times.setdefault((stage, ""), _Union()).add(start, end)
+        self._spent.setdefault((stage, ""), _Union()).add(start, end)
         for counter, told in counters.items():
             value = as_number(told)
             if value is not None and abs(value) < _LARGEST:
-                key = stage, counter
-                self._times.setdefault(key, _Union()).add(start, end)
-                self._sums[key] = self._sums.get(key, 0) + value
-                self._counts[key] = self._counts.get(key, 0) + 1
+                self._spent.setdefault((stage, counter), _Union()).add(start, end, value)
 
 
 def _ends(span: Span) -> tuple[int, int]:
@@ -169,14 +165,21 @@ def _trained(spans: Sequence[Span]) -> list[Span]:
 
 
 class _Union:
-    """Intervals that come in the order of their ends, to ask for how long one at least is open."""
+    """Intervals that come in the order of their ends, to ask for how long one at least is open.
+
+    Attributes:
+        spans: How many were added.
+        total: Sum of their values.
+    """
 
     def __init__(self) -> None:
+        self.spans = 0
+        self.total: Number = 0
         self._apart: list[tuple[int, int]] = []
         self._done_ns = 0
 
-    def add(self, start: int, end: int) -> None:
-        apart = self._apart
+    def add(self, start: int, end: int, value: Number = 0) -> None:
+        self.spans, self.total, apart = self.spans + 1, self.total + value, self._apart
         while apart and apart[-1][1] > start:
             start = min(start, apart.pop()[0])
         apart.append((start, end))

@@ -141,15 +141,7 @@ def _helpers(hosts: int | None, session: Session) -> Helpers:
     config, device = session.config, session.header.device
     exchange, background, watchdog = _exchange(session, hosts), None, None
     if config.background_metrics:
-        background = sampler.start(
-            session.add,
-            session.note,
-            session.clock,
-            flush=session.buffer.flush_if_free,
-            run=session.run,
-            kind=device,
-            device=partial(used_device, device),
-        )
+        background = sampler.start(session, partial(used_device, device))
     try:
         if config.hang_timeout is not None:
             timeout_s, samples = config.hang_timeout, config.stack_samples

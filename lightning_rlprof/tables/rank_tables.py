@@ -9,11 +9,10 @@ from lightning_rlprof.records.records import BACKGROUND_METRICS
 from lightning_rlprof.records.run_directory import MetricsLine, SampleLine
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import known
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.tables.table import Column, ColumnRows, Table, columns_of
 
 _METRIC_COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
+    *columns_of("count", "rank", "device"),
     Column("metric", "text"),
     Column("time", "time", "ns"),
     Column("duration", "duration", "ns"),
@@ -25,10 +24,8 @@ SAMPLE_NAMES = "sample_names"
 """Name of the table with what samples are called."""
 
 _NAME_COLUMNS = (
-    Column("rank", "count"),
-    Column("sample", "count"),
-    Column("prompt", "text"),
-    Column("prompt group", "text"),
+    *columns_of("count", "rank", "sample"),
+    *columns_of("text", "prompt", "prompt group"),
     Column("attempt", "count"),
 )
 
@@ -46,31 +43,27 @@ def background_metrics(
         on_axis: Puts times of a rank's clock onto the axis of the run.
     """
     codes: dict[str, int] = {}
-    columns: list[list[Int64s]] = [[], [], [], [], []]
+    parts: list[tuple[Int64s, ...]] = [(np.zeros(0, np.int64),) * 5]
     values: list[float] = []
     for rank, lines in by_rank.items():
-        rows: list[tuple[int, int, int, int]] = []
+        rows: list[tuple[int, int, int, int, int]] = []
         for line in lines:
             device = _NO_DEVICE if line.device is None else line.device
             for start, found in ((line.since_ns, line.rates), (line.clock_ns, line.values)):
                 for name, value in found.items():
                     if value is not None:
                         code = codes.setdefault(name, len(codes))
-                        rows.append((device, code, start, line.clock_ns))
+                        rows.append((rank, device, code, start, line.clock_ns))
                         values.append(value)
-        found_rows = np.array(rows, np.int64).reshape(-1, 4)
-        start_ns, end_ns = (on_axis(rank, found_rows[:, at]) for at in (2, 3))
-        columns[0].append(np.full(len(rows), rank, np.int64))
-        columns[1].append(found_rows[:, 0])
-        columns[2].append(found_rows[:, 1])
-        columns[3].append(start_ns)
-        columns[4].append(end_ns - start_ns)
-    whole = [np.concatenate(column) for column in columns]
+        ranks, devices, metrics, *times = np.array(rows, np.int64).reshape(-1, 5).T
+        start_ns, end_ns = (on_axis(rank, each) for each in times)
+        parts.append((ranks, devices, metrics, start_ns, end_ns - start_ns))
+    ranks, devices, metrics, *times = map(np.concatenate, zip(*parts, strict=True))
     cells: list[Any] = [
-        whole[0],
-        known(whole[1], nothing=_NO_DEVICE),
-        (whole[2], [*codes]),
-        *whole[3:],
+        ranks,
+        known(devices, nothing=_NO_DEVICE),
+        (metrics, [*codes]),
+        *times,
         np.array(values, np.float64),
     ]
     return Table(BACKGROUND_METRICS, _METRIC_COLUMNS, ColumnRows(cells))

@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_rlprof.errors import described
 from lightning_rlprof.recording.background.readings import (
@@ -26,10 +25,13 @@ from lightning_rlprof.recording.background.readings import (
     process_parts,
     rates,
 )
-from lightning_rlprof.records.notes import Code, Notes
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE
 from lightning_rlprof.records.run_directory import MetricsLine
 from lightning_rlprof.system.process import limit_bytes, pages, resident_bytes
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -58,38 +60,29 @@ Device = tuple[int, str | None]
 
 
 class Background:
-    """What is sampled while one session records; see `start`.
+    """What is sampled while one session records.
+
+    That is its process and its device and, in the first process of each host, the host.
 
     Args:
-        add: Takes a line of the rank's file.
-        note: Keeps a note in the run.
-        clock: Clock of the run, in nanoseconds.
-        parts: What to read.
+        session: The session.
+        parts: What to read instead of process and host.
         device: Returns this process's accelerator once it is used; called on the training thread.
-        kind: Kind of the device.
-        claim: Held until the end.
-        files: Closed at the end.
-        flush: Writes what the run has in memory, if no other thread does.
     """
 
     def __init__(
         self,
-        add: Callable[[MetricsLine], None],
-        note: Notes,
-        clock: Callable[[], int],
-        parts: Sequence[Part],
-        *,
+        session: "Session",
+        parts: Sequence[Part] | None = None,
         device: Callable[[], Device | None] | None = None,
-        kind: str = "cpu",
-        claim: HostClaim | None = None,
-        files: HostFiles | None = None,
-        flush: Callable[[], object] = bool,
     ) -> None:
-        self._flush = flush
-        self._add, self._note, self._clock = add, note, clock
+        self._session, self._kind = session, session.header.device
+        self._held: tuple[HostFiles | HostClaim, ...] = ()
+        if parts is None:
+            self._held = files, claim = HostFiles(), HostClaim(session.run)
+            parts = [*process_parts(files), *(host_parts(files) if claim.is_mine else ())]
         self._parts = {part.name: part for part in parts}
-        self._device = device if kind in _DEVICES else None
-        self._kind, self._claim, self._files = kind, claim, files
+        self._device = device if self._kind in _DEVICES else None
         self._found: Device | None = None
         # Of each part the time of the sample, the time at which it was read, and what was read.
         self._before: dict[str, tuple[int, int, Reading]] = {}
@@ -106,7 +99,7 @@ class Background:
         try:
             thread.start()
         except RuntimeError as error:
-            self._note(Code.METRICS_MISSING, f"no background metrics: {described(error)}")
+            self._session.note(Code.METRICS_MISSING, f"no background metrics: {described(error)}")
         else:
             self._thread = thread
 
@@ -128,7 +121,7 @@ class Background:
             thread.join(_STOP_S)
             if thread.is_alive():
                 text = "background metrics: a call into a driver does not return"
-                self._note(Code.METRICS_MISSING, text)
+                self._session.note(Code.METRICS_MISSING, text)
                 return
         self._close()
 
@@ -141,16 +134,15 @@ class Background:
         self._close()
 
     def _close(self) -> None:
-        for part in (self._claim, self._files):
-            if part is not None:
-                part.close()
+        for each in self._held:
+            each.close()
 
     def _run(self) -> None:
         try:
             self._loop()
         except Exception as error:
             text = f"background metrics ended early ({described(error)})"
-            self._note(Code.METRICS_MISSING, text)
+            self._session.note(Code.METRICS_MISSING, text)
 
     def _loop(self) -> None:
         self.sample()  # which opens files: its cost is not that of others
@@ -160,7 +152,8 @@ class Background:
             begin = time.thread_time()
             self.sample()
             took = 0.0 if sets_up else time.thread_time() - begin
-            self._flush()  # samples within a long step, and steps since the last write
+            # Samples within a long step, and steps since the last write.
+            self._session.buffer.flush_if_free()
             pause = max(PERIOD_S, took / MOST_SHARE)
 
     def sample(self) -> None:
@@ -168,10 +161,10 @@ class Background:
         self._pauses.add_up()
         self._add_device()
         missing: dict[str, str] = {}
-        sampled = self._clock()
+        sampled = self._session.clock()
         lines: dict[tuple[int, int | None], tuple[dict[str, Any], dict[str, Any]]] = {}
         for part in tuple(self._parts.values()):
-            now = self._clock()  # once more, as another thread may have run for long
+            now = self._session.clock()  # once more, as another thread may have run for long
             try:
                 reading = part.read()
             except Exception as error:
@@ -182,7 +175,7 @@ class Background:
                 elif part.name not in self._failed:
                     self._failed.add(part.name)
                     text = f"background metrics: no {part.name} at times ({why})"
-                    self._note(Code.METRICS_MISSING, text, metrics=part.name)
+                    self._session.note(Code.METRICS_MISSING, text, metrics=part.name)
                 continue
             since, read, last = self._before.get(part.name, (sampled, now, Reading()))
             self._before[part.name] = sampled, now, reading
@@ -193,11 +186,13 @@ class Background:
             }
         for (since, device), numbers in lines.items():
             if any(numbers):
-                self._add(MetricsLine(since, sampled, device, *numbers))
+                self._session.add(MetricsLine(since, sampled, device, *numbers))
         if missing:
             text = "; ".join(f"{name} ({why})" for name, why in missing.items())
             names = ", ".join(missing)
-            self._note(Code.METRICS_UNSUPPORTED, f"background metrics lack: {text}", metrics=names)
+            self._session.note(
+                Code.METRICS_UNSUPPORTED, f"background metrics lack: {text}", metrics=names
+            )
 
     def _add_device(self) -> None:
         device, self._found = self._found, None
@@ -214,32 +209,9 @@ class Background:
         return value != old
 
 
-def start(
-    add: Callable[[MetricsLine], None],
-    note: Notes,
-    clock: Callable[[], int],
-    *,
-    flush: Callable[[], object],
-    run: Path,
-    kind: str,
-    device: Callable[[], Device | None],
-) -> Background:
-    """Start sampling: this process and its device; and the host, in the first process of each.
-
-    Args:
-        add: Takes a line of the rank's file.
-        note: Keeps a note in the run.
-        clock: Clock of the run.
-        flush: Writes what the run has in memory, if no other thread does.
-        run: Directory of the run.
-        kind: Kind of the device.
-        device: Returns the accelerator that the calling thread uses, None until it is used.
-    """
-    files, claim = HostFiles(), HostClaim(run)
-    parts = [*process_parts(files), *(host_parts(files) if claim.is_mine else ())]
-    background = Background(
-        add, note, clock, parts, device=device, kind=kind, claim=claim, files=files, flush=flush
-    )
+def start(session: "Session", device: Callable[[], Device | None]) -> Background:
+    """Start to sample for a session; see `Background`."""
+    background = Background(session, device=device)
     background.start()
     return background
 

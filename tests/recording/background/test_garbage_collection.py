@@ -167,7 +167,7 @@ def recorded(tmp_path: Path) -> tuple[Session, FakeClock, Background]:
         tmp_path,
         make_header(),
         clock=clock,
-        helpers=lambda session: Helpers(Background(session.add, session.note, clock, [])),
+        helpers=lambda session: Helpers(Background(session, [])),
     )
     assert session.helpers.background is not None
     return session, clock, session.helpers.background
