@@ -208,9 +208,8 @@ class Options(Section):
         False,
         description=(
             "Capture two steps after one step, or several, that took unusually long for their "
-            "tokens, and once if memory grows steadily. Of more than 4 ranks, the slowest is "
-            "captured, a healthy one, and one of each role; at most 3 times an hour, and 10 times "
-            "in a run."
+            "tokens. Of more than 4 ranks, the slowest is captured, a healthy one, and one of each "
+            "role; at most 3 times an hour, and 10 times in a run."
         ),
     )
     measure_overhead: bool = Field(
@@ -274,8 +273,8 @@ class Options(Section):
     max_file_bytes: Annotated[int, Field(ge=1_000_000)] | None = Field(
         default=8_000_000_000,
         description=(
-            "Bytes that the file of a rank may take, without captures. Beyond it, only the newest "
-            "steps are kept in memory, and written at the end. null: no limit."
+            "Bytes that the file of a rank may take, about, without captures. Beyond it, steps are "
+            "left out, and the run says how many. null: no limit."
         ),
     )
 
