@@ -297,8 +297,10 @@ class Buffer:
                 self._flush_once()
                 if self._left_out["lines"] and not self._has_said_full:
                     self._has_said_full = True
-                    text = f"over budget: the file has all of max_file_bytes={self._limit:,}"
-                    text = f"{text}; steps from {step} on are left out"
+                    text = (
+                        f"over budget: the file has all of max_file_bytes={self._limit:,}; steps "
+                        f"from {step} on are left out"
+                    )
                     said = self._note(Code.OVER_BUDGET, text, {"step": step})
                     log.warning("%s: %s", self._name, said)
             self._last = self._flushed, self._tally
