@@ -6,8 +6,6 @@ Also samples of the training thread, on request and while a step takes unusually
 import gc
 import linecache
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
-from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
@@ -37,7 +34,7 @@ from lightning_rlprof.records.hang_reports import (
 )
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import SpanLine, rank_file
-from lightning_rlprof.system.files import owners_of, stamp_of, write_inside
+from lightning_rlprof.system.files import owners_of, stamp_of
 from lightning_rlprof.system.process import child_states
 
 if TYPE_CHECKING:
@@ -47,8 +44,6 @@ _MOST_THREADS, _MOST_FRAMES, _MOST_CHILDREN = 100, 64, 64
 _LONGEST_TEXT = 200
 _LOOK_S = 0.5
 _DEBUGGERS = {"pdb", "bdb", "pydevd", "debugpy", "ipdb"}
-_NATIVE_TIMEOUT_S = 20
-_MOST_NATIVE = 1 << 20
 _MOST_SPANS = 200
 _IDLE_S = 0.25  # between looks at the request and at the step
 _SAMPLE_S = 0.05
@@ -127,26 +122,6 @@ def child_processes() -> tuple[ChildProcess, ...]:
     """Return the processes that this one started, with their states; none off Linux."""
     found = child_states(_MOST_CHILDREN)
     return tuple(ChildProcess(pid, name, state) for pid, name, state in found)
-
-
-def write_native_stacks(run: Path, path: Path, mode: int = 0o600) -> None:
-    """Write the stacks of all threads with native frames to a run, if py-spy is installed."""
-    program = shutil.which("py-spy")
-    if program is None:
-        return
-    for options in (["--native"], ["--nonblocking"]):  # the second needs fewer permissions
-        with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
-                [program, "dump", *options, "--pid", str(os.getpid())],
-                capture_output=True,
-                timeout=_NATIVE_TIMEOUT_S,
-                check=False,
-            )
-            if done.returncode == 0:
-                # The first line is the command line, which may hold secrets.
-                stacks = done.stdout.partition(b"\n")[2][:_MOST_NATIVE]
-                write_inside(run, path, stacks, mode)
-                return
 
 
 def open_now(since: int) -> list[Span]:

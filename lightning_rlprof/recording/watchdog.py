@@ -19,7 +19,6 @@ from lightning_rlprof.recording.stacks import (
     open_in,
     open_now,
     thread_stacks,
-    write_native_stacks,
 )
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
@@ -301,12 +300,9 @@ class Watchdog:
         )
         try:
             make_folder(self._run, self._run / FOLDER)
-            path = write_report(self._run, report, self._mode)
+            write_report(self._run, report, self._mode)
         except OSError as error:
             log.warning("the report of a hang cannot be written: %s", error)
-            return
-        if cause in ("hang", "still"):  # it stops the process for some 0.3 s
-            write_native_stacks(self._run, path.with_suffix(".native.txt"), self._mode)
 
     def _alarm_time(self) -> tuple[int, int] | None:
         return stamp_of(alarm_file(self._run), self._owners)

@@ -255,11 +255,10 @@ def write_beat(run: Path, rank: int, beat: Heartbeat, mode: int = 0o600) -> None
     overwrite_inside(run, alive_file(run, rank), data, mode)
 
 
-def write_report(run: Path, report: HangReport, mode: int = 0o600) -> Path:
+def write_report(run: Path, report: HangReport, mode: int = 0o600) -> None:
     """Write a report, whole or not at all; raises OSError."""
     path = run / FOLDER / f"rank-{report.rank:05d}-{report.number:02d}.json"
     write_inside(run, path, msgspec.json.encode(report), mode)
-    return path
 
 
 def read_beat(run: Path, rank: int) -> Heartbeat | None:

@@ -1,6 +1,5 @@
 """What a report has of threads and child processes."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -11,7 +10,6 @@ import pytest
 from lightning_rlprof.recording.stacks import (
     child_processes,
     thread_stacks,
-    write_native_stacks,
 )
 
 
@@ -100,29 +98,3 @@ def test_child_processes_have_names_and_states():
     finally:
         child.communicate(b"\n")
     assert states[child.pid] in ("R", "S", "D")
-
-
-PY_SPY = """#!/bin/sh
-echo "Process 1: train.py --token SECRET"
-[ "$2" = --native ] && exit 1
-echo "Thread 1 (active): \\"MainThread\\" $*"
-"""
-
-
-def test_native_stacks_come_from_py_spy_without_the_command_line(tmp_path, monkeypatch):
-    """Its first way, which needs more permissions, fails here."""
-    program, path = tmp_path / "py-spy", tmp_path / "native.txt"
-    program.write_text(PY_SPY)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    write_native_stacks(tmp_path, path)
-    assert path.read_text() == (
-        f'Thread 1 (active): "MainThread" dump --nonblocking --pid {os.getpid()}\n'
-    )
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_without_py_spy_there_is_no_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    write_native_stacks(tmp_path, tmp_path / "native.txt")
-    assert [*tmp_path.iterdir()] == []
