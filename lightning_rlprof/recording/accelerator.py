@@ -23,7 +23,6 @@ from lightning_rlprof.recording.call_wrapping import within
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
-
 # Section and key in CANN's files, and what is above any chip.
 _CHIP = {
     "cube_cores": ("SoCInfo", "cube_core_cnt", 1_000),

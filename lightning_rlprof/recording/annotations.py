@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
 _LONG_NS = 1_000_000  # of a stage that is worth 2 µs more
 _LONGEST_NAME = 1_000  # characters; a name stands in the file once for every span
 
@@ -38,7 +37,6 @@ _VERSION, _VERSION_END = "version", "version_end"
 
 CHILD_MARKS = "RLPROF_CHILD_MARKS"
 """Variable by which a process that records tells its children where `tell_first` writes."""
-
 
 _STILL_OPEN = (
     "{!r} was open when what lay around it ended, as `with` around a `yield` is: it counts what "
@@ -50,7 +48,6 @@ _WAYS: dict[str, Callable[[list[float]], float]] = {
     "min": min,
     "sum": sum,
 }
-
 
 _timed: ContextVar[Any] = ContextVar("rlprof_timed", default=None)
 

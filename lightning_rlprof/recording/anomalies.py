@@ -24,6 +24,7 @@ _SILENT = 200  # steps after a find
 _SPREAD = math.log(1.05)  # of work, at least, to learn from it how the time depends on it
 _STEEPEST = 2.0  # attention: four times the FLOPs for twice the length
 _WORK = ("tokens", "flops")
+
 MOST_FOR_ALL = 4
 """Ranks of a run of which all are captured."""
 

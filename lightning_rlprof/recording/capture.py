@@ -43,7 +43,6 @@ _NO_RECORDER = (
 GENERATION = "actor_generate"
 """The stage whose tokens are counted."""
 
-
 Action = Literal["open", "close", "keep"]
 
 

@@ -43,6 +43,7 @@ _MOST = 20  # captures of a run that its configuration does not name
 _ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
 _STEPS = 2  # of an anomaly
 _CHOICES = ("roles", "ranks", "steps", "discrete", "tokens")
+
 POLL_S = 0.5
 """How often the store is asked: an answer takes its thread some 0.15 ms."""
 

@@ -47,11 +47,11 @@ _SUFFIX = ".nsys-rep"
 _LOOK_S = 1.0
 _GROWS = "is still being written"
 _EMPTY = "is empty: nsys is still writing it, or was killed"
+
 REPORT_WAIT_S = 30.0
 """How long to wait for reports that nsys is still writing."""
 
 _AGAIN = "fetch it later with lightning_rlprof.integrations.ray.collect_reports(run)"
-
 
 CaptureRange = Literal["cudaProfilerApi", "nvtx", "none"]
 """What opens and closes a collection of nsys."""

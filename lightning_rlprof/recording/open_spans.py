@@ -90,7 +90,6 @@ numbers = itertools.count(1)
 """Numbers of spans, by ``next``. Never restarted: a parent that an earlier session left open is
 unknown in a later run, not wrong."""
 
-
 # Spans whose surroundings have ended first, as a generator's that is suspended inside of one: they
 # are around nothing that follows, and end when they are left.
 _left: list[Span] = []

@@ -46,6 +46,7 @@ _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the
 _RESERVED = 8  # This part of a file that has a limit is for notes and for how the run ended.
 _OF_STEPS: set[type] = {SampleLine, CountLine, ExpertsLine, MetricsLine}
 _RETURNED = "numbers that a recorder should have returned:"
+
 RATE = "_tokens_per_s"
 """End of the names of metrics that are sums over ranks."""
 

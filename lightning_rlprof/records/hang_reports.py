@@ -57,10 +57,8 @@ _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
 _OURS = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
 _MOST_BYTES_OF_ANSWER, _MOST_BYTES_OF_REQUEST = 1 << 20, 100_000
 
-
 Cause = Literal["hang", "still", "asked", "recovered"]
 """Why a report was written: the rank hangs, still does, another one does, or it has recovered."""
-
 
 Ranges = tuple[tuple[int, int, int], ...]
 """Ranks as first, last and step of each range."""

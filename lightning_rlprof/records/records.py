@@ -53,13 +53,11 @@ PHASES: tuple[str, ...] = (
 VALIDATIONS: tuple[str, ...] = ("validation", "sanity_check")
 """Regions that it records of validations in a fit, whose work does not count as training."""
 
-
 SAMPLE, FIRST_TOKEN = "sample", "first token"
 """How the marks of a sample are named: ``sample trained`` tells its fate, by the counter sample."""
 
 NO_KNOWN_FATE = "unknown"
 """Stands in the mark for a word that is none of them."""
-
 
 OPTIMIZER_STEP = "optimizer step"
 """The unit of steps in a run that an optimizer alone divides."""
@@ -84,18 +82,14 @@ STEP_END = "step_end_ns"
 
 _64_BITS = (1 << 64) - 1
 
-
 Number = int | float
 """What a counter may hold."""
-
 
 Kind = Literal["epoch", "step", "stage", "region", "mark"]
 """What a span is."""
 
-
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """The kinds in the order of their codes."""
-
 
 Fate = Literal[
     "trained",
@@ -108,7 +102,6 @@ Fate = Literal[
     "evaluation",
 ]
 """What became of a sample; if several are recorded, the first of these counts."""
-
 
 FATES: tuple[Fate, ...] = get_args(Fate)
 """All fates, from the one that used the sample most."""

@@ -15,14 +15,11 @@ UNKNOWN = -1
 
 _LARGEST_CODE = 2**62
 
-
 Int64s: TypeAlias = npt.NDArray[np.int64]
 """An array of 64-bit integers."""
 
-
 Float64s: TypeAlias = npt.NDArray[np.float64]
 """An array of 64-bit floats."""
-
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 """An array of yes and no."""

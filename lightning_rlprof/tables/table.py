@@ -19,10 +19,8 @@ _INT64_LIMIT = 2**63
 FORMULA = "=+-@\t\r"
 """What a spreadsheet runs begins with one of these."""
 
-
 Kind = Literal["text", "count", "time", "duration", "share", "ratio", "number"]
 """How a reader should see the cells of a column; see `Column`."""
-
 
 Cell = str | int | float | None
 """What a table holds; None means "not known", which is never zero."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+
 MOST_SHARE = 0.001
 """Of a core. A machine on which a sample takes longer than a millisecond is sampled less often."""
 
@@ -47,13 +48,13 @@ _CONSTANT = {
     "container_memory_limit_bytes",
     "device_max_clock_mhz",
 }
+
 LONG_NS = 1_000_000
 """A pause of this length or more becomes a region."""
 
 _MOST_EVENTS = 1 << 17  # two per collection, between two calls of `GcPauses.take`
 _MOST_PAUSES = 1 << 12  # long ones between two steps
 _CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
-
 
 Device = tuple[int, str | None]
 """Number of an accelerator, as torch counts, and its UUID if torch tells it."""

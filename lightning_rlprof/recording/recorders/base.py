@@ -20,7 +20,6 @@ _TIMED = ("cuda", "npu", "xpu")
 # MSTX hears ranges only inside of torch_npu.profiler, which is opened first and closed last.
 _ON_NPU = ("npu_profiler", "mstx")
 
-
 Counters = Mapping[str, Number]
 """Numbers to store with a span."""
 

@@ -37,12 +37,7 @@ _LONGEST_PARSE_S = 3600.0
 
 # Under msprof's command line these make torch_npu.profiler do nothing.
 _MSPROF = ("PROFILING_MODE", "PROFILER_SAMPLECONFIG")
-_LEVELS = {
-    "level_none": "Level_none",
-    "level0": "Level0",
-    "level1": "Level1",
-    "level2": "Level2",
-}
+
 _FILTERS = ("mstx_domain_include", "mstx_domain_exclude")
 _OF_THE_HOST = {"gc_detect_threshold"}
 _CHOSEN_BY = {
@@ -330,7 +325,7 @@ def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
     markers = block.mstx or block.profile_level == "level_none" or "mstx" in (config.tools or ())
     formats = {"text": profiler.ExportType.Text, "db": profiler.ExportType.Db}
     asked = {
-        "profiler_level": getattr(profiler.ProfilerLevel, _LEVELS[block.profile_level]),
+        "profiler_level": getattr(profiler.ProfilerLevel, block.profile_level.capitalize()),
         "aic_metrics": metrics.PipeUtilization if deep else metrics.AiCoreNone,
         "export_type": formats[block.profile_export_type],
         "data_simplification": True,

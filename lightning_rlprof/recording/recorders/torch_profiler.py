@@ -48,13 +48,13 @@ _RANKS_PER_HOST = 8
 _MOST_EVENTS = 20_000_000
 _CURE = (
     "at {}; the events so far are kept. Capture fewer steps, one stage or "
-    "torch_profiler.schedule, or "
-    "leave out stacks and shapes"
+    "torch_profiler.schedule, or leave out stacks and shapes"
 )
 _CHECK_S = 0.2  # a check takes up to 2 ms
 
 # Stages that step no optimizer.
 _NO_MINI_BATCHES = set(STAGES) - {"actor_update", "critic_update"}
+
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -63,6 +63,7 @@ _PROBE = 1 << 16
 # Underscores part the fields of a name; the folder's and the role's own must not look like them.
 _FOREIGN = re.compile(r"[^0-9A-Za-z.=+-]+")
 _LONGEST = 80
+
 # Of a trace of 400 MB, level 1 makes 1/12 at 1,150 MB/s; 0 makes 1/10 no faster, 3 no less at 180.
 # Python's gzip makes 1/17 at 52 MB/s (its level 6), torch's own export 1/19 at 9 MB/s.
 _LEVEL = 1
