@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -161,7 +160,7 @@ class NpuProfilerRecorder(Recorder):
     """
 
     def __init__(
-        self, profiler: Any, options: "NpuOptions", config: ProfilerConfig, header: Header
+        self, profiler: Any, options: Mapping[str, Any], config: ProfilerConfig, header: Header
     ) -> None:
         self._module, self._options = profiler, options
         self._config, self._header = config, header
@@ -240,10 +239,9 @@ class NpuProfilerRecorder(Recorder):
                 "says why"
             )
         return module.profile(
-            **self._options.profile,
+            **self._options,
             schedule=self._schedule(self._step),
             on_trace_ready=handler,
-            experimental_config=self._options.experimental,
         )
 
     def _schedule(self, first: int) -> Callable[[int], Any]:
@@ -275,21 +273,8 @@ class NpuProfilerRecorder(Recorder):
             self._profile.add_metadata(key, value)
 
 
-@dataclass(frozen=True)
-class NpuOptions:
-    """What the installed torch_npu is told.
-
-    Attributes:
-        profile: Keywords of ``torch_npu.profiler.profile`` but for schedule and handler.
-        experimental: A ``torch_npu.profiler._ExperimentalConfig``.
-    """
-
-    profile: Mapping[str, Any]
-    experimental: Any
-
-
-def npu_options(config: ProfilerConfig, profiler: Any) -> NpuOptions:
-    """Translate a configuration for a ``torch_npu.profiler`` module.
+def npu_options(config: ProfilerConfig, profiler: Any) -> dict[str, Any]:
+    """Return the keywords of ``torch_npu.profiler.profile`` but for schedule and handler.
 
     Raises:
         RecorderError: Something was asked for that this version does not know, or that would have
@@ -298,16 +283,14 @@ def npu_options(config: ProfilerConfig, profiler: Any) -> NpuOptions:
     block, kind = config.integrated, profiler.ProfilerActivity
     activities = [kind.CPU] if block.profile_with_cpu else []
     activities += [kind.NPU] if block.profile_with_npu else []
-    return NpuOptions(
-        profile={
-            "activities": activities,
-            "record_shapes": block.profile_record_shapes,
-            "profile_memory": block.profile_with_memory,
-            "with_modules": block.profile_with_module,
-            "with_stack": config.with_stack,
-        },
-        experimental=_experimental(config, profiler),
-    )
+    return {
+        "activities": activities,
+        "record_shapes": block.profile_record_shapes,
+        "profile_memory": block.profile_with_memory,
+        "with_modules": block.profile_with_module,
+        "with_stack": config.with_stack,
+        "experimental_config": _experimental(config, profiler),
+    }
 
 
 def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
