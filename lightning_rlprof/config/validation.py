@@ -27,7 +27,7 @@ _INSTEAD = {
     "token_end": "write tokens: [start, end]",
     "spans": "leave it out, as spans are always recorded",
 }
-"""What to do about a key that is not one of ours."""
+"""What to do about a key that the configuration does not know."""
 _HOW = {
     "bool_type": "; write true or false",
     "dict_type": "; write KEY: VALUE, or {KEY: VALUE}",
@@ -273,7 +273,7 @@ Tokens = Annotated[
         }
     ),
 ]
-"""The first token and the first one after the last; None where there is no end."""
+"""The first token and the first one after the last; None if the last one is open."""
 
 StepNumber = Annotated[_Step, BeforeValidator(_step)]
 """A step, counted from 1."""
