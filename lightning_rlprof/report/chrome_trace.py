@@ -27,8 +27,7 @@ from lightning_rlprof.analysis.samples.sample_book import UNKNOWN, sample_book
 from lightning_rlprof.analysis.samples.sample_tables import updates_of
 from lightning_rlprof.analysis.stages import StepTimes
 from lightning_rlprof.analysis.steps.step_matrix import find_waits
-from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
-from lightning_rlprof.records.records import EXPORT, KINDS, Number
+from lightning_rlprof.records.records import BACKGROUND_METRICS, EXPORT, KINDS, Number
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.summary import without_captures
 from lightning_rlprof.report.terminal import duration

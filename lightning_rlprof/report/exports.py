@@ -38,7 +38,7 @@ from lightning_rlprof.records.run_directory import (
     read_header,
 )
 from lightning_rlprof.system.files import draft_of, new_folder
-from lightning_rlprof.tables.sample_names import SAMPLE_NAMES
+from lightning_rlprof.tables.rank_tables import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import Spans
 
 _TRACE = re.compile(r"(?:\.pt)?\.trace\.json(\.gz)?$")

@@ -28,7 +28,7 @@ from lightning_rlprof.report.summary import (
     run_line,
 )
 from lightning_rlprof.report.terminal import duration, shortened
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of

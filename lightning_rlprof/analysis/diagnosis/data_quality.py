@@ -21,7 +21,7 @@ from lightning_rlprof.analysis.steps.step_selection import (
 )
 from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END
+from lightning_rlprof.records.records import SHADOW, STEP_END
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table, rows_of
@@ -182,7 +182,9 @@ def _steps(spans: Spans) -> Iterator[_Result]:
         text = f"some of {count} are missing on {_ranks_listed(incomplete)}"
     yield _WARN if incomplete else _OK, f"{text}. {counted(spans, rows).note}".rstrip(". ")
     lost = int(steps[-1] - steps[0]) + 1 - count
-    if lost and all(header.config.get("spans") for header in spans.headers.values()):
+    configs = [header.config for header in spans.headers.values()]
+    # Runs of earlier versions may have recorded captured steps alone.
+    if lost and all(config and config.get("spans", True) for config in configs):
         yield (
             _WARN,
             f"{lost} between the others are in no file: {_listed(_first_gaps(steps), lost)}",

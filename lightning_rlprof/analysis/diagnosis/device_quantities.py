@@ -59,7 +59,7 @@ from lightning_rlprof.analysis.steps.time_categories import (
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import NONE, enclosing
+from lightning_rlprof.tables.intervals import NONE, enclosing
 from lightning_rlprof.tables.spans import Spans
 
 CAPTURE_ALL = "Capture the same steps on all ranks with torch.profiler (ranks: all)"

@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 import pytorch_lightning
 
-from lightning_rlprof.integrations.lightning.profiler_callback import (
-    OptimizerSteps,
-    ProfilerCallback,
-)
+from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
+from lightning_rlprof.recording.torch_hooks import OptimizerSteps
 from tests.builders.models import Tiny, cut_steps, loader, make_trainer, of, steps_of, trace_of
 
 PROFILERS = [None, "simple"]

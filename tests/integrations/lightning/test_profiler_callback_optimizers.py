@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch.optim import optimizer as hooks
 
-from lightning_rlprof.integrations.lightning.profiler_callback import (
-    OptimizerSteps,
-    ProfilerCallback,
-)
+from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.recording.torch_hooks import OptimizerSteps
 from tests.builders.models import Tiny, loader, make_trainer, of, trace_of
 from tests.builders.recording import times
 
