@@ -71,9 +71,12 @@ def test_steps_that_no_rank_has_are_a_warning_where_all_were_to_be_recorded(span
     keep = ~np.isin(spans.step, (2, 3))
     names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
     holed = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
-    assert [row[1] for row in data_quality(holed).rows if row[0] == "steps"] == ["ok"]
-    config = {"spans": True}
-    headers = {rank: replace(head, config=config) for rank, head in spans.headers.items()}
+    captures, headers = (
+        {rank: replace(head, config={"spans": every}) for rank, head in spans.headers.items()}
+        for every in (False, True)
+    )
+    of_captures = data_quality(replace(holed, headers=captures)).rows
+    assert [row[1] for row in of_captures if row[0] == "steps"] == ["ok"]
     rows = data_quality(replace(holed, headers=headers)).rows
     assert ("steps", "warn", "2 between the others are in no file: 2, 3") in list(rows)
     far = replace(holed, headers=headers, step=np.where(holed.step == 4, 10**15, holed.step))
