@@ -9,17 +9,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lightning_rlprof.records.hang_reports import (
+    STACK,
     Collective,
     Frame,
     HangReport,
     Ranges,
     RankEvidence,
+    is_own_code,
     ranks_in,
 )
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.records.stack_samples import STACK, is_own_code
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import innermost
+from lightning_rlprof.tables.intervals import innermost
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 

@@ -10,14 +10,7 @@ import numpy as np
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import (
-    NONE,
-    alone,
-    depths,
-    enclosing,
-    holding,
-    open_at,
-)
+from lightning_rlprof.tables.intervals import NONE, alone, depths, enclosing, holding, open_at
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -40,7 +33,7 @@ _MISSING = {
     "operator": "{} no operators. Capture a step with torch.profiler and the CPU among its "
     "activities (integrated: {{profile_with_cpu: true}}).",
     "module": "{} no modules. Capture a step with torch.profiler and Python stacks "
-    "(integrated: {{profile_with_module: true}} or torch_profiler: {{with_stack: true}}).",
+    "(integrated: {{profile_with_module: true}} or with_stack: true).",
 }
 _NO_KERNELS = "No kernels were recorded, so device time is unknown."
 _PREFIX = "nn.Module: "  # as torch writes it in its traces

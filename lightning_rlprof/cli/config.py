@@ -135,8 +135,7 @@ def check(file: File, overrides: Overrides = None) -> None:
         roles = {name: ProfilerConfig.build(data, role=name) for name in config.roles}
     except ConfigError as error:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
-    answers = {"spans": "all stages of every step" if config.spans else "off"}
-    answers |= _capture(config)
+    answers = {"spans": "all stages of every step"} | _capture(config)
     answers |= _file_of_a_rank(config)
     for name, role in roles.items():
         answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off
@@ -203,7 +202,7 @@ def _capture(config: "ProfilerConfig") -> dict[str, str]:
     """Return what is captured, when, where and with which recorders per device."""
     from lightning_rlprof.integrations.ray import ray_runtime_env
     from lightning_rlprof.recording.end_remarks import without_effect
-    from lightning_rlprof.recording.recorders.registry import recorder_names, unmet
+    from lightning_rlprof.recording.recorders.base import recorder_names, unmet
 
     answers = {"captures": "on" if config.captures else f"off: {config.why_off}"}
     answers["saved in"] = config.integrated.profile_save_path

@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work, launch_calls
-from lightning_rlprof.analysis.operators import (
-    NONE,
-    CallTree,
-    call_tree,
-    thread_lanes,
-)
-from lightning_rlprof.tables.interval_nesting import enclosing
+from lightning_rlprof.analysis.operators import CallTree, call_tree, thread_lanes
+from lightning_rlprof.tables.intervals import NONE, enclosing
 from tests.builders.calls import Call, Copy, Kernel, run, traces
 from tests.effort import examples
 

@@ -20,8 +20,7 @@ from lightning_rlprof.analysis.steps.step_selection import in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.analysis.steps.weight_updates import rollouts_and_updates
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.histograms import bin_start
-from lightning_rlprof.records.records import FATES, KINDS, NO_KNOWN_FATE
+from lightning_rlprof.records.records import FATES, KINDS, NO_KNOWN_FATE, bin_start
 from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.spans import Histogram, Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of

@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.steps.partition import (
 )
 from lightning_rlprof.analysis.steps.sync_points import find_sync_points
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import last_begun
+from lightning_rlprof.tables.intervals import last_begun
 from lightning_rlprof.tables.spans import Spans
 
 _SPARSE = 8  # more possible cells per key than this: sort the keys instead of a table of all cells

@@ -15,8 +15,7 @@ from lightning_rlprof.analysis.steps.time_categories import Category, categories
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import NONE, Enclosing, last_begun
-from lightning_rlprof.tables.intervals import covered_before, unions
+from lightning_rlprof.tables.intervals import NONE, Enclosing, covered_before, last_begun, unions
 from lightning_rlprof.tables.spans import Spans
 
 _WORK = (KINDS.index("stage"), KINDS.index("region"))
