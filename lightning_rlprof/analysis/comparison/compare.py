@@ -61,6 +61,7 @@ STEP_CHANCE = 0.005  # people ask the step first: half of 1% is for it
 _STAGES_CHANCE = 0.005  # the other half for all stages, each with two intervals
 # Stages that a change did not touch were seen 4% apart in two runs on one quiet machine.
 _SMALL = math.log(1.05)
+_EQUAL_CHANCE = 0.05  # how often a change of just that size is called none
 _UNCOUNTED = "work not counted"
 _NOTE = (
     "A, B: time per step, mean over ranks. work B/A: how much more work B did. adjusted: B/A at "
@@ -444,17 +445,20 @@ def verdict(row: Judged) -> str:
     low, high = row.change.interval(row.chance)
     if not low - _SMALL <= math.log(row.adjusted) <= high + _SMALL:
         return "mixed"
-    found = _called(low, high)
+    found = _called(row.change, row.chance)
     if found != INCONCLUSIVE or row.relative is None:
         return found
-    relative = _called(*row.relative.interval(row.chance))
+    relative = _called(row.relative, row.chance)
     if relative == ("faster" if row.adjusted > 1 else "slower"):
         return f"{relative} than the rest"  # as 0.96x is where all else is 0.8x
     return AS_THE_REST if relative == "unchanged" else relative
 
 
-def _called(low: float, high: float) -> str:
-    close = low >= -_SMALL and high <= _SMALL
+def _called(change: Change, chance: float) -> str:
+    """Return what a change is called: equivalence is tested at 5% a side (Schuirmann 1987)."""
+    low, high = change.interval(chance)
+    least, most = change.interval(2 * _EQUAL_CHANCE)
+    close = least >= -_SMALL and most <= _SMALL
     if low <= 0 <= high:
         return "unchanged" if close else INCONCLUSIVE
     if close:
