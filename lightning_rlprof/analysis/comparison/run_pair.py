@@ -220,7 +220,10 @@ def _work(
             for row in np.unique(last.row).tolist():
                 own = _of_the_last(last, row, (at, rank, values, frame.row[name[known]] == row))
                 some = last.rank[row] >= 0
-                mean[row], excess[row] = np.where(some, own, mean[row]), np.where(some, 0.0, excess[row])
+                mean[row], excess[row] = (
+                    np.where(some, own, mean[row]),
+                    np.where(some, 0.0, excess[row]),
+                )
             each[_SLOWEST + counter] = excess
         for name_of, by_stage in each.items():
             for stage, series in zip((*frame.names, STEP), by_stage, strict=False):
@@ -232,9 +235,7 @@ def _work(
 _FOR_SURE = 0.5  # of the steps, in which the last to come must be the last to be done
 
 
-def _of_the_last(
-    last: _Last, row: int, counted: tuple[Int64s, Int64s, Float64s, Mask]
-) -> Float64s:
+def _of_the_last(last: _Last, row: int, counted: tuple[Int64s, Int64s, Float64s, Mask]) -> Float64s:
     """Return what the last rank counted in each step: in a stage, or if it never does, in all.
 
     Unknown where another rank came shortly before it with so much more to do that it was done
