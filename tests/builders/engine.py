@@ -15,6 +15,7 @@ import numpy as np
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, Spans, Thread
 from tests.builders.paced import Regime, wandering
+from tests.builders.runs import Row, loaded
 
 STAGES = (
     "actor_generate",
@@ -194,3 +195,51 @@ def _spans(job: Engine, took: Any, lengths: Any) -> Spans:
         headers=headers,
         statuses=dict.fromkeys(range(ranks), "finished"),
     )
+
+
+@dataclass(frozen=True)
+class OneStepOff:
+    """A job whose ranks generate the next batch while others train on this one.
+
+    Both wait for each other at the end of a step, in which the weights go over.
+
+    Attributes:
+        rollouts: Ranks that generate, 16 responses each.
+        trainers: Ranks that train, on equal shares of the batch.
+        slower: Factors of ``actor_generate`` and ``actor_update``; a change is applied here.
+        spread: Noise of each stage of each rank.
+    """
+
+    rollouts: int = 4
+    trainers: int = 2
+    steps: int = 60
+    slower: Mapping[str, float] = field(default_factory=dict)
+    spread: float = 0.02
+
+
+def one_step_off(job: OneStepOff, seed: int) -> tuple[Spans, float]:
+    """Let it happen, event by event, and return what is recorded and the mean step in ns."""
+    random = np.random.default_rng(seed)
+    lengths = _lengths(Engine(ranks=job.rollouts, steps=job.steps), random)
+    noise = np.exp(random.normal(0, job.spread, (job.rollouts + job.trainers, job.steps)))
+    own = _own_ms(Engine(ranks=job.rollouts, steps=job.steps), lengths, random)
+    generate = own[..., GENERATE] * job.slower.get("actor_generate", 1.0)
+    shares = np.array_split(np.moveaxis(lengths, 1, 0).reshape(job.steps, -1), job.trainers, axis=1)
+    update = np.stack([14e-3 * each.sum(1) + 1e-6 * (each**2).sum(1) for each in shares])
+    update = update * job.slower.get("actor_update", 1.0)
+    took = np.concatenate([generate, update]) * noise * 1e6
+    rows: list[list[Row]] = [[] for _ in took]
+    now, begun = 0, []
+    for at in range(job.steps):
+        arrived = [now + round(each) for each in took[:, at].tolist()]
+        end = max(arrived) + round(30e6)
+        for rank, done in enumerate(arrived):
+            name = "actor_generate" if rank < job.rollouts else "actor_update"
+            rows[rank] += [
+                Row(name, "stage", at + 1, now, done),
+                Row("weight_sync", "stage", at + 1, done, end),
+                Row("step", "step", at + 1, now, end + 100_000),
+            ]
+        begun.append(now)
+        now = end + 100_000
+    return loaded(*rows), (now - begun[1]) / (job.steps - 1)
