@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.step_matrix import StepMatrix, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.steps.time_categories import align_stage_names
@@ -217,13 +218,11 @@ def _work(
             whole = _most(at, rank, values, shape[1])
             mean = each[counter]
             excess = [*(most - mean[:-1]), whole - mean[-1]]
-            for row in np.unique(last.row).tolist():
-                own = _of_the_last(last, row, (at, rank, values, frame.row[name[known]] == row))
-                some = last.rank[row] >= 0
-                mean[row], excess[row] = (
-                    np.where(some, own, mean[row]),
-                    np.where(some, 0.0, excess[row]),
-                )
+            for code in np.unique(last.row).tolist():
+                own = _of_the_last(last, code, (at, rank, values, row == code))
+                some = last.rank[code] >= 0
+                mean[code] = np.where(some, own, mean[code])
+                excess[code] = np.where(some, 0.0, excess[code])
             each[_SLOWEST + counter] = excess
         for name_of, by_stage in each.items():
             for stage, series in zip((*frame.names, STEP), by_stage, strict=False):
@@ -254,9 +253,8 @@ def _of_the_last(last: _Last, row: int, counted: tuple[Int64s, Int64s, Float64s,
     step = last.at[mine]
     more = table[last.waiter[mine], step] - own[step]
     stay = last.stay_ns[mine]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        rate = float(np.nanmedian(stay / own[step]))
-        later = rate * more > last.earlier_ns[mine]
+    rate = float(nan_median(stay / np.where(own[step] > 0, own[step], np.nan)))
+    later = rate * more > last.earlier_ns[mine]
     sure = np.ones(shape[1], dtype=bool)
     sure[step[later]] = False
     return np.where(sure, own, np.nan) if sure.mean() > _FOR_SURE else own
