@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from _curves import Point
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.comparison.compare import Judgement, judge, verdict
 from lightning_rlprof.analysis.comparison.gate import FAIL, PASS, gate
+from lightning_rlprof.analysis.statistics.growth import LEAK, grows
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
+from lightning_rlprof.analysis.whatif.whatif import whatif
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 engine: Any = importlib.import_module("tests.builders.engine")
@@ -128,9 +131,13 @@ def _compare(run: Any) -> list[Point]:
             "iid 2%",
             60,
             _called(run, replace(run, slower={stage: 1.05}), stage, _FOUND),
-            95.0,
+            limit,
         )
-        for stage in ("actor_generate", "actor_compute_log_prob", "actor_update")
+        for stage, limit in (
+            ("actor_generate", 95.0),
+            ("actor_compute_log_prob", 95.0),
+            ("actor_update", 80.0),  # ranks wait in it, and only the last one's work is known
+        )
     ]
     rough = replace(run, ranks=2, regime=_README)
     faster = {"actor_generate": 0.6}
@@ -290,6 +297,113 @@ def _changes(run: Any) -> list[Point]:
     ]
 
 
+_MIB = 2**20
+
+
+def _memory_series(shape: str, steps: int, seed: int) -> tuple[Any, Any]:
+    """Return bytes at the end of each step, and tokens where they are counted."""
+    random, at = np.random.default_rng(seed), np.arange(steps)
+    noise = random.normal(0, 3 * _MIB, steps)
+    lengths = random.lognormal(0, 0.2, steps)
+    growing = 14_400 * np.linspace(0.5, 1.6, steps) * lengths
+    level = 14_400 * lengths
+    size, tokens = {
+        "leak of 1 MiB": (_MIB * at + noise / 3, None),
+        "leak of 5 MiB": (5 * _MIB * at + noise, None),
+        "leak of 5 MiB, lengths vary": (5 * _MIB * at + noise + 20_000 * level, level),
+        "sawtooth with a leak of 1 MiB": (_MIB * (at + (at % 40) / 4), None),
+        "level": (noise, None),
+        "a cache fills, tau 10": (500 * _MIB * -np.expm1(-at / 10) + noise, None),
+        "a cache fills, tau a third": (500 * _MIB * -np.expm1(-3 * at / steps) + noise, None),
+        "random walk of 2.8 MiB": (np.cumsum(random.normal(0, 2.8 * _MIB, steps)), None),
+        "follows growing lengths": (30_000 * growing + noise, growing),
+        "follows lengths": (30_000 * level + noise, level),
+        "sawtooth": (5 * _MIB * (at % 13) + noise, None),
+    }[shape]
+    return (2e9 + size).astype(np.int64), tokens
+
+
+def _leaks(shape: str, steps: int) -> Callable[[int], bool]:
+    def ask(seed: int) -> bool:
+        size, tokens = _memory_series(shape, steps, seed)
+        return bool(grows(np.arange(1, steps + 1), size, tokens).verdict == LEAK)
+
+    return ask
+
+
+def _memory() -> list[Point]:
+    leaks = ("leak of 1 MiB", "leak of 5 MiB", "leak of 5 MiB, lengths vary")
+    healthy = (
+        "level",
+        "a cache fills, tau 10",
+        "a cache fills, tau a third",
+        "random walk of 2.8 MiB",
+        "follows growing lengths",
+        "follows lengths",
+        "sawtooth",
+    )
+    points = [
+        Point("memory: leak found", shape, steps, _leaks(shape, steps), 98.0)
+        for shape in (*leaks, "sawtooth with a leak of 1 MiB")
+        for steps in (60, 200)
+    ]
+    points += [
+        Point("memory: healthy called a leak", shape, steps, _leaks(shape, steps), 2.0, False)
+        for shape in healthy
+        for steps in (60, 200)
+    ]
+    return points
+
+
+def _saves(update: float, change: tuple[str, float], what: str) -> Callable[[int], bool]:
+    """Ask a simulator in which the change is made, with other responses."""
+    stage, speed = change
+
+    def ask(seed: int) -> bool:
+        now = {"actor_update": update}
+        spans, before = engine.one_step_off(engine.OneStepOff(slower=now), 2 * seed)
+        table = whatif(spans, speedup={stage: speed})
+        if what == "abstains" or not table.rows:
+            return what == "abstains" and table.abstained is not None
+        row = dict(zip([each.name for each in table.columns], table.rows[0], strict=True))
+        then = now | {stage: now.get(stage, 1.0) / speed}
+        _, after = engine.one_step_off(engine.OneStepOff(slower=then), 2 * seed + 1)
+        if what == "covers":
+            return bool(row["CI low"] <= after <= row["CI high"])
+        return bool(abs(row["share"] - (1 - after / before)) <= _POINTS)
+
+    return ask
+
+
+_POINTS = 0.06
+
+
+def _whatif() -> list[Point]:
+    return [
+        Point(
+            f"what-if of an asynchronous job: {what}",
+            f"{stage} {speed:g}x faster, update x{update:g}",
+            60,
+            _saves(update, (stage, speed), what),
+            limit,
+            at_least,
+        )
+        for update in (1.0, 2.4, 4.0)
+        for stage, speed in (("actor_generate", 2.0), ("actor_update", 2.0))
+        for what, limit, at_least in (
+            ("within 6 points", 95.0, True),
+            ("covers", 90.0, True),
+            ("abstains", 20.0, False),
+        )
+    ]
+
+
 _RUN = engine.Engine()
-ENGINE_CURVES: Sequence[Point] = (*_compare(_RUN), *_stragglers(_RUN), *_changes(_RUN))
+ENGINE_CURVES: Sequence[Point] = (
+    *_compare(_RUN),
+    *_stragglers(_RUN),
+    *_changes(_RUN),
+    *_memory(),
+    *_whatif(),
+)
 """All promises under this law."""
