@@ -32,6 +32,13 @@ A step waits for its slowest rank. So beside the mean over ranks there is what t
 had beyond the mean.
 """
 
+ROOT = "√tokens"
+"""Amount beside tokens where nothing is known of single lengths.
+
+A rollout lasts as long as its longest response, and that grows more slowly than the sum: with a
+line alone, lengths that grow over a run look like a pace that does.
+"""
+
 _OFTEN = 0.5
 
 
@@ -69,7 +76,10 @@ def shared_work(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
     """
     own = _shared(runs, stage)
     amounts = own if set(own) - {REPLICAS} else own | _shared(runs, STEP)
-    return {name: amounts[name] for name in WORK if name in amounts}
+    found = {name: amounts[name] for name in WORK if name in amounts}
+    if "tokens" in found and not {"tokens_sq", "tokens_max"} & set(found):
+        found[ROOT] = tuple(np.sqrt(np.maximum(each, 0)) for each in found["tokens"])
+    return found
 
 
 def _shared(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
