@@ -21,11 +21,9 @@ import msgspec
 
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
-from lightning_rlprof.recording.open_spans import Span, innermost, new_span, numbers, opened
-from lightning_rlprof.recording.owner import Owner
-from lightning_rlprof.records.histograms import EXPERTS
+from lightning_rlprof.recording.open_spans import Owner, Span, innermost, new_span, numbers, opened
 from lightning_rlprof.records.notes import Code, Fact, Level
-from lightning_rlprof.records.records import Kind, Number
+from lightning_rlprof.records.records import EXPERTS, Kind, Number
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -28,7 +28,7 @@ def log_memory(
 
     Args:
         head: What has just happened.
-        logger: Where the line goes; unset, ``lightning_rlprof.recording.memory_log``.
+        logger: Where the line goes; unset, ``lightning_rlprof.recording.accelerator``.
         level: At what level.
         rank: The rank that logs, of torch.distributed as it is at this call; None for all.
 

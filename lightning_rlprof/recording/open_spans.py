@@ -12,8 +12,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any, ClassVar, Protocol
 
-from lightning_rlprof.records.histograms import EXPERTS, bin_name, bin_of
-from lightning_rlprof.records.records import Kind
+from lightning_rlprof.records.records import EXPERTS, Kind, bin_name, bin_of
 
 
 class Span:

@@ -24,12 +24,11 @@ from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording import annotations, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
-from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
-from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.recording.background.sampler import Background, CpuWait, HostMemory
 from lightning_rlprof.recording.budget import Budget
+from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.capture_requests import CaptureRequests
 from lightning_rlprof.recording.captures import capture
-from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
-from lightning_rlprof.recording.captures.requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
@@ -40,17 +39,21 @@ from lightning_rlprof.recording.end_remarks import (
     never_reached,
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
-from lightning_rlprof.recording.open_spans import ExpertTokens, Span, innermost, new_span
-from lightning_rlprof.recording.owner import Owner, set_apart
+from lightning_rlprof.recording.open_spans import (
+    ExpertTokens,
+    Owner,
+    Span,
+    innermost,
+    new_span,
+    set_apart,
+)
 from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
-from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
-from lightning_rlprof.recording.stage_sums import StageSums
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.span_buffer import Buffer, StageSums, StepTotals, open_writer
+from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.notes import Code, Fact, Level, Remark, level_of
-from lightning_rlprof.records.records import Header, Kind, Number
+from lightning_rlprof.records.records import SHADOW, STEP_END, Header, Kind, Number, is_shadow
 from lightning_rlprof.records.run_directory import EndLine, note_line, rank_directory
-from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END, is_shadow
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,9 +19,8 @@ from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.budget import Budget
 from lightning_rlprof.recording.open_spans import ExpertTokens, Span, line_of, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
-from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
-from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
+from lightning_rlprof.records.records import EXPERTS, SHADOW, VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import (
     CountLine,
     EndLine,
@@ -32,8 +31,7 @@ from lightning_rlprof.records.run_directory import (
     note_line,
     plain_item,
 )
-from lightning_rlprof.records.shadow_steps import SHADOW
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 
 _MOST = 1 << 16  # intervals of a stage that are kept apart
 _LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown

@@ -23,15 +23,19 @@ from lightning_rlprof.recording.accelerator import chip_facts, device_name, used
 from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
-from lightning_rlprof.recording.on_finish import OnFinish, check_callable, run_finish
-from lightning_rlprof.recording.owner import Owner
-from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
+from lightning_rlprof.recording.open_spans import Owner
+from lightning_rlprof.recording.recorders.base import (
+    Recorder,
+    build_recorders,
+    recorder_names,
+    unmet,
+)
 from lightning_rlprof.recording.session import Helpers, Loop, Session
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.start import OnFinish, check_callable, run_finish
+from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, SIGNS_VARIABLE, Header
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 
 log = logging.getLogger(__name__)
 

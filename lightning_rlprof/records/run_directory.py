@@ -37,9 +37,16 @@ from typing import Any, BinaryIO
 import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.records.histograms import expert_name
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact, Level, level_of
-from lightning_rlprof.records.records import FORMAT, Header, Kind, Note, Number, as_number
+from lightning_rlprof.records.records import (
+    FORMAT,
+    Header,
+    Kind,
+    Note,
+    Number,
+    as_number,
+    expert_name,
+)
 from lightning_rlprof.system.files import (
     check_file,
     make_folder,
@@ -47,7 +54,7 @@ from lightning_rlprof.system.files import (
     open_file,
     set_mode,
 )
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 
 CACHE_FOLDER = ".rlprof-cache"
 """Where caches of a run are kept: in its directory, or beside a single file."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
+from lightning_rlprof.records.records import BACKGROUND_METRICS
 from lightning_rlprof.records.run_directory import MetricsLine
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import known

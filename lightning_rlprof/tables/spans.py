@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.histograms import bin_in_name
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
-from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span
+from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span, bin_in_name
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Loss, PartRows, Table
 
@@ -78,7 +77,7 @@ class Counter(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How many values lie in which bins of spans, see `lightning_rlprof.records.histograms`."""
+    """How many values lie in which bins of spans, see `lightning_rlprof.records.records`."""
 
     rows: Int64s
     bins: Int64s

@@ -298,7 +298,7 @@ class Table:
         }
 
     def to_numpy(self) -> dict[str, Any]:
-        """Return an array per column; see `lightning_rlprof.tables.dataframes.to_numpy`."""
+        """Return an array per column; see `lightning_rlprof.tables.table.to_numpy`."""
         return dataframes.to_numpy(self._known())
 
     def to_pandas(self) -> Any:

@@ -21,14 +21,18 @@ from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCa
 from lightning_rlprof.integrations.loop import start_session, step
 from lightning_rlprof.recording import job
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.captures.requests import LOOK_NS
+from lightning_rlprof.recording.capture_requests import LOOK_NS
 from lightning_rlprof.recording.job import Place, shared_run
 from lightning_rlprof.recording.session import Session
-from lightning_rlprof.recording.watchdog import stacks
-from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.watchdog import Watchdog, keep_dump, stacks
 from lightning_rlprof.records.capture_request import CaptureRequest, request_file, write_request
-from lightning_rlprof.records.hang_reports import FOLDER, alarm_file, alive_file, dump_file
+from lightning_rlprof.records.hang_reports import (
+    FOLDER,
+    alarm_file,
+    alive_file,
+    dump_file,
+    stack_request_file,
+)
 from lightning_rlprof.records.run_directory import (
     TraceWriter,
     make_capture_folder,
@@ -36,7 +40,6 @@ from lightning_rlprof.records.run_directory import (
     read_header,
     read_trace,
 )
-from lightning_rlprof.records.stack_samples import stack_request_file
 from lightning_rlprof.testing import FakeClock, make_header
 from tests.builders.models import Tiny, loader, make_trainer
 from tests.builders.recording import read, run_steps

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.records.stack_samples import (
+from lightning_rlprof.records.hang_reports import (
     StackAnswer,
     StackRequest,
     is_own_code,

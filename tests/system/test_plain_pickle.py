@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.system.plain_pickle import read_plain_pickle
+from lightning_rlprof.records.hang_reports import read_plain_pickle
 
 PLAIN = {
     "entries": [{"collective_seq_id": 6, "input_sizes": [[4, 2]], "retired": False}],

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import (
+from lightning_rlprof.tables.intervals import (
     NONE,
     SLACK_NS,
     alone,

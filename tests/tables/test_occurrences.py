@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.tables.arrays import group_sizes
-from lightning_rlprof.tables.occurrences import match_occurrences, number_occurrences
+from lightning_rlprof.tables.arrays import group_sizes, match_occurrences, number_occurrences
 
 _CALLS = st.lists(
     st.tuples(st.integers(-1, 2), st.integers(0, 2), st.integers(0, 3), st.integers(0, 9)),

@@ -10,7 +10,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from lightning_rlprof.records.background_metrics import GC_COUNT, GC_PAUSE
+from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE
 
 LONG_NS = 1_000_000
 """A pause of this length or more becomes a region."""

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import described
-from lightning_rlprof.recording.background.ascend import ascend_part
-from lightning_rlprof.recording.background.garbage_collection import GcPauses, Pause
-from lightning_rlprof.recording.background.host import (
+from lightning_rlprof.recording.background.readings import (
     HostClaim,
     HostFiles,
+    Part,
+    Reading,
+    ascend_part,
     host_parts,
+    nvidia_part,
     process_parts,
+    rates,
 )
-from lightning_rlprof.recording.background.nvidia import nvidia_part
-from lightning_rlprof.recording.background.readings import Part, Reading, rates
+from lightning_rlprof.recording.background.sampler import GcPauses, Pause
 from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.run_directory import MetricsLine
 

@@ -12,12 +12,17 @@ from pydantic import ValidationError
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import explain
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.recording.captures.anomalies import Anomalies, Anomaly, Growth, facts_of
-from lightning_rlprof.recording.captures.rank_choice import MOST_FOR_ALL, choose
-from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
+from lightning_rlprof.recording.anomalies import (
+    MOST_FOR_ALL,
+    Anomalies,
+    Anomaly,
+    Growth,
+    choose,
+    facts_of,
+)
+from lightning_rlprof.recording.capture_requests import StoreRelay, store_of_the_job
 from lightning_rlprof.recording.open_spans import Span
-from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.registry import build_capturing, unmet
+from lightning_rlprof.recording.recorders.base import Recorder, build_capturing, unmet
 from lightning_rlprof.records.capture_request import (
     CaptureRequest,
     read_request,

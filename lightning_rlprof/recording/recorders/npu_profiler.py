@@ -20,8 +20,7 @@ import torch
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.npu_options import NpuOptions, npu_options
-from lightning_rlprof.recording.recorders.torch_npu import npu_module
+from lightning_rlprof.recording.recorders.npu_profiler import NpuOptions, npu_module, npu_options
 from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import Header, Kind
 from lightning_rlprof.records.run_directory import make_capture_folder

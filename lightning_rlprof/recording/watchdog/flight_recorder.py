@@ -11,8 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_rlprof.records.collective_entries import as_collectives
-from lightning_rlprof.records.hang_reports import Collective, Ranges, dump_file, rank_ranges
+from lightning_rlprof.records.hang_reports import (
+    Collective,
+    Ranges,
+    as_collectives,
+    dump_file,
+    rank_ranges,
+)
 from lightning_rlprof.system.files import read_inside, write_inside
 
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")

@@ -14,11 +14,8 @@ import msgspec
 
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.recording.open_spans import Span, numbers
-from lightning_rlprof.recording.watchdog.open_now import open_now
-from lightning_rlprof.records.notes import Code, Notes
-from lightning_rlprof.records.records import Header
-from lightning_rlprof.records.run_directory import SpanLine, rank_file
-from lightning_rlprof.records.stack_samples import (
+from lightning_rlprof.recording.stacks import open_now
+from lightning_rlprof.records.hang_reports import (
     STACK,
     StackAnswer,
     StackRequest,
@@ -27,6 +24,9 @@ from lightning_rlprof.records.stack_samples import (
     stack_request_file,
     write_stack_answer,
 )
+from lightning_rlprof.records.notes import Code, Notes
+from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.run_directory import SpanLine, rank_file
 from lightning_rlprof.system.files import owners_of, stamp_of
 
 _IDLE_S = 0.25  # between looks at the request and at the step

@@ -9,15 +9,17 @@ from typing import Any, Protocol
 
 from lightning_rlprof.errors import described
 from lightning_rlprof.recording.open_spans import Span, numbers
-from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump, last_collectives
-from lightning_rlprof.recording.watchdog.open_now import open_in, open_now
-from lightning_rlprof.recording.watchdog.stack_sampler import Sampled, StackSampler
-from lightning_rlprof.recording.watchdog.stacks import (
+from lightning_rlprof.recording.stacks import (
+    Sampled,
+    StackSampler,
     child_processes,
     in_debugger,
+    open_in,
+    open_now,
     thread_stacks,
     write_native_stacks,
 )
+from lightning_rlprof.recording.watchdog import keep_dump, last_collectives
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
     MOST_REPORTS,

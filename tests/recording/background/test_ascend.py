@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.recording.background import ascend
-from lightning_rlprof.recording.background.ascend import NpuSmi, ascend_part
-from lightning_rlprof.recording.background.readings import Reading
+from lightning_rlprof.recording.background.readings import NpuSmi, Reading, ascend_part
 
 # Signatures of dcmi_interface_api.h. Card 1 with two chips: logic ids 2 and 3.
 DCMI = """

@@ -18,8 +18,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import annotate, stage
 from lightning_rlprof.recording.background import garbage_collection
-from lightning_rlprof.recording.background.garbage_collection import GcPauses, Pause, clock_in_c
-from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.recording.background.sampler import Background, GcPauses, Pause, clock_in_c
 from lightning_rlprof.recording.session import Helpers, Session
 from lightning_rlprof.testing import FakeClock, make_header
 
@@ -96,7 +95,7 @@ def test_after_its_end_nothing_is_called() -> None:
 
 CTRL_C = """
 import ctypes, gc, signal, sys
-from lightning_rlprof.recording.background.garbage_collection import GcPauses
+from lightning_rlprof.recording.background.sampler import GcPauses
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # What the C part of Python's handler does when a Ctrl-C arrives: the next Python code raises.

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.recording.background import host
-from lightning_rlprof.recording.background.host import (
+from lightning_rlprof.recording.background.readings import (
     HostClaim,
     HostFiles,
+    Reading,
+    Total,
     cgroup_folders,
     host_parts,
     process_parts,
 )
-from lightning_rlprof.recording.background.readings import Reading, Total
 
 V2 = "31 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate\n"
 V1 = "35 23 0:30 {root} /sys/fs/cgroup/{names} rw - cgroup cgroup rw,{names}\n"

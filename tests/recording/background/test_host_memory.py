@@ -14,7 +14,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import annotate, stage
 from lightning_rlprof.recording.background import host_usage
-from lightning_rlprof.recording.background.host_usage import HostMemory, host_rss_bytes
+from lightning_rlprof.recording.background.sampler import HostMemory, host_rss_bytes
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.system import process
 from lightning_rlprof.testing import FakeClock, make_header

@@ -9,8 +9,7 @@ import pytest
 
 from lightning_rlprof.recording.accelerator import used_device
 from lightning_rlprof.recording.background import nvidia
-from lightning_rlprof.recording.background.nvidia import nvidia_part
-from lightning_rlprof.recording.background.readings import Reading, Total
+from lightning_rlprof.recording.background.readings import Reading, Total, nvidia_part
 
 UUID = "8d3fb4a1-5c0e-11ef-9c1d-0242ac120002"
 

@@ -15,12 +15,11 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.background import sampler
-from lightning_rlprof.recording.background.host import HostFiles
-from lightning_rlprof.recording.background.readings import Part, Reading, Total
+from lightning_rlprof.recording.background.readings import HostFiles, Part, Reading, Total
 from lightning_rlprof.recording.background.sampler import Background
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.records.background_metrics import METRICS
 from lightning_rlprof.records.notes import level_of
+from lightning_rlprof.records.records import METRICS
 from lightning_rlprof.records.run_directory import MetricsLine
 from lightning_rlprof.testing import FakeClock
 

@@ -6,7 +6,7 @@ Which memory grows: leaks, sawteeth, plateaus, and caches that fill.
 import numpy as np
 import pytest
 
-from lightning_rlprof.recording.captures.anomalies import (
+from lightning_rlprof.recording.anomalies import (
     Anomalies,
     MemoryGrowth,
     StepFacts,

@@ -20,7 +20,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import Marker, annotate, mark, stage
-from lightning_rlprof.recording.captures.capture import (
+from lightning_rlprof.recording.capture import (
     after_step,
     arms_stages,
     at_stage,

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from lightning_rlprof.recording.captures.rank_choice import (
+from lightning_rlprof.recording.anomalies import (
     Choice,
     RankSteps,
     choose,

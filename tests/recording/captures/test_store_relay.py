@@ -11,9 +11,9 @@ import pytest
 from torch.distributed import HashStore
 
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.recording.capture_requests import StoreRelay, store_of_the_job
 from lightning_rlprof.recording.captures import requests as capture_requests
 from lightning_rlprof.recording.captures import store_relay
-from lightning_rlprof.recording.captures.store_relay import StoreRelay, store_of_the_job
 from lightning_rlprof.records.capture_request import CaptureRequest, decode_request
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import run_steps, spans

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.captures.capture import after_step, at_stage, at_step
-from lightning_rlprof.recording.nsys.command_line import capture_range_end, captures
+from lightning_rlprof.recording.capture import after_step, at_stage, at_step
+from lightning_rlprof.recording.nsys import capture_range_end, captures
 
 STAGES = ["actor_generate", "actor_update"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.recording.nsys.command_line import (
+from lightning_rlprof.recording.nsys import (
     CaptureRange,
     Plan,
     Version,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.recording.nsys import report_files
-from lightning_rlprof.recording.nsys.report_files import Source, fetch
+from lightning_rlprof.recording.nsys import Source, fetch, report_files
 from lightning_rlprof.records.notes import Code, Fact, Level, level_of
 from lightning_rlprof.testing import make_header
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.config.blocks import NsightConfig
-from lightning_rlprof.recording.nsys import report_files
-from lightning_rlprof.recording.nsys.report_files import folder_of, latest_folder
+from lightning_rlprof.recording.nsys import folder_of, latest_folder, report_files
 
 
 class FakeRay(SimpleNamespace):

@@ -21,7 +21,7 @@ from lightning_rlprof.recording.recorders.mstx import MstxRecorder
 from lightning_rlprof.recording.recorders.npu_profiler import NpuProfilerRecorder
 from lightning_rlprof.recording.recorders.nsight import NsightRecorder
 from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
+from lightning_rlprof.recording.recorders.torch_profiler import (
     TorchProfilerOptions,
     TorchProfilerRecorder,
 )

@@ -9,8 +9,7 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.recording.recorders.npu_options import NpuOptions, npu_options
-from lightning_rlprof.recording.recorders.npu_profiler import build
+from lightning_rlprof.recording.recorders.npu_profiler import NpuOptions, build, npu_options
 from lightning_rlprof.testing import make_header
 from tests.doubles.torch_npu.fake import VERSIONS, Activity, Device, install
 

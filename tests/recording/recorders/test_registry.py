@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.recorders.base import build_recorders, recorder_names, unmet
 from lightning_rlprof.recording.recorders.memory import MemoryRecorder
 from lightning_rlprof.recording.recorders.mstx import MstxRecorder
 from lightning_rlprof.recording.recorders.npu_profiler import NpuProfilerRecorder
 from lightning_rlprof.recording.recorders.nsight import NsightRecorder
 from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder
-from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import TorchProfilerRecorder
+from lightning_rlprof.recording.recorders.torch_profiler import TorchProfilerRecorder
 from lightning_rlprof.testing import make_header
 from tests.doubles.torch_npu.fake import install
 from tests.places import ROOT
@@ -168,7 +168,7 @@ def test_choosing_imports_no_tool_and_no_torch() -> None:
     script = """
 import sys
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.recorders.registry import recorder_names, unmet
+from lightning_rlprof.recording.recorders.base import recorder_names, unmet
 config = ProfilerConfig.build(tools=["nsight", "mstx", "memory"], device_time=True)
 for device in ("cpu", "cuda", "npu"):
     assert len(recorder_names(config, device)) == 5 and unmet(config, device) is None
@@ -180,13 +180,12 @@ print(*sys.modules)
     )
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert "lightning_rlprof.recording.recorders.registry" in loaded
+    assert "lightning_rlprof.recording.recorders.base" in loaded
     assert loaded & {"torch", "nvtx", "torch_npu"} == set()
     assert {
         name for name in loaded if name.startswith("lightning_rlprof.recording.recorders.")
     } == {
         "lightning_rlprof.recording.recorders.base",
-        "lightning_rlprof.recording.recorders.registry",
     }
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump, last_collectives
+from lightning_rlprof.recording.watchdog import keep_dump, last_collectives
 from lightning_rlprof.records.hang_reports import FOLDER, dump_file
 
 NAME = "torch.distributed.distributed_c10d"

@@ -9,12 +9,11 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import Helpers, Loop, Session
+from lightning_rlprof.recording.stacks import StackSampler
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.recording.watchdog import stack_sampler
-from lightning_rlprof.recording.watchdog.stack_sampler import StackSampler
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
-from lightning_rlprof.records.hang_reports import FOLDER
-from lightning_rlprof.records.stack_samples import (
+from lightning_rlprof.recording.watchdog import Watchdog, stack_sampler
+from lightning_rlprof.records.hang_reports import (
+    FOLDER,
     STACK,
     StackAnswer,
     StackRequest,
@@ -208,7 +207,7 @@ def test_a_thread_that_has_ended_has_no_line(start, clock):
 
 
 def test_samples_are_no_progress_of_the_training(start, clock, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.recording.watchdog.watchdog.thread_stacks", lambda *_: ())
+    monkeypatch.setattr("lightning_rlprof.recording.watchdog.thread_stacks", lambda *_: ())
     session = start()
     watchdog = Watchdog(session, 300, samples=True)
     session.begin_step(1)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lightning_rlprof.recording.watchdog.stacks import (
+from lightning_rlprof.recording.stacks import (
     child_processes,
     thread_stacks,
     write_native_stacks,

@@ -15,8 +15,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording.annotations import Marker, annotate, stage
 from lightning_rlprof.recording.session import Loop, Session
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.recording.watchdog import stacks
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.watchdog import Watchdog, stacks
 from lightning_rlprof.records.hang_reports import (
     alarm_file,
     alive_file,
@@ -338,7 +337,7 @@ def test_an_alarm_is_seen_by_others_and_not_by_who_raised_it(watched):
 
 
 def test_reports_are_bounded(watched, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.recording.watchdog.watchdog.MOST_REPORTS", 3)
+    monkeypatch.setattr("lightning_rlprof.recording.watchdog.MOST_REPORTS", 3)
     watched.steps(1, 2)
     for step in range(3, 6):
         watched.watchdog._longest_s.clear()
@@ -372,7 +371,7 @@ def test_a_run_directory_that_is_gone_costs_no_training(watched, caplog):
 
 def test_a_failure_of_the_watchdog_is_one_warning(watched, caplog, monkeypatch):
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr("lightning_rlprof.recording.watchdog.watchdog._TICK_S", 0.001)
+    monkeypatch.setattr("lightning_rlprof.recording.watchdog._TICK_S", 0.001)
     monkeypatch.setattr(watched.watchdog, "look", lambda: 1 / 0)
     watched.watchdog.start()._thread.join()
     assert "the watchdog for hangs stopped: division by zero" in caplog.text

@@ -19,18 +19,17 @@ from lightning_rlprof.config.blocks import TorchProfilerConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.torch_profiler.event_budget import (
+from lightning_rlprof.recording.recorders.torch_profiler import (
     Budget,
-    HostMemory,
-    available_bytes,
-    event_bytes,
-)
-from lightning_rlprof.recording.recorders.torch_profiler.export import TraceExporter, trace_name
-from lightning_rlprof.recording.recorders.torch_profiler.window import (
     Cycle,
+    HostMemory,
     Plan,
     Tools,
     TorchWindow,
+    TraceExporter,
+    available_bytes,
+    event_bytes,
+    trace_name,
 )
 from lightning_rlprof.records.notes import Code, Fact, Level
 from lightning_rlprof.records.records import Header, Kind

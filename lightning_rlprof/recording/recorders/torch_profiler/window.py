@@ -13,7 +13,7 @@ from torch.profiler import ProfilerAction, record_function
 
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.open_spans import OwnName
-from lightning_rlprof.recording.recorders.torch_profiler.event_budget import Budget
+from lightning_rlprof.recording.recorders.torch_profiler import Budget
 from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import STAGES, Kind
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.recording.recorders.torch_profiler import event_budget
-from lightning_rlprof.recording.recorders.torch_profiler.event_budget import (
+from lightning_rlprof.recording.recorders.torch_profiler import (
     Budget,
     HostMemory,
     available_bytes,
+    event_budget,
     event_bytes,
 )
 

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 
-from lightning_rlprof.recording.recorders.torch_profiler import export
-from lightning_rlprof.recording.recorders.torch_profiler.export import (
+from lightning_rlprof.recording.recorders.torch_profiler import (
     TraceExporter,
     compress,
+    export,
     label,
     topology,
     trace_name,

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
+from lightning_rlprof.recording.recorders.torch_profiler import (
     TorchProfilerRecorder,
     build,
     refuse_nsys,

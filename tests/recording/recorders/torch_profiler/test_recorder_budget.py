@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_rlprof.recording.recorders.torch_profiler import Budget
 from lightning_rlprof.recording.recorders.torch_profiler import recorder as torch_profiler
 from lightning_rlprof.recording.recorders.torch_profiler import window as torch_window
-from lightning_rlprof.recording.recorders.torch_profiler.event_budget import Budget
 from tests.builders.recorder_traces import (
     Noted,
     batches,

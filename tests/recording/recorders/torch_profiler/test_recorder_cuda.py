@@ -9,7 +9,7 @@ import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.recorders.registry import build_recorders
+from lightning_rlprof.recording.recorders.base import build_recorders
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import make_header
 from tests.builders.recorder_traces import Noted, batches, events_of, only, options, rows

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, record_function
 
-from lightning_rlprof.recording.recorders.torch_profiler.window import TorchWindow
+from lightning_rlprof.recording.recorders.torch_profiler import TorchWindow
 from tests.builders.recorder_traces import (
     Noted,
     batches,
@@ -225,7 +225,7 @@ def test_a_step_captured_into_a_graph_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "lightning_rlprof.recording.recorders.torch_profiler.window._is_capturing", lambda: True
+        "lightning_rlprof.recording.recorders.torch_profiler._is_capturing", lambda: True
     )
     recorder = scheduled(active=1)
     recorder.window(tmp_path / "window", named(3))

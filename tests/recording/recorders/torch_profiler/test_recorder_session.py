@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import annotate, mark, stage
-from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import TorchProfilerRecorder
+from lightning_rlprof.recording.recorders.base import build_recorders, recorder_names
+from lightning_rlprof.recording.recorders.torch_profiler import TorchProfilerRecorder
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.run_directory import read_trace
 from lightning_rlprof.testing import FakeClock, make_header
