@@ -24,7 +24,7 @@ import codecs
 import errno
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -205,8 +205,6 @@ class TraceWriter:
 
     Attributes:
         dropped: How many lines no longer wait, as newer ones took their place.
-        encoded: Bytes of all lines so far, wherever they are.
-        limit: Returns what is appended of lines, given their bytes, `size`, and ``always``.
 
     Args:
         run: The run directory; made if missing.
@@ -239,7 +237,6 @@ class TraceWriter:
         self._waiting = b""
         self._torn = False  # whether the file ends within a line
         self.dropped = 0
-        self.limit: Callable[..., bytes] | None = None
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
         try:
@@ -302,10 +299,8 @@ class TraceWriter:
         """Bytes of the file, and of what waits for it."""
         return self._size + len(self._waiting)
 
-    def write(self, lines: Sequence[Any], *, always: bool = False) -> bool:
-        """Append what `limit` returns of lines.
-
-        What JSON has no form for is changed, see `plain_item`.
+    def write(self, lines: Sequence[Any]) -> bool:
+        """Append lines; what JSON has no form for is changed, see `plain_item`.
 
         Returns:
             Whether nothing had to be changed.
@@ -319,16 +314,9 @@ class TraceWriter:
         except (TypeError, ValueError, OverflowError):
             is_plain = False
             data = self._encode([*map(_plain_line, lines)])
-        if self.limit is not None:
-            data = self.limit(data, self.size, always=always)
         if data or self._waiting:
-            self.append(data)
+            self._append(self._waiting + data)
         return is_plain
-
-    def append(self, data: bytes) -> bool:
-        """Append encoded lines. Raises OSError, as `write` does."""
-        self._append(self._waiting + data if self._waiting else data)
-        return True
 
     def _append(self, data: bytes) -> None:
         try:

@@ -70,7 +70,7 @@ def test_a_callable_that_hangs_is_left_behind(caplog, longest):
     [
         ({}, [0]),
         ({"steps": [1], "ranks": [1, 2]}, [1, 2]),
-        ({"steps": [1], "all_ranks": True}, [0, 1, 2, 3]),
+        ({"steps": [1], "ranks": "all"}, [0, 1, 2, 3]),
     ],
 )
 def test_it_runs_on_captured_ranks_or_on_rank_0(config, expected):

@@ -35,13 +35,6 @@ def test_without_the_key_no_step_is_one(start, clock):
     assert len(times(session, "actor_update")) == 8
 
 
-def test_without_spans_there_is_nothing_to_leave_out(start, clock):
-    session = start(measure_overhead=True, spans=False)
-    run_steps(session, clock, [1, 2])
-    session.close()
-    assert shadow_steps(session) == []
-
-
 def test_a_step_knows_how_long_the_end_of_the_one_before_took(start, clock):
     session = start(measure_overhead=True)
     write = session.buffer.end_step

@@ -17,7 +17,7 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import annotate, stage
-from lightning_rlprof.recording.background import garbage_collection
+from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.background.sampler import Background, GcPauses, Pause, clock_in_c
 from lightning_rlprof.recording.session import Helpers, Session
 from lightning_rlprof.testing import FakeClock, make_header
@@ -167,7 +167,7 @@ def recorded(tmp_path: Path) -> tuple[Session, FakeClock, Background]:
         tmp_path,
         make_header(),
         clock=clock,
-        helpers=lambda session: Helpers(Background(session.add, session.note, clock, [])),
+        helpers=lambda session: Helpers(Background(session, [])),
     )
     assert session.helpers.background is not None
     return session, clock, session.helpers.background
@@ -234,4 +234,4 @@ def test_no_background_no_counters(start: Any, tmp_path: Path) -> None:
 
 
 def test_the_limit_of_a_region_is_a_millisecond() -> None:
-    assert garbage_collection.LONG_NS == MS
+    assert sampler.LONG_NS == MS

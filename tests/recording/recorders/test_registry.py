@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.recorders.base import build_recorders, recorder_names, unmet
@@ -95,7 +96,6 @@ def test_recorders_follow_from_configuration_and_device(
         ({}, {"cpu": False, "mps": False, "cuda": True, "xpu": True, "npu": True}),
         ({"device_time": True}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), True)),
         ({"device_time": False}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), False)),
-        ({"spans": False}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), False)),
     ],
 )
 def test_device_time_is_measured_wherever_there_is_an_accelerator(
@@ -113,7 +113,7 @@ def test_device_time_is_measured_wherever_there_is_an_accelerator(
         ({"ranks": [1], "tools": ["nsight"]}, 0, ("device_time",)),
         ({"ranks": [1], "tools": ["nsight"]}, 1, ("device_time", "nsight", "nvtx")),
         ({"roles": {"actor": {}}, "role": "critic", "tools": ["nvtx"]}, 0, ("device_time",)),
-        ({"profile_ranks": [2], "spans": False, "profile_with_memory": True}, 1, ()),
+        ({"profile_ranks": [2], "device_time": False, "profile_with_memory": True}, 1, ()),
     ],
 )
 def test_a_rank_that_is_not_captured_only_measures_device_time(
@@ -222,25 +222,24 @@ def test_a_rank_that_is_not_captured_builds_no_recorder() -> None:
 @pytest.mark.parametrize(
     ("key", "field", "value"),
     [
-        ("profile_with_cpu", "with_cpu", False),
-        ("profile_with_npu", "with_device", False),
+        ("profile_with_cpu", "activities", {torch.profiler.ProfilerActivity.CUDA}),
+        ("profile_with_npu", "activities", {torch.profiler.ProfilerActivity.CPU}),
         ("profile_record_shapes", "record_shapes", True),
-        ("profile_with_memory", "with_memory", True),
-        ("profile_with_module", "with_modules", True),
+        ("profile_with_memory", "profile_memory", True),
+        ("profile_with_module", "with_stack", True),
     ],
 )
-def test_every_option_reaches_torch_profiler(key: str, field: str, value: bool) -> None:
+def test_every_option_reaches_torch_profiler(key: str, field: str, value: Any) -> None:
     header = dataclasses.replace(make_header(3, 8, "cuda"), role="critic")
     default, changed = (
         build_recorders(
             ProfilerConfig.build(profile=True, tools=["torch_profiler"], device_time=False, **more),
             header,
         )
-        for more in ({}, {key: value})
+        for more in ({}, {key: value is True})
     )
     assert isinstance(default[0], TorchProfilerRecorder)
     assert isinstance(changed[0], TorchProfilerRecorder)
-    before, after = default[0]._options, changed[0]._options
-    assert (before.device, before.role, before.rank, before.world_size) == ("cuda", "critic", 3, 8)
-    assert after == dataclasses.replace(before, **{field: value})
-    assert getattr(before, field) is not value
+    before, after = default[0].new_profiler(), changed[0].new_profiler()
+    assert getattr(after, field) == value
+    assert getattr(before, field) != value
