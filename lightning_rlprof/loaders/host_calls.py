@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.chrome.spill import Columns, Grown, in_order
+from lightning_rlprof.loaders.spill import Columns, Grown, in_order
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.interval_nesting import SLACK_NS, Enclosing

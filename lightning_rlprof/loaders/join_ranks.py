@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.clocks.clock_alignment import is_integer, is_moment
+from lightning_rlprof.loaders.clocks import is_integer, is_moment
 from lightning_rlprof.loaders.native import merge
 from lightning_rlprof.loaders.rank_names import as_ranges, missing
 from lightning_rlprof.records.notes import Code

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
+from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.ascend.reader import read_ascend
-from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
+from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES, identify, read_ranks, traces
-from lightning_rlprof.loaders.frameworks.logs import READERS, SUFFIXES, Log, kind_of_log
+from lightning_rlprof.loaders.framework_logs import READERS, SUFFIXES, Log, kind_of_log
 from lightning_rlprof.loaders.join_ranks import as_one
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import from_traces, read_run
-from lightning_rlprof.loaders.nsys.reader import read_nsys
+from lightning_rlprof.loaders.nsys import read_nsys
 from lightning_rlprof.loaders.run_captures import with_kernels
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header

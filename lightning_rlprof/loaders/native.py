@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
+from lightning_rlprof.loaders.clocks import Meetings, OnAxis, clock_table, on_axis
 from lightning_rlprof.loaders.iterations import (
     StepEvidence,
     drivers_wait,

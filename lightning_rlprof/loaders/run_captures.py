@@ -14,7 +14,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend_kernels
-from lightning_rlprof.loaders.clocks.clock_alignment import (
+from lightning_rlprof.loaders.clocks import (
     kernels_on_run,
     on_run,
     shift_times,
@@ -24,8 +24,8 @@ from lightning_rlprof.loaders.host_calls import NOWHERE, Found, Launches, Stages
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.kineto.reader import read_kernels as read_kineto_kernels
 from lightning_rlprof.loaders.kineto.reader import read_kineto
-from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
-from lightning_rlprof.loaders.nsys.reader import read_nsys
+from lightning_rlprof.loaders.nsys import read_kernels as read_nsys_kernels
+from lightning_rlprof.loaders.nsys import read_nsys
 from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS

@@ -1,6 +1,12 @@
-"""The disposable Parquet cache next to a run, found by the files that it was made from."""
+"""The disposable Parquet cache next to a run, and the same run read back from it.
+
+It is found by the files that it was made from. It contains the tables, and JSON facts: names,
+threads, headers, notes, warnings.
+"""
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -13,21 +19,42 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.records.records import KINDS, Header
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, mode_made_of
-from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
+from lightning_rlprof.store.duckdb_tables import occurring
+from lightning_rlprof.store.parquet import (
+    STAMP_NS,
+    files_of,
+    is_whole,
+    kept_table,
+    row_count,
+    write_table,
+)
 from lightning_rlprof.system.files import new_folder
 from lightning_rlprof.system.version import VERSION
+from lightning_rlprof.tables.spans import (
+    CORE,
+    NO_PARENT,
+    Counter,
+    RankNote,
+    RunWarning,
+    Spans,
+    Thread,
+    counter_columns,
+)
 from lightning_rlprof.tables.table import Table
+
+if TYPE_CHECKING:
+    from lightning_rlprof.tables.spans import Spans
 
 SCHEMA = 4
 """Version of the tables and their columns; another one is never read."""
-
-
 Sources = tuple[tuple[str, int, int, int], ...]
-
 _INDEX = "index.json"
 _FACTS = "run.json"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -35,6 +62,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
 # What rlprof's own commands write into a run's directory does not belong to the run.
 _WRITTEN = {"predictions.jsonl", "report.html", "samples.jsonl", "trace.json.gz"}
+_WRONG = (TraceError, KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -44,7 +72,7 @@ class Parts:
     Attributes:
         core: Tables to write at once.
         lazy: Tables that may be added later.
-        facts: What `lightning_rlprof.store.cached_run.facts_of` says of the run.
+        facts: What `facts_of` says of the run.
     """
 
     core: Mapping[str, Callable[[], Table]]
@@ -80,7 +108,7 @@ class Cache:
         return sum(file.stat().st_size for file in there)
 
     def facts(self) -> dict[str, Any] | None:
-        """Return what `cached_run.facts_of` wrote, None if it is damaged."""
+        """Return what `facts_of` wrote, None if it is damaged."""
         path = self.folder / _FACTS
         try:
             whole = path.stat().st_mtime_ns == STAMP_NS and not path.is_symlink()
@@ -286,3 +314,157 @@ def _sweep(home: Path) -> None:
             left = other.name.startswith(".new-") and _is_old(other)
             if (stale or left) and not other.is_symlink():
                 shutil.rmtree(other, ignore_errors=True)
+
+
+def facts_of(spans: "Spans", path: Path) -> bytes:
+    """Return JSON of names, threads, headers, notes, warnings, and how to find the counters.
+
+    ``names`` and ``threads`` are all that the run has, in its order; the codes in the file of the
+    spans count those that occur, which ``used_names`` and ``used_threads`` tell. Of each counter
+    there is ``[name, column, type]``, and where no column of 64 bits holds it exactly,
+    ``[name, null, type, rows, values]``.
+
+    Args:
+        spans: The run.
+        path: What was asked for; ``path`` leads from there to what was read.
+    """
+    facts = {
+        "path": os.path.relpath(spans.path, path),
+        "names": spans.names,
+        "threads": spans.threads,
+        "used_names": np.flatnonzero(occurring(spans.name, spans.names)).tolist(),
+        "used_threads": np.flatnonzero(occurring(spans.thread, spans.threads)).tolist(),
+        "unix_ns": spans.unix_ns,
+        "moved": sorted(spans.wall_off),
+        "headers": [
+            [rank, {each.name: getattr(header, each.name) for each in dataclasses.fields(header)}]
+            for rank, header in spans.headers.items()
+        ],
+        "statuses": list(spans.statuses.items()),
+        "notes": spans.notes,
+        "warnings": spans.warnings,
+        "counters": _counters(spans),
+    }
+    return json.dumps(facts, default=_plain).encode()
+
+
+def _counters(spans: "Spans") -> list[list[Any]]:
+    columns = counter_columns(spans)
+    found: list[list[Any]] = []
+    for name, (rows, values) in spans.counters.items():
+        if name in columns and _fits(values):
+            found.append([name, columns[name], values.dtype.str])
+        else:
+            found.append([name, None, values.dtype.str, rows.tolist(), values.tolist()])
+    return found
+
+
+def _fits(values: Any) -> bool:
+    """Tell whether a column of SQL holds every number as it is; NaN it takes for not known."""
+    small = values.dtype.kind in "if" and values.dtype.itemsize <= 8
+    return small and not (values.dtype.kind == "f" and np.isnan(values).any())
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy's as Python's, a mapping as a dictionary, else its text."""
+    if hasattr(value, "items") and not hasattr(value, "item"):
+        return dict(value)
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def find_cache(path: Path, made_of: Sources) -> Cache | None:
+    """Return the cache of a run, None without one.
+
+    A cache of which a file cannot be opened is deleted: the caller reads the run and rebuilds it.
+
+    Raises:
+        OSError: Such a cache cannot be deleted.
+    """
+    cache = find(path, made_of)
+    if cache is None:
+        return None
+    try:
+        if cache.facts() is not None:
+            row_count(file for file in map(cache.file, cache.tables) if file.exists())
+            return cache
+    except TraceError:
+        pass
+    shutil.rmtree(cache.folder)
+    return None
+
+
+def cached_spans(cache: Cache, path: Path, read: Callable[[Path], Spans]) -> Spans | None:
+    """Return a run as it was when its cache was made, None where the cache turns out damaged.
+
+    A table of a device tool is read from its file when it is asked for, and of that only the
+    columns that are looked at; one that has no file yet is read from the run itself.
+
+    Args:
+        cache: Of the run, as `lightning_rlprof.store.cache.find` returns it.
+        path: The run, as it was asked for.
+        read: Reads the run itself, that is `lightning_rlprof.load`.
+    """
+    facts = cache.facts()
+    if facts is None:
+        return None
+    try:
+        columns = kept_table(cache.file("spans"), "spans")
+        return _spans(facts, columns, path, _tables(cache, path, read))
+    except _WRONG:
+        return None
+
+
+def _tables(
+    cache: Cache, path: Path, read: Callable[[Path], Spans]
+) -> dict[str, Callable[[], Table]]:
+    source = functools.cache(lambda: read(path))
+
+    def table(name: str) -> Table:
+        if cache.has(name):
+            return kept_table(cache.file(name), name)
+        return source().table(name)
+
+    return {name: functools.partial(table, name) for name in cache.tables if name not in CORE}
+
+
+def _spans(
+    facts: dict[str, Any], table: Table, path: Path, tables: dict[str, Callable[[], Table]]
+) -> Spans:
+    names = [column.name for column in table.columns]
+    cells = dict(zip(names, table.rows.columns, strict=True))  # type: ignore[attr-defined]
+    kinds, texts = cells["kind"]
+    return Spans(
+        path / facts["path"] if facts["path"] != "." else path,
+        tuple(facts["names"]),
+        tuple(Thread(*thread) for thread in facts["threads"]),
+        name=_whole(facts["used_names"])[cells["name"][0]],
+        kind=_whole([KINDS.index(text) for text in texts])[kinds],
+        **{each: cells[each] for each in ("rank", "step", "start_ns", "end_ns", "id")},
+        thread=_whole(facts["used_threads"])[cells["thread_name"][0]],
+        parent=np.ma.filled(cells["parent"], NO_PARENT),
+        counters={name: _counter(cells, *about) for name, *about in facts["counters"]},
+        headers={rank: Header(**header) for rank, header in facts["headers"]},
+        statuses=dict(facts["statuses"]),
+        notes=tuple(RankNote(*note) for note in facts["notes"]),
+        warnings=tuple(RunWarning(*problem) for problem in facts["warnings"]),
+        unix_ns=facts["unix_ns"],
+        tables=tables,
+    )
+
+
+def _counter(
+    cells: dict[str, Any],
+    column: str | None,
+    kind: str,
+    rows: list[int] | None = None,
+    values: list[Any] | None = None,
+) -> Counter:
+    if column is None:
+        return Counter(_whole(rows or []), np.array(values, dtype=kind))
+    full = cells[column]
+    at = np.flatnonzero(~np.ma.getmaskarray(full))
+    return Counter(at, np.ma.getdata(full)[at].astype(kind, copy=False))
+
+
+def _whole(numbers: list[int]) -> Any:
+    return np.array(numbers, dtype=np.int64)

@@ -20,11 +20,9 @@ from lightning_rlprof.loaders.ascend.capture import (
     coded_texts,
     texts_of,
 )
-from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
+from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, plausible, read_sheet
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.trace_view import STEP, RowKind, TraceView
-from lightning_rlprof.loaders.ascend.units import plausible
-from lightning_rlprof.loaders.chrome.spill import Grown
 from lightning_rlprof.loaders.host_calls import (
     CALL_COLUMNS,
     CALL_KINDS,
@@ -37,6 +35,7 @@ from lightning_rlprof.loaders.host_calls import (
     forwards,
     stages_at,
 )
+from lightning_rlprof.loaders.spill import Grown
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import (

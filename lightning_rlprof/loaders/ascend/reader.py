@@ -17,10 +17,9 @@ from lightning_rlprof.loaders.ascend.capture import (
     open_captures,
     read_table,
 )
-from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
-from lightning_rlprof.loaders.ascend.communication import COMMUNICATION, LINKS
+from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES, COMMUNICATION, LINKS
 from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
-from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY, place_tasks
+from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY, place_tasks, read_tasks
 from lightning_rlprof.loaders.ascend.sheet_tables import (
     MEMORY,
     MODULE_MEMORY,
@@ -28,7 +27,6 @@ from lightning_rlprof.loaders.ascend.sheet_tables import (
     OPERATOR_TYPES,
     STEP_TRACE,
 )
-from lightning_rlprof.loaders.ascend.tasks import read_tasks
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.arrays import Int64s

@@ -7,16 +7,17 @@ import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import Frame, OpenCapture, TableReader
 from lightning_rlprof.loaders.ascend.csv_sheets import (
+    LARGEST_TIME,
     Convert,
     device,
     kibibytes,
     mebibytes,
     microseconds,
     read_sheet,
+    scaled,
     whole,
 )
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
-from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, scaled
 from lightning_rlprof.tables.kernels import UNKNOWN, end_to_end
 from lightning_rlprof.tables.table import Column, with_name
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.loaders.chrome.decoding import (
+from lightning_rlprof.loaders.chrome_events import (
     LARGEST_TIME,
     MISSING,
     NO_TIME,
@@ -23,8 +23,8 @@ from lightning_rlprof.loaders.chrome.decoding import (
     integers,
     nanoseconds,
 )
-from lightning_rlprof.loaders.chrome.spill import HELD, Grown, Scratch
 from lightning_rlprof.loaders.host_calls import PRODUCTS
+from lightning_rlprof.loaders.spill import HELD, Grown, Scratch
 from lightning_rlprof.tables.arrays import Int64s
 
 _Columns = dict[str, npt.NDArray[Any]]

@@ -17,9 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.chrome.decoding import LARGEST_TIME, MISSING, Event, EventDecoder
-from lightning_rlprof.loaders.chrome.event_stream import SIZE, ChromeStream, Source
-from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, beside, in_order
+from lightning_rlprof.loaders.chrome_events import (
+    LARGEST_TIME,
+    MISSING,
+    SIZE,
+    ChromeStream,
+    Event,
+    EventDecoder,
+    Source,
+)
 from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.loaders.kineto.event_kinds import (
     ANNOTATION,
@@ -31,6 +37,7 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     ChromeColumns,
 )
 from lightning_rlprof.loaders.rank_names import labels_of_verl
+from lightning_rlprof.loaders.spill import ROWS, Columns, Grown, beside, in_order
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts

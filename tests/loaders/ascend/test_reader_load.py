@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
+from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.ascend.reader import _repeated_steps
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import KINDS

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightning_rlprof.loaders.chrome.decoding import LARGEST_TIME, MISSING, Event
+from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, MISSING, Event
 from lightning_rlprof.loaders.kineto import event_kinds
 from lightning_rlprof.loaders.kineto.event_kinds import (
     ANNOTATION,

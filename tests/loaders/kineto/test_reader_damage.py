@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.chrome import decoding, spill
+from lightning_rlprof.loaders import chrome_events, spill
 from lightning_rlprof.loaders.kineto import event_kinds
 from lightning_rlprof.loaders.kineto import trace as kineto_trace
 from lightning_rlprof.loaders.kineto.reader import read_kineto
@@ -138,7 +138,7 @@ def test_what_is_lost_of_a_table_is_said_in_its_note(tmp_path: Path) -> None:
 def test_names_beyond_the_bound_are_taken_as_one_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(chrome_events, "MOST_BYTES", 20_000)
     trace = ChromeTrace()
     for number in range(100):
         trace.kernel(number, number, number + 1, f"{number}" * 500)
