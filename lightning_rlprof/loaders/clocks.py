@@ -24,7 +24,6 @@ from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import RunWarning, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
@@ -371,17 +370,6 @@ def on_run(spans: Spans, unix_ns: int, rank: int | None, times: Int64s) -> Int64
     shift = [spans.later(rank, unix_ns + place) - place for place in places.tolist()]
     more = np.interp(times, places, [each - shift[0] for each in shift])
     return np.asarray(times + shift[0] + np.rint(more).astype(np.int64), np.int64)
-
-
-def kernels_on_run(spans: Spans, unix_ns: int, rank: int | None, kernels: Kernels) -> Kernels:
-    """Return kernels on the axis of the run; their durations stay."""
-    start, launch = on_run(spans, unix_ns, rank, kernels.start_ns), kernels.launch_ns
-    end = start + (kernels.end_ns - kernels.start_ns)
-    if launch is not None:
-        known = launch != UNKNOWN
-        launch = launch.copy()
-        launch[known] = on_run(spans, unix_ns, rank, launch[known])
-    return replace(kernels, start_ns=start, end_ns=end, launch_ns=launch)
 
 
 class Shared(NamedTuple):

@@ -707,22 +707,6 @@ def read_nsys(path: Path, rank: int | None = None) -> Spans:
     )
 
 
-def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
-    """Read the kernels of a report or an SQLite export, to be put beside those of other files.
-
-    Returns:
-        The kernels, with rank -1 where their process does not say its rank; the wall-clock time of
-        zero on their axis, 0 where that is not known; and what must be known about them.
-
-    Raises:
-        TraceError: As `read_nsys`.
-    """
-    report = _read(path)
-    ranks = {process: report.ranges.ranks.get(process, -1) for process in report.processes}
-    kernels, remarks = Device(report.export, report.ranges, ranks, 0).kernels()
-    return kernels, report.unix_ns or 0, [*report.problems, *remarks]
-
-
 def _read(path: Path) -> _Report:
     export = open_export(path)
     ranges = read_ranges(export)

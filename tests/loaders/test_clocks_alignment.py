@@ -11,7 +11,6 @@ from lightning_rlprof.loaders.clocks import (
     Meetings,
     OnAxis,
     clock_table,
-    kernels_on_run,
     on_axis,
     on_run,
     shift_times,
@@ -21,7 +20,6 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.run_captures import with_kernels
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import rank_directory
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels
 from lightning_rlprof.tables.spans import RunWarning, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 from tests.builders import ascend_output
@@ -228,23 +226,6 @@ def test_a_rank_that_was_not_compared_stays_on_its_wall_clock(tmp_path: Path) ->
         later = begun(spans) - spans.unix_ns
         assert on_run(spans, begun(spans), rank, times).tolist() == [later, later + 7]
     assert on_run(spans, begun(spans), 1, times[:0]).tolist() == []
-
-
-def test_kernels_keep_their_durations_and_what_is_not_known(tmp_path: Path) -> None:
-    spans = load(two_hosts(tmp_path))
-    zero, code = np.zeros(2, np.int64), np.full(2, -1)
-    start = np.array([0, 400 * SECOND])
-    launch = np.array([UNKNOWN, 399 * SECOND])
-    coded = (code, [])
-    own = Kernels(zero + 1, zero, zero, coded, start, start + 9, coded, zero, coded, launch)
-    found = kernels_on_run(spans, begun(spans), 1, own)
-    assert (found.end_ns - found.start_ns).tolist() == [9, 9]
-    assert found.start_ns.tolist() == on_run(spans, begun(spans), 1, start).tolist()
-    assert found.launch_ns is not None
-    assert found.launch_ns[0] == UNKNOWN
-    assert abs(found.launch_ns[1] - spans.later(1, begun(spans) + 399 * SECOND)) < 1_000
-    assert own.launch_ns is not None
-    assert own.launch_ns.tolist() == launch.tolist()
 
 
 def test_a_table_by_wall_clocks_is_put_right_by_rank(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.loaders.nsys import read_kernels
 from lightning_rlprof.tables.table import Table
 from tests.builders.nsys_export import EPOCH, PID, NsysExport, global_tid
 
@@ -221,24 +220,6 @@ def test_without_nvtx_the_axis_begins_with_the_first_activity(tmp_path: Path) ->
     assert (len(spans), spans.ranks, spans.unix_ns) == (0, (2,), EPOCH + 600)
     assert spans.table("kernels").column("start") == [0, 20]
     assert "no NVTX ranges: NVTX was not traced or not used" in [n.text for n in spans.notes]
-
-
-def test_read_kernels_gives_the_wall_clock_and_no_rank_that_nobody_said(
-    export: NsysExport,
-) -> None:
-    export.said("rlprof.rank", 6, pid=200)
-    export.kernel("silent", 600, 610, 1)
-    export.kernel("said", 620, 630, 1, pid=200)
-    export.call(150, 1)
-
-    kernels, unix_ns, remarks = read_kernels(export.write())
-
-    assert unix_ns == EPOCH
-    assert kernels.rank.tolist() == [-1, 6]
-    assert kernels.start_ns.tolist() == [600, 620]
-    assert kernels.launch_ns is not None
-    assert kernels.launch_ns.tolist()[0] == 150
-    assert remarks == ["1 launches were not recorded: their stage, step and range are unknown"]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,7 +11,7 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders import nsys
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.loaders.nsys import read_kernels
+from lightning_rlprof.loaders.nsys import read_nsys
 from tests.builders.nsys_export import EPOCH, NsysExport
 
 # Strict: only the one command that the loader may give; it "exports" the report by copying it.
@@ -92,7 +92,7 @@ def test_kernels_of_a_report_leave_nothing_behind(
     fake_nsys(COPY)
     hidden(report)
 
-    assert read_kernels(report)[0].start_ns.tolist() == [600]
+    assert read_nsys(report).table("kernels").column("start") == [500]
 
     gc.collect()
     assert left(tmp_path) == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.loaders.nsys import read_kernels
+from lightning_rlprof.loaders.nsys import read_nsys
 from tests.places import SHARED_DATA
 
 DATA = SHARED_DATA / "nsys"
@@ -72,7 +72,7 @@ def test_times_names_and_bytes_are_those_of_the_file(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [H100, T4], ids=["h100", "t4"])
 def test_the_range_of_every_seventh_kernel_agrees_with_a_query(path: Path) -> None:
-    codes, texts = read_kernels(path)[0].range
+    codes, texts = read_nsys(path, rank=0).table("kernels").texts("range")
     name = "COALESCE(text, (SELECT value FROM StringIds WHERE id = textId))"
     innermost = (
         f"SELECT {name} FROM NVTX_EVENTS n WHERE n.eventType IN (59, 60) AND "

@@ -36,7 +36,7 @@ from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_vie
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import capture_in_name, rank_files
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, end_to_end, known
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end, known
 from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted, with_name
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -63,6 +63,9 @@ Cells = Int64s | npt.NDArray[np.float64] | Coded
 """One column: integers with `UNKNOWN`, numbers with NaN, or texts."""
 Frame = Mapping[str, Cells]
 """Columns of one capture by name; times are nanoseconds since 1970."""
+
+StagesOfRun = Callable[[int, Int64s], tuple[Coded, Int64s]]
+"""Returns stage and step, 0 without, for times of a rank since 1970, which may be `UNKNOWN`."""
 
 
 @dataclass(frozen=True)
@@ -319,8 +322,8 @@ class OpenCapture:
         device: Number of the rank's device, `UNKNOWN` without a database that has it.
         chip: Name of the device, "" without a database that has it.
         host: Name of the host, "" if unknown.
-        fill: Adds stage and step of the run that the capture is part of to kernels that have
-            neither; times are since 1970. None if it is not part of a run.
+        stages_of_run: Returns stage and step of the run that the capture is part of; None if it
+            is not part of a run.
     """
 
     capture: Capture
@@ -330,7 +333,7 @@ class OpenCapture:
     device: int = UNKNOWN
     chip: str = ""
     host: str = ""
-    fill: Callable[[Kernels], Kernels] | None = None
+    stages_of_run: "StagesOfRun | None" = None
 
     @cached_property
     def timeline(self) -> "Timeline":
@@ -370,6 +373,12 @@ class OpenCapture:
         """
         first, stage = self.capture.window
         return np.where((counted >= 0) & (counted < 2**60), counted, first if stage else UNKNOWN)
+
+    def filled(self, stage: Coded, step: Int64s, launch_ns: Int64s) -> tuple[Coded, Int64s]:
+        """Return stage and step of the run at each launch, if the capture knows neither."""
+        if self.stages_of_run is None or (stage[0] >= 0).any() or (step > 0).any():
+            return stage, step
+        return self.stages_of_run(self.rank, launch_ns)
 
 
 def _has(database: SqliteTables | None, table: str, *names: str) -> bool:

@@ -41,7 +41,6 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import (
     UNKNOWN,
     Coded,
-    Kernels,
     distinct,
     end_to_end,
     find,
@@ -175,16 +174,7 @@ def _places(opened: OpenCapture, calls: _Calls) -> tuple[Coded, Int64s]:
     found = stages_at(ranges.stages(), Launches(process, calls.thread, calls.start))
     stages = distinct(found.stage, ranges.names)
     step = np.where(found.step > 0, found.step, first if stage else 0)
-    if opened.fill is None:
-        return stages, step
-    times = (calls.start, calls.end)
-    launched_then = Kernels(
-        *(process + opened.rank, process, process, calls.name, *times, stages, step),
-        range=(process - 1, []),
-        launch_ns=calls.start,
-    )
-    filled = opened.fill(launched_then)
-    return filled.stage, filled.step
+    return opened.filled(stages, step, calls.start)
 
 
 def _forward(calls: _Calls, lane: Int64s) -> Int64s:

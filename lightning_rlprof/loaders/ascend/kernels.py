@@ -45,7 +45,6 @@ from lightning_rlprof.tables.kernels import (
     NPU_COLUMNS,
     UNKNOWN,
     Coded,
-    Kernels,
     distinct,
     find,
     matches,
@@ -127,7 +126,7 @@ class Tasks:
         torch: Operators of torch that launched them.
         cann: Calls of CANN that launched them, on torch_npu's launching thread if it has a queue.
         remarks: What was lost.
-        npu: As in `Kernels`.
+        npu: Those of `NPU_COLUMNS` that were recorded, by name.
     """
 
     start_ns: Int64s
@@ -513,8 +512,8 @@ class _Places(NamedTuple):
         return _Places(*(np.where(rows, new, old) for old, new in columns))
 
 
-def place_tasks(opened: OpenCapture, tasks: Tasks) -> tuple[Kernels, list[str]]:
-    """Return tasks by start as kernels with stage, step and range, and remarks on them.
+def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
+    """Return tasks by start as columns of the table of kernels, and remarks on them.
 
     A task belongs to the ranges around its launch. These are the ranges of the launching thread,
     or, if it marks none, of the training thread. Without a launch, a task belongs to the ranges
@@ -530,51 +529,36 @@ def place_tasks(opened: OpenCapture, tasks: Tasks) -> tuple[Kernels, list[str]]:
         TraceError: The files cannot be read.
     """
     ranges = opened.timeline.ranges
+    tasks = tasks.at(np.argsort(tasks.start_ns, kind="stable"))
     place, remarks = _place(tasks, ranges)
     counted = np.maximum(opened.rl_steps(tasks.step), 0)
-    if opened.fill is not None and not (opened.capture.window[0] or ranges.has_stages):
+    in_run = opened.stages_of_run is not None
+    if in_run and not (opened.capture.window[0] or ranges.has_stages):
         counted = np.zeros_like(counted)
-    step = np.where(place.step > 0, place.step, counted)
     launch = tasks.torch.replaced(tasks.torch.time_ns == UNKNOWN, tasks.cann)
-    order = np.argsort(tasks.start_ns, kind="stable")
-    kernels = Kernels(
-        np.full(len(order), opened.rank, np.int64),
-        tasks.device[order],
-        tasks.stream[order],
-        (tasks.name[0][order], tasks.name[1]),
-        tasks.start_ns[order],
-        tasks.end_ns[order],
-        distinct(place.stage[order], ranges.names),
-        step[order],
-        distinct(place.range[order], ranges.names),
-        launch.time_ns[order],
-        launch.length_ns[order],
-        np.where(launch.time_ns == UNKNOWN, UNKNOWN, launch.thread)[order],
-        npu=tasks.at(order).npu,
-    )
-    empty = [] if len(order) else ["this capture has no kernels; level0 and above record them"]
-    return kernels, [*tasks.remarks, *remarks, *empty]
-
-
-def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
-    """Return tasks as columns of the table of kernels, and remarks on them."""
-    kernels, remarks = place_tasks(opened, tasks)
-    if opened.fill is not None:
-        kernels = opened.fill(kernels)
+    step = np.where(place.step > 0, place.step, counted)
+    stage, step = opened.filled(distinct(place.stage, ranges.names), step, launch.time_ns)
+    empty = [] if len(step) else ["this capture has no kernels; level0 and above record them"]
     return {
-        "device": kernels.device,
-        "stream": kernels.stream,
-        "kernel": kernels.name,
-        "start": kernels.start_ns,
-        "duration": kernels.end_ns - kernels.start_ns,
-        "stage": kernels.stage,
-        "step": np.where(kernels.step > 0, kernels.step, UNKNOWN),
-        "range": kernels.range,
-        "launch": kernels.launch_ns,
-        "launch duration": kernels.call_ns,
-        "thread": kernels.thread,
-        **kernels.npu,
-    }, remarks
+        "device": tasks.device,
+        "stream": tasks.stream,
+        "kernel": tasks.name,
+        "start": tasks.start_ns,
+        "duration": tasks.end_ns - tasks.start_ns,
+        "stage": stage,
+        "step": np.where(step > 0, step, UNKNOWN),
+        "range": distinct(place.range, ranges.names),
+        "launch": launch.time_ns,
+        "launch duration": launch.length_ns,
+        "thread": np.where(launch.time_ns == UNKNOWN, UNKNOWN, launch.thread),
+        **tasks.npu,
+    }, [*tasks.remarks, *remarks, *empty]
+
+
+def _read_kernels(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    problems = opened.timeline.problems  # first: they say why nothing can be read
+    frame, remarks = task_frame(opened, read_tasks(opened))
+    return frame, remarks if opened.stages_of_run is None else [*problems, *remarks]
 
 
 def columns_named(*names: str) -> list[Column]:
@@ -583,9 +567,7 @@ def columns_named(*names: str) -> list[Column]:
     return [known[name] for name in names]
 
 
-KERNELS = TableReader(
-    (*COLUMNS[1:], *NPU_COLUMNS), has_kernels, lambda opened: task_frame(opened, read_tasks(opened))
-)
+KERNELS = TableReader((*COLUMNS[1:], *NPU_COLUMNS), has_kernels, _read_kernels)
 """Kernels and collectives with the stage, step and range of each, and what CANN says of it."""
 
 

@@ -13,13 +13,14 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import (
     OpenCapture,
+    StagesOfRun,
     TableReader,
     open_captures,
     read_table,
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES, COMMUNICATION, LINKS
 from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
-from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY, place_tasks, read_tasks
+from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY
 from lightning_rlprof.loaders.ascend.sheet_tables import (
     MEMORY,
     MODULE_MEMORY,
@@ -31,7 +32,7 @@ from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, join
+from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.spans import (
     NO_PARENT,
     Counter,
@@ -97,50 +98,23 @@ def read_ascend(path: Path) -> Spans:
     )
 
 
-def read_ascend_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
-    """Read only the kernels, for a run that has its own spans.
-
-    If a capture marks neither stages nor steps and its window is unknown, its steps are 0: the
-    count of torch_npu does not match the run's.
-
-    Returns:
-        Kernels by capture and start, the wall-clock time of zero on their time axis (0 if
-        unknown), and what was lost or is doubtful.
-
-    Raises:
-        TraceError: See `read_ascend`.
-    """
-    captures, warnings = _read_captures(path)
-    zero = _first_ns(captures)
-    parts, remarks = [], [warning.text for warning in warnings]
-    for each in captures:
-        in_run = replace(each, fill=lambda kernels: kernels)
-        kernels, more = place_tasks(in_run, read_tasks(each))
-        parts.append(kernels.later(-zero))
-        remarks += more
-    return join(parts), zero, remarks
-
-
 def ascend_tables(
-    ranks: Mapping[Path, int], zero_ns: int, fill: Callable[[Kernels], Kernels]
+    ranks: Mapping[Path, int], zero_ns: int, stages: StagesOfRun
 ) -> dict[str, Callable[[], Table]]:
-    """Return the tables of captures in a run directory, all but the kernels.
+    """Return the tables of captures in a run directory; that of kernels says why there are none.
 
     Args:
         ranks: The rank of each capture, by its directory.
         zero_ns: Wall-clock time of zero on the run's time axis.
-        fill: Adds stage and step of the run to kernels that have neither.
+        stages: Returns stage and step of the run, for captures that have neither.
     """
-
-    def fill_since_1970(kernels: Kernels) -> Kernels:
-        return fill(kernels.later(-zero_ns)).later(zero_ns)
-
     captures = [
-        replace(each, rank=rank, fill=fill_since_1970)
+        replace(each, rank=rank, stages_of_run=stages)
         for path, rank in ranks.items()
         for each in open_captures(path)[0]
     ]
-    return _tables(captures, zero_ns, _READERS)
+    always = KERNELS._replace(available=lambda opened: True)
+    return _tables(captures, zero_ns, {**_READERS, "kernels": always})
 
 
 def _tables(

@@ -4,7 +4,6 @@ Kernels, copies and collectives come with their launches, and with the stage, st
 these. Other tables: memory and counters over time, shapes of matmuls and attention, host calls.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -176,24 +175,18 @@ _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
 
 def kernels_table(trace: KinetoTrace, rank: int) -> Table:
     """Return the kernels as a table whose rows are read in parts."""
-    rows, remarks = kernel_rows(trace)
-
-    def read(low: int, high: int) -> ColumnRows:
-        return ColumnRows(kernel_columns(kernels_of(trace, rank, rows, low, high)))
-
-    return Table("kernels", COLUMNS, PartRows(len(rows), read), **noted(remarks))
-
-
-def kernel_rows(trace: KinetoTrace) -> tuple[Grown, list[str]]:
-    """Return the kernels by start, with what `place` finds, and remarks."""
     rows, remarks = place(trace, trace.grown(KERNEL), "kernels")
     if not len(rows):
         lost = trace.columns.counts[KERNEL] or trace.problems
         remarks = [_UNREAD if lost else "no kernels: no device was profiled"]
-    return rows, remarks
+
+    def read(low: int, high: int) -> ColumnRows:
+        return ColumnRows(kernel_columns(_kernels_of(trace, rank, rows, low, high)))
+
+    return Table("kernels", COLUMNS, PartRows(len(rows), read), **noted(remarks))
 
 
-def kernels_of(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
+def _kernels_of(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
     """Return some of those rows, on the axis that begins at ``trace.zero_ns``."""
     names = list(trace.columns.names)
     own: dict[str, Any] = {name: rows.part(name, low, high) for name in _KERNEL_NUMBERS}
@@ -605,26 +598,6 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
         unix_ns=trace.unix_ns,
         tables={name: partial(read, trace, rank) for name, read in _readers(trace)},
     )
-
-
-def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
-    """Read the kernels alone, for a run that has spans of its own.
-
-    Where the trace marks neither stages nor steps, no step is told: the run knows better.
-
-    Returns:
-        Kernels, the wall-clock time of zero on their axis (0 where it is not known), and what was
-        lost or is doubtful.
-
-    Raises:
-        TraceError: It cannot be read or is not a Chrome trace.
-    """
-    trace = read_trace(path)
-    rows, remarks = kernel_rows(trace)
-    kernels = kernels_of(trace, _header(trace).rank, rows, 0, len(rows))
-    if not np.isin(trace.ranges.kind, (STAGE, STEP)).any():
-        kernels = dataclasses.replace(kernels, step=np.zeros_like(kernels.step))
-    return kernels, trace.unix_ns, [*trace.problems, *remarks]
 
 
 def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:

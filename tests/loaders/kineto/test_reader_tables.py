@@ -22,13 +22,11 @@ from lightning_rlprof.loaders.host_calls import Nesting
 from lightning_rlprof.loaders.kineto.reader import (
     copy_kind,
     operation_of,
-    read_kernels,
     read_kineto,
 )
 from lightning_rlprof.tables.interval_nesting import SLACK_NS
-from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.table import Table
-from tests.builders.chrome import BASE, PID, ChromeTrace, microseconds
+from tests.builders.chrome import PID, ChromeTrace, microseconds
 
 AUTOGRAD = 99
 
@@ -572,31 +570,6 @@ def test_no_kernels_are_said_not_shown_as_none(tmp_path: Path) -> None:
     table = read_kineto(trace.write(tmp_path / "t.json")).table("kernels")
 
     assert (len(table.rows), table.note) == (0, "no kernels: no device was profiled")
-
-
-def test_kernels_alone_come_with_the_time_of_their_zero(tmp_path: Path) -> None:
-    trace = ChromeTrace()
-    trace.mark("actor_update", 1_000, 9_000)
-    trace.launched(1, 2_000)
-    trace.kernel(2, 3_000, 3_500)
-
-    kernels, unix_ns, remarks = read_kernels(trace.write(tmp_path / "step-000004_x.json"))
-
-    assert unix_ns == BASE + 1_000
-    assert kernels.start_ns.tolist() == [1_010, 2_000]
-    assert kernels.launch_ns is not None
-    assert kernels.launch_ns.tolist() == [1_000, UNKNOWN]
-    assert kernels.step.tolist() == [4, 4]
-    assert len(remarks) == 1
-
-
-def test_kernels_alone_leave_the_step_to_the_run_where_nothing_is_marked(tmp_path: Path) -> None:
-    trace = ChromeTrace()
-    trace.launched(1, 2_000)
-    path = trace.write(tmp_path / "step-000004_x.json")
-
-    assert read_kernels(path)[0].step.tolist() == [0]
-    assert places(path) == [(None, 4, None)]
 
 
 def written_at_random(seed: int) -> ChromeTrace:
