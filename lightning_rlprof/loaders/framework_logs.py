@@ -1,4 +1,4 @@
-"""Logs of frameworks as runs: AReaL's traces, slime's rollouts, verl's steps, rows of rl-insight.
+"""Logs of frameworks as runs: AReaL's traces, slime's rollouts, and verl's steps.
 
 The beginning of a file tells which of them it is; files of one kind are read together.
 """
@@ -31,7 +31,7 @@ from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLi
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
 
-US, MS, S = 1_000, 1_000_000, 1_000_000_000
+US, S = 1_000, 1_000_000_000
 """Nanoseconds of each unit."""
 LONGEST = 1 << 24
 """Bytes of a line, or of a pickle's beginning, that are looked at."""
@@ -59,15 +59,12 @@ _ONLY_STEPS = (
     "the log has no times of day: its steps follow one another without a gap, and their stages are "
     "left out, as their order is unknown"
 )
-Log = Literal["areal events", "areal sessions", "slime", "verl", "rl-insight"]
+Log = Literal["areal events", "areal sessions", "slime", "verl"]
 SUFFIXES = (".jsonl", ".json")
 """Of files that may be logs."""
 _FEW_LINES = 16  # of which the first may be damaged
 _HEAD = 4096
 _DUMP = re.compile(rb'\s*\{\s*"(?:rollout_id|samples)"\s*:')
-_MOST_RANKS, _LONGEST_ROW_NS = 2**20, 2**58
-_WALL_CLOCK_NS = 10**18  # the year 2001: earlier times are of a clock that nothing tells
-_NO_STEPS = "rl-insight's rows have no steps: the record of a rank is one step"
 
 
 def objects(path: Path) -> Iterator[Mapping[str, Any] | None]:
@@ -757,68 +754,10 @@ def _kind_of_object(first: Mapping[str, Any]) -> Log | None:
         return "areal sessions"
     if isinstance(first.get("trace"), dict) or isinstance(first.get("events"), list):
         return "slime"
-    if {"role", "rank_id", "start_time_ms", "end_time_ms"} <= first.keys():
-        return "rl-insight"
     about = first.get("args")
     own = isinstance(about, dict) and ("global_step" in about or "role" in about)
     known = first.get("ph") in ("M", "X", "i") and (own or "pid" in first)
     return "areal events" if known else None
-
-
-def read_rl_insight(paths: Sequence[Path]) -> list[RankTrace]:
-    """Read rows with ``name, role, rank_id, start_time_ms, end_time_ms``: stages of ranks.
-
-    Raises:
-        TraceError: A file cannot be read, or has no row with these.
-    """
-    return [trace for path in paths for trace in _read_rows(path)]
-
-
-class _Row(NamedTuple):
-    rank: int
-    role: str
-    span: SpanLine
-
-
-def _read_rows(path: Path) -> list[RankTrace]:
-    read = [_row(each or {}) for each in objects(path)]
-    rows = [each for each in read if each is not None]
-    if not rows:
-        raise TraceError(f"{path}: has no row with a rank, a name, and times")
-    starts = sorted(each.span.start_ns for each in rows)
-    is_wall = starts[len(starts) // 2] > _WALL_CLOCK_NS
-    rows = [each for each in rows if (each.span.start_ns > _WALL_CLOCK_NS) == is_wall]
-    zero = min(each.span.start_ns for each in rows) if is_wall else 0
-    found = list[RankTrace]()
-    for rank in sorted({each.rank for each in rows}):
-        own = [each for each in rows if each.rank == rank]
-        roles = {each.role for each in own}
-        found.append(
-            rank_trace(
-                path,
-                [each.span for each in own],
-                rank=rank,
-                role=roles.pop() if len(roles) == 1 else "worker",
-                zero_ns=zero,
-                notes=[("info", _NO_STEPS)],
-                lost=0 if found else len(read) - len(rows),
-            )
-        )
-    return found
-
-
-def _row(row: Mapping[str, Any]) -> _Row | None:
-    rank, name = whole(row.get("rank_id")), row.get("name")
-    start, end = (row.get(f"{each}_time_ms") for each in ("start", "end"))
-    begin, until = (exact(each, MS) for each in (start, end))
-    if rank is None or rank >= _MOST_RANKS or not isinstance(name, str):
-        return None
-    if begin is None or until is None or not 0 <= until - begin < _LONGEST_ROW_NS:
-        return None
-    stage, thread = text(standard_stage(name)), whole(row.get("tid")) or 0
-    return _Row(
-        rank, text(row.get("role", "worker")), line(stage, "stage", begin, until, thread=thread)
-    )
 
 
 READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
@@ -826,6 +765,5 @@ READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
     "areal sessions": read_sessions,
     "slime": read_slime,
     "verl": read_verl,
-    "rl-insight": read_rl_insight,
 }
 """What reads the files of each kind."""

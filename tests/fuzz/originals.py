@@ -31,8 +31,6 @@ SHEETS = {
     "memory_record": "Component,Timestamp(us),Total Allocated(MB),Total Reserved(MB),Device Type\n"
     f"APP,{US}.9\t,,2109.6,NPU:0\nPTA,{US + 3}\t,954.25,1452.0,NPU:0\n",
     "npu_module_mem": f"Component,Timestamp(us),Total Reserved(MB),Device\nSLOG,{US}\t,0.5,NPU:0\n",
-    "op_statistic": "OP Type,Core Type,Count,Total Time(us),Min Time(us),Avg Time(us)\n"
-    "TransData,AI_CORE,57,1423.208,6.54,24.969\n",
     "operator_memory": "Name,Size(KB),Allocation Time(us),Release Time(us),Duration(us)\n"
     f"aten::empty,18816.5,{US}.81\t,,\naten::mul,0.5,{US}.9\t,{US + 4}\t,4\n",
     "step_trace_time": "Device_id,Step,Computing,Communication(Not Overlapped),Free,Stage\n"

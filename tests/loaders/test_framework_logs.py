@@ -16,7 +16,6 @@ from lightning_rlprof.run import Run, load
 from tests.loaders.framework_records import plain, sample, session
 
 GIANT = 10 << 20
-MS = 1_000_000
 
 
 def verl(at: int) -> dict[str, Any]:
@@ -27,12 +26,6 @@ def event(at: int) -> dict[str, Any]:
     about = {"global_step": at, "rank": 0, "role": "actor"}
     own = {"name": "train.rollout", "ph": "X", "ts": 10 * at, "dur": 5, "pid": 1, "tid": 1}
     return own | {"cat": "compute", "args": about}
-
-
-def row(at: int) -> dict[str, Any]:
-    times = {"start_time_ms": 10.0 * at, "end_time_ms": 10.0 * at + 4, "duration_ms": 4.0}
-    about = {"name": "actor_update", "role": "actor_update", "domain": "default"}
-    return about | times | {"rank_id": 0, "tid": 7}
 
 
 def one_session(at: int) -> dict[str, Any]:
@@ -48,7 +41,6 @@ WRITERS = {
     "areal events": event,
     "areal sessions": one_session,
     "slime": one_sample,
-    "rl-insight": row,
 }
 Writer = Callable[[int], dict[str, Any]]
 each_log = pytest.mark.parametrize("record", WRITERS.values(), ids=WRITERS)
@@ -78,10 +70,6 @@ def counted(run: Run) -> int:
             "has no session with a task and a start",
         ),
         ('{"trace": {"events": 5}}\n', "its samples have no trace"),
-        (
-            '{"role": "a", "rank_id": -1, "start_time_ms": 1, "end_time_ms": 2}\n',
-            "has no row with a rank, a name, and times",
-        ),
         ('{"a": 1}\n', "is not a rank file of rlprof"),
         ("[1]\n", "is not a rank file of rlprof"),
     ],
@@ -196,44 +184,3 @@ def test_a_broken_file_beside_others_is_a_warning_or_one_line(
     (tmp_path / "a-r0.jsonl").write_text("\n".join(lines(record)))
     (tmp_path / "b-r1.jsonl").write_text("")
     assert parts(tmp_path) == parts(tmp_path / "a-r0.jsonl")
-
-
-@pytest.mark.parametrize("first_ms", [0.0, 1_795_467_642_250.0])
-def test_rows_are_stages_of_ranks_with_roles(first_ms: float, tmp_path: Path) -> None:
-    rows = [
-        {
-            "name": name, "role": role, "domain": "default", "rank_id": rank, "tid": 7,
-            "start_time_ms": first_ms + start, "end_time_ms": first_ms + end,
-            "duration_ms": end - start,
-        }
-        for rank, role, name, start, end in (
-            (0, "rollout", "generate_sequences", 0, 40),
-            (1, "worker", "update_actor", 40, 60.5),
-            (0, "rollout", "my_state", 40, 45),
-        )
-    ]  # fmt: skip
-    path = tmp_path / "events.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = load(path)
-    assert {rank: run.headers[rank].role for rank in run.ranks} == {0: "rollout", 1: "worker"}
-    assert [
-        (span.rank, span.name, span.start_ns, span.end_ns) for span in run if span.kind == "stage"
-    ] == [
-        (0, "actor_generate", 0, 40 * MS),
-        (0, "my_state", 40 * MS, 45 * MS),
-        (1, "actor_update", 40 * MS, 60_500_000),
-    ]
-    assert run.unix_ns == int(first_ms) * MS
-
-
-@pytest.mark.parametrize(("usual", "other"), [(1.7e12, 5.0), (5.0, 1.7e12)])
-def test_a_row_on_another_clock_costs_no_other(usual: float, other: float, tmp_path: Path) -> None:
-    rows = [
-        {"name": "a", "role": "r", "rank_id": 0, "start_time_ms": at, "end_time_ms": at + 1}
-        for at in (usual, usual + 1, other, usual + 2)
-    ]
-    path = tmp_path / "events.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = load(path)
-    assert len(run.rows(kind="stage")) == 3
-    assert [each.text for each in run.warnings] == ["1 of its lines can't be read"]

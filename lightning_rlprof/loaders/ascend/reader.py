@@ -25,7 +25,6 @@ from lightning_rlprof.loaders.ascend.sheet_tables import (
     MEMORY,
     MODULE_MEMORY,
     OPERATOR_MEMORY,
-    OPERATOR_TYPES,
     STEP_TRACE,
 )
 from lightning_rlprof.records.notes import Code
@@ -57,7 +56,6 @@ _READERS: Mapping[str, TableReader] = {
     "memory": MEMORY,
     "module_memory": MODULE_MEMORY,
     "operator_memory": OPERATOR_MEMORY,
-    "operator_types": OPERATOR_TYPES,
     "shapes": SHAPES,
     "step_trace": STEP_TRACE,
     "sync": SYNC,
@@ -73,7 +71,7 @@ def read_ascend(path: Path) -> Spans:
     one, from its text files. Each table is read when it is first used.
 
     Tables, if a capture may have them: kernels, memcpy, collectives, communication, links,
-    step_trace, operator_types, memory, operator_memory, module_memory, shapes, sync and calls.
+    step_trace, memory, operator_memory, module_memory, shapes, sync and calls.
 
     Args:
         path: A directory ``*_ascend_pt`` or one with several, the folder of parsed files in it, a

@@ -1,4 +1,4 @@
-"""Tables that are a CSV file in the text format: memory, steps and types of kernels."""
+"""Tables that are a CSV file in the text format: memory and steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -213,47 +213,3 @@ STEP_TRACE = _sheet_table(
     _steps,
 )
 """Parts of each step on the device. As in torch_npu, ``stage`` is the length of the whole step."""
-
-_TYPE_CELLS = (
-    _Cell(_DEVICE, "deviceid", whole),
-    _Cell(Column("type", "text"), "optype", None),
-    _Cell(Column("core", "text"), "coretype", None),
-    _Cell(Column("kernels", "count"), "count", whole),
-    *(
-        _Cell(Column(name, "duration", "ns"), f"{word}time(us)", microseconds)
-        for name, word in (
-            ("total", "total"),
-            ("shortest", "min"),
-            ("mean", "avg"),
-            ("longest", "max"),
-        )
-    ),
-)
-
-
-def _summed_types(opened: OpenCapture) -> Frame:
-    database: Any = opened.database
-    duration = "endNs - startNs"
-    sound = f"startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME}"
-    rows = database.rows(
-        "SELECT deviceId, opType, c.taskType, COUNT(*), "
-        f"SUM({duration}), MIN({duration}), AVG({duration}), MAX({duration}) "
-        "FROM TASK t JOIN COMPUTE_TASK_INFO c ON t.globalTaskId = c.globalTaskId "
-        f"WHERE {sound} "
-        "GROUP BY 1, 2, 3 ORDER BY 5 DESC"
-    )
-    columns: dict[str, Any] = {
-        cell.column.name: scaled([row[at] for row in rows], 1)
-        for at, cell in enumerate(_TYPE_CELLS)
-    }
-    return columns | {name: database.decode(columns[name], STRINGS) for name in ("type", "core")}
-
-
-OPERATOR_TYPES = _sheet_table(
-    "op_statistic.csv",
-    _TYPE_CELLS,
-    tuple(cell.heading for cell in _TYPE_CELLS[1:]),
-    lambda opened: opened.has("COMPUTE_TASK_INFO", "opType", "taskType"),
-    _summed_types,
-)
-"""Kernels by type and core."""
