@@ -16,20 +16,33 @@ from lightning_rlprof.loaders.spill import Columns, Grown, in_order
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.interval_nesting import SLACK_NS, Enclosing
-from lightning_rlprof.tables.table import Column
+from lightning_rlprof.tables.table import Column, columns_of
 
-CALL_COLUMNS = (
-    Column("rank", "count"),
-    Column("thread", "count"),
-    Column("name", "text"),
-    Column("kind", "text"),
-    Column("start", "time", "ns"),
-    Column("duration", "duration", "ns"),
-    Column("id", "count"),
-    Column("parent", "count"),
-    Column("stage", "text"),
-    Column("step", "count"),
-    Column("forward", "count"),
+_COLUMNS = {
+    column.name: column
+    for column in (
+        *columns_of("count", "rank", "device", "stream", "step", "thread", "graph"),
+        *columns_of("count", "id", "parent", "forward", "number", "group size"),
+        *columns_of("count", "source", "destination", "source rank", "destination rank"),
+        *columns_of("count", "bytes", "size", "allocated", "reserved", "active", unit="bytes"),
+        *columns_of("text", "name", "kernel", "kind", "stage", "range", "component", "metric"),
+        *columns_of("text", "operator", "operation", "group", "dtype", "transport"),
+        *columns_of("text", "dims", "types", "values", "module"),
+        *columns_of("time", "start", "launch", "time", "allocated at", "released at", unit="ns"),
+        *columns_of("duration", "duration", "launch duration", "lifetime", "transfer", unit="ns"),
+        Column("value", "number"),
+    )
+}
+
+
+def columns_named(*names: str) -> tuple[Column, ...]:
+    """Return columns of the tables of traces, which are the same whatever recorded them."""
+    return tuple(_COLUMNS[name] for name in names)
+
+
+CALL_COLUMNS = columns_named(
+    *("rank", "thread", "name", "kind", "start", "duration"),
+    *("id", "parent", "stage", "step", "forward"),
 )
 """Of a table of calls."""
 
@@ -214,11 +227,14 @@ class Stages:
     start_ns: Int64s
     end_ns: Int64s
 
+    def at(self, rows: Any) -> "Stages":
+        """Return some of them."""
+        return Stages(*(getattr(self, each.name)[rows] for each in fields(Stages)))
+
     def only(self, *kinds: int) -> "Stages":
         """Return those of some kinds."""
         own = np.isin(self.kind, kinds)
-        rows = slice(None) if own.all() else own  # a copy only where some are left out
-        return Stages(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return self.at(slice(None) if own.all() else own)  # a copy only where some are left out
 
     @cached_property
     def around(self) -> Enclosing:
@@ -230,9 +246,22 @@ class Stages:
         """Those that are stages."""
         return self.only(_STAGE)
 
+    @cached_property
+    def marking(self) -> "Stages":
+        """Those that are stages or steps."""
+        return self.only(_STAGE, _STEP)
+
     def name_at(self, thread: Int64s, time_ns: Int64s) -> Int64s:
         """Return the name of the innermost around each moment on a thread, -1 without one."""
         return np.append(self.name, -1)[self.around.at(thread, time_ns)]
+
+    def name_around(self, launches: "Launches", found: "Found") -> Int64s:
+        """Return the name of the innermost around each launch, on its own thread if it has one.
+
+        Else it is that on the thread that told the stage.
+        """
+        own = self.name_at(launches.thread, launches.time_ns)
+        return np.where(own < 0, self.name_at(found.thread, launches.time_ns), own)
 
     def step_at(self, thread: Int64s, time_ns: Int64s) -> Int64s:
         """Return the step of the innermost around each moment on a thread, 0 without one."""

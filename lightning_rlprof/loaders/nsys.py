@@ -20,13 +20,20 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.host_calls import NOWHERE, Found, Launches, Stages, stages_at
+from lightning_rlprof.loaders.host_calls import (
+    NOWHERE,
+    Found,
+    Launches,
+    Stages,
+    columns_named,
+    stages_at,
+)
 from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, coded, is_sqlite
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, STAGES, Header
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import innermost, parents
+from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import (
     HIDDEN_IN_GRAPHS,
     UNKNOWN,
@@ -46,7 +53,7 @@ from lightning_rlprof.tables.spans import (
     note_of,
     warning_of,
 )
-from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
+from lightning_rlprof.tables.table import ColumnRows, Loss, Table, noted
 
 STRINGS = "StringIds"
 """The table that holds the texts which other columns name by number."""
@@ -180,40 +187,25 @@ def _export(nsys: str, report: Path, into: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges:
+class Ranges(Stages):
     """Ranges and marks as columns of one length, in the export's time and in its order.
 
+    Threads are globalTids: `process_of` finds the process in them. Starts are below zero for what
+    began before the capture. The step of other domains' ranges is that of our own around them.
+
     Attributes:
-        thread: globalTid of each: `process_of` finds the process in it.
-        start_ns: Start; below zero for what began before the capture.
-        end_ns: End, never before the start.
-        name: Index into ``names``.
         names: Distinct names; those of torch's operators without the numbers of the call.
-        kind: Index into `lightning_rlprof.records.records.KINDS`.
-        step: RL step; of other domains' ranges, that of our own around them, 0 without.
         own: Whether it is of our own domain.
         ranks: What processes say their rank is, by globalPid.
         unix_ns: Wall-clock time of zero as the marks ``rlprof.clock`` tell it, None without any.
         problems: What was lost.
     """
 
-    thread: Int64s
-    start_ns: Int64s
-    end_ns: Int64s
-    name: Int64s
     names: list[str]
-    kind: Int64s
-    step: Int64s
     own: Mask
     ranks: dict[int, int]
     unix_ns: int | None
     problems: list[str]
-
-    def stages(self) -> Stages:
-        """Return our own ranges, which tell stage and step."""
-        thread = self.thread[self.own]
-        columns = (self.kind, self.name, self.step, self.start_ns, self.end_ns)
-        return Stages(process_of(thread), thread, *(column[self.own] for column in columns))
 
 
 def possible(times: Int64s) -> Mask:
@@ -243,22 +235,24 @@ def read_ranges(export: Export) -> Ranges:
     keep = spans & ~said & ~(events.own & events.named(_CAPTURE))
     has_step = events.own & (events.payload >= 0) & (events.payload < LARGEST)
     used, name = np.unique(events.name[keep], return_inverse=True)
+    thread, own = events.thread[keep], events.own[keep]
     read = Ranges(
-        events.thread[keep],
+        process_of(thread),
+        thread,
+        events.kinds()[keep],
+        name,
+        np.where(has_step, events.payload, 0)[keep],
         events.start[keep],
         events.end[keep],
-        name,
         [events.names[code] for code in used.tolist()],
-        events.kinds()[keep],
-        np.where(has_step, events.payload, 0)[keep],
-        events.own[keep],
+        own,
         events.ranks(problems),
         events.unix_ns(),
         problems,
     )
-    thread, start = read.thread[~read.own], read.start_ns[~read.own]
-    around = stages_at(read.stages(), Launches(process_of(thread), thread, start))
-    read.step[~read.own] = around.step
+    others = read.at(~own)
+    launches = Launches(others.process, others.thread, others.start_ns)
+    read.step[~own] = stages_at(read.at(own), launches).step
     return read
 
 
@@ -419,7 +413,7 @@ class Device:
             columns["end"] - self.zero_ns,
             distinct(found.stage, self.ranges.names),
             found.step,
-            distinct(self._innermost(rows), self.ranges.names),
+            distinct(self.ranges.name_around(rows.launches, found), self.ranges.names),
             self._launch_ns(rows),
             rows.call_ns,
             _thread(rows),
@@ -430,21 +424,19 @@ class Device:
         """Return one row per copy between memories and per memset."""
         rows = self._rows((_COPY, _SET), "copyKind", "bytes", *_GRAPHS)
         kinds = _labels(np.where(rows.columns["table"], -1, rows.columns["copyKind"]), _COPIES)
-        size = known(rows.columns["bytes"])
-        middle = {Column("kind", "text"): kinds, Column("bytes", "count", "bytes"): size}
+        middle = {"kind": kinds, "bytes": known(rows.columns["bytes"])}
         last = {
-            Column("launch", "time", "ns"): known(self._launch_ns(rows)),
-            Column("launch duration", "duration", "ns"): known(rows.call_ns),
-            Column("thread", "count"): known(_thread(rows)),
-            Column("graph", "count"): known(self._replays(rows)),
+            "launch": known(self._launch_ns(rows)),
+            "launch duration": known(rows.call_ns),
+            "thread": known(_thread(rows)),
+            "graph": known(self._replays(rows)),
         }
         return self._table("memcpy", rows, middle, last)
 
     def syncs(self) -> Table:
         """Return one row per wait of the host or of a stream for the device."""
         rows = self._rows((_SYNC,), "syncType")
-        kinds = {Column("kind", "text"): _labels(rows.columns["syncType"], _SYNCS)}
-        return self._table("sync", rows, kinds, {})
+        return self._table("sync", rows, {"kind": _labels(rows.columns["syncType"], _SYNCS)}, {})
 
     def metrics(self) -> Table:
         """Return one row per sample in the order of the file; metrics without a name have none.
@@ -459,40 +451,38 @@ class Device:
         kind = rows["typeId"]
         gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
         own = np.array([*_ranks_of_gpus(self.export, self.ranks), UNKNOWN], np.int64)
-        cells: dict[Column, Any] = {
-            Column("rank", "count"): known(own[np.where(kind == UNKNOWN, -1, gpu)]),
-            Column("device", "count"): known(gpu),
-            Column("time", "time", "ns"): rows["timestamp"] - self.zero_ns,
-            Column("metric", "text"): _metric_names(self.export, kind, rows["metricId"]),
-            Column("value", "number"): value[sound],
+        cells: dict[str, Any] = {
+            "rank": known(own[np.where(kind == UNKNOWN, -1, gpu)]),
+            "device": known(gpu),
+            "time": rows["timestamp"] - self.zero_ns,
+            "metric": _metric_names(self.export, kind, rows["metricId"]),
+            "value": value[sound],
         }
         lost = np.count_nonzero(~sound)
         text = Loss(f"{lost} samples are left out: they have no time or no value")
-        said = noted([text] if lost else [])
-        return Table("gpu_metrics", tuple(cells), ColumnRows(list(cells.values())), **said)
+        return _made("gpu_metrics", cells, [text] if lost else [])
 
     def _table(
-        self, name: str, rows: _Rows, middle: Mapping[Column, Any], last: Mapping[Column, Any]
+        self, name: str, rows: _Rows, middle: Mapping[str, Any], last: Mapping[str, Any]
     ) -> Table:
-        columns, stage = rows.columns, distinct(rows.found.stage, self.ranges.names)
-        cells: dict[Column, Any] = {
-            Column("rank", "count"): rows.rank,
-            Column("device", "count"): known(columns["deviceId"]),
-            Column("stream", "count"): known(columns["streamId"]),
+        columns = rows.columns
+        cells: dict[str, Any] = {
+            "rank": rows.rank,
+            "device": known(columns["deviceId"]),
+            "stream": known(columns["streamId"]),
             **middle,
-            Column("start", "time", "ns"): columns["start"] - self.zero_ns,
-            Column("duration", "duration", "ns"): columns["end"] - columns["start"],
-            Column("stage", "text"): stage,
-            Column("step", "count"): known(rows.found.step, nothing=0),
+            "start": columns["start"] - self.zero_ns,
+            "duration": columns["end"] - columns["start"],
+            "stage": distinct(rows.found.stage, self.ranges.names),
+            "step": known(rows.found.step, nothing=0),
             **last,
         }
-        said = noted(rows.remarks)
-        return Table(name, tuple(cells), ColumnRows(list(cells.values())), **said)
+        return _made(name, cells, rows.remarks)
 
     def _rows(self, tables: Sequence[str], *more: str) -> _Rows:
         columns, rank, lost = self._sound_rows(tables, *more)
         launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
-        found = stages_at(self.ranges.stages(), launches)
+        found = stages_at(self.ranges.at(self.ranges.own), launches)
         return _Rows(columns, rank, launches, call_ns, found, _remarks(lost, launches, found))
 
     def _sound_rows(
@@ -538,13 +528,6 @@ class Device:
         when = rows.launches.time_ns
         return np.where(when == UNKNOWN, UNKNOWN, when - self.zero_ns)
 
-    def _innermost(self, rows: _Rows) -> Int64s:
-        ranges, when = self.ranges, rows.launches.time_ns
-        columns = (ranges.thread, ranges.start_ns, ranges.end_ns)
-        found = innermost(*columns, rows.launches.thread, when)
-        lent = innermost(*columns, rows.found.thread, when)
-        return np.append(ranges.name, -1)[np.where(found < 0, lent, found)]
-
     def _replays(self, rows: _Rows) -> Int64s:
         """Return the number of each row's graph replay, else `UNKNOWN`.
 
@@ -576,6 +559,10 @@ class Device:
             ),
             (whole, f"CUDA graph replays: {HIDDEN_IN_GRAPHS} (use nsys --cuda-graph-trace=node)"),
         )
+
+
+def _made(name: str, cells: Mapping[str, Any], remarks: Sequence[str]) -> Table:
+    return Table(name, columns_named(*cells), ColumnRows(list(cells.values())), **noted(remarks))
 
 
 def _replayed(columns: Mapping[str, Int64s]) -> Any:
@@ -714,7 +701,7 @@ def _read(path: Path) -> _Report:
     active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
     seen = {
         *ranges.ranks,
-        *np.unique(process_of(ranges.thread)).tolist(),
+        *np.unique(ranges.process).tolist(),
         *itertools.chain(*active),
     }
     processes = sorted((each for each in seen if each > 0), key=lambda each: (pid_of(each), each))
@@ -838,7 +825,7 @@ def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Ite
 
 def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:
     """Return the columns of `Spans`: sorted, numbered in each rank, and with parents."""
-    processes, code = np.unique(process_of(ranges.thread), return_inverse=True)
+    processes, code = np.unique(ranges.process, return_inverse=True)
     rank = np.array([ranks[each] for each in processes.tolist()], np.int64)[code]
     # What began first is outside; of two that began at once, the longer one.
     order = np.lexsort((-ranges.end_ns, ranges.start_ns, rank))

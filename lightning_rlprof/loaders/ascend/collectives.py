@@ -28,7 +28,6 @@ from lightning_rlprof.loaders.ascend.kernels import (
     Tasks,
     by_start,
     collective_lanes,
-    columns_named,
     database_collectives,
     database_tasks,
     is_collective,
@@ -38,6 +37,7 @@ from lightning_rlprof.loaders.ascend.kernels import (
 )
 from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
 from lightning_rlprof.loaders.ascend.trace_view import RowKind
+from lightning_rlprof.loaders.host_calls import columns_named
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, matches
@@ -270,14 +270,9 @@ def _matrix_in_analysis(database: SqliteTables) -> Iterator[_Link]:
 
 
 LINKS = TableReader(
-    (
-        Column("device", "count"),
-        Column("step", "count"),
-        *columns_of("text", "kind", "operation", "group"),
-        *columns_of("count", "source", "destination", "source rank", "destination rank"),
-        Column("transport", "text"),
-        Column("size", "count", "bytes"),
-        Column("transfer", "duration", "ns"),
+    columns_named(
+        *("device", "step", "kind", "operation", "group", "source", "destination"),
+        *("source rank", "destination rank", "transport", "size", "transfer"),
     ),
     lambda opened: opened.has_analysis(_MATRIX) or opened.file(LINKS_FILE) is not None,
     _links,
@@ -334,14 +329,9 @@ def collective_groups(opened: OpenCapture, names: Sequence[str], start_ns: Int64
 
 COMMUNICATION = TableReader(
     (
-        Column("device", "count"),
-        Column("step", "count"),
-        Column("operator", "text"),
-        Column("kind", "text"),
-        Column("group", "text"),
-        Column("start", "time", "ns"),
-        *(Column(name, "duration", "ns") for name in _MEASURED),
-        Column("size", "count", "bytes"),
+        *columns_named("device", "step", "operator", "kind", "group", "start"),
+        *columns_of("duration", *_MEASURED, unit="ns"),
+        *columns_named("size"),
         Column("bandwidth", "number", "GB/s"),
     ),
     lambda opened: opened.has_analysis(_TIMES) or opened.file(COMMUNICATION_FILE) is not None,
@@ -525,15 +515,9 @@ def payload(operation: Sequence[str], dtype: Sequence[str], count: Int64s, size:
 
 
 COLLECTIVES = TableReader(
-    (
-        *columns_named("device", "stream"),
-        Column("operation", "text"),
-        Column("group", "text"),
-        Column("group size", "count"),
-        Column("number", "count"),
-        Column("bytes", "count", "bytes"),
-        Column("dtype", "text"),
-        *columns_named("start", "duration", "stage", "step", "launch"),
+    columns_named(
+        *("device", "stream", "operation", "group", "group size", "number", "bytes", "dtype"),
+        *("start", "duration", "stage", "step", "launch"),
     ),
     lambda opened: (
         opened.has(_OPERATORS)

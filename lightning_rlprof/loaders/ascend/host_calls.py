@@ -32,6 +32,7 @@ from lightning_rlprof.loaders.host_calls import (
     PRODUCTS,
     Launches,
     Nesting,
+    columns_named,
     forwards,
     stages_at,
 )
@@ -46,7 +47,6 @@ from lightning_rlprof.tables.kernels import (
     find,
     matches,
 )
-from lightning_rlprof.tables.table import Column
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
 _CALL = ("startNs", "endNs", "globalTid", "name")
@@ -171,7 +171,7 @@ def _places(opened: OpenCapture, calls: _Calls) -> tuple[Coded, Int64s]:
     """Return stage and step around the start of each call."""
     ranges, (first, stage) = opened.timeline.ranges, opened.capture.window
     process = np.zeros(len(calls.start), np.int64)
-    found = stages_at(ranges.stages(), Launches(process, calls.thread, calls.start))
+    found = stages_at(ranges.marking, Launches(process, calls.thread, calls.start))
     stages = distinct(found.stage, ranges.names)
     step = np.where(found.step > 0, found.step, first if stage else 0)
     return opened.filled(stages, step, calls.start)
@@ -215,11 +215,7 @@ CANN, and calls that pass tasks to the launching thread.
 """
 
 SYNC = TableReader(
-    (
-        Column("kind", "text"),
-        Column("start", "time", "ns"),
-        Column("duration", "duration", "ns"),
-    ),
+    columns_named("kind", "start", "duration"),
     lambda opened: opened.has(_CANN, *_CALL) or opened.trace is not None,
     _waits,
 )
@@ -344,15 +340,7 @@ def _calls_another(
 
 
 SHAPES = TableReader(
-    (
-        Column("thread", "count"),
-        Column("operator", "text"),
-        Column("start", "time", "ns"),
-        Column("duration", "duration", "ns"),
-        Column("dims", "text"),
-        Column("types", "text"),
-        Column("values", "text"),
-    ),
+    columns_named("thread", "operator", "start", "duration", "dims", "types", "values"),
     lambda opened: _has_called_products(opened) or has_matmul_kernels(opened),
     _products,
 )

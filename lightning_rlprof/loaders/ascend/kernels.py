@@ -36,7 +36,7 @@ from lightning_rlprof.loaders.ascend.trace_view import (
     RowKind,
     TraceView,
 )
-from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, stages_at
+from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, columns_named, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
@@ -49,7 +49,7 @@ from lightning_rlprof.tables.kernels import (
     find,
     matches,
 )
-from lightning_rlprof.tables.table import Column, Loss, with_name
+from lightning_rlprof.tables.table import Loss, with_name
 
 _HARDWARE = "Ascend Hardware"
 # Types of tasks that run an operator's code; the others copy, wait or signal.
@@ -533,7 +533,7 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
     place, remarks = _place(tasks, ranges)
     counted = np.maximum(opened.rl_steps(tasks.step), 0)
     in_run = opened.stages_of_run is not None
-    if in_run and not (opened.capture.window[0] or ranges.has_stages):
+    if in_run and not (opened.capture.window[0] or len(ranges.marking.kind)):
         counted = np.zeros_like(counted)
     launch = tasks.torch.replaced(tasks.torch.time_ns == UNKNOWN, tasks.cann)
     step = np.where(place.step > 0, place.step, counted)
@@ -561,12 +561,6 @@ def _read_kernels(opened: OpenCapture) -> tuple[Frame, list[str]]:
     return frame, remarks if opened.stages_of_run is None else [*problems, *remarks]
 
 
-def columns_named(*names: str) -> list[Column]:
-    """Return columns of the table of kernels."""
-    known = {column.name: column for column in COLUMNS}
-    return [known[name] for name in names]
-
-
 KERNELS = TableReader((*COLUMNS[1:], *NPU_COLUMNS), has_kernels, _read_kernels)
 """Kernels and collectives with the stage, step and range of each, and what CANN says of it."""
 
@@ -578,15 +572,16 @@ def _place(tasks: Tasks, ranges: Ranges) -> tuple[_Places, list[str]]:
         return place, []
     calls = _attributing_calls(tasks, ranges)
     lost = calls.time_ns == UNKNOWN
-    around, borrowed = _around(ranges, ranges.stages(), calls.time_ns, calls.thread)
+    around, borrowed = _around(ranges, ranges.marking, calls.time_ns, calls.thread)
     place = place.replaced(~lost, around)
     by_device = np.zeros_like(lost)
     on_device = ranges.device_start_ns != UNKNOWN
     if on_device.any():
-        found, _ = _around(*_device_ranges(ranges, on_device), tasks.start_ns, np.zeros_like(none))
+        placed = _device_ranges(ranges, on_device)
+        found, _ = _around(placed, placed, tasks.start_ns, np.zeros_like(none))
         by_device = lost & (found.range >= 0)
         place, lost = place.replaced(by_device, found), lost & ~by_device
-    found, _ = _around(ranges, ranges.stages(), tasks.start_ns, none)
+    found, _ = _around(ranges, ranges.marking, tasks.start_ns, none)
     by_time = lost & (found.stage >= 0)
     place = place.replaced(by_time, found)
     texts = [
@@ -609,30 +604,25 @@ def _attributing_calls(tasks: Tasks, ranges: Ranges) -> Calls:
     are marked on that thread, all others on the one that called torch. So a call of CANN on a
     thread with ranges comes first, then torch's operator, then CANN's call.
     """
-    marking = np.isin(tasks.cann.thread, ranges.stages().thread)
+    marking = np.isin(tasks.cann.thread, ranges.marking.thread)
     return tasks.torch.replaced(marking | (tasks.torch.time_ns == UNKNOWN), tasks.cann)
 
 
 def _around(
-    ranges: Ranges, stages: Stages, time_ns: Int64s, thread: Int64s
+    ranges: Stages, stages: Stages, time_ns: Int64s, thread: Int64s
 ) -> tuple[_Places, Mask]:
     """Return the ranges around each call, and whether they are another thread's."""
-    process = np.where(time_ns == UNKNOWN, NOWHERE, 0)
-    found = stages_at(stages, Launches(process, thread, time_ns))
-    columns = (ranges.thread, ranges.start_ns, ranges.end_ns)
-    inner = innermost(*columns, thread, time_ns)
-    borrowed = innermost(*columns, found.thread, time_ns)
-    name = np.append(ranges.name, -1)[np.where(inner < 0, borrowed, inner)]
-    return _Places(found.stage, found.step, name), found.lent
+    launches = Launches(np.where(time_ns == UNKNOWN, NOWHERE, 0), thread, time_ns)
+    found = stages_at(stages, launches)
+    place = _Places(found.stage, found.step, ranges.name_around(launches, found))
+    return place, found.lent
 
 
-def _device_ranges(ranges: Ranges, rows: Mask) -> tuple[Ranges, Stages]:
+def _device_ranges(ranges: Ranges, rows: Mask) -> Stages:
     """Return ranges with their times on the device, all on one lane."""
     lane = np.zeros(np.count_nonzero(rows), np.int64)
-    columns = (ranges.kind[rows], ranges.name[rows], ranges.step[rows])
     times = (ranges.device_start_ns[rows], ranges.device_end_ns[rows])
-    placed = Ranges(lane, *times, columns[1], ranges.names, columns[0], columns[2], *times, [])
-    return placed, Stages(lane, lane, *columns, *times)
+    return Stages(lane, lane, ranges.kind[rows], ranges.name[rows], ranges.step[rows], *times)
 
 
 def _copies(opened: OpenCapture) -> tuple[Frame, list[str]]:
@@ -689,12 +679,9 @@ def _trace_copies(view: TraceView) -> tuple[Tasks, Coded, Int64s]:
 
 
 MEMCPY = TableReader(
-    (
-        *columns_named("device", "stream"),
-        Column("kind", "text"),
-        Column("bytes", "count", "bytes"),
-        *columns_named("start", "duration", "stage", "step"),
-        *columns_named("launch", "launch duration", "thread"),
+    columns_named(
+        *("device", "stream", "kind", "bytes", "start", "duration", "stage", "step"),
+        *("launch", "launch duration", "thread"),
     ),
     lambda opened: opened.has(_TABLE, "taskType") or opened.trace is not None,
     _copies,

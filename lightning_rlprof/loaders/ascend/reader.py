@@ -320,6 +320,6 @@ def _notes(captures: Sequence[OpenCapture], zero_ns: int) -> Iterator[RankNote]:
         when = timeline.first_ns - zero_ns if timeline.first_ns != UNKNOWN else 0
         text = f"{capture.path.name}: {', '.join(properties)}"
         yield note_of(each.rank, Code.CAPTURE_SETTINGS, text, when)
-        if not timeline.ranges.has_stages:
+        if not len(timeline.ranges.marking.kind):
             text = f"{capture.path.name} has no stages and no steps: MSTX was off or not used"
             yield note_of(each.rank, Code.NO_RANGES, text, when)

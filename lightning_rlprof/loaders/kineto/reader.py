@@ -6,6 +6,7 @@ these. Other tables: memory and counters over time, shapes of matmuls and attent
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ import numpy.typing as npt
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.chrome_events import MISSING, read_head
 from lightning_rlprof.loaders.host_calls import (
-    CALL_COLUMNS,
     CALL_KINDS,
     MODULE,
     NUMBERED,
     Launches,
     Nesting,
+    columns_named,
     forwards,
     stages_at,
 )
@@ -39,8 +40,6 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     SHAPES,
 )
 from lightning_rlprof.loaders.kineto.trace import (
-    STAGE,
-    STEP,
     KinetoTrace,
     ident,
     place,
@@ -54,51 +53,21 @@ from lightning_rlprof.records.records import EXPORT, FORMAT, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import (
-    COLUMNS,
     UNKNOWN,
     Coded,
-    Kernels,
     distinct,
-    kernel_columns,
     known,
 )
 from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread, warning_of
-from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table, noted
+from lightning_rlprof.tables.table import ColumnRows, PartRows, Table, noted
 
 _UNREAD = "no readable kernels: some events are damaged or lost"
-_KERNEL_NUMBERS = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
-_TIME = Column("time", "time", "ns")
-_MEMORY_COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("component", "text"),
-    _TIME,
-    Column("allocated", "count", "bytes"),
-    Column("reserved", "count", "bytes"),
-)
-_COUNTER_COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("metric", "text"),
-    _TIME,
-    Column("value", "number"),
-)
 # https://github.com/pytorch/pytorch/blob/main/c10/core/DeviceType.h, those that have memory
 _DEVICES = {
     **{0: "CPU", 1: "CUDA", 6: "HIP", 7: "FPGA", 8: "MAIA", 9: "XLA", 12: "XPU", 13: "MPS"},
     **{15: "HPU", 16: "VE", 18: "IPU", 19: "MTIA", 20: "PrivateUse1"},
 }
 _GPU = re.compile(r"GPU (\d{1,6})")
-_SHAPE_COLUMNS = (
-    Column("rank", "count"),
-    Column("thread", "count"),
-    Column("operator", "text"),
-    Column("start", "time", "ns"),
-    Column("duration", "duration", "ns"),
-    Column("dims", "text"),
-    Column("types", "text"),
-    Column("values", "text"),
-)
 _NO_SHAPES = (
     "no shapes of matmuls were recorded. Record them with torch.profiler and record_shapes "
     "(integrated: {profile_record_shapes: true})"
@@ -112,33 +81,6 @@ _CALL_TYPES: dict[str, type[np.generic]] = {
     **dict.fromkeys(("start_ns", "length_ns", "parent", "step"), np.int64),
 }
 _Rows = Mapping[str, npt.NDArray[Any]]
-_FIRST_COLUMNS = (Column("rank", "count"), Column("device", "count"), Column("stream", "count"))
-_LAST_COLUMNS = (
-    Column("start", "time", "ns"),
-    Column("duration", "duration", "ns"),
-    Column("stage", "text"),
-    Column("step", "count"),
-    Column("launch", "time", "ns"),
-)
-_COPY_COLUMNS = (
-    *_FIRST_COLUMNS,
-    Column("kind", "text"),
-    Column("bytes", "count", "bytes"),
-    *_LAST_COLUMNS,
-    Column("launch duration", "duration", "ns"),
-    Column("thread", "count"),
-    Column("graph", "count"),
-)
-_COLLECTIVE_COLUMNS = (
-    *_FIRST_COLUMNS,
-    Column("operation", "text"),
-    Column("group", "text"),
-    Column("group size", "count"),
-    Column("number", "count"),
-    Column("bytes", "count", "bytes"),
-    Column("dtype", "text"),
-    *_LAST_COLUMNS,
-)
 # "Memcpy HtoD (Pinned -> Device)" (CUDA, ROCm), "CopyHostToDevice" (ROCm before 6), "Memcpy M2D"
 # and "zeCommandListAppendMemoryCopy(M2D)" (XPU).
 _BRIEF = re.compile(r"\b([HDAP])to([HDAP])\b")
@@ -179,22 +121,54 @@ def kernels_table(trace: KinetoTrace, rank: int) -> Table:
     if not len(rows):
         lost = trace.columns.counts[KERNEL] or trace.problems
         remarks = [_UNREAD if lost else "no kernels: no device was profiled"]
+    names = list(trace.columns.names)
+
+    def cells(part: Columns, _: int) -> _Frame:
+        return _device_work(trace, part, {"kernel": (part["name"], names)})
+
+    return _table_in_parts("kernels", rank, rows, cells, remarks)
+
+
+_Frame = dict[str, Any]
+
+
+def _device_work(
+    trace: KinetoTrace, rows: Columns, own: Mapping[str, Any], without: Sequence[str] = ()
+) -> _Frame:
+    """Return columns of what `place` found, with those of one table in front of the times."""
+    names = list(trace.columns.names)
+    every = {
+        "device": known(rows["device"], nothing=MISSING),
+        "stream": known(rows["stream"], nothing=MISSING),
+        **own,
+        "start": rows["start_ns"] - trace.zero_ns,
+        "duration": rows["end_ns"] - rows["start_ns"],
+        "stage": (rows["stage"], names),
+        "step": known(np.maximum(rows["step"], 0), nothing=0),
+        "range": (rows["range"], names),
+        "launch": known(rows["launch_ns"]),
+        "launch duration": known(rows["call_ns"]),
+        "thread": known(rows["thread"]),
+        "graph": known(rows["graph"]),
+    }
+    return {name: cells for name, cells in every.items() if name not in without}
+
+
+def _table_in_parts(
+    name: str,
+    rank: int,
+    rows: Grown,
+    cells: Callable[[Columns, int], _Frame],
+    remarks: Sequence[str],
+) -> Table:
+    """Return a table whose cells are made of some rows at a time, from one number on."""
 
     def read(low: int, high: int) -> ColumnRows:
-        return ColumnRows(kernel_columns(_kernels_of(trace, rank, rows, low, high)))
+        frame = cells(rows.rows(low, high), low)
+        return ColumnRows([np.broadcast_to(np.int64(rank), high - low), *frame.values()])
 
-    return Table("kernels", COLUMNS, PartRows(len(rows), read), **noted(remarks))
-
-
-def _kernels_of(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
-    """Return some of those rows, on the axis that begins at ``trace.zero_ns``."""
-    names = list(trace.columns.names)
-    own: dict[str, Any] = {name: rows.part(name, low, high) for name in _KERNEL_NUMBERS}
-    for name in ("device", "stream"):
-        own[name][own[name] == MISSING] = UNKNOWN
-    own |= {name: (rows.part(name, low, high), names) for name in ("name", "stage", "range")}
-    own |= {name: rows.part(name, low, high) - trace.zero_ns for name in ("start_ns", "end_ns")}
-    return Kernels(rank=np.broadcast_to(np.int64(rank), high - low), **own)
+    columns = columns_named("rank", *cells(rows.rows(0, 0), 0))
+    return Table(name, columns, PartRows(len(rows), read), **noted(remarks))
 
 
 def memory_table(trace: KinetoTrace, rank: int) -> Table:
@@ -203,18 +177,17 @@ def memory_table(trace: KinetoTrace, rank: int) -> Table:
     kinds = sorted({kind for part in rows.parts() for kind in np.unique(part["kind"]).tolist()})
     texts = [_DEVICES.get(kind, f"device type {kind}") for kind in kinds]
 
-    def cells(part: Columns) -> list[Any]:
+    def cells(part: Columns, _: int) -> _Frame:
         kind = part["kind"]
-        return [
-            np.broadcast_to(np.int64(rank), len(kind)),
-            known(np.where(kind == 0, MISSING, part["device"]), nothing=MISSING),
-            (np.where(kind == MISSING, -1, np.searchsorted(kinds, kind)), texts),
-            part["start_ns"] - trace.zero_ns,
-            known(part["allocated"], nothing=MISSING),
-            known(part["reserved"], nothing=MISSING),
-        ]
+        return {
+            "device": known(np.where(kind == 0, MISSING, part["device"]), nothing=MISSING),
+            "component": (np.where(kind == MISSING, -1, np.searchsorted(kinds, kind)), texts),
+            "time": part["start_ns"] - trace.zero_ns,
+            "allocated": known(part["allocated"], nothing=MISSING),
+            "reserved": known(part["reserved"], nothing=MISSING),
+        }
 
-    return _table_in_parts("memory", _MEMORY_COLUMNS, rows, cells, trace.losses(MEMORY))
+    return _table_in_parts("memory", rank, rows, cells, trace.losses(MEMORY))
 
 
 def counter_table(trace: KinetoTrace, rank: int) -> Table:
@@ -228,16 +201,15 @@ def counter_table(trace: KinetoTrace, rank: int) -> Table:
     device = np.array([devices.get(pid, UNKNOWN) for pid, _ in lanes] or [UNKNOWN], np.int64)
     names = list(trace.columns.names)
 
-    def cells(part: Columns) -> list[Any]:
-        return [
-            np.broadcast_to(np.int64(rank), len(part["lane"])),
-            known(device[part["lane"]]),
-            (part["name"].astype(np.int64), names),
-            part["start_ns"] - trace.zero_ns,
-            part["value"],
-        ]
+    def cells(part: Columns, _: int) -> _Frame:
+        return {
+            "device": known(device[part["lane"]]),
+            "metric": (part["name"].astype(np.int64), names),
+            "time": part["start_ns"] - trace.zero_ns,
+            "value": part["value"],
+        }
 
-    return _table_in_parts("counters", _COUNTER_COLUMNS, rows, cells, trace.losses(COUNTER))
+    return _table_in_parts("counters", rank, rows, cells, trace.losses(COUNTER))
 
 
 def _by_time(trace: KinetoTrace, kind: int) -> Grown:
@@ -246,21 +218,6 @@ def _by_time(trace: KinetoTrace, kind: int) -> Grown:
     for block in in_order(grown.parts(), "start_ns"):
         rows.add(block)
     return rows
-
-
-def _table_in_parts(
-    name: str,
-    columns: tuple[Column, ...],
-    rows: Grown,
-    cells: Callable[[Columns], list[Any]],
-    losses: Sequence[str],
-) -> Table:
-    """Return a table whose cells are made of some rows at a time."""
-
-    def read(low: int, high: int) -> ColumnRows:
-        return ColumnRows(cells(rows.rows(low, high)))
-
-    return Table(name, columns, PartRows(len(rows), read), **noted(losses))
 
 
 def _device(label: str) -> int:
@@ -279,21 +236,19 @@ def shape_table(trace: KinetoTrace, rank: int) -> Table:
         told = block["dims"] >= 0
         rows.add({name: column[told] for name, column in block.items()})
     losses = trace.losses(SHAPES)
-    if not len(rows):
-        return Table("shapes", _SHAPE_COLUMNS, abstained=_NO_SHAPES, **noted(losses))
     names, idents = list(trace.columns.names), trace.idents
 
-    def cells(part: Columns) -> list[Any]:
-        return [
-            np.broadcast_to(np.int64(rank), len(part["lane"])),
-            idents[part["lane"]],
-            distinct(part["name"], names),
-            part["start_ns"] - trace.zero_ns,
-            part["end_ns"] - part["start_ns"],
-            *(distinct(part[name], names) for name in ("dims", "types", "values")),
-        ]
+    def cells(part: Columns, _: int) -> _Frame:
+        return {
+            "thread": idents[part["lane"]],
+            "operator": distinct(part["name"], names),
+            "start": part["start_ns"] - trace.zero_ns,
+            "duration": part["end_ns"] - part["start_ns"],
+            **{name: distinct(part[name], names) for name in ("dims", "types", "values")},
+        }
 
-    return _table_in_parts("shapes", _SHAPE_COLUMNS, rows, cells, losses)
+    found = _table_in_parts("shapes", rank, rows, cells, losses)
+    return found if len(rows) else replace(found, rows=(), abstained=_NO_SHAPES)
 
 
 def call_table(trace: KinetoTrace, rank: int) -> Table:
@@ -309,32 +264,28 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
     names = list(trace.columns.names)
     texts = [name.removeprefix(MODULE) for name in names]
 
-    def read(low: int, high: int) -> ColumnRows:
-        part = rows.rows(low, high)
-        cells: list[Any] = [
-            np.broadcast_to(np.int64(rank), high - low),
-            trace.idents[part["lane"]],
-            (part["name"], texts),
-            (part["kind"], CALL_KINDS),
-            part["start_ns"],
-            part["length_ns"],
-            np.arange(low + 1, high + 1),
-            known(part["parent"], nothing=0),
-            (part["stage"], names),
-            known(part["step"], nothing=0),
-            known(part["forward"], nothing=0),
-        ]
-        return ColumnRows(cells)
+    def cells(part: Columns, low: int) -> _Frame:
+        return {
+            "thread": trace.idents[part["lane"]],
+            "name": (part["name"], texts),
+            "kind": (part["kind"], CALL_KINDS),
+            "start": part["start_ns"],
+            "duration": part["length_ns"],
+            "id": np.arange(low + 1, low + 1 + len(part["lane"])),
+            "parent": known(part["parent"], nothing=0),
+            "stage": (part["stage"], names),
+            "step": known(part["step"], nothing=0),
+            "forward": known(part["forward"], nothing=0),
+        }
 
-    losses = trace.losses(*_SOURCES)
-    return Table("calls", CALL_COLUMNS, PartRows(len(rows), read), **noted(losses))
+    return _table_in_parts("calls", rank, rows, cells, trace.losses(*_SOURCES))
 
 
 def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
     """Return the calls in order, with what is around them, and those that autograd numbers."""
     rows, numbered = Grown(_CALL_TYPES), Grown(NUMBERED)
     trace.grown(OPERATOR)  # before the names: they may be read with it
-    nesting, stages, processes = Nesting(), trace.ranges.only(STAGE, STEP), trace.columns.processes
+    nesting, stages, processes = Nesting(), trace.ranges.marking, trace.columns.processes
     modules = np.array([name.startswith(MODULE) for name in trace.columns.names] or [False])
     for block in in_order(_calls(trace), "thread", "start_ns", "last"):
         lane, start, end = block["lane"].astype(np.int64), block["start_ns"], -block["last"]
@@ -408,14 +359,12 @@ def copy_table(trace: KinetoTrace, rank: int) -> Table:
     """Return one row per copy between memories, and per setting of one, by start."""
     grown, remarks = place(trace, trace.grown(COPY), "copies")
     rows = grown.rows()
-    middle = [
-        _rename_texts(rows["name"], list(trace.columns.names), copy_kind),
-        known(rows["bytes"], nothing=MISSING),
-    ]
-    last = [known(rows[name]) for name in ("call_ns", "thread", "graph")]
-    cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows), *last]
-    said = noted([*trace.losses(COPY), *remarks])
-    return Table("memcpy", _COPY_COLUMNS, ColumnRows(cells), **said)
+    own = {
+        "kind": _rename_texts(rows["name"], list(trace.columns.names), copy_kind),
+        "bytes": known(rows["bytes"], nothing=MISSING),
+    }
+    frame = _device_work(trace, rows, own, without=("range",))
+    return _whole_table("memcpy", rank, frame, [*trace.losses(COPY), *remarks])
 
 
 def collective_table(trace: KinetoTrace, rank: int) -> Table:
@@ -431,33 +380,24 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
     grown, remarks = place(trace, work, "collectives")
     rows = grown.rows()
     names = list(trace.columns.names)
-    size, number = (known(rows[name], nothing=MISSING) for name in ("size", "number"))
-    middle = [
-        _operations(rows, rows["range"], names),
-        distinct(rows["group"], names),
-        size,
-        number,
-        known(_bytes(rows, names)),
-        distinct(rows["type"], names),
-    ]
-    cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows)]
-    said = noted([*trace.losses(COLLECTIVE, PARAMETERS), *remarks])
-    return Table("collectives", _COLLECTIVE_COLUMNS, ColumnRows(cells), **said)
+    own = {
+        "operation": _operations(rows, rows["range"], names),
+        "group": (rows["group"], names),
+        "group size": known(rows["size"], nothing=MISSING),
+        "number": known(rows["number"], nothing=MISSING),
+        "bytes": known(_bytes(rows, names)),
+        "dtype": (rows["type"], names),
+    }
+    more = ("range", "launch duration", "thread", "graph")
+    frame = _device_work(trace, rows, own, without=more)
+    return _whole_table(
+        "collectives", rank, frame, [*trace.losses(COLLECTIVE, PARAMETERS), *remarks]
+    )
 
 
-def _first_cells(rows: _Rows, rank: int) -> list[Any]:
-    device, stream = (known(rows[name], nothing=MISSING) for name in ("device", "stream"))
-    return [np.broadcast_to(np.int64(rank), len(rows["name"])), device, stream]
-
-
-def _last_cells(trace: KinetoTrace, rows: _Rows) -> list[Any]:
-    return [
-        rows["start_ns"] - trace.zero_ns,
-        rows["end_ns"] - rows["start_ns"],
-        distinct(rows["stage"], list(trace.columns.names)),
-        known(np.maximum(rows["step"], 0), nothing=0),
-        known(rows["launch_ns"]),
-    ]
+def _whole_table(name: str, rank: int, frame: _Frame, remarks: Sequence[str]) -> Table:
+    cells = [np.broadcast_to(np.int64(rank), len(frame["start"])), *frame.values()]
+    return Table(name, columns_named("rank", *frame), ColumnRows(cells), **noted(remarks))
 
 
 def _rename_texts(

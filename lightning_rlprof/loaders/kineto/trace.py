@@ -354,7 +354,7 @@ class _Marks:
 
     def __init__(self, trace: KinetoTrace) -> None:
         self._trace = trace
-        self._stages, self._inner = trace.ranges.only(STAGE, STEP), trace.ranges.only(STAGE, REGION)
+        self._stages, self._inner = trace.ranges.marking, trace.ranges.only(STAGE, REGION)
         kinds = ((STAGE,), (STEP,), (STAGE, REGION))
         self._shadows = [trace.shadows.only(*each) for each in kinds]
 
@@ -365,8 +365,7 @@ class _Marks:
         began = np.where(lost, UNKNOWN, work["launch_ns"] + trace.zero_ns)
         launches = Launches(np.append(trace.columns.processes, NOWHERE)[lane], lane, began)
         found = stages_at(self._stages, launches)
-        inner = self._inner.name_at(lane, began)
-        inner = np.where(inner < 0, self._inner.name_at(found.thread, began), inner)
+        inner = self._inner.name_around(launches, found)
         on_device = np.where(lost, work["lane"], NOWHERE), work["start_ns"]
         stages, steps, ranges = self._shadows
         step = np.where(lost, steps.step_at(*on_device), found.step)
