@@ -27,9 +27,9 @@ _COLUMNS = {
         *columns_of("count", "bytes", "size", "allocated", "reserved", "active", unit="bytes"),
         *columns_of("text", "name", "kernel", "kind", "stage", "range", "component", "metric"),
         *columns_of("text", "operator", "operation", "group", "dtype", "transport"),
-        *columns_of("text", "dims", "types", "values", "module"),
-        *columns_of("time", "start", "launch", "time", "allocated at", "released at", unit="ns"),
-        *columns_of("duration", "duration", "launch duration", "lifetime", "transfer", unit="ns"),
+        *columns_of("text", "dims", "types", "values"),
+        *columns_of("time", "start", "launch", "time", unit="ns"),
+        *columns_of("duration", "duration", "launch duration", "transfer", unit="ns"),
         Column("value", "number"),
     )
 }

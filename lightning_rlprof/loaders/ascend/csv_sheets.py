@@ -120,9 +120,6 @@ def whole_number(value: object) -> int:
 whole: Convert = partial(scaled, factor=1)
 
 
-kibibytes: Convert = partial(scaled, factor=2**10)  # to bytes
-
-
 mebibytes: Convert = partial(scaled, factor=2**20)
 
 

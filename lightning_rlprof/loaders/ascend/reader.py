@@ -23,8 +23,6 @@ from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
 from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY
 from lightning_rlprof.loaders.ascend.sheet_tables import (
     MEMORY,
-    MODULE_MEMORY,
-    OPERATOR_MEMORY,
     STEP_TRACE,
 )
 from lightning_rlprof.records.notes import Code
@@ -54,8 +52,6 @@ _READERS: Mapping[str, TableReader] = {
     "links": LINKS,
     "memcpy": MEMCPY,
     "memory": MEMORY,
-    "module_memory": MODULE_MEMORY,
-    "operator_memory": OPERATOR_MEMORY,
     "shapes": SHAPES,
     "step_trace": STEP_TRACE,
     "sync": SYNC,
@@ -71,7 +67,7 @@ def read_ascend(path: Path) -> Spans:
     one, from its text files. Each table is read when it is first used.
 
     Tables, if a capture may have them: kernels, memcpy, collectives, communication, links,
-    step_trace, memory, operator_memory, module_memory, shapes, sync and calls.
+    step_trace, memory, shapes, sync and calls.
 
     Args:
         path: A directory ``*_ascend_pt`` or one with several, the folder of parsed files in it, a

@@ -1,7 +1,7 @@
 """Tables that are a CSV file in the text format: memory and steps."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from lightning_rlprof.loaders.ascend.csv_sheets import (
     LARGEST_TIME,
     Convert,
     device,
-    kibibytes,
     mebibytes,
     microseconds,
     read_sheet,
@@ -18,22 +17,17 @@ from lightning_rlprof.loaders.ascend.csv_sheets import (
     whole,
 )
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
+from lightning_rlprof.loaders.host_calls import columns_named
 from lightning_rlprof.tables.kernels import UNKNOWN, end_to_end
 from lightning_rlprof.tables.table import Column, with_name
 
-
-class _Cell(NamedTuple):
-    """One column: its heading in the file, how to convert it (None: a text), its database name."""
-
-    column: Column
-    heading: str
-    convert: Convert | None
-    name: str = ""
+_Cells = Mapping[Column, tuple[str, Convert | None]]
+"""The heading of each column in a file, and how to convert it; None: a text."""
 
 
 def _sheet_table(
     file: str,
-    cells: tuple[_Cell, ...],
+    cells: _Cells,
     needed: tuple[str, ...],
     table: Callable[[OpenCapture], bool],
     from_database: Callable[[OpenCapture], Frame],
@@ -43,65 +37,32 @@ def _sheet_table(
     def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
         if (path := opened.file(file)) is None:
             return from_database(opened), []
-        sheet = read_sheet(path, {cell.heading: cell.convert for cell in cells}, needed)
+        sheet = read_sheet(path, dict(cells.values()), needed)
         frame = {
-            cell.column.name: sheet.number(cell.heading)
-            if cell.convert
-            else sheet.text(cell.heading)
-            for cell in cells
+            column.name: sheet.number(heading) if convert else sheet.text(heading)
+            for column, (heading, convert) in cells.items()
         }
         if "step" in frame:
             frame["step"] = opened.rl_steps(sheet.number("step"))
         return frame, [with_name(file, text) for text in sheet.problems]
 
     return TableReader(
-        tuple(cell.column for cell in cells),
+        tuple(cells),
         lambda opened: table(opened) or opened.file(file) is not None,
         read,
     )
 
 
-def _from_table(
-    opened: OpenCapture,
-    table: str,
-    cells: tuple[_Cell, ...],
-    texts: tuple[str, str] = (STRINGS, "value"),
-) -> dict[str, Any]:
-    """Read a table of the database; texts are numbers of rows in another one."""
-    database: Any = opened.database
-    rows = database.numbers(table, *(cell.name for cell in cells))
-    return {
-        cell.column.name: rows[cell.name]
-        if cell.convert
-        else database.decode(rows[cell.name], *texts)
-        for cell in cells
-    }
-
-
-def _size(name: str) -> Column:
-    return Column(name, "count", "bytes")
-
-
-def _time(name: str) -> Column:
-    return Column(name, "time", "ns")
-
-
+_DEVICE, _STEP, _COMPONENT, _WHEN = columns_named("device", "step", "component", "time")
 _TOTALS = ("allocated", "reserved", "active")
-_DEVICE = Column("device", "count")
-_MEMORY_CELLS = (
-    _Cell(_DEVICE, "devicetype", device, "deviceId"),
-    _Cell(Column("component", "text"), "component", None, "component"),
-    _Cell(_time("time"), "timestamp(us)", microseconds, "timestamp"),
-    *(
-        _Cell(_size(total), f"total{total}(mb)", mebibytes, f"total{total.title()}")
-        for total in _TOTALS
-    ),
-)
+_RECORD = "MEMORY_RECORD"
 
 
 def _memory(opened: OpenCapture) -> Frame:
     database: Any = opened.database
-    frame = _from_table(opened, "MEMORY_RECORD", _MEMORY_CELLS)
+    totals = {name: f"total{name.title()}" for name in _TOTALS}
+    rows = database.numbers(_RECORD, "deviceId", "timestamp", "component", *totals.values())
+    component = database.decode(rows["component"], STRINGS)
     # The text format has the memory of the process in the same file, a database in this table.
     process = database.numbers("NPU_MEM", "deviceId", "type", "timestampNs", "ddr", "hbm")
     types = database.strings(process["type"], STRINGS)
@@ -110,65 +71,30 @@ def _memory(opened: OpenCapture) -> Frame:
     sound = (np.minimum(ddr, hbm) >= 0) & (np.maximum(ddr, hbm) < LARGEST_TIME)
     unknown = np.full(len(times), UNKNOWN)
     of_process = {
-        "device": devices,
-        "time": times,
         **dict.fromkeys(_TOTALS, unknown),
         "reserved": np.where(sound, ddr + hbm, UNKNOWN),
     }
-    component = end_to_end([frame["component"], (np.zeros(len(times), np.int64), ["APP"])])
-    columns = {name: np.concatenate([frame[name], own]) for name, own in of_process.items()}
-    return {**columns, "component": component}
+    return {
+        "device": np.concatenate([rows["deviceId"], devices]),
+        "component": end_to_end([component, (np.zeros(len(times), np.int64), ["APP"])]),
+        "time": np.concatenate([rows["timestamp"], times]),
+        **{name: np.concatenate([rows[totals[name]], own]) for name, own in of_process.items()},
+    }
 
 
 MEMORY = _sheet_table(
     "memory_record.csv",
-    _MEMORY_CELLS,
+    {
+        _DEVICE: ("devicetype", device),
+        _COMPONENT: ("component", None),
+        _WHEN: ("timestamp(us)", microseconds),
+        **{own: (f"total{own.name}(mb)", mebibytes) for own in columns_named(*_TOTALS)},
+    },
     ("component", "timestamp(us)", "totalallocated(mb)", "totalreserved(mb)"),
-    lambda opened: opened.has("MEMORY_RECORD"),
+    lambda opened: opened.has(_RECORD),
     _memory,
 )
 """Memory of torch's allocator (PTA), CANN's (GE) and the process (APP) over time."""
-
-_ALLOCATION_CELLS = (
-    _Cell(_DEVICE, "devicetype", device, "deviceId"),
-    _Cell(Column("operator", "text"), "name", None, "name"),
-    _Cell(_size("size"), "size(kb)", kibibytes, "size"),
-    _Cell(_time("allocated at"), "allocationtime(us)", microseconds, "allocationTime"),
-    _Cell(_time("released at"), "releasetime(us)", microseconds, "releaseTime"),
-    _Cell(Column("lifetime", "duration", "ns"), "duration(us)", microseconds, "duration"),
-    *(
-        _Cell(
-            _size(total),
-            f"allocationtotal{total}(mb)",
-            mebibytes,
-            f"allocationTotal{total.title()}",
-        )
-        for total in _TOTALS
-    ),
-)
-OPERATOR_MEMORY = _sheet_table(
-    "operator_memory.csv",
-    _ALLOCATION_CELLS,
-    ("name", "size(kb)", "allocationtime(us)", "releasetime(us)", "duration(us)"),
-    lambda opened: opened.has("OP_MEMORY"),
-    lambda opened: _from_table(opened, "OP_MEMORY", _ALLOCATION_CELLS),
-)
-"""Allocations of each operator, with all memory allocated at that time."""
-
-_MODULE_CELLS = (
-    _Cell(_DEVICE, "device", device, "deviceId"),
-    _Cell(Column("module", "text"), "component", None, "moduleId"),
-    _Cell(_time("time"), "timestamp(us)", microseconds, "timestampNs"),
-    _Cell(_size("reserved"), "totalreserved(mb)", mebibytes, "totalReserved"),
-)
-MODULE_MEMORY = _sheet_table(
-    "npu_module_mem.csv",
-    _MODULE_CELLS,
-    ("component", "timestamp(us)", "totalreserved(mb)"),
-    lambda opened: opened.has("NPU_MODULE_MEM"),
-    lambda opened: _from_table(opened, "NPU_MODULE_MEM", _MODULE_CELLS, ("ENUM_MODULE", "name")),
-)
-"""Memory that each module of CANN reserves over time."""
 
 _STEP_TABLE = "StepTraceTime"
 _STEP_PARTS = {  # our column, and the heading of the file
@@ -200,14 +126,14 @@ def _steps(opened: OpenCapture) -> Frame:
 
 STEP_TRACE = _sheet_table(
     "step_trace_time.csv",
-    (
-        _Cell(_DEVICE, "deviceid", whole),
-        _Cell(Column("step", "count"), "step", whole),
-        *(
-            _Cell(Column(part, "duration", "ns"), heading, microseconds)
+    {
+        _DEVICE: ("deviceid", whole),
+        _STEP: ("step", whole),
+        **{
+            Column(part, "duration", "ns"): (heading, microseconds)
             for part, heading in _STEP_PARTS.items()
-        ),
-    ),
+        },
+    },
     ("step", "computing", "free", "stage"),
     lambda opened: opened.has_analysis(_STEP_TABLE),
     _steps,

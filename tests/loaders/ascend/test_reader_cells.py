@@ -59,8 +59,6 @@ def test_a_kernel_at_an_impossible_time_is_left_out(tmp_path: Path, wrong: str) 
     ("name", "table"),
     [
         ("memory_record.csv", "memory"),
-        ("npu_module_mem.csv", "module_memory"),
-        ("operator_memory.csv", "operator_memory"),
         ("step_trace_time.csv", "step_trace"),
     ],
 )
