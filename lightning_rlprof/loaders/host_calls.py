@@ -4,7 +4,7 @@ Also names the operators of torch that multiply matrices.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ import numpy.typing as npt
 from lightning_rlprof.loaders.spill import Columns, Grown, in_order
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
-from lightning_rlprof.tables.interval_nesting import SLACK_NS, Enclosing
+from lightning_rlprof.tables.interval_nesting import SLACK_NS, Enclosing, parents
+from lightning_rlprof.tables.spans import NO_PARENT
 from lightning_rlprof.tables.table import Column, columns_of
 
 _COLUMNS = {
@@ -313,3 +314,25 @@ def _training_thread(stages: Stages, process: int) -> int:
         np.bincount(codes, stages.kind[own] == kind, len(threads)) for kind in (_STAGE, _STEP)
     ]
     return int(threads[np.lexsort(counts)[-1]])
+
+
+def as_spans(
+    columns: Mapping[str, Int64s], lane: Int64s, zero_ns: int, *, closed: bool = True
+) -> dict[str, Any]:
+    """Return columns of `Spans`, sorted and numbered in each rank, with parents on each lane.
+
+    What began first is outside; of two that began at once, the longer one.
+
+    Args:
+        columns: Rank, start and end among them, in any order.
+        lane: Of each span.
+        zero_ns: Where the axis of the spans begins.
+        closed: As in `parents`.
+    """
+    order = np.lexsort((-columns["end_ns"], columns["start_ns"], columns["rank"]))
+    found = {name: column[order] for name, column in columns.items()}
+    start, end = found["start_ns"], found["end_ns"]
+    ids = np.arange(len(order)) - np.searchsorted(found["rank"], found["rank"])
+    outer = parents(lane[order], start, end, closed=closed)
+    times = {"start_ns": start - zero_ns, "end_ns": end - zero_ns}
+    return {**found, **times, "id": ids, "parent": np.append(ids, NO_PARENT)[outer]}

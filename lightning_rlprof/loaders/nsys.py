@@ -25,6 +25,7 @@ from lightning_rlprof.loaders.host_calls import (
     Found,
     Launches,
     Stages,
+    as_spans,
     columns_named,
     stages_at,
 )
@@ -33,7 +34,6 @@ from lightning_rlprof.loaders.sqlite_tables import SqliteTables, coded, is_sqlit
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, STAGES, Header
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import (
     HIDDEN_IN_GRAPHS,
     UNKNOWN,
@@ -45,7 +45,6 @@ from lightning_rlprof.tables.kernels import (
     known,
 )
 from lightning_rlprof.tables.spans import (
-    NO_PARENT,
     RankNote,
     RunWarning,
     Spans,
@@ -824,22 +823,8 @@ def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Ite
 
 
 def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:
-    """Return the columns of `Spans`: sorted, numbered in each rank, and with parents."""
+    """Return the columns of `Spans`."""
     processes, code = np.unique(ranges.process, return_inverse=True)
-    rank = np.array([ranks[each] for each in processes.tolist()], np.int64)[code]
-    # What began first is outside; of two that began at once, the longer one.
-    order = np.lexsort((-ranges.end_ns, ranges.start_ns, rank))
-    rank, start, end = rank[order], ranges.start_ns[order], ranges.end_ns[order]
-    ids = np.arange(len(order)) - np.searchsorted(rank, rank)
-    outer = parents(thread[order], start, end)
-    return {
-        "name": ranges.name[order],
-        "kind": ranges.kind[order],
-        "rank": rank,
-        "step": ranges.step[order],
-        "start_ns": start - zero,
-        "end_ns": end - zero,
-        "thread": thread[order],
-        "id": ids,
-        "parent": np.append(ids, NO_PARENT)[outer],
-    }
+    own = {name: getattr(ranges, name) for name in ("name", "kind", "step", "start_ns", "end_ns")}
+    own |= {"rank": np.array([ranks[each] for each in processes.tolist()], np.int64)[code]}
+    return as_spans({**own, "thread": thread}, thread, zero)

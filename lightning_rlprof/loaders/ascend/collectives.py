@@ -1,7 +1,7 @@
 """Collectives of an Ascend capture, with payload, stage and step, and CANN's analysis of them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,8 +108,6 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     rows = list(_from_analysis(opened.analysis) if file is None else _from_file(file))  # type: ignore[arg-type]
     moved = [row.moved() for row in rows]
     size, time = scaled([s for s, _ in moved], 10**6), scaled([t for _, t in moved], 10**6)
-    steps = [_STEP.fullmatch(row.step) for row in rows]
-    numbers = np.array([int(step[1]) if step else UNKNOWN for step in steps], np.int64)
     rounded = scaled([row.start for row in rows], 1000).tolist()
     exact = _exact_starts(opened)
     starts = [_nearest(exact.get(row.name, ()), at) for row, at in zip(rows, rounded, strict=True)]
@@ -117,7 +115,7 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
         "operator": coded_texts([row.name for row in rows]),
         "kind": coded_texts([row.kind for row in rows]),
         "group": coded_texts([row.group for row in rows]),
-        "step": opened.rl_steps(numbers),
+        "step": _rl_steps(opened, [row.step for row in rows]),
         "start": np.array(starts, np.int64),
         "size": size,
         "bandwidth": np.where((size > 0) & (time > 0), size / np.where(time > 0, time, 1), np.nan),
@@ -125,6 +123,13 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     for name in _MEASURED:
         frame[name] = scaled([row.measured.get(name) for row in rows], 10**6)
     return frame, []
+
+
+def _rl_steps(opened: OpenCapture, steps: Iterable[str]) -> Int64s:
+    found = map(_STEP.fullmatch, steps)
+    return opened.rl_steps(
+        np.array([int(each[1]) if each else UNKNOWN for each in found], np.int64)
+    )
 
 
 def _nearest(starts: Sequence[int], rounded: int) -> int:
@@ -221,8 +226,6 @@ def _links(opened: OpenCapture) -> tuple[Frame, list[str]]:
     summed = {key for key, total in zip(keys, is_sum, strict=True) if total}
     keep = [at for at, key in enumerate(keys) if is_sum[at] or key not in summed]
     rows, names = [rows[at] for at in keep], [names[at] for at in keep]
-    steps = [_STEP.fullmatch(row.step) for row in rows]
-    numbers = np.array([int(step[1]) if step else UNKNOWN for step in steps], np.int64)
     source, destination = (scaled([row[at] for row in rows], 1) for at in (4, 5))
     groups = {group_hash(name): ranks for name, ranks in opened.capture.groups.items()}
     own = {row.group: row.source for row in rows if row.source == row.destination}
@@ -238,7 +241,7 @@ def _links(opened: OpenCapture) -> tuple[Frame, list[str]]:
         return found
 
     return {
-        "step": opened.rl_steps(numbers),
+        "step": _rl_steps(opened, [row.step for row in rows]),
         "kind": coded_texts([row.kind for row in rows]),
         "operation": coded_texts(names),
         "group": coded_texts([row.group for row in rows]),

@@ -27,7 +27,7 @@ from lightning_rlprof.loaders.host_calls import (
     forwards,
     stages_at,
 )
-from lightning_rlprof.loaders.kineto.event_kinds import (
+from lightning_rlprof.loaders.kineto.trace import (
     COLLECTIVE,
     COPY,
     COUNTER,
@@ -38,8 +38,6 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     PARAMETERS,
     PYTHON,
     SHAPES,
-)
-from lightning_rlprof.loaders.kineto.trace import (
     KinetoTrace,
     ident,
     place,

@@ -12,7 +12,6 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders import chrome_events, spill
-from lightning_rlprof.loaders.kineto import event_kinds
 from lightning_rlprof.loaders.kineto import trace as kineto_trace
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.tables.spans import Spans
@@ -201,7 +200,7 @@ def test_tables_are_the_same_where_all_columns_lie_in_a_file(
     path = written_of_all_kinds().write(tmp_path / "t.json")
     spans = read_kineto(path)
     expected = {name: list(spans.table(name).rows) for name in spans.tables}
-    for room in (event_kinds, spill):
+    for room in (kineto_trace, spill):
         monkeypatch.setattr(room, "HELD", 0)
     monkeypatch.setattr(kineto_trace, "SIZE", 2_000)
 

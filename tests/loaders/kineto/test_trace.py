@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, MISSING, Event
-from lightning_rlprof.loaders.kineto import event_kinds
-from lightning_rlprof.loaders.kineto.event_kinds import (
+from lightning_rlprof.loaders.kineto import trace as event_kinds
+from lightning_rlprof.loaders.kineto.trace import (
     ANNOTATION,
     COLLECTIVE,
     COPY,
