@@ -26,15 +26,20 @@ from lightning_rlprof.tables.table import Cut, Loss
 
 MISSING = -1
 """Stands for an id that an event does not have."""
+
 LARGEST_TIME = 2**62
 """Times beyond it, in nanoseconds, are damage: the year 2116. Sums of two fit into 64 bits."""
+
 NO_TIME = -(2**63)
 """Stands for an invalid time, or one beyond `LARGEST_TIME`."""
+
 Id = int | float | str | None
 """As ids are found in real traces: 7, "stream 7", "PyTorch Profiler", null."""
+
 # Below it, in microseconds (101 days), neighbouring doubles are less than 0.001 apart.
 _DOUBLES = 2.0**43
 _ABSENT = -(2.0**42)
+
 # Events of a batch that tell whether its times are below: the first ones, and some in between.
 _FEW, _SAMPLES = 8, 32
 _time = operator.attrgetter("ts")
@@ -42,36 +47,45 @@ _INTS = msgspec.json.Decoder(list[int])
 _EXACT = decimal.Context(prec=40, traps=[])
 MOST_NAMES = 1 << 18
 """Most distinct texts; a day of a large job has some ten thousand names."""
+
 MOST_BYTES = 1 << 25
 """Most memory of distinct texts; names of kernels have up to some thousand characters."""
+
 _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
 _EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # stands before an event, with the blanks around it
 _GAP = re.compile(r"[\s,]*")
+
 # What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
 # the value of a key, so that names are left alone.
 _NON_FINITE = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
+
 # The quickest way to find the end of one value: its numbers need not become numbers.
 _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
 _BROKEN, _INCOMPLETE = -1, -2
 _LITERAL = 16  # characters of the longest escape or literal that a cut may split
 BOMB_RATIO = 200
 """Real traces are 10 to 22 times as long as their .gz and up to 100 times as long as their .zst."""
+
 BOMB_BYTES = 1 << 28
 """Up to here a compressed file may expand by any ratio: two seconds of work."""
+
 _CHUNK, _STEP = 1 << 14, 1 << 16  # bytes that are read, and decompressed, at once
 _GZIP_MEMBER = 31  # for zlib: with the header of gzip, and its checksum at the end
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 T = TypeVar("T")
 SIZE = 1 << 20
 """Bytes of the buffer: more leave the processor's cache, fewer pay more often for a batch."""
+
 LARGEST = 1 << 25
 """Reading ends at an event, or at metadata, that is larger."""
+
 # Where borders between events are looked for, and how many are tried: lists of objects in the last
 # event's arguments look like them.
 _NEAR, _GUESSES = 1 << 14, 3
 _SEPARATOR = re.compile(rb"\}\s*," + _EVENT.encode())
 _FIRST = re.compile(rb"\[" + _EVENT.encode())
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+
 # What stands before the events grows with the process groups: 17 kB for 300 ranks.
 _HEAD_SIZE, _LARGEST_HEAD = 1 << 16, 1 << 23
 

@@ -13,13 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.clock_fit import (
-    Clock,
-    Knot,
-    from_collectives,
-    from_exchange,
-    solve,
-)
+from lightning_rlprof.loaders.clock_fit import Clock, Knot, from_collectives, from_exchange, solve
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
@@ -33,6 +27,7 @@ from lightning_rlprof.tables.table import Column, ColumnRows, Table
 _ONE_CLOCK_NS = 1_000_000_000
 Meetings = Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]]
 """A rank's exchanges: with which rank, and the readings of its ping-pongs."""
+
 CLOCK_COLUMNS = (
     Column("rank", "count"),
     Column("host", "text"),
@@ -47,13 +42,16 @@ CLOCK_COLUMNS = (
     Column("jumps", "count"),
 )
 """Of the table ``clocks``."""
+
 _PLACES = 65  # of a capture at which clocks are asked; between two of them they drift evenly
 Shift = Callable[[int, Int64s], Int64s]
 """Takes times of one rank, -1 if unknown, and returns them as they are on another timeline."""
+
 # Those in which everybody needs something from everybody. Of a broadcast the root is done before
 # others have begun, of a reduce the others; an uneven all_to_all may send nothing to some.
 _KERNEL = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|barrier)", re.IGNORECASE)
 _ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+
 # Without a known group, ranks that took part together leave together, however they came.
 _FEWEST = 4
 _CLOSER = 5

@@ -33,8 +33,10 @@ from lightning_rlprof.system.files import open_file
 
 US, S = 1_000, 1_000_000_000
 """Nanoseconds of each unit."""
+
 LONGEST = 1 << 24
 """Bytes of a line, or of a pickle's beginning, that are looked at."""
+
 _MOST_NS = 2**60  # 36 years
 _FIRST_NS, _LAST_NS = 15 * 10**17, 26 * 10**17  # the years 2017 to 2052, less than 2**60 apart
 _MOST = 2**52
@@ -42,6 +44,7 @@ _LONGEST_TEXT = 200
 _Read = TypeVar("_Read")
 _NO_CLOCK = "AReaL's trace lacks a wall clock: don't compare ranks by time"
 _PHASES = {"generate": "actor_generate", "reward": "compute_reward", "toolcall": "tool_call"}
+
 # An accepted session may still be dropped or go stale before an update: that is not in the file.
 _AREAL_FATES = {"rejected": "filtered", "failed": "aborted", "dropped": "aborted"}
 _EVALUATES = "eval-rollout"
@@ -62,6 +65,7 @@ _ONLY_STEPS = (
 Log = Literal["areal events", "areal sessions", "slime", "verl"]
 SUFFIXES = (".jsonl", ".json")
 """Of files that may be logs."""
+
 _FEW_LINES = 16  # of which the first may be damaged
 _HEAD = 4096
 _DUMP = re.compile(rb'\s*\{\s*"(?:rollout_id|samples)"\s*:')

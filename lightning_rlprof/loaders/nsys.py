@@ -44,22 +44,17 @@ from lightning_rlprof.tables.kernels import (
     kernel_table,
     known,
 )
-from lightning_rlprof.tables.spans import (
-    RankNote,
-    RunWarning,
-    Spans,
-    Thread,
-    note_of,
-    warning_of,
-)
+from lightning_rlprof.tables.spans import RankNote, RunWarning, Spans, Thread, note_of, warning_of
 from lightning_rlprof.tables.table import ColumnRows, Loss, Table, noted
 
 STRINGS = "StringIds"
 """The table that holds the texts which other columns name by number."""
+
 # Any of these is in every export from 2019 on; none is in another tool's database.
 _SIGNS = {"EXPORT_META_DATA", "META_DATA_EXPORT", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL"}
 LARGEST = 2**60
 """Times and steps beyond it are damage: 36 years."""
+
 _TABLE = "NVTX_EVENTS"
 _CATEGORY, _MARK, _PUSHED, _STARTED, _DOMAIN = 33, 34, 59, 60, 75
 _OWN = "rlprof"
@@ -68,6 +63,7 @@ _MOST_RANKS = 2**20
 _LARGEST_CLOCK = 2**62
 _PAYLOADS = ("int64Value", "int32Value", "uint64Value", "uint32Value")
 _COLUMNS = ("start", "end", "eventType", "globalTid", "domainId", "category", "textId", *_PAYLOADS)
+
 # What torch.autograd's emit_nvtx adds to an operator's name, different for each call:
 # https://github.com/pytorch/pytorch/blob/main/torch/csrc/profiler/util.cpp, getNvtxStr
 _CALL_OF_TORCH = re.compile(
@@ -76,10 +72,12 @@ _CALL_OF_TORCH = re.compile(
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
 REPORT = ".nsys-rep"
 """How the names of reports end."""
+
 _SECONDS = 1800  # gigabytes take nsys minutes; it has hung on reports that a crash cut short
 _EXPORT = ("export", "--type", "sqlite", "--force-overwrite", "true", "--output")
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 """The table of kernels in the export."""
+
 _COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _SET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
@@ -89,6 +87,7 @@ _METRICS, _METRIC_NAMES = "GPU_METRICS", "TARGET_INFO_GPU_METRICS"
 _DEVICES = "TARGET_INFO_CUDA_DEVICE"
 ACTIVITIES = (KERNELS, _GRAPH, _COPY, _SET, _SYNC)
 """Tables whose rows belong to processes; all but the last one are of what devices ran."""
+
 _GRAPHS = ("graphNodeId", "graphId")
 _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _COPIES = {
@@ -96,6 +95,7 @@ _COPIES = {
     **{9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD", -1: "memset"},
 }
 _SYNCS = {1: "event", 2: "stream waits for event", 3: "stream", 4: "context"}
+
 # The start of a session and our marks agree within 0.2 ms; a thread that waits for the interpreter
 # between reading the clock and marking can be 5 ms late.
 _CLOCKS_AGREE_NS = 20_000_000

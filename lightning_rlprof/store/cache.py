@@ -54,12 +54,14 @@ if TYPE_CHECKING:
 
 SCHEMA = 4
 """Version of the tables and their columns; another one is never read."""
+
 Sources = tuple[tuple[str, int, int, int], ...]
 _INDEX = "index.json"
 _FACTS = "run.json"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
+
 # What rlprof's own commands write into a run's directory does not belong to the run.
 _WRITTEN = {"predictions.jsonl", "report.html", "samples.jsonl", "trace.json.gz"}
 _WRONG = (TraceError, KeyError, TypeError, ValueError, IndexError, AttributeError)

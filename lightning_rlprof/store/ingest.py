@@ -50,6 +50,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WAITING = 1_000  # tasks handed over at once: Ray keeps each in its memory
 Engine = Literal["local", "ray"]
 """Processes of this machine, or workers of a Ray cluster."""
+
 _COLUMNS = (
     Column("path", "text"),
     Column("ranks", "text"),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _FILE = "its file"
 _FEW = 8
+
 # Tables of the whole run; others are asked in the traces that it was put together from.
 _WHOLE = (*CORE, "clocks")
 Facts = Mapping[str, Any]

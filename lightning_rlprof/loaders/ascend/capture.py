@@ -41,6 +41,7 @@ from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 """Folder that the parser of torch_npu writes in a capture."""
+
 _ENDING, _TRACE = "_ascend_pt", "trace_view.json"
 _DATABASE = "ascend_pytorch_profiler*.db"
 _MAX_EMPTY_FOLDERS = 50_000  # in a row, then the tree is considered unrelated
@@ -49,18 +50,23 @@ _MAX_RANKS = 2**20
 _NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
 _INFO_FILE = re.compile(r"profiler_info(?:_(\d{1,7}))?\.json")
 _DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
+
 # Every database of torch_npu or msprof with any rows has one of these tables.
 _KNOWN_TABLES = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
 KERNEL_SHEET = "kernel_details.csv"
 """The file of the text format with a row per kernel."""
+
 COMMUNICATION_FILE = "communication.json"
 """CANN's analysis of each collective in the text format."""
+
 LINKS_FILE = "communication_matrix.json"
 """CANN's analysis of each link between two ranks, likewise."""
+
 _SHEETS = (KERNEL_SHEET, COMMUNICATION_FILE, LINKS_FILE, "step_trace_time.csv", "memory_record.csv")
 _METADATA = ("role", "rlprof_window", "rlprof_rank", "rlprof_run", "parallel_group_info")
 Cells = Int64s | npt.NDArray[np.float64] | Coded
 """One column: integers with `UNKNOWN`, numbers with NaN, or texts."""
+
 Frame = Mapping[str, Cells]
 """Columns of one capture by name; times are nanoseconds since 1970."""
 

@@ -44,13 +44,16 @@ from lightning_rlprof.tables.kernels import UNKNOWN, matches
 from lightning_rlprof.tables.table import Column, columns_of
 
 _TIMES, _BANDWIDTHS, _MATRIX = "CommAnalyzerTime", "CommAnalyzerBandwidth", "CommAnalyzerMatrix"
+
 # Of each operation the analysis lists some collectives (allreduce-top1, -middle, -bottom1) and
 # their sum (allreduce-total).
 _OPERATION = re.compile(r"(.+?)-(total|top\d*|middle\d*|bottom\d*)")
 _STEP = re.compile(r"step(\d{1,15})")
+
 # The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
 _NEAR_NS = 1_000_000
 _MAX_BYTES = 1 << 28  # a kilobyte per collective and step
+
 # Milliseconds of a collective, by our column: the key of the file, and the database's column.
 _MEASURED = {
     "duration": ("Elapse Time(ms)", "elapse_time"),
@@ -68,6 +71,7 @@ _BYTES = {  # of one element, by its type
     **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
     "INT128": 16,
 }
+
 # hcom_allReduce__586_0_1: of the group whose hash ends in 586, its collective 0.
 _OPERATOR_NAME = re.compile(r"(?:hcom_|hccl)?([a-z]+)_*(?:(\d+)_(\d+)_\d+)?$", re.IGNORECASE)
 _OPERATIONS = {
@@ -78,6 +82,7 @@ _OPERATIONS = {
     "receive": "recv",
     "batchsendrecv": "batch_send_recv",
 }
+
 # HCCL counts the elements that one rank sends (HcclAllGather's sendCount) or receives
 # (HcclReduceScatter's recvCount). The other side is larger by the size of the group.
 _PER_RANK = re.compile("(all_gather|reduce_scatter|all_to_all)(_.*)?")

@@ -20,6 +20,7 @@ from lightning_rlprof.tables.table import Cut, Loss
 
 LARGEST_TIME = 2**62
 """Larger numbers are damage: in nanoseconds it is the year 2116. Sums of two fit into 64 bits."""
+
 _INTEGERS = msgspec.json.Decoder(list[int])
 _LONGEST_NS = 7 * 86_400 * 10**9  # captures last minutes
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")

@@ -39,14 +39,7 @@ from lightning_rlprof.loaders.host_calls import (
 from lightning_rlprof.loaders.spill import Grown
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import (
-    UNKNOWN,
-    Coded,
-    distinct,
-    end_to_end,
-    find,
-    matches,
-)
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end, find, matches
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
 _CALL = ("startNs", "endNs", "globalTid", "name")

@@ -52,14 +52,17 @@ from lightning_rlprof.tables.kernels import (
 from lightning_rlprof.tables.table import Loss, with_name
 
 _HARDWARE = "Ascend Hardware"
+
 # Types of tasks that run an operator's code; the others copy, wait or signal.
 _COMPUTE_TYPES = ("AI_", "AIV", "MIX", "KERNEL_", "DSA_", "DPU", "CCU")
 DATABASE_TASK = ("startNs", "endNs", "deviceId", "streamId", "connectionId")
 """Columns of a database's tasks."""
+
 _TASK = (*DATABASE_TASK, "globalTaskId")
 _NO_STREAM = 2**32 - 1
 _API, _CONNECTIONS = "PYTORCH_API", "CONNECTION_IDS"
 _API_COLUMNS = ("startNs", "endNs", "globalTid", "connectionId")
+
 # By heading; later versions of CANN call blocks "Block Num".
 _NPU_CELLS: Mapping[str, Convert | None] = {
     **dict.fromkeys(("type", "inputshapes")),
@@ -70,8 +73,10 @@ _NPU_INFO = ("opType", "inputShapes", "blockDim", "blockNum")
 _CORE_TIMES = {"aicore time": "aic_total_time", "vector time": "aiv_total_time"}
 _COUNTERS = "TASK_PMU_INFO"
 _TABLE, _INFO, _OPERATIONS = "TASK", "MEMCPY_INFO", "ENUM_MEMCPY_OPERATION"
+
 # Tasks of kernels and collectives; some of them have the type of a copy.
 _OTHERS = ("COMPUTE_TASK_INFO", "COMMUNICATION_TASK_INFO")
+
 # CANN's names of directions; managed memory and "other" have none.
 _DIRECTIONS = {
     "host to host": "HtoH",
@@ -82,6 +87,7 @@ _DIRECTIONS = {
     "device to device": "DtoD",
     "addr device to device": "DtoD",
 }
+
 # The first copies between devices, the second from or to a host.
 _ENGINES = {"SDMA_SQE": "DtoD", "PCIE_DMA_SQE": "PCIe"}
 

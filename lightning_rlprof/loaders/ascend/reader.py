@@ -51,6 +51,7 @@ from lightning_rlprof.tables.table import Column, Table, with_name
 
 _Cells = Mapping[Column, tuple[str, Convert | None]]
 """The heading of each column in a file, and how to convert it; None: a text."""
+
 _DEVICE, _STEP, _COMPONENT, _WHEN = columns_named("device", "step", "component", "time")
 _TOTALS = ("allocated", "reserved", "active")
 _RECORD = "MEMORY_RECORD"

@@ -50,16 +50,12 @@ from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPORT, FORMAT, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
-from lightning_rlprof.tables.kernels import (
-    UNKNOWN,
-    Coded,
-    distinct,
-    known,
-)
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
 from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread, warning_of
 from lightning_rlprof.tables.table import ColumnRows, PartRows, Table, noted
 
 _UNREAD = "no readable kernels: some events are damaged or lost"
+
 # https://github.com/pytorch/pytorch/blob/main/c10/core/DeviceType.h, those that have memory
 _DEVICES = {
     **{0: "CPU", 1: "CUDA", 6: "HIP", 7: "FPGA", 8: "MAIA", 9: "XLA", 12: "XPU", 13: "MPS"},
@@ -71,6 +67,7 @@ _NO_SHAPES = (
     "(integrated: {profile_record_shapes: true})"
 )
 _PYTHON, _RUNTIME, _MODULE = (CALL_KINDS.index(kind) for kind in ("python", "runtime", "module"))
+
 # In the order of `CALL_KINDS`: of two calls that begin and end at once the outer one comes first.
 _SOURCES = (PYTHON, OPERATOR, LAUNCH)
 _CALL_TYPES: dict[str, type[np.generic]] = {
@@ -79,12 +76,14 @@ _CALL_TYPES: dict[str, type[np.generic]] = {
     **dict.fromkeys(("start_ns", "length_ns", "parent", "step"), np.int64),
 }
 _Rows = Mapping[str, npt.NDArray[Any]]
+
 # "Memcpy HtoD (Pinned -> Device)" (CUDA, ROCm), "CopyHostToDevice" (ROCm before 6), "Memcpy M2D"
 # and "zeCommandListAppendMemoryCopy(M2D)" (XPU).
 _BRIEF = re.compile(r"\b([HDAP])to([HDAP])\b")
 _LONG = re.compile(r"(Host|Device)To(Host|Device)")
 _LEVEL_ZERO = re.compile(r"\b([HDM])2([HDM])\b")
 _FILLS = re.compile(r"memset|fill", re.IGNORECASE)
+
 # Sizes of torch's types as c10::toString writes them.
 _BYTES_OF_TYPES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
@@ -94,6 +93,7 @@ _BYTES_OF_TYPES = {
     "ComplexDouble": 16,
 }
 _LARGEST_COUNT = 2**50  # elements; sixteen times as many bytes still fit into 64 bits
+
 # Without lines and in the order in which they are tried: some begin like others.
 _OPERATIONS = {
     "allreduce": "all_reduce",

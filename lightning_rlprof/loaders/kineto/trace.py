@@ -47,21 +47,27 @@ _Columns = dict[str, npt.NDArray[Any]]
 _LONGEST_SHAPES = 1_000  # characters of the shapes of one call
 MOST_LANES = 4_096
 """Most distinct threads; the largest hosts run a few hundred in one process."""
+
 _TOLD = b'"Collective name"'
 _LARGEST = 1e300  # of a counter: a thousand of them still have a sum
 _LONGEST_NAME = 1_000  # characters of what threads and processes are called
+
 # Codes: half the memory.
 _NARROW = {"lane", "name", "operation", "type", "group", "dims", "types", "values"}
 KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION = range(4)
 """A device's work, calls of its driver, marked ranges, their shadow on the device."""
+
 COPY, OPERATOR, PYTHON, MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES = range(4, 12)
 """Copies of a device, operators, Python's functions, changes of memory, samples of counters; the
 kernels that communicate, which are among the kernels, the operators that say what they send, and
 those whose FLOPs follow from their inputs."""
+
 METADATA, OTHER = 12, 13
 """Events that name threads and processes, and those of no kind."""
+
 DERIVED = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR, SHAPES: OPERATOR}
 """Kinds that are found by what is in events of another one, and which that is."""
+
 _DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "privateuse1")
 _LAUNCHING = [f"{driver}_{api}" for driver in _DRIVERS for api in ("runtime", "driver")]
 _CATEGORIES = {
@@ -75,6 +81,7 @@ _CATEGORIES = {
     "cpu_instant_event": MEMORY,
 }
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
+
 # NCCL, RCCL and their like by their prefixes; fused ones by what they do.
 _COMMUNICATES = re.compile(
     r"[nrx]ccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
@@ -99,10 +106,13 @@ KEPT: dict[int, tuple[str, ...]] = {
     SHAPES: (*_ALWAYS, "dims", "types", "values"),
 }
 """Columns of each kind."""
+
 EVERY = frozenset(KEPT)
 """All kinds."""
+
 STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
 """Codes of the kinds of an annotation."""
+
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,15})")
 _GRAPH = "GraphLaunch"  # cudaGraphLaunch, cuGraphLaunch, hipGraphLaunch
 _PLACED: dict[str, type[np.generic]] = {
@@ -116,6 +126,7 @@ _UNTRUE = "events are left out: their times are out of range"
 _OTHERS = "events share one name: the trace has too many different names"
 _FIRST = frozenset({KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION})
 _STEP_FILE = re.compile(r"step-(\d{1,15})")
+
 # Before torch 2.3 times were since 1970, now they are since a quarter of a year began, which has
 # 8 * 10**15 nanoseconds. 10**18 was in 2001.
 _SINCE_1970 = range(10**18, LARGEST_TIME)
