@@ -38,10 +38,8 @@ from lightning_rlprof.tables.kernels import (
     HIDDEN_IN_GRAPHS,
     UNKNOWN,
     Coded,
-    Kernels,
     distinct,
     find,
-    kernel_table,
     known,
 )
 from lightning_rlprof.tables.spans import RankNote, RunWarning, Spans, Thread, note_of, warning_of
@@ -388,7 +386,7 @@ class Device:
         """Return what can be read, by name."""
         has, found = self.export.has, dict[str, Callable[[], Table]]()
         if has(KERNELS) or has(_GRAPH):
-            found["kernels"] = lambda: kernel_table(*self.kernels())
+            found["kernels"] = self.kernels
         if has(_COPY) or has(_SET):
             found["memcpy"] = self.copies
         if has(_SYNC):
@@ -397,40 +395,23 @@ class Device:
             found["gpu_metrics"] = self.metrics
         return found
 
-    def kernels(self) -> tuple[Kernels, list[str]]:
-        """Return the kernels by rank and start, and what must be known about them."""
+    def kernels(self) -> Table:
+        """Return one row per kernel, by rank and start."""
         rows = self._rows((KERNELS,), "demangledName", "shortName", *_GRAPHS)
-        columns, found = rows.columns, rows.found
-        long, short = columns["demangledName"], columns["shortName"]
+        long, short = rows.columns["demangledName"], rows.columns["shortName"]
         names = self.export.strings(np.concatenate([long, short]), STRINGS)
-        return Kernels(
-            rows.rank,
-            columns["deviceId"],
-            columns["streamId"],
-            coded(np.where(np.isin(long, list(names)), long, short), names),
-            columns["start"] - self.zero_ns,
-            columns["end"] - self.zero_ns,
-            distinct(found.stage, self.ranges.names),
-            found.step,
-            distinct(self.ranges.name_around(rows.launches, found), self.ranges.names),
-            self._launch_ns(rows),
-            rows.call_ns,
-            _thread(rows),
-            self._replays(rows),
-        ), [*rows.remarks, *self._graphs(columns)]
+        name = coded(np.where(np.isin(long, list(names)), long, short), names)
+        around = self.ranges.name_around(rows.launches, rows.found)
+        last = {"range": distinct(around, self.ranges.names), **self._launched(rows)}
+        rows.remarks.extend(self._graphs(rows.columns))
+        return self._table("kernels", rows, {"kernel": name}, last)
 
     def copies(self) -> Table:
         """Return one row per copy between memories and per memset."""
         rows = self._rows((_COPY, _SET), "copyKind", "bytes", *_GRAPHS)
         kinds = _labels(np.where(rows.columns["table"], -1, rows.columns["copyKind"]), _COPIES)
         middle = {"kind": kinds, "bytes": known(rows.columns["bytes"])}
-        last = {
-            "launch": known(self._launch_ns(rows)),
-            "launch duration": known(rows.call_ns),
-            "thread": known(_thread(rows)),
-            "graph": known(self._replays(rows)),
-        }
-        return self._table("memcpy", rows, middle, last)
+        return self._table("memcpy", rows, middle, self._launched(rows))
 
     def syncs(self) -> Table:
         """Return one row per wait of the host or of a stream for the device."""
@@ -523,9 +504,15 @@ class Device:
         )
         return launches, np.append(call_ns, UNKNOWN)[found]
 
-    def _launch_ns(self, rows: _Rows) -> Int64s:
-        when = rows.launches.time_ns
-        return np.where(when == UNKNOWN, UNKNOWN, when - self.zero_ns)
+    def _launched(self, rows: _Rows) -> dict[str, Any]:
+        when, thread = rows.launches.time_ns, rows.launches.thread
+        return {
+            "launch": known(np.where(when == UNKNOWN, UNKNOWN, when - self.zero_ns)),
+            "launch duration": known(rows.call_ns),
+            # Its identity as in `Spans.threads`: the process stands above.
+            "thread": known(np.where(thread == NOWHERE, UNKNOWN, thread & 0xFFFFFF)),
+            "graph": known(self._replays(rows)),
+        }
 
     def _replays(self, rows: _Rows) -> Int64s:
         """Return the number of each row's graph replay, else `UNKNOWN`.
@@ -566,12 +553,6 @@ def _made(name: str, cells: Mapping[str, Any], remarks: Sequence[str]) -> Table:
 
 def _replayed(columns: Mapping[str, Int64s]) -> Any:
     return (columns["graphNodeId"] > 0) | (columns["graphId"] > 0)
-
-
-def _thread(rows: _Rows) -> Int64s:
-    """Return the identity of the thread of each launch, as in `Spans.threads`."""
-    thread = rows.launches.thread  # the process stands above
-    return np.where(thread == NOWHERE, UNKNOWN, thread & 0xFFFFFF)
 
 
 def _pairs(first: Int64s, second: Int64s) -> Int64s:

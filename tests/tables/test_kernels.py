@@ -3,8 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, distinct, kernel_table, known
+from lightning_rlprof.tables.kernels import UNKNOWN, distinct, known
 from lightning_rlprof.tables.table import ColumnRows
+from tests.builders.kernels import Kernels, kernel_table
 
 
 def ints(*values):
