@@ -16,21 +16,21 @@ from lightning_rlprof.loaders.spill import Columns, Grown, in_order
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.interval_nesting import SLACK_NS, Enclosing, parents
+from lightning_rlprof.tables.kernels import COLUMNS
 from lightning_rlprof.tables.spans import NO_PARENT
 from lightning_rlprof.tables.table import Column, columns_of
 
 _COLUMNS = {
     column.name: column
     for column in (
-        *columns_of("count", "rank", "device", "stream", "step", "thread", "graph"),
+        *COLUMNS,
         *columns_of("count", "id", "parent", "forward", "number", "group size"),
         *columns_of("count", "source", "destination", "source rank", "destination rank"),
         *columns_of("count", "bytes", "size", "allocated", "reserved", "active", unit="bytes"),
-        *columns_of("text", "name", "kernel", "kind", "stage", "range", "component", "metric"),
-        *columns_of("text", "operator", "operation", "group", "dtype", "transport"),
-        *columns_of("text", "dims", "types", "values"),
-        *columns_of("time", "start", "launch", "time", unit="ns"),
-        *columns_of("duration", "duration", "launch duration", "transfer", unit="ns"),
+        *columns_of("text", "name", "kind", "component", "metric", "operator", "operation"),
+        *columns_of("text", "group", "dtype", "transport", "dims", "types", "values"),
+        Column("time", "time", "ns"),
+        Column("transfer", "duration", "ns"),
         Column("value", "number"),
     )
 }

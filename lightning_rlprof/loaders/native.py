@@ -127,7 +127,7 @@ def read_run(
     threads: dict[Thread, int] = {}
     for count, file in enumerate(files, start=1):
         try:
-            problems += _add_rank(_read_rank(file, names, threads), ranks)
+            problems += _add_rank(_rank_of(read_trace(file), names, threads), ranks)
         except TraceError as error:
             broken.append(error)
             problems.append(
@@ -263,10 +263,6 @@ def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
         problems += _add_rank(_rank_of(trace, names, threads), ranks)
     _close_world(ranks)
     return drivers_wait(_assemble(path, dict(sorted(ranks.items())), names, threads, problems))
-
-
-def _read_rank(file: Path, names: dict[str, int], threads: dict[Thread, int]) -> Rank:
-    return _rank_of(read_trace(file), names, threads)
 
 
 def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]) -> Rank:

@@ -16,10 +16,10 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -45,12 +45,10 @@ from lightning_rlprof.tables.spans import (
     RunWarning,
     Spans,
     Thread,
+    core_tables,
     counter_columns,
 )
 from lightning_rlprof.tables.table import Table
-
-if TYPE_CHECKING:
-    from lightning_rlprof.tables.spans import Spans
 
 SCHEMA = 4
 """Version of the tables and their columns; another one is never read."""
@@ -65,21 +63,6 @@ _DAY_S = 86_400
 # What rlprof's own commands write into a run's directory does not belong to the run.
 _WRITTEN = {"predictions.jsonl", "report.html", "samples.jsonl", "trace.json.gz"}
 _WRONG = (TraceError, KeyError, TypeError, ValueError, IndexError, AttributeError)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a cache is made of.
-
-    Attributes:
-        core: Tables to write at once.
-        lazy: Tables that may be added later.
-        facts: What `facts_of` says of the run.
-    """
-
-    core: Mapping[str, Callable[[], Table]]
-    lazy: Collection[str]
-    facts: bytes
 
 
 @dataclass(frozen=True)
@@ -193,7 +176,7 @@ def _opened(folder: Path) -> Cache | None:
     return cache if core and core.issubset(tables) and all(map(cache.has, core)) else None
 
 
-def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
+def place(path: Path, made_of: Sources, spans: Spans) -> Cache:
     """Write a new cache beside what was read, in which all see it.
 
     Two processes may do so at once; the first one's stays.
@@ -201,7 +184,7 @@ def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
     Args:
         path: What was read.
         made_of: Its files before it was read; they are the same now.
-        parts: What to write.
+        spans: What was read: its core tables are written, the others may be added.
 
     Raises:
         OSError: That place cannot be written, or is a link.
@@ -214,20 +197,20 @@ def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
     new = home.parent / f".new-{uuid.uuid4().hex}"
     try:  # before the folder is made: a signal may come at once
         new_folder(new, mode)
-        cache = _move(_fill(new, parts), home)
+        cache = _move(_fill(new, path, spans), home)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     _sweep(home)
     return cache
 
 
-def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:
+def make(path: Path, made_of: Sources, spans: Spans, *, shared: bool) -> Cache:
     """Write a new cache: as `place`, or in a temporary folder where that cannot be written.
 
     Args:
         path: What was read.
         made_of: Its files before it was read.
-        parts: What to write.
+        spans: What was read: its core tables are written, the others may be added.
         shared: False where the files changed meanwhile: then others must not find it.
 
     Raises:
@@ -235,10 +218,10 @@ def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:
     """
     if shared:
         with contextlib.suppress(OSError):
-            return place(path, made_of, parts)
+            return place(path, made_of, spans)
     folder = tempfile.mkdtemp(prefix="rlprof-")
     try:
-        cache = _fill(Path(folder), parts)
+        cache = _fill(Path(folder), path, spans)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         text = f"{tempfile.gettempdir()}: no room for the tables of {path} ({error})"
@@ -267,13 +250,14 @@ def _home(path: Path, made_of: Sources) -> Path:
     return path.parent / CACHE_FOLDER / f"{name}-{key}"
 
 
-def _fill(folder: Path, parts: Parts) -> Cache:
-    names = [name for name in (*parts.core, *parts.lazy) if _NAME.fullmatch(name)]
+def _fill(folder: Path, path: Path, spans: Spans) -> Cache:
+    core, facts = core_tables(spans), facts_of(spans, path)
+    names = [name for name in (*core, *spans.tables) if _NAME.fullmatch(name)]
     cache = Cache(folder, tuple(names))
-    for name, table in parts.core.items():
+    for name, table in core.items():
         cache.add(table(), name)
-    index = {"schema": SCHEMA, "tables": names, "core": list(parts.core)}
-    for name, data in ((_FACTS, parts.facts), (_INDEX, json.dumps(index).encode())):
+    index = {"schema": SCHEMA, "tables": names, "core": list(core)}
+    for name, data in ((_FACTS, facts), (_INDEX, json.dumps(index).encode())):
         with (folder / name).open("wb") as file:
             file.write(data)
             os.fsync(file.fileno())
@@ -318,7 +302,7 @@ def _sweep(home: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def facts_of(spans: "Spans", path: Path) -> bytes:
+def facts_of(spans: Spans, path: Path) -> bytes:
     """Return JSON of names, threads, headers, notes, warnings, and how to find the counters.
 
     ``names`` and ``threads`` are all that the run has, in its order; the codes in the file of the
@@ -350,7 +334,7 @@ def facts_of(spans: "Spans", path: Path) -> bytes:
     return json.dumps(facts, default=_plain).encode()
 
 
-def _counters(spans: "Spans") -> list[list[Any]]:
+def _counters(spans: Spans) -> list[list[Any]]:
     columns = counter_columns(spans)
     found: list[list[Any]] = []
     for name, (rows, values) in spans.counters.items():

@@ -23,7 +23,6 @@ from lightning_rlprof.loaders.rank_names import as_ranges, rank_in_name
 from lightning_rlprof.store.cache import Cache, Sources, find, find_cache, place, sources
 from lightning_rlprof.store.duckdb_tables import close
 from lightning_rlprof.store.parquet import row_count
-from lightning_rlprof.store.run_store import parts_of
 from lightning_rlprof.system.location import local_path
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -188,7 +187,7 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
     spans = _read(path, progress)
     if sources(path) != made_of:
         raise TraceError(f"{path}: changed while it was read; ingest it when it is complete")
-    cache = find(path, made_of) or place(path, made_of, parts_of(spans, path))
+    cache = find(path, made_of) or place(path, made_of, spans)
     tables = dict(spans.tables)
     del spans  # a trace's tables do not need it, and they need the memory
     return Kept(cache, True, _add_tables(cache, tables, is_large=_size(path) > _LARGE))

@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.run_directory import mode_made_of
-from lightning_rlprof.store.cache import Cache, Parts, facts_of, find_cache, make, sources
+from lightning_rlprof.store.cache import Cache, find_cache, make, sources
 from lightning_rlprof.store.column_meanings import meaning
 from lightning_rlprof.store.duckdb_tables import VISIBLE, attach, quoted, reader, sql_columns
 from lightning_rlprof.store.parquet import About, files_of, read_about, source_of
@@ -26,7 +26,7 @@ from lightning_rlprof.store.sql import (
     text_literal,
     write_answer,
 )
-from lightning_rlprof.tables.spans import CORE, core_tables
+from lightning_rlprof.tables.spans import CORE
 from lightning_rlprof.tables.table import Column, Table
 
 if TYPE_CHECKING:
@@ -296,12 +296,7 @@ class Store:
         spans = self._spans = self._read(self.path)
         shared = shared and sources(self.path) == before
         made = find_cache(self.path, before) if shared else None  # reading may have left one
-        return made or make(self.path, before, parts_of(spans, self.path), shared=shared)
-
-
-def parts_of(spans: "Spans", path: Path) -> Parts:
-    """Return what the cache of a run that was read from a path is made of."""
-    return Parts(core_tables(spans), spans.tables, facts_of(spans, path))
+        return made or make(self.path, before, spans, shared=shared)
 
 
 def ask(

@@ -16,7 +16,6 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import KINDS, Header
 from lightning_rlprof.store.cache import Cache, cached_spans, place, sources
-from lightning_rlprof.store.run_store import parts_of
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 from tests.builders.alike import assert_same_run, assert_same_table
@@ -93,7 +92,7 @@ def kept(spans: Spans, folder: Path) -> tuple[Cache, Spans]:
     path = folder / "trace.json"
     path.write_text("{}")
     spans = replace(spans, path=path)
-    cache = place(path, sources(path), parts_of(spans, path))
+    cache = place(path, sources(path), spans)
     for name, read in spans.tables.items():
         cache.add(read(), name)
     found = cached_spans(cache, path, unread)
@@ -223,7 +222,7 @@ def test_a_table_without_a_file_is_read_from_the_run_itself(tmp_path: Path) -> N
     grpo_run(path, steps=2)
     table = Table("t", (Column("a", "count"),), [(1,)])
     full = replace(load(path), tables={"t": lambda: table})
-    cache = place(path, sources(path), parts_of(full, path))
+    cache = place(path, sources(path), full)
     found = cached_spans(cache, path, lambda path: full)
     assert found is not None
     assert found.table("t") is table

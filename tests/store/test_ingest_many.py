@@ -14,7 +14,7 @@ from lightning_rlprof.run import Run
 from lightning_rlprof.store.cache import Cache, place, sources
 from lightning_rlprof.store.ingest import ingest
 from lightning_rlprof.store.open_run import open_store
-from lightning_rlprof.store.run_store import JoinedTable, Part, joined_table, parts_of
+from lightning_rlprof.store.run_store import JoinedTable, Part, joined_table
 from lightning_rlprof.store.sql import answer
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.chrome import BASE
@@ -81,7 +81,7 @@ def part(folder: Path, rank: int | None, later_ns: int, table: Table) -> Part:
     folder.mkdir()
     path = folder / "t.json"
     path.write_text("{}")
-    cache = place(path, sources(path), parts_of(small(t=table), path))
+    cache = place(path, sources(path), small(t=table))
     cache.add(table, "t")
     return Part(cache, rank, later_ns)
 

@@ -113,15 +113,21 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     rows = list(_from_analysis(opened.analysis) if file is None else _from_file(file))  # type: ignore[arg-type]
     moved = [row.moved() for row in rows]
     size, time = scaled([s for s, _ in moved], 10**6), scaled([t for _, t in moved], 10**6)
-    rounded = scaled([row.start for row in rows], 1000).tolist()
-    exact = _exact_starts(opened)
-    starts = [_nearest(exact.get(row.name, ()), at) for row, at in zip(rows, rounded, strict=True)]
+    rounded = scaled([row.start for row in rows], 1000)
+    names, known, exact = [row.name for row in rows], list[str](), np.empty(0, np.int64)
+    with suppress(TraceError):  # reading the kernels reports it
+        tasks = read_tasks(opened)
+        own = matches(tasks.name, is_collective)
+        known, exact = texts_of((tasks.name[0][own], tasks.name[1])), tasks.start_ns[own]
+    at = np.array(_nearest(names, rounded, known, exact), np.int64)
+    near = np.append(exact, UNKNOWN)[at]
+    close = (at >= 0) & (rounded != UNKNOWN) & (abs(near - rounded) < _NEAR_NS)
     frame: dict[str, Cells] = {
-        "operator": coded_texts([row.name for row in rows]),
+        "operator": coded_texts(names),
         "kind": coded_texts([row.kind for row in rows]),
         "group": coded_texts([row.group for row in rows]),
         "step": _rl_steps(opened, [row.step for row in rows]),
-        "start": np.array(starts, np.int64),
+        "start": np.where(close, near, rounded),
         "size": size,
         "bandwidth": np.where((size > 0) & (time > 0), size / np.where(time > 0, time, 1), np.nan),
     }
@@ -137,21 +143,18 @@ def _rl_steps(opened: OpenCapture, steps: Iterable[str]) -> Int64s:
     )
 
 
-def _nearest(starts: Sequence[int], rounded: int) -> int:
-    near = min(starts, key=lambda start: abs(start - rounded), default=UNKNOWN)
-    return near if rounded != UNKNOWN and abs(near - rounded) < _NEAR_NS else rounded
-
-
-def _exact_starts(opened: OpenCapture) -> dict[str, list[int]]:
-    """Return when the collectives of each name began on the device."""
-    found: dict[str, list[int]] = {}
-    with suppress(TraceError):  # reading the kernels reports it
-        tasks = read_tasks(opened)
-        keep = matches(tasks.name, is_collective)
-        names = texts_of((tasks.name[0][keep], tasks.name[1]))
-        for name, start in zip(names, tasks.start_ns[keep].tolist(), strict=True):
-            found.setdefault(name, []).append(start)
-    return found
+def _nearest(
+    names: Sequence[str], start_ns: Int64s, others: Sequence[str], their_ns: Int64s
+) -> list[int]:
+    """Return for each collective the other one of its name that began nearest, -1 without."""
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(others):
+        rows.setdefault(name, []).append(row)
+    times = their_ns.tolist()
+    return [
+        min(rows.get(name, ()), key=lambda row: abs(times[row] - start), default=-1)
+        for name, start in zip(names, start_ns.tolist(), strict=True)
+    ]
 
 
 def _from_analysis(database: SqliteTables) -> Iterator[_Collective]:
@@ -326,13 +329,8 @@ def collective_groups(opened: OpenCapture, names: Sequence[str], start_ns: Int64
 
     Collectives of two groups may have one name. Then the start decides.
     """
-    known: dict[str, list[tuple[int, str]]] = {}
-    for name, group, start, _ in zip(*analyzed_collectives(opened), strict=True):
-        known.setdefault(name, []).append((int(start), group))
-    return [
-        min(known.get(name, [(0, "")]), key=lambda each: abs(each[0] - start))[1]
-        for name, start in zip(names, start_ns.tolist(), strict=True)
-    ]
+    known, groups, start, _ = analyzed_collectives(opened)
+    return [groups[at] if at >= 0 else "" for at in _nearest(names, start_ns, known, start)]
 
 
 COMMUNICATION = TableReader(

@@ -44,7 +44,7 @@ from lightning_rlprof.loaders.kineto.trace import (
     read_trace,
     told,
 )
-from lightning_rlprof.loaders.rank_names import labels_of_verl
+from lightning_rlprof.loaders.rank_names import labels_of_verl, rank_in_name
 from lightning_rlprof.loaders.spill import Columns, Grown, beside, in_order
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPORT, FORMAT, Header
@@ -109,7 +109,7 @@ _KERNEL_OPERATION = re.compile(
     r"(?:[nrxsm]ccl\w*?Kernel|oneccl)\w*?_([A-Z]\w*)|(cross_device_reduce)"
 )
 MOST_RANKS = 2**20  # more than any job has: a number from here on is damage
-_RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
+_WORLD = re.compile(r"rank[-_]?\d{1,7}-of-(\d{1,7})")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
 
 
@@ -607,10 +607,10 @@ def _header(trace: KinetoTrace) -> Header:
 
 def _place(job: Distributed, name: str) -> tuple[int, int]:
     """Return rank and world size, the first of those told that can be true."""
-    file = _RANK.search(name)
-    ranks = [job.rank, int(file[1]) if file else 0]
+    of = _WORLD.search(name)
+    ranks = (job.rank, rank_in_name(name) or 0)
     rank = next((each for each in ranks if 0 <= each < MOST_RANKS), 0)
-    worlds = [job.world_size, int(file[2] or 0) if file else 0]
+    worlds = (job.world_size, int(of[1]) if of else 0)
     return rank, next((each for each in worlds if rank < each <= MOST_RANKS), rank + 1)
 
 
