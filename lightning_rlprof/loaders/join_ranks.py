@@ -1,7 +1,7 @@
 """Join traces of several ranks into one run: one timeline, one list of warnings, joined tables."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks import is_integer, is_moment
-from lightning_rlprof.loaders.native import merge
 from lightning_rlprof.loaders.rank_names import as_ranges, missing
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.arrays import Int64s
@@ -329,6 +328,34 @@ def _columns(slices: Sequence[_Slice]) -> dict[str, Any]:
         "threads": tuple(threads),
         "counters": merge([_counters(each) for each in slices], counts),
     }
+
+
+def merge(ranks: Sequence[Mapping[str, Counter]], counts: Sequence[int]) -> dict[str, Counter]:
+    """Join the counters of ranks; ``counts`` are their numbers of spans.
+
+    Where the types of two ranks differ, the values stay Python numbers.
+    """
+    starts = [0, *np.cumsum(counts).tolist()]
+    merged: dict[str, Counter] = {}
+    for name in sorted({name for rank in ranks for name in rank}):
+        merged[name] = joined_counter(
+            [
+                Counter(rank[name].rows + start, rank[name].values)
+                for start, rank in zip(starts, ranks, strict=False)
+                if name in rank
+            ]
+        )
+    return merged
+
+
+def joined_counter(parts: Sequence[Counter]) -> Counter:
+    """Return a counter of the rows of all parts."""
+    types = {values.dtype for _, values in parts}
+    kind = types.pop() if len(types) == 1 else np.dtype(object)
+    return Counter(
+        np.concatenate([rows for rows, _ in parts]),
+        np.concatenate([values.astype(kind, copy=False) for _, values in parts]),
+    )
 
 
 def _counters(own: _Slice) -> dict[str, Counter]:

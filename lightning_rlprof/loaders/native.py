@@ -17,6 +17,7 @@ from lightning_rlprof.loaders.iterations import (
     join_optimizer_steps,
     steps_per_iteration,
 )
+from lightning_rlprof.loaders.join_ranks import joined_counter, merge
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
@@ -39,33 +40,6 @@ def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
     if kinds == {int} and max(map(abs, values)) < 2**63:
         return np.array(values, dtype=np.int64)
     return np.array(values, dtype=np.float64 if kinds == {float} else object)
-
-
-def merge(ranks: Sequence[Mapping[str, Counter]], counts: Sequence[int]) -> dict[str, Counter]:
-    """Join the counters of ranks; ``counts`` are their numbers of spans.
-
-    Where the types of two ranks differ, the values stay Python numbers.
-    """
-    starts = [0, *np.cumsum(counts).tolist()]
-    merged: dict[str, Counter] = {}
-    for name in sorted({name for rank in ranks for name in rank}):
-        merged[name] = _joined(
-            [
-                Counter(rank[name].rows + start, rank[name].values)
-                for start, rank in zip(starts, ranks, strict=False)
-                if name in rank
-            ]
-        )
-    return merged
-
-
-def _joined(parts: Sequence[Counter]) -> Counter:
-    types = {values.dtype for _, values in parts}
-    kind = types.pop() if len(types) == 1 else np.dtype(object)
-    return Counter(
-        np.concatenate([rows for rows, _ in parts]),
-        np.concatenate([values.astype(kind, copy=False) for _, values in parts]),
-    )
 
 
 NO_STAGES = (
@@ -418,7 +392,7 @@ class RankColumns:
         for name, (rows, values) in found.items():
             new = Counter(np.array(rows, np.int64), _exact(values))
             old = self.counters.get(name)
-            self.counters[name] = new if old is None else _joined([old, new])
+            self.counters[name] = new if old is None else joined_counter([old, new])
 
     def drop_before(self, row: int) -> None:
         """Forget the spans that ended before a row did; rows are numbered from there on."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +33,12 @@ from lightning_rlprof.loaders.ascend.mstx import (
     trace_marks,
 )
 from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_view
+from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import capture_in_name, rank_files
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end, known
-from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted, with_name
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
+from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 """Folder that the parser of torch_npu writes in a capture."""
@@ -534,13 +535,11 @@ class TableReader(NamedTuple):
         columns: Columns of the table, without the rank in front.
         available: Returns whether a capture may have rows; cheap.
         read: Returns the rows of a capture, and remarks; may take seconds.
-        row_numbers: Columns that refer to rows of the table, from 1 in each capture.
     """
 
     columns: tuple[Column, ...]
     available: Callable[[OpenCapture], bool]
     read: Callable[[OpenCapture], tuple[Frame, list[str]]]
-    row_numbers: frozenset[str] = frozenset()
 
 
 def read_table(
@@ -554,25 +553,30 @@ def read_table(
         captures: Captures in the order of the rows.
         zero_ns: Wall-clock time of zero on the time axis.
     """
-    columns = (Column("rank", "count"), *reader.columns)
-    frames: list[dict[str, Cells]] = []
-    remarks: list[str] = []
-    for opened in filter(reader.available, captures):
-        try:
-            frame, own_remarks = reader.read(opened)
-            frames.append(_complete(frame, reader, opened, sum(len(f["rank"]) for f in frames)))
-        except TraceError as error:
-            remarks.append(Loss(error))  # which names the file
-            continue
-        name_of_capture = opened.capture.path.name
-        alone = len(captures) == 1
-        remarks += [text if alone else with_name(name_of_capture, text) for text in own_remarks]
-    if not frames:
-        return Table(name, columns, abstained="; ".join(remarks))
-    cells = [
-        _joined([frame[column.name] for frame in frames], zero_ns * (column.kind == "time"))
-        for column in columns
+    alone = len(captures) == 1
+    pieces = [
+        Piece(() if alone else (each.rank,), -zero_ns, partial(_table_of, name, reader, each))
+        for each in filter(reader.available, captures)
     ]
+    return join_tables(name, pieces)
+
+
+def _table_of(name: str, reader: TableReader, opened: OpenCapture) -> Table:
+    """Return the table of one capture with its rank, its device and all columns, since 1970."""
+    frame, remarks = reader.read(opened)
+    first = next(iter(frame.values()))
+    count = len(first[0] if isinstance(first, tuple) else first)
+    cells: list[Any] = [np.full(count, opened.rank)]
+    for column in reader.columns:
+        own: Any = frame.get(column.name, np.full(count, UNKNOWN))
+        if column.kind == "text" and column.name not in frame:
+            own = np.full(count, -1), []
+        elif column.name == "device":
+            own = np.where(own == UNKNOWN, opened.device, own)
+        if not isinstance(own, tuple):
+            own = np.ma.masked_invalid(own) if own.dtype.kind == "f" else known(own)
+        cells.append(own)
+    columns = (Column("rank", "count"), *reader.columns)
     return Table(name, columns, ColumnRows(cells), **noted(remarks))
 
 
@@ -586,35 +590,3 @@ def coded_texts(texts: Sequence[str]) -> Coded:
     """Return texts as a column in which "" is unknown."""
     codes, names = distinct(np.arange(len(texts)), texts)
     return np.where(np.array(texts, object) == "", -1, codes), names
-
-
-def _complete(
-    frame: Frame, reader: TableReader, opened: OpenCapture, rows_before: int
-) -> dict[str, Cells]:
-    """Add the rank, its device and missing columns; continue numbers of rows."""
-    first = next(iter(frame.values()))
-    count = len(first[0] if isinstance(first, tuple) else first)
-    missing: dict[str, Cells] = {
-        "text": (np.full(count, -1), []),
-        "number": np.full(count, np.nan),
-    }
-    complete: dict[str, Cells] = {"rank": np.full(count, opened.rank)}
-    for column in reader.columns:
-        cells: Any = frame.get(column.name, missing.get(column.kind, np.full(count, UNKNOWN)))
-        if column.name == "device":
-            cells = np.where(cells == UNKNOWN, opened.device, cells)
-        if column.name in reader.row_numbers:
-            cells = np.where(cells == UNKNOWN, UNKNOWN, cells + rows_before)
-        complete[column.name] = cells
-    return complete
-
-
-def _joined(parts: list[Any], zero_ns: int) -> Any:
-    """Join one column of all captures, with None for unknown cells."""
-    if isinstance(parts[0], tuple):
-        return end_to_end(parts)
-    joined = np.concatenate(parts)
-    if joined.dtype.kind == "f":
-        values, at = np.unique(joined, return_inverse=True)
-        return np.where(np.isnan(joined), -1, at), values.tolist()
-    return known(np.where(joined == UNKNOWN, UNKNOWN, joined - zero_ns))

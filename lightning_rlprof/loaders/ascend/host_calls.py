@@ -199,7 +199,6 @@ CALLS = TableReader(
         opened.has(_TORCH, *_CALL, "type") or opened.has(_CANN, *_CALL) or opened.trace is not None
     ),
     _read,
-    row_numbers=frozenset({"id", "parent", "forward"}),
 )
 """Calls of the host by thread and start, outer calls first.
 
