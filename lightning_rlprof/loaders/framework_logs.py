@@ -486,32 +486,32 @@ def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     """
     read, broken = read_each(paths, _read_dumps)
     spans, names = list[SpanLine](), list[SampleLine]()
-    lives, parts = list[tuple[_Dump, int, int]](), list[tuple[bool, int, int]]()
-    seen, torn = set[str](), 0
+    lives, seen, torn = list[tuple[_Dump, int, int]](), set[str](), 0
+    rolled: dict[bool, list[SpanLine]] = {False: [], True: []}  # in evaluations, or not
     for dump in (each for dumps, _ in read for each in dumps):
-        before, ends = len(spans), list[tuple[Mapping[str, Any], int, int | None]]()
+        phases, ends = list[SpanLine](), list[tuple[Mapping[str, Any], int, int | None]]()
         for sample in dump.samples:
             number, trace = _number_of(dump, sample), _trace_of(sample, seen)
             names.append(_name(number, dump, sample))
-            own = _phases(number, sample, trace, len(spans))
+            own = _phases(number, sample, trace, len(spans) + len(phases))
             ends.append((sample, number, max((each.end_ns for each in own), default=None)))
-            spans += own
+            phases += own
             torn += trace.torn
-        if len(spans) == before:
-            continue
-        parts.append((dump.evaluates, before, len(spans)))
-        first = min(each.start_ns for each in spans[before:])
-        last = max(each.end_ns for each in spans[before:])
-        lives.append((dump, first, last))
-        for sample, number, end in ends:
-            spans.append(_fate(number, dump, sample, last if end is None else end))
+        if phases:
+            last = max(each.end_ns for each in phases)
+            lives.append((dump, min(each.start_ns for each in phases), last))
+            rolled[dump.evaluates] += phases
+            spans += phases
+            spans += [
+                _fate(number, dump, sample, last if end is None else end)
+                for sample, number, end in ends
+            ]
     if not spans:
         raise TraceError(f"{paths[0]}: {_NO_TRACE}")
     zero, starts = min(first for _, first, _ in lives), _starts(lives, spans)
     spans = in_steps(spans, starts)
     for evaluates, stage in ((False, _GENERATE), (True, "evaluation")):
-        own = [each for what, *ends in parts if what == evaluates for each in spans[slice(*ends)]]
-        spans += rollout_stages(own, stage)
+        spans += rollout_stages(in_steps(rolled[evaluates], starts), stage)
     spans += step_spans(starts, max(last for *_, last in lives))
     notes = [("warning", each) for each in broken]
     notes += [("warning", _TORN.format(torn))] * (torn > 0)
@@ -539,10 +539,15 @@ def _starts(lives: Sequence[tuple[_Dump, int, int]], spans: Sequence[SpanLine]) 
     return found
 
 
+def _told(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what has the trace of a sample: a part of it, in some versions the sample itself."""
+    trace = sample.get("trace")
+    return trace if isinstance(trace, dict) else sample
+
+
 def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> _Trace:
     """Read the events of a sample; spans that another sample has as well are left to that one."""
-    trace = sample.get("trace")
-    events = trace.get("events") if isinstance(trace, dict) else sample.get("events")
+    events = _told(sample).get("events")
     begun: dict[str, tuple[str, int, object, Mapping[str, Any]]] = {}
     ended: dict[str, _Span] = {}
     moments, torn = list[tuple[str, int]](), 0
@@ -655,8 +660,7 @@ def _fate(number: int, dump: _Dump, sample: Mapping[str, Any], at_ns: int) -> Sp
 
 
 def _number_of(dump: _Dump, sample: Mapping[str, Any]) -> int:
-    trace = sample.get("trace")
-    told = trace if isinstance(trace, dict) else sample
+    told = _told(sample)
     if isinstance(told.get("trace_id"), str) and told["trace_id"]:
         return sample_number(told["trace_id"])
     index = sample.get("index")
@@ -664,8 +668,7 @@ def _number_of(dump: _Dump, sample: Mapping[str, Any]) -> int:
 
 
 def _name(number: int, dump: _Dump, sample: Mapping[str, Any]) -> SampleLine:
-    trace = sample.get("trace")
-    told = trace if isinstance(trace, dict) else sample
+    told = _told(sample)
     index, group = (
         next((each for each in both if is_name(each)), None)
         for both in (
