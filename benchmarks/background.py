@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 from _measure import Bound, Report, fresh, options, quiet_enough, verdict
 
-from lightning_rlprof.recording.background.garbage_collection import clock_in_c
-from lightning_rlprof.recording.background.host import HostFiles, host_parts, process_parts
-from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.recording.background.readings import HostFiles, host_parts, process_parts
+from lightning_rlprof.recording.background.sampler import Background, clock_in_c
 from lightning_rlprof.records.notes import Code, Fact, Level
 
 __all__ = ["main"]

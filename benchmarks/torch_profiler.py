@@ -36,11 +36,11 @@ from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
 from lightning_rlprof.config.blocks import TorchProfilerConfig
-from lightning_rlprof.recording.recorders.torch_profiler.event_budget import HostMemory
-from lightning_rlprof.recording.recorders.torch_profiler.export import compress
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
+from lightning_rlprof.recording.recorders.torch_profiler import (
+    HostMemory,
     TorchProfilerOptions,
     TorchProfilerRecorder,
+    compress,
 )
 
 __all__ = ["Costs", "bounds", "main"]

@@ -19,7 +19,7 @@ from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.recording.nsys.command_line import CaptureRange
+    from lightning_rlprof.recording.nsys import CaptureRange
 
 
 _DEVICES = Path("/dev")
@@ -91,7 +91,7 @@ def run(
     Example: rlprof nsys run --config rlprof.yaml -- python train.py
     """
     from lightning_rlprof.integrations.lightning.autoload import is_on
-    from lightning_rlprof.recording.nsys.command_line import installed_version, plan, variables
+    from lightning_rlprof.recording.nsys import installed_version, plan, variables
 
     program = shutil.which("nsys")
     if program is None and not dry_run:
@@ -120,7 +120,7 @@ def run(
 def _settings(file: str | None, options: list[str]) -> tuple["ProfilerConfig", "ProfilerConfig"]:
     """Return the configuration as given, and as the training under nsys will read it."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.recording.nsys.command_line import tools
+    from lightning_rlprof.recording.nsys import tools
 
     worker = {}
     for word in options:
@@ -197,7 +197,7 @@ def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "Capt
 
 def _reports(name: str) -> tuple[Path, dict[Path, tuple[int, int]]]:
     """Return the directory of a name's reports, and size and time of those that are there."""
-    from lightning_rlprof.recording.nsys.command_line import report_pattern
+    from lightning_rlprof.recording.nsys import report_pattern
 
     folder, pattern = report_pattern(name, os.environ, socket.gethostname())
     found = {}

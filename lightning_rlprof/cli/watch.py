@@ -14,8 +14,8 @@ from lightning_rlprof.cli.capture import asking, chosen_ranks
 from lightning_rlprof.cli.completion import SAVE_PATH
 from lightning_rlprof.cli.open_run import Run, as_json, run_directory
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.hang_reports import LONGEST_S
 from lightning_rlprof.records.run_directory import read_header
-from lightning_rlprof.records.stack_samples import LONGEST_S
 from lightning_rlprof.system.process import process_state
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from lightning_rlprof.analysis.hangs.stack_lines import StackLine
+    from lightning_rlprof.records.hang_reports import StackAnswer
     from lightning_rlprof.records.run_directory import RankReader
-    from lightning_rlprof.records.stack_samples import StackAnswer
     from lightning_rlprof.report.live_view import LiveView
 
 EVERY_S = 1.0
@@ -137,7 +137,7 @@ def _page(folder: "Path", view: "LiveView") -> "RenderableType":
     from rich.text import Text
 
     from lightning_rlprof.report.terminal import render
-    from lightning_rlprof.system.plain_text import plain
+    from lightning_rlprof.system.location import plain
 
     parts: list[RenderableType] = [
         Text(plain(f"{folder.name} · {view.title}"), style="bold"),
@@ -152,7 +152,7 @@ def _print_stacks(folder: "Path", ranks: str, seconds: float) -> None:
     """Ask the ranks of a training for samples of their stacks, and print the lines."""
     from lightning_rlprof.analysis.hangs.stack_lines import stack_table
     from lightning_rlprof.loaders.live_run import progress
-    from lightning_rlprof.records.stack_samples import StackRequest, write_stack_request
+    from lightning_rlprof.records.hang_reports import StackRequest, write_stack_request
 
     found = progress(folder)
     chosen = chosen_ranks(ranks, found, folder, "sampled", hint=f"See: rlprof findings {folder}")
@@ -194,7 +194,7 @@ def _wait(
 ) -> "tuple[dict[int, list[StackLine]], list[str]]":
     """Return the lines of each rank that answers, and what is wrong with the others."""
     from lightning_rlprof.analysis.hangs.stack_lines import stack_lines
-    from lightning_rlprof.records.stack_samples import read_stack_answer
+    from lightning_rlprof.records.hang_reports import read_stack_answer
 
     waiting = {each.rank: each for each in chosen}
     before = {each.rank: len(each.spans) for each in chosen}

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import record_function
 
 from lightning_rlprof.config.blocks import TorchProfilerConfig
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
+from lightning_rlprof.recording.recorders.torch_profiler import (
     TorchProfilerOptions,
     TorchProfilerRecorder,
 )

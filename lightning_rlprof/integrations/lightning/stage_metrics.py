@@ -20,11 +20,10 @@ from lightning_rlprof.integrations.lightning.callback_base import Callback, guar
 from lightning_rlprof.integrations.lightning.profiler_actions import Cover
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.recording import accelerator
-from lightning_rlprof.recording.background.host_usage import host_rss_bytes
+from lightning_rlprof.recording.background.sampler import host_rss_bytes
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current
-from lightning_rlprof.recording.span_buffer import StepTotals
-from lightning_rlprof.recording.stage_sums import RATE, StageSums
+from lightning_rlprof.recording.span_buffer import RATE, StageSums, StepTotals
 from lightning_rlprof.records.records import Header
 
 log = logging.getLogger(__name__)

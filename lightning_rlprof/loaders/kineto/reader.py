@@ -49,7 +49,7 @@ from lightning_rlprof.loaders.spill import Columns, Grown, beside, in_order
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPORT, FORMAT, Header
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import parents
+from lightning_rlprof.tables.intervals import parents
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
 from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread, warning_of
 from lightning_rlprof.tables.table import ColumnRows, PartRows, Table, noted

@@ -24,7 +24,7 @@ from lightning_rlprof.loaders.kineto.reader import (
     operation_of,
     read_kineto,
 )
-from lightning_rlprof.tables.interval_nesting import SLACK_NS
+from lightning_rlprof.tables.intervals import SLACK_NS
 from lightning_rlprof.tables.table import Table
 from tests.builders.chrome import PID, ChromeTrace, microseconds
 
