@@ -8,7 +8,7 @@ HEAD = """\
 # Every key of the configuration
 
 One configuration says what is recorded and what is captured. **Spans** of all stages are cheap
-and always recorded (`spans: true`). A **capture** is the window in which a device tool is on; it
+and always recorded. A **capture** is the window in which a device tool is on; it
 is costly, and `stage`, `steps`, `ranks` and the rest steer only it. Nothing of it needs a change in
 the training code.
 
@@ -45,9 +45,9 @@ integrated.stage='actor_updat' is not a stage; did you mean 'actor_update'? Allo
 
 `integrated.profile` is the master switch. An explicit `false` always wins. Left unset, captures
 are on as soon as a capture option is given: any other key of `integrated` but
-`profile_save_path`, or `steps`, `ranks`, `all_ranks`, `discrete`, `roles`,
-`profile_continuous_steps`, `tools`, `torch_profiler`, `npu`, `memory`. An empty list of `steps` or
-`tools`, or `roles` of which none is enabled, leave them off.
+`profile_save_path`, or `steps`, `ranks`, `discrete`, `roles`,
+`profile_continuous_steps`, `tokens`, `tools`, `with_stack`, `torch_profiler`, `npu`, `memory`.
+An empty list of `steps` or `tools`, or `roles` of which none is enabled, leave them off.
 
 `mstx: true` with `profile_level: level_none` and `profile_with_cpu: false` is lightweight mode:
 markers only. A CPU has none: there the only spans are recorded.
@@ -111,12 +111,12 @@ One capture per step for steps 1, 2 and 5, on every rank; then the same with one
 
 ```yaml
 steps: [1, 2, 5]
-all_ranks: true
+ranks: all
 ```
 
 ```yaml
 steps: [1, 2, 5]
-all_ranks: true
+ranks: all
 discrete: true
 ```
 

@@ -135,8 +135,7 @@ def check(file: File, overrides: Overrides = None) -> None:
         roles = {name: ProfilerConfig.build(data, role=name) for name in config.roles}
     except ConfigError as error:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
-    answers = {"spans": "all stages of every step" if config.spans else "off"}
-    answers |= _capture(config)
+    answers = {"spans": "all stages of every step"} | _capture(config)
     answers |= _file_of_a_rank(config)
     for name, role in roles.items():
         answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off

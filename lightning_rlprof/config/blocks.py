@@ -22,9 +22,9 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_
 
 from lightning_rlprof.config.stage_names import StageChoice
 from lightning_rlprof.config.validation import (
-    AllOrRanks,
-    RankList,
+    Ranks,
     Section,
+    SomeRanks,
     StepNumber,
     near,
     refused,
@@ -106,7 +106,7 @@ class IntegratedConfig(Section):
         default=False,
         description="Parse Ascend captures after the training, in a separate process.",
     )
-    profile_ranks: AllOrRanks = Field(
+    profile_ranks: SomeRanks = Field(
         default="all", description="Ranks to capture: all, or a list of global ranks."
     )
 
@@ -143,10 +143,6 @@ class NpuConfig(Section):
     A key that is set and that the installed torch_npu does not know is refused before training.
     """
 
-    with_stack: bool = Field(
-        default=False,
-        description="Record Python stacks. Large; some versions of torch_npu crash when they stop.",
-    )
     device_ranges: bool = Field(
         default=False,
         description=(
@@ -294,9 +290,6 @@ class ScheduleConfig(Section):
 class TorchProfilerConfig(Section):
     """torch.profiler beyond what the block ``integrated`` says."""
 
-    with_stack: bool = Field(
-        default=False, description="Record Python stacks; about twice the time and size."
-    )
     schedule: ScheduleConfig = Field(
         default_factory=ScheduleConfig, description="Profile only some mini-batches of a capture."
     )
@@ -361,13 +354,12 @@ class ParallelConfig(Section):
 
 
 class RoleConfig(Section):
-    """The capture of one role; with neither ``all_ranks`` nor ``ranks`` its rank 0 is captured."""
+    """The capture of one role; without ``ranks`` its rank 0 is captured."""
 
     enable: bool = Field(default=True, description="Whether this role is captured.")
-    all_ranks: bool = Field(default=False, description="Capture every rank of the role.")
-    ranks: RankList = Field(
+    ranks: Ranks = Field(
         default_factory=list,
-        description="Ranks to capture; an empty list means rank 0, as in verl.",
+        description="Ranks to capture: all, or a list; an empty one means rank 0, as in verl.",
     )
     discrete: bool | None = Field(
         default=None, description="Make one capture per stage. Unset: the top-level `discrete`."
@@ -378,12 +370,6 @@ class RoleConfig(Section):
     def _may_be_empty(cls, data: Any) -> Any:
         return {} if data is None else data
 
-    @model_validator(mode="after")
-    def _agrees(self) -> "RoleConfig":
-        if self.all_ranks and self.ranks:
-            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
-        return self
-
     def wants_rank(self, rank: int) -> bool:
         """Whether this role is captured on a rank.
 
@@ -392,7 +378,7 @@ class RoleConfig(Section):
             >>> RoleConfig().wants_rank(0), RoleConfig().wants_rank(1)
             (True, False)
         """
-        return self.enable and (self.all_ranks or rank in (self.ranks or [0]))
+        return self.enable and (self.ranks == "all" or rank in (self.ranks or [0]))
 
     def union(self, other: "RoleConfig") -> "RoleConfig":
         """The capture of a process in which both roles live; a role that is off adds nothing.
@@ -413,7 +399,7 @@ class RoleConfig(Section):
                 "process, which captures either per step or per stage: give both the same "
                 "discrete, or set role to the one that this process has"
             )
-        if self.all_ranks or other.all_ranks:
-            return RoleConfig(all_ranks=True, discrete=self.discrete)
-        ranks = sorted({*(self.ranks or [0]), *(other.ranks or [0])})
+        if "all" in (self.ranks, other.ranks):
+            return RoleConfig(ranks="all", discrete=self.discrete)
+        ranks = sorted({*(self.ranks or [0]), *(other.ranks or [0])} - {"all"})
         return RoleConfig(ranks=ranks, discrete=self.discrete)

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeInt,
-    PositiveInt,
     PrivateAttr,
     ValidationError,
     ValidationInfo,
@@ -43,9 +41,10 @@ from lightning_rlprof.config.sources import (
 from lightning_rlprof.config.stage_names import CustomStages, OptimizerStages, check_stages
 from lightning_rlprof.config.validation import (
     Positive,
-    RankList,
+    Ranks,
     Section,
     Steps,
+    Tokens,
     explain,
     near,
     refused,
@@ -60,13 +59,12 @@ _NOT_CAPTURE = {"profile", "profile_save_path"}
 _CAPTURE = (
     "steps",
     "ranks",
-    "all_ranks",
     "profile_continuous_steps",
     "discrete",
     "roles",
-    "token_start",
-    "token_end",
+    "tokens",
     "tools",
+    "with_stack",
     "torch_profiler",
     "npu",
     "memory",
@@ -90,9 +88,6 @@ def _places_of(key: str) -> str:
     )
 
 
-Tool = Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]
-
-
 class Options(Section):
     """Every key, checked against the others; the master switch is resolved to true or false."""
 
@@ -107,14 +102,11 @@ class Options(Section):
             "captures nothing."
         ),
     )
-    ranks: RankList | None = Field(
-        default=None,
-        description="Ranks to capture instead of `integrated.profile_ranks`; empty means rank 0.",
-    )
-    all_ranks: bool | None = Field(
+    ranks: Ranks | None = Field(
         default=None,
         description=(
-            "true captures every rank; false captures `ranks`, or rank 0 if `ranks` is unset."
+            "Ranks to capture instead of `integrated.profile_ranks`: all, or a list; an empty one "
+            "means rank 0."
         ),
     )
     profile_continuous_steps: bool | None = Field(
@@ -162,12 +154,6 @@ class Options(Section):
             "The update stage of each optimizer, in the order of `configure_optimizers`. Unset: "
             "`critic_update` for an optimizer of parameters that are called critic or value, else "
             "`actor_update`."
-        ),
-    )
-    spans: bool = Field(
-        default=True,
-        description=(
-            "Record spans of all stages in every step; false records only steps and captures."
         ),
     )
     device_time: bool | None = Field(
@@ -222,9 +208,8 @@ class Options(Section):
         False,
         description=(
             "Capture two steps after one step, or several, that took unusually long for their "
-            "tokens, and once if memory grows steadily. Of more than 4 ranks, the slowest is "
-            "captured, a healthy one, and one of each role; at most 3 times an hour, and 10 times "
-            "in a run."
+            "tokens. Of more than 4 ranks, the slowest is captured, a healthy one, and one of each "
+            "role; at most 3 times an hour, and 10 times in a run."
         ),
     )
     measure_overhead: bool = Field(
@@ -249,15 +234,13 @@ class Options(Section):
             "`rlprof watch --stacks`; functions and line numbers only. Needs `hang_timeout`."
         ),
     )
-    token_start: NonNegativeInt | None = Field(
+    tokens: Tokens | None = Field(
         default=None,
         description=(
-            "Capture `actor_generate` from this token on, counted from 0 in each call. The spans "
-            "directly inside are decoding iterations: mark the model's forward, or `wrap` it."
+            "Capture only these tokens of `actor_generate`: `[start, end]`, counted from 0 in each "
+            "call, the end excluded; null as the end has no end. The spans directly inside are "
+            "decoding iterations: mark the model's forward, or `wrap` it."
         ),
-    )
-    token_end: PositiveInt | None = Field(
-        default=None, description="First token after the captured ones (the end is excluded)."
     )
     tools: (
         list[Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]] | None
@@ -266,6 +249,13 @@ class Options(Section):
         description=(
             "Profilers to use. Unset: they follow from configuration and device. `nsight` "
             "includes `nvtx`."
+        ),
+    )
+    with_stack: bool = Field(
+        default=False,
+        description=(
+            "Record Python stacks with torch.profiler (about twice the time and size) or "
+            "torch_npu.profiler (large; some of its versions crash when they stop)."
         ),
     )
     nsight: NsightConfig = Field(
@@ -283,8 +273,8 @@ class Options(Section):
     max_file_bytes: Annotated[int, Field(ge=1_000_000)] | None = Field(
         default=8_000_000_000,
         description=(
-            "Bytes that the file of a rank may take, without captures. Beyond it, only the newest "
-            "steps are kept in memory, and written at the end. null: no limit."
+            "Bytes that the file of a rank may take, about, without captures. Beyond it, steps are "
+            "left out, and the run says how many. null: no limit."
         ),
     )
 
@@ -319,9 +309,8 @@ class Options(Section):
     @model_validator(mode="after")
     def _known_stages(self) -> "Options":
         stage = self.integrated.stage
-        names = [stage] if isinstance(stage, str) else stage
         if stage != "all":
-            check_stages(names, self.custom_stages, "integrated.stage", stage)
+            check_stages(_listed(stage), self.custom_stages, "integrated.stage", stage)
         given = self.optimizer_stages
         check_stages(given, self.custom_stages, "optimizer_stages", given)
         targets = [rule.target for rule in self.wrap]
@@ -335,15 +324,12 @@ class Options(Section):
 
     @model_validator(mode="after")
     def _one_choice_of_ranks(self) -> "Options":
-        chosen = "all_ranks" if self.ranks is None else "ranks"
-        given, block = getattr(self, chosen), self.integrated.profile_ranks
-        if self.all_ranks and self.ranks:
-            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
-        if given is not None and block != "all":
+        block = self.integrated.profile_ranks
+        if self.ranks is not None and block != "all":
             text = f"contradicts integrated.profile_ranks={block}: choose ranks in one place"
-            raise refused(text, given, chosen)
-        if self.roles and (given is not None or block != "all"):
-            where = chosen if given is not None else "integrated.profile_ranks"
+            raise refused(text, self.ranks, "ranks")
+        if self.roles and (self.ranks is not None or block != "all"):
+            where = "integrated.profile_ranks" if self.ranks is None else "ranks"
             raise refused(
                 f"contradicts roles: give roles.{next(iter(self.roles))}.ranks", key=where
             )
@@ -359,16 +345,10 @@ class Options(Section):
 
     @model_validator(mode="after")
     def _tokens_agree(self) -> "Options":
-        start, end, stage = self.token_start, self.token_end, self.integrated.stage
-        if start is None and end is None:
-            return self
-        key, value = ("token_end", end) if start is None else ("token_start", start)
-        names = [stage] if isinstance(stage, str) else stage
-        if not self.per_stage or not {"all", "actor_generate"} & {*names}:
+        names = {*_listed(self.integrated.stage)}
+        if self.tokens and not (self.per_stage and {"all", "actor_generate"} & names):
             text = "needs one capture per stage: set integrated.stage: actor_generate"
-            raise refused(text, value, key)
-        if end is not None and end <= (start or 0):
-            raise refused(f"is not after token_start={start or 0}", end, "token_end")
+            raise refused(text, [*self.tokens], "tokens")
         return self
 
     @model_validator(mode="after")
@@ -386,9 +366,6 @@ class Options(Section):
         if tools and self.integrated.mstx and not _MARKING.intersection(tools):
             text = f"contradicts tools={tools}: add nvtx (NVIDIA) or mstx (Ascend) to tools"
             raise refused(text, self.integrated.mstx, "integrated.mstx")
-        if self.device_time and not self.spans:
-            text = "contradicts spans=False: device times are stored in spans"
-            raise refused(text, self.device_time, "device_time")
         return self
 
     @model_validator(mode="after")
@@ -580,10 +557,8 @@ class ProfilerConfig(Options):
         if not self.captures:
             return []
         if role is not None:
-            return "all" if role.all_ranks else role.ranks or [0]
-        if self.ranks is not None or self.all_ranks is not None:
-            return "all" if self.all_ranks else self.ranks or [0]
-        return self.integrated.profile_ranks
+            return role.ranks or [0]
+        return self.integrated.profile_ranks if self.ranks is None else self.ranks or [0]
 
     def wants_rank(self, rank: int) -> bool:
         """Whether a global rank of this process's role is captured."""
@@ -625,13 +600,18 @@ class ProfilerConfig(Options):
                 )
 
     def _ranks(self) -> dict[str, list[int]]:
-        if self.roles:
-            names = self.roles if self.role is None else [self.role]
-            blocks = {name: self.roles[name] for name in names if self.roles[name].enable}
-            return {f"roles.{name}.ranks": role.ranks for name, role in blocks.items()}
-        chosen = self.integrated.profile_ranks
-        listed = [] if chosen == "all" else chosen
-        return {"ranks": self.ranks or [], "integrated.profile_ranks": listed}
+        names = self.roles if self.role is None else [self.role]
+        chosen = {
+            f"roles.{name}.ranks": self.roles[name].ranks
+            for name in (names if self.roles else ())
+            if self.roles[name].enable
+        }
+        if not self.roles:
+            chosen = {
+                "ranks": self.ranks or [],
+                "integrated.profile_ranks": self.integrated.profile_ranks,
+            }
+        return {key: ranks for key, ranks in chosen.items() if ranks != "all"}
 
     def dump(self) -> dict[str, Any]:
         """Every key as JSON holds it, ``${`` escaped; `build` makes an equal one of it."""

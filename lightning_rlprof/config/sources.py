@@ -215,7 +215,7 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
             data = resolvable(data, data)
         keys: dict[str, list[str]] = {}
         for item in find(data):
-            keys[item.key] = [own for own, key in origins.items() if key == item.key]
+            keys[item.key] = [own for own, key in origins.items() if item.key in key.split(", ")]
             twice = item.place is None or item.row.theirs.endswith(".tool")  # of a role and of all
             if not keys[item.key] and twice and item.value is not None:
                 keys[item.key] = [own for own in origins if own == item.row.ours]

@@ -21,6 +21,21 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 _LONGEST = 80
 _ABSENT = object()
+_INSTEAD = {
+    "all_ranks": "write ranks: all",
+    "token_start": "write tokens: [start, end]",
+    "token_end": "write tokens: [start, end]",
+    "spans": "leave it out, as spans are always recorded",
+}
+"""What to do about a key that the configuration does not know."""
+_HOW = {
+    "bool_type": "; write true or false",
+    "dict_type": "; write KEY: VALUE, or {KEY: VALUE}",
+    "float_type": "; write a number without quotes",
+    "int_type": "; write a number without quotes",
+    "string_type": "; put it in quotes",
+}
+"""How to write a value of another type, by Pydantic's name of the error."""
 
 
 class Section(BaseModel):
@@ -35,8 +50,10 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
+        if isinstance(data, cls):
             return data
+        if not isinstance(data, Mapping):
+            raise refused(f"is not a block of keys (allowed: {', '.join(cls.model_fields)})", data)
         known = {}
         for given, value in data.items():
             key = str(given).replace("-", "_")
@@ -76,6 +93,8 @@ def near(word: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
         >>> near("banana", ["actor_update"])
         ''
     """
+    if word in _INSTEAD:
+        return f"; {_INSTEAD[word]}"
     close = near_match(word, allowed, likeness)
     return f"; did you mean {close!r}?" if close else ""
 
@@ -118,10 +137,11 @@ def _one(found: ErrorDetails, origins: Mapping[str, str]) -> str:
 
 def _reworded(found: ErrorDetails, context: Mapping[str, Any]) -> str:
     text = found["msg"].replace("Input should", "should").replace("String should", "should")
+    text = text.replace("a valid dictionary", "a mapping").replace("a valid string", "text")
     if found["type"] == "literal_error":
         allowed = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         return text + near(str(found["input"]), allowed)
-    return text + ("; write true or false" if found["type"] == "bool_type" else "")
+    return text + _HOW.get(found["type"], "")
 
 
 def _dotted(place: tuple[int | str, ...]) -> str:
@@ -159,7 +179,7 @@ def _listed(value: Any, what: str, least: int) -> Any:
         if item < least:
             raise refused(f"holds {item}; {what} count from {least}", value)
         if item in seen:
-            raise refused(f"names {item} twice", value)
+            raise refused(f"names {item} twice; name each once", value)
         seen.add(item)
     if len(value) > _MOST:
         raise refused(f"holds more than {_MOST:,} {what}", value)
@@ -167,18 +187,29 @@ def _listed(value: Any, what: str, least: int) -> Any:
 
 
 def _ranks(value: Any) -> Any:
-    return value if value is None else _listed(value, "ranks", 0)
-
-
-def _all_or_ranks(value: Any) -> Any:
     if value == "all":
         return value
     if isinstance(value, str) or value is None:
         raise refused("is neither 'all' nor a list of ranks such as [0, 1]", value)
-    ranks = _listed(value, "ranks", 0)
-    if not ranks:
+    return _listed(value, "ranks", 0)
+
+
+def _some_ranks(value: Any) -> Any:
+    if not (ranks := _ranks(value)):
         raise refused("selects no rank; write 'all', a list such as [0], or profile: false", value)
     return ranks
+
+
+def _tokens(value: Any) -> Any:
+    pair = list(value) if isinstance(value, tuple) else value
+    if value is None or (isinstance(pair, list) and len(pair) == 2 and _is_window(*pair)):
+        return value if value is None else tuple(pair)
+    text = "is not [start, end]: two whole numbers from 0, the end, which is excluded, after start"
+    raise refused(text, value)
+
+
+def _is_window(start: Any, end: Any) -> bool:
+    return type(start) is int and start >= 0 and (end is None or (type(end) is int and end > start))
 
 
 def _step(value: Any) -> Any:
@@ -222,11 +253,27 @@ _Rank = Annotated[int, Field(ge=0)]
 _Step = Annotated[int, Field(ge=1)]
 _Some = Annotated[list[_Rank], Field(min_length=1, json_schema_extra=_UNIQUE)]
 
-RankList = Annotated[list[_Rank], Field(json_schema_extra=_UNIQUE), BeforeValidator(_ranks)]
-"""Ranks from 0, none twice; may be empty."""
+_AnyNumber = Annotated[list[_Rank], Field(json_schema_extra=_UNIQUE)]
 
-AllOrRanks = Annotated[Literal["all"] | _Some, BeforeValidator(_all_or_ranks)]
+Ranks = Annotated[Literal["all"] | _AnyNumber, BeforeValidator(_ranks)]
+"""``all``, or a list of ranks from 0, none twice; it may be empty."""
+
+SomeRanks = Annotated[Literal["all"] | _Some, BeforeValidator(_some_ranks)]
 """``all``, or a list of ranks that is not empty."""
+
+Tokens = Annotated[
+    tuple[int, int | None],
+    BeforeValidator(_tokens),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]},
+            "minItems": 2,
+            "maxItems": 2,
+        }
+    ),
+]
+"""The first token and the first one after the last; None if the last one is open."""
 
 StepNumber = Annotated[_Step, BeforeValidator(_step)]
 """A step, counted from 1."""

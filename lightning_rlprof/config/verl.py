@@ -19,6 +19,7 @@ from lightning_rlprof.config.verl_keys import (
     SPELLINGS,
     TOOLS,
     Spelling,
+    every_rank,
     lookup,
 )
 from lightning_rlprof.errors import ConfigError
@@ -185,6 +186,7 @@ def translate(data: Mapping[str, Any]) -> Translation | None:
                 _apply_schedule(items, own)
     out = Translation(shared.values | own.values, shared.origins | own.origins)
     _choose_tool(found, tool, out)
+    _join_tokens(out)
     _complete(found, out)
     return out
 
@@ -247,8 +249,14 @@ def _apply(item: Found, tool: str | None, out: Translation) -> None:
         raise ConfigError(f"{item.key}={value!r} is not supported yet; set it to {usual}{instead}")
     if row.items:
         _check_items(item)
-    for ours, said in (row.reads(value) if row.reads else {row.ours: value}).items():
+    for ours, said in _read(item).items():
         out.put(ours, said, item.key)
+
+
+def _read(item: Found) -> Mapping[str, Any]:
+    """Return our keys of one key of verl, and their values."""
+    row = item.row
+    return row.reads(item.value) if row.reads else {row.ours: item.value}
 
 
 def _check_items(item: Found) -> None:
@@ -280,14 +288,22 @@ def _apply_schedule(items: Sequence[Found], out: Translation) -> None:
 
 def _apply_role(name: str, items: Sequence[Found], tool: str | None, out: Translation) -> None:
     keys = {"enable": (_enabled(items), f"{name}.profiler")}
-    for item in items:
-        ours = item.row.ours.rpartition(".")
-        if ours[0] == f"roles.{ROLE}" and item.value is not None and item.row.tool in (None, tool):
-            keys[ours[2]] = item.value, item.key
-    if keys.get("all_ranks", (False,))[0]:
-        keys.pop("ranks", None)  # verl: all_ranks wins
+    for item in sorted(items, key=lambda item: item.row.reads is every_rank):  # verl: it wins
+        block, _, key = item.row.ours.rpartition(".")
+        if block == f"roles.{ROLE}" and item.value is not None and item.row.tool in (None, tool):
+            for value in _read(item).values():
+                keys[key] = value, item.key
     for key, (value, theirs) in keys.items():
         out.put(f"roles.{name}.{key}", value, theirs)
+
+
+def _join_tokens(out: Translation) -> None:
+    """Make one key of the first token and the end, which are two keys of verl."""
+    given = {key: out.values.pop(key) for key in ("tokens[0]", "tokens[1]") if key in out.values}
+    if given:
+        origins = ", ".join(out.origins.pop(key) for key in given)
+        window = [given.get("tokens[0]", 0), given.get("tokens[1]")]
+        out.values["tokens"], out.origins["tokens"] = window, origins
 
 
 def _choose_tool(found: Sequence[Found], tool: str | None, out: Translation) -> None:

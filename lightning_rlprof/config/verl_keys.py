@@ -34,19 +34,28 @@ def stages(value: Any) -> Mapping[str, Any]:
     return {"integrated.stage": names}
 
 
-def contents(value: Any) -> Mapping[str, Any]:
+def contents(value: Any) -> dict[str, Any]:
     """Read what torch.profiler records; an empty list is host and device, as verl's code has it."""
     if not value:
         return {}
-    return _watched(value) | {"torch_profiler.with_stack": "stack" in value}
+    activities = {"cpu", "cuda", "npu"} & set(value)
+    keys = {
+        "integrated.profile_with_memory": "memory" in value,
+        "integrated.profile_record_shapes": "shapes" in value,
+        "integrated.profile_with_module": "module" in value,
+        "with_stack": "stack" in value,
+    }
+    if activities:  # verl records the host when only details are asked for
+        keys["integrated.profile_with_cpu"] = "cpu" in activities
+        keys["integrated.profile_with_npu"] = activities != {"cpu"}
+    return keys
 
 
 def npu_contents(value: Any) -> Mapping[str, Any]:
     """Read what torch_npu's profiler records; without the device there are no markers."""
-    keys = _watched(value) | {"npu.with_stack": "stack" in value} if value else {}
-    if keys.get("integrated.profile_with_npu") is False:
-        keys["integrated.mstx"] = False
-    return keys
+    keys = contents(value)
+    markers = {"integrated.mstx": False}
+    return keys | (markers if keys.get("integrated.profile_with_npu") is False else {})
 
 
 def npu_device(value: Any) -> Mapping[str, Any]:
@@ -60,17 +69,19 @@ def device(value: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _watched(value: Any) -> dict[str, Any]:
-    activities = {"cpu", "cuda", "npu"} & set(value)
-    keys = {
-        "integrated.profile_with_memory": "memory" in value,
-        "integrated.profile_record_shapes": "shapes" in value,
-        "integrated.profile_with_module": "module" in value,
-    }
-    if activities:  # verl records the host when only details are asked for
-        keys["integrated.profile_with_cpu"] = "cpu" in activities
-        keys["integrated.profile_with_npu"] = activities != {"cpu"}
-    return keys
+def every_rank(value: Any) -> Mapping[str, Any]:
+    """Read whether a role is captured on all ranks; if not, its list of ranks says on which."""
+    return {} if value is False else {f"roles.{ROLE}.ranks": "all" if value is True else value}
+
+
+def first_token(value: Any) -> Mapping[str, Any]:
+    """Read the first token of a capture; its end is another key of verl, see `end_of_tokens`."""
+    return {"tokens[0]": value}
+
+
+def end_of_tokens(value: Any) -> Mapping[str, Any]:
+    """Read the first token after a capture."""
+    return {"tokens[1]": value}
 
 
 ROLE = "<role>"
@@ -178,8 +189,8 @@ def _tokens(tool: str) -> tuple[Spelling, ...]:
         Spelling(f"{place}._target_", accepts=ANYTHING),
         Spelling(f"{place}.name", accepts=ANYTHING),
         Spelling(f"{place}.discrete", f"roles.{ROLE}.discrete", tool=tool),
-        Spelling(f"{place}.profile_token_start", "token_start", tool=tool),
-        Spelling(f"{place}.profile_token_end", "token_end", tool=tool),
+        Spelling(f"{place}.profile_token_start", "tokens", first_token, tool=tool),
+        Spelling(f"{place}.profile_token_end", "tokens", end_of_tokens, tool=tool),
     )
 
 
@@ -204,8 +215,7 @@ def _schedule(place: str) -> tuple[Spelling, ...]:
 
 _WITH = "integrated.profile_with_*"
 _OPTIONS = "trainer.npu_profile.options"
-_WITH_STACK = f"{_WITH}, torch_profiler.with_stack"
-_WITH_NPU_STACK = f"{_WITH}, npu.with_stack"
+_WITH_STACK = f"{_WITH}, with_stack"
 _GLOBAL = "global_profiler"
 _NSYS = f"{_GLOBAL}.global_tool_config.nsys"
 _ROLE = f"{ROLE}.profiler"
@@ -226,7 +236,7 @@ _OLD = (
     Spelling(f"{_OPTIONS}.with_npu", "integrated.profile_with_npu", npu_device, tool="npu"),
     Spelling(f"{_OPTIONS}.with_cpu", "integrated.profile_with_cpu", tool="npu"),
     Spelling(f"{_OPTIONS}.with_module", "integrated.profile_with_module", tool="npu"),
-    Spelling(f"{_OPTIONS}.with_stack", "npu.with_stack", tool="npu"),
+    Spelling(f"{_OPTIONS}.with_stack", "with_stack", tool="npu"),
     Spelling(f"{_OPTIONS}.analysis", "integrated.profile_analysis", tool="npu"),
     Spelling(f"{_ROLE}.discrete", f"roles.{ROLE}.discrete"),
     Spelling(f"{ROLE}.profile.use_profile", accepts=(False,)),
@@ -245,14 +255,14 @@ _NEW = (
     Spelling(f"{_GLOBAL}.global_tool_config.precision_debugger.*", accepts=ANYTHING),
     Spelling(f"{_ROLE}.tool", "tools"),
     Spelling(f"{_ROLE}.enable", f"roles.{ROLE}.enable"),
-    Spelling(f"{_ROLE}.all_ranks", f"roles.{ROLE}.all_ranks"),
+    Spelling(f"{_ROLE}.all_ranks", f"roles.{ROLE}.ranks", every_rank),
     Spelling(f"{_ROLE}.ranks", f"roles.{ROLE}.ranks"),
     *_hooks(_ROLE),
     *_tokens("nsys"),
     *_tokens("npu"),
     Spelling(
         f"{_NPU}.contents",
-        _WITH_NPU_STACK,
+        _WITH_STACK,
         npu_contents,
         tool="npu",
         items=("npu", "cpu", "memory", "shapes", "module", "stack"),

@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "memory": {"profile_with_memory": True},
     "modules": {"profile_with_module": True},
     "db": {"profile_export_type": "db"},
-    "stack": {"npu": {"with_stack": True}},
+    "stack": {"with_stack": True},
     "arithmetic": {**DEEP, "npu": {"experimental": {"aic_metrics": "ArithmeticUtilization"}}},
     "l2_cache": {"npu": {"experimental": {"l2_cache": True}}},
     "op_attr": {"profile_export_type": "db", "npu": {"experimental": {"op_attr": True}}},
@@ -117,7 +117,7 @@ def trainings() -> None:
     part("short", fit, mstx=True, **{**WHOLE, "profile_step_end": 9})
     part("beside", fit, profiler=PyTorchProfiler(), mstx=True)
     part("inside", inside)
-    part("tokens", generation, stage="actor_generate", mstx=True, token_start=2, token_end=4)
+    part("tokens", generation, stage="actor_generate", mstx=True, tokens=[2, 4])
 
 
 def generation(name: str, **options: Any) -> None:

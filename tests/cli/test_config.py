@@ -85,15 +85,14 @@ def test_each_key_of_verls_nsight_guide_is_shown_with_what_it_means(answers: Ask
     assert found["role actor"] == "ranks 0, 1"
     assert json.loads(found["nsys of the worker in Ray"])["trace"] == "cuda,nvtx"
     assert json.loads(found["nsys of the controller in Ray"])["trace"] == "cuda,nvtx,cublas,ucx"
-    idle = "trainer.npu_profile.options.level (null, a default, or of what is off)"
-    assert found["without effect"] == idle
     place = "key actor_rollout_ref.actor.profiler"
+    idle = f"trainer.npu_profile.options.level, {place.removeprefix('key ')}.all_ranks"
+    assert found["without effect"] == f"{idle} (null, a default, or of what is off)"
     assert {name: text for name, text in found.items() if name.startswith("key")} == {
         "key trainer.profile_steps": "steps = [1, 2]",
         "key trainer.device": 'tools = ["nsight"]',
         "key trainer.worker_nsight_options": found["key trainer.worker_nsight_options"],
         f"{place}.discrete": "roles.actor.discrete = true",
-        f"{place}.all_ranks": "roles.actor.all_ranks = false",
         f"{place}.ranks": "roles.actor.ranks = [0, 1]",
     }
 
@@ -142,11 +141,10 @@ def test_every_wrap_rule_is_shown(answers: Ask) -> None:
         ("integrated: {stage: [actor_update, actor_generate]}", "stages", "actor_update, actor_g"),
         ("{ranks: [1], steps: [1]}", "ranks", "1"),
         ("{ranks: [2047, 1024], steps: [1]}", "ranks", "1024, 2047"),
-        ("{all_ranks: true, steps: [1]}", "ranks", "all"),
+        ("{ranks: all, steps: [1]}", "ranks", "all"),
         ("{ranks: [], steps: [1]}", "ranks", "0"),
         ("{steps: [1], roles: {a: {ranks: [5000]}}}", "role a", "ranks 5000"),
-        ("{steps: [1], roles: {a: {all_ranks: true}}}", "role a", "ranks all"),
-        ("spans: false", "spans", "off"),
+        ("{steps: [1], roles: {a: {ranks: all}}}", "role a", "ranks all"),
         ("integrated: {profile: false}", "captures", "off: "),
     ],
 )

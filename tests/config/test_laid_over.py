@@ -53,7 +53,9 @@ def test_a_source_that_is_overridden_is_not_named(monkeypatch: pytest.MonkeyPatc
     verls = new(save_path="x")
     assert said({**verls, "steps": [0]}) == "steps=[0] holds 0; steps count from 1"
     assert said(verls, steps=[0]) == "steps=[0] holds 0; steps count from 1"
-    assert said(verls, integrated={"profile-save-path": 3}).endswith("valid string")
+    assert said(verls, integrated={"profile-save-path": 3}).endswith(
+        "should be text; put it in quotes"
+    )
     monkeypatch.setenv("RLPROF__STEPS", "[-1]")
     assert said(verls).endswith("count from 1 (set by RLPROF__STEPS)")
     assert said(verls, steps=[0]) == "steps=[0] holds 0; steps count from 1"

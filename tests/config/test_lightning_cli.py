@@ -44,7 +44,7 @@ CASES: list[tuple[list[str], bool]] = [
     ),
     (["--door.config.steps=all"], True),
     (["--door.config.steps=[1, 2]", "--door.config.ranks=[0]"], True),
-    (["--door.config.spans=false"], False),
+    (["--door.config.summary=false"], False),
     (["--door.config.roles={actor: {ranks: [1]}}"], True),
     (["--door.config.wrap=[{target: f, stage: actor_update}]"], False),
     (["--door.config.wrap={f: actor_update}"], False),

@@ -157,7 +157,6 @@ def whole_file() -> dict[str, Any]:
                     "_target_": "x",
                     "tool": "${oc.select:global_profiler.tool,null}",
                     "enable": True,
-                    "all_ranks": False,
                     "ranks": [0, 1],
                     "save_path": "${oc.select:global_profiler.save_path,null}",
                     "tool_config": {"torch": {"contents": ["cuda"], "discrete": False}},
@@ -190,9 +189,9 @@ def test_a_whole_file_of_verl_with_references_is_resolved_where_it_is_read() -> 
             "profile_record_shapes": False,
             "profile_with_module": False,
         },
-        "torch_profiler": {"with_stack": False},
+        "with_stack": False,
         "roles": {
-            "actor": {"enable": True, "all_ranks": False, "ranks": [0, 1], "discrete": False},
+            "actor": {"enable": True, "ranks": [0, 1], "discrete": False},
             "rollout": {"enable": True, "ranks": [0, 1], "discrete": False},
             "critic": {"enable": False},
         },
@@ -215,7 +214,7 @@ def test_variables_set_keys() -> None:
         "RLPROF__ROLES__ACTOR__RANKS": "[0]",
         "RLPROF__NSIGHT__WORKER__CUDA_MEMORY_USAGE": "true",
         "RLPROF__NSIGHT__CONTROLLER": "{trace: nvtx}",
-        "RLPROF__SPANS": "false",
+        "RLPROF__SUMMARY": "false",
         "RLPROF__TORCH_PROFILER__SCHEDULE__ACTIVE": "2",
         "RLPROF": "1",
         "RLPROF_CONFIG": "x.yaml",
@@ -230,7 +229,7 @@ def test_variables_set_keys() -> None:
             "worker": {"cuda_memory_usage": "true"},
             "controller": {"trace": "nvtx"},
         },
-        "spans": False,
+        "summary": False,
         "torch_profiler": {"schedule": {"active": 2}},
     }
     assert origins["integrated.stage"] == "RLPROF__INTEGRATED__STAGE"

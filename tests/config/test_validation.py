@@ -3,17 +3,17 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import (
-    AllOrRanks,
-    RankList,
+    Ranks,
     Section,
+    SomeRanks,
     Steps,
     explain,
     near,
     refused,
 )
 
-RANKS: TypeAdapter[list[int]] = TypeAdapter(RankList)
-ALL: TypeAdapter[object] = TypeAdapter(AllOrRanks)
+RANKS: TypeAdapter[list[int]] = TypeAdapter(Ranks)
+ALL: TypeAdapter[object] = TypeAdapter(SomeRanks)
 STEPS: TypeAdapter[object] = TypeAdapter(Steps)
 
 
@@ -36,12 +36,12 @@ def test_ranks_may_be_empty() -> None:
     ("value", "part"),
     [
         ([-1], "[-1] holds -1; ranks count from 0"),
-        ([1, 0, 1], "[1, 0, 1] names 1 twice"),
+        ([1, 0, 1], "[1, 0, 1] names 1 twice; name each once"),
         (["0"], "['0'] holds '0'; ranks are whole numbers without quotes"),
         ([True], "[True] holds True; ranks are whole numbers without quotes"),
         ([1.0], "[1.0] holds 1.0; ranks are whole numbers without quotes"),
         (0, "0 is not a list of ranks; write [0, 1]"),
-        ("0", "'0' is not a list of ranks; write [0, 1]"),
+        ("0", "'0' is neither 'all' nor a list of ranks such as [0, 1]"),
         ({0, "a"}, "[0, 'a'] holds 'a'; ranks are whole numbers without quotes"),
         ({None, 1}, "[None, 1] holds None; ranks are whole numbers without quotes"),
     ],
@@ -95,9 +95,9 @@ def test_ranges_of_steps_include_both_ends(value: object, steps: list[int]) -> N
         ([0], "[0] holds 0; steps count from 1"),
         (["0-2"], "[0, 1, 2] holds 0; steps count from 1"),
         (["5-2"], "['5-2'] holds '5-2', which ends before it begins"),
-        ([1, "1-2"], "[1, 1, 2] names 1 twice"),
+        ([1, "1-2"], "[1, 1, 2] names 1 twice; name each once"),
         (["a-b"], "['a-b'] holds 'a-b'; steps are whole numbers without quotes"),
-        ([2, 2], "[2, 2] names 2 twice"),
+        ([2, 2], "[2, 2] names 2 twice; name each once"),
         ([True], "[True] holds True; steps are whole numbers without quotes"),
     ],
 )
@@ -107,7 +107,8 @@ def test_what_is_no_choice_of_steps_is_refused(value: object, part: str) -> None
 
 def test_editors_are_told_the_same_limits() -> None:
     schema = ProfilerConfig.model_json_schema()
-    steps, ranks = (schema["properties"][name]["anyOf"][0] for name in ("steps", "ranks"))
+    steps, ranks = (schema["properties"][name]["anyOf"] for name in ("steps", "ranks"))
+    steps, ranks = steps[0], ranks[1]
     assert (steps["items"]["anyOf"][0]["minimum"], ranks["items"]["minimum"]) == (1, 0)
     block = schema["$defs"]["IntegratedConfig"]["properties"]
     assert block["profile_step_start"]["minimum"] == block["profile_step_end"]["minimum"] == 1
@@ -184,13 +185,13 @@ def test_a_section_is_frozen() -> None:
 
 
 def test_what_is_no_mapping_is_refused() -> None:
-    assert section_said({"inner": 3}).startswith("inner=3 should be a valid dictionary")
+    assert section_said({"inner": 3}).startswith("inner=3 is not a block of keys")
 
 
 def test_several_problems_make_one_numbered_line() -> None:
     text = section_said({"on": 3, "name": 4})
     assert text.startswith("2 problems: (1) on=3 ")
-    assert "; (2) name=4 should be a valid string" in text
+    assert "; (2) name=4 should be text" in text
     assert "\n" not in text
 
 

@@ -82,7 +82,6 @@ def test_a_roles_block() -> None:
         "tools": ["torch_profiler"],
         "steps": [1, 2],
         "roles.actor.enable": True,
-        "roles.actor.all_ranks": False,
         "roles.actor.ranks": [0, 1],
         "integrated.profile_save_path": "here",
     }
@@ -90,8 +89,8 @@ def test_a_roles_block() -> None:
 
 def test_all_ranks_wins_over_ranks() -> None:
     found = values(new({"enable": True, "all_ranks": True, "ranks": [0]}))
-    assert found["roles.actor.all_ranks"] is True
-    assert "roles.actor.ranks" not in found
+    assert found["roles.actor.ranks"] == "all"
+    assert "roles.actor.all_ranks" not in found
 
 
 @pytest.mark.parametrize(

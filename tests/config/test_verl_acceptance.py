@@ -81,14 +81,14 @@ def test_config_init_every_default_of_the_file_is_understood_and_profiles_nothin
     assert not config.captures
     assert config.integrated.profile_save_path == "outputs/profile"
     assert set(config.roles) == {"actor", "rollout", "reference", "critic"}
-    assert not any(block.enable or block.all_ranks for block in config.roles.values())
+    assert not any(block.enable or block.ranks == "all" for block in config.roles.values())
 
 
 def test_config_init_every_field_of_a_role_is_kept() -> None:
     config = build(file(**NSYS), actor={"ranks": [0, 3]}, critic={"all_ranks": True})
     assert config.tools == ["nsight"]
     assert config.roles["actor"].ranks == [0, 3]
-    assert config.roles["critic"].all_ranks
+    assert config.roles["critic"].ranks == "all"
     assert not config.roles["reference"].enable
     with pytest.raises(AttributeError):
         _ = config.non_existing_key  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def test_initialization_this_rank_is_wanted_and_no_step_before_the_first() -> No
 
 def test_a_configuration_is_frozen() -> None:
     config = build(file(**NSYS), actor={})
-    for section, key in ((config, "all_ranks"), (config.roles["actor"], "ranks")):
+    for section, key in ((config, "ranks"), (config.roles["actor"], "ranks")):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(section, key, [1])
         with pytest.raises(TypeError):

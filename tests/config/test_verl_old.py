@@ -94,7 +94,7 @@ def test_the_old_options_for_ascend() -> None:
         "integrated.profile_with_npu": True,
         "integrated.profile_with_cpu": False,
         "integrated.profile_with_module": True,
-        "npu.with_stack": True,
+        "with_stack": True,
         "integrated.profile_analysis": True,
     }
 

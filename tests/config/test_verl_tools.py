@@ -41,8 +41,8 @@ def test_discrete_where_the_guide_of_verl_has_it() -> None:
 
 def test_stacks_of_torch() -> None:
     config = ProfilerConfig.build(new(torch(contents=["cpu", "cuda", "stack"])))
-    assert config.torch_profiler.with_stack
-    assert not ProfilerConfig.build(new(torch(contents=["cpu"]))).torch_profiler.with_stack
+    assert config.with_stack
+    assert not ProfilerConfig.build(new(torch(contents=["cpu"]))).with_stack
 
 
 def test_a_schedule_of_torch() -> None:

@@ -102,7 +102,7 @@ def test_keys_that_yaml_reads_as_no_text_are_matched_as_text() -> None:
             {"by_arg": {"arg": "a b", "stages": {"a": "b"}}},
             "by_arg.arg='a b' is not an argument name, such as model_type",
         ),
-        ({"by_arg": {"arg": 3, "stages": {"a": "b"}}}, "by_arg.arg=3 should be a valid string"),
+        ({"by_arg": {"arg": 3, "stages": {"a": "b"}}}, "by_arg.arg=3 should be text"),
         ({"stage_by_arg": {}}, "stage_by_arg is not a key here; did you mean"),
         (
             {"target": "a..b", "stage": "x"},
@@ -112,7 +112,7 @@ def test_keys_that_yaml_reads_as_no_text_are_matched_as_text() -> None:
             {"target": "f()", "stage": "x"},
             "target='f()' is not a dotted method name, such as policy.generate",
         ),
-        ({"target": 3, "stage": "x"}, "target=3 should be a valid string"),
+        ({"target": 3, "stage": "x"}, "target=3 should be text"),
     ],
 )
 def test_a_rule_that_cannot_be_followed_is_refused(keys: dict[str, object], part: str) -> None:
@@ -149,7 +149,7 @@ def test_rules_may_be_written_by_method() -> None:
             {"f g": "actor_update"},
             "wrap[0].target='f g' is not a dotted method name, such as policy.generate",
         ),
-        ({3: "actor_update"}, "wrap[0].target=3 should be a valid string"),
+        ({3: "actor_update"}, "wrap[0].target=3 should be text"),
         (
             {"target": "f", "stage": "actor_update"},
             (

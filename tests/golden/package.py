@@ -18,8 +18,8 @@ stepz: [1]
 steps: 3
 steps: [2-1]
 ranks: [0, 0]
-ranks: all
-ranks: [1] | all_ranks: true
+ranks: every
+all_ranks: true
 integrated: {profile_step_start: 5, profile_step_end: 3}
 integrated: {stage: actor_updat}
 integrated: {stages: all}
@@ -54,7 +54,11 @@ ignore_advice: [no-such-id]
 custom_stages: ["a b"]
 custom_stages: actor
 optimizer_stages: [x]
+tokens: [5, 5]
+tokens: [5, 9]
 token_start: 5
+spans: false
+torch_profiler: {with_stack: true}
 device_time: maybe
 [1, 2]
 global_profiler: {tool: vtune}

@@ -81,9 +81,9 @@ def test_options_of_ascend_have_no_effect_elsewhere(options, device, keys):
 
 
 def test_options_of_torchs_profiler_have_no_effect_on_ascend():
-    config = ProfilerConfig.build(torch_profiler={"with_stack": True})
+    config = ProfilerConfig.build(torch_profiler={"schedule": {"active": 1}})
     (remark,) = without_effect(config, "npu")
-    assert remark.text == "no effect on npu: torch_profiler.with_stack; it is for torch.profiler"
+    assert remark.text == "no effect on npu: torch_profiler.schedule; it is for torch.profiler"
     assert without_effect(config, "cuda") == []
 
 

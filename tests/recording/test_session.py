@@ -18,7 +18,7 @@ from lightning_rlprof.recording.session import Session, current, note_in_all_run
 from lightning_rlprof.records import run_directory
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import read_header, read_trace
-from lightning_rlprof.testing import FakeRecorder, make_header
+from lightning_rlprof.testing import make_header
 from tests.builders.recording import read, run_steps, spans, times
 
 
@@ -171,13 +171,6 @@ def test_a_thread_that_is_gone_has_a_number(start):
     thread.join()
     session.close()
     assert read(session).threads == {thread.ident: f"thread {thread.ident}"}
-
-
-def test_spans_false_records_nothing_outside_captures(start, clock):
-    session = start([FakeRecorder()], spans=False, steps=[2])
-    run_steps(session, clock, [1, 2, 3])
-    session.close()
-    assert [span.step for span in spans(session, "actor_update")] == [2]
 
 
 def test_totals_of_a_step_are_there_when_it_ended(start, clock):

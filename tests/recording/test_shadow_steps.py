@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from lightning_rlprof.recording.annotations import Marker, annotate, count, mark, record, stage
-from lightning_rlprof.records.shadow_steps import is_shadow
+from lightning_rlprof.records.records import is_shadow
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps, spans, times
 
@@ -33,13 +33,6 @@ def test_without_the_key_no_step_is_one(start, clock):
     session.close()
     assert shadow_steps(session) == []
     assert len(times(session, "actor_update")) == 8
-
-
-def test_without_spans_there_is_nothing_to_leave_out(start, clock):
-    session = start(measure_overhead=True, spans=False)
-    run_steps(session, clock, [1, 2])
-    session.close()
-    assert shadow_steps(session) == []
 
 
 def test_a_step_knows_how_long_the_end_of_the_one_before_took(start, clock):

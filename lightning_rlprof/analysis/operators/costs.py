@@ -36,7 +36,7 @@ _MISSING = {
     "operator": "{} no operators. Capture a step with torch.profiler and the CPU among its "
     "activities (integrated: {{profile_with_cpu: true}}).",
     "module": "{} no modules. Capture a step with torch.profiler and Python stacks "
-    "(integrated: {{profile_with_module: true}} or torch_profiler: {{with_stack: true}}).",
+    "(integrated: {{profile_with_module: true}} or with_stack: true).",
 }
 _NO_KERNELS = "No kernels were recorded, so device time is unknown."
 _PREFIX = "nn.Module: "  # as torch writes it in its traces

@@ -303,7 +303,7 @@ class ProfilerCallback(Callback):
             self._bar.end_step()
         if not self._by_name or self._session is None:
             return
-        others = self._session.stage_count - (OwnMarker.ended - self._own_ended)
+        others = self._session.buffer.stage_count - (OwnMarker.ended - self._own_ended)
         self._own_ended = OwnMarker.ended
         if others > 0:
             for part in self._by_name:

@@ -16,7 +16,7 @@ from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCa
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.testing import FakeRecorder
-from tests.builders.models import Tiny, loader, make_trainer, of, recorded, steps_of, trace_of
+from tests.builders.models import Tiny, loader, make_trainer, of, recorded, trace_of
 
 
 def captured(
@@ -134,14 +134,6 @@ def test_an_exception_in_a_captured_step_closes_the_capture(tmp_path: Path) -> N
         make_trainer(callback).fit(module, loader())
     assert recorder.calls[-2:] == ["close", "finish"]
     assert recorder.calls.count("enter actor_update") == recorder.calls.count("exit actor_update")
-
-
-def test_without_spans_the_captures_remain(tmp_path: Path) -> None:
-    callback, calls = captured(tmp_path, spans=False, steps=[2])
-    trace = trace_of(callback)
-    assert [span.step for span in of(trace, "actor_update")] == [2]
-    assert steps_of(trace) == [1, 2, 3, 4]
-    assert calls[0] == "open step-000002"
 
 
 def test_lightweight_mode_on_a_cpu_says_once_that_spans_alone_are_recorded(

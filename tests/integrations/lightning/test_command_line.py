@@ -34,7 +34,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "keywords": {"profile_save_path": "runs", "stage": "actor_update", "steps": [2, "4-6"]},
     "keywords of blocks": {
         "wrap": {"layer.forward": "actor_generate"},
-        "torch_profiler": {"with_stack": True},
+        "torch_profiler": {"schedule": {"active": 1}},
     },
     "keywords and a block": {"config": {"steps": [1]}, "summary": False, "hang_timeout": None},
     "MindSpeed-RL's wrapper": {
