@@ -26,7 +26,7 @@ from lightning_rlprof.analysis.samples.sample_book import (
 )
 from lightning_rlprof.analysis.samples.sample_tables import updates_of
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import OUTPUT
+from lightning_rlprof.loaders.ascend.capture import OUTPUT
 from lightning_rlprof.loaders.run_captures import device_files
 from lightning_rlprof.records.records import FATES, Header, Number
 from lightning_rlprof.records.run_directory import (

@@ -10,7 +10,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.chrome_trace import write_trace
 from lightning_rlprof.report.device_tracks import DeviceTracks
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, kernel_table
+from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.chrome_tracks import Tracks

@@ -49,6 +49,7 @@ _SURE = 2.0  # standard errors
 _FINER = 1.4  # times the spread at a place: what can be measured from it
 _EQUAL = 1 / 3  # of the spread of steps: ranks that are closer may wait for each other
 _SAME = 0.02  # of it: work is never that even, so they do
+_OF_TWO = 2**0.5  # times the deviation of one step is that of the difference of two
 _ABSORBED = 0.25  # of how far ranks are apart at the start: what is left of it at the end
 _ENOUGH_SPANS = 20  # spans of a slot that show it
 
@@ -394,9 +395,13 @@ def _absorbs(late: Float64s, longer: Float64s) -> bool:
 
 
 def _held_together(times: Float64s, closer: float) -> bool:
-    """Return whether ranks take the same time in each step, though not in all steps."""
+    """Return whether ranks take the same time in each step, though not from step to step.
+
+    Steps are compared with the ones before them: a stage that is slower from a step on moves all
+    ranks once, which is no meeting.
+    """
     common = nan_median(times)
-    steps = float(nan_median(np.abs(common - nan_median(common))))
+    steps = float(nan_median(np.abs(np.diff(common)))) / _OF_TWO
     return float(nan_median(np.abs(deviation_from_median(times)).ravel())) < closer * steps
 
 
