@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.communication.collectives import communication
-from lightning_rlprof.loaders.ascend.collectives import _BYTES, parse_operator_name, payload
-from lightning_rlprof.loaders.ascend.communication import group_hash
+from lightning_rlprof.loaders.ascend.collectives import (
+    _BYTES,
+    group_hash,
+    parse_operator_name,
+    payload,
+)
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_directory
