@@ -29,7 +29,13 @@ from lightning_rlprof.cli import (
     size,
     watch,
 )
-from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
+from lightning_rlprof.cli.console import (
+    CheckFailedError,
+    did_you_mean,
+    say,
+    use_output,
+    without_readers,
+)
 from lightning_rlprof.cli.demo.command import demo
 from lightning_rlprof.cli.doctor.command import doctor
 from lightning_rlprof.cli.serve.command import serve
@@ -114,7 +120,8 @@ class _Verbs(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words before the verb; print the help if there is neither."""
         if not args and not ctx.resilient_parsing:
-            typer.echo(ctx.get_help())
+            with _own_exits():
+                typer.echo(ctx.get_help())
             raise typer.Exit(2)
         kept = self.params, self.add_help_option
         if not args or not args[0].startswith("-"):
@@ -154,8 +161,7 @@ def _own_exits() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError as error:  # as in `rlprof … | head`; Typer would end with 1
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        without_readers()
         raise typer.Exit(_NO_READER) from error
     except KeyboardInterrupt as error:  # versions of Typer differ
         raise typer.Exit(_INTERRUPTED) from error
@@ -358,11 +364,14 @@ def _fail(error: RlprofError) -> NoReturn:
     from lightning_rlprof.system.plain_text import plain
 
     text, hint = (plain(" ".join(redact(each).split())) for each in (str(error), error.hint))
+    said = f"rlprof: error: {text}\n" + (f"  hint: {hint}\n" if hint else "")
     if _wants_json(sys.argv[1:]):
         found = {"code": error.code or "error", "message": text, "hint": hint or None}
-        sys.stderr.write(json.dumps({"error": found}) + "\n")
-    else:
-        sys.stderr.write(f"rlprof: error: {text}\n" + (f"  hint: {hint}\n" if hint else ""))
+        said = json.dumps({"error": found}) + "\n"
+    try:
+        sys.stderr.write(said)
+    except BrokenPipeError:
+        without_readers()
     status = 1 if isinstance(error, CheckFailedError) else 2
     from lightning_rlprof.store.sql import ABANDONED
 

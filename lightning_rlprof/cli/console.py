@@ -6,6 +6,7 @@
 import csv
 import difflib
 import json
+import os
 import shlex
 import sys
 import threading
@@ -255,6 +256,13 @@ def _is_read(path: Path, source: Path) -> bool:
     target, read = path.resolve(), source.resolve()
     part = target.is_relative_to(read) and target.name.endswith(_RECORDED)
     return target == read or (part and not is_export(target))
+
+
+def without_readers() -> None:
+    """Let what is still written go nowhere, after a reader of the output has ended."""
+    with open(os.devnull, "w") as nowhere:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 @contextmanager

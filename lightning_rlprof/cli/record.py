@@ -102,6 +102,15 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
         runs, why = processes.runs(), processes.why_nothing()
     # Those of other hosts are known by their folder alone.
     runs = [path for path in runs or sorted(_entries(folder) - before) if rank_files(path)]
+    try:
+        _say_recorded(runs, folder, code, why)
+    except BrokenPipeError:  # the status is the program's, also without a reader
+        console.without_readers()
+    raise typer.Exit(code)
+
+
+def _say_recorded(runs: Sequence[Path], folder: Path, code: int, why: str) -> None:
+    """Name the new runs, or say why there is none."""
     if not runs:
         failed = f", and the program ended with status {code}" if code else ""
         text = f"no training reached its first step{failed}, so {_from_here(folder)} has no new run"
@@ -113,7 +122,6 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
             print_summary(here, "finished")
         elif code or not says:  # its own summary may not have said where
             console.say(f"Recorded {here}", err=True)
-    raise typer.Exit(code)
 
 
 def _from_here(path: Path) -> Path:

@@ -6,7 +6,8 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,7 @@ _COLUMNS = (
     Column("size", "count", "bytes"),
 )
 _PART = 65_536  # bytes of a file's beginning and end that are looked at
+_RANKS_LOOKED_AT = 64  # of a run, for its roles
 _RUNNING_S = 60  # a file that was written to so recently belongs to a training that runs
 
 
@@ -233,8 +235,9 @@ def _started_ns(run: Path) -> int:
 def run_list(folder: Path) -> Table:
     """List the runs of a directory, newest first, or the one run that it is.
 
-    ``steps`` and ``step``, the mean time of a step, are those of the lowest rank. ``state`` is
-    ``finished``, ``running``, ``truncated``, or how the training was interrupted.
+    ``steps``, ``step``, the mean time of a step, and ``state`` are those of the lowest rank of the
+    role with the most steps. ``state`` is ``finished``, ``running``, ``truncated``, or how the
+    training was interrupted.
 
     Raises:
         TraceError: The directory contains no run.
@@ -262,17 +265,26 @@ def _row(run: Path) -> tuple[Cell, ...]:
     files = rank_files(run)
     total = sum(file.stat().st_size for file in files)
     try:
-        header = read_header(files[0])
-        ends = rank_ends(files[0])
+        leading = _leading(files)
+        header, ends = read_header(leading), rank_ends(leading)
     except (TraceError, OSError) as error:
         return (run.name, f"not readable: {error}", *(None,) * 2, len(files), *(None,) * 2, total)
     steps = None if ends.first is None or ends.last is None else ends.last - ends.first + 1
     took = (ends.end_ns - ends.start_ns) // steps if steps else None
     ranks = len(files)
-    state = _state(files[0], ends)
+    state = _state(leading, ends)
     if ranks < header.world_size and state == "finished":
         state = f"{header.world_size - ranks} of {header.world_size} ranks are missing"
     return (run.name, state, steps, took, ranks, _started(header), header.hardware, total)
+
+
+def _leading(files: Sequence[Path]) -> Path:
+    """Return the file of the lowest rank whose role has the most steps: rollouts may have fewer."""
+    by_role: dict[str, Path] = {}
+    for file in files[:_RANKS_LOOKED_AT]:
+        with suppress(TraceError, OSError):
+            by_role.setdefault(read_header(file).role, file)
+    return max(by_role.values(), key=lambda file: rank_ends(file).last or 0, default=files[0])
 
 
 def _state(file: Path, ends: RankEnds) -> str:
