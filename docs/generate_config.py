@@ -19,9 +19,9 @@ from lightning_rlprof.config.blocks import (
     TorchProfilerConfig,
 )
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.stages import ArgumentStages, GradStages, WrapRule
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl_keys import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
-from lightning_rlprof.config.wrap_rules import ArgumentStages, GradStages, WrapRule
+from lightning_rlprof.config.verl import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
 from lightning_rlprof.records.records import STAGES
 
 __all__ = ["main", "page"]

@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import (
+from lightning_rlprof.cli.open_run import (
+    RUN_HELP,
     SAVE_PATH,
+    Run,
+    about,
+    answer,
     complete_analysis,
     complete_problem,
     complete_run,
     complete_run_or_analysis,
     complete_stage,
-)
-from lightning_rlprof.cli.open_run import (
-    RUN_HELP,
-    Run,
-    about,
-    answer,
     is_absent,
     open_run,
     run_at,

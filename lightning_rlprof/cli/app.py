@@ -19,15 +19,13 @@ from typer.core import TyperCommand, TyperGroup
 from lightning_rlprof.cli import (
     analysis_commands,
     ascend,
-    capture,
     compare,
     config,
-    hang,
-    nsys,
+    doctor,
+    live_commands,
     record,
     run_commands,
     size,
-    watch,
 )
 from lightning_rlprof.cli.console import (
     CheckFailedError,
@@ -37,8 +35,6 @@ from lightning_rlprof.cli.console import (
     without_readers,
 )
 from lightning_rlprof.cli.demo.command import demo
-from lightning_rlprof.cli.doctor.command import doctor
-from lightning_rlprof.cli.serve.command import serve
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import redact
 from lightning_rlprof.system.version import VERSION
@@ -287,22 +283,22 @@ def _group(name: str, text: str) -> typer.Typer:
 _verb("run", record.run, plain=True)
 _verb("report", run_commands.report, json=False)
 _verb("findings", analysis_commands.findings, formats=True)
-_verb("watch", watch.watch, formats=True)
+_verb("watch", live_commands.watch, formats=True)
 _verb("summary", run_commands.summary, formats=True)
 _verb("compare", compare.compare, formats=True)
-_verb("hang", hang.hang, formats=True)
+_verb("hang", live_commands.hang, formats=True)
 _verb("show", analysis_commands.show, formats=True)
 _verb("stragglers", analysis_commands.stragglers, formats=True)
 _verb("whatif", analysis_commands.whatif, formats=True)
 _verb("sql", run_commands.sql, formats=True)
 _verb("ls", run_commands.list_runs, formats=True)
 _verb("open", run_commands.open_in_perfetto, json=False)
-_verb("serve", serve, plain=True)
+_verb("serve", live_commands.serve, plain=True)
 _verb("export", run_commands.export, json=False)
 _verb("ingest", run_commands.ingest)
-_verb("capture", capture.capture, plain=True)
+_verb("capture", live_commands.capture, plain=True)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
-_nsys.command("run", cls=_Verb, context_settings=_BEHIND)(nsys.run)
+_nsys.command("run", cls=_Verb, context_settings=_BEHIND)(record.nsys_run)
 _ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
 _ascend.command("parse", cls=_Verb)(_with_output_options(ascend.parse))
 _config = _group("config", "Write, check or describe a configuration.")
@@ -311,7 +307,7 @@ _config.command("init", cls=_Verb)(_with_output_options(config.init, json=False)
 _config.command("schema", cls=_Verb)(config.schema)
 _verb("size", size.size, formats=True)
 _verb("demo", demo, json=False)
-_verb("doctor", doctor)
+_verb("doctor", doctor.doctor)
 _verb("help", help_topic, plain=True)
 _whatif_check = _with_output_options(analysis_commands.whatif_check, formats=True)
 app.command("whatif check", cls=_Verb, hidden=True)(_whatif_check)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import complete_run
 from lightning_rlprof.cli.open_run import (
     about,
     as_json,
+    complete_run,
     open_run,
     print_warnings,
     run_at,

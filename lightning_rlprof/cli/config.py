@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import SAVE_PATH
-from lightning_rlprof.cli.open_run import Force, Output
+from lightning_rlprof.cli.open_run import SAVE_PATH, Force, Output
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.config.wrap_rules import WrapRule
+    from lightning_rlprof.config.stages import WrapRule
 
 
 _DEVICES = ("cpu", "cuda", "npu")

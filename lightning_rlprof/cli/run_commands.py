@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import SAVE_PATH, complete_run
 from lightning_rlprof.cli.open_run import (
     FEW,
     RUN_HELP,
+    SAVE_PATH,
     AsOne,
     Force,
     Others,
@@ -27,6 +27,7 @@ from lightning_rlprof.cli.open_run import (
     about,
     as_json,
     check_exists,
+    complete_run,
     open_run,
     open_runs,
     print_warnings,

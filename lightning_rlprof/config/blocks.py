@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from lightning_rlprof.config.stage_names import StageChoice
+from lightning_rlprof.config.stages import StageChoice
 from lightning_rlprof.config.validation import (
     Ranks,
     Section,

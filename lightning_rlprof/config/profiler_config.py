@@ -38,7 +38,14 @@ from lightning_rlprof.config.sources import (
     merge,
     read,
 )
-from lightning_rlprof.config.stage_names import CustomStages, OptimizerStages, check_stages
+from lightning_rlprof.config.stages import (
+    CustomStages,
+    OptimizerStages,
+    WrapRule,
+    as_rules,
+    check_stages,
+    or_by_method,
+)
 from lightning_rlprof.config.validation import (
     Positive,
     Ranks,
@@ -49,7 +56,6 @@ from lightning_rlprof.config.validation import (
     near,
     refused,
 )
-from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
 from lightning_rlprof.records.records import FOLDER_VARIABLE

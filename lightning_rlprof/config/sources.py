@@ -11,8 +11,7 @@ import yaml
 from lightning_rlprof.config.blocks import IntegratedConfig
 from lightning_rlprof.config.omegaconf import plain, resolvable, resolving
 from lightning_rlprof.config.validation import near, near_match
-from lightning_rlprof.config.verl import Translation, find, translate
-from lightning_rlprof.config.verl_keys import ANYTHING, ROLES
+from lightning_rlprof.config.verl import ANYTHING, ROLES, Translation, find, translate
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import redact
 

@@ -9,7 +9,7 @@ import typer
 
 from lightning_rlprof.cli.console import next_command, progress_bar, say, status, warn, wrote
 from lightning_rlprof.cli.demo.options import DemoOptions
-from lightning_rlprof.cli.hang import hang
+from lightning_rlprof.cli.live_commands import hang
 from lightning_rlprof.cli.run_commands import describe, write_page
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path

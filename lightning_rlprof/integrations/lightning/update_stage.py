@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lightning_rlprof.config.wrap_rules import WrapRule
+from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.marks_in_code import names_in_code
 from lightning_rlprof.integrations.lightning.profiler_actions import Cover

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
-from lightning_rlprof.cli.doctor.machine import Check
+from lightning_rlprof.cli.doctor import Check
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.ascend.offline_analysis import (
@@ -27,7 +27,7 @@ from lightning_rlprof.tables.spans import Spans
 
 _NAME = "selftest"
 _STEPS, _STAGES = (1, 2), ("actor_generate", "actor_update")
-_TRAIN = "from lightning_rlprof.cli.doctor.selftest import train; answer.update(train(sys.argv[1]))"
+_TRAIN = "from lightning_rlprof.cli.selftest import train; answer.update(train(sys.argv[1]))"
 _TRAIN_S, _ANALYSIS_S = 600.0, 600.0
 
 

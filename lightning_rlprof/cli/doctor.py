@@ -1,23 +1,28 @@
-"""What this machine can record: checks of torch, Lightning, NVIDIA's tools, Ascend's, disk, clock.
-
-`check_needs` compares them with what a configuration asks for.
-"""
+"""The verb ``doctor``: check what this machine can record, what is missing, and how to get it."""
 
 import os
 import re
 import shutil
 import timeit
 from collections.abc import Mapping
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from lightning_rlprof.config.profiler_config import ProfilerConfig
+import typer
+
+from lightning_rlprof.cli import console
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.doors.registry import DOORS
-from lightning_rlprof.recording.nsys.command_line import installed_version
+from lightning_rlprof.system.location import local_path
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
+if TYPE_CHECKING:
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+
+_STYLES = {"ok": "green", "missing": "dim", "warn": "yellow", "broken": "red"}
+_WIDTH = max(map(len, _STYLES))
 _PROC = Path("/proc/driver/nvidia")
 _STATUS = Path("/proc/self/status")
 # Either lets a process read the counters of a GPU (CAP_PERFMON from driver 565 on).
@@ -40,10 +45,12 @@ from lightning_rlprof.recording.accelerator import device_count, device_kind, de
 answer.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
 answer.update(kind=device_kind(), name=device_name(), count=device_count())
 """
+
 _ASK_TORCH_NPU = """
 import torch, torch_npu
 answer.update(version=torch_npu.__version__, count=torch.npu.device_count())
 """
+
 # The recorders themselves say what they cannot do here, as they would in a training.
 _ASK_RECORDERS = """
 import json
@@ -60,6 +67,7 @@ for name in recorder_names(config, device):
         refused[name] = str(error) or type(error).__name__
 answer.update(refused=refused, unmet=unmet(config, device) or "")
 """
+
 _KEYS = {
     "device_time": "device_time",
     "memory": "integrated.profile_with_memory",
@@ -68,6 +76,92 @@ _KEYS = {
     "nvtx": "integrated.mstx",
     "torch_profiler": "integrated.profile_level",
 }
+
+
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            parser=local_path,
+            metavar="FILE",
+            help="YAML file; exits 1 if this machine cannot record what it asks for",
+        ),
+    ] = None,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Record a tiny run and check its contents")
+    ] = False,
+) -> None:
+    """Check what this machine can record, and how to get the rest.
+
+    Example: rlprof doctor --selftest
+    """
+    if selftest and config:
+        raise RlprofError("--selftest does not use a configuration: leave out --config")
+    if selftest:
+        _selftest()
+        return
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+
+    settings = ProfilerConfig.build(config)
+    with console.bar("Checking"):
+        found = diagnose(Path(settings.integrated.profile_save_path))
+        needs = check_needs(settings, found) if config else []
+    checks, records = [*found.checks.values()], recordable(found)
+    if console.is_json():
+        data: dict[str, Any] = {"device": found.device, "records": records}
+        data |= {"checks": _data(checks), "needs": _data(needs)}
+        console.put_json(data | {"frameworks": [each._asdict() for each in doors()]})
+    else:
+        _print_checks(checks)
+        _print_doors(doors())
+        if config:
+            console.say(f"{config} needs:", "bold")
+            _print_checks(needs)
+        console.say(f"This machine can record: {', '.join(records)}", "bold")
+    if lacking := [need.name for need in needs if need.state in ("missing", "broken")]:
+        keys = ", ".join(dict.fromkeys(lacking))
+        raise console.CheckFailedError(f"this machine lacks what {config} needs: {keys}")
+    console.next_command("rlprof", "doctor", "--selftest")
+
+
+def _selftest() -> None:
+    from lightning_rlprof.cli.selftest import run_selftest
+
+    with console.bar("Recording"):
+        checks = run_selftest()
+    if console.is_json():
+        console.put_json({"selftest": _data(checks)})
+    else:
+        _print_checks(checks)
+    if failed := [check.name for check in checks if check.state != "ok"]:
+        raise console.CheckFailedError(f"self-test failed: {', '.join(failed)}")
+    console.status("Self-test passed. Temporary files were removed.", "bold")
+
+
+def _print_doors(found: "list[Framework]") -> None:
+    """Print the frameworks that ``rlprof run`` records, first those that are installed."""
+    console.say("Frameworks that rlprof run records:", "bold")
+    width = max(len(each.name) for each in found)
+    for each in found:
+        if each.installed:
+            console.say(f"  {each.name:{width}}  {each.installed}, tested with {each.tested}")
+    if absent := [each.name for each in found if not each.installed]:
+        console.say(f"  not installed here: {', '.join(absent)}", "dim")
+
+
+def _data(checks: "list[Check]") -> list[dict[str, str]]:
+    return [check._asdict() for check in checks]
+
+
+def _print_checks(checks: "list[Check]") -> None:
+    """Print a line per check, and below it how to fix it."""
+    width = max((len(check.name) for check in checks), default=0)
+    for check in checks:
+        text = f"{check.state:{_WIDTH}}  {check.name:{width}}  {check.message}"
+        console.say(text, _STYLES[check.state])
+        if check.fix:
+            console.say(f"{'':{_WIDTH + width + 4}}{check.fix}", "dim")
+
 
 State = Literal["ok", "missing", "warn", "broken"]
 """Result of a check; ``warn`` if it may work, or could not be checked."""
@@ -155,6 +249,8 @@ def doors() -> list[Framework]:
 
 def installed(package: str) -> str | None:
     """Return the version of a package, None if it is not installed; imports nothing."""
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -253,6 +349,8 @@ def check_nsys(nvtx: Check) -> Check:
     if program is None:
         cure = "install Nsight Systems: https://developer.nvidia.com/nsight-systems"
         return Check("nsys", "missing", "not on PATH: no Nsight Systems reports", cure)
+    from lightning_rlprof.recording.nsys.command_line import installed_version
+
     version = installed_version(program)
     if version is None:
         return Check("nsys", "warn", f"cannot read the version of {program}")
@@ -357,7 +455,7 @@ def check_clock() -> Check:
     return Check("clock", "broken", f"{says}, by a system call", cure)
 
 
-def check_needs(config: ProfilerConfig, found: Diagnosis) -> list[Check]:
+def check_needs(config: "ProfilerConfig", found: Diagnosis) -> list[Check]:
     """Return a finding per thing that a configuration needs; its name is the key that needs it.
 
     Builds the recorders in another interpreter, on the device that is here. ``found`` is what
@@ -380,7 +478,7 @@ def check_needs(config: ProfilerConfig, found: Diagnosis) -> list[Check]:
     return needs
 
 
-def _recorder(name: str, refusal: str, config: ProfilerConfig, nsys: Check) -> Check:
+def _recorder(name: str, refusal: str, config: "ProfilerConfig", nsys: Check) -> Check:
     key = "tools" if config.tools and name in (*config.tools, "nvtx") else _KEYS[name]
     if name == "memory" and config.memory.level and not config.tools:
         key = "memory.level"
