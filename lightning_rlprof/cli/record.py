@@ -26,9 +26,8 @@ import typer
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
-from lightning_rlprof.integrations.end_summary import print_summary
-from lightning_rlprof.integrations.launch import INJECT, launched
-from lightning_rlprof.records.records import FOLDER_VARIABLE, SIGNS_VARIABLE
+from lightning_rlprof.integrations.end_of_run import print_summary
+from lightning_rlprof.records.records import FOLDER_VARIABLE, JOB_VARIABLE, SIGNS_VARIABLE
 from lightning_rlprof.records.run_directory import rank_files, read_trace
 from lightning_rlprof.system.location import local_path
 
@@ -498,3 +497,30 @@ def _reports(name: str) -> tuple[Path, dict[Path, tuple[int, int]]]:
         if pattern.fullmatch(path.name) and path.is_file():
             found[path] = (path.stat().st_size, path.stat().st_mtime_ns)
     return folder, found
+
+
+INJECT = Path(__file__).with_name("inject")
+"""Folder whose ``sitecustomize`` opens the doors."""
+
+
+def launched(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables to lay over those of a program, by which its processes record one run.
+
+    A Python without rlprof isn't disturbed by any of them.
+
+    Example::
+
+        >>> found = launched({"PYTHONPATH": "/mine", "RLPROF_JOB": "7"})
+        >>> found["RLPROF"], found["RLPROF_JOB"], found["PYTHONPATH"].endswith("inject:/mine")
+        ('1', '7', True)
+    """
+    paths = [
+        path
+        for path in environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path and path != str(INJECT)
+    ]
+    return {
+        "RLPROF": "1",
+        JOB_VARIABLE: environ.get(JOB_VARIABLE) or secrets.token_hex(8),
+        "PYTHONPATH": os.pathsep.join([str(INJECT), *paths]),
+    }

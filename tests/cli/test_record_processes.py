@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.cli.record import Processes
-from lightning_rlprof.integrations.launch import INJECT
+from lightning_rlprof.cli.record import INJECT, Processes
 
 Run = Callable[..., tuple[int, str, str]]
 

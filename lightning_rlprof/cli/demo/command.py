@@ -118,14 +118,14 @@ def _injected(wanted: DemoOptions) -> None:
     status(f"Training with a fault ({wanted.inject}). This takes up to a minute ...")
     with progress_bar("training", lines=True) as update:
         with _installed():
-            from lightning_rlprof.cli.demo.injected import run_injected_demo
+            from lightning_rlprof.cli.demo.run import run_injected_demo
 
         result = run_injected_demo(wanted, progress=_shown(update))
     run = result.run
     if run is None:
         text = f"the training left no run in {wanted.save_path}; see the messages above"
         raise RlprofError(text)
-    from lightning_rlprof.cli.demo.caught import caught, injected
+    from lightning_rlprof.cli.demo.faults import caught, injected
 
     say(f"Injected: {injected(wanted)}")
     if wanted.inject == "hang":

@@ -69,6 +69,13 @@ class Kit:
         asked = {"device": device, "packages": self._packages, "step_unit": step_unit}
         return open_session(config, None, find_place(own=own_place), owner, asked, end_if_left)
 
+    def begin_step(self, **options: Any) -> Session | None:
+        """Begin a step unless one has begun; return the session, as `session` does."""
+        session = self.session(**options)
+        if session is not None and (session.waiting or session.step_start_ns is None):
+            session.begin_step(session.next_step)
+        return session
+
     def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that logs what it raises, once, and returns None then."""
 
@@ -142,23 +149,49 @@ class Kit:
             marker: The stage.
             counts: Given what the method returned, what to `count`.
         """
-        around = stage(marker)
-        counted = self.quiet(lambda found: count(**counts(found))) if counts else None
+
+        def counted(found: Any, *args: Any, **kwargs: Any) -> None:
+            if counts is not None:
+                count(**counts(found))
 
         def make(function: Any) -> Any:
-            if counted is None or inspect.iscoroutinefunction(function):
-                return around(function)
-
-            @functools.wraps(function)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                found = function(*args, **kwargs)
-                if not compiled_code.is_compiling():
-                    counted(found)
-                return found
-
-            return around(call)
+            return stage(marker)(self.around(function, after=counted) if counts else function)
 
         return self.replace(owner, name, make)
+
+    def around(
+        self,
+        function: Any,
+        before: Callable[..., object] | None = None,
+        after: Callable[..., object] | None = None,
+    ) -> Any:
+        """Return a function or coroutine function with hooks, which are `quiet`.
+
+        Args:
+            function: What is called.
+            before: Given its arguments.
+            after: Given what it returned, and its arguments.
+        """
+        begin, end = (None if hook is None else self.quiet(hook) for hook in (before, after))
+
+        def tell(hook: Callable[..., object] | None, *args: Any, **kwargs: Any) -> None:
+            if hook is not None and not compiled_code.is_compiling():
+                hook(*args, **kwargs)
+
+        async def call_awaited(*args: Any, **kwargs: Any) -> Any:
+            tell(begin, *args, **kwargs)
+            found = await function(*args, **kwargs)
+            tell(end, found, *args, **kwargs)
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            tell(begin, *args, **kwargs)
+            found = function(*args, **kwargs)
+            tell(end, found, *args, **kwargs)
+            return found
+
+        is_async = inspect.iscoroutinefunction(function)
+        return functools.wraps(function)(call_awaited if is_async else call)
 
 
 class Timers:
@@ -210,8 +243,7 @@ class Timers:
         elif self._first or self._last:
             if name == self._first and not session.waiting and session.step_start_ns is not None:
                 session.end_step()
-            if session.waiting or session.step_start_ns is None:
-                session.begin_step(session.next_step)
+            self._kit.begin_step()
         start = session.clock()
         if name == self._joined:
             start = self._turn_ended or start

@@ -35,7 +35,7 @@ class Door(NamedTuple):
     also: str = ""
 
 
-_TIMERS = "timer_classes"
+_TIMERS, _MARKED = "timer_classes", "marked_functions"
 _DOUBLE = "a double of its functions"
 
 DOORS = (
@@ -93,7 +93,7 @@ DOORS = (
         _TIMERS,
         _DOUBLE,
     ),
-    Door("AReaL", "areal", ("areal.utils.stats_tracker",), "areal", "the timer of 1.0.4"),
+    Door("AReaL", "areal", ("areal.utils.stats_tracker",), _MARKED, "the timer of 1.0.4"),
     Door(
         "OpenRLHF",
         "openrlhf",
@@ -102,14 +102,14 @@ DOORS = (
             "openrlhf.trainer.ppo_utils.experience_maker",
             "openrlhf.trainer.ppo_utils.samples_generator",
         ),
-        "openrlhf",
+        _MARKED,
         _DOUBLE,
     ),
     Door(
         "prime-rl",
         "prime-rl",
         ("prime_rl.trainer.rl.data", "prime_rl.trainer.rl.broadcast"),
-        "prime_rl",
+        _MARKED,
         _DOUBLE,
     ),
 )

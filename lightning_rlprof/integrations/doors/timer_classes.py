@@ -4,10 +4,9 @@ Each row says which class it is, which methods begin and end an interval, where 
 which names are steps.
 """
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from lightning_rlprof.integrations.doors.kit import Kit, Timers
@@ -131,36 +130,20 @@ def install(module: Any) -> None:
     timers = Timers(kit, row.steps, dict(row.stages), row.ignored, row.first, row.last, row.joined)
     kind = kit.find(module, row.kind)
     for begin, end in row.methods:
-        kit.replace(kind, begin, functools.partial(_around, row, timers.start, first=False))
-        kit.replace(kind, end, functools.partial(_around, row, timers.stop, first=True))
+        # An interval begins after its method has run, and ends before the other one runs.
+        begun, ends = partial(_begun, row, timers), partial(_tell, row, timers.stop)
+        kit.replace(kind, begin, partial(kit.around, after=begun))
+        kit.replace(kind, end, partial(kit.around, before=ends))
 
 
-def _around(row: TimerClass, tell: Callable[..., Any], function: Any, *, first: bool) -> Any:
-    """Tell of an interval's begin after a method has run, of its end before it runs."""
+def _begun(row: TimerClass, timers: Timers, found: Any, timer: Any, *args: Any, **kw: Any) -> None:
+    _tell(row, timers.start, timer, *args, **kw)
 
-    def told(timer: Any, args: Any, kwargs: Any) -> None:
-        name = row.name_of(timer, *args, **kwargs)
-        if name is None or row.unless in sys.modules:
-            return
-        if not row.only_known or name in row.steps or standard_stage(name) in STAGES:
-            tell(id(timer) if row.by_instance else (id(timer), name), name)
 
-    async def call_awaited(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if first:
-            told(self, args, kwargs)
-        found = await function(self, *args, **kwargs)
-        if not first:
-            told(self, args, kwargs)
-        return found
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if first:
-            told(self, args, kwargs)
-        found = function(self, *args, **kwargs)
-        if not first:
-            told(self, args, kwargs)
-        return found
-
-    return functools.wraps(function)(
-        call_awaited if inspect.iscoroutinefunction(function) else call
-    )
+def _tell(row: TimerClass, what: Callable[..., Any], timer: Any, *args: Any, **kwargs: Any) -> None:
+    """Tell of an interval's begin or end, if its name counts."""
+    name = row.name_of(timer, *args, **kwargs)
+    if name is None or row.unless in sys.modules:
+        return
+    if not row.only_known or name in row.steps or standard_stage(name) in STAGES:
+        what(id(timer) if row.by_instance else (id(timer), name), name)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.cli import doctor as machine
-from lightning_rlprof.cli import selftest
+from lightning_rlprof.cli import doctor as selftest
 from lightning_rlprof.cli.doctor import Check, Diagnosis
 
 Run = Callable[..., tuple[int, str, str]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli import selftest
+from lightning_rlprof.cli import doctor as selftest
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 from tests.builders.runs import Row, header, write_rank
