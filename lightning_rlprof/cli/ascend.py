@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
@@ -26,22 +27,16 @@ class _Format(str, Enum):
 
 Paths = Annotated[
     list[Path],
-    typer.Argument(
-        parser=local_path,
-        metavar="PATHS",
-        help="Runs, directories of captures, or *_ascend_pt directories",
+    argument(
+        "PATHS", "Runs, directories of captures, or *_ascend_pt directories", parser=local_path
     ),
 ]
 Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "-j", "--jobs", min=1, metavar="N", help="Parallel jobs (default: half of the cores)"
-    ),
+    int | None, option("N", "Parallel jobs (default: half of the cores)", "-j", "--jobs", min=1)
 ]
-Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Time limit per directory")]
+Timeout = Annotated[float, option("SECONDS", "Time limit per directory", min=1)]
 Formats = Annotated[
-    list[_Format] | None,
-    typer.Option(metavar="FORMAT", help="text, db (repeatable; default: as recorded)"),
+    list[_Format] | None, option("FORMAT", "text, db (repeatable; default: as recorded)")
 ]
 
 

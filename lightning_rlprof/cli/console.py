@@ -56,6 +56,22 @@ class _Output:
 _output = _Output()
 
 
+def option(
+    metavar: str, text: str, *names: str, panel: str | None = None, **more: Any
+) -> typer.models.OptionInfo:
+    """Return an option of a verb that takes a value; ``more`` is as of `typer.Option`."""
+    found: typer.models.OptionInfo = typer.Option(
+        *names, metavar=metavar, help=text, rich_help_panel=panel, **more
+    )
+    return found
+
+
+def argument(metavar: str, text: str, **more: Any) -> typer.models.ArgumentInfo:
+    """Return an argument of a verb; ``more`` is as of `typer.Argument`."""
+    found: typer.models.ArgumentInfo = typer.Argument(metavar=metavar, help=text, **more)
+    return found
+
+
 class CheckFailedError(RlprofError):
     """A check that the user asked for failed: exit status 1 instead of 2."""
 

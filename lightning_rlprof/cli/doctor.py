@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import option
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.system.location import local_path
@@ -89,10 +90,10 @@ _TRAIN_S, _ANALYSIS_S = 600.0, 600.0
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "YAML file; exits 1 if this machine cannot record what it asks for",
             parser=local_path,
-            metavar="FILE",
-            help="YAML file; exits 1 if this machine cannot record what it asks for",
         ),
     ] = None,
     selftest: Annotated[

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import option
 from lightning_rlprof.cli.open_run import (
     SAVE_PATH,
     Run,
@@ -61,16 +62,14 @@ _ROWS, _MOST_FRAMES, _MOST_STACKS = 20, 12, 2
 
 def capture(
     run: Run = SAVE_PATH,
-    steps: Annotated[
-        int, typer.Option(min=1, max=MOST_STEPS, metavar="N", help="How many steps")
-    ] = 1,
-    ranks: Annotated[str, typer.Option(metavar="RANKS", help="all, or a list such as 0,3")] = "0",
+    steps: Annotated[int, option("N", "How many steps", min=1, max=MOST_STEPS)] = 1,
+    ranks: Annotated[str, option("RANKS", "all, or a list such as 0,3")] = "0",
     stage: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="STAGE",
+        option(
+            "STAGE",
+            "Capture this stage instead of whole steps; may be repeated",
             autocompletion=complete_stage,
-            help="Capture this stage instead of whole steps; may be repeated",
         ),
     ] = None,
 ) -> None:
@@ -230,17 +229,10 @@ def watch(
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Name the lines at which the training is, and end")
     ] = False,
-    ranks: Annotated[
-        str, typer.Option(metavar="RANKS", help="--stacks: all, or a list such as 0,3")
-    ] = "all",
+    ranks: Annotated[str, option("RANKS", "--stacks: all, or a list such as 0,3")] = "all",
     seconds: Annotated[
         float,
-        typer.Option(
-            min=_SHORTEST_S,
-            max=LONGEST_S,
-            metavar="SECONDS",
-            help="--stacks: how long to take samples",
-        ),
+        option("SECONDS", "--stacks: how long to take samples", min=_SHORTEST_S, max=LONGEST_S),
     ] = 5.0,
 ) -> None:
     """Show steps, stages, ranks and alarms of a running training.
@@ -489,16 +481,13 @@ def _hang_as_json(run: str, result: "Hang") -> dict[str, object]:
 def serve(
     run: Run = SAVE_PATH,
     host: Annotated[
-        str, typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 is all of them")
+        str, option("HOST", "Address to listen on; 0.0.0.0 is all of them")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, metavar="PORT", help="0 takes a free one")
-    ] = 8321,
+    port: Annotated[int, option("PORT", "0 takes a free one", min=0, max=65_535)] = 8321,
     otlp: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Also push the metrics to an OpenTelemetry collector, such as http://HOST:4318",
+        option(
+            "URL", "Also push the metrics to an OpenTelemetry collector, such as http://HOST:4318"
         ),
     ] = None,
 ) -> None:

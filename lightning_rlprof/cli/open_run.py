@@ -11,6 +11,7 @@ import typer
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
@@ -82,13 +83,9 @@ def run_at(text: str | Path) -> Path:
     return runs[0] if runs else path
 
 
-Run = Annotated[
-    Path,
-    typer.Argument(parser=run_at, autocompletion=complete_run, metavar="RUN", help=RUN_HELP),
-]
+Run = Annotated[Path, argument("RUN", RUN_HELP, parser=run_at, autocompletion=complete_run)]
 Output = Annotated[
-    Path | None,
-    typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="Write to this file"),
+    Path | None, option("PATH", "Write to this file", "-o", "--output", parser=local_path)
 ]
 Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite the file if it exists")]
 
@@ -106,11 +103,11 @@ def open_run(path: Path) -> "Spans":
 
 Others = Annotated[
     list[Path] | None,
-    typer.Argument(
+    argument(
+        "[RUN]...",
+        "With --as-one: runs that were recorded apart, such as a rollout server's",
         parser=run_at,
         autocompletion=complete_run,
-        metavar="[RUN]...",
-        help="With --as-one: runs that were recorded apart, such as a rollout server's",
     ),
 ]
 AsOne = Annotated[bool, typer.Option("--as-one", help="Read several runs as one")]

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 from lightning_rlprof.integrations.end_of_run import print_summary
 from lightning_rlprof.records.records import FOLDER_VARIABLE, JOB_VARIABLE, SIGNS_VARIABLE
@@ -83,22 +84,17 @@ _STEPS = ("RLPROF__STEPS", "RLPROF__INTEGRATED__PROFILE_STEP")
 
 Words = Annotated[
     list[str],
-    typer.Argument(
-        metavar="[KEY=VALUE]... -- COMMAND",
-        help="Keys to lay over the file, then the program: stage=actor_update -- python train.py …",
+    argument(
+        "[KEY=VALUE]... -- COMMAND",
+        "Keys to lay over the file, then the program: stage=actor_update -- python train.py …",
     ),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(
-        parser=local_path,
-        metavar="FILE",
-        help="Config file; without it, the one that RLPROF_CONFIG names",
-    ),
+    option("FILE", "Config file; without it, the one that RLPROF_CONFIG names", parser=local_path),
 ]
 Stages = Annotated[
-    list[str] | None,
-    typer.Option(metavar="STAGE", help="Stage to capture (repeatable); spans are always recorded"),
+    list[str] | None, option("STAGE", "Stage to capture (repeatable); spans are always recorded")
 ]
 
 
@@ -341,28 +337,19 @@ def _variables(pid: int) -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
-Command = Annotated[
-    list[str], typer.Argument(metavar="COMMAND", help="Training to run: python train.py …")
-]
+Command = Annotated[list[str], argument("COMMAND", "Training to run: python train.py …")]
 NsysConfig = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Config file; also turns rlprof on inside COMMAND"),
+    Path | None, option("FILE", "Config file; also turns rlprof on inside COMMAND")
 ]
 Name = Annotated[
     str | None,
-    typer.Option(
-        "-o", "--output", metavar="NAME", help="Name of the reports; may contain %p, %h, %q{RANK}"
-    ),
+    option("NAME", "Name of the reports; may contain %p, %h, %q{RANK}", "-o", "--output"),
 ]
-Option = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="Option of nsys profile (repeatable)"),
-]
+Option = Annotated[list[str] | None, option("KEY=VALUE", "Option of nsys profile (repeatable)")]
 Range = Annotated[
     Literal["cudaProfilerApi", "nvtx", "none"] | None,
-    typer.Option(
-        metavar="RANGE",
-        help="What opens a capture: cudaProfilerApi (default with a GPU), nvtx (without), none",
+    option(
+        "RANGE", "What opens a capture: cudaProfilerApi (default with a GPU), nvtx (without), none"
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command, run nothing")]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.cli.open_run import (
     FEW,
     RUN_HELP,
@@ -58,7 +59,7 @@ class _Part(str, Enum):
 
 def list_runs(
     path: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="PATH", help="Directory of runs, or a run")
+        Path, argument("PATH", "Directory of runs, or a run", parser=local_path)
     ] = SAVE_PATH,
 ) -> None:
     """List the runs of a directory, newest first."""
@@ -80,9 +81,7 @@ def summary(
     run: Run = SAVE_PATH,
     others: Others = None,
     as_one: AsOne = False,
-    by: Annotated[
-        list[_Part] | None, typer.Option(metavar="PART", help="Add one row per rank: rank")
-    ] = None,
+    by: Annotated[list[_Part] | None, option("PART", "Add one row per rank: rank")] = None,
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
@@ -190,13 +189,9 @@ def open_in_perfetto(
 
 To = Annotated[
     str | None,
-    typer.Option(
-        "--to", metavar="URL", help="Upload the run itself below this URL, such as s3://bucket/runs"
-    ),
+    option("URL", "Upload the run itself below this URL, such as s3://bucket/runs", "--to"),
 ]
-UploadRank = Annotated[
-    int | None, typer.Option("--rank", min=0, metavar="N", help="--to: only this rank")
-]
+UploadRank = Annotated[int | None, option("N", "--to: only this rank", "--rank", min=0)]
 IncludeUnfinished = Annotated[
     bool,
     typer.Option("--include-unfinished", help="--to: also ranks that didn't shut down cleanly"),
@@ -207,10 +202,10 @@ def export(
     run: Run = SAVE_PATH,
     target: Annotated[
         Literal["perfetto", "parquet", "csv", "samples", "tensorboard", "insight"] | None,
-        typer.Option(
+        option(
+            "FORMAT",
+            "perfetto (default), parquet, csv, samples, tensorboard or insight",
             "--format",
-            metavar="FORMAT",
-            help="perfetto (default), parquet, csv, samples, tensorboard or insight",
         ),
     ] = None,
     output: Output = None,
@@ -423,33 +418,23 @@ def describe(spans: "Spans") -> None:
         console.say(line)
 
 
-Query = Annotated[
-    str | None, typer.Argument(metavar="[QUERY]", help="One SELECT; omit it to list the tables")
-]
+Query = Annotated[str | None, argument("[QUERY]", "One SELECT; omit it to list the tables")]
 Rows = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        parser=local_path,
-        metavar="PATH",
-        help="Write all rows to a .csv or .parquet file",
+    option(
+        "PATH", "Write all rows to a .csv or .parquet file", "-o", "--output", parser=local_path
     ),
 ]
 
 
 Memory = Annotated[
     float | None,
-    typer.Option(
-        min=0.01,
-        metavar="GB",
-        help="Memory limit (default 2, or half of the machine's if that is less)",
-    ),
+    option("GB", "Memory limit (default 2, or half of the machine's if that is less)", min=0.01),
 ]
 Describe = Annotated[
     bool, typer.Option("--describe", help="List every column: its unit and its meaning")
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit")]
+Timeout = Annotated[float, option("SECONDS", "Time limit", min=0.1)]
 
 
 def _run_or_query(text: str | Path) -> Path | str:
@@ -459,10 +444,7 @@ def _run_or_query(text: str | Path) -> Path | str:
 
 def sql(
     run: Annotated[
-        Any,
-        typer.Argument(
-            parser=_run_or_query, autocompletion=complete_run, metavar="RUN", help=RUN_HELP
-        ),
+        Any, argument("RUN", RUN_HELP, parser=_run_or_query, autocompletion=complete_run)
     ] = SAVE_PATH,
     query: Query = None,
     output: Rows = None,
@@ -556,18 +538,11 @@ def _print_rows(store: "Store", run: Path, query: str, limits: "Limits") -> None
 
 
 Runs = Annotated[
-    list[Path],
-    typer.Argument(
-        parser=local_path, metavar="PATHS", help="Runs, traces, and directories of them"
-    ),
+    list[Path], argument("PATHS", "Runs, traces, and directories of them", parser=local_path)
 ]
-Jobs = Annotated[
-    int | None,
-    typer.Option("-j", "--jobs", min=1, metavar="N", help="Parallel jobs (default: cores)"),
-]
+Jobs = Annotated[int | None, option("N", "Parallel jobs (default: cores)", "-j", "--jobs", min=1)]
 Engine = Annotated[
-    Literal["local", "ray"],
-    typer.Option(metavar="NAME", help="local: processes of this machine; ray: a cluster"),
+    Literal["local", "ray"], option("NAME", "local: processes of this machine; ray: a cluster")
 ]
 
 

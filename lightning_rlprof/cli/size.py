@@ -5,117 +5,82 @@ from typing import Annotated, get_args
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import option
 from lightning_rlprof.cli.open_run import as_json
 from lightning_rlprof.errors import RlprofError
 
 _MODEL, _SPLIT, _ROLLOUT = "Job", "Training", "Rollout"
 
 ModelPath = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH", help="config.json of the model, or its folder", rich_help_panel=_MODEL
-    ),
+    str | None, option("PATH", "config.json of the model, or its folder", panel=_MODEL)
 ]
-Devices = Annotated[
-    str | None,
-    typer.Option(metavar="NxDEVICE", help="Such as 8xH100-80G", rich_help_panel=_MODEL),
-]
-Algorithm = Annotated[
-    str, typer.Option(metavar="NAME", help="grpo, ppo, dpo or sft", rich_help_panel=_MODEL)
-]
-Prompt = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Longest prompt, in tokens", rich_help_panel=_MODEL),
-]
-Response = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Longest response, in tokens", rich_help_panel=_MODEL),
-]
-ImageTokens = Annotated[
-    int,
-    typer.Option(metavar="N", help="Tokens of the prompt that are images", rich_help_panel=_MODEL),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Prompts of a step, for step times", rich_help_panel=_MODEL),
-]
-Group = Annotated[
-    int, typer.Option(metavar="N", help="Responses per prompt; dpo: 2", rich_help_panel=_MODEL)
-]
+Devices = Annotated[str | None, option("NxDEVICE", "Such as 8xH100-80G", panel=_MODEL)]
+Algorithm = Annotated[str, option("NAME", "grpo, ppo, dpo or sft", panel=_MODEL)]
+Prompt = Annotated[int | None, option("N", "Longest prompt, in tokens", panel=_MODEL)]
+Response = Annotated[int | None, option("N", "Longest response, in tokens", panel=_MODEL)]
+ImageTokens = Annotated[int, option("N", "Tokens of the prompt that are images", panel=_MODEL)]
+Batch = Annotated[int | None, option("N", "Prompts of a step, for step times", panel=_MODEL)]
+Group = Annotated[int, option("N", "Responses per prompt; dpo: 2", panel=_MODEL)]
 Shard = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="fsdp, zero1, zero2, zero3 or megatron; default: fsdp, or megatron if tp, pp or ep",
-        rich_help_panel=_SPLIT,
+    option(
+        "NAME",
+        "fsdp, zero1, zero2, zero3 or megatron; default: fsdp, or megatron if tp, pp or ep",
+        panel=_SPLIT,
     ),
 ]
 Tokens = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="Tokens of a micro-batch, before cp divides them; default: one longest sequence",
-        rich_help_panel=_SPLIT,
+    option(
+        "N",
+        "Tokens of a micro-batch, before cp divides them; default: one longest sequence",
+        panel=_SPLIT,
     ),
 ]
 ForwardTokens = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="The same without backward: log-probabilities, values; default: --tokens",
-        rich_help_panel=_SPLIT,
+    option(
+        "N", "The same without backward: log-probabilities, values; default: --tokens", panel=_SPLIT
     ),
 ]
-Tp = Annotated[int, typer.Option(metavar="N", help="Tensor parallel", rich_help_panel=_SPLIT)]
-Pp = Annotated[int, typer.Option(metavar="N", help="Pipeline parallel", rich_help_panel=_SPLIT)]
-Ep = Annotated[int, typer.Option(metavar="N", help="Expert parallel", rich_help_panel=_SPLIT)]
-Cp = Annotated[
-    int, typer.Option(metavar="N", help="Context or sequence parallel", rich_help_panel=_SPLIT)
-]
-Lora = Annotated[
-    int,
-    typer.Option(metavar="RANK", help="Train adapters of this rank", rich_help_panel=_SPLIT),
-]
+Tp = Annotated[int, option("N", "Tensor parallel", panel=_SPLIT)]
+Pp = Annotated[int, option("N", "Pipeline parallel", panel=_SPLIT)]
+Ep = Annotated[int, option("N", "Expert parallel", panel=_SPLIT)]
+Cp = Annotated[int, option("N", "Context or sequence parallel", panel=_SPLIT)]
+Lora = Annotated[int, option("RANK", "Train adapters of this rank", panel=_SPLIT)]
 Offload = Annotated[
     float,
-    typer.Option(
-        metavar="SHARE",
-        help="Share of the optimizer on the host; above 0, states leave the device in rollouts",
-        rich_help_panel=_SPLIT,
+    option(
+        "SHARE",
+        "Share of the optimizer on the host; above 0, states leave the device in rollouts",
+        panel=_SPLIT,
     ),
 ]
 Checkpointing = Annotated[
     bool, typer.Option(help="Recompute activations of layers", rich_help_panel=_SPLIT)
 ]
 RolloutTp = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Tensor parallel; default: the least that fits", rich_help_panel=_ROLLOUT
-    ),
+    int | None, option("N", "Tensor parallel; default: the least that fits", panel=_ROLLOUT)
 ]
 RolloutEp = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="Expert parallel, over replicas if above its tensor parallel; default: the same",
-        rich_help_panel=_ROLLOUT,
+    option(
+        "N",
+        "Expert parallel, over replicas if above its tensor parallel; default: the same",
+        panel=_ROLLOUT,
     ),
 ]
 RolloutMemory = Annotated[
     float | None,
-    typer.Option(
-        metavar="SHARE",
-        help="Of a device that the engine may use: gpu_memory_utilization; default: 0.9",
-        rich_help_panel=_ROLLOUT,
+    option(
+        "SHARE",
+        "Of a device that the engine may use: gpu_memory_utilization; default: 0.9",
+        panel=_ROLLOUT,
     ),
 ]
 RolloutDevices = Annotated[
     int,
-    typer.Option(
-        metavar="N",
-        help="Devices of the rollout alone; 0: it shares those of the training",
-        rich_help_panel=_ROLLOUT,
-    ),
+    option("N", "Devices of the rollout alone; 0: it shares those of the training", panel=_ROLLOUT),
 ]
 
 
@@ -158,23 +123,21 @@ def size(
         "--prompt-length": prompt_length,
         "--response-length": response_length,
     }
-    if missing := [option for option, value in needed.items() if value is None]:
+    if missing := [flag for flag, value in needed.items() if value is None]:
         raise RlprofError(
             f"size needs {', '.join(missing)}",
             hint="Memory and time depend on lengths: give those of the longest, in tokens."
-            if any("length" in option for option in missing)
+            if any("length" in flag for flag in missing)
             else "See rlprof size --help",
             code="usage",
         )
-    for option, value, choices in (
+    for flag, value, choices in (
         ("--algorithm", algorithm, get_args(jobs.Algorithm)),
         ("--shard", shard, (None, *get_args(jobs.Shard))),
     ):
         if value not in choices:
             known = ", ".join(filter(None, choices))
-            raise RlprofError(
-                f"{option} {value!r} is unknown", hint=f"Known: {known}", code="usage"
-            )
+            raise RlprofError(f"{flag} {value!r} is unknown", hint=f"Known: {known}", code="usage")
     number, device = jobs.parse_devices(str(devices))
     split = "megatron" if tp * pp * ep > 1 else "fsdp"
     found = sized(
