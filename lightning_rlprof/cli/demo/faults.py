@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.records.notes import Code, Fact
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, rows_of
+from lightning_rlprof.tables.table import rows_of
 
 HANGS_IN = 4
 """The batch in which the reward hangs."""
@@ -180,47 +181,53 @@ def injected(options: DemoOptions) -> str:
 
 def caught(spans: Spans, options: DemoOptions) -> Caught:
     """Return what the run shows of the fault that was injected."""
-    find = {
-        "slow-step": _slow_step,
-        "shift": _shift,
-        "oom": _out_of_memory,
-        "leak": _leak,
-        "throttle": _throttle,
+    find, tables = {
+        "slow-step": (_slow_step, ("changes", "steps")),
+        "shift": (_shift, ("changes",)),
+        "oom": (_out_of_memory, ("rank_status", "memory_phases")),
+        "leak": (_leak, ("memory_phases",)),
+        "throttle": (_throttle, ("changes", "steps")),
     }[options.inject or ""]
-    lines, commands = find(spans, fault_step(options))
-    missing = [line for line in lines if line.startswith("Not caught")]
-    if missing:
+    found = find(spans, fault_step(options))
+    complete, lines = all(each.is_caught for each in found), [each.text for each in found]
+    if not complete:
         lines.append("Other programs on this machine may hide it: try again when it is idle.")
-    commands += [("findings", "RUN"), ("report", "RUN", "--open")]
-    return Caught(tuple(lines), tuple(commands), not missing)
+    commands = [*(("show", "RUN", name) for name in tables), ("findings", "RUN")]
+    return Caught(tuple(lines), (*commands, ("report", "RUN", "--open")), complete)
 
 
-_Found = tuple[list[str], list[tuple[str, ...]]]
+class _Line(NamedTuple):
+    """A sentence about the fault; a part of it that the run doesn't show was not caught."""
+
+    text: str
+    is_caught: bool = True
 
 
-def _slow_step(spans: Spans, step: int) -> _Found:
+def _missed(text: str) -> _Line:
+    return _Line(f"Not caught: {text}", is_caught=False)
+
+
+def _slow_step(spans: Spans, step: int) -> list[_Line]:
     near = [row for row in rows_of(changes(spans)) if row["change"] == OUTLIER]
     own = [row for row in near if row["step"] == step]
-    line = "Not caught: no outlier in show RUN changes."
+    line = _missed("no outlier in show RUN changes.")
     if own:
-        line = f"Caught by changes: step {step} took {own[0]['ratio']:.1f}x as long as its "
-        line += f"neighbors, most of it in {own[0]['stage']}."
-    lines = [line, *_captures(spans, lambda found: found == step)]
-    return lines, [("show", "RUN", "changes"), ("show", "RUN", "steps")]
+        text = f"Caught by changes: step {step} took {own[0]['ratio']:.1f}x as long as its "
+        line = _Line(f"{text}neighbors, most of it in {own[0]['stage']}.")
+    return [line, *_captures(spans, lambda found: found == step)]
 
 
-def _shift(spans: Spans, step: int) -> _Found:
+def _shift(spans: Spans, step: int) -> list[_Line]:
     higher = [row for row in rows_of(changes(spans)) if row["change"] == LEVEL and row["ratio"] > 1]
     own = [row for row in higher if abs(row["step"] - step) <= _NEAR]
-    line = "Not caught: no change of the level in show RUN changes."
+    line = _missed("no change of the level in show RUN changes.")
     if own:
-        line = f"Caught by changes: from step {own[0]['step']} on (injected: {step}), steps take "
-        line += f"{own[0]['ratio']:.2f}x as long, most of it in {own[0]['stage']}."
-    lines = [line, *_captures(spans, lambda found: found is None or found >= step)]
-    return lines, [("show", "RUN", "changes")]
+        text = f"Caught by changes: from step {own[0]['step']} on (injected: {step}), steps take "
+        line = _Line(f"{text}{own[0]['ratio']:.2f}x as long, most of it in {own[0]['stage']}.")
+    return [line, *_captures(spans, lambda found: found is None or found >= step)]
 
 
-def _captures(spans: Spans, is_own: Callable[[int | None], bool]) -> list[str]:
+def _captures(spans: Spans, is_own: Callable[[int | None], bool]) -> list[_Line]:
     """Return why a capture was requested, and which steps each rank captured.
 
     Args:
@@ -234,10 +241,11 @@ def _captures(spans: Spans, is_own: Callable[[int | None], bool]) -> list[str]:
     ranks = [note.rank for note in taken]
     steps = sorted({str(note.facts["capture"]) for note in taken})
     if not why or not ranks:
-        return ["Not caught: no capture was taken of it during the training."]
+        return [_missed("no capture was taken of it during the training.")]
     once = len(ranks) == len(set(ranks)) == len(spans.headers) and len(steps) == 1
     how = "one capture on each rank" if once else f"{len(ranks)} captures on ranks"
-    return [f"Caught during the training: {why[0]}.", f"Captured: {how}, {', '.join(steps)}."]
+    texts = f"Caught during the training: {why[0]}.", f"Captured: {how}, {', '.join(steps)}."
+    return [*map(_Line, texts)]
 
 
 def _spike(facts: Mapping[str, Fact]) -> int | None:
@@ -245,7 +253,7 @@ def _spike(facts: Mapping[str, Fact]) -> int | None:
     return int(facts["found_step"]) if facts.get("found") == "spike" else None
 
 
-def _out_of_memory(spans: Spans, step: int) -> _Found:
+def _out_of_memory(spans: Spans, step: int) -> list[_Line]:
     wanted = {"rank": 0, "step": step, "stage": "actor_update"}
     own = [
         each
@@ -253,39 +261,32 @@ def _out_of_memory(spans: Spans, step: int) -> _Found:
         if each.id == "out-of-memory"
         and all(each.by_name[name].value == value for name, value in wanted.items())
     ]
-    line = "Not caught: findings name no rank without memory."
+    line = _missed("findings name no rank without memory.")
     if own:
-        line = f"Caught by findings: {own[0].heading} ({own[0].evidence})."
+        line = _Line(f"Caught by findings: {own[0].heading} ({own[0].evidence}).")
     status = [f"rank {row['rank']} {row['status']}" for row in rows_of(rank_status(spans))]
-    lines = [line, f"The run is readable; status: {'; '.join(status)}."]
-    return lines, [("show", "RUN", "rank_status"), ("show", "RUN", "memory_phases")]
+    return [line, _Line(f"The run is readable; status: {'; '.join(status)}.")]
 
 
-def _leak(spans: Spans, step: int) -> _Found:
+def _leak(spans: Spans, step: int) -> list[_Line]:
     phases = leaking_phases(spans, 0, "host")
-    line = "Not caught: memory_phases names no stage that leaks."
-    if phases:
-        table = memory_phases(spans)
-        (own, *_) = [row for row in rows_of(table) if row["phase"] == phases[0]]
-        line = f"Caught by memory_phases: {phases[0]} leaks {_mib(own['added per step'])} of host "
-        line += "memory per step."
-    return [line], [("show", "RUN", "memory_phases")]
+    if not phases:
+        return [_missed("memory_phases names no stage that leaks.")]
+    (own, *_) = [row for row in rows_of(memory_phases(spans)) if row["phase"] == phases[0]]
+    mib = float(own["added per step"] or 0) / 2**20
+    text = f"Caught by memory_phases: {phases[0]} leaks {mib:.1f} MiB of host memory per step."
+    return [_Line(text)]
 
 
-def _throttle(spans: Spans, step: int) -> _Found:
+def _throttle(spans: Spans, step: int) -> list[_Line]:
     own = [each for each in diagnose(spans).problems if each.id in ("cpu-contention", "cpu-quota")]
     waits = _waits(spans, step)
     if not own or waits is None:
-        return ["Not caught: findings name no wait for a CPU."], []
+        return [_missed("findings name no wait for a CPU.")]
     before, after = waits
-    lines = [
-        f"Caught by findings: {own[0].heading}.",
-        f"The training thread waited for a CPU in {before:.0%} of the time before step {step}, and "
-        f"in {after:.0%} since.",
-    ]
-    if after <= before:
-        lines.append("Not caught: the machine was as busy before.")
-    return lines, [("show", "RUN", "changes"), ("show", "RUN", "steps")]
+    text = f"The training thread waited for a CPU in {before:.0%} of the time before step {step}, "
+    lines = [_Line(f"Caught by findings: {own[0].heading}."), _Line(f"{text}in {after:.0%} since.")]
+    return lines if after > before else [*lines, _missed("the machine was as busy before.")]
 
 
 def _waits(spans: Spans, step: int) -> tuple[float, float] | None:
@@ -298,7 +299,3 @@ def _waits(spans: Spans, step: int) -> tuple[float, float] | None:
         return None
     before, after = (float(ns[each].sum() / lasted[each].sum()) for each in (~since, since))
     return before, after
-
-
-def _mib(value: Cell) -> str:
-    return f"{float(value or 0) / 2**20:.1f} MiB"
