@@ -77,7 +77,12 @@ def _row(name: str, section: type[Section]) -> tuple[str, ...]:
     else:
         value = field.get_default(call_default_factory=True)
         default = "its own" if isinstance(value, Section) else _json(value)
-    return f"`{name}`", allowed, default.replace("`null`", "unset"), field.description or ""
+    return (
+        f"`{name}`",
+        allowed,
+        default.replace("`null`", "unset"),
+        " ".join((field.description or "").split()),
+    )
 
 
 def _allowed(schema: dict[str, Any]) -> Iterator[str]:

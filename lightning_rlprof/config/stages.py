@@ -120,8 +120,11 @@ def _texts(value: Any) -> Any:
 class GradStages(Section):
     """Stages of a method that is called with gradients on and under ``torch.no_grad()``."""
 
-    grad: str | None = Field(default=None, description="Stage when gradients are enabled.")
-    no_grad: str | None = Field(default=None, description="Stage when gradients are disabled.")
+    grad: str | None = None
+    """Stage when gradients are enabled."""
+
+    no_grad: str | None = None
+    """Stage when gradients are disabled."""
 
     @model_validator(mode="after")
     def _given(self) -> "GradStages":
@@ -133,10 +136,11 @@ class GradStages(Section):
 class ArgumentStages(Section):
     """Stages of a method that serves several, chosen by the value of one argument."""
 
-    arg: Annotated[str, BeforeValidator(_argument)] = Field(description="Name of the argument.")
-    stages: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
-        description="Maps a value (its text, or name or value of an enum member) to a stage."
-    )
+    arg: Annotated[str, BeforeValidator(_argument)]
+    """Name of the argument."""
+
+    stages: Annotated[dict[str, str], BeforeValidator(_texts)]
+    """Maps a value (its text, or name or value of an enum member) to a stage."""
 
 
 class WrapRule(Section):
@@ -149,23 +153,21 @@ class WrapRule(Section):
         ('actor_generate', None)
     """
 
-    target: Annotated[str, BeforeValidator(_target)] = Field(
-        description="Dotted method name, starting at the LightningModule or at what "
-        "`session.wrap` is given: `policy.generate`. Of a class or module, by its import path: "
-        "`package.module:Class.method`."
-    )
-    stage: str | None = Field(default=None, description="Stage of every call.")
-    by_grad: GradStages | None = Field(
-        default=None, description="Stage by gradient mode: `{grad: …, no_grad: …}`."
-    )
-    by_arg: ArgumentStages | None = Field(
-        default=None,
-        description="Stage by an argument's value: `{arg: …, stages: {value: …}}`.",
-    )
-    nested: bool = Field(
-        default=False,
-        description="Make a call inside another stage a stage of its own, not a region of that.",
-    )
+    target: Annotated[str, BeforeValidator(_target)]
+    """Dotted method name, starting at the LightningModule or at what `session.wrap` is given:
+    `policy.generate`. Of a class or module, by its import path: `package.module:Class.method`."""
+
+    stage: str | None = None
+    """Stage of every call."""
+
+    by_grad: GradStages | None = None
+    """Stage by gradient mode: `{grad: …, no_grad: …}`."""
+
+    by_arg: ArgumentStages | None = None
+    """Stage by an argument's value: `{arg: …, stages: {value: …}}`."""
+
+    nested: bool = False
+    """Make a call inside another stage a stage of its own, not a region of that."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "WrapRule":
