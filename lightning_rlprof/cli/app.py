@@ -18,7 +18,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from lightning_rlprof.cli import (
     analysis_commands,
-    ascend,
     compare,
     config,
     doctor,
@@ -300,7 +299,7 @@ _verb("capture", live_commands.capture, plain=True)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", cls=_Verb, context_settings=_BEHIND)(record.nsys_run)
 _ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
-_ascend.command("parse", cls=_Verb)(_with_output_options(ascend.parse))
+_ascend.command("parse", cls=_Verb)(_with_output_options(run_commands.ascend_parse))
 _config = _group("config", "Write, check or describe a configuration.")
 _config.command("check", cls=_Verb)(_with_output_options(config.check))
 _config.command("init", cls=_Verb)(_with_output_options(config.init, json=False))

@@ -67,18 +67,10 @@ _BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
 
 TIMER_CLASSES: dict[str, TimerClass] = {
     "codetiming._timer": TimerClass(
-        "Timer",
-        (("start", "stop"),),
-        _own("name"),
-        steps=_STEPS,
-        unless="verl",
+        "Timer", (("start", "stop"),), _own("name"), steps=_STEPS, unless="verl"
     ),
     "opentelemetry.sdk.trace": TimerClass(
-        "Span",
-        (("start", "end"),),
-        _own("name"),
-        steps=_STEPS,
-        only_known=True,
+        "Span", (("start", "end"),), _own("name"), steps=_STEPS, only_known=True
     ),
     "sheeprl.utils.timer": TimerClass(
         "timer",
