@@ -9,8 +9,6 @@ import json
 import os
 import shlex
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +31,6 @@ Step = Callable[[int, int], None]
 # More is not read on a terminal, and takes a millisecond a row. Other formats contain all rows.
 _MOST_ROWS = 200
 
-_LINE_EVERY_S = 10.0  # of progress, elsewhere than on a terminal
 
 # Files that profilers write. rlprof's exports are recognized by content; CANN's .csv never counts.
 _RECORDED = (".jsonl", ".json", ".json.gz", ".json.zst", ".db", ".sqlite", ".nsys-rep", ".pickle")
@@ -304,18 +301,9 @@ def bar(text: str) -> Iterator[Step]:
 
 
 @contextmanager
-def progress_bar(text: str, *, lines: bool = False) -> "Iterator[Callable[[int, int, str], None]]":
-    """Like `bar`, and each update may change the text.
-
-    Args:
-        text: What is done first.
-        lines: Elsewhere than on a terminal, print a line about every ten seconds.
-    """
+def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
+    """Like `bar`, and each update may change the text, which says what is done first."""
     console = _console(err=True)
-    if not _output.quiet and lines and not console.is_terminal:
-        with _progress_lines(text) as update:
-            yield update
-        return
     if _output.quiet or not console.is_terminal:
         # rich before 14.3 would print an empty line
         yield lambda done, total, text: None
@@ -336,35 +324,6 @@ def progress_bar(text: str, *, lines: bool = False) -> "Iterator[Callable[[int, 
         yield lambda done, total, text: progress.update(
             task, completed=done, total=total, description=text
         )
-
-
-@contextmanager
-def _progress_lines(text: str) -> "Iterator[Callable[[int, int, str], None]]":
-    """Print what is done now, and how long the rest may take, on standard error."""
-    start = time.monotonic()
-    first: list[tuple[float, int]] = []  # when the first update came, and its number
-    now = [text]
-    ended = threading.Event()
-
-    def update(done: int, total: int, text: str) -> None:
-        at = time.monotonic()
-        first[:] = first or [(at, done)]
-        began, skipped = first[0]
-        rate = (at - began) / (done - skipped) if done > skipped else 0.0
-        left = f", about {rate * (total - done):.0f} s left" if rate else ""
-        now[0] = f"{done} of {total}, {text}{left}"
-
-    def tell() -> None:
-        while not ended.wait(_LINE_EVERY_S):
-            say(f"{time.monotonic() - start:.0f} s: {now[0]}", err=True)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield update
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _console(*, err: bool = False) -> "Console":

@@ -243,15 +243,11 @@ class Framework(NamedTuple):
 
 def doors() -> list[Framework]:
     """Return the frameworks that ``rlprof run`` records, and which of them are installed."""
-    return [
-        Framework(
-            door.name,
-            door.package,
-            installed(door.package) or (installed(door.also) if door.also else None),
-            door.tested,
-        )
-        for door in DOORS
-    ]
+    found = []
+    for door in DOORS:
+        version = installed(door.package) or (installed(door.also) if door.also else None)
+        found.append(Framework(door.name, door.package, version, door.tested))
+    return found
 
 
 def installed(package: str) -> str | None:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.recording.nsys.command_line import CaptureRange
 
+INJECT = Path(__file__).parents[1] / "integrations" / "inject"
+"""Folder whose ``sitecustomize`` opens the doors."""
+
 _OVERRIDE = re.compile(r"\+?\w[\w.]*=")
 _HOW = (
     "Options come before KEY=VALUE, then the program: rlprof run -- python train.py, or "
@@ -484,10 +487,6 @@ def _reports(name: str) -> tuple[Path, dict[Path, tuple[int, int]]]:
         if pattern.fullmatch(path.name) and path.is_file():
             found[path] = (path.stat().st_size, path.stat().st_mtime_ns)
     return folder, found
-
-
-INJECT = Path(__file__).with_name("inject")
-"""Folder whose ``sitecustomize`` opens the doors."""
 
 
 def launched(environ: Mapping[str, str]) -> dict[str, str]:

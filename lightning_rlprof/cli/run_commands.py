@@ -226,8 +226,7 @@ def export(
     are a file per table. tensorboard and insight are folders of captures for TensorBoard's
     torch.profiler plugin and MindStudio Insight.
 
-    --to uploads a finished run to S3, GCS, HDFS or any fsspec store. It resumes if interrupted. In
-    a command of on_finish, the run and the rank are those that have finished.
+    --to uploads a finished run to S3, GCS, HDFS or any fsspec store. It resumes if interrupted.
 
     Example: rlprof export RUN --kernels
 
@@ -268,7 +267,7 @@ def _export_perfetto(
 
 
 def _upload(run: Path, url: str, rank: int | None, *, include_unfinished: bool) -> None:
-    """Upload a run, in a command of on_finish the rank that has finished."""
+    """Upload a run, or one rank of it."""
     from lightning_rlprof.records.upload import upload
     from lightning_rlprof.system.remote_files import size_text
 

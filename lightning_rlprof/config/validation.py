@@ -27,7 +27,7 @@ _INSTEAD = {
     "token_end": "write tokens: [start, end]",
     "spans": "leave it out, as spans are always recorded",
 }
-"""What to do about a key that is not one of ours."""
+"""What to do about a key that rlprof does not have."""
 _HOW = {
     "bool_type": "; write true or false",
     "dict_type": "; write KEY: VALUE, or {KEY: VALUE}",
@@ -275,7 +275,7 @@ Tokens = Annotated[
         }
     ),
 ]
-"""The first token and the first one after the last; None where there is no end."""
+"""The first token and the first one after the last; None for all of them."""
 
 StepNumber = Annotated[_Step, BeforeValidator(_step)]
 """A step, counted from 1."""

@@ -17,6 +17,10 @@ REPLACES = "which replaces that of rlprof run."
 EXTEND = "Extend it in the script: PYTHONPATH=FOLDER:$PYTHONPATH"
 
 
+def test_the_folder_that_programs_get_opens_the_doors() -> None:
+    assert (INJECT / "sitecustomize.py").is_file()
+
+
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let programs wait until they have been looked at."""

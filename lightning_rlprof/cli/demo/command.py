@@ -73,7 +73,7 @@ def demo(
     from lightning_rlprof.loaders.load import load
 
     status("Training a small policy with GRPO: a minute or two on two idle cores ...")
-    with progress_bar("warm start", lines=True) as update:
+    with progress_bar("warm start") as update:
         with _installed():
             from lightning_rlprof.cli.demo.run import run_demo
 
@@ -104,7 +104,7 @@ def _injected(wanted: DemoOptions) -> None:
     from lightning_rlprof.loaders.load import load
 
     status(f"Training with a fault ({wanted.inject}). This takes up to a minute ...")
-    with progress_bar("training", lines=True) as update:
+    with progress_bar("training") as update:
         with _installed():
             from lightning_rlprof.cli.demo.run import run_injected_demo
 

@@ -5,7 +5,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.integrations.loop import open_session
@@ -194,6 +194,26 @@ class Kit:
         return functools.wraps(function)(call_awaited if is_async else call)
 
 
+class TimerNames(NamedTuple):
+    """What the names of a framework's timers mean.
+
+    Attributes:
+        steps: Those that are steps.
+        stages: Those that mean something else here than everywhere.
+        ignored: Those that are sums of others.
+        first: Timer with which a step begins, and the one before ends, where no timer is a step.
+        last: Timer with which a step ends, likewise.
+        joined: Timer of one turn of a loop: what is between two turns is the loop's, too.
+    """
+
+    steps: tuple[str, ...] = ()
+    stages: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+    first: str | None = None
+    last: str | None = None
+    joined: str | None = None
+
+
 class Timers:
     """Intervals of a framework's own timers, by the names that it gives them.
 
@@ -202,50 +222,34 @@ class Timers:
 
     Args:
         kit: Of the framework.
-        steps: Names of timers that are steps.
-        stages: Names that mean something else here than everywhere.
-        ignored: Names that are sums of others.
-        first: Timer with which a step begins, and the one before ends, where no timer is a step.
-        last: Timer with which a step ends, likewise.
-        joined: Timer of one turn of a loop: what is between two turns is the loop's, too.
+        names: What they mean.
     """
 
-    def __init__(
-        self,
-        kit: Kit,
-        steps: tuple[str, ...] = (),
-        stages: Mapping[str, str] | None = None,
-        ignored: tuple[str, ...] = (),
-        first: str | None = None,
-        last: str | None = None,
-        joined: str | None = None,
-    ) -> None:
-        self._joined, self._turn_ended = joined, 0
-        self._kit, self._steps, self._first, self._last = kit, {*steps}, first, last
-        self._stages, self._ignored = dict(stages or {}), {*ignored}
+    def __init__(self, kit: Kit, names: TimerNames) -> None:
+        self._kit, self._names, self._turn_ended = kit, names, 0
         self._open: dict[Any, int] = {}
         self.start, self.stop = kit.quiet(self._start), kit.quiet(self._stop)
 
     def stage_of(self, name: str) -> str:
         """Return the stage that a timer's name means."""
-        return self._stages.get(name) or standard_stage(name)
+        return dict(self._names.stages).get(name) or standard_stage(name)
 
     def is_step(self, name: str) -> bool:
         """Return whether a timer's name is that of a step."""
-        return name in self._steps
+        return name in self._names.steps
 
     def _start(self, key: Any, name: str) -> None:
-        session = self._kit.session()
+        session, names = self._kit.session(), self._names
         if session is None:
             return
         if self.is_step(name):
             session.begin_step(session.next_step)
-        elif self._first or self._last:
-            if name == self._first and not session.waiting and session.step_start_ns is not None:
+        elif names.first or names.last:
+            if name == names.first and not session.waiting and session.step_start_ns is not None:
                 session.end_step()
             self._kit.begin_step()
         start = session.clock()
-        if name == self._joined:
+        if name == names.joined:
             start = self._turn_ended or start
         self._open[key], self._turn_ended = start, 0
 
@@ -255,9 +259,9 @@ class Timers:
             return
         if self.is_step(name):
             session.end_step()
-        elif name not in self._ignored:
+        elif name not in self._names.ignored:
             now = session.clock()
             record(self.stage_of(name), start, now)
-            self._turn_ended = now if name == self._joined else 0
-            if name == self._last:
+            self._turn_ended = now if name == self._names.joined else 0
+            if name == self._names.last:
                 session.end_step()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_rlprof.integrations.doors.kit import Kit, Timers
+from lightning_rlprof.integrations.doors.kit import Kit, TimerNames, Timers
 from lightning_rlprof.recording.annotations import record, stage
 from lightning_rlprof.recording.session import Session, current
 
@@ -31,7 +31,8 @@ _OPENRLHF = {
 }
 _LOADERS = ("DataLoader", "FakeDataLoader")  # of prime-rl
 _BROADCASTS = ("WeightBroadcast", "FileSystemWeightBroadcast", "NCCLWeightBroadcast")
-_TIMERS = Timers(AREAL, stages={"rollout": "wait_for_samples", "train_step": "actor_update"})
+_STAGES_OF_AREAL = (("rollout", "wait_for_samples"), ("train_step", "actor_update"))
+_TIMERS = Timers(AREAL, TimerNames(stages=_STAGES_OF_AREAL))
 _LAST_OF_AREAL = "clear_batches"  # phase of a step
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from lightning_rlprof.integrations.doors.kit import Kit, Timers
+from lightning_rlprof.integrations.doors.kit import Kit, TimerNames, Timers
 from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.stage_aliases import standard_stage
@@ -25,13 +25,8 @@ class TimerClass(NamedTuple):
         methods: Names of the methods that begin and end an interval, in pairs.
         name_of: The name of an interval, from the timer and the arguments of the method; None if it
             has none.
+        names: What the names mean.
         by_instance: Whether each object has one interval at a time, whatever its name.
-        steps: Names that are steps.
-        stages: Names that mean something else here than everywhere.
-        ignored: Names that are sums of others.
-        first: Name with which a step begins, where none is a step.
-        last: Name with which a step ends, likewise.
-        joined: Name of one turn of a loop: what is between two turns is the loop's, too.
         unless: A package that has a door of its own and uses these timers.
         only_known: Whether names that mean no known stage, nor a step, are left out.
     """
@@ -39,13 +34,8 @@ class TimerClass(NamedTuple):
     kind: str
     methods: tuple[tuple[str, str], ...]
     name_of: NameOf
+    names: TimerNames = TimerNames()
     by_instance: bool = True
-    steps: tuple[str, ...] = ()
-    stages: tuple[tuple[str, str], ...] = ()
-    ignored: tuple[str, ...] = ()
-    first: str | None = None
-    last: str | None = None
-    joined: str | None = None
     unless: str | None = None
     only_known: bool = False
 
@@ -63,50 +53,48 @@ def _own(attribute: str) -> NameOf:
 
 
 _STEPS = ("step", "step_total", "pipeline_step_total")
+_SHEEPRL_ENV, _SHEEPRL_TRAIN = "Time/env_interaction_time", "Time/train_time"
 _BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
 
 TIMER_CLASSES: dict[str, TimerClass] = {
     "codetiming._timer": TimerClass(
-        "Timer", (("start", "stop"),), _own("name"), steps=_STEPS, unless="verl"
+        "Timer", (("start", "stop"),), _own("name"), TimerNames(_STEPS), unless="verl"
     ),
     "opentelemetry.sdk.trace": TimerClass(
-        "Span", (("start", "end"),), _own("name"), steps=_STEPS, only_known=True
+        "Span", (("start", "end"),), _own("name"), TimerNames(_STEPS), only_known=True
     ),
     "sheeprl.utils.timer": TimerClass(
         "timer",
         (("__enter__", "__exit__"),),
         _own("name"),
-        stages=(
-            ("Time/env_interaction_time", "actor_generate"),
-            ("Time/train_time", "actor_update"),
+        TimerNames(
+            stages=((_SHEEPRL_ENV, "actor_generate"), (_SHEEPRL_TRAIN, "actor_update")),
+            last=_SHEEPRL_TRAIN,
+            joined=_SHEEPRL_ENV,
         ),
-        last="Time/train_time",
-        joined="Time/env_interaction_time",
     ),
     "skyrl.train.utils.utils": TimerClass(
         "Timer",
         _BOTH_CONTEXTS,
         _own("message"),
-        steps=("step",),
         # In the asynchronous trainer the updates inside are on a thread of their own.
-        stages=(("train_critic_and_policy", "actor_update"),),
-        ignored=("run_training",),
+        TimerNames(
+            ("step",), (("train_critic_and_policy", "actor_update"),), ignored=("run_training",)
+        ),
     ),
     "nemo_rl.utils.timer": TimerClass(
         "Timer",
         (("start", "stop"),),
         _argument,
+        TimerNames(("total_step_time",), ignored=("prepare_for_generation/total",)),
         by_instance=False,
-        steps=("total_step_time",),
-        ignored=("prepare_for_generation/total",),
     ),
     "slime.observability.timer": TimerClass(
         "Timer",
         (("start", "end"),),
         _argument,
+        TimerNames(ignored=("train",), first="train_wait"),
         by_instance=False,
-        ignored=("train",),
-        first="train_wait",
     ),
 }
 """By the module that has the class."""
@@ -119,7 +107,7 @@ def install(module: Any) -> None:
     row = TIMER_CLASSES[module.__name__]
     door = next(each for each in DOORS if module.__name__ in each.modules)
     kit = Kit(door.name, door.package)
-    timers = Timers(kit, row.steps, dict(row.stages), row.ignored, row.first, row.last, row.joined)
+    timers = Timers(kit, row.names)
     kind = kit.find(module, row.kind)
     for begin, end in row.methods:
         # An interval begins after its method has run, and ends before the other one runs.
@@ -137,5 +125,5 @@ def _tell(row: TimerClass, what: Callable[..., Any], timer: Any, *args: Any, **k
     name = row.name_of(timer, *args, **kwargs)
     if name is None or row.unless in sys.modules:
         return
-    if not row.only_known or name in row.steps or standard_stage(name) in STAGES:
+    if not row.only_known or name in row.names.steps or standard_stage(name) in STAGES:
         what(id(timer) if row.by_instance else (id(timer), name), name)

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_rlprof.integrations.doors.kit import Kit, Timers
+from lightning_rlprof.integrations.doors.kit import Kit, TimerNames, Timers
 from lightning_rlprof.recording.annotations import count, in_stage, listener, record, stage
 from lightning_rlprof.recording.samples import sample
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.records.records import Fate
 
 KIT = Kit("verl", "verl", "vllm", "sglang", "ray", "transformers")
-_TIMERS = Timers(KIT, steps=("step",))
+_TIMERS = Timers(KIT, TimerNames(steps=("step",)))
 
 _ASYNCHRONOUS = (
     "verl.experimental.fully_async_policy.fully_async_trainer",
