@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -275,7 +275,8 @@ def without_readers() -> None:
     """Let what is still written go nowhere, after a reader of the output has ended."""
     with open(os.devnull, "w") as nowhere:
         for stream in (sys.stdout, sys.stderr):
-            os.dup2(nowhere.fileno(), stream.fileno())
+            with suppress(OSError):  # that of a notebook is not a file
+                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 @contextmanager
