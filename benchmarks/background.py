@@ -18,14 +18,15 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from _measure import Bound, Report, fresh, options, quiet_enough, verdict
 
-from lightning_rlprof.recording.background.garbage_collection import clock_in_c
-from lightning_rlprof.recording.background.host import HostFiles, host_parts, process_parts
-from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.recording.background.readings import HostFiles, host_parts, process_parts
+from lightning_rlprof.recording.background.sampler import Background, clock_in_c
 from lightning_rlprof.records.notes import Code, Fact, Level
+from lightning_rlprof.testing import make_header
 
 __all__ = ["main"]
 
@@ -70,7 +71,14 @@ def threads(seconds: float) -> tuple[dict[str, float], float]:
     for name in (SAMPLER, AGAIN):
         files = HostFiles()
         parts = [*process_parts(files), *host_parts(files)]
-        one = Background(lines.append, _no_note, time.perf_counter_ns, parts, files=files)
+        session: Any = SimpleNamespace(
+            add=lines.append,
+            note=_no_note,
+            clock=time.perf_counter_ns,
+            buffer=SimpleNamespace(flush_if_free=bool),
+            header=make_header(),
+        )
+        one = Background(session, parts)
         one.start()
         assert one._thread is not None
         made.append((name, one._thread, one.stop))

@@ -27,8 +27,8 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import Session
+from lightning_rlprof.records.records import SHADOW, STEP_END, is_shadow
 from lightning_rlprof.records.run_directory import TraceWriter
-from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END, is_shadow
 from lightning_rlprof.testing import make_header
 
 __all__ = ["main", "simulated"]

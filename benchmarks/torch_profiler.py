@@ -35,12 +35,13 @@ from spans import make_work
 from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
-from lightning_rlprof.recording.recorders.torch_profiler.event_budget import HostMemory
-from lightning_rlprof.recording.recorders.torch_profiler.export import compress
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
-    TorchProfilerOptions,
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.recorders.torch_profiler import (
+    HostMemory,
     TorchProfilerRecorder,
+    compress,
 )
+from lightning_rlprof.testing import make_header
 
 __all__ = ["Costs", "bounds", "main"]
 
@@ -51,12 +52,12 @@ NO_PROFILER, AGAIN = "no profiler", "no profiler again (A/A)"
 PLAIN, ALL = "cpu", "cpu, shapes, memory, stack"
 CONTENTS: dict[str, dict[str, Any]] = {
     PLAIN: {},
-    "cpu, shapes": {"record_shapes": True},
-    "cpu, memory": {"with_memory": True},
+    "cpu, shapes": {"profile_record_shapes": True},
+    "cpu, memory": {"profile_with_memory": True},
     "cpu, stack": {"with_stack": True},
     ALL: {
-        "record_shapes": True,
-        "with_memory": True,
+        "profile_record_shapes": True,
+        "profile_with_memory": True,
         "with_stack": True,
     },
 }
@@ -131,7 +132,7 @@ def _measure_loop(costs: Costs, work: Callable[[], None], rounds: int, folder: P
             if name not in CONTENTS:
                 steps[name].append(_timed(partial(_loop, work)))
                 continue
-            recorder = TorchProfilerRecorder(_options(name))
+            recorder = _recorder(name)
             recorder.open(folder / f"{number} {name}")
             steps[name].append(_timed(partial(_loop, work, recorder)))
             ends[name].append(_timed(recorder.close))
@@ -144,8 +145,9 @@ def _measure_loop(costs: Costs, work: Callable[[], None], rounds: int, folder: P
         costs.events[name] = gzip.decompress(file.read_bytes()).count(_EVENT) / STEPS
 
 
-def _options(contents: str) -> TorchProfilerOptions:
-    return TorchProfilerOptions("cpu", "actor", 0, 1, **CONTENTS[contents])
+def _recorder(contents: str) -> TorchProfilerRecorder:
+    config = ProfilerConfig.build(profile=True, **CONTENTS[contents])
+    return TorchProfilerRecorder(config, make_header())
 
 
 def _loop(work: Callable[[], None], recorder: TorchProfilerRecorder | None = None) -> None:

@@ -45,9 +45,9 @@ integrated.stage='actor_updat' is not a stage; did you mean 'actor_update'? Allo
 
 `integrated.profile` is the master switch. An explicit `false` always wins. Left unset, captures
 are on as soon as a capture option is given: any other key of `integrated` but
-`profile_save_path`, or `steps`, `ranks`, `discrete`, `roles`, `profile_continuous_steps`,
-`tokens`, `tools`, `with_stack`, `torch_profiler`, `npu`, `memory`. An empty list of `steps` or
-`tools`, or `roles` of which none is enabled, leave them off.
+`profile_save_path`, or `steps`, `ranks`, `discrete`, `roles`,
+`profile_continuous_steps`, `tokens`, `tools`, `with_stack`, `torch_profiler`, `npu`, `memory`.
+An empty list of `steps` or `tools`, or `roles` of which none is enabled, leave them off.
 
 `mstx: true` with `profile_level: level_none` and `profile_with_cpu: false` is lightweight mode:
 markers only. A CPU has none: there the only spans are recorded.

@@ -20,9 +20,17 @@ if TYPE_CHECKING:
     from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
     from lightning_rlprof.integrations.loop import start_session, step
     from lightning_rlprof.integrations.ray import ray_runtime_env
-    from lightning_rlprof.recording.annotations import annotate, count, mark, record, stage
-    from lightning_rlprof.recording.memory_log import log_memory, log_memory_around
-    from lightning_rlprof.recording.rank_timings import gather_timings, reduce_timings, tail_ratio
+    from lightning_rlprof.recording.accelerator import log_memory, log_memory_around
+    from lightning_rlprof.recording.annotations import (
+        annotate,
+        count,
+        gather_timings,
+        mark,
+        record,
+        reduce_timings,
+        stage,
+        tail_ratio,
+    )
     from lightning_rlprof.recording.recorders.base import Recorder
     from lightning_rlprof.recording.samples import Sample, sample
     from lightning_rlprof.recording.session import request_capture
@@ -79,20 +87,20 @@ _HOME = {
     "annotate": "recording.annotations",
     "count": "recording.annotations",
     "flops_of": "analysis.efficiency.model_flops",
-    "gather_timings": "recording.rank_timings",
+    "gather_timings": "recording.annotations",
     "load": "run",
-    "log_memory": "recording.memory_log",
-    "log_memory_around": "recording.memory_log",
+    "log_memory": "recording.accelerator",
+    "log_memory_around": "recording.accelerator",
     "mark": "recording.annotations",
     "ray_runtime_env": "integrations.ray",
-    "reduce_timings": "recording.rank_timings",
+    "reduce_timings": "recording.annotations",
     "request_capture": "recording.session",
     "stage": "recording.annotations",
     "record": "recording.annotations",
     "sample": "recording.samples",
     "start_session": "integrations.loop",
     "step": "integrations.loop",
-    "tail_ratio": "recording.rank_timings",
+    "tail_ratio": "recording.annotations",
 }
 
 

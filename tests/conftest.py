@@ -124,7 +124,7 @@ def start(
     """Start a session on a fake clock; whatever a test leaves open is closed."""
 
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
+    from lightning_rlprof.recording.background.sampler import CpuWait, HostMemory
     from lightning_rlprof.recording.session import Session, current
     from lightning_rlprof.testing import make_header
 

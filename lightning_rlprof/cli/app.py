@@ -356,7 +356,7 @@ def _say_bug() -> NoReturn:
 
 def _fail(error: RlprofError) -> NoReturn:
     """Print an error, and its hint if it has one, without credentials or control characters."""
-    from lightning_rlprof.system.plain_text import plain
+    from lightning_rlprof.system.location import plain
 
     text, hint = (plain(" ".join(redact(each).split())) for each in (str(error), error.hint))
     said = f"rlprof: error: {text}\n" + (f"  hint: {hint}\n" if hint else "")

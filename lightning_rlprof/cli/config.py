@@ -196,7 +196,7 @@ def _capture(config: "ProfilerConfig") -> dict[str, str]:
     """Return what is captured, when, where and with which recorders per device."""
     from lightning_rlprof.integrations.ray import ray_runtime_env
     from lightning_rlprof.recording.end_remarks import without_effect
-    from lightning_rlprof.recording.recorders.registry import recorder_names, unmet
+    from lightning_rlprof.recording.recorders.base import recorder_names, unmet
 
     answers = {"captures": "on" if config.captures else f"off: {config.why_off}"}
     answers["saved in"] = config.integrated.profile_save_path

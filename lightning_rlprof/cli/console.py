@@ -137,7 +137,7 @@ def say(text: str, style: str = "", *, err: bool = False) -> None:
     """Print one line, never cut; control characters are escaped."""
     from rich.text import Text
 
-    from lightning_rlprof.system.plain_text import plain
+    from lightning_rlprof.system.location import plain
 
     _console(err=err).print(Text(plain(text), style=style), soft_wrap=True)
 

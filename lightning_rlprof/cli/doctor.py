@@ -60,7 +60,7 @@ answer.update(version=torch_npu.__version__, count=torch.npu.device_count())
 _ASK_RECORDERS = """
 import json
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.recorders.registry import build_recorder, recorder_names, unmet
+from lightning_rlprof.recording.recorders.base import build_recorder, recorder_names, unmet
 from lightning_rlprof.recording.start import make_header
 config, device = ProfilerConfig.model_validate(json.loads(sys.argv[1])), sys.argv[2]
 header, refused = make_header(config, "doctor", 0, 1, device), {}
@@ -352,7 +352,7 @@ def check_nsys(nvtx: Check) -> Check:
     if program is None:
         cure = "install Nsight Systems: https://developer.nvidia.com/nsight-systems"
         return Check("nsys", "missing", "not on PATH: no Nsight Systems reports", cure)
-    from lightning_rlprof.recording.nsys.command_line import installed_version
+    from lightning_rlprof.recording.nsys import installed_version
 
     version = installed_version(program)
     if version is None:

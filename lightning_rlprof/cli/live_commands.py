@@ -24,8 +24,8 @@ from lightning_rlprof.cli.open_run import (
 )
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.capture_request import MOST_STEPS
+from lightning_rlprof.records.hang_reports import LONGEST_S
 from lightning_rlprof.records.run_directory import read_header
-from lightning_rlprof.records.stack_samples import LONGEST_S
 from lightning_rlprof.system.process import process_state
 from lightning_rlprof.system.remote_files import local
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from lightning_rlprof.analysis.hangs.stack_lines import StackLine
     from lightning_rlprof.cli.serve.otlp import Exporter
     from lightning_rlprof.records.capture_request import CaptureRequest
+    from lightning_rlprof.records.hang_reports import StackAnswer
     from lightning_rlprof.records.records import Note
     from lightning_rlprof.records.run_directory import RankReader
-    from lightning_rlprof.records.stack_samples import StackAnswer
     from lightning_rlprof.report.live_view import LiveView
 
 _POLL_S, _PATIENCE_S = 0.2, 60
@@ -300,7 +300,7 @@ def _page(folder: "Path", view: "LiveView") -> "RenderableType":
     from rich.text import Text
 
     from lightning_rlprof.report.terminal import render
-    from lightning_rlprof.system.plain_text import plain
+    from lightning_rlprof.system.location import plain
 
     parts: list[RenderableType] = [
         Text(plain(f"{folder.name} · {view.title}"), style="bold"),
@@ -315,7 +315,7 @@ def _print_stacks(folder: "Path", ranks: str, seconds: float) -> None:
     """Ask the ranks of a training for samples of their stacks, and print the lines."""
     from lightning_rlprof.analysis.hangs.stack_lines import stack_table
     from lightning_rlprof.loaders.live_run import progress
-    from lightning_rlprof.records.stack_samples import StackRequest, write_stack_request
+    from lightning_rlprof.records.hang_reports import StackRequest, write_stack_request
 
     found = progress(folder)
     chosen = chosen_ranks(ranks, found, folder, "sampled", hint=f"See: rlprof findings {folder}")
@@ -357,7 +357,7 @@ def _wait_for_stacks(
 ) -> "tuple[dict[int, list[StackLine]], list[str]]":
     """Return the lines of each rank that answers, and what is wrong with the others."""
     from lightning_rlprof.analysis.hangs.stack_lines import stack_lines
-    from lightning_rlprof.records.stack_samples import read_stack_answer
+    from lightning_rlprof.records.hang_reports import read_stack_answer
 
     waiting = {each.rank: each for each in chosen}
     before = {each.rank: len(each.spans) for each in chosen}

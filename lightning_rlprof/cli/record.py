@@ -34,7 +34,7 @@ from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.recording.nsys.command_line import CaptureRange
+    from lightning_rlprof.recording.nsys import CaptureRange
 
 INJECT = Path(__file__).parents[1] / "integrations" / "inject"
 """Folder whose ``sitecustomize`` opens the doors."""
@@ -373,7 +373,7 @@ def nsys_run(
     Example: rlprof nsys run --config rlprof.yaml -- python train.py
     """
     from lightning_rlprof.integrations.lightning.autoload import is_on
-    from lightning_rlprof.recording.nsys.command_line import installed_version, plan, variables
+    from lightning_rlprof.recording.nsys import installed_version, plan, variables
 
     program = shutil.which("nsys")
     if program is None and not dry_run:
@@ -402,7 +402,7 @@ def nsys_run(
 def _settings(file: str | None, options: list[str]) -> tuple["ProfilerConfig", "ProfilerConfig"]:
     """Return the configuration as given, and as the training under nsys will read it."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.recording.nsys.command_line import tools
+    from lightning_rlprof.recording.nsys import tools
 
     worker = {}
     for word in options:
@@ -479,7 +479,7 @@ def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "Capt
 
 def _reports(name: str) -> tuple[Path, dict[Path, tuple[int, int]]]:
     """Return the directory of a name's reports, and size and time of those that are there."""
-    from lightning_rlprof.recording.nsys.command_line import report_pattern
+    from lightning_rlprof.recording.nsys import report_pattern
 
     folder, pattern = report_pattern(name, os.environ, socket.gethostname())
     found = {}

@@ -174,9 +174,9 @@ class Options(Section):
     `rlprof findings --explain all` lists them."""
 
     capture_anomalies: bool = False
-    """Capture two steps after one step, or several, that took unusually long for their tokens, and
-    once if memory grows steadily. Of more than 4 ranks, the slowest is captured, a healthy one,
-    and one of each role; at most 3 times an hour, and 10 times in a run."""
+    """Capture two steps after one step, or several, that took unusually long for their tokens. Of
+    more than 4 ranks, the slowest is captured, a healthy one, and one of each role; at most 3 times
+    an hour, and 10 times in a run."""
 
     measure_overhead: bool = False
     """Measure what rlprof costs: of every two steps, one records nothing but its length. `rlprof
@@ -219,8 +219,8 @@ class Options(Section):
     """Memory recording in captures."""
 
     max_file_bytes: Annotated[int, Field(ge=1_000_000)] | None = 8_000_000_000
-    """Bytes that the file of a rank may take, without captures. Beyond it, only the newest steps
-    are kept in memory, and written at the end. null: no limit."""
+    """Bytes that the file of a rank may take, about, without captures. Beyond it, steps are left
+    out, and the run says how many. null: no limit."""
 
     @classmethod
     def _unknown(cls, key: str) -> str:

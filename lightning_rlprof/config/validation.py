@@ -27,7 +27,7 @@ _INSTEAD = {
     "token_end": "write tokens: [start, end]",
     "spans": "leave it out, as spans are always recorded",
 }
-"""What to do about a key that rlprof does not have."""
+"""What to do about a key that the configuration does not know."""
 _HOW = {
     "bool_type": "; write true or false",
     "dict_type": "; write KEY: VALUE, or {KEY: VALUE}",
@@ -275,7 +275,7 @@ Tokens = Annotated[
         }
     ),
 ]
-"""The first token and the first one after the last; None for all of them."""
+"""The first token and the first one after the last; None if the last one is open."""
 
 StepNumber = Annotated[_Step, BeforeValidator(_step)]
 """A step, counted from 1."""

@@ -21,8 +21,7 @@ from lightning_rlprof.recording import start
 from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.job import Place, find_place, free_ranks, remember, shared_run
 from lightning_rlprof.recording.method_wrapping import ImportedWraps
-from lightning_rlprof.recording.on_finish import OnFinish
-from lightning_rlprof.recording.owner import Owner, rejoin
+from lightning_rlprof.recording.open_spans import Owner, rejoin
 from lightning_rlprof.recording.recorders.base import Recorder, is_for_the_process
 from lightning_rlprof.recording.session import (
     AlreadyRecordingError,
@@ -33,6 +32,7 @@ from lightning_rlprof.recording.session import (
     running,
 )
 from lightning_rlprof.recording.span_buffer import RankTakenError, StepTotals
+from lightning_rlprof.recording.start import OnFinish
 from lightning_rlprof.recording.torch_hooks import BackwardPasses, OptimizerSteps, RecordFunctions
 from lightning_rlprof.records.notes import Code, Remark
 from lightning_rlprof.records.records import FORMAT, Header

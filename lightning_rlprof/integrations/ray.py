@@ -13,10 +13,10 @@ from lightning_rlprof.config.blocks import NsightConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import near
 from lightning_rlprof.errors import ConfigError, TraceError
-from lightning_rlprof.recording.nsys.command_line import capture_range_end
-from lightning_rlprof.recording.nsys.report_files import (
+from lightning_rlprof.recording.nsys import (
     REPORT_WAIT_S,
     Source,
+    capture_range_end,
     captures_in,
     fetch,
     folder_of,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lightning_rlprof.loaders.chrome.spill import Columns, Grown, in_order
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
-from lightning_rlprof.tables.interval_nesting import SLACK_NS, Enclosing
+from lightning_rlprof.tables.intervals import SLACK_NS, Enclosing
 from lightning_rlprof.tables.table import Column
 
 CALL_COLUMNS = (

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, Header
-from lightning_rlprof.records.shadow_steps import SHADOW
+from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, SHADOW, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import DRIVER, NO_PARENT, Counter, Spans, drivers
 

@@ -25,18 +25,19 @@ from lightning_rlprof.loaders.native import (
     checked_header,
     read_window,
 )
-from lightning_rlprof.records.collective_entries import as_collectives
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
     Collective,
     HangReport,
     RankEvidence,
+    as_collectives,
     dump_file,
     read_beat,
+    read_plain_pickle,
     read_report,
     read_reports,
 )
-from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, PHASES, Header, Note
+from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, PHASES, SHADOW, Header, Note
 from lightning_rlprof.records.run_directory import (
     RankReader,
     RankTrace,
@@ -45,8 +46,6 @@ from lightning_rlprof.records.run_directory import (
     rank_files,
     read_header,
 )
-from lightning_rlprof.records.shadow_steps import SHADOW
-from lightning_rlprof.system.plain_pickle import read_plain_pickle
 from lightning_rlprof.system.process import process_state
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans

@@ -28,8 +28,7 @@ from lightning_rlprof.records.run_directory import (
     read_trace,
 )
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.background_metrics import background_metrics
-from lightning_rlprof.tables.sample_names import sample_names
+from lightning_rlprof.tables.rank_tables import background_metrics, sample_names
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
 

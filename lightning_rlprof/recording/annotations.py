@@ -4,31 +4,50 @@ A marker is one object per name and holds no state: what is open lives in a cont
 marker nests in itself and serves every thread and asyncio task. While no session listens, entering
 it runs no Python code at all; `listen` swaps the two methods in when a session starts.
 
-A marker that also adds up the seconds that its caller wants to have, recording or not.
+A marker may also add up the seconds that its caller wants to have, recording or not, which can be
+put together across the ranks of a torch.distributed job.
 """
 
 import os
 import sys
 from _thread import get_ident
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
+from statistics import fmean
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, overload
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
 from lightning_rlprof.recording.open_spans import Span, innermost, new_span, numbers, opened
-from lightning_rlprof.recording.owner import Owner
-from lightning_rlprof.records.histograms import EXPERTS
-from lightning_rlprof.records.notes import Code, Fact, Level
-from lightning_rlprof.records.records import Kind, Number
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import EXPERTS, Kind, Number
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_LONG_NS = 1_000_000  # of a stage that is worth 2 µs more
+_LONGEST_NAME = 1_000  # characters; a name stands in the file once for every span
+
+_VERSION, _VERSION_END = "version", "version_end"
+
+CHILD_MARKS = "RLPROF_CHILD_MARKS"
+"""Variable by which a process that records tells its children where `tell_first` writes."""
+
+_STILL_OPEN = (
+    "{!r} was open when what lay around it ended, as `with` around a `yield` is: it counts what "
+    "runs until it is left; put @stage or @annotate on the generator instead"
+)
+_WAYS: dict[str, Callable[[list[float]], float]] = {
+    "mean": fmean,
+    "max": max,
+    "min": min,
+    "sum": sum,
+}
 
 _timed: ContextVar[Any] = ContextVar("rlprof_timed", default=None)
 
@@ -68,56 +87,6 @@ class Timed:
 
     # torch.compile is not to trace them; see `marking.listen`.
     __enter__._torchdynamo_disable = __exit__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-class Sink(Protocol):
-    """What a session offers to markers: the clock, the step, and a place for completed spans."""
-
-    step: int
-    flush_at_ns: int  # when an outermost span that ends is worth a write of its own
-    silent_thread: int  # whose spans are not recorded now, as in a shadow step; 0 if none
-    owner: Owner  # whose spans are recorded
-
-    @property
-    def clock(self) -> Callable[[], int]:
-        """The clock of the run, in nanoseconds."""
-
-    @property
-    def append(self) -> Callable[[Span], object]:
-        """Where ended spans go."""
-
-    def step_at(self, time_ns: int) -> int:
-        """Return the step in which an instant lies."""
-
-    def enter(self, name: str, kind: Kind) -> object:
-        """Tell the recorders that a span begins; return what `exit` needs."""
-
-    def exit(self, span: Span) -> None:
-        """Tell the recorders that a span ended, by its token; add their counters to it."""
-
-    def mark(self, name: str) -> None:
-        """Tell the recorders of an instant."""
-
-    def stage_ended(self, span: Span) -> None:
-        """Add to a stage of a millisecond or more how much memory there is at its end."""
-
-    def add(self, line: msgspec.Struct, /) -> None:
-        """Add a line of another kind."""
-
-    def later_experts(
-        self, span: Span, ask: Callable[[], open_spans.ExpertTokens | None], /
-    ) -> None:
-        """Write the tokens of experts in a span once they are known, after the step."""
-
-    def flush(self) -> None:
-        """Bring completed spans to the disk."""
-
-    def note(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
-        """Say something in the log and in the run."""
-
-
-_LONG_NS = 1_000_000  # of a stage that is worth 2 µs more
-_LONGEST_NAME = 1_000  # characters; a name stands in the file once for every span
 
 
 class Marker:
@@ -194,14 +163,18 @@ class LoopMarker(OwnMarker):
 
 
 _stages: dict[str, Marker] = {}
-_sink: Sink | None = None
+_sink: "Session | None" = None
 _said: set[str] = set()
 
 
 @overload
 def stage(name: str, /, **counters: Number) -> Marker: ...
+
+
 @overload
 def stage(name: str, /, *, into: MutableMapping[str, float], **counters: Number) -> Timed: ...
+
+
 def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
     """Mark a stage of the RL step, in a ``with`` statement or as a decorator.
 
@@ -235,8 +208,12 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
 
 @overload
 def annotate(function: F, /) -> F: ...
+
+
 @overload
 def annotate(name: str, /) -> Marker: ...
+
+
 def annotate(target: Any, /) -> Any:
     """Mark a function or method as a region, by its qualified name or by a name that you give.
 
@@ -321,9 +298,6 @@ def record(
         sink.flush()
 
 
-_VERSION, _VERSION_END = "version", "version_end"
-
-
 def count(**numbers: Any) -> None:
     """Add numbers to the innermost open span of this thread or task; outside of spans do nothing.
 
@@ -357,10 +331,10 @@ def count(**numbers: Any) -> None:
         span.counters = total
 
 
-def _keep_experts(sink: Sink, span: Span, given: Any) -> None:
+def _keep_experts(sink: "Session", span: Span, given: Any) -> None:
     """Let a session read the tokens of experts after the step, and say what they cannot be."""
     try:
-        sink.later_experts(span, open_spans.later_experts(given))
+        sink.buffer.later_experts(span, open_spans.later_experts(given))
     except Exception as error:  # of any kind: the training continues
         text = f"count({EXPERTS}=…) takes a list or tensor of layers and experts: {error!r}"
         if text not in _said:
@@ -369,7 +343,7 @@ def _keep_experts(sink: Sink, span: Span, given: Any) -> None:
 
 
 def listen(
-    sink: Sink | None,
+    sink: "Session | None",
     *,
     mirrored: bool = False,
     shadows: bool = False,
@@ -380,7 +354,7 @@ def listen(
     Args:
         sink: The session.
         mirrored: Also call its `enter` and `exit` around each span, for recorders.
-        shadows: Whether it may have a `Sink.silent_thread`; if not, spans cost no more.
+        shadows: Whether it may have a `Session.silent_thread`; if not, spans cost no more.
         told: Called after a stage has begun or ended; without it, stages cost no more.
     """
     global _sink
@@ -403,14 +377,10 @@ def listen(
     Marker.__exit__ = leave  # type: ignore[method-assign]
 
 
-def listener() -> Sink | None:
+def listener() -> "Session | None":
     """Return the session that gets the spans of the calling thread, or None."""
     sink = _sink
     return sink if sink is not None and sink.owner.has_thread() else None
-
-
-CHILD_MARKS = "RLPROF_CHILD_MARKS"
-"""Variable by which a process that records tells its children where `tell_first` writes."""
 
 
 def tell_first(path: str, where: str) -> None:
@@ -437,9 +407,7 @@ def tell_first(path: str, where: str) -> None:
 
 # Made per session, with what a span needs as default arguments, which cost least to read.
 # A thread that is inside one of them when its session ends finishes on that session.
-
-
-def _recording(sink: Sink) -> tuple[Any, Any]:
+def _recording(sink: "Session") -> tuple[Any, Any]:
     owner, own = sink.owner, sink.owner.ident
 
     def enter(  # type: ignore[no-untyped-def]
@@ -487,7 +455,7 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
     return enter, leave
 
 
-def _mirrored(sink: Sink) -> tuple[Any, Any]:
+def _mirrored(sink: "Session") -> tuple[Any, Any]:
     owner = sink.owner
 
     def enter(self: Marker) -> None:
@@ -504,7 +472,7 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
     return enter, leave
 
 
-def _in_shadow(begin: Any, end: Any, sink: Sink) -> tuple[Any, Any]:
+def _in_shadow(begin: Any, end: Any, sink: "Session") -> tuple[Any, Any]:
     """Do nothing on the silent thread, but inside of and at the end of what it had begun before.
 
     Both kinds of steps pay for the question, so that it is not part of what is measured.
@@ -537,7 +505,7 @@ def _telling(begin: Any, end: Any, told: Callable[[], object]) -> tuple[Any, Any
     return enter, leave
 
 
-def _end_around(sink: Sink, marker: Marker, now: int) -> None:
+def _end_around(sink: "Session", marker: Marker, now: int) -> None:
     """End a span of any sort, also around others that are still open; ignore one never begun."""
     if not sink.owner.has_thread():
         return
@@ -572,17 +540,90 @@ def _of_another_thread(marker: Marker) -> Span | None:
     return None if open_spans.is_left(span) else span
 
 
-_STILL_OPEN = (
-    "{!r} was open when what lay around it ended, as `with` around a `yield` is: it counts what "
-    "runs until it is left; put @stage or @annotate on the generator instead"
-)
-
-
-def _leave_open(sink: Sink, span: Span) -> None:
+def _leave_open(sink: "Session", span: Span) -> None:
     if span.token is not None:
         sink.exit(span)  # profilers know only what nests
     if open_spans.leave_open(span):
         sink.note(Code.SPAN_LEFT_OPEN, _STILL_OPEN.format(span.marker), span=span.name)
+
+
+class Tail(NamedTuple):
+    """How a duration spreads over the ranks.
+
+    Attributes:
+        ratio: Share of the ``k`` slowest ranks in the sum over all ranks, 0 to 1.
+        min: Shortest, in the unit given.
+        max: Longest.
+    """
+
+    ratio: float
+    min: float
+    max: float
+
+
+def gather_timings(timings: Mapping[str, float]) -> dict[str, list[float | None]]:
+    """Return every name that some rank knows with the values by rank, None where it has none.
+
+    Without a process group this process is the only rank.
+
+    Example::
+
+        >>> gather_timings({"actor_update": 1.5})
+        {'actor_update': [1.5]}
+    """
+    ranks = _gather(dict(timings))
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    return {name: [rank.get(name) for rank in ranks] for name in names}
+
+
+def reduce_timings(
+    timings: Mapping[str, float], how: Literal["mean", "max", "min", "sum"] = "mean"
+) -> dict[str, float]:
+    """Return one value per name, over the ranks that have it; the same on every rank.
+
+    Raises:
+        ValueError: ``how`` is none of the four.
+
+    Example::
+
+        >>> reduce_timings({"actor_update": 1.5}, how="max")
+        {'actor_update': 1.5}
+    """
+    if how not in _WAYS:
+        raise ValueError(f"how={how!r} is not one of {', '.join(_WAYS)}")
+    gathered = gather_timings(timings)
+    known = {name: [one for one in ranks if one is not None] for name, ranks in gathered.items()}
+    return {name: float(_WAYS[how](values)) for name, values in known.items()}
+
+
+def tail_ratio(seconds: float, k: int = 1) -> Tail:
+    """Return what share of all ranks' time the ``k`` slowest take, and the extremes.
+
+    With n even ranks the ratio is k / n; it nears 1 when few ranks take nearly all of the time.
+
+    Raises:
+        ValueError: ``k`` is below 1.
+
+    Example::
+
+        >>> tail_ratio(2.0)
+        Tail(ratio=1.0, min=2.0, max=2.0)
+    """
+    if k < 1:
+        raise ValueError(f"k={k} is not a number of ranks; give 1 or more")
+    values = sorted(_gather(float(seconds)), reverse=True)
+    total = sum(values)
+    return Tail(sum(values[:k]) / total if total else 0.0, values[-1], values[0])
+
+
+def _gather(value: Any) -> Sequence[Any]:
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [value]
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found
 
 
 compiled_code.when_traced(stage, compiled_code.no_marker("stage()"))

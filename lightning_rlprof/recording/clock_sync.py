@@ -6,13 +6,16 @@ threads. An absent rank costs a second once, and is not waited for again.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.recording.annotations import Marker
-from lightning_rlprof.records.notes import Code, Notes
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import ClockLine
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
 
 _PINGS = 5  # some 100 µs each over TCP
 _PATIENCE_NS = 1_000_000_000  # of rank 0 in all; who waits for it waits twice as long
@@ -20,48 +23,12 @@ _GROWTH = 4  # the first steps say little about how long steps take
 _MARKER = Marker("rlprof compare clocks", "region")
 
 
-class Store(Protocol):
-    """What of ``torch.distributed.Store`` an exchange uses."""
-
-    def set(self, key: str, value: str, /) -> object:
-        """Keep a value."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return a value that is there."""
-
-    def wait(self, keys: list[str], timeout: timedelta, /) -> object:
-        """Return when all keys are there; raises after the timeout."""
-
-    def delete_key(self, key: str, /) -> object:
-        """Forget a value."""
-
-
-class Run(Protocol):
-    """What an exchange needs of the session that it belongs to."""
-
-    @property
-    def clock(self) -> Callable[[], int]:
-        """The clock of the run, in nanoseconds."""
-
-    @property
-    def add(self) -> Callable[[ClockLine], object]:
-        """Add a line to the run."""
-
-    @property
-    def note(self) -> Notes:
-        """What logs a remark and keeps it in the run."""
-
-    def record(self, marker: Marker, start_ns: int, end_ns: int) -> None:
-        """Add a span whose two ends are known."""
-
-
-def default_store() -> Store | None:
+def default_store() -> Any:
     """Return the store of torch.distributed's default process group, None without one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    found: Store | None = distributed.distributed_c10d._get_default_store()
-    return found
+    return distributed.distributed_c10d._get_default_store()
 
 
 def leaders(world_size: int, hosts: int) -> range:
@@ -96,7 +63,7 @@ class Exchange:
     """
 
     def __init__(
-        self, store: Store, run: Run, rank: int, peers: Iterable[int], name: str, every_ns: int
+        self, store: Any, run: "Session", rank: int, peers: Iterable[int], name: str, every_ns: int
     ) -> None:
         self._store, self._run, self._rank = store, run, rank
         self._peers = [peer for peer in peers if rank in (0, peer)]

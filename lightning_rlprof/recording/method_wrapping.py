@@ -65,22 +65,25 @@ class _Calls:
         )
 
 
-_Installed = list[tuple[Any, str, object, object]]
-"""What was replaced: the owner, the name, the marked function, and what was there before."""
+class _Replaced:
+    """Functions and methods that are replaced until `remove`."""
+
+    def __init__(self) -> None:
+        # The owner, the name, the marked function, and what was there before.
+        self._installed: list[tuple[Any, str, object, object]] = []
+
+    def remove(self) -> None:
+        """Remove the marks, last first, except where other code replaced the function since."""
+        for owner, name, mine, before in reversed(self._installed):
+            if vars(owner).get(name) is mine:
+                if before is _ABSENT:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+        self._installed.clear()
 
 
-def _restore(installed: _Installed) -> None:
-    """Undo replacements, last first, except where other code replaced the function since."""
-    for owner, name, mine, before in reversed(installed):
-        if vars(owner).get(name) is mine:
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-    installed.clear()
-
-
-class Wraps:
+class Wraps(_Replaced):
     """Methods of one module that are marked until `remove`.
 
     Bound methods are put on the instance, so that classes stay untouched and ``copy.deepcopy`` of a
@@ -97,8 +100,8 @@ class Wraps:
     """
 
     def __init__(self, root: object, rules: Sequence[WrapRule], *, by_name: bool = False) -> None:
+        super().__init__()
         self._root, self._by_name = root, by_name
-        self._installed: _Installed = []
         self._calls: list[_Calls] = []
         try:
             for rule in rules:
@@ -107,10 +110,6 @@ class Wraps:
         except BaseException:
             self.remove()
             raise
-
-    def remove(self) -> None:
-        """Remove the marks, except where other code replaced the method since."""
-        _restore(self._installed)
 
     def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""
@@ -145,7 +144,7 @@ class Wraps:
             mine.__func__.__name__ = name  # by which pickle will look for it
 
 
-class ImportedWraps:
+class ImportedWraps(_Replaced):
     """Functions and methods of classes that are marked by import path until `remove`.
 
     Those of modules that are imported later are marked then. Code that has taken a function by
@@ -153,18 +152,14 @@ class ImportedWraps:
     """
 
     def __init__(self, rules: Sequence[WrapRule]) -> None:
+        super().__init__()
         self._calls: dict[str, _Calls] = {}
-        self._installed: _Installed = []
         self._missing: list[Remark] = []
         for rule in rules:
             if rule.is_imported:
                 self._calls[rule.target] = _Calls(rule)
                 module = rule.target.partition(":")[0]
                 when_imported(module, functools.partial(self._install, rule))
-
-    def remove(self) -> None:
-        """Remove the marks, except where other code replaced the method since."""
-        _restore(self._installed)
 
     def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""

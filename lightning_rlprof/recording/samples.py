@@ -6,10 +6,10 @@ attempt stand in the file once for each process that has the sample.
 
 import os
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.recording import annotations, open_spans
-from lightning_rlprof.recording.annotations import Marker, Sink, in_stage, mark
+from lightning_rlprof.recording.annotations import Marker, in_stage, mark
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import (
     FATES,
@@ -20,6 +20,9 @@ from lightning_rlprof.records.records import (
     Number,
 )
 from lightning_rlprof.records.run_directory import SampleLine
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
 
 _LONGEST = 200  # characters of a prompt's or a group's name
 _told_wrong = False
@@ -55,7 +58,7 @@ class Sample:
         self.prompt, self.group, self.attempt = prompt, group, attempt
         self.version, self.replica = version, replica
         self.fate: Fate | None = None
-        self._written_by: Sink | None = None
+        self._written_by: Session | None = None
         self._write_name()
 
     def __repr__(self) -> str:
@@ -190,7 +193,7 @@ def _short(name: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _say_once(sink: Sink, fate: str) -> None:
+def _say_once(sink: "Session", fate: str) -> None:
     global _told_wrong
     if not _told_wrong:
         _told_wrong = True

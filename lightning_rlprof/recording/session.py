@@ -22,14 +22,11 @@ import msgspec
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording import annotations, compiled_code
+from lightning_rlprof.recording import annotations, capture, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
-from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
-from lightning_rlprof.recording.background.sampler import Background
-from lightning_rlprof.recording.budget import Budget
-from lightning_rlprof.recording.captures import capture
-from lightning_rlprof.recording.captures.capture import GENERATION, Capture, TokenWindow
-from lightning_rlprof.recording.captures.requests import CaptureRequests
+from lightning_rlprof.recording.background.sampler import Background, CpuWait, HostMemory
+from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.capture_requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
@@ -40,17 +37,20 @@ from lightning_rlprof.recording.end_remarks import (
     never_reached,
 )
 from lightning_rlprof.recording.method_wrapping import Wraps
-from lightning_rlprof.recording.open_spans import ExpertTokens, Span, innermost, new_span
-from lightning_rlprof.recording.owner import Owner, set_apart
+from lightning_rlprof.recording.open_spans import (
+    Owner,
+    Span,
+    innermost,
+    new_span,
+    set_apart,
+)
 from lightning_rlprof.recording.recorders.base import Late, Recorder, is_for_the_process
-from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
-from lightning_rlprof.recording.stage_sums import StageSums
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.span_buffer import Buffer, StageSums, StepTotals, open_writer
+from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.capture_request import steps_ahead
 from lightning_rlprof.records.notes import Code, Fact, Level, Remark, level_of
-from lightning_rlprof.records.records import Header, Kind, Number
+from lightning_rlprof.records.records import SHADOW, STEP_END, Header, Kind, Number, is_shadow
 from lightning_rlprof.records.run_directory import EndLine, note_line, rank_directory
-from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END, is_shadow
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -389,9 +389,10 @@ class Session:
             try:
                 writer = open_writer(run, header)
                 try:
-                    budget = Budget(config.max_file_bytes)
                     chosen = chosen_stages(config, header.rank)
-                    self.buffer = Buffer(writer, clock, budget, all_names=bool(chosen))
+                    self.buffer = Buffer(
+                        writer, clock, config.max_file_bytes, all_names=bool(chosen)
+                    )
                     self._memory = _Memory(header.device)
                     self._windows = _Windows(
                         Capture(self, rank_directory(run, header.rank), recorders),
@@ -622,11 +623,6 @@ class Session:
         return self._steps.thread
 
     @property
-    def idles(self) -> bool:
-        """Whether the time between two steps is idle."""
-        return self.loop.idles
-
-    @property
     def has_steps(self) -> bool:
         """Whether a step has ended."""
         return self._steps.ended > 0
@@ -662,18 +658,6 @@ class Session:
     def add(self, line: msgspec.Struct, /) -> None:
         """Add a line of another kind."""
         self.buffer.add(line)
-
-    def later_experts(self, span: Span, ask: Callable[[], ExpertTokens | None]) -> None:
-        """Write the tokens of experts in a span once they are known."""
-        self.buffer.later_experts(span, ask)
-
-    def recent(self) -> list[Span]:
-        """Return spans that ended lately; any thread may ask."""
-        return self.buffer.recent()
-
-    def flush_if_free(self) -> None:
-        """Append everything to the file, unless another thread does so, or is stuck in it."""
-        self.buffer.flush_if_free()
 
     @_harmless
     def record(
@@ -765,11 +749,6 @@ class Session:
         self._windows.capture.close_kept()
 
     @property
-    def stage_count(self) -> int:
-        """How many stages ended in the last step."""
-        return self.buffer.stage_count
-
-    @property
     def mirrors(self) -> bool:
         """Whether recorders are told of spans now."""
         return self._windows.capture.mirrors
@@ -786,7 +765,7 @@ class Session:
     def flush(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
         self.flush_at_ns = self.clock() + _UNWRITTEN_NS
-        self.flush_if_free()
+        self.buffer.flush_if_free()
 
     def note(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
         """Log a remark and keep it in the run; below a warning only rank 0 logs.

@@ -1,7 +1,4 @@
-"""Ended spans and notes of one rank on their way to its file.
-
-What one step spent on its stages, on one thread.
-"""
+"""Ended spans and notes of one rank on their way to its file; what steps spent on their stages."""
 
 import logging
 import threading
@@ -16,27 +13,44 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lightning_rlprof.errors import ConfigError, described
-from lightning_rlprof.recording.budget import Budget
 from lightning_rlprof.recording.open_spans import ExpertTokens, Span, line_of, opened
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
-from lightning_rlprof.records.histograms import EXPERTS
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
-from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
+from lightning_rlprof.records.records import EXPERTS, SHADOW, VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import (
     CountLine,
     EndLine,
     ExpertsLine,
+    MetricsLine,
     NoteLine,
+    SampleLine,
     ThreadLine,
     TraceWriter,
     note_line,
     plain_item,
 )
-from lightning_rlprof.records.shadow_steps import SHADOW
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
+
+log = logging.getLogger(__name__)
 
 _MOST = 1 << 16  # intervals of a stage that are kept apart
 _LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
+
+# How long steps may stay in memory: encoding and writing costs a step of 7 ms 44 µs, and 8 µs if 14
+# steps share one write. SIGKILL loses at most this long of them.
+_WRITE_NS = 100_000_000
+_RECENT = 300
+_LOOKS = 100  # times that the names of spans are remembered: later steps have the same
+_MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
+_MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
+_RESERVED = 8  # This part of a file that has a limit is for notes and for how the run ended.
+_OF_STEPS: set[type] = {SampleLine, CountLine, ExpertsLine, MetricsLine}
+_RETURNED = "numbers that a recorder should have returned:"
+
+RATE = "_tokens_per_s"
+"""End of the names of metrics that are sums over ranks."""
+
+_SUMMED = ("tokens", "samples", "flops")
 
 
 class Spent(NamedTuple):
@@ -81,9 +95,7 @@ class Tally:
         self._thread = thread
         self._step: tuple[int, int] | None = None
         self._captured = False
-        self._times: dict[tuple[str, str], _Union] = {}
-        self._sums: dict[tuple[str, str], Number] = {}
-        self._counts: dict[tuple[str, str], int] = {}
+        self._spent: dict[tuple[str, str], _Union] = {}  # by stage and counter, "" for all spans
         self._apart = _Union()  # validations
 
     def follow(self, thread: int) -> None:
@@ -115,25 +127,23 @@ class Tally:
         if self._step is None:
             return StepTotals(0, False, {})
         low, high = self._step
-        stages = {}
-        for (stage, counter), union in self._times.items():
-            if not counter:
-                stages[stage] = Spent(union.within(low, high), {}, {}, {})
-        for (stage, counter), value in self._sums.items():
-            stages[stage].counters[counter] = value
-            stages[stage].counted_ns[counter] = self._times[stage, counter].within(low, high)
-            stages[stage].spans[counter] = self._counts[stage, counter]
+        stages: dict[str, Spent] = {}
+        for (stage, counter), spent in self._spent.items():
+            ns = spent.within(low, high)
+            if counter:  # after the stage itself, whose spans come first
+                stages[stage].counters[counter] = spent.total
+                stages[stage].counted_ns[counter] = ns
+                stages[stage].spans[counter] = spent.spans
+            else:
+                stages[stage] = Spent(ns, {}, {}, {})
         return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
 
     def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
-        self._times.setdefault((stage, ""), _Union()).add(start, end)
+        self._spent.setdefault((stage, ""), _Union()).add(start, end)
         for counter, told in counters.items():
             value = as_number(told)
             if value is not None and abs(value) < _LARGEST:
-                key = stage, counter
-                self._times.setdefault(key, _Union()).add(start, end)
-                self._sums[key] = self._sums.get(key, 0) + value
-                self._counts[key] = self._counts.get(key, 0) + 1
+                self._spent.setdefault((stage, counter), _Union()).add(start, end, value)
 
 
 def _ends(span: Span) -> tuple[int, int]:
@@ -156,14 +166,21 @@ def _trained(spans: Sequence[Span]) -> list[Span]:
 
 
 class _Union:
-    """Intervals that come in the order of their ends, to ask for how long one at least is open."""
+    """Intervals that come in the order of their ends, to ask for how long one at least is open.
+
+    Attributes:
+        spans: How many were added.
+        total: Sum of their values.
+    """
 
     def __init__(self) -> None:
+        self.spans = 0
+        self.total: Number = 0
         self._apart: list[tuple[int, int]] = []
         self._done_ns = 0
 
-    def add(self, start: int, end: int) -> None:
-        apart = self._apart
+    def add(self, start: int, end: int, value: Number = 0) -> None:
+        self.spans, self.total, apart = self.spans + 1, self.total + value, self._apart
         while apart and apart[-1][1] > start:
             start = min(start, apart.pop()[0])
         apart.append((start, end))
@@ -187,16 +204,6 @@ def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] 
     return {name: sum(numbers.get(name, 0) for numbers in known.values()) for name in names}
 
 
-log = logging.getLogger(__name__)
-
-# How long steps may stay in memory: encoding and writing costs a step of 7 ms 44 µs, and 8 µs if 14
-# steps share one write. SIGKILL loses at most this long of them.
-_WRITE_NS = 100_000_000
-_RECENT = 300
-_LOOKS = 100  # times that the names of spans are remembered: later steps have the same
-_MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
-_MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
-_RETURNED = "numbers that a recorder should have returned:"
 _thread_of = attrgetter("thread")
 _kind_and_name_of = attrgetter("kind", "name")
 
@@ -235,7 +242,7 @@ class Buffer:
     Args:
         writer: The file; a disk that takes nothing costs lines, never a run.
         clock: Monotonic nanoseconds.
-        budget: What of all lines is written.
+        limit: Bytes of the file, about, beyond which lines of steps are left out.
         all_names: Whether `stages_seen` has the names of all steps.
     """
 
@@ -243,15 +250,15 @@ class Buffer:
         self,
         writer: TraceWriter,
         clock: Callable[[], int],
-        budget: Budget | None = None,
+        limit: int | None = None,
         *,
         all_names: bool = False,
     ) -> None:
         self._writer, self._clock = writer, clock
         self._name = plain(str(writer.path))
-        self._budget = budget or Budget()
-        if self._budget.is_limited:
-            writer.limit = self._budget.to_write
+        self._limit = limit
+        self._left_out = {"lines": 0, "steps": 0}  # as the file is full
+        self._has_said_full = False
         self._spans: list[Span] = []
         self.append: Callable[[Span], object] = self._spans.append
         self._unwritten: list[Span] = []  # of steps that have ended
@@ -289,8 +296,14 @@ class Buffer:
                 self._collect()
             else:
                 self._flush_once()
-                if remark := self._budget.after_step(step):
-                    log.warning("%s: %s", self._name, self._note(*remark))
+                if self._left_out["lines"] and not self._has_said_full:
+                    self._has_said_full = True
+                    text = (
+                        f"over budget: the file has all of max_file_bytes={self._limit:,}; steps "
+                        f"from {step} on are left out"
+                    )
+                    said = self._note(Code.OVER_BUDGET, text, {"step": step})
+                    log.warning("%s: %s", self._name, said)
             self._last = self._flushed, self._tally
             self._flushed, self._tally = [], Tally(self._thread)
 
@@ -300,18 +313,16 @@ class Buffer:
             self._flush_once()
 
     def flush_to_the_end(self) -> None:
-        """Append everything to the file, with what the budget kept in memory: the process ends."""
+        """Append everything to the file, and how much was left out: the process ends."""
         with self._lock:
             self._flush_once()
-            if self._budget.is_full:
-                self._append_newest(last=True)
-            if summary := self._budget.summary():
-                self._note(*summary)
+            if self._left_out["lines"]:
+                text = (
+                    "over budget: {lines:,} lines, {steps:,} steps among them, were not kept: "
+                    "raise max_file_bytes={limit:,}"
+                ).format(**self._left_out, limit=self._limit)
+                self._note(Code.BUDGET_SUMMARY, text, self._left_out)
                 self._flush_once()
-
-    def _append_newest(self, *, last: bool) -> None:
-        if data := self._budget.newest(self._writer.size, last=last):
-            self._try(partial(self._writer.append, data), [], data.count(b"\n"))
 
     def flush_if_free(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
@@ -478,12 +489,7 @@ class Buffer:
         try:
             self._ask_late()
             end = [line for line in self._others if isinstance(line, EndLine)]
-            if comes_last := self._budget.is_full:  # after what is in memory
-                self._others[:] = [line for line in self._others if not isinstance(line, EndLine)]
             self.flush_to_the_end()
-            if comes_last:
-                self._others += end
-                self.flush()
             self._lost += self._writer.waiting + self._writer.dropped
             if self._lost:
                 text = "%s lacks %d lines that could not be written"
@@ -554,23 +560,15 @@ class Buffer:
     def _write(
         self, news: list[msgspec.Struct], spans: list[Span], others: Sequence[msgspec.Struct]
     ) -> None:
-        budget, rows = self._budget, [*map(line_of, spans)]
-        if not budget.is_full:
-            lines = [*news, *rows, *others] if news or others else rows
-            self._try(partial(self._writer.write, lines), spans, len(lines))
-            if not budget.is_full:
-                return
-        rare = [*news, *(line for line in others if not budget.is_of_steps(line))]
-        if rare:
-            self._try(partial(self._writer.write, rare, always=True), [], len(rare))
-        lines = [*rows, *filter(budget.is_of_steps, others)]
-        self._try(partial(self._writer.write, lines), spans, len(lines))
-        if any(map(_is_captured, spans)) or any(map(_is_worth_keeping, others)):
-            self._append_newest(last=False)
-
-    def _try(self, write: Callable[[], bool], spans: Sequence[Span], lines: int) -> None:
+        rows = [*map(line_of, spans)]
+        if self._limit is not None and self._writer.size >= self._limit - self._limit // _RESERVED:
+            rare = [line for line in others if type(line) not in _OF_STEPS]
+            self._left_out["lines"] += len(rows) + len(others) - len(rare)
+            self._left_out["steps"] += sum(span.kind == "step" for span in spans)
+            rows, others = [], rare
+        lines = [*news, *rows, *others] if news or others else rows
         try:
-            if not write():  # Tensors are not held any longer.
+            if not self._writer.write(lines):  # Tensors are not held any longer.
                 for span in spans:
                     span.counters = plain_item(span.counters)
         except OSError as error:
@@ -581,7 +579,7 @@ class Buffer:
         except Exception as error:  # what no file can hold
             if not self._lost:
                 log.warning("cannot write %s, spans are lost: %s", self._name, error)
-            self._lost += lines
+            self._lost += len(lines)
         else:
             if self._refused_ns is not None:
                 seconds = (self._clock() - self._refused_ns) / 1e9
@@ -625,12 +623,53 @@ def _ignore(span: Span) -> None:
     pass
 
 
-def _is_worth_keeping(line: msgspec.Struct) -> bool:
-    """Return whether a line is a warning, such as that of a hang."""
-    if not isinstance(line, NoteLine) or line.level == "info":
-        return False
-    return line.code not in (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
+class StageSums:
+    """What some steps spent, together.
 
+    Attributes:
+        steps: How many they are.
+        stages: Nanoseconds of each stage.
+        counts: By stage and counter, its sum, and the nanoseconds of the spans that counted.
+        spans: By stage and counter, how many spans counted.
+    """
 
-def _is_captured(span: Span) -> bool:
-    return span.kind == "step" and "capture" in (span.counters or ())
+    def __init__(self) -> None:
+        self.steps = self._ns = 0
+        self._memory_gb: float | None = None
+        self.stages: dict[str, int] = {}
+        self.counts: dict[tuple[str, str], tuple[Number, int]] = {}
+        self.spans: dict[tuple[str, str], int] = {}
+
+    def reach(self, memory_gb: float | None) -> None:
+        """Add an amount of memory, of which the highest counts."""
+        if memory_gb is not None:
+            self._memory_gb = max(memory_gb, self._memory_gb or 0.0)
+
+    def add(self, step: StepTotals) -> None:
+        """Add a step."""
+        self.steps += 1
+        self._ns += step.ns
+        for name, spent in step.stages.items():
+            self.stages[name] = self.stages.get(name, 0) + spent.ns
+            for counter in _SUMMED:
+                if counter in spent.counted_ns:
+                    total, ns = self.counts.get((name, counter), (0, 0))
+                    total += spent.counters[counter]
+                    self.counts[name, counter] = total, ns + spent.counted_ns[counter]
+                    number = self.spans.get((name, counter), 0)
+                    self.spans[name, counter] = number + spent.spans[counter]
+
+    def metrics(self) -> dict[str, float]:
+        """Return means per step in seconds, shares, tokens per second, and memory."""
+        found = {}
+        for stage, ns in self.stages.items():
+            found[f"rlprof/{stage}_s"] = ns / self.steps / 1e9
+            found[f"rlprof/{stage}_share"] = ns / self._ns
+            tokens, counted_ns = self.counts.get((stage, "tokens"), (0, 0))
+            if counted_ns:
+                found[f"rlprof/{stage}{RATE}"] = tokens / (counted_ns / 1e9)
+        if self.steps:  # after them, as a stage may be called "step"
+            found["rlprof/step_s"] = self._ns / self.steps / 1e9
+        if self._memory_gb is not None:
+            found["rlprof/peak_memory_gb"] = self._memory_gb
+        return found

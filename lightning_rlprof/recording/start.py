@@ -7,10 +7,11 @@ import re
 import secrets
 import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from importlib import metadata
@@ -23,15 +24,18 @@ from lightning_rlprof.recording.accelerator import chip_facts, device_name, used
 from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
-from lightning_rlprof.recording.on_finish import OnFinish, check_callable, run_finish
-from lightning_rlprof.recording.owner import Owner
-from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
+from lightning_rlprof.recording.open_spans import Owner
+from lightning_rlprof.recording.recorders.base import (
+    Recorder,
+    build_recorders,
+    recorder_names,
+    unmet,
+)
 from lightning_rlprof.recording.session import Helpers, Loop, Session
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, SIGNS_VARIABLE, Header
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +48,35 @@ _PACKAGES = (
     "nvtx",
 )
 _CLOCKS_EVERY_NS = 120_000_000_000
+
+RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}", re.ASCII)
+"""What `new_run_name` returns."""
+
+_LONGEST_CALL_S = 600.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a finish hook is told.
+
+    Attributes:
+        run: The run directory; this rank's files in it are complete.
+        tool: Recorders of the run, by commas: ``nsight,nvtx``; empty when only spans were recorded.
+        rank: Global rank of this process.
+        pid: Its process id.
+        role: Its role.
+    """
+
+    run: Path
+    tool: str
+    rank: int
+    pid: int
+    role: str
+
+
+# Not `object`: jsonargparse 4.39 takes any default for one, and then leaves the signature unread.
+OnFinish = Callable[[Finished], Any]
+"""What is called with a rank's finished capture or run; what it returns is not used."""
 
 
 def start_session(
@@ -108,15 +141,7 @@ def _helpers(hosts: int | None, session: Session) -> Helpers:
     config, device = session.config, session.header.device
     exchange, background, watchdog = _exchange(session, hosts), None, None
     if config.background_metrics:
-        background = sampler.start(
-            session.add,
-            session.note,
-            session.clock,
-            flush=session.flush_if_free,
-            run=session.run,
-            kind=device,
-            device=partial(used_device, device),
-        )
+        background = sampler.start(session, partial(used_device, device))
     try:
         if config.hang_timeout is not None:
             timeout_s, samples = config.hang_timeout, config.stack_samples
@@ -204,10 +229,6 @@ def _remark(session: Session, *, own: bool) -> None:
     log.info("recording %s on host %s, PID %d", run, header.host, header.pid)
 
 
-RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}", re.ASCII)
-"""What `new_run_name` returns."""
-
-
 def new_run_name() -> str:
     """Return a name that no other job will choose: ``20261121-141500-9f2c41d7``, sorted by time."""
     return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
@@ -245,3 +266,71 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+def check_callable(action: object) -> None:
+    """Refuse what cannot be called when a run is complete.
+
+    Raises:
+        ConfigError: It is not a callable, such as a command.
+    """
+    if action is not None and not callable(action):
+        raise ConfigError(
+            f"on_finish={action!r:.80} is not callable; pass a function that takes a Finished"
+        )
+
+
+def run_finish(
+    config: ProfilerConfig,
+    header: Header,
+    run: Path,
+    tools: Sequence[str],
+    action: OnFinish | None = None,
+) -> threading.Thread | None:
+    """Start a callable on a thread of its own; the interpreter waits for it, ten minutes at most.
+
+    Ray kills its workers without waiting: in one this returns when the call has ended. A failure is
+    one warning, and a call that takes longer is left behind. Returns the thread, or None if this
+    rank has nothing to do.
+
+    Args:
+        config: Says which ranks are captured.
+        header: Describes this rank.
+        run: The run directory.
+        tools: Names of the recorders.
+        action: What to call.
+    """
+    if action is None or not config.wants_finish(header.rank):
+        return None
+    finished = Finished(run, ",".join(tools), header.rank, header.pid, header.role)
+    thread = threading.Thread(target=_call, args=[action, finished], name="rlprof-finish")
+    thread.start()
+    if _is_ray_worker():
+        thread.join(_LONGEST_CALL_S)
+    return thread
+
+
+def _is_ray_worker() -> bool:
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    worker = getattr(ray.get_runtime_context(), "worker", None)  # a Ray client has none
+    return worker is not None and worker.mode == ray.WORKER_MODE
+
+
+def _call(action: OnFinish, finished: Finished) -> None:
+    def call() -> None:
+        try:
+            action(finished)
+        except BaseException as error:  # on a thread of its own, where Ctrl-C never arrives
+            log.warning("on_finish failed on rank %d: %r", finished.rank, error, exc_info=error)
+
+    thread = threading.Thread(target=call, name="rlprof-finish-call", daemon=True)
+    thread.start()
+    thread.join(_LONGEST_CALL_S)
+    if thread.is_alive():
+        log.warning(
+            "on_finish of rank %d still runs after %g s; no longer waiting for it",
+            finished.rank,
+            _LONGEST_CALL_S,
+        )

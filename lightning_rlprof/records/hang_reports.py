@@ -1,22 +1,37 @@
-"""What a rank writes while it makes no progress, and how it is read back.
+"""What a rank writes of itself while it trains and while it hangs, and how it is read back.
 
 In the folder ``watchdog`` of a run directory, each rank has a file that it overwrites every few
 seconds, ``rank-00000.alive``, and one per report, ``rank-00000-01.json``. A rank that raises an
-alarm touches the file ``alarm``, so that all others report, too.
+alarm touches the file ``alarm``, so that all others report, too. The folder also has the newest
+request for samples of the stack, and the newest answer of each rank.
+
+A sample names a function and a line of the training's own code, never text of the source or values
+of variables. In a rank's file each is a mark, ``stack: Data.decode train.py:27``.
 """
 
-from collections.abc import Sequence
+import pickle
+import re
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from lightning_rlprof.errors import NOT_JSON
+from lightning_rlprof.errors import NOT_JSON, RlprofError, TraceError
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.system.files import overwrite_inside, read_inside, write_inside
+from lightning_rlprof.system.files import (
+    asked_mode,
+    open_file,
+    overwrite_inside,
+    read_inside,
+    write_inside,
+)
+
+_T = TypeVar("_T")
 
 FOLDER = "watchdog"
 """Where these files are, in a run directory."""
@@ -24,16 +39,29 @@ FOLDER = "watchdog"
 MOST_REPORTS = 12
 """Reports that one rank writes in a run."""
 
+_MOST_BYTES_OF_REPORT = 1 << 23
+_MOST_RANKS = 1 << 17
+_BEAT_BYTES = 256
+_PER_GROUP = 8
+_MOST_COLLECTIVES = 400
+_LONGEST_NAME = 200
+_MOST_BYTES_OF_PICKLE = 1 << 26
+
+STACK = "stack: "
+"""How the name of the mark of a sample begins."""
+
+LONGEST_S = 60.0
+"""Most seconds for which stacks are sampled on request."""
+
+_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
+_OURS = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
+_MOST_BYTES_OF_ANSWER, _MOST_BYTES_OF_REQUEST = 1 << 20, 100_000
+
 Cause = Literal["hang", "still", "asked", "recovered"]
 """Why a report was written: the rank hangs, still does, another one does, or it has recovered."""
 
 Ranges = tuple[tuple[int, int, int], ...]
 """Ranks as first, last and step of each range."""
-
-_MOST_BYTES = 1 << 23
-_MOST_RANKS = 1 << 17
-_BEAT_BYTES = 256
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +253,10 @@ def write_beat(run: Path, rank: int, beat: Heartbeat, mode: int = 0o600) -> None
     overwrite_inside(run, alive_file(run, rank), data, mode)
 
 
-def write_report(run: Path, report: HangReport, mode: int = 0o600) -> Path:
+def write_report(run: Path, report: HangReport, mode: int = 0o600) -> None:
     """Write a report, whole or not at all; raises OSError."""
     path = run / FOLDER / f"rank-{report.rank:05d}-{report.number:02d}.json"
     write_inside(run, path, msgspec.json.encode(report), mode)
-    return path
 
 
 def read_beat(run: Path, rank: int) -> Heartbeat | None:
@@ -237,35 +264,26 @@ def read_beat(run: Path, rank: int) -> Heartbeat | None:
     return _read(run, alive_file(run, rank), Heartbeat)
 
 
-@dataclass(frozen=True, slots=True)
-class _Brief:
-    """What is needed of a report that is not the last one of its rank."""
-
-    rank: int
-    number: int
-    cause: Cause
-    unix_ns: int
-    quiet_s: float
-    limit_s: float
-    step: int
-    in_step: bool
-
-
 def read_reports(run: Path, rank: int) -> tuple[HangReport, ...]:
     """Read the reports of a rank, without those that cannot be read.
 
     Only the last one before progress returned has its stacks, spans and collectives.
     """
-    paths = [
-        run / FOLDER / f"rank-{rank:05d}-{number:02d}.json" for number in range(1, MOST_REPORTS + 1)
-    ]
-    briefs = [(path, brief) for path in paths if (brief := _read(run, path, _Brief)) is not None]
-    hung = [path for path, brief in briefs if brief.cause != "recovered"]
-    found = []
-    for path, brief in briefs:
-        whole = read_report(run, path) if path in hung[-1:] else None
-        found.append(whole or HangReport(**asdict(brief)))
+    found: list[HangReport] = []
+    for number in range(1, MOST_REPORTS + 1):
+        report = read_report(run, run / FOLDER / f"rank-{rank:05d}-{number:02d}.json")
+        if report is not None and report.cause == "recovered":
+            found.append(_brief(report))
+        elif report is not None:
+            found = [*map(_brief, found), report]
     return tuple(found)
+
+
+def _brief(report: HangReport) -> HangReport:
+    """Return a report without what is large."""
+    few = HangReport(0, 0, "hang", 0, 0, 0, 0, False)
+    large = ("last_span", "spans", "threads", "collectives", "groups", "children", "remarks")
+    return replace(report, **{name: getattr(few, name) for name in large})
 
 
 def read_report(run: Path, path: Path) -> HangReport | None:
@@ -275,6 +293,178 @@ def read_report(run: Path, path: Path) -> HangReport | None:
 
 def _read(run: Path, path: Path, kind: type[_T]) -> _T | None:
     with suppress(OSError, *NOT_JSON):
-        data = read_inside(run, path, _MOST_BYTES)
+        data = read_inside(run, path, _MOST_BYTES_OF_REPORT)
         return msgspec.json.decode(data.strip(), type=kind)
+    return None
+
+
+def as_collectives(dump: Any) -> list[Collective]:
+    """Return the last eight collectives of each group, and all that are not complete.
+
+    What is not an entry is left out, as in a file of another program.
+
+    Example::
+
+        >>> entry = {"process_group": ["0", ""], "collective_seq_id": 6, "state": "scheduled",
+        ...          "profiling_name": "gloo:all_reduce", "input_sizes": [[4]], "retired": False}
+        >>> (found,) = as_collectives({"entries": [entry]})
+        >>> found.name, found.seq, found.is_done
+        ('gloo:all_reduce', 6, False)
+    """
+    entries = dump.get("entries") if isinstance(dump, Mapping) else None
+    found = [_collective(entry) for entry in entries or () if isinstance(entry, Mapping)]
+    kept: list[Collective] = []
+    count: dict[str, int] = {}
+    for each in reversed(found):
+        if each is None or len(kept) >= _MOST_COLLECTIVES:
+            continue
+        count[each.group] = count.get(each.group, 0) + 1
+        if count[each.group] <= _PER_GROUP or not each.is_done:
+            kept.append(each)
+    return kept[::-1]
+
+
+def _collective(entry: Mapping[Any, Any]) -> Collective | None:
+    group = entry.get("process_group")
+    name = group[0] if isinstance(group, list | tuple) and group else entry.get("pg_id")
+    is_p2p = entry.get("is_p2p") is True
+    seq = entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")
+    if not isinstance(seq, int) or not isinstance(name, str | int):
+        return None
+    is_done = entry.get("retired") is True or entry.get("state") == "completed"
+    operation, sizes = entry.get("profiling_name"), entry.get("input_sizes")
+    return Collective(
+        group=str(name)[:_LONGEST_NAME],
+        seq=min(seq, 2**53),
+        name=operation[:_LONGEST_NAME] if isinstance(operation, str) else "?",
+        sizes=_sizes(sizes),
+        is_done=is_done,
+        is_p2p=is_p2p,
+    )
+
+
+def _sizes(shapes: Any) -> str:
+    """Return shapes as text; only what is one, as a file may nest anything."""
+    found = [
+        [min(size, 2**53) for size in shape[:_PER_GROUP] if isinstance(size, int)]
+        for shape in (shapes[:_PER_GROUP] if isinstance(shapes, list | tuple) else ())
+        if isinstance(shape, list | tuple)
+    ]
+    return str(found)[:_LONGEST_NAME]
+
+
+# The one in C allocates as much as a number in the file says; this one has a dict.
+class _Plain(pickle._Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it names an object outside of the file")
+
+
+def read_plain_pickle(path: Path) -> Any:
+    """Return what a pickle holds if that is lists, dicts, tuples, sets, text and numbers.
+
+    Raises:
+        TraceError: It cannot be read, is larger than 64 MiB, or names anything else. Nothing that
+            it names is imported or called.
+    """
+    try:
+        with open_file(path) as file:
+            data = file.read(_MOST_BYTES_OF_PICKLE + 1)
+        if len(data) > _MOST_BYTES_OF_PICKLE:
+            raise pickle.UnpicklingError("it is larger than 64 MiB")
+        return _Plain(BytesIO(data)).load()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    except Exception as error:  # a damaged pickle raises errors of any kind
+        raise TraceError(f"{path}: is not a pickle of plain data ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StackRequest:
+    """Which ranks are to sample their training thread, and for how long.
+
+    Attributes:
+        id: Unique in the run.
+        seconds: At most `LONGEST_S`.
+        ranks: Of these ranks; None means all.
+    """
+
+    id: str
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StackAnswer:
+    """What a rank sampled, and what was open on its training thread in the end.
+
+    Attributes:
+        id: That of the request.
+        thread: Identity of the training thread.
+        samples: Time on the rank's monotonic clock, function and line of each.
+        spans: Name and start of the open stages and regions.
+    """
+
+    id: str
+    thread: int
+    samples: tuple[tuple[int, str], ...] = ()
+    spans: tuple[tuple[str, int], ...] = ()
+
+
+def is_own_code(file: str) -> bool:
+    """Return whether a file is of the training's own code, not of a library or of rlprof.
+
+    Example::
+
+        >>> is_own_code("/code/train.py"), is_own_code("/env/lib/python3.11/queue.py")
+        (True, False)
+    """
+    return not _LIBRARY.search(file) and not _OURS.search(file)
+
+
+def stack_request_file(run: Path) -> Path:
+    """Return the path of a run's newest request."""
+    return run / FOLDER / "stack-request.json"
+
+
+def stack_answer_file(run: Path, rank: int) -> Path:
+    """Return the path of a rank's newest answer."""
+    return run / FOLDER / f"rank-{rank:05d}.stacks"
+
+
+def write_stack_request(run: Path, request: StackRequest) -> None:
+    """Ask the ranks of a run for samples; raises OSError, also if no rank can answer."""
+    write_inside(run, stack_request_file(run), msgspec.json.encode(request), asked_mode())
+
+
+def write_stack_answer(run: Path, rank: int, answer: StackAnswer) -> None:
+    """Write what a rank sampled; raises OSError."""
+    write_inside(run, stack_answer_file(run, rank), msgspec.json.encode(answer))
+
+
+def read_stack_request(run: Path, owners: Collection[int]) -> StackRequest:
+    """Return the newest request of a run.
+
+    Args:
+        run: The run directory.
+        owners: The users who may ask, see `lightning_rlprof.system.files.owners_of`.
+
+    Raises:
+        OSError: There is none that can be read, or it is of another user.
+        RlprofError: It is none, or asks for more than is allowed.
+    """
+    data = read_inside(run, stack_request_file(run), _MOST_BYTES_OF_REQUEST, owners)
+    try:
+        return msgspec.json.decode(data, type=StackRequest)
+    except NOT_JSON as error:
+        raise RlprofError(f"not a valid request for stacks ({error})") from error
+
+
+def read_stack_answer(run: Path, rank: int) -> StackAnswer | None:
+    """Return the newest answer of a rank, None if there is none that can be read."""
+    with suppress(OSError, *NOT_JSON):
+        data = read_inside(run, stack_answer_file(run, rank), _MOST_BYTES_OF_ANSWER)
+        return msgspec.json.decode(data, type=StackAnswer)
     return None

@@ -1,9 +1,11 @@
-"""The words of this package as frozen data: spans, headers, notes and the known stages."""
+"""The words of this package as frozen data: spans, their counters, headers, notes, known stages."""
 
+import math
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -23,15 +25,6 @@ FOLDER_VARIABLE = "RLPROF_FOLDER"
 
 SIGNS_VARIABLE = "RLPROF_SIGNS"
 """Variable with a folder where processes tell ``rlprof run`` what they are and what they record."""
-
-Number = int | float
-"""What a counter may hold."""
-
-Kind = Literal["epoch", "step", "stage", "region", "mark"]
-"""What a span is."""
-
-KINDS: tuple[Kind, ...] = get_args(Kind)
-"""The kinds in the order of their codes."""
 
 STAGES: tuple[str, ...] = (
     "actor_generate",
@@ -60,9 +53,43 @@ PHASES: tuple[str, ...] = (
 VALIDATIONS: tuple[str, ...] = ("validation", "sanity_check")
 """Regions that it records of validations in a fit, whose work does not count as training."""
 
-
 SAMPLE, FIRST_TOKEN = "sample", "first token"
 """How the marks of a sample are named: ``sample trained`` tells its fate, by the counter sample."""
+
+NO_KNOWN_FATE = "unknown"
+"""Stands in the mark for a word that is none of them."""
+
+OPTIMIZER_STEP = "optimizer step"
+"""The unit of steps in a run that an optimizer alone divides."""
+
+EXPERTS = "tokens_per_expert"
+"""Counts of tokens by layer and expert: a histogram per layer, ``tokens_per_expert[3]``."""
+
+_PER_DOUBLING = 4
+_BIN_NAME = re.compile(r"(.+)\[(\d+)\]")
+
+BACKGROUND_METRICS = "background_metrics"
+"""Name of the table with the samples."""
+
+GC_PAUSE, GC_COUNT = "gc_pause_ns", "gc_collections"
+"""Counters of steps: pauses of Python's garbage collection, in all threads, and how many."""
+
+SHADOW = "shadow"
+"""Counter that marks a shadow step."""
+
+STEP_END = "step_end_ns"
+"""Counter of a step: how much of its start rlprof spent on the end of the step before it."""
+
+_64_BITS = (1 << 64) - 1
+
+Number = int | float
+"""What a counter may hold."""
+
+Kind = Literal["epoch", "step", "stage", "region", "mark"]
+"""What a span is."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""The kinds in the order of their codes."""
 
 Fate = Literal[
     "trained",
@@ -75,9 +102,6 @@ Fate = Literal[
     "evaluation",
 ]
 """What became of a sample; if several are recorded, the first of these counts."""
-
-NO_KNOWN_FATE = "unknown"
-"""Stands in the mark for a word that is none of them."""
 
 FATES: tuple[Fate, ...] = get_args(Fate)
 """All fates, from the one that used the sample most."""
@@ -120,10 +144,6 @@ class Span:
     def duration_ns(self) -> int:
         """Length in nanoseconds."""
         return self.end_ns - self.start_ns
-
-
-OPTIMIZER_STEP = "optimizer step"
-"""The unit of steps in a run that an optimizer alone divides."""
 
 
 @dataclass(frozen=True)
@@ -210,3 +230,136 @@ def copy_name(kind: str | None) -> str:
         ('Memcpy HtoD', 'Memset', 'Memcpy')
     """
     return "Memset" if kind == "memset" else f"Memcpy {kind or ''}".rstrip()
+
+
+def bin_of(value: float) -> int:
+    """Return the bin of a value: 0 below 1, and n from ``2 ** ((n - 1) / 4)`` on.
+
+    Example::
+
+        >>> [bin_of(value) for value in (0, 1, 2, 3, 1024)]
+        [0, 1, 5, 7, 41]
+    """
+    return 0 if value < 1 else 1 + math.floor(_PER_DOUBLING * math.log2(value) + 1e-9)
+
+
+def bin_start(number: int) -> float:
+    """Return the least value of a bin.
+
+    Example::
+
+        >>> [round(bin_start(number), 2) for number in (0, 1, 2, 5)]
+        [0.0, 1.0, 1.19, 2.0]
+    """
+    return 0.0 if number == 0 else float(2.0 ** ((number - 1) / _PER_DOUBLING))
+
+
+def bin_name(name: str, number: int) -> str:
+    """Return the counter of a bin."""
+    return f"{name}[{number}]"
+
+
+def bin_in_name(counter: str) -> tuple[str, int] | None:
+    """Return the histogram and the bin that a counter is of, None if it is of none.
+
+    Example::
+
+        >>> bin_in_name("lengths[17]"), bin_in_name("tokens")
+        (('lengths', 17), None)
+    """
+    found = _BIN_NAME.fullmatch(counter)
+    return None if found is None else (found[1], int(found[2]))
+
+
+def expert_name(layer: int, expert: int) -> str:
+    """Return the counter of an expert's tokens.
+
+    Example::
+
+        >>> expert_name(3, 17), expert_in_name("tokens_per_expert[3][17]")
+        ('tokens_per_expert[3][17]', (3, 17))
+    """
+    return bin_name(bin_name(EXPERTS, layer), expert)
+
+
+def expert_in_name(counter: str) -> tuple[int, int] | None:
+    """Return the layer and the expert whose tokens a counter counts, None if it does not."""
+    found = bin_in_name(counter)
+    layer = None if found is None else bin_in_name(found[0])
+    return None if found is None or layer is None or layer[0] != EXPERTS else (layer[1], found[1])
+
+
+class Metric(NamedTuple):
+    """Unit and meaning of a metric; ``is_rate`` if a value is the mean since the sample before."""
+
+    unit: str
+    is_rate: bool
+    text: str
+
+
+METRICS: Mapping[str, Metric] = {
+    "host_cpu_percent": Metric("%", True, "CPU use of the machine; 100 is all CPUs"),
+    "host_cpu_cores": Metric("cores", True, "CPUs of the machine in use"),
+    "host_cpu_count": Metric("cores", False, "CPUs of the machine"),
+    "container_cpu_cores": Metric("cores", True, "CPUs in use by the cgroup of this process"),
+    "cpu_quota_cores": Metric("cores", False, "CPU quota of the cgroup"),
+    "cpu_throttled_percent": Metric("%", True, "periods in which the CPU quota was used up"),
+    "cpu_pressure_percent": Metric("%", True, "time in which a thread waited for a CPU"),
+    "memory_pressure_percent": Metric("%", True, "time in which a thread waited for memory"),
+    "memory_full_pressure_percent": Metric(
+        "%", True, "time in which every active thread waited for memory"
+    ),
+    "io_pressure_percent": Metric("%", True, "time in which a thread waited for a disk"),
+    "io_full_pressure_percent": Metric(
+        "%", True, "time in which every active thread waited for a disk"
+    ),
+    "host_available_bytes": Metric("bytes", False, "memory of the machine that is available"),
+    "container_memory_bytes": Metric(
+        "bytes", False, "memory of the cgroup, inactive files left out"
+    ),
+    "container_memory_limit_bytes": Metric("bytes", False, "memory limit of the cgroup"),
+    "swap_in_bytes_per_s": Metric("bytes/s", True, "read from swap, by the machine"),
+    "swap_out_bytes_per_s": Metric("bytes/s", True, "written to swap, by the machine"),
+    "disk_read_bytes_per_s": Metric("bytes/s", True, "read from disks of the machine"),
+    "disk_write_bytes_per_s": Metric("bytes/s", True, "written to disks of the machine"),
+    "network_received_bytes_per_s": Metric("bytes/s", True, "received, without RDMA"),
+    "network_sent_bytes_per_s": Metric("bytes/s", True, "sent, without RDMA"),
+    "process_cpu_cores": Metric("cores", True, "CPUs in use by this process"),
+    "process_minor_faults_per_s": Metric("1/s", True, "page faults without a read"),
+    "process_major_faults_per_s": Metric("1/s", True, "page faults that read from a disk"),
+    "device_busy_percent": Metric("%", False, "time in which a kernel ran, by the driver"),
+    "device_memory_used_bytes": Metric("bytes", False, "memory in use, by all processes"),
+    "device_power_watts": Metric("W", False, "power; the mean since the last sample if known"),
+    "device_clock_mhz": Metric("MHz", False, "clock of the SMs or AI cores"),
+    "device_max_clock_mhz": Metric("MHz", False, "highest clock of the SMs or AI cores"),
+    "device_temperature_celsius": Metric("°C", False, "temperature of the chip"),
+    "device_power_throttled": Metric("", False, "1 if the clock is lowered by the power limit"),
+    "device_thermal_throttled": Metric("", False, "1 if the clock is lowered by heat"),
+    "device_hardware_slowdown": Metric(
+        "", False, "1 if hardware lowers the clock, by power or heat"
+    ),
+}
+"""All of them. Those of ``host``, ``container``, CPU, memory, swap, disk and network are of the
+first rank of each host."""
+
+
+def pair_of(step: int) -> int:
+    """Return the pair of a step: steps 1 and 2 are pair 1, steps 3 and 4 pair 2."""
+    return (step + 1) // 2
+
+
+def is_shadow(step: int) -> bool:
+    """Return whether a step is the shadow step of its pair, on every rank alike.
+
+    Which of the two it is follows from a hash of the pair, the last part of SplitMix64. So nothing
+    periodic in the training falls on one kind of step.
+
+    Example::
+
+        >>> [step for step in range(1, 13) if is_shadow(step)]
+        [1, 4, 5, 8, 9, 12]
+    """
+    mixed = pair_of(step) * 0x9E3779B97F4A7C15 & _64_BITS
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _64_BITS
+    return (mixed ^ mixed >> 31) & 1 == step & 1

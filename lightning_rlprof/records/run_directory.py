@@ -24,7 +24,7 @@ import codecs
 import errno
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -37,9 +37,16 @@ from typing import Any, BinaryIO
 import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.records.histograms import expert_name
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact, Level, level_of
-from lightning_rlprof.records.records import FORMAT, Header, Kind, Note, Number, as_number
+from lightning_rlprof.records.records import (
+    FORMAT,
+    Header,
+    Kind,
+    Note,
+    Number,
+    as_number,
+    expert_name,
+)
 from lightning_rlprof.system.files import (
     check_file,
     make_folder,
@@ -47,7 +54,7 @@ from lightning_rlprof.system.files import (
     open_file,
     set_mode,
 )
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 
 CACHE_FOLDER = ".rlprof-cache"
 """Where caches of a run are kept: in its directory, or beside a single file."""
@@ -198,8 +205,6 @@ class TraceWriter:
 
     Attributes:
         dropped: How many lines no longer wait, as newer ones took their place.
-        encoded: Bytes of all lines so far, wherever they are.
-        limit: Returns what is appended of lines, given their bytes, `size`, and ``always``.
 
     Args:
         run: The run directory; made if missing.
@@ -232,7 +237,6 @@ class TraceWriter:
         self._waiting = b""
         self._torn = False  # whether the file ends within a line
         self.dropped = 0
-        self.limit: Callable[..., bytes] | None = None
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
         try:
@@ -295,10 +299,8 @@ class TraceWriter:
         """Bytes of the file, and of what waits for it."""
         return self._size + len(self._waiting)
 
-    def write(self, lines: Sequence[Any], *, always: bool = False) -> bool:
-        """Append what `limit` returns of lines.
-
-        What JSON has no form for is changed, see `plain_item`.
+    def write(self, lines: Sequence[Any]) -> bool:
+        """Append lines; what JSON has no form for is changed, see `plain_item`.
 
         Returns:
             Whether nothing had to be changed.
@@ -312,16 +314,9 @@ class TraceWriter:
         except (TypeError, ValueError, OverflowError):
             is_plain = False
             data = self._encode([*map(_plain_line, lines)])
-        if self.limit is not None:
-            data = self.limit(data, self.size, always=always)
         if data or self._waiting:
-            self.append(data)
+            self._append(self._waiting + data)
         return is_plain
-
-    def append(self, data: bytes) -> bool:
-        """Append encoded lines. Raises OSError, as `write` does."""
-        self._append(self._waiting + data if self._waiting else data)
-        return True
 
     def _append(self, data: bytes) -> None:
         try:

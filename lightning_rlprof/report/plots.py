@@ -17,7 +17,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.html.colors import stage_paints
 from lightning_rlprof.report.html.step_charts import StepCharts
 from lightning_rlprof.report.terminal import duration, shortened
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of

@@ -20,7 +20,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import FATES, Number
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.system.files import draft_of
-from lightning_rlprof.tables.sample_names import SAMPLE_NAMES
+from lightning_rlprof.tables.rank_tables import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import Spans
 
 _TOGETHER = 1_000  # lines that are written at once

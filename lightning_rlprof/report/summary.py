@@ -24,7 +24,7 @@ from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.analysis.stages.stage_times import StepTimes, round_ns, stages
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.report.terminal import duration, percent, size
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
 from lightning_rlprof.tables.table import Table, figure
 

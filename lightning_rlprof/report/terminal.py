@@ -19,7 +19,7 @@ from rich.console import (
 from rich.table import Table as Grid
 from rich.text import Text
 
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.table import Cell, Column, Table, figure
 
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))

@@ -1,4 +1,4 @@
-"""A path or URL given by the user; and messages in which URLs have no credentials."""
+"""A path or URL given by the user; and texts from outside, safe to show."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from lightning_rlprof.errors import TraceError
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]+"
 _URL = re.compile(rf"(?:{_SCHEME}::)*{_SCHEME}://")
 _IN_TEXT = re.compile(rf"{_SCHEME}://?[^\s'\"<>]+")  # a URL turned into a path has lost a slash
+
 # user:password@; a password may contain a slash, as AWS keys do. Digits and a slash are a port.
 _PASSWORD = re.compile(r"(?<=:/)(/?)[^\s/?#@:]*:(?!:|\d*/)[^\s?#]*@")
 _USER = re.compile(r"(?<=://)[^\s/?#@:]+@")
@@ -96,3 +97,14 @@ def _redact_url(url: str) -> str:
         link = _USER.sub("", _PASSWORD.sub(r"\1", link))
     head, query, _ = link.partition("?")
     return f"{head}?***{end}" if query else head + end
+
+
+def plain(text: str) -> str:
+    r"""Return text with every control character escaped: of lines, of colors, of direction.
+
+    Example::
+
+        >>> plain("a\x1b[31mb")
+        'a\\x1b[31mb'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.table import Column, ColumnRows, Table, noted
+from lightning_rlprof.tables.table import Column, ColumnRows, Table, columns_of, noted
 
 UNKNOWN = -(2**63) + 1
 """Stands for an integer that was not recorded."""
@@ -19,9 +19,7 @@ Coded = tuple[Int64s, Sequence[str]]
 """A column of texts: a code per row and the text of each code; below 0 is "not known"."""
 
 COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("stream", "count"),
+    *columns_of("count", "rank", "device", "stream"),
     Column("kernel", "text"),
     Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
@@ -30,17 +28,14 @@ COLUMNS = (
     Column("range", "text"),
     Column("launch", "time", "ns"),
     Column("launch duration", "duration", "ns"),
-    Column("thread", "count"),
-    Column("graph", "count"),
+    *columns_of("count", "thread", "graph"),
 )
 """Of the table."""
 
 NPU_COLUMNS = (
-    Column("op type", "text"),
-    Column("input shapes", "text"),
+    *columns_of("text", "op type", "input shapes"),
     Column("block dim", "count"),
-    Column("aicore time", "duration", "ns"),
-    Column("vector time", "duration", "ns"),
+    *columns_of("duration", "aicore time", "vector time", unit="ns"),
 )
 """More columns of it, of kernels on Ascend: CANN's name of the operator, the shapes of its inputs,
 the number of cores, and how long its matrix and its vector cores were busy."""

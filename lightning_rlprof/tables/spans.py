@@ -14,11 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.histograms import bin_in_name
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
-from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span
+from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span, bin_in_name
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Loss, PartRows, Table
+from lightning_rlprof.tables.table import (
+    Cell,
+    Column,
+    ColumnRows,
+    Loss,
+    PartRows,
+    Table,
+    columns_of,
+)
 
 Result = TypeVar("Result")
 
@@ -78,7 +85,7 @@ class Counter(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How many values lie in which bins of spans, see `lightning_rlprof.records.histograms`."""
+    """How many values lie in which bins of spans, see `lightning_rlprof.records.records`."""
 
     rows: Int64s
     bins: Int64s
@@ -354,42 +361,29 @@ OF_RANK_FILES = ("background_metrics", "clocks", "sample_names")
 
 _MOST_COUNTERS = 256
 _SPANS = (
-    Column("name", "text"),
-    Column("kind", "text"),
-    Column("rank", "count"),
-    Column("step", "count"),
-    Column("start_ns", "time", "ns"),
-    Column("end_ns", "time", "ns"),
+    *columns_of("text", "name", "kind"),
+    *columns_of("count", "rank", "step"),
+    *columns_of("time", "start_ns", "end_ns", unit="ns"),
     Column("duration_ns", "duration", "ns"),
     Column("thread", "count"),
     Column("thread_name", "text"),
-    Column("id", "count"),
-    Column("parent", "count"),
+    *columns_of("count", "id", "parent"),
 )
 _HEADERS = (
     Column("rank", "count"),
     Column("run_id", "text"),
     Column("world_size", "count"),
-    Column("role", "text"),
-    Column("host", "text"),
+    *columns_of("text", "role", "host"),
     Column("pid", "count"),
-    Column("device", "text"),
-    Column("device_name", "text"),
-    Column("status", "text"),
+    *columns_of("text", "device", "device_name", "status"),
     Column("format", "count"),
-    Column("unix_ns", "count", "ns"),
-    Column("clock_ns", "count", "ns"),
-    Column("zero_unix_ns", "count", "ns"),
-    Column("config", "text"),
-    Column("versions", "text"),
+    *columns_of("count", "unix_ns", "clock_ns", "zero_unix_ns", unit="ns"),
+    *columns_of("text", "config", "versions"),
 )
 _NOTES = (
     Column("rank", "count"),
     Column("time_ns", "time", "ns"),
-    Column("level", "text"),
-    Column("text", "text"),
-    Column("code", "text"),
-    Column("facts", "text"),
+    *columns_of("text", "level", "text", "code", "facts"),
 )
 _WARNINGS = (Column("rank", "count"), Column("text", "text"), Column("code", "text"))
 
@@ -479,26 +473,18 @@ def _column(counter: Counter, length: int) -> Any:
 
 
 def _headers(spans: Spans) -> list[tuple[Any, ...]]:
-    return [
-        (
-            rank,
-            header.run_id,
-            header.world_size,
-            header.role,
-            header.host,
-            header.pid,
-            header.device,
-            header.device_name,
-            spans.statuses.get(rank),
-            header.format,
-            header.unix_ns,
-            header.clock_ns,
-            spans.unix_ns,
-            json.dumps(header.config, default=str),
-            json.dumps(header.versions, default=str),
-        )
-        for rank, header in spans.headers.items()
-    ]
+    rows = []
+    for rank, header in spans.headers.items():
+        cells = {
+            **vars(header),
+            "rank": rank,
+            "status": spans.statuses.get(rank),
+            "zero_unix_ns": spans.unix_ns,
+            "config": json.dumps(header.config, default=str),
+            "versions": json.dumps(header.versions, default=str),
+        }
+        rows.append(tuple(cells[column.name] for column in _HEADERS))
+    return rows
 
 
 _WORK = (KINDS.index("step"), KINDS.index("stage"))

@@ -4,17 +4,20 @@ import html
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.tables import dataframes
 from lightning_rlprof.tables.arrays import Int64s
 
 _SHOWN = 50
 _INT64_LIMIT = 2**63
+
+FORMULA = "=+-@\t\r"
+"""What a spreadsheet runs begins with one of these."""
 
 Kind = Literal["text", "count", "time", "duration", "share", "ratio", "number"]
 """How a reader should see the cells of a column; see `Column`."""
@@ -298,20 +301,66 @@ class Table:
         }
 
     def to_numpy(self) -> dict[str, Any]:
-        """Return an array per column; see `lightning_rlprof.tables.dataframes.to_numpy`."""
-        return dataframes.to_numpy(self._known())
+        """Return an array per column: masked where a number is not known, texts as objects."""
+        return {name: _array(cells) for name, cells in self._known().items()}
 
     def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame``; raises RlprofError where pandas is not installed."""
-        return dataframes.to_pandas(self._known())
+        """Return a ``pandas.DataFrame``; whole numbers stay whole where some are not known.
+
+        Raises:
+            RlprofError: pandas is not installed.
+        """
+        pandas = _library("pandas")
+
+        def series(cells: Any) -> Any:
+            array = _array(cells)
+            if not isinstance(array, np.ma.MaskedArray):
+                return array
+            if array.dtype.kind == "f":
+                return array.filled(np.nan)
+            mask = np.ma.getmaskarray(array)
+            return pandas.arrays.IntegerArray(array.data.astype(np.int64), mask)
+
+        return pandas.DataFrame({name: series(cells) for name, cells in self._known().items()})
 
     def to_polars(self) -> Any:
-        """Return a ``polars.DataFrame``; raises RlprofError where polars is not installed."""
-        return dataframes.to_polars(self._known())
+        """Return a ``polars.DataFrame``.
+
+        Raises:
+            RlprofError: polars is not installed.
+        """
+        polars = _library("polars")
+
+        def series(name: str, cells: Any) -> Any:
+            if isinstance(cells, tuple):
+                codes, texts = cells
+                values = polars.Series(name, [*texts, None], dtype=polars.String)
+                return values.gather(np.where(codes < 0, len(texts), codes))
+            values = polars.Series(name, np.ma.getdata(cells))
+            if isinstance(cells, np.ma.MaskedArray):
+                values = values.set(polars.Series(np.ma.getmaskarray(cells)), None)
+            return values
+
+        return polars.DataFrame([series(*column) for column in self._known().items()])
 
     def to_arrow(self) -> Any:
-        """Return a ``pyarrow.Table``; raises RlprofError where pyarrow is not installed."""
-        return dataframes.to_arrow(self._known())
+        """Return a ``pyarrow.Table``; texts are dictionaries, so each is held once.
+
+        Raises:
+            RlprofError: pyarrow is not installed.
+        """
+        arrow = _library("pyarrow")
+
+        def array(cells: Any) -> Any:
+            if isinstance(cells, tuple):
+                codes, texts = cells
+                indices = arrow.array(codes, arrow.int32(), mask=codes < 0)
+                return arrow.DictionaryArray.from_arrays(
+                    indices, arrow.array(texts, arrow.string())
+                )
+            return arrow.array(np.ma.getdata(cells), mask=np.ma.getmaskarray(cells))
+
+        return arrow.table({name: array(cells) for name, cells in self._known().items()})
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the first rows, how many there are, and the note."""
@@ -327,10 +376,6 @@ class Table:
         notes = "".join(f"<p>{html.escape(each)}</p>" for each in remarks)
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
         return f"<div>{title}{table}{notes}</div>"
-
-
-FORMULA = "=+-@\t\r"
-"""What a spreadsheet runs begins with one of these."""
 
 
 def rows_of(table: Table) -> list[dict[str, Any]]:
@@ -402,3 +447,18 @@ def _numbers(cells: Sequence[Any]) -> list[Any]:
     if all(isinstance(cell, int) and -_INT64_LIMIT <= cell < _INT64_LIMIT for cell in cells):
         return [int(cell) for cell in cells]
     return [float(cell) for cell in cells]
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise RlprofError(f"{name} is not installed here; pip install {name}") from error
+
+
+def _array(cells: Any) -> Any:
+    """Return one column as one array, texts as objects."""
+    if not isinstance(cells, tuple):
+        return cells if np.ma.is_masked(cells) else np.ma.getdata(cells)
+    codes, texts = cells
+    return np.array([*texts, None], dtype=object)[np.where(codes < 0, len(texts), codes)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.tables.sample_names import SAMPLE_NAMES
+from lightning_rlprof.tables.rank_tables import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import RankNote, Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.device_trace import CALLS, KERNELS, Cells, table

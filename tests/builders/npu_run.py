@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.recorders.registry import build_recorders
+from lightning_rlprof.recording.recorders.base import build_recorders
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.run_directory import RankTrace, read_trace
 from lightning_rlprof.testing import FakeClock, make_header

@@ -16,9 +16,8 @@ import ray
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.integrations.ray import collect_reports, ray_runtime_env
-from lightning_rlprof.recording.nsys.report_files import folder_of
-from lightning_rlprof.recording.on_finish import Finished
-from lightning_rlprof.recording.start import start_session
+from lightning_rlprof.recording.nsys import folder_of
+from lightning_rlprof.recording.start import Finished, start_session
 from tests.builders import small_ray
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,42 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from lightning_rlprof.config.blocks import ScheduleConfig
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
-    TorchProfilerOptions,
-    TorchProfilerRecorder,
-)
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.recorders.torch_profiler import TorchProfilerRecorder
 from lightning_rlprof.records.notes import level_of
+from lightning_rlprof.records.records import Header
+from lightning_rlprof.testing import make_header
+
+KEYS = {
+    "with_cpu": "profile_with_cpu",
+    "with_device": "profile_with_npu",
+    "record_shapes": "profile_record_shapes",
+    "with_memory": "profile_with_memory",
+    "with_modules": "profile_with_module",
+}
+"""Keys of the configuration, by what the tests call them."""
 
 
-def options(schedule: dict[str, Any] | None = None, **changes: Any) -> TorchProfilerOptions:
-    values = {"device": "cpu", "role": "actor", "rank": 0, "world_size": 1, **changes}
-    return TorchProfilerOptions(**values, schedule=ScheduleConfig(**(schedule or {})))
+def options(
+    schedule: dict[str, Any] | None = None,
+    *,
+    device: str = "cpu",
+    role: str = "actor",
+    rank: int = 0,
+    world_size: int = 1,
+    **changes: Any,
+) -> tuple[ProfilerConfig, Header]:
+    """Return what a recorder is made of."""
+    own = {KEYS.get(name, name): value for name, value in changes.items()}
+    config = ProfilerConfig.build(profile=True, torch_profiler={"schedule": schedule or {}}, **own)
+    return config, replace(make_header(rank, world_size, device), role=role)
 
 
 class Noted(TorchProfilerRecorder):
     """A recorder whose notes are kept instead of logged."""
 
-    def __init__(self, chosen: TorchProfilerOptions) -> None:
-        super().__init__(chosen)
+    def __init__(self, *chosen: Any, **more: Any) -> None:
+        super().__init__(*chosen, **more)
         self.notes: list[tuple[str, str]] = []
         self.note = lambda code, text, **facts: self.notes.append((level_of(code), text))
 

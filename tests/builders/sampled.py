@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.records.background_metrics import METRICS
+from lightning_rlprof.records.records import METRICS
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, header

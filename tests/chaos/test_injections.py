@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.captures.capture import Capture
+from lightning_rlprof.recording.capture import Capture
 from tests.builders.recording import read
 from tests.chaos.injections import PROGRAMS, injected, losses_of, places
 from tests.effort import DEEP

@@ -19,16 +19,20 @@ import pytest
 from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.integrations.loop import start_session, step
-from lightning_rlprof.recording import job
+from lightning_rlprof.recording import job, stacks
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.captures.requests import LOOK_NS
+from lightning_rlprof.recording.capture_requests import LOOK_NS
 from lightning_rlprof.recording.job import Place, shared_run
 from lightning_rlprof.recording.session import Session
-from lightning_rlprof.recording.watchdog import stacks
-from lightning_rlprof.recording.watchdog.flight_recorder import keep_dump
-from lightning_rlprof.recording.watchdog.watchdog import Watchdog
+from lightning_rlprof.recording.watchdog import Watchdog, keep_dump
 from lightning_rlprof.records.capture_request import CaptureRequest, request_file, write_request
-from lightning_rlprof.records.hang_reports import FOLDER, alarm_file, alive_file, dump_file
+from lightning_rlprof.records.hang_reports import (
+    FOLDER,
+    alarm_file,
+    alive_file,
+    dump_file,
+    stack_request_file,
+)
 from lightning_rlprof.records.run_directory import (
     TraceWriter,
     make_capture_folder,
@@ -36,7 +40,6 @@ from lightning_rlprof.records.run_directory import (
     read_header,
     read_trace,
 )
-from lightning_rlprof.records.stack_samples import stack_request_file
 from lightning_rlprof.testing import FakeClock, make_header
 from tests.builders.models import Tiny, loader, make_trainer
 from tests.builders.recording import read, run_steps
@@ -177,11 +180,8 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tools(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install py-spy, and let torch's flight recorder write into the same folder."""
+    """Let torch's flight recorder write into a folder of its own."""
     folder = tmp_path_factory.mktemp("tools")
-    (folder / "py-spy").write_text("#!/bin/sh\necho head\necho stacks\n")
-    (folder / "py-spy").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(folder / "torch_"))
     monkeypatch.setattr(stacks, "_LOOK_S", 0)
     return folder
@@ -208,7 +208,7 @@ def test_links_in_the_place_of_what_a_watchdog_writes_are_not_followed(
     run = session.run
     (run / FOLDER).mkdir()
     names = [f"rank-00000-0{number}{end}" for number in (1, 2) for end in (".json", ".draft")]
-    names += ["rank-00000-01.native.txt", "rank-00000-02.native.txt", "rank-00000.stacks"]
+    names.append("rank-00000.stacks")
     for path in (alive_file(run, 0), alarm_file(run), *(run / FOLDER / name for name in names)):
         linked(path, foreign / "file")
     linked(run / FOLDER / "rank-00001.alive", foreign / "absent")
@@ -216,7 +216,7 @@ def test_links_in_the_place_of_what_a_watchdog_writes_are_not_followed(
     assert (foreign / "file").read_bytes() == FOREIGN
     assert [path.name for path in foreign.iterdir()] == ["file"]
     assert [span.step for span in read(session).spans if span.kind == "step"] == [1, 2, 3]
-    for path in (alive_file(run, 0), run / FOLDER / names[0], run / FOLDER / names[4]):
+    for path in (alive_file(run, 0), run / FOLDER / names[0], run / FOLDER / names[2]):
         assert stat.S_ISREG(path.lstat().st_mode), path
     assert dump_file(run, 0).read_bytes() == b"dump"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.recording.nsys.command_line import installed_version
+from lightning_rlprof.recording.nsys import installed_version
 from tests.places import ROOT
 
 NSYS = os.environ.get("RLPROF_NSYS", "")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.loaders.live_run import progress
-from lightning_rlprof.records.run_directory import TraceWriter
-from lightning_rlprof.records.stack_samples import (
+from lightning_rlprof.records.hang_reports import (
     StackAnswer,
     StackRequest,
     read_stack_request,
     stack_request_file,
     write_stack_answer,
 )
+from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.system.files import owners_of
 from lightning_rlprof.testing import make_header
 from tests.builders.live_training import live_training

@@ -479,7 +479,11 @@ def test_how_memory_is_watched_needs_a_level(key: str, value: float, level: str)
         (ScheduleConfig, {"active": -1}, "active=-1 should be greater than or equal to 0"),
         (ScheduleConfig, {"active": True}, "active=True should be a valid integer"),
         (ScheduleConfig, {"warm_up": 1}, "warm_up is not a key here; did you mean 'warmup'?"),
-        (TorchProfilerConfig, {"schedules": {}}, "schedules is not a key here; did you mean 'sc"),
+        (
+            TorchProfilerConfig,
+            {"schedules": {}},
+            "schedules is not a key here; did you mean 'sched",
+        ),
         (RoleConfig, {"all_ranks": True}, "all_ranks is not a key here; write ranks: all"),
         (TorchProfilerConfig, {"schedule": {"wait": 1}}, "schedule.wait=1 needs active above 0"),
         (MemoryConfig, {"level": "snapshots"}, "level='snapshots' should be 'counters', 'timel"),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.captures.capture import after_step, at_stage, at_step
+from lightning_rlprof.recording.capture import after_step, at_stage, at_step
 from tests.places import ROOT
 
 FOLDER = ROOT / "examples" / "nvidia"

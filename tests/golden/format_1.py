@@ -13,7 +13,7 @@ from unittest.mock import patch
 from lightning_rlprof import annotate, count, mark, record, sample, stage
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording import annotations, open_spans
-from lightning_rlprof.recording.background.host_usage import CpuWait, HostMemory
+from lightning_rlprof.recording.background.sampler import CpuWait, HostMemory
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import FakeClock, FakeRecorder, make_header
 from tests.golden.golden import Contract, answer, rows_of

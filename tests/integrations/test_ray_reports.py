@@ -12,7 +12,7 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.integrations import ray as door
 from lightning_rlprof.integrations.ray import collect_reports
-from lightning_rlprof.recording.nsys.report_files import fetch
+from lightning_rlprof.recording.nsys import fetch
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import TraceWriter, note_line, read_trace
 from lightning_rlprof.testing import make_header

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_rlprof.recording import annotations, open_spans
 from lightning_rlprof.recording.annotations import annotate, count, listen, mark, stage
-from lightning_rlprof.recording.owner import Owner
+from lightning_rlprof.recording.open_spans import Owner
 from lightning_rlprof.testing import FakeClock
 from tests.builders.recording import spans
 

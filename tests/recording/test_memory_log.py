@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lightning_rlprof.recording import accelerator
-from lightning_rlprof.recording.memory_log import log_memory, log_memory_around
+from lightning_rlprof.recording.accelerator import log_memory, log_memory_around
 
-OURS = "lightning_rlprof.recording.memory_log"
+OURS = "lightning_rlprof.recording.accelerator"
 REST = (
     "memory allocated (GB): 1.50, memory reserved (GB): 2.00, "
     "device memory used/total (GB): 60.00/80.00"

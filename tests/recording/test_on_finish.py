@@ -12,8 +12,7 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.recording.on_finish import Finished, run_finish
-from lightning_rlprof.recording.start import start_session
+from lightning_rlprof.recording.start import Finished, run_finish, start_session
 from lightning_rlprof.testing import FakeRecorder, make_header
 
 
@@ -28,7 +27,7 @@ def finish(action=None, rank=0, tools=("nvtx",)):
 @pytest.fixture
 def longest(monkeypatch):
     def set_to(seconds):
-        monkeypatch.setattr("lightning_rlprof.recording.on_finish._LONGEST_CALL_S", seconds)
+        monkeypatch.setattr("lightning_rlprof.recording.start._LONGEST_CALL_S", seconds)
 
     return set_to
 

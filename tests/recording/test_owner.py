@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_rlprof.recording.annotations import count, mark, record, stage
-from lightning_rlprof.recording.owner import Owner, rejoin, set_apart
+from lightning_rlprof.recording.open_spans import Owner, rejoin, set_apart
 from lightning_rlprof.recording.samples import sample
 from lightning_rlprof.recording.session import AlreadyRecordingError, current
 from lightning_rlprof.recording.span_buffer import RankTakenError

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-from lightning_rlprof.recording.rank_timings import Tail, gather_timings, reduce_timings, tail_ratio
+from lightning_rlprof.recording.annotations import Tail, gather_timings, reduce_timings, tail_ratio
 
 KNOWN = (
     {"actor_update": 1.0, "actor_generate": 4.0},

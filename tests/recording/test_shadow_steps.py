@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from lightning_rlprof.recording.annotations import Marker, annotate, count, mark, record, stage
-from lightning_rlprof.records.shadow_steps import is_shadow
+from lightning_rlprof.records.records import is_shadow
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps, spans, times
 

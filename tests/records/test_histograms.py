@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.records.histograms import bin_in_name, bin_name, bin_of, bin_start
+from lightning_rlprof.records.records import bin_in_name, bin_name, bin_of, bin_start
 
 
 @given(st.floats(0, 2**40, allow_nan=False))

@@ -1,6 +1,6 @@
 """One step of each pair is its shadow step: the same on every rank, the first as often as not."""
 
-from lightning_rlprof.records.shadow_steps import is_shadow, pair_of
+from lightning_rlprof.records.records import is_shadow, pair_of
 
 
 def test_one_step_of_each_pair_is_its_shadow_step():

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from lightning_rlprof.report.terminal import duration, markdown, render
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.table import Column, Table
 
 COLUMNS = (

@@ -13,9 +13,15 @@ import numpy as np
 
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.steps.time_categories import Category, kernel_categories
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.arrays import (
+    UNKNOWN,
+    Int64s,
+    Mask,
+    group_sizes,
+    group_starts,
+    match_occurrences,
+)
 from lightning_rlprof.tables.kernels import Coded, distinct
-from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 

@@ -13,8 +13,7 @@ from lightning_rlprof.analysis.steps.time_categories import Category, categories
 from lightning_rlprof.records.records import KINDS, Kind
 from lightning_rlprof.records.stage_aliases import plain_names
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
-from lightning_rlprof.tables.interval_nesting import NONE, Enclosing, parents
-from lightning_rlprof.tables.intervals import covered_before, unions
+from lightning_rlprof.tables.intervals import NONE, Enclosing, covered_before, parents, unions
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 

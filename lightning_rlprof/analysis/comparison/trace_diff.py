@@ -17,7 +17,7 @@ from lightning_rlprof.analysis.operators.call_tree import (
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import NONE
+from lightning_rlprof.tables.intervals import NONE
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 

@@ -21,8 +21,7 @@ from lightning_rlprof.analysis.steps.partition import stages_in_steps
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.analysis.steps.sync_points import has_handoffs
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
-from lightning_rlprof.tables.occurrences import number_occurrences
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, number_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 

@@ -16,7 +16,7 @@ from lightning_rlprof.analysis.steps.time_categories import Category, categories
 from lightning_rlprof.analysis.steps.weight_updates import WeightUpdates, weight_updates
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
-from lightning_rlprof.tables.interval_nesting import Enclosing, last_begun
+from lightning_rlprof.tables.intervals import Enclosing, last_begun
 from lightning_rlprof.tables.spans import Spans
 
 _WORK = (KINDS.index("stage"), KINDS.index("region"))

@@ -28,8 +28,7 @@ from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, parti
 from lightning_rlprof.analysis.steps.step_selection import counted, last_steps
 from lightning_rlprof.analysis.steps.sync_points import SyncPoints, find_sync_points
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
-from lightning_rlprof.tables.interval_nesting import last_begun
-from lightning_rlprof.tables.intervals import edges
+from lightning_rlprof.tables.intervals import edges, last_begun
 from lightning_rlprof.tables.spans import Spans
 
 UNTRACED_STAGE = "untraced"

@@ -8,7 +8,7 @@ import numpy as np
 from lightning_rlprof.analysis.device.work import optional_numbers
 from lightning_rlprof.analysis.steps.partition import open_spans
 from lightning_rlprof.analysis.steps.step_selection import CLOSED
-from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
+from lightning_rlprof.records.records import BACKGROUND_METRICS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of

@@ -55,8 +55,7 @@ from lightning_rlprof.analysis.steps.time_categories import (
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s
-from lightning_rlprof.tables.interval_nesting import NONE, enclosing
-from lightning_rlprof.tables.intervals import covered_before, unions
+from lightning_rlprof.tables.intervals import NONE, covered_before, enclosing, unions
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of
 

@@ -21,7 +21,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     exact,
 )
 from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT_SHARE, CPU_WAITS
-from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
+from lightning_rlprof.records.records import BACKGROUND_METRICS
 from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans
 

@@ -6,7 +6,7 @@ from math import ceil, sqrt
 import numpy as np
 
 from lightning_rlprof.analysis.steps.step_selection import STATES, states
-from lightning_rlprof.records.shadow_steps import SHADOW, STEP_END
+from lightning_rlprof.records.records import SHADOW, STEP_END
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 

@@ -38,13 +38,12 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     NO_STRAGGLER,
     SLOW_UNCOUNTED,
 )
-from lightning_rlprof.records.background_metrics import GC_COUNT, GC_PAUSE
+from lightning_rlprof.records.hang_reports import STACK
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.records.stack_samples import STACK
+from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE, KINDS
 from lightning_rlprof.records.stage_aliases import plain_names, standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import NONE, innermost, parents
+from lightning_rlprof.tables.intervals import NONE, innermost, parents
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of
 

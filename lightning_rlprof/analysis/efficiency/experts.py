@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lightning_rlprof.analysis.steps.step_selection import in_included
-from lightning_rlprof.records.histograms import expert_in_name
-from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.records import Header, expert_in_name
 from lightning_rlprof.tables.arrays import Float64s, Int64s, distinct_tuples
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Table, columns_of

@@ -27,7 +27,7 @@ from lightning_rlprof.analysis.efficiency.peak_flops import (
 )
 from lightning_rlprof.analysis.operators.call_tree import thread_lanes
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
-from lightning_rlprof.tables.interval_nesting import NONE, innermost
+from lightning_rlprof.tables.intervals import NONE, innermost
 from lightning_rlprof.tables.kernels import Coded
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of

@@ -11,9 +11,9 @@ from lightning_rlprof.records.hang_reports import (
     HangReport,
     Ranges,
     RankEvidence,
+    is_own_code,
     ranks_in,
 )
-from lightning_rlprof.records.stack_samples import is_own_code
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 State = Literal[

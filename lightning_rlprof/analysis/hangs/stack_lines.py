@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.records.hang_reports import STACK
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.records.stack_samples import STACK
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import innermost
+from lightning_rlprof.tables.intervals import innermost
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 

@@ -24,8 +24,7 @@ from lightning_rlprof.analysis.steps.partition import paint
 from lightning_rlprof.analysis.steps.step_selection import warm_up
 from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, Category, categories_of
 from lightning_rlprof.analysis.steps.waiting import find_waits
-from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.records.shadow_steps import SHADOW
+from lightning_rlprof.records.records import KINDS, SHADOW
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans, drivers

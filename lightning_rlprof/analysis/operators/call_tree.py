@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork
 from lightning_rlprof.tables.arrays import Int64s, group_starts
-from lightning_rlprof.tables.interval_nesting import (
+from lightning_rlprof.tables.intervals import (
     NONE,
     alone,
     depths,

@@ -13,7 +13,7 @@ from lightning_rlprof.analysis.operators.call_tree import (
     thread_lanes,
 )
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import NONE
+from lightning_rlprof.tables.intervals import NONE
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lightning_rlprof.analysis.steps.step_selection import in_included
-from lightning_rlprof.records.histograms import bin_start
+from lightning_rlprof.records.records import bin_start
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Histogram, Spans
 from lightning_rlprof.tables.table import Cell, Column, Table

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import FATES, KINDS, NO_KNOWN_FATE, SAMPLE
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
-from lightning_rlprof.tables.sample_names import SAMPLE_NAMES
+from lightning_rlprof.tables.rank_tables import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import Spans
 
 UNKNOWN = -1

@@ -17,8 +17,7 @@ from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, categor
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import Kind
 from lightning_rlprof.tables.arrays import Int64s, differs
-from lightning_rlprof.tables.interval_nesting import last_begun
-from lightning_rlprof.tables.intervals import on_few
+from lightning_rlprof.tables.intervals import last_begun, on_few
 from lightning_rlprof.tables.spans import Spans
 
 UNTRACED = -1

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.steps.partition import UNTRACED, partition
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.records.records import KINDS, PHASES, Header
-from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import last_begun
-from lightning_rlprof.tables.occurrences import number_occurrences
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, number_occurrences
+from lightning_rlprof.tables.intervals import last_begun
 from lightning_rlprof.tables.spans import Spans
 
 MOST = 32

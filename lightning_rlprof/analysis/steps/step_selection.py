@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.records.shadow_steps import SHADOW
+from lightning_rlprof.records.records import KINDS, SHADOW
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import Counter, Spans
 

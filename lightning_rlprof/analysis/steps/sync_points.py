@@ -19,9 +19,8 @@ from lightning_rlprof.analysis.steps.time_categories import Category, categories
 from lightning_rlprof.analysis.steps.wait_detection import detect_waits
 from lightning_rlprof.analysis.steps.weight_updates import weight_updates
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes
-from lightning_rlprof.tables.interval_nesting import last_begun
-from lightning_rlprof.tables.occurrences import match_occurrences
+from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, match_occurrences
+from lightning_rlprof.tables.intervals import last_begun
 from lightning_rlprof.tables.spans import Spans
 
 _TABLES = {"collectives": "operation", "communication": "operator"}

@@ -12,7 +12,7 @@ import numpy as np
 from lightning_rlprof.analysis.steps.partition import UNTRACED, partition
 from lightning_rlprof.analysis.steps.sync_points import find_sync_points
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import last_begun
+from lightning_rlprof.tables.intervals import last_begun
 from lightning_rlprof.tables.spans import Spans
 
 WAITING = "waiting in {}"

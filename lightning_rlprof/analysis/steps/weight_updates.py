@@ -11,7 +11,7 @@ import numpy as np
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of, kind_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import NONE, Enclosing, last_begun
+from lightning_rlprof.tables.intervals import NONE, Enclosing, last_begun
 from lightning_rlprof.tables.spans import Spans
 
 _WORK = (KINDS.index("stage"), KINDS.index("region"))

@@ -24,8 +24,14 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     SLOW_UNCOUNTED,
     Verdict,
 )
-from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, group_sizes, group_starts
-from lightning_rlprof.tables.occurrences import number_occurrences
+from lightning_rlprof.tables.arrays import (
+    Float64s,
+    Int64s,
+    Mask,
+    group_sizes,
+    group_starts,
+    number_occurrences,
+)
 from lightning_rlprof.tables.spans import Spans
 
 # Tables with collectives, and their column with the operation.

@@ -16,7 +16,7 @@ from lightning_rlprof.report.live_view import LiveView, live_view
 from lightning_rlprof.report.prometheus import Gauge, exposition, gauges
 from lightning_rlprof.report.terminal import cell_text
 from lightning_rlprof.system.http_server import Answer, Request, text_answer
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from lightning_rlprof.integrations.doors.kit import Kit
 from lightning_rlprof.recording.annotations import Marker, in_stage, stage
 from lightning_rlprof.recording.job import find_place, forget
-from lightning_rlprof.recording.owner import Owner
+from lightning_rlprof.recording.open_spans import Owner
 from lightning_rlprof.recording.session import current, running
 from lightning_rlprof.records.records import OPTIMIZER_STEP
 

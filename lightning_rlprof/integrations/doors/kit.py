@@ -12,7 +12,7 @@ from lightning_rlprof.integrations.loop import open_session
 from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import count, record, stage
 from lightning_rlprof.recording.job import find_place
-from lightning_rlprof.recording.owner import Owner
+from lightning_rlprof.recording.open_spans import Owner
 from lightning_rlprof.recording.session import Session, current, note_in_all_runs, running
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.stage_aliases import standard_stage

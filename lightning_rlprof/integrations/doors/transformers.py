@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
 from lightning_rlprof.recording.annotations import Marker, record
-from lightning_rlprof.recording.owner import Owner
+from lightning_rlprof.recording.open_spans import Owner
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.records.records import VALIDATIONS
 

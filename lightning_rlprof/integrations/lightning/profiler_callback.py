@@ -42,12 +42,10 @@ from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.annotations import Marker, OwnMarker
 from lightning_rlprof.recording.job import find_place, shared_run
 from lightning_rlprof.recording.method_wrapping import ImportedWraps, Wraps
-from lightning_rlprof.recording.on_finish import OnFinish
-from lightning_rlprof.recording.owner import rejoin
-from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.registry import recorder_names
+from lightning_rlprof.recording.open_spans import rejoin
+from lightning_rlprof.recording.recorders.base import Recorder, recorder_names
 from lightning_rlprof.recording.session import AlreadyRecordingError, Loop, Session, running
-from lightning_rlprof.recording.start import new_run_name, start_session
+from lightning_rlprof.recording.start import OnFinish, new_run_name, start_session
 from lightning_rlprof.recording.torch_hooks import OptimizerSteps
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import STAGES, Kind
@@ -342,7 +340,7 @@ class ProfilerCallback(Callback):
             self._bar.end_step()
         if not self._by_name or self._session is None:
             return
-        others = self._session.stage_count - (OwnMarker.ended - self._own_ended)
+        others = self._session.buffer.stage_count - (OwnMarker.ended - self._own_ended)
         self._own_ended = OwnMarker.ended
         if others > 0:
             for part in self._by_name:

@@ -23,12 +23,11 @@ from lightning_rlprof.integrations.lightning.profiler_callback import (
 )
 from lightning_rlprof.integrations.lightning.trainer_hooks import Cover
 from lightning_rlprof.recording import accelerator
-from lightning_rlprof.recording.background.host_usage import host_rss_bytes
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current
-from lightning_rlprof.recording.span_buffer import StepTotals
-from lightning_rlprof.recording.stage_sums import RATE, StageSums
+from lightning_rlprof.recording.span_buffer import RATE, StageSums, StepTotals
 from lightning_rlprof.records.records import Header
+from lightning_rlprof.system.process import resident_bytes
 
 log = logging.getLogger(__name__)
 
@@ -362,7 +361,7 @@ def _over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _memory_gb(kind: str, *, keep_peak: bool) -> float | None:
     found = accelerator.memory_bytes(kind).get("device_peak_bytes")
     if found is None:
-        found = host_rss_bytes()
+        found = resident_bytes()
     elif not keep_peak:  # in a capture the peak belongs to the memory recorder
         accelerator.reset_peak(kind)
     return None if found is None else found / 1e9

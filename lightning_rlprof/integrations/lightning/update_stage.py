@@ -19,7 +19,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.marks_in_code import names_in_code
 from lightning_rlprof.integrations.lightning.trainer_hooks import Cover
 from lightning_rlprof.recording.annotations import LoopMarker, Marker, in_stage
-from lightning_rlprof.recording.captures.capture import arms_stages
+from lightning_rlprof.recording.capture import arms_stages
 from lightning_rlprof.recording.open_spans import Span, opened
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.stage_aliases import STAGE_ALIASES

@@ -31,7 +31,7 @@ from lightning_rlprof.loaders.ascend.trace_view import COPIES, RowKind, TraceVie
 from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import innermost
+from lightning_rlprof.tables.intervals import innermost
 from lightning_rlprof.tables.kernels import (
     COLUMNS,
     NPU_COLUMNS,

@@ -32,7 +32,7 @@ from lightning_rlprof.loaders.ascend.tasks import read_tasks
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import parents
+from lightning_rlprof.tables.intervals import parents
 from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, join
 from lightning_rlprof.tables.spans import (
     NO_PARENT,

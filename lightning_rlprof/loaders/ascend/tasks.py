@@ -30,7 +30,7 @@ from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, plausible
 from lightning_rlprof.loaders.host_calls import NOWHERE
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import innermost
+from lightning_rlprof.tables.intervals import innermost
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, find, matches
 from lightning_rlprof.tables.table import Loss, with_name
 

@@ -22,8 +22,13 @@ from lightning_rlprof.loaders.clocks.clock_alignment import (
 from lightning_rlprof.loaders.clocks.clock_fit import Clock, from_collectives, solve
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
-from lightning_rlprof.tables.occurrences import match_occurrences
+from lightning_rlprof.tables.arrays import (
+    Int64s,
+    Mask,
+    group_sizes,
+    group_starts,
+    match_occurrences,
+)
 from lightning_rlprof.tables.spans import RunWarning, Spans
 from lightning_rlprof.tables.table import Table
 

@@ -37,7 +37,7 @@ from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace, iden
 from lightning_rlprof.loaders.rank_names import labels_of_verl
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPORT, FORMAT, Header
-from lightning_rlprof.tables.interval_nesting import parents
+from lightning_rlprof.tables.intervals import parents
 from lightning_rlprof.tables.kernels import Kernels
 from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread, warning_of
 from lightning_rlprof.tables.table import Table

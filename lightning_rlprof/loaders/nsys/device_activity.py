@@ -20,7 +20,7 @@ from lightning_rlprof.loaders.nsys.export import (
 )
 from lightning_rlprof.loaders.sqlite_tables import coded
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import innermost
+from lightning_rlprof.tables.intervals import innermost
 from lightning_rlprof.tables.kernels import (
     HIDDEN_IN_GRAPHS,
     UNKNOWN,

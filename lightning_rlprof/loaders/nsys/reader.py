@@ -24,7 +24,7 @@ from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, Header
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import parents
+from lightning_rlprof.tables.intervals import parents
 from lightning_rlprof.tables.kernels import Kernels
 from lightning_rlprof.tables.spans import (
     NO_PARENT,

@@ -1,74 +1,89 @@
-"""Sample host and device once a second on a daemon thread, and write what was read to the run."""
+"""Sample host and device once a second on a daemon thread; what steps count of this process."""
 
+import gc
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from _thread import get_ident
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_rlprof.errors import described
-from lightning_rlprof.recording.background.ascend import ascend_part
-from lightning_rlprof.recording.background.garbage_collection import GcPauses, Pause
-from lightning_rlprof.recording.background.host import (
+from lightning_rlprof.recording.background.readings import (
     HostClaim,
     HostFiles,
+    Part,
+    Reading,
+    ascend_part,
     host_parts,
+    nvidia_part,
     process_parts,
+    rates,
 )
-from lightning_rlprof.recording.background.nvidia import nvidia_part
-from lightning_rlprof.recording.background.readings import Part, Reading, rates
-from lightning_rlprof.records.notes import Code, Notes
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE
 from lightning_rlprof.records.run_directory import MetricsLine
+from lightning_rlprof.system.process import limit_bytes, pages, resident_bytes
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.session import Session
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+
 MOST_SHARE = 0.001
 """Of a core. A machine on which a sample takes longer than a millisecond is sampled less often."""
 
 _STOP_S = 5.0
 _DEVICES: dict[str, Callable[[int, str | None], Part]] = {"cuda": nvidia_part, "npu": ascend_part}
+_CONSTANT = {
+    "host_cpu_count",
+    "cpu_quota_cores",
+    "container_memory_limit_bytes",
+    "device_max_clock_mhz",
+}
 
+LONG_NS = 1_000_000
+"""A pause of this length or more becomes a region."""
+
+_MOST_EVENTS = 1 << 17  # two per collection, between two calls of `GcPauses.take`
+_MOST_PAUSES = 1 << 12  # long ones between two steps
+_CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
 
 Device = tuple[int, str | None]
 """Number of an accelerator, as torch counts, and its UUID if torch tells it."""
 
 
 class Background:
-    """What is sampled while one session records; see `start`.
+    """What is sampled while one session records.
+
+    That is its process and its device and, in the first process of each host, the host.
 
     Args:
-        add: Takes a line of the rank's file.
-        note: Keeps a note in the run.
-        clock: Clock of the run, in nanoseconds.
-        parts: What to read.
+        session: The session.
+        parts: What to read instead of process and host.
         device: Returns this process's accelerator once it is used; called on the training thread.
-        kind: Kind of the device.
-        claim: Held until the end.
-        files: Closed at the end.
-        flush: Writes what the run has in memory, if no other thread does.
     """
 
     def __init__(
         self,
-        add: Callable[[MetricsLine], None],
-        note: Notes,
-        clock: Callable[[], int],
-        parts: Sequence[Part],
-        *,
+        session: "Session",
+        parts: Sequence[Part] | None = None,
         device: Callable[[], Device | None] | None = None,
-        kind: str = "cpu",
-        claim: HostClaim | None = None,
-        files: HostFiles | None = None,
-        flush: Callable[[], object] = bool,
     ) -> None:
-        self._flush = flush
-        self._add, self._note, self._clock = add, note, clock
+        self._session, self._kind = session, session.header.device
+        self._held: tuple[HostFiles | HostClaim, ...] = ()
+        if parts is None:
+            self._held = files, claim = HostFiles(), HostClaim(session.run)
+            parts = [*process_parts(files), *(host_parts(files) if claim.is_mine else ())]
         self._parts = {part.name: part for part in parts}
-        self._device = device if kind in _DEVICES else None
-        self._kind, self._claim, self._files = kind, claim, files
+        self._device = device if self._kind in _DEVICES else None
         self._found: Device | None = None
         # Of each part the time of the sample, the time at which it was read, and what was read.
         self._before: dict[str, tuple[int, int, Reading]] = {}
@@ -85,11 +100,11 @@ class Background:
         try:
             thread.start()
         except RuntimeError as error:
-            self._note(Code.METRICS_MISSING, f"no background metrics: {described(error)}")
+            self._session.note(Code.METRICS_MISSING, f"no background metrics: {described(error)}")
         else:
             self._thread = thread
 
-    def end_step(self) -> tuple[dict[str, int], list[Pause]]:
+    def end_step(self) -> tuple[dict[str, int], list["Pause"]]:
         """Return the garbage collection of a step; called on the training thread."""
         if self._device is not None:
             with suppress(Exception):  # a device that cannot say so has no metrics
@@ -107,7 +122,7 @@ class Background:
             thread.join(_STOP_S)
             if thread.is_alive():
                 text = "background metrics: a call into a driver does not return"
-                self._note(Code.METRICS_MISSING, text)
+                self._session.note(Code.METRICS_MISSING, text)
                 return
         self._close()
 
@@ -120,16 +135,15 @@ class Background:
         self._close()
 
     def _close(self) -> None:
-        for part in (self._claim, self._files):
-            if part is not None:
-                part.close()
+        for each in self._held:
+            each.close()
 
     def _run(self) -> None:
         try:
             self._loop()
         except Exception as error:
             text = f"background metrics ended early ({described(error)})"
-            self._note(Code.METRICS_MISSING, text)
+            self._session.note(Code.METRICS_MISSING, text)
 
     def _loop(self) -> None:
         self.sample()  # which opens files: its cost is not that of others
@@ -139,7 +153,8 @@ class Background:
             begin = time.thread_time()
             self.sample()
             took = 0.0 if sets_up else time.thread_time() - begin
-            self._flush()  # samples within a long step, and steps since the last write
+            # Samples within a long step, and steps since the last write.
+            self._session.buffer.flush_if_free()
             pause = max(PERIOD_S, took / MOST_SHARE)
 
     def sample(self) -> None:
@@ -147,10 +162,10 @@ class Background:
         self._pauses.add_up()
         self._add_device()
         missing: dict[str, str] = {}
-        sampled = self._clock()
+        sampled = self._session.clock()
         lines: dict[tuple[int, int | None], tuple[dict[str, Any], dict[str, Any]]] = {}
         for part in tuple(self._parts.values()):
-            now = self._clock()  # once more, as another thread may have run for long
+            now = self._session.clock()  # once more, as another thread may have run for long
             try:
                 reading = part.read()
             except Exception as error:
@@ -161,7 +176,7 @@ class Background:
                 elif part.name not in self._failed:
                     self._failed.add(part.name)
                     text = f"background metrics: no {part.name} at times ({why})"
-                    self._note(Code.METRICS_MISSING, text, metrics=part.name)
+                    self._session.note(Code.METRICS_MISSING, text, metrics=part.name)
                 continue
             since, read, last = self._before.get(part.name, (sampled, now, Reading()))
             self._before[part.name] = sampled, now, reading
@@ -172,11 +187,13 @@ class Background:
             }
         for (since, device), numbers in lines.items():
             if any(numbers):
-                self._add(MetricsLine(since, sampled, device, *numbers))
+                self._session.add(MetricsLine(since, sampled, device, *numbers))
         if missing:
             text = "; ".join(f"{name} ({why})" for name, why in missing.items())
             names = ", ".join(missing)
-            self._note(Code.METRICS_UNSUPPORTED, f"background metrics lack: {text}", metrics=names)
+            self._session.note(
+                Code.METRICS_UNSUPPORTED, f"background metrics lack: {text}", metrics=names
+            )
 
     def _add_device(self) -> None:
         device, self._found = self._found, None
@@ -193,39 +210,147 @@ class Background:
         return value != old
 
 
-_CONSTANT = {
-    "host_cpu_count",
-    "cpu_quota_cores",
-    "container_memory_limit_bytes",
-    "device_max_clock_mhz",
-}
-
-
-def start(
-    add: Callable[[MetricsLine], None],
-    note: Notes,
-    clock: Callable[[], int],
-    *,
-    flush: Callable[[], object],
-    run: Path,
-    kind: str,
-    device: Callable[[], Device | None],
-) -> Background:
-    """Start sampling: this process and its device; and the host, in the first process of each.
-
-    Args:
-        add: Takes a line of the rank's file.
-        note: Keeps a note in the run.
-        clock: Clock of the run.
-        flush: Writes what the run has in memory, if no other thread does.
-        run: Directory of the run.
-        kind: Kind of the device.
-        device: Returns the accelerator that the calling thread uses, None until it is used.
-    """
-    files, claim = HostFiles(), HostClaim(run)
-    parts = [*process_parts(files), *(host_parts(files) if claim.is_mine else ())]
-    background = Background(
-        add, note, clock, parts, device=device, kind=kind, claim=claim, files=files, flush=flush
-    )
+def start(session: "Session", device: Callable[[], Device | None]) -> Background:
+    """Start to sample for a session; see `Background`."""
+    background = Background(session, device=device)
     background.start()
     return background
+
+
+class Pause(NamedTuple):
+    """One collection of `LONG_NS` or more, and the thread that ran it."""
+
+    thread: int
+    start_ns: int
+    end_ns: int
+
+
+def clock_in_c(events: "deque[Any]") -> Any:
+    """Return a callback for `gc.callbacks` that runs no Python code.
+
+    It appends ``(time, thread)`` when a collection starts, and the time when it stops. Python
+    drops an exception that leaves a callback, and the handler of a signal runs in the next Python
+    function: a Ctrl-C in a collection would reach such a callback and be lost. This one is made of
+    C functions alone, so that the signal reaches the training.
+
+    Python calls ``callback(phase, info)``, that is ``getattr(phases, phase, info)``: it reads the
+    property ``start`` or ``stop``, which appends.
+    """
+    start: Iterator[None] = map(
+        events.append, zip(iter(perf_counter_ns, None), iter(get_ident, None), strict=False)
+    )
+    stop: Iterator[None] = map(events.append, iter(perf_counter_ns, None))
+    names = {"start": property(partial(next, start)), "stop": property(partial(next, stop))}
+    return partial(getattr, type("Phases", (), names)())
+
+
+class GcPauses:
+    """Count the pauses of this process, of all its threads: each waits for the interpreter."""
+
+    def __init__(self) -> None:
+        self._events: deque[Any] = deque(maxlen=_MOST_EVENTS)
+        self._callback = clock_in_c(self._events)
+        self._lock = threading.Lock()
+        self._open: tuple[int, int] | None = None
+        self._ns = self._count = 0
+        self._long: deque[Pause] = deque(maxlen=_MOST_PAUSES)
+        gc.callbacks.append(self._callback)
+
+    def close(self) -> None:
+        """Stop listening; further calls do nothing."""
+        with suppress(ValueError):
+            gc.callbacks.remove(self._callback)
+
+    def add_up(self) -> None:
+        """Take in what was appended so far: a step of minutes may have millions of collections."""
+        with self._lock:
+            for _ in range(len(self._events)):
+                event = self._events.popleft()
+                if isinstance(event, tuple):
+                    self._open = event
+                elif self._open is not None:
+                    (start, thread), self._open = self._open, None
+                    self._ns += event - start
+                    self._count += 1
+                    if event - start >= LONG_NS:
+                        self._long.append(Pause(thread, start, event))
+
+    def take(self) -> tuple[dict[str, int], list["Pause"]]:
+        """Return ``gc_pause_ns`` and ``gc_collections`` since the last call, and long pauses."""
+        self.add_up()
+        with self._lock:
+            found = {GC_PAUSE: self._ns, GC_COUNT: self._count}, [*self._long]
+            self._ns = self._count = 0
+            self._long.clear()
+        return found
+
+
+class _OpenFile:
+    """A file of ``/proc`` that stays open: to open it at every step takes ten times as long."""
+
+    def __init__(self, path: str) -> None:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the file; further calls do nothing."""
+        number, self._file = self._file, -1
+        if number >= 0:
+            os.close(number)
+
+    def _read(self) -> bytes:
+        return os.pread(self._file, 80, 0)
+
+
+class HostMemory(_OpenFile):
+    """Counters of resident memory for the steps of one thread: 2 µs per step."""
+
+    def __init__(self) -> None:
+        super().__init__("/proc/self/statm")
+        self._children_at = 0
+        self._limit = limit_bytes()
+
+    def counters(self) -> dict[str, int]:
+        """Return ``host_rss_bytes``, and ``children_rss_bytes`` at most every 100 ms.
+
+        Children are those that the calling thread started, such as DataLoader workers. Both are
+        left out where they are unknown. The first call also returns ``host_limit_bytes``: what the
+        container allows, else the memory of the machine.
+        """
+        found, now = self.own(), perf_counter_ns()
+        if found and self._limit is not None:
+            found["host_limit_bytes"], self._limit = self._limit, None
+        if now - self._children_at >= _CHILDREN_EVERY_NS:
+            self._children_at = now
+            with suppress(OSError), open("/proc/thread-self/children", encoding="ascii") as file:
+                sizes = [resident_bytes(pid) for pid in file.read().split()]
+                if known := [size for size in sizes if size is not None]:
+                    found["children_rss_bytes"] = sum(known)
+        return found
+
+    def own(self) -> dict[str, int]:
+        """Return ``host_rss_bytes``, nothing where it is unknown."""
+        with suppress(OSError, IndexError, ValueError):
+            return {"host_rss_bytes": pages(self._read())}
+        return {}
+
+
+class CpuWait(_OpenFile):
+    """The time that the calling thread waits for a CPU, as Linux counts it: 2 µs per step."""
+
+    def __init__(self) -> None:
+        super().__init__("/proc/thread-self/schedstat")
+        self._before = self._total()
+
+    def counters(self) -> dict[str, int]:
+        """Return ``cpu_wait_ns`` since the last call; nothing if it is unknown."""
+        before, self._before = self._before, self._total()
+        if before is None or self._before is None:
+            return {}
+        return {"cpu_wait_ns": max(self._before - before, 0)}
+
+    def _total(self) -> int | None:
+        with suppress(OSError, IndexError, ValueError):  # not Linux, or a kernel without it
+            return int(self._read().split()[1])
+        return None

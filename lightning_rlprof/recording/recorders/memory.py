@@ -11,8 +11,7 @@ import os
 import pickle
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, ClassVar
@@ -23,11 +22,11 @@ import torch
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError, described
 from lightning_rlprof.recording import accelerator
-from lightning_rlprof.recording.background import host_usage
 from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.records.notes import Code, Fact, Level, Notes
+from lightning_rlprof.records.notes import Code, Fact, Notes
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import make_capture_folder
+from lightning_rlprof.system.process import resident_bytes
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +227,7 @@ class MemoryTimelineRecorder(Recorder):
     tell. A column that is never known, as those of a device on a CPU, is left out.
 
     Args:
-        kind: The kind of device, as `device.device_kind` names it.
+        kind: The kind of device, as `accelerator.device_kind` names it.
         interval_ms: Time between two samples.
         most: Samples after which a capture's timeline ends, with a note.
     """
@@ -322,7 +321,7 @@ class _Sampler:
 
     def _sample(self) -> None:
         found: dict[str, int | None] = {**accelerator.memory_bytes(self._kind)}
-        found["host_rss_bytes"] = host_usage.host_rss_bytes()
+        found["host_rss_bytes"] = resident_bytes()
         values = (found.get(name) for name in _COLUMNS)
         known = (_UNKNOWN if value is None else value for value in values)
         self._numbers.extend((perf_counter_ns(), *known))
@@ -333,16 +332,16 @@ def _rows(columns: list["array[int]"]) -> Iterator[list[int | None]]:
         yield [None if value == _UNKNOWN else value for value in row]
 
 
-def build(config: ProfilerConfig, header: Header) -> Recorder:
-    """Return the recorder of this rank: counters, and what ``memory.level`` adds to them."""
+def build(config: ProfilerConfig, header: Header) -> list[Recorder]:
+    """Return the recorders of this rank: of counters, and what ``memory.level`` adds to them."""
     wanted, kind = config.memory, header.device
-    parts: list[Recorder] = []
+    found: list[Recorder] = [MemoryRecorder(kind)]
     if wanted.level in ("timeline", "snapshot"):
-        parts.append(MemoryTimelineRecorder(kind, _INTERVAL_MS))
+        found.append(MemoryTimelineRecorder(kind, _INTERVAL_MS))
     if wanted.level == "snapshot":
         sizes = {"max_entries": wanted.max_entries, "stack_depth": wanted.stack_depth}
-        parts.append(MemorySnapshotRecorder(kind, header.rank, **sizes))
-    return MemoryRecorder(kind, parts)
+        found.append(MemorySnapshotRecorder(kind, header.rank, **sizes))
+    return found
 
 
 class MemoryRecorder(Recorder):
@@ -353,26 +352,19 @@ class MemoryRecorder(Recorder):
     interleave get their peaks as nested spans do.
 
     Args:
-        kind: The kind of device, as `device.device_kind` names it.
-        parts: Recorders that see the same captures. One that fails is dropped and noted; the
-            counters and the others go on.
+        kind: The kind of device, as `accelerator.device_kind` names it.
     """
 
-    def __init__(self, kind: str, parts: Sequence[Recorder] = ()) -> None:
+    def __init__(self, kind: str) -> None:
         self._kind = kind
         self._peaks: dict[object, int] = {}
-        self._parts = list(parts)
-        for part in parts:
-            part.note = self._say
 
     def open(self, out: Path) -> None:
         """Begin with no span open."""
         self._peaks = {}
-        self._each(lambda part: part.open(out))
 
     def enter(self, name: str, kind: Kind, step: int) -> object:
         """Open the span's peak, which `exit` asks for by the token."""
-        self._each(lambda part: part.enter(name, kind, step))
         self._settle(accelerator.memory_bytes(self._kind))
         token = object()
         self._peaks[token] = 0
@@ -385,18 +377,9 @@ class MemoryRecorder(Recorder):
         peak = self._peaks.pop(token)
         if "device_peak_bytes" in found:
             found["device_peak_bytes"] = peak
-        rss = host_usage.host_rss_bytes()
-        if rss is not None:
+        if (rss := resident_bytes()) is not None:
             found["host_rss_bytes"] = rss
         return found
-
-    def close(self) -> None:
-        """Let the parts write their files."""
-        self._each(lambda part: part.close())
-
-    def finish(self) -> None:
-        """Let the parts go."""
-        self._each(lambda part: part.finish())
 
     def _settle(self, found: Mapping[str, Number]) -> None:
         """Give the piece that ends now to all open spans, and start the next."""
@@ -404,20 +387,3 @@ class MemoryRecorder(Recorder):
             piece = int(found["device_peak_bytes"])
             self._peaks = {token: max(peak, piece) for token, peak in self._peaks.items()}
             accelerator.reset_peak(self._kind)
-
-    def _each(self, act: Callable[[Recorder], object]) -> None:
-        for part in tuple(self._parts):
-            try:
-                act(part)
-            except Exception as error:
-                self._parts.remove(part)
-                for end in (part.close, part.finish):
-                    with suppress(Exception):  # its tool may still be on, and must not stay so
-                        end()
-                name = type(part).__name__
-                text = f"{name} was disabled after an error ({described(error)})"
-                self.note(Code.RECORDER_FAILED, text, recorder=name)
-
-    def _say(self, code: Code | Level, text: str, /, **facts: Fact) -> None:
-        """Note what a part says, wherever the session wants it by then."""
-        self.note(code, text, **facts)

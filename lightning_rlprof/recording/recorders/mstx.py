@@ -8,7 +8,7 @@ from typing import Any
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.torch_npu import npu_module
+from lightning_rlprof.recording.recorders.npu_profiler import npu_module
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header, Kind
 

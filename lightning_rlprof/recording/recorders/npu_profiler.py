@@ -1,8 +1,10 @@
 """Capture with torch_npu.profiler: one output directory per window, checked after every call.
 
-Analyse Ascend captures once training is over, in a process that can be stopped.
+What torch_npu is told is checked first: whatever would not take effect is refused before training.
+Captures are analyzed once training is over, in a process that can be stopped.
 """
 
+import inspect
 import logging
 import os
 import signal
@@ -10,18 +12,17 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
-from lightning_rlprof.recording.recorders.npu_options import NpuOptions, npu_options
-from lightning_rlprof.recording.recorders.torch_npu import npu_module
 from lightning_rlprof.records.notes import Code, Notes
 from lightning_rlprof.records.records import Header, Kind
 from lightning_rlprof.records.run_directory import make_capture_folder
@@ -29,6 +30,35 @@ from lightning_rlprof.records.run_directory import make_capture_folder
 log = logging.getLogger(__name__)
 
 _COMMAND = (sys.executable, "-m", "lightning_rlprof", "ascend", "parse")
+
+_LATER = "run `rlprof ascend parse` later"
+_LONGEST_PARSE_S = 3600.0
+
+# Under msprof's command line these make torch_npu.profiler do nothing.
+_MSPROF = ("PROFILING_MODE", "PROFILER_SAMPLECONFIG")
+
+_FILTERS = ("mstx_domain_include", "mstx_domain_exclude")
+_OF_THE_HOST = {"gc_detect_threshold"}
+_CHOSEN_BY = {
+    "profiler_level": "profile_level",
+    "export_type": "profile_export_type",
+    "mstx": "mstx",
+    "msprof_tx": "mstx",
+}
+
+# Which releases know what; post-releases carry back-ports. Only told to people: the signature of
+# what is installed decides.
+_METRICS = "2.1.0.post13, 2.4.0.post4, 2.5.1 and later"
+_NUMA = "2.7.1.post11, 2.9.0.post9, 2.10.0.post7, 2.11.0 and later"
+_OTHERS = "2.1.0.post13, 2.5.1.post1, 2.6.0 and later"
+
+# torch_npu resets what it does not like and prints a line about it.
+_CURES = {
+    "aic_metrics": "needs integrated.profile_level: level1 or level2",
+    "op_attr": "needs integrated.profile_export_type: db",
+    **dict.fromkeys(_FILTERS, "needs integrated.mstx: true"),
+}
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def analyse_captures(
@@ -59,10 +89,6 @@ def analyse_captures(
         note(Code.ASCEND_NOT_PARSED, f"parsing was stopped after {timeout_s:g} s; {_LATER}")
     elif status:
         note(Code.ASCEND_NOT_PARSED, f"parsing failed with status {status} ({last}); {_LATER}")
-
-
-_LATER = "run `rlprof ascend parse` later"
-_LONGEST_PARSE_S = 3600.0
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
@@ -96,10 +122,6 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
 def _kill(process: "subprocess.Popen[str]") -> None:
     with suppress(OSError):  # it has ended
         os.killpg(process.pid, signal.SIGKILL)
-
-
-# Under msprof's command line these make torch_npu.profiler do nothing.
-_MSPROF = ("PROFILING_MODE", "PROFILER_SAMPLECONFIG")
 
 
 def build(config: ProfilerConfig, header: Header) -> Recorder:
@@ -138,7 +160,7 @@ class NpuProfilerRecorder(Recorder):
     """
 
     def __init__(
-        self, profiler: Any, options: NpuOptions, config: ProfilerConfig, header: Header
+        self, profiler: Any, options: Mapping[str, Any], config: ProfilerConfig, header: Header
     ) -> None:
         self._module, self._options = profiler, options
         self._config, self._header = config, header
@@ -217,10 +239,9 @@ class NpuProfilerRecorder(Recorder):
                 "says why"
             )
         return module.profile(
-            **self._options.profile,
+            **self._options,
             schedule=self._schedule(self._step),
             on_trace_ready=handler,
-            experimental_config=self._options.experimental,
         )
 
     def _schedule(self, first: int) -> Callable[[int], Any]:
@@ -250,3 +271,123 @@ class NpuProfilerRecorder(Recorder):
             ("rlprof_window", out.name),
         ):
             self._profile.add_metadata(key, value)
+
+
+def npu_options(config: ProfilerConfig, profiler: Any) -> dict[str, Any]:
+    """Return the keywords of ``torch_npu.profiler.profile`` but for schedule and handler.
+
+    Raises:
+        RecorderError: Something was asked for that this version does not know, or that would have
+            no effect together with the rest.
+    """
+    block, kind = config.integrated, profiler.ProfilerActivity
+    activities = [kind.CPU] if block.profile_with_cpu else []
+    activities += [kind.NPU] if block.profile_with_npu else []
+    return {
+        "activities": activities,
+        "record_shapes": block.profile_record_shapes,
+        "profile_memory": block.profile_with_memory,
+        "with_modules": block.profile_with_module,
+        "with_stack": config.with_stack,
+        "experimental_config": _experimental(config, profiler),
+    }
+
+
+def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
+    made, block = profiler._ExperimentalConfig, config.integrated
+    known = inspect.signature(made).parameters
+    given = _given(config, profiler)
+    for name, value in given.items():
+        if name not in known:
+            _refuse(f"npu.experimental.{name}", _OTHERS)
+        if isinstance(known[name].default, bool) and not isinstance(value, bool):
+            raise RecorderError(f"npu.experimental.{name}={value!r} is neither true nor false")
+    deep = block.profile_level in ("level1", "level2")
+    metrics = profiler.AiCMetrics
+    # level_none holds only markers, and torch_npu turns them on.
+    markers = block.mstx or block.profile_level == "level_none" or "mstx" in (config.tools or ())
+    formats = {"text": profiler.ExportType.Text, "db": profiler.ExportType.Db}
+    asked = {
+        "profiler_level": getattr(profiler.ProfilerLevel, block.profile_level.capitalize()),
+        "aic_metrics": metrics.PipeUtilization if deep else metrics.AiCoreNone,
+        "export_type": formats[block.profile_export_type],
+        "data_simplification": True,
+        "mstx" if "mstx" in known else "msprof_tx": markers,
+        **given,
+    }
+    experimental = made(**asked)
+    _check_kept(experimental, asked)
+    return experimental
+
+
+def _given(config: ProfilerConfig, profiler: Any) -> dict[str, Any]:
+    """Return `npu.experimental`, with torch_npu's members in place of their names."""
+    block, given = config.integrated, dict(config.npu.experimental)
+    for name, ours in _CHOSEN_BY.items():
+        if name in given:
+            raise RecorderError(f"npu.experimental.{name} is chosen by integrated.{ours}")
+    for name in given:
+        needs = "profile_with_cpu" if name in _OF_THE_HOST else "profile_with_npu"
+        if not getattr(block, needs):
+            raise RecorderError(f"npu.experimental.{name} needs integrated.{needs}: true")
+    if "host_sys" in given:
+        systems = getattr(profiler, "HostSystem", None)
+        if systems is None:
+            _refuse("npu.experimental.host_sys", _OTHERS)
+        names = given["host_sys"] if isinstance(given["host_sys"], list) else [given["host_sys"]]
+        key = "npu.experimental.host_sys"
+        given["host_sys"] = [_member(systems, str(each).upper(), key, _NUMA) for each in names]
+    if "aic_metrics" in given:
+        name, key = str(given["aic_metrics"]), "npu.experimental.aic_metrics"
+        given["aic_metrics"] = _member(profiler.AiCMetrics, name, key, _METRICS)
+    return given
+
+
+def _member(enum: Any, name: str, key: str, releases: str) -> Any:
+    if not hasattr(enum, name):
+        _refuse(f"{key} {name}", releases)
+    return getattr(enum, name)
+
+
+def _check_kept(experimental: Any, asked: Mapping[str, Any]) -> None:
+    for name, value in asked.items():
+        kept = getattr(experimental, f"_{name}", getattr(experimental, name, value))
+        if _comparable(kept) != _comparable(value):
+            cure = _CURES.get(name, "leave it out, or try another version")
+            raise RecorderError(
+                f"{name}={value!r} would have no effect: torch_npu makes {kept!r} of it; {cure}"
+            )
+
+
+def _comparable(value: Any) -> Any:
+    return sorted(value) if isinstance(value, list) else [value]
+
+
+def _refuse(what: str, releases: str) -> NoReturn:
+    raise RecorderError(
+        f"{what} is not known to the installed torch_npu: leave it out, or install a version that "
+        f"has it ({releases})"
+    )
+
+
+def npu_module(name: str) -> Any:
+    """Return the module ``torch_npu.<name>``.
+
+    Raises:
+        RecorderError: torch_npu or CANN is missing or broken.
+    """
+    before = os.environ.get(_AUTOLOAD)
+    try:
+        return import_module(f"torch_npu.{name}")
+    except Exception as error:  # without CANN: ImportError, RuntimeError, and a bare Exception, too
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise RecorderError(
+            f"torch_npu on a machine with CANN is required ({reason[0]}): "
+            'pip install "lightning-rlprof[npu]", and source set_env.sh of CANN'
+        ) from error
+    finally:
+        # A failed import leaves this at 0, and child processes would inherit that.
+        if before is None:
+            os.environ.pop(_AUTOLOAD, None)
+        else:
+            os.environ[_AUTOLOAD] = before

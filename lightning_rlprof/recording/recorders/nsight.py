@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.nsys.command_line import capture_range_end
-from lightning_rlprof.recording.nsys.report_files import (
+from lightning_rlprof.recording.nsys import (
     REPORT_WAIT_S,
     Source,
+    capture_range_end,
     fetch,
     folder_of,
     ranged,

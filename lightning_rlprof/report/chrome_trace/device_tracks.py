@@ -20,8 +20,7 @@ from lightning_rlprof.report.chrome_trace.run_tracks import (
     track,
 )
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import last_begun
-from lightning_rlprof.tables.intervals import covered_before, unions
+from lightning_rlprof.tables.intervals import covered_before, last_begun, unions
 from lightning_rlprof.tables.spans import Spans
 
 _FIRST = 1 << 20  # threads of a rank are numbered below

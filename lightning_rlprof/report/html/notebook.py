@@ -18,7 +18,7 @@ from lightning_rlprof.report.summary import (
     run_line,
 )
 from lightning_rlprof.report.terminal import duration
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.spans import Spans
 
 _HEIGHT = 26

@@ -47,7 +47,7 @@ from lightning_rlprof.report.summary import (
 )
 from lightning_rlprof.report.terminal import duration, percent
 from lightning_rlprof.system.files import draft_of
-from lightning_rlprof.system.plain_text import plain
+from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table, figure, rows_of
 

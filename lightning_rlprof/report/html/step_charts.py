@@ -15,7 +15,7 @@ from lightning_rlprof.analysis.samples.lengths import bin_counts, included_lengt
 from lightning_rlprof.analysis.stages.stage_times import Part, StepTimes
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.steps.step_selection import STATES
-from lightning_rlprof.records.histograms import bin_start
+from lightning_rlprof.records.records import bin_start
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Histogram

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.records.histograms import bin_in_name
-from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.records.shadow_steps import SHADOW
+from lightning_rlprof.records.records import KINDS, SHADOW, bin_in_name
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 

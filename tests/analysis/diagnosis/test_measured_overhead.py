@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.diagnosis.measured_overhead import FEWEST_PAIRS, measured_overhead
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.steps.step_selection import STATES, counted, states
-from lightning_rlprof.records.shadow_steps import is_shadow
+from lightning_rlprof.records.records import is_shadow
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, header, loaded
 

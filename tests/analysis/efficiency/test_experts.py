@@ -19,7 +19,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import open_spans
 from lightning_rlprof.recording.annotations import count, stage
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.records.histograms import expert_name
+from lightning_rlprof.records.records import expert_name
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.runs import Row, loaded

@@ -6,9 +6,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.hangs.stack_lines import StackLine, line_in_steps, stack_lines
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.hang_reports import STACK
 from lightning_rlprof.records.records import Number
 from lightning_rlprof.records.run_directory import TraceWriter
-from lightning_rlprof.records.stack_samples import STACK
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.testing import make_header
 from tests.builders.diagnosed import found

@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.operators.call_tree import (
     call_tree,
     thread_lanes,
 )
-from lightning_rlprof.tables.interval_nesting import enclosing
+from lightning_rlprof.tables.intervals import enclosing
 from tests.builders.calls import Call, Copy, Kernel, run, traces
 from tests.effort import examples
 

@@ -12,7 +12,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import count, stage
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.records.histograms import bin_of, bin_start
+from lightning_rlprof.records.records import bin_of, bin_start
 from lightning_rlprof.report.html.step_charts import StepCharts
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, loaded

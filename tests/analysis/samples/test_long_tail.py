@@ -121,7 +121,7 @@ def test_the_cause_of_a_tail_is_named_and_causes_add_up(cause: str) -> None:
         from dataclasses import replace
 
         from lightning_rlprof.records.run_directory import SampleLine
-        from lightning_rlprof.tables.sample_names import sample_names
+        from lightning_rlprof.tables.rank_tables import sample_names
 
         lines = [SampleLine(each, "p", "g", int(each == 20)) for each in names]
         spans = replace(spans, tables={"sample_names": lambda: sample_names({0: lines})})

@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.operators.costs import operators
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_directory
-from lightning_rlprof.tables.interval_nesting import SLACK_NS
+from lightning_rlprof.tables.intervals import SLACK_NS
 from tests.builders.ascend_output import (
     EPOCH,
     MAIN,

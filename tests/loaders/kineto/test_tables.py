@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from lightning_rlprof.loaders.host_calls import Nesting
 from lightning_rlprof.loaders.kineto.reader import read_kernels, read_kineto
 from lightning_rlprof.loaders.kineto.tables import copy_kind, operation_of
-from lightning_rlprof.tables.interval_nesting import SLACK_NS
+from lightning_rlprof.tables.intervals import SLACK_NS
 from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.table import Table
 from tests.builders.chrome import BASE, PID, ChromeTrace, microseconds

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.recording.background.host_usage import CpuWait
+from lightning_rlprof.recording.background.sampler import CpuWait
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import make_header
 

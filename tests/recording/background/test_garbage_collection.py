@@ -17,9 +17,8 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import annotate, stage
-from lightning_rlprof.recording.background import garbage_collection
-from lightning_rlprof.recording.background.garbage_collection import GcPauses, Pause, clock_in_c
-from lightning_rlprof.recording.background.sampler import Background
+from lightning_rlprof.recording.background import sampler
+from lightning_rlprof.recording.background.sampler import Background, GcPauses, Pause, clock_in_c
 from lightning_rlprof.recording.session import Helpers, Session
 from lightning_rlprof.testing import FakeClock, make_header
 
@@ -96,7 +95,7 @@ def test_after_its_end_nothing_is_called() -> None:
 
 CTRL_C = """
 import ctypes, gc, signal, sys
-from lightning_rlprof.recording.background.garbage_collection import GcPauses
+from lightning_rlprof.recording.background.sampler import GcPauses
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # What the C part of Python's handler does when a Ctrl-C arrives: the next Python code raises.
@@ -168,7 +167,7 @@ def recorded(tmp_path: Path) -> tuple[Session, FakeClock, Background]:
         tmp_path,
         make_header(),
         clock=clock,
-        helpers=lambda session: Helpers(Background(session.add, session.note, clock, [])),
+        helpers=lambda session: Helpers(Background(session, [])),
     )
     assert session.helpers.background is not None
     return session, clock, session.helpers.background
@@ -235,4 +234,4 @@ def test_no_background_no_counters(start: Any, tmp_path: Path) -> None:
 
 
 def test_the_limit_of_a_region_is_a_millisecond() -> None:
-    assert garbage_collection.LONG_NS == MS
+    assert sampler.LONG_NS == MS

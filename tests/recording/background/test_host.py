@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.recording.background import host
-from lightning_rlprof.recording.background.host import (
+from lightning_rlprof.recording.background import readings
+from lightning_rlprof.recording.background.readings import (
     HostClaim,
     HostFiles,
+    Reading,
+    Total,
     cgroup_folders,
     host_parts,
     process_parts,
 )
-from lightning_rlprof.recording.background.readings import Reading, Total
 
 V2 = "31 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate\n"
 V1 = "35 23 0:30 {root} /sys/fs/cgroup/{names} rw - cgroup cgroup rw,{names}\n"
@@ -71,7 +72,7 @@ def test_cpu_use_counts_neither_idle_time_nor_waiting_for_a_disk(machine: Machin
     machine.write(proc__stat=STAT)
     reading = machine.part("host CPU")
     assert reading.totals["host_cpu_percent"] == Total(100 * 150, per=1000)
-    assert reading.totals["host_cpu_cores"].value * host._ticks() == pytest.approx(150)
+    assert reading.totals["host_cpu_cores"].value * readings._ticks() == pytest.approx(150)
     assert reading.values == {"host_cpu_count": 2}
 
 
@@ -79,13 +80,13 @@ def test_the_process_has_its_cpu_time_and_faults_whatever_it_is_called(machine: 
     numbers = " ".join(map(str, range(4, 53)))  # field N of the manual is N
     machine.write(proc__self__stat=f"17 (a) b) S {numbers}\n")
     totals = machine.part("process").totals
-    assert totals["process_cpu_cores"].value * host._ticks() == pytest.approx(14 + 15)
+    assert totals["process_cpu_cores"].value * readings._ticks() == pytest.approx(14 + 15)
     assert totals["process_minor_faults_per_s"] == Total(10)
     assert totals["process_major_faults_per_s"] == Total(12)
 
 
 def test_memory_and_swap(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.os, "sysconf", lambda name: 4096)
+    monkeypatch.setattr(readings.os, "sysconf", lambda name: 4096)
     machine.write(
         proc__meminfo="MemTotal:  9 kB\nMemAvailable:  7 kB\n",
         proc__vmstat="nr_free_pages 1\npswpin 2\npswpout 3\n",
@@ -247,7 +248,7 @@ def test_files_are_opened_once_and_closed(machine: Machine) -> None:
     assert not machine.files._open
 
 
-@pytest.mark.skipif(host.sys.platform != "linux", reason="a name space of Linux")
+@pytest.mark.skipif(readings.sys.platform != "linux", reason="a name space of Linux")
 def test_one_process_of_a_host_samples_it_until_it_ends(tmp_path: Path) -> None:
     run, of_same_name = tmp_path / "a" / "run", tmp_path / ("b" * 200) / "run"
     first, second, other = HostClaim(run), HostClaim(run), HostClaim(of_same_name)
@@ -261,5 +262,5 @@ def test_one_process_of_a_host_samples_it_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_elsewhere_no_process_samples_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.sys, "platform", "darwin")
+    monkeypatch.setattr(readings.sys, "platform", "darwin")
     assert not HostClaim(Path("run")).is_mine

@@ -13,10 +13,11 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import annotate, stage
-from lightning_rlprof.recording.background import host_usage
-from lightning_rlprof.recording.background.host_usage import HostMemory, host_rss_bytes
+from lightning_rlprof.recording.background import sampler
+from lightning_rlprof.recording.background.sampler import HostMemory
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.system import process
+from lightning_rlprof.system.process import resident_bytes
 from lightning_rlprof.testing import FakeClock, make_header
 
 pytestmark = pytest.mark.skipif(
@@ -25,10 +26,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_hosts_memory_grows_with_what_this_process_keeps() -> None:
-    before = host_rss_bytes()
+    before = resident_bytes()
     kept = mmap.mmap(-1, 64 << 20)  # of the allocator some may be used again
     kept.write(b"x" * len(kept))
-    after = host_rss_bytes()
+    after = resident_bytes()
     assert before is not None
     assert after is not None
     assert after - before > len(kept) // 2
@@ -42,7 +43,7 @@ def test_an_unreadable_host_has_no_memory(
     if content is not None:
         path.write_bytes(content)
     monkeypatch.setattr("builtins.open", lambda name, mode="r", real=open, **_: real(path, "rb"))
-    assert host_rss_bytes() is None
+    assert resident_bytes() is None
     real_open = os.open
     monkeypatch.setattr("os.open", lambda name, flags: real_open(path, flags))
     memory = HostMemory()
@@ -53,7 +54,7 @@ def test_an_unreadable_host_has_no_memory(
 def test_children_are_added_up_at_most_every_100_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "kept = bytearray(b'x') * (64 << 20); print(1, flush=True); input()"
     now = [10**9]
-    monkeypatch.setattr(host_usage, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(sampler, "perf_counter_ns", lambda: now[0])
     memory = HostMemory()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE

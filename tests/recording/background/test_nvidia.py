@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.recording.accelerator import used_device
-from lightning_rlprof.recording.background import nvidia
-from lightning_rlprof.recording.background.nvidia import nvidia_part
-from lightning_rlprof.recording.background.readings import Reading, Total
+from lightning_rlprof.recording.background import readings
+from lightning_rlprof.recording.background.readings import Reading, Total, nvidia_part
 
 UUID = "8d3fb4a1-5c0e-11ef-9c1d-0242ac120002"
 
@@ -77,7 +76,7 @@ class Nvml:
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     double = Nvml()
-    monkeypatch.setattr(nvidia.importlib, "import_module", {"pynvml": double}.__getitem__)
+    monkeypatch.setattr(readings.importlib, "import_module", {"pynvml": double}.__getitem__)
     return double
 
 
@@ -187,7 +186,7 @@ def test_a_failed_driver_raises_its_own_error_on_a_double(
     with pytest.raises(NVMLError, match="GPU is lost"):
         part.read()
     monkeypatch.undo()
-    monkeypatch.setattr(nvidia.importlib, "import_module", {"pynvml": nvml}.__getitem__)
+    monkeypatch.setattr(readings.importlib, "import_module", {"pynvml": nvml}.__getitem__)
     assert part.read().values["device_busy_percent"] == 97
 
 
@@ -195,7 +194,7 @@ def test_without_pynvml_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     def absent(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(nvidia.importlib, "import_module", absent)
+    monkeypatch.setattr(readings.importlib, "import_module", absent)
     with pytest.raises(OSError, match="pynvml is not installed: pip install nvidia-ml-py"):
         read()
 

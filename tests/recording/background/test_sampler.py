@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +16,13 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.background import sampler
-from lightning_rlprof.recording.background.host import HostFiles
-from lightning_rlprof.recording.background.readings import Part, Reading, Total
+from lightning_rlprof.recording.background.readings import HostFiles, Part, Reading, Total
 from lightning_rlprof.recording.background.sampler import Background
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.records.background_metrics import METRICS
 from lightning_rlprof.records.notes import level_of
+from lightning_rlprof.records.records import METRICS
 from lightning_rlprof.records.run_directory import MetricsLine
-from lightning_rlprof.testing import FakeClock
+from lightning_rlprof.testing import FakeClock, make_header
 
 S = 1_000_000_000
 Lines = list[tuple[Any, ...]]
@@ -42,6 +42,14 @@ class Source:
         return Reading(dict(self.totals), dict(self.values))
 
 
+def a_session(
+    add: Any, note: Any, clock: Any, flush: Callable[[], object] = bool, kind: str = "cpu"
+) -> Any:
+    """Return what the background needs of a session."""
+    buffer, header = SimpleNamespace(flush_if_free=flush), make_header(device=kind)
+    return SimpleNamespace(add=add, note=note, clock=clock, buffer=buffer, header=header)
+
+
 @pytest.fixture
 def lines() -> Lines:
     return []
@@ -53,7 +61,8 @@ def make(lines: Lines, clock: FakeClock) -> Any:
 
     def background(*parts: Part, **options: Any) -> Background:
         note = lambda code, text, **facts: lines.append(("note", level_of(code), text))  # noqa: E731
-        made.append(Background(lines.append, note, clock, parts, **options))
+        session = a_session(lines.append, note, clock, kind=options.pop("kind", "cpu"))
+        made.append(Background(session, parts, **options))
         return made[-1]
 
     yield background
@@ -378,7 +387,7 @@ def test_what_waits_in_memory_is_written_while_a_step_is_long(
 ) -> None:
     monkeypatch.setattr(sampler, "PERIOD_S", 0.001)
     flushed = threading.Event()
-    background = Background(print, print, int, [], flush=flushed.set)
+    background = Background(a_session(print, print, int, flushed.set), [])
     background.start()
     try:
         assert flushed.wait(120)

@@ -21,8 +21,7 @@ from lightning_rlprof.recording.recorders.mstx import MstxRecorder
 from lightning_rlprof.recording.recorders.npu_profiler import NpuProfilerRecorder
 from lightning_rlprof.recording.recorders.nsight import NsightRecorder
 from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
-    TorchProfilerOptions,
+from lightning_rlprof.recording.recorders.torch_profiler import (
     TorchProfilerRecorder,
 )
 from lightning_rlprof.records.records import Number
@@ -30,7 +29,6 @@ from lightning_rlprof.testing import FakeRecorder, check_recorder, make_header
 from tests.builders.fake_events import FakeStream
 from tests.doubles.torch_npu.fake import install
 
-OPTIONS = TorchProfilerOptions(device="cpu", role="actor", rank=0, world_size=1)
 RECORDERS: dict[str, Callable[[], Recorder]] = {
     "base": Recorder,
     "device_time on a fake stream": lambda: DeviceTimeRecorder(FakeStream().event),
@@ -44,7 +42,7 @@ RECORDERS: dict[str, Callable[[], Recorder]] = {
     "npu_profiler on a fake torch_npu": lambda: _of("npu_profiler", {"profile": True}),
     "nsight without nsys": lambda: NsightRecorder(ProfilerConfig(), make_header()),
     "nvtx without a tool": NvtxRecorder,
-    "torch_profiler": lambda: TorchProfilerRecorder(OPTIONS),
+    "torch_profiler": lambda: TorchProfilerRecorder(ProfilerConfig(), make_header()),
 }
 
 
@@ -71,7 +69,7 @@ def test_every_recorder_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None
     folder = Path(inspect.getfile(Recorder)).parent
     rooms = [
         import_module(f"lightning_rlprof.recording.recorders.{name}")
-        for name in [*(path.stem for path in folder.glob("*.py")), "torch_profiler.recorder"]
+        for name in (path.stem for path in folder.glob("*.py"))
     ]
     kinds = {
         kind

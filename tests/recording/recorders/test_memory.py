@@ -25,9 +25,8 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording import accelerator
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.background import host_usage
 from lightning_rlprof.recording.recorders import memory
-from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.recording.recorders import memory as memory_recorders
 from lightning_rlprof.recording.recorders.memory import (
     MemoryRecorder,
     MemorySnapshotRecorder,
@@ -38,7 +37,7 @@ from lightning_rlprof.recording.recorders.memory import (
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.notes import Code, Fact, Level, level_of
 from lightning_rlprof.records.run_directory import Note, SpanLine, read_trace
-from lightning_rlprof.testing import FakeClock, FakeRecorder, check_recorder, make_header
+from lightning_rlprof.testing import FakeClock, check_recorder, make_header
 from tests.builders.fake_memory import DEEP, FakeAllocator, FakeHistory
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -93,7 +92,7 @@ def test_on_a_cpu_a_kept_allocation_is_seen_in_the_hosts_memory(tmp_path: Path) 
 def test_where_the_host_tells_nothing_a_span_has_no_host_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_usage, "host_rss_bytes", lambda: None)
+    monkeypatch.setattr(memory_recorders, "resident_bytes", lambda: None)
     with one_step(tmp_path, "cpu"), stage("actor_update"):
         pass
     assert recorded(tmp_path)["actor_update"].counters is None
@@ -148,47 +147,11 @@ def test_a_new_window_begins_with_no_span_open_on_a_fake_allocator(tmp_path: Pat
     ],
 )
 def test_each_level_adds_to_the_one_below(memory: dict[str, str], names: list[str]) -> None:
-    recorder = build(ProfilerConfig.build(profile=True, memory=memory), make_header())
-    assert isinstance(recorder, MemoryRecorder)
-    assert [type(part).__name__ for part in recorder._parts] == names
-    recorder.finish()
-
-
-def test_parts_see_the_same_captures(tmp_path: Path) -> None:
-    part = FakeRecorder()
-    check_recorder(MemoryRecorder("cpu", [part]), tmp_path)
-    verbs = [call.split()[0] for call in part.calls]
-    assert verbs == ["open", *["enter"] * 3, "close"] * 2 + ["open", "close", "finish"]
-
-
-@pytest.mark.parametrize("method", ["open", "enter", "close", "finish"])
-def test_a_part_that_fails_is_dropped_and_the_counters_go_on(method: str, tmp_path: Path) -> None:
-    failing, other = FakeRecorder(fail_at=method), FakeRecorder()
-    recorder = MemoryRecorder("cpu", [failing, other])
-    notes: list[tuple[str, str]] = []
-    recorder.note = lambda code, text, **facts: notes.append((level_of(code), text))
-    check_recorder(recorder, tmp_path)
-    what = f"FakeRecorder was disabled after an error (RuntimeError: asked to fail at {method})"
-    assert notes == [("error", what)]
-    assert len([call for call in other.calls if call.startswith("open")]) == 3
-    first = [call.split()[0] for call in failing.calls].index(method)
-    assert failing.calls[first + 1 :] == ["close", "finish"]  # switched off, and left alone
-    recorder.open(tmp_path)
-    assert "host_rss_bytes" in (recorder.exit(recorder.enter("actor_update", "stage", 1)) or {})
-
-
-def test_what_a_part_says_is_kept_in_the_run(tmp_path: Path) -> None:
-    class Talking(Recorder):
-        def open(self, out: Path) -> None:
-            self.note("warning", "I have something to say")
-
-    recorder = MemoryRecorder("cpu", [Talking()])
-    config = ProfilerConfig.build(profile=True)
-    with Session(config, tmp_path, make_header(), [recorder], FakeClock()) as session:
-        session.begin_step(1)
-        session.end_step()
-    notes = read_trace(tmp_path / "rank-00000.jsonl").notes
-    assert "I have something to say" in [note.text for note in notes]
+    first, *others = build(ProfilerConfig.build(profile=True, memory=memory), make_header())
+    assert isinstance(first, MemoryRecorder)
+    assert [type(other).__name__ for other in others] == names
+    for other in others:
+        other.finish()
 
 
 OPERATIONS = st.lists(
@@ -282,7 +245,7 @@ def notes_of(run: Path) -> list[Note]:
 def session(folder: Path, device: str = "cuda", **options: Any) -> Session:
     config = ProfilerConfig.build(profile=True, memory={"level": "snapshot"}, **options)
     header = make_header(device=device)
-    return Session(config, folder, header, [build(config, header)], FakeClock())
+    return Session(config, folder, header, build(config, header), FakeClock())
 
 
 def test_the_history_is_on_in_captures_only(history: FakeHistory, tmp_path: Path) -> None:
@@ -573,7 +536,7 @@ def test_it_samples_every_interval_until_it_is_closed(
             enough.set()
         return len(sampled)
 
-    monkeypatch.setattr(host_usage, "host_rss_bytes", count)
+    monkeypatch.setattr(memory_recorders, "resident_bytes", count)
     recorder = MemoryTimelineRecorder("cpu", 0.01)
     recorder.open(tmp_path)
     assert enough.wait(30)
@@ -588,7 +551,7 @@ def test_it_samples_every_interval_until_it_is_closed(
 def test_the_columns_of_a_fake_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator()
     allocator.install(monkeypatch)
-    monkeypatch.setattr(host_usage, "host_rss_bytes", lambda: None)
+    monkeypatch.setattr(memory_recorders, "resident_bytes", lambda: None)
     recorder = MemoryTimelineRecorder("fake", LONG_MS)
     recorder.open(tmp_path)
     recorder.close()
@@ -602,7 +565,7 @@ def test_the_columns_of_a_fake_device(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_is_not_known_yet_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([{}, {"device_allocated_bytes": 0}])
     monkeypatch.setattr(accelerator, "memory_bytes", lambda kind: next(answers))
-    monkeypatch.setattr(host_usage, "host_rss_bytes", lambda: 7)
+    monkeypatch.setattr(memory_recorders, "resident_bytes", lambda: 7)
     recorder = MemoryTimelineRecorder("fake", LONG_MS)
     recorder.open(tmp_path)
     recorder.close()

@@ -3,14 +3,14 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.recording.recorders.npu_options import NpuOptions, npu_options
-from lightning_rlprof.recording.recorders.npu_profiler import build
+from lightning_rlprof.recording.recorders.npu_profiler import build, npu_options
 from lightning_rlprof.testing import make_header
 from tests.doubles.torch_npu.fake import VERSIONS, Activity, Device, install
 
@@ -33,9 +33,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return install(monkeypatch, NEW)
 
 
-def told(**options: Any) -> NpuOptions:
+def told(**options: Any) -> Any:
+    """Return the keywords of a profile, and its experimental configuration."""
     config = ProfilerConfig.build(profile=True, **options)
-    return npu_options(config, importlib.import_module("torch_npu.profiler"))
+    profile = npu_options(config, importlib.import_module("torch_npu.profiler"))
+    return SimpleNamespace(experimental=profile.pop("experimental_config"), profile=profile)
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def given(**options: Any) -> dict[str, Any]:
     return experimental
 
 
-KEYS: list[tuple[str, Any, Callable[[NpuOptions], Any], Any]] = [
+KEYS: list[tuple[str, Any, Callable[[Any], Any], Any]] = [
     ("profile_record_shapes", True, lambda found: found.profile["record_shapes"], True),
     ("profile_with_memory", True, lambda found: found.profile["profile_memory"], True),
     ("profile_with_module", True, lambda found: found.profile["with_modules"], True),

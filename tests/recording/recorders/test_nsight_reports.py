@@ -11,9 +11,9 @@ import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.nsys.report_files import fetch
+from lightning_rlprof.recording.nsys import fetch
 from lightning_rlprof.recording.recorders import nsight
-from lightning_rlprof.recording.recorders.registry import build_recorder
+from lightning_rlprof.recording.recorders.base import build_recorder
 from lightning_rlprof.testing import make_header
 from tests.builders.capturing import ATTACHED, FakeCuda, capture, noted, recorder_of
 from tests.builders.recording import read

@@ -6,15 +6,16 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.recorders.base import build_recorders, recorder_names, unmet
 from lightning_rlprof.recording.recorders.memory import MemoryRecorder
 from lightning_rlprof.recording.recorders.mstx import MstxRecorder
 from lightning_rlprof.recording.recorders.npu_profiler import NpuProfilerRecorder
 from lightning_rlprof.recording.recorders.nsight import NsightRecorder
 from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder
-from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
-from lightning_rlprof.recording.recorders.torch_profiler.recorder import TorchProfilerRecorder
+from lightning_rlprof.recording.recorders.torch_profiler import TorchProfilerRecorder
 from lightning_rlprof.testing import make_header
 from tests.doubles.torch_npu.fake import install
 from tests.places import ROOT
@@ -167,7 +168,7 @@ def test_choosing_imports_no_tool_and_no_torch() -> None:
     script = """
 import sys
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.recorders.registry import recorder_names, unmet
+from lightning_rlprof.recording.recorders.base import recorder_names, unmet
 config = ProfilerConfig.build(tools=["nsight", "mstx", "memory"], device_time=True)
 for device in ("cpu", "cuda", "npu"):
     assert len(recorder_names(config, device)) == 5 and unmet(config, device) is None
@@ -179,13 +180,12 @@ print(*sys.modules)
     )
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert "lightning_rlprof.recording.recorders.registry" in loaded
+    assert "lightning_rlprof.recording.recorders.base" in loaded
     assert loaded & {"torch", "nvtx", "torch_npu"} == set()
     assert {
         name for name in loaded if name.startswith("lightning_rlprof.recording.recorders.")
     } == {
         "lightning_rlprof.recording.recorders.base",
-        "lightning_rlprof.recording.recorders.registry",
     }
 
 
@@ -222,25 +222,24 @@ def test_a_rank_that_is_not_captured_builds_no_recorder() -> None:
 @pytest.mark.parametrize(
     ("key", "field", "value"),
     [
-        ("profile_with_cpu", "with_cpu", False),
-        ("profile_with_npu", "with_device", False),
+        ("profile_with_cpu", "activities", {torch.profiler.ProfilerActivity.CUDA}),
+        ("profile_with_npu", "activities", {torch.profiler.ProfilerActivity.CPU}),
         ("profile_record_shapes", "record_shapes", True),
-        ("profile_with_memory", "with_memory", True),
+        ("profile_with_memory", "profile_memory", True),
         ("profile_with_module", "with_stack", True),
     ],
 )
-def test_every_option_reaches_torch_profiler(key: str, field: str, value: bool) -> None:
+def test_every_option_reaches_torch_profiler(key: str, field: str, value: Any) -> None:
     header = dataclasses.replace(make_header(3, 8, "cuda"), role="critic")
     default, changed = (
         build_recorders(
             ProfilerConfig.build(profile=True, tools=["torch_profiler"], device_time=False, **more),
             header,
         )
-        for more in ({}, {key: value})
+        for more in ({}, {key: value is True})
     )
     assert isinstance(default[0], TorchProfilerRecorder)
     assert isinstance(changed[0], TorchProfilerRecorder)
-    before, after = default[0]._options, changed[0]._options
-    assert (before.device, before.role, before.rank, before.world_size) == ("cuda", "critic", 3, 8)
-    assert after == dataclasses.replace(before, **{field: value})
-    assert getattr(before, field) is not value
+    before, after = default[0].new_profiler(), changed[0].new_profiler()
+    assert getattr(after, field) == value
+    assert getattr(before, field) != value

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread, imsave
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.records.histograms import bin_of
+from lightning_rlprof.records.records import bin_of
 from lightning_rlprof.report.html.page import write_report
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.browser import Tab, find_browser

@@ -1,1 +1,0 @@
-"""Nsight Systems around a training: its command line and its report files."""

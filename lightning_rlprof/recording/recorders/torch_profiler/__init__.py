@@ -1,1 +1,0 @@
-"""torch.profiler as a recorder: its window, event budget and export."""

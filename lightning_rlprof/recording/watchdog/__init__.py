@@ -1,1 +1,0 @@
-"""Notice that a rank makes no progress, and write down what it is doing."""
