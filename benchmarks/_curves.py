@@ -298,7 +298,7 @@ def measured(point: Point, runs: int) -> float:
     return 100 * sum(point.ask(_SEED + seed) for seed in range(runs)) / runs
 
 
-def bounds(found: Sequence[float]) -> list[Bound]:
+def bounds(curves: Sequence[Point], found: Sequence[float]) -> list[Bound]:
     """Return the promises beside what was measured."""
     return [
         Bound(
@@ -308,5 +308,5 @@ def bounds(found: Sequence[float]) -> list[Bound]:
             "%",
             at_least=point.at_least,
         )
-        for point, value in zip(CURVES, found, strict=True)
+        for point, value in zip(curves, found, strict=True)
     ]

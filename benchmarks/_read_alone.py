@@ -50,7 +50,7 @@ def _ingested(_: str) -> _Read:
     import duckdb  # noqa: F401
 
     from lightning_rlprof.records.run_directory import CACHE_FOLDER
-    from lightning_rlprof.store.ingest.make_cache import ingest_one
+    from lightning_rlprof.store.ingest import ingest_one
 
     def read(path: Path) -> int:
         outcome = ingest_one(str(path))

@@ -23,7 +23,7 @@ from statistics import median
 
 from _measure import Bound, Report, verdict
 
-from lightning_rlprof.store.ingest.ingest import ingest
+from lightning_rlprof.store.ingest import ingest
 
 __all__ = ["Cost", "main", "plot", "write_rank"]
 

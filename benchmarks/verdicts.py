@@ -2,14 +2,15 @@
 
 First, of slow ranks: ours beside the peers' formulas. Seeded windows of 8 ranks are played with a
 known culprit or none, and each formula is asked who it is. Timed are our verdicts on large jobs, as
-`benchmarks/ledger.py` times the ledger. Then the operating curves of all verdicts, see `_curves`.
+`benchmarks/ledger.py` times the ledger. Then the operating curves of all verdicts, under the law
+that they fit (`_curves`) and under that of real engines (`_engine`).
 No seed was used while thresholds were chosen.
 """
 
 import argparse
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -17,8 +18,9 @@ from typing import Any
 
 from _cost import bounds as limits
 from _cost import control, large
-from _curves import CURVES, measured
+from _curves import CURVES, Point, measured
 from _curves import bounds as promises
+from _engine import ENGINE_CURVES
 from _measure import Bound, Report, options, verdict
 
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
@@ -80,13 +82,17 @@ def main(chosen: argparse.Namespace) -> int:
     promised, quiet = [*bounds(found, short), *limits(costs)], all(cost.quiet for cost in costs)
     heads = ["case", *formulas]
     report = Report("verdicts", heads, rows, promised, control(costs), quiet, facts)
-    return max(verdict(report, chosen), _curves(chosen))
+    curves = [
+        _curves(chosen, "operating curves", CURVES),
+        _curves(chosen, "operating curves under the law of engines", ENGINE_CURVES),
+    ]
+    return max(verdict(report, chosen), *curves)
 
 
-def _curves(chosen: argparse.Namespace) -> int:
-    """Measure the operating curves, print them, and return the exit status."""
+def _curves(chosen: argparse.Namespace, name: str, curves: Sequence[Point]) -> int:
+    """Measure operating curves, print them, and return the exit status."""
     runs = 2 if chosen.quick else WINDOWS
-    found = [measured(point, runs) for point in CURVES]
+    found = [measured(point, runs) for point in curves]
     rows = [
         [
             point.verdict,
@@ -95,11 +101,11 @@ def _curves(chosen: argparse.Namespace) -> int:
             f"{value:.1f}",
             f"{'≥' if point.at_least else '≤'} {point.limit:g}",
         ]
-        for point, value in zip(CURVES, found, strict=True)
+        for point, value in zip(curves, found, strict=True)
     ]
     facts = [f"Per cent of {runs} seeded runs each, or pairs of runs."]
     heads = ["verdict", "runs", "steps", "%", "promised"]
-    report = Report("operating curves", heads, rows, promises(found), "seeded", True, facts)
+    report = Report(name, heads, rows, promises(curves, found), "seeded", True, facts)
     without_file = argparse.Namespace(**vars(chosen) | {"json": None})
     return verdict(report, without_file)
 

@@ -62,7 +62,7 @@ _DEVICE = """### Captures and profiler traces
 
 A table exists if the profiler recorded something for it. These are the columns of torch.profiler
 traces. Nsight Systems adds `sync` (calls that wait for the device) and `gpu_metrics`. torch_npu
-adds `sync`, `communication`, `links`, `step_trace` and sums of operators, and to `kernels` the
+adds `sync`, `communication`, `links`, `step_trace` and to `kernels` the
 columns `op_type`, `input_shapes`, `block_dim`, `aicore_time_ns` and `vector_time_ns`. Runs of
 several hosts have `clocks`. Runs with [background metrics](../background.md) have
 `background_metrics`. `rlprof sql RUN --describe` lists the columns of any run.

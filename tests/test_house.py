@@ -187,7 +187,7 @@ def test_reading_loads_nothing_heavy() -> None:
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for room in READING
         for path in [*PACKAGE.glob(f"{room}.py"), *(PACKAGE / room).rglob("*.py")]
-        if "demo" not in path.parts and path.stem != "ray_engine"
+        if "demo" not in path.parts
     ]
     assert len(modules) > 100
     assert loaded_after(f"import {', '.join(modules)}") & HEAVY == set()

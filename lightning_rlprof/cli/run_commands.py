@@ -556,7 +556,7 @@ def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = "local") -> None:
 
     Example: rlprof ingest traces/ -j 8
     """
-    from lightning_rlprof.store.ingest.ingest import ingest as cache_all
+    from lightning_rlprof.store.ingest import ingest as cache_all
 
     # Ray prints its errors on standard output.
     with console.bar("Ingesting") as step, redirect_stdout(sys.stderr):

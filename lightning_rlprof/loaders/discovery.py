@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import is_ascend, is_capture
-from lightning_rlprof.loaders.chrome.event_stream import read_head
-from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
+from lightning_rlprof.loaders.ascend.capture import is_ascend, is_capture
+from lightning_rlprof.loaders.chrome_events import read_head
+from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.join_ranks import as_one, join
 from lightning_rlprof.loaders.kineto.reader import (
     MOST_RANKS,
@@ -22,7 +22,7 @@ from lightning_rlprof.loaders.kineto.reader import (
     is_export,
 )
 from lightning_rlprof.loaders.kineto.trace import told
-from lightning_rlprof.loaders.nsys.export import Export, read_ranges
+from lightning_rlprof.loaders.nsys import Export, read_ranges
 from lightning_rlprof.loaders.rank_names import labels_of_verl, rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import is_sqlite
 from lightning_rlprof.records.notes import Code

@@ -4,7 +4,7 @@ Also names the operators of torch that multiply matrices.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,24 +12,38 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.chrome.spill import Columns, Grown, in_order
+from lightning_rlprof.loaders.spill import Columns, Grown, in_order
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
-from lightning_rlprof.tables.intervals import SLACK_NS, Enclosing
-from lightning_rlprof.tables.table import Column
+from lightning_rlprof.tables.intervals import SLACK_NS, Enclosing, parents
+from lightning_rlprof.tables.kernels import COLUMNS
+from lightning_rlprof.tables.spans import NO_PARENT
+from lightning_rlprof.tables.table import Column, columns_of
 
-CALL_COLUMNS = (
-    Column("rank", "count"),
-    Column("thread", "count"),
-    Column("name", "text"),
-    Column("kind", "text"),
-    Column("start", "time", "ns"),
-    Column("duration", "duration", "ns"),
-    Column("id", "count"),
-    Column("parent", "count"),
-    Column("stage", "text"),
-    Column("step", "count"),
-    Column("forward", "count"),
+_COLUMNS = {
+    column.name: column
+    for column in (
+        *COLUMNS,
+        *columns_of("count", "id", "parent", "forward", "number", "group size"),
+        *columns_of("count", "source", "destination", "source rank", "destination rank"),
+        *columns_of("count", "bytes", "size", "allocated", "reserved", "active", unit="bytes"),
+        *columns_of("text", "name", "kind", "component", "metric", "operator", "operation"),
+        *columns_of("text", "group", "dtype", "transport", "dims", "types", "values"),
+        Column("time", "time", "ns"),
+        Column("transfer", "duration", "ns"),
+        Column("value", "number"),
+    )
+}
+
+
+def columns_named(*names: str) -> tuple[Column, ...]:
+    """Return columns of the tables of traces, which are the same whatever recorded them."""
+    return tuple(_COLUMNS[name] for name in names)
+
+
+CALL_COLUMNS = columns_named(
+    *("rank", "thread", "name", "kind", "start", "duration"),
+    *("id", "parent", "stage", "step", "forward"),
 )
 """Of a table of calls."""
 
@@ -214,11 +228,14 @@ class Stages:
     start_ns: Int64s
     end_ns: Int64s
 
+    def at(self, rows: Any) -> "Stages":
+        """Return some of them."""
+        return Stages(*(getattr(self, each.name)[rows] for each in fields(Stages)))
+
     def only(self, *kinds: int) -> "Stages":
         """Return those of some kinds."""
         own = np.isin(self.kind, kinds)
-        rows = slice(None) if own.all() else own  # a copy only where some are left out
-        return Stages(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return self.at(slice(None) if own.all() else own)  # a copy only where some are left out
 
     @cached_property
     def around(self) -> Enclosing:
@@ -230,9 +247,22 @@ class Stages:
         """Those that are stages."""
         return self.only(_STAGE)
 
+    @cached_property
+    def marking(self) -> "Stages":
+        """Those that are stages or steps."""
+        return self.only(_STAGE, _STEP)
+
     def name_at(self, thread: Int64s, time_ns: Int64s) -> Int64s:
         """Return the name of the innermost around each moment on a thread, -1 without one."""
         return np.append(self.name, -1)[self.around.at(thread, time_ns)]
+
+    def name_around(self, launches: "Launches", found: "Found") -> Int64s:
+        """Return the name of the innermost around each launch, on its own thread if it has one.
+
+        Else it is that on the thread that told the stage.
+        """
+        own = self.name_at(launches.thread, launches.time_ns)
+        return np.where(own < 0, self.name_at(found.thread, launches.time_ns), own)
 
     def step_at(self, thread: Int64s, time_ns: Int64s) -> Int64s:
         """Return the step of the innermost around each moment on a thread, 0 without one."""
@@ -284,3 +314,25 @@ def _training_thread(stages: Stages, process: int) -> int:
         np.bincount(codes, stages.kind[own] == kind, len(threads)) for kind in (_STAGE, _STEP)
     ]
     return int(threads[np.lexsort(counts)[-1]])
+
+
+def as_spans(
+    columns: Mapping[str, Int64s], lane: Int64s, zero_ns: int, *, closed: bool = True
+) -> dict[str, Any]:
+    """Return columns of `Spans`, sorted and numbered in each rank, with parents on each lane.
+
+    What began first is outside; of two that began at once, the longer one.
+
+    Args:
+        columns: Rank, start and end among them, in any order.
+        lane: Of each span.
+        zero_ns: Where the axis of the spans begins.
+        closed: As in `parents`.
+    """
+    order = np.lexsort((-columns["end_ns"], columns["start_ns"], columns["rank"]))
+    found = {name: column[order] for name, column in columns.items()}
+    start, end = found["start_ns"], found["end_ns"]
+    ids = np.arange(len(order)) - np.searchsorted(found["rank"], found["rank"])
+    outer = parents(lane[order], start, end, closed=closed)
+    times = {"start_ns": start - zero_ns, "end_ns": end - zero_ns}
+    return {**found, **times, "id": ids, "parent": np.append(ids, NO_PARENT)[outer]}

@@ -1,7 +1,7 @@
 """Join traces of several ranks into one run: one timeline, one list of warnings, joined tables."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.clocks.clock_alignment import is_integer, is_moment
-from lightning_rlprof.loaders.native import merge
+from lightning_rlprof.loaders.clocks import is_integer, is_moment
 from lightning_rlprof.loaders.rank_names import as_ranges, missing
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.arrays import Int64s
@@ -19,8 +18,8 @@ from lightning_rlprof.tables.kernels import Coded, end_to_end
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Column, ColumnRows, Table, with_name
 
-# Columns of numbers that rows have in their rank, and by which others name them.
-_IDENTITIES = ("id", "parent", "forward")
+# Numbers that a rank counts, and the columns that contain them.
+_NUMBERED = {"id": ("id", "parent", "forward"), "graph": ("graph",)}
 _RANK = Column("rank", "count")
 _FEW = 8
 _ABSENT = "this table was not recorded"
@@ -55,12 +54,7 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
         >>> list(join_tables("t", pieces).rows)
         [(0, 5), (1, 105)]
     """
-    tables, note = _read_all(pieces)
-    losses = [
-        with_name(f"rank {as_ranges(piece.ranks)}", loss) if piece.ranks else loss
-        for piece, table in tables
-        for loss in table.losses
-    ]
+    tables, note, losses = _read_all(pieces)
     if not tables:
         return Table(name, (_RANK,), abstained=note or _ABSENT)
     columns: dict[str, Column] = {}
@@ -71,30 +65,37 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
     return Table(name, tuple(columns.values()), ColumnRows(cells), note, losses=tuple(losses))
 
 
-def _read_all(pieces: Sequence[Piece]) -> tuple[list[tuple[Piece, Table]], str]:
-    """Return the tables that there are, and what must be known about them and the others."""
+def _read_all(
+    pieces: Sequence[Piece],
+) -> tuple[list[tuple[Piece, Table]], str, list[str]]:
+    """Return the tables that there are, what must be known of them all, and what is lost."""
     remarks: dict[str, list[int]] = {}
     tables: list[tuple[Piece, Table]] = []
+    losses: list[str] = []
     for piece in pieces:
-        table, remark = _read(piece)
+        table, remark, lost = _read(piece)
         if remark:
             remarks.setdefault(remark, []).extend(piece.ranks)
         if table is not None:
             tables.append((piece, table))
+        whose = f"rank {as_ranges(piece.ranks)}"
+        losses += [with_name(whose, each) if piece.ranks else each for each in lost]
     there = {rank for piece, _ in tables for rank in piece.ranks}
     remarks[_ABSENT] = [rank for rank in remarks.get(_ABSENT, ()) if rank not in there]
-    return tables, _note_of(remarks)
+    return tables, _note_of(remarks), losses
 
 
-def _read(piece: Piece) -> tuple[Table | None, str]:
-    """Return the table if there is one, and what must be known about it."""
+def _read(piece: Piece) -> tuple[Table | None, str, tuple[str, ...]]:
+    """Return the table if there is one, what must be known about it, and what is lost."""
     if piece.read is None:
-        return None, _ABSENT
+        return None, _ABSENT, ()
     try:
         table = piece.read()
     except TraceError as error:
-        return None, str(error)
-    return (table, table.note) if table.abstained is None else (None, table.abstained)
+        return None, str(error), (str(error),)
+    if table.abstained is not None:
+        return None, table.abstained, table.losses
+    return table, table.note, table.losses
 
 
 def _note_of(remarks: dict[str, list[int]]) -> str:
@@ -121,15 +122,16 @@ def _columns_on_timeline(piece: Piece, table: Table, heads: dict[str, Column]) -
 
 def _renumber(parts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> None:
     """Keep the numbers of rows apart where several pieces are of one rank."""
-    free: dict[int, int] = {}
+    free: dict[tuple[int, str], int] = {}
     for ranks, part in parts:
-        if len(ranks) != 1 or not is_integer(part.get("id", ((), ()))):
-            continue
-        by = free.get(ranks[0], 0)
-        free[ranks[0]] = by + int(np.ma.filled(part["id"], -1).max(initial=-1)) + 1
-        for name in _IDENTITIES:
-            if by and is_integer(part.get(name, ((), ()))):
-                part[name] = part[name] + by
+        for counted, names in _NUMBERED.items() if len(ranks) == 1 else ():
+            if is_integer(part.get(counted, ((), ()))):
+                by = free.get((ranks[0], counted), 0)
+                highest = int(np.ma.filled(part[counted], -1).max(initial=-1))
+                free[ranks[0], counted] = by + highest + 1
+                for name in names:
+                    if by and is_integer(part.get(name, ((), ()))):
+                        part[name] = part[name] + by
 
 
 def _concatenate(parts: Sequence[Any], counts: Sequence[int]) -> Any:
@@ -326,6 +328,34 @@ def _columns(slices: Sequence[_Slice]) -> dict[str, Any]:
         "threads": tuple(threads),
         "counters": merge([_counters(each) for each in slices], counts),
     }
+
+
+def merge(ranks: Sequence[Mapping[str, Counter]], counts: Sequence[int]) -> dict[str, Counter]:
+    """Join the counters of ranks; ``counts`` are their numbers of spans.
+
+    Where the types of two ranks differ, the values stay Python numbers.
+    """
+    starts = [0, *np.cumsum(counts).tolist()]
+    merged: dict[str, Counter] = {}
+    for name in sorted({name for rank in ranks for name in rank}):
+        merged[name] = joined_counter(
+            [
+                Counter(rank[name].rows + start, rank[name].values)
+                for start, rank in zip(starts, ranks, strict=False)
+                if name in rank
+            ]
+        )
+    return merged
+
+
+def joined_counter(parts: Sequence[Counter]) -> Counter:
+    """Return a counter of the rows of all parts."""
+    types = {values.dtype for _, values in parts}
+    kind = types.pop() if len(types) == 1 else np.dtype(object)
+    return Counter(
+        np.concatenate([rows for rows, _ in parts]),
+        np.concatenate([values.astype(kind, copy=False) for _, values in parts]),
+    )
 
 
 def _counters(own: _Slice) -> dict[str, Counter]:

@@ -11,24 +11,22 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
+from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.ascend.reader import read_ascend
-from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
+from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES, identify, read_ranks, traces
-from lightning_rlprof.loaders.frameworks.logs import READERS, SUFFIXES, Log, kind_of_log
+from lightning_rlprof.loaders.framework_logs import READERS, SUFFIXES, Log, kind_of_log
 from lightning_rlprof.loaders.join_ranks import as_one
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import from_traces, read_run
-from lightning_rlprof.loaders.nsys.reader import read_nsys
+from lightning_rlprof.loaders.nsys import read_nsys
 from lightning_rlprof.loaders.run_captures import with_kernels
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.records.run_directory import rank_files, read_header
+from lightning_rlprof.records.run_directory import RankReader, RankTrace, rank_files, read_header
 from lightning_rlprof.system.location import RemotePath, place, redact
 from lightning_rlprof.tables.spans import Spans, note_of
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -47,7 +45,7 @@ _COLUMNS = (
     Column("device", "text"),
     Column("size", "count", "bytes"),
 )
-_PART = 65_536  # bytes of a file's beginning and end that are looked at
+_PART = 65_536  # bytes of a file's end that are looked at
 _RANKS_LOOKED_AT = 64  # of a run, for its roles
 _RUNNING_S = 60  # a file that was written to so recently belongs to a training that runs
 
@@ -251,45 +249,46 @@ def run_list(folder: Path) -> Table:
     return Table("runs", _COLUMNS, rows)
 
 
-class RankEnds(NamedTuple):
-    """What the two ends of a rank's file say: numbers of steps, their times, and its status."""
-
-    first: int | None
-    last: int | None
-    start_ns: int
-    end_ns: int
-    status: str | None
-
-
 def _row(run: Path) -> tuple[Cell, ...]:
     files = rank_files(run)
     total = sum(file.stat().st_size for file in files)
     try:
-        leading = _leading(files)
-        header, ends = read_header(leading), rank_ends(leading)
+        trace = _leading(files)
     except (TraceError, OSError) as error:
         return (run.name, f"not readable: {error}", *(None,) * 2, len(files), *(None,) * 2, total)
-    steps = None if ends.first is None or ends.last is None else ends.last - ends.first + 1
-    took = (ends.end_ns - ends.start_ns) // steps if steps else None
+    steps, took, header = None, None, trace.header
+    ended = [line for line in trace.spans if line.kind == "step"]
+    if ended:
+        first, last = (pick(ended, key=lambda line: line.step) for pick in (min, max))
+        steps = last.step - first.step + 1
+        took = (last.end_ns - first.start_ns) // steps
     ranks = len(files)
-    state = _state(leading, ends)
+    state = trace.status or _state(trace.path)
     if ranks < header.world_size and state == "finished":
         state = f"{header.world_size - ranks} of {header.world_size} ranks are missing"
     return (run.name, state, steps, took, ranks, _started(header), header.hardware, total)
 
 
-def _leading(files: Sequence[Path]) -> Path:
-    """Return the file of the lowest rank whose role has the most steps: rollouts may have fewer."""
+def _leading(files: Sequence[Path]) -> RankTrace:
+    """Return the ends of the lowest rank whose role has the most steps: rollouts may have fewer."""
     by_role: dict[str, Path] = {}
     for file in files[:_RANKS_LOOKED_AT]:
         with suppress(TraceError, OSError):
             by_role.setdefault(read_header(file).role, file)
-    return max(by_role.values(), key=lambda file: rank_ends(file).last or 0, default=files[0])
+    found = [_ends(file) for file in [*by_role.values()] or files[:1]]
+    steps = [
+        max((each.step for each in one.spans if each.kind == "step"), default=0) for one in found
+    ]
+    return found[steps.index(max(steps))]
 
 
-def _state(file: Path, ends: RankEnds) -> str:
-    if ends.status is not None:
-        return ends.status
+def _ends(file: Path) -> RankTrace:
+    reader = RankReader(file)
+    reader.read(_PART)  # of its end; it reads the beginning, too
+    return reader.whole()
+
+
+def _state(file: Path) -> str:
     age = time.time() - file.stat().st_mtime
     return "running" if age < _RUNNING_S else "truncated"
 
@@ -297,31 +296,3 @@ def _state(file: Path, ends: RankEnds) -> str:
 def _started(header: Header) -> str:
     moment = datetime.fromtimestamp(header.unix_ns / 1e9, timezone.utc)
     return f"{moment:%Y-%m-%d %H:%M}"
-
-
-def rank_ends(path: Path) -> RankEnds:
-    """Read the spans of steps and the end of a file out of its first and last lines."""
-    with path.open("rb") as file:
-        head = file.read(_PART).split(b"\n")
-        file.seek(max(0, path.stat().st_size - _PART), os.SEEK_SET)
-        tail = file.read(_PART).split(b"\n")
-    steps = [line for line in map(_line, head + tail) if line[:1] == ["span"] and _is_step(line)]
-    ended = [str(line[2]) for line in map(_line, tail) if line[:1] == ["end"] and len(line) > 2]
-    status = ended[-1] if ended else None
-    if not steps:
-        return RankEnds(None, None, 0, 0, status)
-    first, last = (pick(steps, key=lambda line: line[3]) for pick in (min, max))
-    return RankEnds(first[3], last[3], first[4], last[5], status)
-
-
-def _is_step(line: list[Any]) -> bool:
-    return len(line) > 5 and line[2] == "step" and all(type(each) is int for each in line[3:6])
-
-
-def _line(raw: bytes) -> list[Any]:
-    """Return a line as a list; an empty one if it is none, as where it is cut."""
-    try:
-        found = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return []
-    return found if isinstance(found, list) else []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
+from lightning_rlprof.loaders.clocks import Meetings, OnAxis, clock_table, on_axis
 from lightning_rlprof.loaders.iterations import (
     StepEvidence,
     drivers_wait,
@@ -17,6 +17,7 @@ from lightning_rlprof.loaders.iterations import (
     join_optimizer_steps,
     steps_per_iteration,
 )
+from lightning_rlprof.loaders.join_ranks import joined_counter, merge
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
@@ -38,33 +39,6 @@ def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
     if kinds == {int} and max(map(abs, values)) < 2**63:
         return np.array(values, dtype=np.int64)
     return np.array(values, dtype=np.float64 if kinds == {float} else object)
-
-
-def merge(ranks: Sequence[Mapping[str, Counter]], counts: Sequence[int]) -> dict[str, Counter]:
-    """Join the counters of ranks; ``counts`` are their numbers of spans.
-
-    Where the types of two ranks differ, the values stay Python numbers.
-    """
-    starts = [0, *np.cumsum(counts).tolist()]
-    merged: dict[str, Counter] = {}
-    for name in sorted({name for rank in ranks for name in rank}):
-        merged[name] = _joined(
-            [
-                Counter(rank[name].rows + start, rank[name].values)
-                for start, rank in zip(starts, ranks, strict=False)
-                if name in rank
-            ]
-        )
-    return merged
-
-
-def _joined(parts: Sequence[Counter]) -> Counter:
-    types = {values.dtype for _, values in parts}
-    kind = types.pop() if len(types) == 1 else np.dtype(object)
-    return Counter(
-        np.concatenate([rows for rows, _ in parts]),
-        np.concatenate([values.astype(kind, copy=False) for _, values in parts]),
-    )
 
 
 NO_STAGES = (
@@ -126,7 +100,7 @@ def read_run(
     threads: dict[Thread, int] = {}
     for count, file in enumerate(files, start=1):
         try:
-            problems += _add_rank(_read_rank(file, names, threads), ranks)
+            problems += _add_rank(_rank_of(read_trace(file), names, threads), ranks)
         except TraceError as error:
             broken.append(error)
             problems.append(
@@ -262,10 +236,6 @@ def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
         problems += _add_rank(_rank_of(trace, names, threads), ranks)
     _close_world(ranks)
     return drivers_wait(_assemble(path, dict(sorted(ranks.items())), names, threads, problems))
-
-
-def _read_rank(file: Path, names: dict[str, int], threads: dict[Thread, int]) -> Rank:
-    return _rank_of(read_trace(file), names, threads)
 
 
 def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]) -> Rank:
@@ -421,7 +391,7 @@ class RankColumns:
         for name, (rows, values) in found.items():
             new = Counter(np.array(rows, np.int64), _exact(values))
             old = self.counters.get(name)
-            self.counters[name] = new if old is None else _joined([old, new])
+            self.counters[name] = new if old is None else joined_counter([old, new])
 
     def drop_before(self, row: int) -> None:
         """Forget the spans that ended before a row did; rows are numbered from there on."""

@@ -13,38 +13,25 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend_kernels
-from lightning_rlprof.loaders.clocks.clock_alignment import (
-    kernels_on_run,
-    on_run,
-    shift_times,
-)
+from lightning_rlprof.loaders.ascend.reader import ascend_tables
+from lightning_rlprof.loaders.clocks import on_run, shift_times
 from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES
-from lightning_rlprof.loaders.host_calls import NOWHERE, Found, Launches, Stages, stages_at
+from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
-from lightning_rlprof.loaders.kineto.reader import read_kernels as read_kineto_kernels
 from lightning_rlprof.loaders.kineto.reader import read_kineto
-from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
-from lightning_rlprof.loaders.nsys.reader import read_nsys
+from lightning_rlprof.loaders.nsys import read_nsys
 from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.run_directory import is_inside, rank_directory
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import (
-    COLUMNS,
-    UNKNOWN,
-    Kernels,
-    distinct,
-    join,
-    kernel_table,
-    known,
-)
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
 from lightning_rlprof.tables.spans import RunWarning, Spans
-from lightning_rlprof.tables.table import ColumnRows, Loss, Table, with_name
+from lightning_rlprof.tables.table import ColumnRows, Table
 
-_KINETO_TABLES = ("memcpy", "collectives", "calls", "memory", "counters", "shapes")
-_NSYS_TABLES = ("memcpy", "sync", "gpu_metrics")
+_KINETO_TABLES = ("kernels", "memcpy", "collectives", "calls", "memory", "counters", "shapes")
+_NSYS_TABLES = ("kernels", "memcpy", "sync", "gpu_metrics")
+_OF_FILES = (Code.TRACE_DOUBTFUL, Code.ROWS_LEFT_OUT, Code.FILE_CUT)
 _MARKING = (KINDS.index("stage"), KINDS.index("step"))
 
 # What each tool writes, in the order of preference where one thing lies there in several forms:
@@ -107,7 +94,7 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
     spans = replace(spans, warnings=(*spans.warnings, *outside)) if outside else spans
     if not files and not captures:
         return spans
-    tables = ascend_tables(captures, spans.unix_ns, partial(_fill_shifted_kernels, spans))
+    tables = ascend_tables(captures, spans.unix_ns, partial(_since_1970, spans))
     if spans.wall_off:
         shift = partial(on_run, spans, spans.unix_ns)
         tables = {name: partial(shift_times, read, shift) for name, read in tables.items()}
@@ -116,9 +103,7 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
     for name in sorted(set().union(*tables_of)):
         own = [Piece((), 0, tables[name])] if name in tables else []
         tables[name] = partial(_join_captures, name, files, own, read_once, spans)
-    every = {**files, **captures}
-    tables = {**spans.tables, **tables, "kernels": lambda: _kernels(spans, every)}
-    return replace(spans, tables=tables)
+    return replace(spans, tables={**spans.tables, **tables})
 
 
 def _left_out(rank: int, link: Path) -> RunWarning:
@@ -179,89 +164,47 @@ def _on_run_timeline(part: Spans, name: str, rank: int | None, spans: Spans) -> 
         return table
     heads = [column.name for column in table.columns]
     cells = dict(zip(heads, table.arrays(), strict=True))
+    marking = part.rank[np.isin(part.kind, _MARKING)]
     if rank is not None and "rank" in cells and len(part.ranks) == 1:
-        cells["rank"] = np.full(len(table.rows), rank, np.int64)
-    if "stage" in cells and not np.isin(part.kind, _MARKING).any():
-        cells |= _fill_stages(cells, spans)
+        cells["rank"], marking = np.full(len(table.rows), rank, np.int64), marking * 0 + rank
+    if "stage" in cells:
+        cells |= _fill_stages(cells, marking, spans)
+    if name == "kernels":  # what a file lost counts for its kernels
+        known_of_file = [each for each in part.warnings if each.code in _OF_FILES]
+        lost = [each.text for each in known_of_file if each.code != Code.TRACE_DOUBTFUL]
+        note = "; ".join(filter(None, [*(each.text for each in known_of_file), table.note]))
+        table = replace(table, note=note, losses=(*lost, *table.losses))
     return replace(table, rows=ColumnRows([cells[head] for head in heads]))
 
 
-def _fill_stages(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
-    """Return stage and step of the run's own spans at each launch, of which none is told."""
+def _fill_stages(cells: Mapping[str, Any], marking: Int64s, spans: Spans) -> dict[str, Any]:
+    """Take stage and step at each launch from the run's spans, for ranks that mark neither."""
     times, rank = cells.get("launch", cells["start"]), np.ma.getdata(cells["rank"])
     if isinstance(times, tuple):  # no launch is known
         times = np.ma.masked_array(rank, np.ones(len(rank), bool))
-    known_rank = np.where(np.ma.getmaskarray(times), NOWHERE, rank)
-    found = _stages_of_run(spans, known_rank, np.ma.getdata(times))
-    step = known(np.maximum(found.step, 0), nothing=0)
-    return {"stage": distinct(found.stage, spans.names), "step": step}
+    blank = ~np.isin(rank, marking)
+    if not blank.any():
+        return {}
+    known_rank = np.where(np.ma.getmaskarray(times) | ~blank, NOWHERE, rank)
+    (codes, names), step = _stages_of_run(spans, known_rank, np.ma.getdata(times))
+    own, texts = cells["stage"]
+    stage = distinct(
+        np.where(blank, np.where(codes < 0, -1, codes + len(texts)), own), [*texts, *names]
+    )
+    before = np.ma.filled(cells["step"], 0)
+    return {"stage": stage, "step": known(np.where(blank, step, before), nothing=0)}
 
 
-def _stages_of_run(spans: Spans, rank: Int64s, times: Int64s) -> Found:
-    """Return the stages and steps of the run's own spans at some launches of ranks."""
+def _stages_of_run(spans: Spans, rank: Int64s, times: Int64s) -> tuple[Coded, Int64s]:
+    """Return stage and step of the run's own spans at some launches of ranks."""
     rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
     launches = Launches(rank, np.full(len(rank), NOWHERE), times)
-    return stages_at(Stages(*rows, spans.end_ns), launches)
+    found = stages_at(Stages(*rows, spans.end_ns), launches)
+    return (found.stage, spans.names), np.maximum(found.step, 0)
 
 
-def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
-    parts: list[Kernels] = []
-    remarks: list[str] = []
-    for path, rank in files.items():
-        try:
-            part, own = _read_kernels(path, rank, spans)
-        except TraceError as error:
-            remarks.append(Loss(error))
-            continue
-        parts.append(part)
-        remarks += [with_name(path.name, text) for text in own]
-    if not parts:
-        return Table("kernels", COLUMNS, abstained="; ".join(remarks))
-    return kernel_table(join(parts), remarks)
-
-
-def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str]]:
-    """Read one file's kernels onto the run's axis."""
-    told_by_folder = path.is_dir() or _is_chrome(path)
-    if path.is_dir():
-        kernels, unix_ns, remarks = read_ascend_kernels(path)
-    elif _is_chrome(path):
-        kernels, unix_ns, remarks = read_kineto_kernels(path)
-    else:
-        kernels, unix_ns, remarks = read_nsys_kernels(path)
-    told = np.full(len(kernels.rank), -1) if told_by_folder else kernels.rank
-    if not len(kernels.rank):
-        remarks = ["no kernels", *remarks]
-    if not unix_ns:
-        raise TraceError(f"{path}: left out: its recording time is unknown")
-    if rank is None and (told < 0).any():
-        raise TraceError(f"{path}: left out: its rank is unknown; put rank-N in its name")
-    kernels = replace(kernels, rank=np.where(told < 0, rank or 0, told))
-    whose = int(kernels.rank[0]) if rank is None and len(kernels.rank) else rank
-    kernels = kernels_on_run(spans, unix_ns, whose, kernels)
-    filled, count = _fill_kernel_stages(kernels, spans)
-    return filled, [
-        *remarks,
-        *([f"{count} launches belong to the stages of the run's spans"] if count else []),
-    ]
-
-
-def _fill_shifted_kernels(spans: Spans, kernels: Kernels) -> Kernels:
-    """Do the same for kernels of one capture that lie on the axis of the run by wall clock."""
-    rank = int(kernels.rank[0]) if len(kernels.rank) else None
-    filled, _ = _fill_kernel_stages(kernels_on_run(spans, spans.unix_ns, rank, kernels), spans)
-    return replace(kernels, stage=filled.stage, step=filled.step)
-
-
-def _fill_kernel_stages(kernels: Kernels, spans: Spans) -> tuple[Kernels, int]:
-    """Take stage and step from the run's spans for ranks of which the tool knows neither."""
-    codes, texts = kernels.stage
-    told = kernels.rank[(codes >= 0) | (kernels.step > 0)]
-    if kernels.launch_ns is None:
-        return kernels, 0
-    blank = (kernels.launch_ns != UNKNOWN) & ~np.isin(kernels.rank, told)
-    found = _stages_of_run(spans, np.where(blank, kernels.rank, NOWHERE), kernels.launch_ns)
-    own = np.where(found.stage < 0, -1, found.stage + len(texts))
-    stage = distinct(np.where(blank, own, codes), [*texts, *spans.names])
-    step = np.where(blank, found.step, kernels.step)
-    return replace(kernels, stage=stage, step=step), int(np.count_nonzero(blank))
+def _since_1970(spans: Spans, rank: int, times: Int64s) -> tuple[Coded, Int64s]:
+    """Return stage and step of the run's own spans at times of a rank since 1970."""
+    on_axis, there = times.copy(), times != UNKNOWN
+    on_axis[there] = on_run(spans, spans.unix_ns, rank, times[there] - spans.unix_ns)
+    return _stages_of_run(spans, np.where(there, rank, NOWHERE), on_axis)

@@ -28,6 +28,7 @@ _TEXT_CELL = """CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND 
 THEN CAST("{0}" AS INTEGER) ELSE :unknown END"""
 _CELL = f"""CASE typeof("{{0}}") WHEN 'integer' THEN "{{0}}" WHEN 'text' THEN {_TEXT_CELL}
 ELSE :unknown END"""
+_REAL = "CASE WHEN typeof(\"{0}\") IN ('integer', 'real') THEN \"{0}\" END"
 
 
 def is_sqlite(path: Path) -> bool:
@@ -83,22 +84,20 @@ class SqliteTables:
             names: Of the columns, which all come back with one length.
             where: A condition in SQL; only where its columns are sure to be there.
         """
-        there = self.columns.get(table, frozenset())
-        cells = [_CELL.format(name) if name in there else ":unknown" for name in names]
-        parts = [np.empty((0, len(names)), dtype=np.int64)]
-        parts.extend(np.array(rows, np.int64) for rows in self._batches(table, cells, where))
-        columns = np.ascontiguousarray(np.concatenate(parts).T)
-        return dict(zip(names, columns, strict=True))
+        return self._columns(table, names, _CELL, ":unknown", np.int64, where)
 
     def reals(self, table: str, *names: str) -> dict[str, npt.NDArray[np.float64]]:
         """Return columns of numbers, NaN where there is none; rows as in `numbers`."""
+        return self._columns(table, names, _REAL, "NULL", np.float64)
+
+    def _columns(
+        self, table: str, names: tuple[str, ...], cell: str, absent: str, kind: Any, where: str = ""
+    ) -> dict[str, Any]:
         there = self.columns.get(table, frozenset())
-        cell = "CASE WHEN typeof(\"{0}\") IN ('integer', 'real') THEN \"{0}\" END"
-        cells = [cell.format(name) if name in there else "NULL" for name in names]
-        parts = [np.empty((0, len(names)))]
-        parts.extend(np.array(rows, np.float64) for rows in self._batches(table, cells))
-        columns = np.ascontiguousarray(np.concatenate(parts).T)
-        return dict(zip(names, columns, strict=True))
+        cells = [cell.format(name) if name in there else absent for name in names]
+        parts = [np.empty((0, len(names)), kind)]
+        parts.extend(np.array(rows, kind) for rows in self._batches(table, cells, where))
+        return dict(zip(names, np.ascontiguousarray(np.concatenate(parts).T), strict=True))
 
     def texts(self, table: str, name: str) -> Coded:
         """Return a column of texts, each kept once; rows as in `numbers`."""

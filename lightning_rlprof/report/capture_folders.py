@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import OUTPUT
+from lightning_rlprof.loaders.ascend.capture import OUTPUT
 from lightning_rlprof.loaders.run_captures import device_files
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import (

@@ -126,6 +126,7 @@ class RecentTimes:
         stage_ns: Mean time per step of each stage on each rank that ran it, without waiting; what
             ranks waited has names of its own, as in the table of stages.
         waits: Of these names, the stage in which ranks waited.
+        work_ns: Mean time per step in which each rank did not wait for others.
         stages: That table, see `lightning_rlprof.analysis.stages.stage_times.stages`.
         rates: Tokens per second and MFU, see `throughput`.
     """
@@ -133,6 +134,7 @@ class RecentTimes:
     steps: Mapping[int, "RankSteps"] = field(default_factory=dict)
     stage_ns: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     waits: Mapping[str, str] = field(default_factory=dict)
+    work_ns: Mapping[int, float] = field(default_factory=dict)
     stages: Table | None = None
     rates: Table | None = None
 
@@ -170,11 +172,16 @@ def _times(spans: Spans) -> RecentTimes:
             own[int(work.ranks[row])] = float(means[row, code])
     steps = {rank: RankSteps(last[rank], own) for rank, own in zip(ranks.tolist(), ns, strict=True)}
     waits = {WAITING.format(name): name for name in spans.names}
-    return RecentTimes(steps, stage_ns, waits, stages(spans), throughput(spans))
+    own_ns = work.work_ns.sum(axis=1) / np.maximum(work.steps, 1)
+    by_rank = dict(zip(work.ranks.tolist(), own_ns.tolist(), strict=True))
+    return RecentTimes(steps, stage_ns, waits, by_rank, stages(spans), throughput(spans))
 
 
 class _Pace:
-    """Step times of ranks, each compared with those of its role."""
+    """Step times of ranks, and their work, which is compared with that of their role.
+
+    Steps end together where ranks wait for one another, so only work tells who is slow.
+    """
 
     def __init__(self, ranks: Sequence[LiveRank], times: RecentTimes) -> None:
         self.times = times
@@ -182,15 +189,16 @@ class _Pace:
         self.step_ns = {
             each.rank: ns for each in ranks if (ns := times.median_ns(each.rank)) is not None
         }
+        work = {rank: times.work_ns.get(rank, ns) for rank, ns in self.step_ns.items()}
         by_role: dict[str, list[float]] = {}
         for each in ranks:
-            if each.rank in self.step_ns:
-                by_role.setdefault(each.role, []).append(self.step_ns[each.rank])
+            if each.rank in work:
+                by_role.setdefault(each.role, []).append(work[each.rank])
         usual = {role: median(times) for role, times in by_role.items() if len(times) > 1}
         self.slowdown = {
-            each.rank: self.step_ns[each.rank] / usual[each.role]
+            each.rank: work[each.rank] / usual[each.role]
             for each in ranks
-            if each.rank in self.step_ns and usual.get(each.role)
+            if each.rank in work and usual.get(each.role)
         }
 
     def excess_ns(self, rank: int, among: Mapping[int, float]) -> float:
@@ -204,8 +212,8 @@ class _Pace:
             return ""
         rank = max(self.slowdown, key=self.slowdown.__getitem__)
         if self.slowdown[rank] < _ALIKE:
-            return "step times of all ranks within 5%"
-        return f"slowest rank {rank}: {self.slowdown[rank]:.2f}x the median step"
+            return "work of all ranks within 5%"
+        return f"slowest rank {rank}: {self.slowdown[rank]:.2f}x the median rank's work"
 
 
 def _title(run: LiveRun, ranks: Sequence[LiveRank], times: RecentTimes) -> str:

@@ -1,6 +1,12 @@
-"""The disposable Parquet cache next to a run, found by the files that it was made from."""
+"""The disposable Parquet cache next to a run, and the same run read back from it.
+
+It is found by the files that it was made from. It contains the tables, and JSON facts: names,
+threads, headers, notes, warnings.
+"""
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -10,46 +16,53 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.records.records import KINDS, Header
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, mode_made_of
-from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
+from lightning_rlprof.store.duckdb_tables import occurring
+from lightning_rlprof.store.parquet import (
+    STAMP_NS,
+    files_of,
+    is_whole,
+    kept_table,
+    row_count,
+    write_table,
+)
 from lightning_rlprof.system.files import new_folder
 from lightning_rlprof.system.version import VERSION
+from lightning_rlprof.tables.spans import (
+    CORE,
+    NO_PARENT,
+    Counter,
+    RankNote,
+    RunWarning,
+    Spans,
+    Thread,
+    core_tables,
+    counter_columns,
+)
 from lightning_rlprof.tables.table import Table
 
 SCHEMA = 4
 """Version of the tables and their columns; another one is never read."""
 
-
 Sources = tuple[tuple[str, int, int, int], ...]
-
 _INDEX = "index.json"
 _FACTS = "run.json"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
+
 # What rlprof's own commands write into a run's directory does not belong to the run.
 _WRITTEN = {"predictions.jsonl", "report.html", "samples.jsonl", "trace.json.gz"}
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a cache is made of.
-
-    Attributes:
-        core: Tables to write at once.
-        lazy: Tables that may be added later.
-        facts: What `lightning_rlprof.store.cached_run.facts_of` says of the run.
-    """
-
-    core: Mapping[str, Callable[[], Table]]
-    lazy: Collection[str]
-    facts: bytes
+_WRONG = (TraceError, KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ class Cache:
         return sum(file.stat().st_size for file in there)
 
     def facts(self) -> dict[str, Any] | None:
-        """Return what `cached_run.facts_of` wrote, None if it is damaged."""
+        """Return what `facts_of` wrote, None if it is damaged."""
         path = self.folder / _FACTS
         try:
             whole = path.stat().st_mtime_ns == STAMP_NS and not path.is_symlink()
@@ -163,7 +176,7 @@ def _opened(folder: Path) -> Cache | None:
     return cache if core and core.issubset(tables) and all(map(cache.has, core)) else None
 
 
-def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
+def place(path: Path, made_of: Sources, spans: Spans) -> Cache:
     """Write a new cache beside what was read, in which all see it.
 
     Two processes may do so at once; the first one's stays.
@@ -171,7 +184,7 @@ def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
     Args:
         path: What was read.
         made_of: Its files before it was read; they are the same now.
-        parts: What to write.
+        spans: What was read: its core tables are written, the others may be added.
 
     Raises:
         OSError: That place cannot be written, or is a link.
@@ -184,20 +197,20 @@ def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
     new = home.parent / f".new-{uuid.uuid4().hex}"
     try:  # before the folder is made: a signal may come at once
         new_folder(new, mode)
-        cache = _move(_fill(new, parts), home)
+        cache = _move(_fill(new, path, spans), home)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     _sweep(home)
     return cache
 
 
-def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:
+def make(path: Path, made_of: Sources, spans: Spans, *, shared: bool) -> Cache:
     """Write a new cache: as `place`, or in a temporary folder where that cannot be written.
 
     Args:
         path: What was read.
         made_of: Its files before it was read.
-        parts: What to write.
+        spans: What was read: its core tables are written, the others may be added.
         shared: False where the files changed meanwhile: then others must not find it.
 
     Raises:
@@ -205,10 +218,10 @@ def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:
     """
     if shared:
         with contextlib.suppress(OSError):
-            return place(path, made_of, parts)
+            return place(path, made_of, spans)
     folder = tempfile.mkdtemp(prefix="rlprof-")
     try:
-        cache = _fill(Path(folder), parts)
+        cache = _fill(Path(folder), path, spans)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         text = f"{tempfile.gettempdir()}: no room for the tables of {path} ({error})"
@@ -237,13 +250,14 @@ def _home(path: Path, made_of: Sources) -> Path:
     return path.parent / CACHE_FOLDER / f"{name}-{key}"
 
 
-def _fill(folder: Path, parts: Parts) -> Cache:
-    names = [name for name in (*parts.core, *parts.lazy) if _NAME.fullmatch(name)]
+def _fill(folder: Path, path: Path, spans: Spans) -> Cache:
+    core, facts = core_tables(spans), facts_of(spans, path)
+    names = [name for name in (*core, *spans.tables) if _NAME.fullmatch(name)]
     cache = Cache(folder, tuple(names))
-    for name, table in parts.core.items():
+    for name, table in core.items():
         cache.add(table(), name)
-    index = {"schema": SCHEMA, "tables": names, "core": list(parts.core)}
-    for name, data in ((_FACTS, parts.facts), (_INDEX, json.dumps(index).encode())):
+    index = {"schema": SCHEMA, "tables": names, "core": list(core)}
+    for name, data in ((_FACTS, facts), (_INDEX, json.dumps(index).encode())):
         with (folder / name).open("wb") as file:
             file.write(data)
             os.fsync(file.fileno())
@@ -286,3 +300,157 @@ def _sweep(home: Path) -> None:
             left = other.name.startswith(".new-") and _is_old(other)
             if (stale or left) and not other.is_symlink():
                 shutil.rmtree(other, ignore_errors=True)
+
+
+def facts_of(spans: Spans, path: Path) -> bytes:
+    """Return JSON of names, threads, headers, notes, warnings, and how to find the counters.
+
+    ``names`` and ``threads`` are all that the run has, in its order; the codes in the file of the
+    spans count those that occur, which ``used_names`` and ``used_threads`` tell. Of each counter
+    there is ``[name, column, type]``, and where no column of 64 bits holds it exactly,
+    ``[name, null, type, rows, values]``.
+
+    Args:
+        spans: The run.
+        path: What was asked for; ``path`` leads from there to what was read.
+    """
+    facts = {
+        "path": os.path.relpath(spans.path, path),
+        "names": spans.names,
+        "threads": spans.threads,
+        "used_names": np.flatnonzero(occurring(spans.name, spans.names)).tolist(),
+        "used_threads": np.flatnonzero(occurring(spans.thread, spans.threads)).tolist(),
+        "unix_ns": spans.unix_ns,
+        "moved": sorted(spans.wall_off),
+        "headers": [
+            [rank, {each.name: getattr(header, each.name) for each in dataclasses.fields(header)}]
+            for rank, header in spans.headers.items()
+        ],
+        "statuses": list(spans.statuses.items()),
+        "notes": spans.notes,
+        "warnings": spans.warnings,
+        "counters": _counters(spans),
+    }
+    return json.dumps(facts, default=_plain).encode()
+
+
+def _counters(spans: Spans) -> list[list[Any]]:
+    columns = counter_columns(spans)
+    found: list[list[Any]] = []
+    for name, (rows, values) in spans.counters.items():
+        if name in columns and _fits(values):
+            found.append([name, columns[name], values.dtype.str])
+        else:
+            found.append([name, None, values.dtype.str, rows.tolist(), values.tolist()])
+    return found
+
+
+def _fits(values: Any) -> bool:
+    """Tell whether a column of SQL holds every number as it is; NaN it takes for not known."""
+    small = values.dtype.kind in "if" and values.dtype.itemsize <= 8
+    return small and not (values.dtype.kind == "f" and np.isnan(values).any())
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy's as Python's, a mapping as a dictionary, else its text."""
+    if hasattr(value, "items") and not hasattr(value, "item"):
+        return dict(value)
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def find_cache(path: Path, made_of: Sources) -> Cache | None:
+    """Return the cache of a run, None without one.
+
+    A cache of which a file cannot be opened is deleted: the caller reads the run and rebuilds it.
+
+    Raises:
+        OSError: Such a cache cannot be deleted.
+    """
+    cache = find(path, made_of)
+    if cache is None:
+        return None
+    try:
+        if cache.facts() is not None:
+            row_count(file for file in map(cache.file, cache.tables) if file.exists())
+            return cache
+    except TraceError:
+        pass
+    shutil.rmtree(cache.folder)
+    return None
+
+
+def cached_spans(cache: Cache, path: Path, read: Callable[[Path], Spans]) -> Spans | None:
+    """Return a run as it was when its cache was made, None where the cache turns out damaged.
+
+    A table of a device tool is read from its file when it is asked for, and of that only the
+    columns that are looked at; one that has no file yet is read from the run itself.
+
+    Args:
+        cache: Of the run, as `lightning_rlprof.store.cache.find` returns it.
+        path: The run, as it was asked for.
+        read: Reads the run itself, that is `lightning_rlprof.load`.
+    """
+    facts = cache.facts()
+    if facts is None:
+        return None
+    try:
+        columns = kept_table(cache.file("spans"), "spans")
+        return _spans(facts, columns, path, _tables(cache, path, read))
+    except _WRONG:
+        return None
+
+
+def _tables(
+    cache: Cache, path: Path, read: Callable[[Path], Spans]
+) -> dict[str, Callable[[], Table]]:
+    source = functools.cache(lambda: read(path))
+
+    def table(name: str) -> Table:
+        if cache.has(name):
+            return kept_table(cache.file(name), name)
+        return source().table(name)
+
+    return {name: functools.partial(table, name) for name in cache.tables if name not in CORE}
+
+
+def _spans(
+    facts: dict[str, Any], table: Table, path: Path, tables: dict[str, Callable[[], Table]]
+) -> Spans:
+    names = [column.name for column in table.columns]
+    cells = dict(zip(names, table.rows.columns, strict=True))  # type: ignore[attr-defined]
+    kinds, texts = cells["kind"]
+    return Spans(
+        path / facts["path"] if facts["path"] != "." else path,
+        tuple(facts["names"]),
+        tuple(Thread(*thread) for thread in facts["threads"]),
+        name=_whole(facts["used_names"])[cells["name"][0]],
+        kind=_whole([KINDS.index(text) for text in texts])[kinds],
+        **{each: cells[each] for each in ("rank", "step", "start_ns", "end_ns", "id")},
+        thread=_whole(facts["used_threads"])[cells["thread_name"][0]],
+        parent=np.ma.filled(cells["parent"], NO_PARENT),
+        counters={name: _counter(cells, *about) for name, *about in facts["counters"]},
+        headers={rank: Header(**header) for rank, header in facts["headers"]},
+        statuses=dict(facts["statuses"]),
+        notes=tuple(RankNote(*note) for note in facts["notes"]),
+        warnings=tuple(RunWarning(*problem) for problem in facts["warnings"]),
+        unix_ns=facts["unix_ns"],
+        tables=tables,
+    )
+
+
+def _counter(
+    cells: dict[str, Any],
+    column: str | None,
+    kind: str,
+    rows: list[int] | None = None,
+    values: list[Any] | None = None,
+) -> Counter:
+    if column is None:
+        return Counter(_whole(rows or []), np.array(values, dtype=kind))
+    full = cells[column]
+    at = np.flatnonzero(~np.ma.getmaskarray(full))
+    return Counter(at, np.ma.getdata(full)[at].astype(kind, copy=False))
+
+
+def _whole(numbers: list[int]) -> Any:
+    return np.array(numbers, dtype=np.int64)

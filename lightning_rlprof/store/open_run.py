@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
+from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.discovery import is_run, read_ranks, traces
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_files
-from lightning_rlprof.store.cache import find, sources
-from lightning_rlprof.store.cached_run import cached_spans
-from lightning_rlprof.store.ingest.make_cache import keep, kept_whole
-from lightning_rlprof.store.joined_tables import Part
-from lightning_rlprof.store.run_store import Store
+from lightning_rlprof.store.cache import cached_spans, find, sources
+from lightning_rlprof.store.ingest import keep, kept_whole
+from lightning_rlprof.store.run_store import Part, Store
 from lightning_rlprof.system.location import RemotePath, place
 from lightning_rlprof.tables.spans import Spans
 

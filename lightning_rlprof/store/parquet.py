@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -255,13 +255,7 @@ class _File(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._names)
 
-    @overload
-    def __getitem__(self, at: int) -> Any: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Any]: ...
-    def __getitem__(self, at: int | slice) -> Any:
-        if isinstance(at, slice):
-            return [self[each] for each in range(len(self))[at]]
+    def __getitem__(self, at: Any) -> Any:
         at = range(len(self))[at]
         if at not in self._read:
             self._read[at] = self._cells(at, self._fetch([at], "")[at])

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from lightning_rlprof.loaders.chrome.decoding import Event
-from lightning_rlprof.loaders.chrome.event_stream import LARGEST, SIZE, ChromeStream, Source
+from lightning_rlprof.loaders.chrome_events import LARGEST, SIZE, ChromeStream, Event, Source
 
 PID = 4000
 BASE = 1_719_853_884_000_000_000

@@ -100,6 +100,29 @@ def autoregression(random: Any, shape: tuple[int, int], spread: float, left: flo
     return found
 
 
+def wandering(regime: Regime, took: Any, random: Any) -> Any:
+    """Return times as the pace of a regime makes them; shape (ranks, steps, stages), in ns."""
+    ranks, steps, stages = took.shape
+    noise = (
+        random.normal(size=took.shape)
+        if regime.tails is None
+        else random.standard_t(regime.tails, took.shape)
+    )
+    pace = regime.white * noise
+    pace += autoregression(random, (1, steps), *regime.common)[:, :, None]
+    pace += autoregression(random, (ranks, steps), *regime.own)[:, :, None]
+    pace += random.normal(0, regime.lasting, ranks)[:, None, None]
+    at = np.arange(steps)
+    pace += (regime.warming * at / max(steps - 1, 1))[None, :, None]
+    phase = random.uniform(0, 2 * np.pi)
+    pace += (regime.day[0] * np.sin(2 * np.pi * at / regime.day[1] + phase))[None, :, None]
+    took = took * np.exp(pace)
+    often, pause = regime.pauses
+    for step in np.flatnonzero(random.random(steps) < often):
+        took[random.integers(ranks), step, random.integers(stages)] += pause * 1e6
+    return took
+
+
 def play(job: Job, seed: int) -> Spans:
     """Let a run happen: ranks meet at the end of some stages."""
     random = np.random.default_rng(seed)
@@ -108,23 +131,7 @@ def play(job: Job, seed: int) -> Spans:
     work = np.stack([np.ones(shape), lengths.mean(2), (lengths**2).mean(2), lengths.max(2)], axis=2)
     typical = np.array([USUAL[stage] for stage in STAGES]) * 1e6
     took = np.einsum("rsw,tw->rst", work, typical)
-    noise = (
-        random.normal(size=took.shape)
-        if regime.tails is None
-        else random.standard_t(regime.tails, took.shape)
-    )
-    pace = regime.white * noise
-    pace += autoregression(random, (1, job.steps), *regime.common)[:, :, None]
-    pace += autoregression(random, shape, *regime.own)[:, :, None]
-    pace += random.normal(0, regime.lasting, job.ranks)[:, None, None]
-    at = np.arange(job.steps)
-    pace += (regime.warming * at / max(job.steps - 1, 1))[None, :, None]
-    phase = random.uniform(0, 2 * np.pi)
-    pace += (regime.day[0] * np.sin(2 * np.pi * at / regime.day[1] + phase))[None, :, None]
-    took *= np.exp(pace)
-    often, pause = regime.pauses
-    for step in np.flatnonzero(random.random(job.steps) < often):
-        took[random.integers(job.ranks), step, random.integers(len(STAGES))] += pause * 1e6
+    took = wandering(regime, took, random)
     for stage, factor in job.slower.items():
         some = slice(None) if stage == "*" else STAGES.index(stage)
         took[:, job.since :, some] *= factor

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import ray
 
-from lightning_rlprof.store.ingest.ingest import ingest
-from lightning_rlprof.store.ingest.ray_engine import in_ray
+from lightning_rlprof.store.ingest import in_ray, ingest
 from tests.builders import small_ray
 
 

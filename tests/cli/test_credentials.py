@@ -8,7 +8,7 @@ import typer
 
 from lightning_rlprof.cli.app import app
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.ingest.ingest import ingest
+from lightning_rlprof.store.ingest import ingest
 
 Run = Callable[..., tuple[int, str, str]]
 URLS = (

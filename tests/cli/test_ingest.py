@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.store.ingest.ingest import ingest
+from lightning_rlprof.store.ingest import ingest
 from lightning_rlprof.tables.table import Table
 from tests.builders.ingest_traces import cached_files, write_traces
 
@@ -63,6 +63,6 @@ def test_what_an_engine_prints_does_not_spoil_the_json(
         print("(raylet) A worker died")
         return ingest([folder], jobs=1)
 
-    monkeypatch.setattr("lightning_rlprof.store.ingest.ingest.ingest", prints)
+    monkeypatch.setattr("lightning_rlprof.store.ingest.ingest", prints)
     status, out, err = rlprof("ingest", folder, "--json", "--engine", "ray")
     assert (status, json.loads(out)["failed"], err) == (0, 0, "(raylet) A worker died\n")

@@ -30,11 +30,6 @@ SHEETS = {
     f"50,11052,2,hcom_send,hcom,HCCL,{US + 9}.1\t,6.54,104.2,8,N/A\n",
     "memory_record": "Component,Timestamp(us),Total Allocated(MB),Total Reserved(MB),Device Type\n"
     f"APP,{US}.9\t,,2109.6,NPU:0\nPTA,{US + 3}\t,954.25,1452.0,NPU:0\n",
-    "npu_module_mem": f"Component,Timestamp(us),Total Reserved(MB),Device\nSLOG,{US}\t,0.5,NPU:0\n",
-    "op_statistic": "OP Type,Core Type,Count,Total Time(us),Min Time(us),Avg Time(us)\n"
-    "TransData,AI_CORE,57,1423.208,6.54,24.969\n",
-    "operator_memory": "Name,Size(KB),Allocation Time(us),Release Time(us),Duration(us)\n"
-    f"aten::empty,18816.5,{US}.81\t,,\naten::mul,0.5,{US}.9\t,{US + 4}\t,4\n",
     "step_trace_time": "Device_id,Step,Computing,Communication(Not Overlapped),Free,Stage\n"
     "0,50,8873.75,101963.203,25744.05,136581.0\n",
 }

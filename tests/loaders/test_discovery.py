@@ -176,7 +176,7 @@ def test_what_must_not_be_looked_at_is_a_row_and_the_others_go_on(tmp_path: Path
     (tmp_path / "closed").chmod(0)
     (tmp_path / "listed").chmod(0o444)
     paths = [str(tmp_path), str(tmp_path / "closed" / "rank1.json")]
-    code = "import sys; from lightning_rlprof.store.ingest.ingest import ingest\n"
+    code = "import sys; from lightning_rlprof.store.ingest import ingest\n"
     code += "for row in ingest(sys.argv[1:], jobs=1).rows: print(*row[:4], sep='|')"
     command = [*_as_a_user(), sys.executable, "-c", code, *paths]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)

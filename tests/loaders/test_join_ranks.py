@@ -331,3 +331,22 @@ def test_rows_are_numbered_on_in_each_rank_and_so_is_who_names_them() -> None:
         *((0, 0, None), (0, 2, 0), (1, 0, None), (1, 2, 0)),
         *((0, 3, None), (0, 5, 3), (0, 6, None), (0, 8, 6)),
     ]
+
+
+def test_graph_replays_of_two_captures_of_a_rank_stay_apart() -> None:
+    heads = (Column("rank", "count"), Column("graph", "count"))
+
+    def kernels(rank: int) -> Piece:
+        return Piece((rank,), 0, lambda: table([(rank, 0), (rank, 1), (rank, None)], heads))
+
+    found = join_tables("t", [kernels(0), kernels(1), kernels(0)])
+
+    assert found.column("graph") == [0, 1, None, 0, 1, None, 2, 3, None]
+
+
+def test_a_table_that_cannot_be_read_is_a_loss() -> None:
+    def broken() -> Table:
+        raise TraceError("cut")
+
+    one = Piece((0,), 0, lambda: Table("t", HEADS[:1], [(0,)]))
+    assert join_tables("t", [one, Piece((1,), 0, broken)]).losses == ("rank 1: cut",)

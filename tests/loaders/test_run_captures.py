@@ -71,8 +71,7 @@ def test_without_ranges_of_ours_the_run_tells_stage_and_step_at_the_launch(tmp_p
     assert table.column("stage") == ["actor_update", None, None, None]
     assert table.column("step") == [4, 4, None, None]
     assert table.note == (
-        "a.sqlite: 1 launches were not recorded: their stage, step and range are unknown; "
-        "a.sqlite: 3 launches belong to the stages of the run's spans"
+        "rank 0: 1 launches were not recorded: their stage, step and range are unknown"
     )
 
 
@@ -129,6 +128,22 @@ def test_chrome_traces_are_joined_with_the_others(tmp_path: Path) -> None:
     assert list(rows) == [(0, "from nsys", 10, 10), (1, "from torch", 1000, 2000)]
 
 
+def test_a_chrome_trace_without_marks_has_the_steps_of_the_run(tmp_path: Path) -> None:
+    run = artefacts_run_of(tmp_path)
+    made = ChromeTrace({"schemaVersion": 1}, {**AFTER, "baseTimeNanoseconds": START})
+    for number, launch in enumerate((150, 900)):
+        made.call(number, launch)
+        made.kernel(number, 2_000 + 100 * number, 2_050 + 100 * number)
+    made.kernel(7, 3_000, 3_010)
+    folder = rank_directory(run, 0) / "step-000009"
+    folder.mkdir(parents=True)
+    made.write(folder / "step-000009_x.trace.json")
+
+    found = column(run, "kernels", "stage", "step")
+
+    assert found == [("actor_update", 4), (None, 4), (None, None)]
+
+
 def test_files_that_cannot_be_read_are_named_and_the_others_read(tmp_path: Path) -> None:
     run = artefacts_run_of(tmp_path, 2)
     rank_directory(run, 0).mkdir()
@@ -143,12 +158,13 @@ def test_files_that_cannot_be_read_are_named_and_the_others_read(tmp_path: Path)
 
     table = load(run).table("kernels")
 
-    assert len(table.rows) == 0
-    assert table.note.split("; ") == [
-        f"{broken}: not an SQLite export of Nsight Systems",
-        f"{clockless.path}: left out: its recording time is unknown",
-        "empty.sqlite: no kernels",
-    ]
+    assert table.abstained == "; ".join(
+        [
+            f"rank 0: {broken}: not an SQLite export of Nsight Systems",
+            f"rank 0: {clockless.path}: left out: its recording time is unknown",
+            "rank 1: this table was not recorded",
+        ]
+    )
 
 
 def test_when_no_file_can_be_read_the_table_abstains(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.loaders.clocks.clock_fit import from_exchange, solve
+from lightning_rlprof.loaders.clock_fit import from_exchange, solve
 from lightning_rlprof.recording import clock_sync
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.start import start_session

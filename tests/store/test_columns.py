@@ -7,7 +7,7 @@ import duckdb
 import pytest
 
 from lightning_rlprof.loaders.ascend.reader import _READERS
-from lightning_rlprof.loaders.clocks.clock_alignment import CLOCK_COLUMNS
+from lightning_rlprof.loaders.clocks import CLOCK_COLUMNS
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.run import Run
 from lightning_rlprof.store import column_meanings

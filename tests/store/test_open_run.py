@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.store import open_run as opened
-from lightning_rlprof.store.ingest.make_cache import keep
+from lightning_rlprof.store.ingest import keep
 
 
 def test_a_trace_without_spans_is_read_from_its_cache(

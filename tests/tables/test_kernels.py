@@ -3,8 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, distinct, join, kernel_table, known
+from lightning_rlprof.tables.kernels import UNKNOWN, distinct, known
 from lightning_rlprof.tables.table import ColumnRows
+from tests.builders.kernels import Kernels, kernel_table
 
 
 def ints(*values):
@@ -71,44 +72,6 @@ def test_numbers_that_are_not_known_read_as_none():
     assert table.column("stream") == [None, 13]
     assert table.column("step") == [None, 2]
     assert known(ints(3, 4)).tolist() == [3, 4]
-
-
-def test_kernels_of_several_files_are_joined_with_each_text_once():
-    other = dataclasses.replace(
-        kernels(),
-        rank=ints(5, 5),
-        name=(ints(0, -1), ("gemm", "unused")),
-        range=(ints(0, 0), ["micro_batch"]),
-        launch_ns=ints(8, UNKNOWN),
-    )
-
-    joined = join([kernels(), other])
-
-    assert joined.name[1] == ["gemm", "softmax", "unused"]
-    table = kernel_table(joined)
-    assert table.column("rank") == [0, 1, 5, 5]
-    assert table.column("kernel") == ["softmax", "gemm", "gemm", None]
-    assert table.column("range") == ["micro_batch", None, "micro_batch", "micro_batch"]
-    assert table.column("stage") == [None, "actor_update"] * 2
-    assert joined.launch_ns.tolist() == [UNKNOWN, UNKNOWN, 8, UNKNOWN]
-    assert list(kernel_table(join([kernels()])).rows) == list(kernel_table(kernels()).rows)
-
-
-def test_replays_of_several_files_stay_apart():
-    parts = [dataclasses.replace(kernels(), graph=ints(*own)) for own in ((0, 1), (UNKNOWN, 0))]
-
-    joined = join([parts[0], kernels(), parts[1], parts[1]])
-
-    assert kernel_table(joined).column("graph") == [0, 1, None, None, None, 2, None, 3]
-
-
-def test_moving_the_axis_moves_all_times_that_are_known():
-    moved = dataclasses.replace(kernels(), launch_ns=ints(9, UNKNOWN)).later(100)
-
-    assert moved.start_ns.tolist() == [110, 120]
-    assert moved.end_ns.tolist() == [115, 150]
-    assert moved.launch_ns.tolist() == [109, UNKNOWN]
-    assert kernels().later(5).launch_ns is None
 
 
 def test_texts_kept_once_read_the_same():

@@ -1,12 +1,14 @@
 """Steps at which a run became slower or faster at equal work, its trend, and its outlier steps.
 
-Each possible step is tested by least squares, averaged over all correlations of the pace, see
-`statistics.pace`. A change also has to fit better than a trend.
+The whole step and each stage are scanned. Each possible step is tested by least squares, averaged
+over all correlations of the pace, see `statistics.pace`. A change also has to fit better than a
+trend, and to matter for the step.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,15 +48,18 @@ _COLUMNS = (
     Column("p-value", "number"),
 )
 _NOTE = (
-    "ratio: time after the change over time before, at equal work, with its 95% CI. delta: per "
-    "step. cost: rank time in all steps since, negative if saved. stage: where most of it is."
+    "ratio: time of the step after the change over before, at equal work, with its 95% CI. delta: "
+    "per step. cost: rank time in all steps since, negative if saved. stage: where most of it is."
 )
 FEWEST_STEPS = 24
 """Steps needed: of fewer, a change cannot be separated from the pace of the machine."""
 
 _EDGE = 6  # steps before the first and after the last possible change
 _CHANCE = 0.001
-_LEAST, _LEAST_PLAIN = math.log(1.10), math.log(1.07)  # by the model, and of plain medians
+LEAST = 0.05
+"""Share of the step that a change must have to be listed."""
+
+_CLEAR, _PLAIN = 0.6, 0.7  # of that: what its interval excludes, and what plain medians show
 _LEAST_TREND = math.log(1.25)  # over the run: hosts and devices drift by less
 _SPIKE = 3.0  # robust spreads about the running median, beyond which a step is clipped
 _WINDOW = 5
@@ -75,17 +80,23 @@ class _Series:
     is_stage: bool
 
 
-def changes(spans: Spans) -> Table:
+def changes(spans: Spans, least: float = LEAST) -> Table:
     """List the steps at which the time of a step changed, its trend, and outlier steps.
 
-    A level change is at least 10%, with 6 steps or more on either side. Its p-value is below 0.001
-    over all possible steps, and it fits better than a trend. A trend is at least 25% over the run.
-    An outlier takes at least 1.5 times its neighbors, and six spreads more. Warm-up steps are
-    excluded, as are validations. Abstains below 24 included steps.
+    A level change is one of the step or of a stage, by 5% of the step or more, with 6 steps or more
+    on either side; its 95% interval excludes 3%. Its p-value is below 0.001 over all possible steps
+    and all stages, and it fits better than a trend. A trend is at least 25% over the run. An
+    outlier takes at least 1.5 times its neighbors, and six spreads more. Warm-up steps are
+    excluded, as is what recurs, such as evaluations and checkpoints. Abstains below 24 included
+    steps.
+
+    Args:
+        spans: The run.
+        least: Smallest share of the step that a level change is listed from.
     """
     if not len(spans.rows(kind="step")):
         return Table("changes", _COLUMNS, abstained="no complete step was recorded")
-    side = _without_validations(sides([spans])[0])
+    side = _without_recurring(sides([spans])[0])
     if side.steps < FEWEST_STEPS:
         reason = f"This run has {side.steps} complete steps; finding changes needs {FEWEST_STEPS}."
         return Table("changes", _COLUMNS, abstained=reason)
@@ -95,15 +106,28 @@ def changes(spans: Spans) -> Table:
     own = {name: each for name, each in stages.items() if name != STEP and each is not None}
     if step is None:
         return Table("changes", _COLUMNS, abstained="no step took any time")
-    rows = [*_outliers(step, own, ranks), *_levels(step, own, ranks, _CHANCE)]
+    rows = [*_outliers(step, side, ranks), *_levels(step, own, ranks, least)]
     return Table("changes", _COLUMNS, sorted(rows, key=lambda row: -int(row[8] or 0)), _NOTE)
 
 
-def _without_validations(side: Side) -> Side:
-    """Return the times of training: a step with a validation is not a slow one."""
-    stages = {name: ns for name, ns in side.stages.items() if name not in VALIDATIONS}
-    apart = [ns for name, ns in side.stages.items() if name in VALIDATIONS]
-    stages[STEP] = side.stages[STEP] - np.sum(apart, axis=0, dtype=np.int64)
+_RECURS = 3  # times that a stage ran: in fewer it is an event
+_RARE = 0.5  # of the steps in which a stage ran, up to which it is no part of the usual step
+
+
+def _without_recurring(side: Side) -> Side:
+    """Return the times of usual steps: one with an evaluation or a checkpoint is not a slow one.
+
+    What such a stage takes beyond its usual time stays.
+    """
+    stages = dict(side.stages)
+    for name, ns in side.stages.items():
+        ran = ns > 0
+        if name == STEP or not ran.any():
+            continue
+        if name in VALIDATIONS or (ran.sum() >= _RECURS and ran.mean() <= _RARE):
+            usual = np.minimum(ns, np.int64(np.median(ns[ran])))
+            stages[STEP] = stages[STEP] - usual
+            stages[name] = ns - usual
     return replace(side, stages=stages)
 
 
@@ -135,7 +159,7 @@ def _spread(values: Float64s) -> float:
     return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
-def _outliers(step: _Series, own: Mapping[str, _Series], ranks: int) -> list[tuple[Cell, ...]]:
+def _outliers(step: _Series, side: Side, ranks: int) -> list[tuple[Cell, ...]]:
     """Return the steps that take far longer than their neighbors, the longest first."""
     usual = _running_median(step.rest)
     off = step.rest - usual
@@ -144,7 +168,7 @@ def _outliers(step: _Series, own: Mapping[str, _Series], ranks: int) -> list[tup
     for at in far[np.argsort(-off[far])][:_MOST_OUTLIERS].tolist():
         excess = step.ns[at] * -math.expm1(-off[at])
         number = int(step.steps[at])
-        blamed = _stage_of(own, number)
+        blamed = _stage_of(side, number)
         rows.append(
             (
                 OUTLIER,
@@ -162,34 +186,106 @@ def _outliers(step: _Series, own: Mapping[str, _Series], ranks: int) -> list[tup
     return rows
 
 
-def _stage_of(own: Mapping[str, _Series], number: int) -> str | None:
-    """Return the stage that is longest in a step beyond its usual time."""
-    excess = {}
-    for name, each in own.items():
-        at = np.flatnonzero(each.steps == number)
-        if len(at):
-            excess[name] = float(each.ns[at[0]] - np.median(each.ns))
+def _stage_of(side: Side, number: int) -> str | None:
+    """Return the stage that is longest in a step beyond its usual time, 0 if it seldom runs."""
+    at = int(np.searchsorted(side.number, number))
+    excess = {
+        name: float(ns[at] - np.median(ns)) for name, ns in side.stages.items() if name != STEP
+    }
     best = max(excess, key=excess.__getitem__, default=None)
     return best if best is not None and excess[best] > 0 else None
 
 
+class _Level(NamedTuple):
+    """A change of the level of a row, from a position on, among the steps of a segment.
+
+    Attributes:
+        name: Of the row.
+        first: Step before which the segment begins.
+        number: First step with the new level.
+        last: Last step of the segment.
+        bounds: Lower end, center and upper end of the step's ratio minus 1.
+        per_step: Nanoseconds of it in each step.
+        steps: How many steps it lasts.
+        p_value: Its probability if the level is the same.
+    """
+
+    name: str
+    first: int
+    number: int
+    last: int
+    bounds: tuple[float, float, float]
+    per_step: float
+    steps: int
+    p_value: float
+
+
 def _levels(
-    step: _Series, own: Mapping[str, _Series], ranks: int, level: float
+    step: _Series, own: Mapping[str, _Series], ranks: int, least: float
 ) -> list[tuple[Cell, ...]]:
-    """Return level changes by binary segmentation, or the trend if that fits better."""
-    rows: list[tuple[Cell, ...]] = []
-    waiting = [(0, len(step.steps), level)]
-    while waiting and len(rows) < _MOST_CHANGES:
-        first, last, chance = waiting.pop(0)
-        found = _best_split(step, first, last, chance)
-        if found is None:
-            continue
-        at, known, p_value = found
-        rows.append(_level_row(step, own, ranks, (first, at, last), known, p_value))
-        waiting += [(first, at, chance / 2), (at, last, chance / 2)]
-    if not rows and (trend := _trend_row(step, own, ranks, level)) is not None:
+    """Return level changes of the step and of stages, or the trend if there are none."""
+    asked = {
+        name: each
+        for name, each in own.items()
+        if (each.is_stage or name == UNTRACED) and _may_matter(each, step, least)
+    }
+    chance = _CHANCE / (1 + sum(each.is_stage for each in own.values()))
+    of_step = _segments(STEP, step, step, chance, least)
+    of_stages = [
+        found
+        for name, each in asked.items()
+        for found in _segments(name, each, step, chance, least)
+    ]
+    blamed = {found: _stages_after(own, found) for found in of_step}
+    alike = [found for found in of_step if blamed[found] == _ALL]
+    of_stages = [found for found in of_stages if not any(_same(found, each) for each in alike)]
+    chosen = {found: found.name for found in of_stages}
+    for found in of_step:
+        same = sum(each.per_step for each in of_stages if _same(each, found))
+        if abs(same) < _EXPLAINS * abs(found.per_step):
+            chosen[found] = blamed[found] or STEP
+    largest = sorted(chosen, key=lambda found: -abs(found.per_step * found.steps))
+    rows = [_level_row(found, chosen[found], ranks) for found in largest[:_MOST_CHANGES]]
+    if not rows and (trend := _trend_row(step, own, ranks, chance)) is not None:
         rows.append(trend)
     return rows
+
+
+_ALL = "all"
+_EXPLAINS = 0.5  # of a change of the step, that stages show: then it is theirs
+_NEAR = 3  # steps by which one change is seen earlier or later in another row
+
+
+def _same(a: _Level, b: _Level) -> bool:
+    return abs(a.number - b.number) <= _NEAR and a.per_step * b.per_step > 0
+
+
+def _may_matter(series: _Series, step: _Series, least: float) -> bool:
+    """Return whether the mean of a row at equal work moves enough between two parts of the run."""
+    ns = float(series.usual.mean()) * np.exp(_clipped(series.rest))
+    count = np.arange(1, len(ns) + 1)
+    sums = np.cumsum(ns)
+    split = slice(_EDGE - 1, len(ns) - _EDGE)
+    before = (sums / count)[split]
+    after = (sums[-1] - sums[split]) / (len(ns) - count[split])
+    moved = np.abs(after - before).max(initial=0.0)
+    return bool(moved >= _PLAIN * least * float(np.median(step.ns)))
+
+
+def _segments(
+    name: str, series: _Series, step: _Series, level: float, least: float
+) -> list[_Level]:
+    """Return the level changes of a row by binary segmentation."""
+    found: list[_Level] = []
+    waiting = [(0, len(series.steps), level)]
+    while waiting and len(found) < _MOST_CHANGES:
+        first, last, chance = waiting.pop(0)
+        best = _best_split(name, series, step, (first, last), chance, least)
+        if best is not None:
+            at = int(np.searchsorted(series.steps, best.number))
+            found.append(best)
+            waiting += [(first, at, chance / 2), (at, last, chance / 2)]
+    return found
 
 
 def _clipped(rest: Float64s) -> Float64s:
@@ -200,9 +296,15 @@ def _clipped(rest: Float64s) -> Float64s:
 
 
 def _best_split(
-    series: _Series, first: int, last: int, level: float
-) -> tuple[int, Posterior, float] | None:
-    """Return where the level changes between two positions, how, and the p-value."""
+    name: str,
+    series: _Series,
+    step: _Series,
+    segment: tuple[int, int],
+    level: float,
+    least: float,
+) -> _Level | None:
+    """Return where the level changes most surely between two positions, if it matters."""
+    first, last = segment
     if last - first < FEWEST_STEPS:
         return None
     rest = _clipped(series.rest[first:last])
@@ -214,17 +316,32 @@ def _best_split(
     known, line = models[best].known, models[-1]
     away = 1 - known.above(0.0) if known.quantile(0.5) > 0 else known.above(0.0)
     p_value = min(2 * away * len(splits), 1.0)
-    center = known.quantile(0.5)
-    at = int(splits[best])
-    plain = float(np.median(rest[at:]) - np.median(rest[:at]))
-    if (
-        p_value > level
-        or abs(center) < _LEAST
-        or plain * math.copysign(1, center) < _LEAST_PLAIN
-        or evidence[best] <= line.evidence
-    ):
+    if p_value > level or evidence[best] <= line.evidence:
         return None
-    return first + at, known, p_value
+    at = first + int(splits[best])
+    after = float(np.mean(series.ns[at:last]))
+    whole = float(np.mean(step.ns[step.steps >= series.steps[at]]))
+
+    def of_step(change: float) -> float:
+        delta = after * -math.expm1(-change)
+        return delta / max(whole - delta, 1.0)
+
+    plain = of_step(float(np.median(rest[at - first :]) - np.median(rest[: at - first])))
+    low, center, high = (of_step(each) for each in _with_center(known))
+    sign = math.copysign(1, center)
+    nearest = min(sign * low, sign * high)
+    if sign * center < least or nearest < _CLEAR * least or sign * plain < _PLAIN * least:
+        return None
+    steps = series.steps
+    delta = after * -math.expm1(-known.quantile(0.5))
+    bounds = (low, center, high)
+    number, end = int(steps[at]), int(steps[last - 1])
+    return _Level(name, int(steps[first]), number, end, bounds, delta, last - at, p_value)
+
+
+def _with_center(known: Posterior) -> tuple[float, float, float]:
+    low, high = known.interval(0.05)
+    return low, known.quantile(0.5), high
 
 
 def _models(
@@ -249,36 +366,22 @@ def _models(
     return models, np.searchsorted(steps, begins[splits])
 
 
-def _level_row(
-    step: _Series,
-    own: Mapping[str, _Series],
-    ranks: int,
-    place: tuple[int, int, int],
-    known: Posterior,
-    p_value: float,
-) -> tuple[Cell, ...]:
-    first, at, last = place
-    low, high = known.interval(0.05)
-    center = known.quantile(0.5)
-    per_step = float(np.mean(step.ns[at:last])) * -math.expm1(-center)
-    steps = last - at
-    blamed = _stages_after(
-        own, int(step.steps[at]), int(step.steps[first]), int(step.steps[last - 1]), center
-    )
+def _level_row(found: _Level, stage: str, ranks: int) -> tuple[Cell, ...]:
+    low, center, high = (1 + each for each in found.bounds)
+    cost = round(found.per_step * found.steps * ranks)
     return (
-        *(LEVEL, int(step.steps[at]), blamed, math.exp(center), math.exp(low), math.exp(high)),
-        *(round(per_step), steps, round(per_step * steps * ranks), p_value),
+        *(LEVEL, found.number, stage, center, low, high),
+        *(round(found.per_step), found.steps, cost, found.p_value),
     )
 
 
-def _stages_after(
-    own: Mapping[str, _Series], number: int, first: int, last: int, center: float
-) -> str | None:
+def _stages_after(own: Mapping[str, _Series], found: _Level) -> str | None:
     """Return the row that has most of a change, or ``all`` if all stages changed alike."""
     moved, levels = {}, []
+    center = math.log1p(found.bounds[1])
     for name, each in own.items():
-        before = (each.steps >= first) & (each.steps < number)
-        after = (each.steps >= number) & (each.steps <= last)
+        before = (each.steps >= found.first) & (each.steps < found.number)
+        after = (each.steps >= found.number) & (each.steps <= found.last)
         if min(before.sum(), after.sum()) < _EDGE:
             continue
         level = float(np.median(each.rest[after]) - np.median(each.rest[before]))
@@ -288,7 +391,7 @@ def _stages_after(
     if not moved:
         return None
     if len(levels) > 2 and all(abs(level - center) < abs(center) / 2 for level in levels):
-        return "all"
+        return _ALL
     return max(moved, key=lambda name: moved[name] * math.copysign(1, center))
 
 
@@ -305,7 +408,9 @@ def _trend_row(
     rise = np.linspace(0, 1, len(step.ns))
     cost = float(np.sum(step.ns * -np.expm1(-center * rise)))
     half = int(step.steps[len(step.steps) // 2])
-    blamed = _stages_after(own, half, int(step.steps[0]), int(step.steps[-1]), center / 2)
+    middle = math.expm1(center / 2)
+    ends = int(step.steps[0]), half, int(step.steps[-1])
+    blamed = _stages_after(own, _Level(STEP, *ends, (0.0, middle, 0.0), 0.0, 0, 0.0))
     return (
         *(TREND, int(step.steps[0]), blamed, math.exp(center), math.exp(low), math.exp(high)),
         *(round(cost / len(step.ns)), len(step.ns), round(cost * ranks), 2 * away),

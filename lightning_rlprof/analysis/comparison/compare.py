@@ -61,11 +61,13 @@ STEP_CHANCE = 0.005  # people ask the step first: half of 1% is for it
 _STAGES_CHANCE = 0.005  # the other half for all stages, each with two intervals
 # Stages that a change did not touch were seen 4% apart in two runs on one quiet machine.
 _SMALL = math.log(1.05)
+_EQUAL_CHANCE = 0.05  # how often a change of just that size is called none
 _UNCOUNTED = "work not counted"
 _NOTE = (
     "A, B: time per step, mean over ranks. work B/A: how much more work B did. adjusted: B/A at "
-    "equal work, with its 99% CI in the typical step, for all rows together. unchanged: within 5%. "
-    "minor: significant but within 5%. mixed: mean and typical step disagree."
+    "equal work, with its 99% CI in the typical step, for all rows together. unchanged: within 5%, "
+    "with 95% on each side. minor: significant but within 5%. mixed: mean and typical step "
+    "disagree."
 )
 _PLAIN = (
     "Stages without counted work are judged by the raw ratio. Call count(tokens=...) in the stage."
@@ -366,8 +368,9 @@ def compare(
     """Compare the mean exclusive time per step of every stage, and of the whole step.
 
     ``raw B/A`` = ``work B/A`` x ``adjusted``. ``verdict`` is ``faster`` or ``slower`` if the
-    interval excludes 1, ``minor`` if it also stays within 5%, ``unchanged`` if it contains 1 and
-    stays within, else ``inconclusive``; ``mixed`` if the ratio of means lies over 5% beyond it.
+    interval excludes 1, ``minor`` if the change is also within 5%, ``unchanged`` if it contains 1
+    and the change is within 5%, else ``inconclusive``; ``mixed`` if the ratio of means lies over 5%
+    beyond it. Within 5% is tested at 5% a side (two one-sided tests, Schuirmann 1987).
     ``relative low`` and ``high`` bound the change beside the other stages; a common pace of the
     machine cancels in it. If only that is sure, it decides; ``changed`` says which of them did:
     ``this stage`` or ``whole step``. ``slower than the rest`` is a stage of 0.96x if the others
@@ -415,9 +418,7 @@ def _row(row: Judged, judged: Judgement) -> tuple[Cell, ...]:
         detectable = math.expm1(smallest_change(row.change, row.chance / 2))
         if found == INCONCLUSIVE and len(judged.baseline) == len(judged.candidate) == 1:
             steps = min(judged.baseline[0].steps, judged.candidate[0].steps)
-            needed = steps_needed(
-                row.change, steps, (_SMALL, row.chance / 2), (0.0, row.chance / 2)
-            )
+            needed = steps_needed(row.change, steps, (_SMALL, _EQUAL_CHANCE), (0.0, row.chance / 2))
     changed = None
     if row.own is not None and found not in ("unchanged", INCONCLUSIVE, AS_THE_REST):
         changed = "this stage" if row.own else "whole step"
@@ -444,17 +445,20 @@ def verdict(row: Judged) -> str:
     low, high = row.change.interval(row.chance)
     if not low - _SMALL <= math.log(row.adjusted) <= high + _SMALL:
         return "mixed"
-    found = _called(low, high)
+    found = _called(row.change, row.chance)
     if found != INCONCLUSIVE or row.relative is None:
         return found
-    relative = _called(*row.relative.interval(row.chance))
+    relative = _called(row.relative, row.chance)
     if relative == ("faster" if row.adjusted > 1 else "slower"):
         return f"{relative} than the rest"  # as 0.96x is where all else is 0.8x
     return AS_THE_REST if relative == "unchanged" else relative
 
 
-def _called(low: float, high: float) -> str:
-    close = low >= -_SMALL and high <= _SMALL
+def _called(change: Change, chance: float) -> str:
+    """Return what a change is called: equivalence is tested at 5% a side (Schuirmann 1987)."""
+    low, high = change.interval(chance)
+    least, most = change.interval(2 * _EQUAL_CHANCE)
+    close = least >= -_SMALL and most <= _SMALL
     if low <= 0 <= high:
         return "unchanged" if close else INCONCLUSIVE
     if close:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.step_matrix import StepMatrix, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.steps.time_categories import align_stage_names
-from lightning_rlprof.analysis.steps.waiting import WAITING
+from lightning_rlprof.analysis.steps.waiting import WAITING, find_waits
 from lightning_rlprof.analysis.steps.work import AMOUNTS
-from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
 STEP, UNTRACED = "step", "untraced"
@@ -29,6 +30,13 @@ WORK = (
 
 A step waits for its slowest rank. So beside the mean over ranks there is what the rank with most
 had beyond the mean.
+"""
+
+ROOT = "√tokens"
+"""Amount beside tokens where nothing is known of single lengths.
+
+A rollout lasts as long as its longest response, and that grows more slowly than the sum: with a
+line alone, lengths that grow over a run look like a pace that does.
 """
 
 _OFTEN = 0.5
@@ -68,7 +76,10 @@ def shared_work(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
     """
     own = _shared(runs, stage)
     amounts = own if set(own) - {REPLICAS} else own | _shared(runs, STEP)
-    return {name: amounts[name] for name in WORK if name in amounts}
+    found = {name: amounts[name] for name in WORK if name in amounts}
+    if "tokens" in found and not {"tokens_sq", "tokens_max"} & set(found):
+        found[ROOT] = tuple(np.sqrt(np.maximum(each, 0)) for each in found["tokens"])
+    return found
 
 
 def _shared(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
@@ -134,7 +145,7 @@ def _side(spans: Spans, called: Mapping[str, str]) -> Side:
     stages = {frame.names[at]: sums[at] for at in some} | waited
     walls = np.sum([*stages.values(), np.zeros(len(frame.ranks), np.int64)], axis=0)
     note = " ".join(filter(None, [note, choice.note]))
-    amounts = _work(spans, matrix, frame)
+    amounts = _work(spans, matrix, frame, _last_arrivals(spans, frame))
     own = stages | {STEP: walls}
     return Side(own, frozenset(waited), amounts, frame.number, len(walls), note)
 
@@ -151,7 +162,46 @@ def _frame(spans: Spans, matrix: StepMatrix, choice: Counted, called: Mapping[st
     return _Frame(at, numbers, np.bincount(place, minlength=len(numbers)), by_code, names)
 
 
-def _work(spans: Spans, matrix: StepMatrix, frame: _Frame) -> dict[str, dict[str, Float64s]]:
+@dataclass(frozen=True, eq=False)
+class _Last:
+    """Who came last to the stages in which ranks wait, and who waited, by stay.
+
+    The time of the last rank is what such a stage takes without waiting, so its work explains it.
+
+    Attributes:
+        rank: The rank by row and step; -1 where nobody waited.
+        row: Row of each stay that has waiting, and of its stage.
+        at: Its step.
+        waiter: Its rank.
+        earlier_ns: How much earlier than the last rank it came: all leave at one time.
+        stay_ns: How long the last rank stayed.
+    """
+
+    rank: Int64s
+    row: Int64s
+    at: Int64s
+    waiter: Int64s
+    earlier_ns: Int64s
+    stay_ns: Int64s
+
+
+def _last_arrivals(spans: Spans, frame: _Frame) -> _Last:
+    waits = find_waits(spans)
+    own, last = waits.row[waits.whole_stage], waits.last[waits.whole_stage]
+    at = np.minimum(np.searchsorted(frame.number, spans.step[last]), len(frame.number) - 1)
+    known = frame.number[at] == spans.step[last]
+    own, last, at = own[known], last[known], at[known]
+    order = np.argsort(spans.duration_ns[last], kind="stable")  # of several the longest counts
+    row = frame.row[spans.name[last]]
+    found = np.full((len(frame.names), len(frame.number)), -1)
+    found[row[order], at[order]] = spans.rank[last[order]]
+    earlier = spans.duration_ns[own] - spans.duration_ns[last]
+    return _Last(found, row, at, spans.rank[own], earlier, spans.duration_ns[last])
+
+
+def _work(
+    spans: Spans, matrix: StepMatrix, frame: _Frame, last: _Last
+) -> dict[str, dict[str, Float64s]]:
     found: dict[str, dict[str, Float64s]] = {name: {} for name in (*frame.names, STEP)}
     shape = len(frame.names), len(frame.ranks)
     for counter in WORK:
@@ -177,12 +227,47 @@ def _work(spans: Spans, matrix: StepMatrix, frame: _Frame) -> dict[str, dict[str
             most = _most(cells, rank, values, size).reshape(shape)
             whole = _most(at, rank, values, shape[1])
             mean = each[counter]
-            each[_SLOWEST + counter] = [*(most - mean[:-1]), whole - mean[-1]]
+            excess = [*(most - mean[:-1]), whole - mean[-1]]
+            for code in np.unique(last.row).tolist():
+                own = _of_the_last(last, code, (at, rank, values, row == code))
+                some = last.rank[code] >= 0
+                mean[code] = np.where(some, own, mean[code])
+                excess[code] = np.where(some, 0.0, excess[code])
+            each[_SLOWEST + counter] = excess
         for name_of, by_stage in each.items():
             for stage, series in zip((*frame.names, STEP), by_stage, strict=False):
                 if not np.isnan(series).all():
                     found[stage][name_of] = series
     return found
+
+
+_FOR_SURE = 0.5  # of the steps, in which the last to come must be the last to be done
+
+
+def _of_the_last(last: _Last, row: int, counted: tuple[Int64s, Int64s, Float64s, Mask]) -> Float64s:
+    """Return what the last rank counted in each step: in a stage, or if it never does, in all.
+
+    Unknown where another rank came shortly before it with so much more to do that it was done
+    later.
+    """
+    at, rank, values, inside = counted
+    keep = inside if inside.any() else np.ones_like(inside)
+    ranks = max(int(rank.max(initial=0)), int(last.waiter.max(initial=0))) + 1
+    shape = (ranks, last.rank.shape[1])
+    table = np.full(shape, np.nan)
+    cells, place = np.unique(rank[keep] * shape[1] + at[keep], return_inverse=True)
+    table.flat[cells] = np.bincount(place, values[keep])
+    chosen = last.rank[row]
+    own = table[chosen, np.arange(shape[1])]
+    mine = last.row == row
+    step = last.at[mine]
+    more = table[last.waiter[mine], step] - own[step]
+    stay = last.stay_ns[mine]
+    rate = float(nan_median(stay / np.where(own[step] > 0, own[step], np.nan)))
+    later = rate * more > last.earlier_ns[mine]
+    sure = np.ones(shape[1], dtype=bool)
+    sure[step[later]] = False
+    return np.where(sure, own, np.nan) if sure.mean() > _FOR_SURE else own
 
 
 def _most(cells: Int64s, rank: Int64s, values: Float64s, size: int) -> Float64s:

@@ -449,6 +449,10 @@ def _without_reports(states: Sequence[RankState], evidence: Sequence[RankEvidenc
     found = (each for each in states if each.state in _LOST)
     if gone := tuple(sorted(found, key=lambda each: _LOST.index(each.state))):
         text = "; ".join(f"{each.name} {each.reason}" for each in gone[:_MOST_NAMED])
+        first = _left_first(gone, states, evidence)
+        if first:
+            before = f"{_ranks(first)} had ended before: did it leave out a collective?"
+            return Hang(f"No rank has reported a hang, but {text}. {before}", first + gone, every)
         return Hang(f"No rank has reported a hang, but {text}.", gone, every, ())
     if all(each.state in ("finished", "no file") for each in states):
         return Hang("The run has finished, and no rank has reported a hang.", (), every, ())
@@ -459,6 +463,27 @@ def _without_reports(states: Sequence[RankState], evidence: Sequence[RankEvidenc
     least = min(timeout for timeout in timeouts if timeout is not None)
     text = f"No rank has reported a hang. They do so after {least:g} s without progress, later "
     return Hang(f"{text}before the first step has ended and between steps.", (), every, ())
+
+
+def _left_first(
+    gone: Sequence[RankState], states: Sequence[RankState], evidence: Sequence[RankEvidence]
+) -> tuple[RankState, ...]:
+    """Return the ranks that had ended as they should, before all that were lost failed.
+
+    A rank that leaves out a collective ends, and closes the connection in which the others wait.
+    """
+    if any(each.state != "failed" for each in gone):
+        return ()
+    ended = {each.rank: each.last_ns for each in evidence}
+    times = [ended[each.rank] for each in gone]
+    earliest = min((ns for ns in times if ns is not None), default=None)
+    if earliest is None:
+        return ()
+    return tuple(
+        each
+        for each in states
+        if each.state == "finished" and (ended[each.rank] or earliest) < earliest
+    )
 
 
 def _timeout(each: RankEvidence) -> float | None:

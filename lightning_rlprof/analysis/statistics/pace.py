@@ -42,6 +42,9 @@ def _information(values: int) -> Float64s:
     return found
 
 
+LEAST_CHANCE = 1e-12
+"""The smallest p-value that is shown: below it, no model of noise is believed."""
+
 LONGEST = 300
 """Number of values of a series up to which it is taken as it is."""
 
@@ -157,7 +160,7 @@ class Posterior:
         return None
 
     def above(self, bound: float) -> float:
-        """Return the probability that the effect is greater than a bound.
+        """Return the probability that the effect is greater than a bound, never quite 0 or 1.
 
         Example::
 
@@ -165,7 +168,8 @@ class Posterior:
             >>> Posterior(one, one, one, 60.0).above(1.0)
             0.5
         """
-        return float(self.weight @ student_tail((bound - self.center) / self.error, self.freedom))
+        tail = student_tail((bound - self.center) / self.error, self.freedom)
+        return min(max(float(self.weight @ tail), LEAST_CHANCE), 1 - LEAST_CHANCE)
 
     def quantile(self, chance: float) -> float:
         """Return what the effect stays below with a chance."""

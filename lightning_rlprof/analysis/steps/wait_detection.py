@@ -164,7 +164,14 @@ def _absorbs(late: Float64s, longer: Float64s) -> bool:
 
 
 def _held_together(times: Float64s, closer: float) -> bool:
-    """Return whether ranks take the same time in each step, though not in all steps."""
+    """Return whether ranks take the same time in each step, though not from step to step.
+
+    Steps are compared with the ones before them: a stage that is slower from a step on moves all
+    ranks once, which is no meeting.
+    """
     common = nan_median(times)
-    steps = float(nan_median(np.abs(common - nan_median(common))))
+    steps = float(nan_median(np.abs(np.diff(common)))) / _OF_TWO
     return float(nan_median(np.abs(deviation_from_median(times)).ravel())) < closer * steps
+
+
+_OF_TWO = 2**0.5  # times the deviation of one step is that of the difference of two

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.statistics.pace import LEAST_CHANCE
 from lightning_rlprof.analysis.statistics.panel import above_the_others, panel
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.statistics.robust import nan_median
@@ -90,7 +91,7 @@ _COLUMNS = (
 )
 _NOTE = (
     "slowdown: relative to the median of the other ranks, adjusted for work, with its 95% CI. "
-    "p-value: probability of this result if no rank is slow."
+    "p-value: probability of this result if no rank is slow, at least 1e-12."
 )
 _UNCOUNTED = (
     "No stage counts tokens, so load imbalance can't be distinguished from slowness. "
@@ -229,8 +230,9 @@ def _row(
     share = arrivals.share(one) if one is not None else None
     if attribution.compared is None:
         steps = f"{rows.steps[0]}-{rows.steps[-1]}"
-        cost = ("unknown", attribution.cost_ns, steps, None, None, attribution.chance)
-        return (one, attribution.word, None, *cost, share, group)
+        cost = ("unknown", attribution.cost_ns, steps, None, None)
+        chance = max(attribution.chance, LEAST_CHANCE)
+        return (one, attribution.word, None, *cost, chance, share, group)
     line, verdict = attribution.compared
     evidence = verdict.evidence
     names = [spans.names[code] for code in verdict.stages if code != WHOLE]
@@ -246,7 +248,7 @@ def _row(
         f"{rows.steps[evidence.first]}-{rows.steps[evidence.last]}",
         evidence.low,
         evidence.high,
-        evidence.chance,
+        max(evidence.chance, LEAST_CHANCE),
         share,
         group,
     )

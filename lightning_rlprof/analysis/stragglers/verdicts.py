@@ -158,17 +158,25 @@ def _is_nearly_all(known: Int64s, first: int, last: int) -> bool:
     return bool(before <= _FIRST and behind < _FEWEST and left <= (1 - _NEARLY) * len(known))
 
 
+_ROBUST_FROM = 6  # other ranks
+_NORMAL = 1.4826  # standard deviation of a normal distribution by its median deviation
+
+
 def _spread(effect: Float64s, rank: int, evidence: Evidence) -> float:
     """Return the standard deviation of the other ranks in the same steps.
 
     If all ranks differ a little, for instance by temperature, one of them is always the slowest.
-    The one furthest off counts only among two, because it may be slow as well.
+    Some may be slow as well, such as the others of a host: from six others on, their median
+    deviation is taken, which a third of them can't move far. Of fewer, the one furthest off does
+    not count, unless there are two.
     """
     others = nan_median(
         np.delete(effect[:, evidence.first : evidence.last + 1], rank, axis=0), axis=1
     )
     off = np.abs(others - nan_median(others))
     off = np.sort(off[~np.isnan(off)])
+    if len(off) >= _ROBUST_FROM:
+        return _NORMAL * float(np.median(off))
     kept = off[:-1] if len(off) > 2 else off
     return float(np.sqrt(np.sum(kept**2) / max(len(kept) - 1, 1)))
 

@@ -144,27 +144,31 @@ def _asynchronous(
     if rollout.stop_at is not None or rollout.max_tokens is not None:
         text = "rollouts of an asynchronous run can't be stopped or capped here"
         raise TraceError(f"{text}: see `rlprof show RUN long_tail`")
-    work = pools.training[:-1] + pools.rollout
+    work = pools.training[:, :, :-1].sum(axis=(0, 1)) + pools.rollout.sum(axis=(0, 1))
     known = {name: ns for name, ns in zip(pools.names, work.tolist(), strict=True) if ns}
     for name in (*speedup, *remove, *overlap):
         if name not in known:
             raise _unknown_stage(name, known)
     changes = {
-        f"{name} {speed:g}x faster": pools.predicted_ns({name: _speed(name, speed)})
+        f"{name} {speed:g}x faster": pools.longest_ns({name: _speed(name, speed)})
         for name, speed in speedup.items()
     }
-    changes |= {f"{name} removed": pools.predicted_ns(removed=[name]) for name in remove}
-    changes |= {f"{name} overlapped": pools.predicted_ns(removed=[name]) for name in overlap}
+    changes |= {f"{name} removed": pools.longest_ns(removed=[name]) for name in remove}
+    changes |= {f"{name} overlapped": pools.longest_ns(removed=[name]) for name in overlap}
     added = [rollout.add_replicas] if rollout.add_replicas else []
     if not changes and not added:
         most = sorted(known, key=known.__getitem__, reverse=True)[:_SHOWN]
-        changes = {f"{name} 2x faster": pools.predicted_ns({name: 2.0}) for name in most}
+        changes = {f"{name} 2x faster": pools.longest_ns({name: 2.0}) for name in most}
         added = [1, 2]
-    changes |= {f"+{more} rollout replicas": pools.predicted_ns(more=more) for more in added}
-    now, steps = float(pools.step_ns.mean()), len(pools.step_ns)
-    around = _NORMAL * float(pools.step_ns.std(ddof=1)) / np.sqrt(steps)
+    changes |= {f"+{more} rollout replicas": pools.longest_ns(more=more) for more in added}
+    now, steps, before = float(pools.step_ns.mean()), len(pools.step_ns), pools.longest_ns()
     rows: list[tuple[Cell, ...]] = []
-    for text, then in changes.items():
+    for text, after in changes.items():
+        each = pools.step_ns - before + after  # what no rank's work explains stays
+        then = float(each.mean())
+        unsure = abs(float(np.mean(pools.step_ns - before))) * abs(1 - then / now)
+        # Of the mean of as many steps to come, whose lengths are others.
+        around = _NORMAL * float(each.std(ddof=1)) * np.sqrt(2 / steps) + unsure
         saved = now - then
         hours = saved * steps * len(spans.ranks) / _HOUR_NS
         bounds = round(max(then - around, 0)), round(then + around)
@@ -178,8 +182,8 @@ def _pools_note(pools: Pools) -> str:
         each / 1e6 for each in (pools.training_ns, pools.rollout_ns, pools.step_ns.mean())
     )
     return (
-        f"Asynchronous, mean of {len(pools.step_ns)} steps: a step takes as long as the slower "
-        f"pool. Per step, training works {train:.3g} ms, and each rollout rank {roll:.3g} ms "
+        f"Asynchronous, mean of {len(pools.step_ns)} steps: a step takes as long as the rank with "
+        f"most to do. Per step, training works {train:.3g} ms, and each rollout rank {roll:.3g} ms "
         f"({pools.ranks} of them). What neither explains of the {step:.3g} ms of a step stays. "
         "Added ranks are like the present ones, on hardware of their own."
     )

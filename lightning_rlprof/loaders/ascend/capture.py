@@ -1,13 +1,15 @@
-"""Captures opened: their databases, rank, host and device, their ranges, and their tables.
+"""Captures of torch_npu.profiler: their files on disk, opened, with their ranges and tables.
 
 A table has rows of several captures under the same columns, on one time axis.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import Capture, find_captures
-from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
+from lightning_rlprof.loaders.ascend.csv_sheets import (
+    LARGEST_TIME,
+    microseconds,
+    plausible,
+    read_sheet,
+)
 from lightning_rlprof.loaders.ascend.mstx import (
     MARKS_WANTED,
     Marks,
@@ -27,12 +33,27 @@ from lightning_rlprof.loaders.ascend.mstx import (
     trace_marks,
 )
 from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_view
-from lightning_rlprof.loaders.ascend.units import plausible
-from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.loaders.join_ranks import Piece, join_tables
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
+from lightning_rlprof.records.run_directory import capture_in_name, rank_files
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, end_to_end, known
-from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted, with_name
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
+from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
 
+OUTPUT = "ASCEND_PROFILER_OUTPUT"
+"""Folder that the parser of torch_npu writes in a capture."""
+
+_ENDING, _TRACE = "_ascend_pt", "trace_view.json"
+_DATABASE = "ascend_pytorch_profiler*.db"
+_MAX_EMPTY_FOLDERS = 50_000  # in a row, then the tree is considered unrelated
+_MAX_JSON_BYTES = 1 << 26  # the JSON of a capture takes kilobytes
+_MAX_RANKS = 2**20
+_NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
+_INFO_FILE = re.compile(r"profiler_info(?:_(\d{1,7}))?\.json")
+_DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
+
+# Every database of torch_npu or msprof with any rows has one of these tables.
+_KNOWN_TABLES = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
 KERNEL_SHEET = "kernel_details.csv"
 """The file of the text format with a row per kernel."""
 
@@ -50,6 +71,248 @@ Cells = Int64s | npt.NDArray[np.float64] | Coded
 Frame = Mapping[str, Cells]
 """Columns of one capture by name; times are nanoseconds since 1970."""
 
+StagesOfRun = Callable[[int, Int64s], tuple[Coded, Int64s]]
+"""Returns stage and step, 0 without, for times of a rank since 1970, which may be `UNKNOWN`."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One capture: one rank in one window.
+
+    Attributes:
+        path: A directory ``*_ascend_pt``, or one of its files.
+        output: Folder of the parsed files, None without.
+        trace: Its ``trace_view.json``, if there is one.
+        database: Its ``ascend_pytorch_profiler*.db``, if there is one.
+        rank: Global rank, None if no file has it.
+        info: Content of ``profiler_info*.json``.
+        metadata: Content of ``profiler_metadata.json``, such as ``role`` and ``rlprof_*``.
+        problems: Files of these that could not be read.
+    """
+
+    path: Path
+    output: Path | None
+    trace: Path | None
+    database: Path | None
+    rank: int | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def file(self, name: str) -> Path | None:
+        """Return one of the parsed files of the text format, None if it is missing."""
+        if self.output is None or (os.path.isfile(self.path) and self.trace is None):
+            return None
+        path = self.output / name
+        return path if os.path.isfile(path) else None
+
+    @property
+    def window(self) -> tuple[int, str]:
+        """First step and stage of the window; 0 and "" if rlprof did not record the capture."""
+        names = [self.metadata.get("rlprof_window"), self.path.parent.name, self.path.name]
+        return next(filter(None, (capture_in_name(str(name)) for name in names)), (0, ""))
+
+    @property
+    def groups(self) -> dict[str, list[Any]]:
+        """Global ranks of each communicator, as the program passed them."""
+        groups = self.metadata.get("parallel_group_info")
+        found = {}
+        for name, group in groups.items() if isinstance(groups, dict) else ():
+            ranks = group.get("global_ranks") if isinstance(group, dict) else None
+            if isinstance(ranks, list) and ranks:
+                found[name] = ranks
+        return found
+
+    @property
+    def process(self) -> tuple[str, int]:
+        """Host and process id in the name of the directory; "" and 0 if it has another name."""
+        found = _NAME.fullmatch(self.path.name)
+        return (found[1], int(found[2])) if found else ("", 0)
+
+    @property
+    def began_ns(self) -> int:
+        """Wall-clock time of the start, 0 if unknown."""
+        end, start = self.info.get("end_info"), self.info.get("start_info")
+        try:
+            ran = end["MonotonicTimeEnd"] - start["start_monotonic"]  # type: ignore[index]
+            began = int(end["collectionTimeEnd"] - ran)  # type: ignore[index]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return 0
+        return began if 0 < began < LARGEST_TIME else 0
+
+    def option(self, name: str, block: str = "experimental_config") -> Any:
+        """Return an option of the profiler, None if the files do not have it."""
+        config = self.info.get("config")
+        options = config.get(block) if isinstance(config, dict) else None
+        return options.get(name) if isinstance(options, dict) else None
+
+    @property
+    def is_cpu_only(self) -> bool:
+        """Whether the profiler was told to record no device."""
+        activities = self.option("activities", "common_config")
+        return isinstance(activities, list) and "NPU" not in str(activities)
+
+
+def is_ascend(path: Path) -> bool:
+    """Return whether a path is output of torch_npu.profiler, or a directory with such captures.
+
+    ``*_ascend_pt``, the folder in it, ``trace_view.json`` and ``ascend_pytorch_profiler*.db`` are
+    recognized by name, other SQLite files by their tables.
+    """
+    if os.path.isdir(path):
+        return next(_folders(path, []), None) is not None
+    if not os.path.isfile(path):
+        return False
+    if path.name == _TRACE or path.match(_DATABASE):
+        return True
+    try:
+        tables = SqliteTables(path).columns if is_sqlite(path) else {}
+        return "STRING_IDS" in tables and not _KNOWN_TABLES.isdisjoint(tables)
+    except TraceError:
+        return False
+
+
+def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]:
+    """Return the captures at a path by name; of a file only those of its format.
+
+    Args:
+        path: A directory or a file.
+        remarks: Skipped folders are appended.
+
+    Raises:
+        TraceError: There are none.
+    """
+    if os.path.isdir(path):
+        remarks = [] if remarks is None else remarks
+        found = [each for folder in sorted(_folders(path, remarks)) for each in _in_folder(folder)]
+        if not found:
+            text = f"{path}: contains no output of torch_npu.profiler (*{_ENDING})"
+            raise TraceError("; ".join([text, *remarks]))
+        return found
+    if not is_ascend(path):
+        raise TraceError(
+            f"{path}: not an output of torch_npu.profiler (expected {_TRACE} or {_DATABASE})"
+        )
+    output = path.parent.absolute()
+    folder = output.parent if output.name == OUTPUT else output
+    files = (path, None) if path.name == _TRACE else (None, path)
+    return [_described(Capture(path, output, *files), folder)]
+
+
+def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
+    """Yield the capture directories at and below a path, the nearest first.
+
+    Links are not followed, and captures inside a run directory are skipped.
+    """
+    resolved = path.resolve()
+    path = path if path.name == resolved.name else resolved  # "." has no name
+    if is_capture(path) or _has_output_files(path):
+        yield path
+        return
+    waiting, empty = deque([path]), 0
+    while waiting and empty < _MAX_EMPTY_FOLDERS:
+        empty += 1
+        for each in _subfolders(waiting.popleft(), path, remarks):
+            if is_capture(each):
+                empty = 0
+                yield each
+            else:
+                waiting.append(each)
+    if waiting:
+        remarks.append(
+            f"skipped {len(waiting)} folders, such as {waiting[0]}: the last "
+            f"{_MAX_EMPTY_FOLDERS:,} folders contain no capture"
+        )
+
+
+def is_capture(path: Path) -> bool:
+    """Return whether a directory is one capture by its names, parsed or not."""
+    return path.name == OUTPUT or path.name.endswith(_ENDING) or os.path.isdir(path / OUTPUT)
+
+
+def _subfolders(folder: Path, top: Path, remarks: list[str]) -> list[Path]:
+    """Return the folders in a folder, sorted; none of a run directory below the top."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        remarks.append(Loss(f"skipped {folder}: it cannot be read ({error.strerror})"))
+        return []
+    return sorted(found) if folder == top or not rank_files(folder) else []
+
+
+def _has_output_files(path: Path) -> bool:
+    return os.path.isfile(path / _TRACE) or any(path.glob(_DATABASE))
+
+
+def _in_folder(path: Path) -> list[Capture]:
+    """Return the captures of a directory ``*_ascend_pt``, or of the output folder in it.
+
+    There is one for each database, as several ranks may write into one folder. All other files
+    belong to the rank in ``profiler_info*.json``, else to the first database.
+    """
+    inner = path / OUTPUT
+    output = inner if os.path.isdir(inner) else path
+    if output.name != OUTPUT and not _has_output_files(path):
+        return [_described(Capture(path, None, None, None), path)]
+    trace = output / _TRACE
+    folder = output.absolute().parent if path.name == OUTPUT else path
+    whole = Capture(path, output, trace if os.path.isfile(trace) else None, None)
+    rank = _described(whole, folder).rank
+    databases = sorted(sorted(output.glob(_DATABASE)), key=lambda each: _number(each) != rank)
+    if len(databases) < 2:
+        return [_described(replace(whole, database=next(iter(databases), None)), folder)]
+    first = replace(whole, database=databases[0])
+    found = [first, *(Capture(each, None, None, each) for each in databases[1:])]
+    return [
+        each if (number := _number(each.database)) is None else replace(each, rank=number)
+        for each in (_described(capture, folder) for capture in found)
+    ]
+
+
+def _number(database: Path | None) -> int | None:
+    """Return the rank in the name of a database."""
+    named = _DATABASE_FILE.fullmatch(database.name) if database else None
+    return _rank(named[1]) if named else None
+
+
+def _described(capture: Capture, folder: Path) -> Capture:
+    """Add the rank, and the content of the JSON files in the directory."""
+    problems: list[str] = []
+    number = _number(capture.database)
+    files = sorted(folder.glob("profiler_info*.json"))
+    file = min(files, key=lambda each: each.name != f"profiler_info_{number}.json", default=None)
+    info = _json(file, problems) if file else {}
+    metadata = _json(folder / "profiler_metadata.json", problems)
+    named = _INFO_FILE.fullmatch(file.name) if file else None
+    ranks = (
+        metadata.get("rlprof_rank"),
+        info.get("rank_id"),
+        named[1] if named else None,
+        number,
+    )
+    rank = next((n for each in ranks if (n := _rank(each)) is not None), None)
+    parts = (capture.path, capture.output, capture.trace, capture.database)
+    return Capture(*parts, rank, info, metadata, tuple(problems))
+
+
+def _rank(value: Any) -> int | None:
+    """Return a valid rank; torch_npu writes a number or a text, and -1 for none."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < _MAX_RANKS else None
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MAX_JSON_BYTES), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, *NOT_JSON) as error:
+        reason = error.strerror if isinstance(error, OSError) else "damaged or cut off"
+        problems.append(f"{path.name} cannot be read ({reason})")
+        return {}
+
 
 @dataclass(frozen=True, eq=False)
 class OpenCapture:
@@ -66,8 +329,8 @@ class OpenCapture:
         device: Number of the rank's device, `UNKNOWN` without a database that has it.
         chip: Name of the device, "" without a database that has it.
         host: Name of the host, "" if unknown.
-        fill: Adds stage and step of the run that the capture is part of to kernels that have
-            neither; times are since 1970. None if it is not part of a run.
+        stages_of_run: Returns stage and step of the run that the capture is part of; None if it
+            is not part of a run.
     """
 
     capture: Capture
@@ -77,7 +340,7 @@ class OpenCapture:
     device: int = UNKNOWN
     chip: str = ""
     host: str = ""
-    fill: Callable[[Kernels], Kernels] | None = None
+    stages_of_run: "StagesOfRun | None" = None
 
     @cached_property
     def timeline(self) -> "Timeline":
@@ -117,6 +380,12 @@ class OpenCapture:
         """
         first, stage = self.capture.window
         return np.where((counted >= 0) & (counted < 2**60), counted, first if stage else UNKNOWN)
+
+    def filled(self, stage: Coded, step: Int64s, launch_ns: Int64s) -> tuple[Coded, Int64s]:
+        """Return stage and step of the run at each launch, if the capture knows neither."""
+        if self.stages_of_run is None or (stage[0] >= 0).any() or (step > 0).any():
+            return stage, step
+        return self.stages_of_run(self.rank, launch_ns)
 
 
 def _has(database: SqliteTables | None, table: str, *names: str) -> bool:
@@ -185,7 +454,7 @@ def _open(capture: Capture) -> OpenCapture:
 def _with_properties(opened: OpenCapture, database: SqliteTables) -> OpenCapture:
     """Add rank, host, device and metadata of the database, except what the files also have."""
     settings = {name: database.setting("META_DATA", name) for name in _METADATA}
-    decoded = {name: _json(text) for name, text in settings.items() if text is not None}
+    decoded = {name: _decoded(text) for name, text in settings.items() if text is not None}
     capture = replace(opened.capture, metadata={**decoded, **opened.capture.metadata})
     mapped = database.numbers("RANK_DEVICE_MAP", "rankId", "deviceId")
     ranks = map(str, [capture.metadata.get("rlprof_rank"), *mapped["rankId"].tolist()])
@@ -212,7 +481,7 @@ def _open_database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
     return tables, [f"{path.name} {text}" for text in tables.problems]
 
 
-def _json(text: str) -> Any:
+def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except NOT_JSON:
@@ -266,13 +535,11 @@ class TableReader(NamedTuple):
         columns: Columns of the table, without the rank in front.
         available: Returns whether a capture may have rows; cheap.
         read: Returns the rows of a capture, and remarks; may take seconds.
-        row_numbers: Columns that refer to rows of the table, from 1 in each capture.
     """
 
     columns: tuple[Column, ...]
     available: Callable[[OpenCapture], bool]
     read: Callable[[OpenCapture], tuple[Frame, list[str]]]
-    row_numbers: frozenset[str] = frozenset()
 
 
 def read_table(
@@ -286,25 +553,30 @@ def read_table(
         captures: Captures in the order of the rows.
         zero_ns: Wall-clock time of zero on the time axis.
     """
-    columns = (Column("rank", "count"), *reader.columns)
-    frames: list[dict[str, Cells]] = []
-    remarks: list[str] = []
-    for opened in filter(reader.available, captures):
-        try:
-            frame, own_remarks = reader.read(opened)
-            frames.append(_complete(frame, reader, opened, sum(len(f["rank"]) for f in frames)))
-        except TraceError as error:
-            remarks.append(Loss(error))  # which names the file
-            continue
-        name_of_capture = opened.capture.path.name
-        alone = len(captures) == 1
-        remarks += [text if alone else with_name(name_of_capture, text) for text in own_remarks]
-    if not frames:
-        return Table(name, columns, abstained="; ".join(remarks))
-    cells = [
-        _joined([frame[column.name] for frame in frames], zero_ns * (column.kind == "time"))
-        for column in columns
+    alone = len(captures) == 1
+    pieces = [
+        Piece(() if alone else (each.rank,), -zero_ns, partial(_table_of, name, reader, each))
+        for each in filter(reader.available, captures)
     ]
+    return join_tables(name, pieces)
+
+
+def _table_of(name: str, reader: TableReader, opened: OpenCapture) -> Table:
+    """Return the table of one capture with its rank, its device and all columns, since 1970."""
+    frame, remarks = reader.read(opened)
+    first = next(iter(frame.values()))
+    count = len(first[0] if isinstance(first, tuple) else first)
+    cells: list[Any] = [np.full(count, opened.rank)]
+    for column in reader.columns:
+        own: Any = frame.get(column.name, np.full(count, UNKNOWN))
+        if column.kind == "text" and column.name not in frame:
+            own = np.full(count, -1), []
+        elif column.name == "device":
+            own = np.where(own == UNKNOWN, opened.device, own)
+        if not isinstance(own, tuple):
+            own = np.ma.masked_invalid(own) if own.dtype.kind == "f" else known(own)
+        cells.append(own)
+    columns = (Column("rank", "count"), *reader.columns)
     return Table(name, columns, ColumnRows(cells), **noted(remarks))
 
 
@@ -318,35 +590,3 @@ def coded_texts(texts: Sequence[str]) -> Coded:
     """Return texts as a column in which "" is unknown."""
     codes, names = distinct(np.arange(len(texts)), texts)
     return np.where(np.array(texts, object) == "", -1, codes), names
-
-
-def _complete(
-    frame: Frame, reader: TableReader, opened: OpenCapture, rows_before: int
-) -> dict[str, Cells]:
-    """Add the rank, its device and missing columns; continue numbers of rows."""
-    first = next(iter(frame.values()))
-    count = len(first[0] if isinstance(first, tuple) else first)
-    missing: dict[str, Cells] = {
-        "text": (np.full(count, -1), []),
-        "number": np.full(count, np.nan),
-    }
-    complete: dict[str, Cells] = {"rank": np.full(count, opened.rank)}
-    for column in reader.columns:
-        cells: Any = frame.get(column.name, missing.get(column.kind, np.full(count, UNKNOWN)))
-        if column.name == "device":
-            cells = np.where(cells == UNKNOWN, opened.device, cells)
-        if column.name in reader.row_numbers:
-            cells = np.where(cells == UNKNOWN, UNKNOWN, cells + rows_before)
-        complete[column.name] = cells
-    return complete
-
-
-def _joined(parts: list[Any], zero_ns: int) -> Any:
-    """Join one column of all captures, with None for unknown cells."""
-    if isinstance(parts[0], tuple):
-        return end_to_end(parts)
-    joined = np.concatenate(parts)
-    if joined.dtype.kind == "f":
-        values, at = np.unique(joined, return_inverse=True)
-        return np.where(np.isnan(joined), -1, at), values.tolist()
-    return known(np.where(joined == UNKNOWN, UNKNOWN, joined - zero_ns))

@@ -1,28 +1,29 @@
-"""Collectives of an Ascend capture with their payload, stage and step."""
+"""Collectives of an Ascend capture, with payload, stage and step, and CANN's analysis of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.capture import (
     COMMUNICATION_FILE,
     KERNEL_SHEET,
+    LINKS_FILE,
+    Cells,
     Frame,
     OpenCapture,
     TableReader,
     coded_texts,
     texts_of,
 )
-from lightning_rlprof.loaders.ascend.communication import (
-    analyzed_collectives,
-    collective_groups,
-    group_hash,
-)
-from lightning_rlprof.loaders.ascend.kernels import columns_named, task_frame
-from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
-from lightning_rlprof.loaders.ascend.tasks import (
+from lightning_rlprof.loaders.ascend.csv_sheets import plausible, scaled
+from lightning_rlprof.loaders.ascend.kernels import (
     Calls,
     Tasks,
     by_start,
@@ -31,15 +32,37 @@ from lightning_rlprof.loaders.ascend.tasks import (
     database_tasks,
     is_collective,
     read_tasks,
+    task_frame,
     trace_tasks,
 )
+from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
 from lightning_rlprof.loaders.ascend.trace_view import RowKind
-from lightning_rlprof.loaders.ascend.units import plausible, scaled
+from lightning_rlprof.loaders.host_calls import columns_named
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, matches
-from lightning_rlprof.tables.table import Column
+from lightning_rlprof.tables.table import Column, columns_of
 
+_TIMES, _BANDWIDTHS, _MATRIX = "CommAnalyzerTime", "CommAnalyzerBandwidth", "CommAnalyzerMatrix"
+
+# Of each operation the analysis lists some collectives (allreduce-top1, -middle, -bottom1) and
+# their sum (allreduce-total).
+_OPERATION = re.compile(r"(.+?)-(total|top\d*|middle\d*|bottom\d*)")
+_STEP = re.compile(r"step(\d{1,15})")
+
+# The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
+_NEAR_NS = 1_000_000
+_MAX_BYTES = 1 << 28  # a kilobyte per collective and step
+
+# Milliseconds of a collective, by our column: the key of the file, and the database's column.
+_MEASURED = {
+    "duration": ("Elapse Time(ms)", "elapse_time"),
+    "transfer": ("Transit Time(ms)", "transit_time"),
+    "wait": ("Wait Time(ms)", "wait_time"),
+    "synchronization": ("Synchronization Time(ms)", "synchronization_time"),
+    "idle": ("Idle Time(ms)", "idle_time"),
+}
+_INSIDE_SDMA = {"HCCS", "PCIE", "SIO"}  # links whose bytes SDMA counts as well
 _OPERATORS, _MARKS = "COMMUNICATION_OP", "MSTX_EVENTS"
 _BYTES = {  # of one element, by its type
     **dict.fromkeys(("INT8", "UINT8", "HIF8", "FP8E4M3", "FP8E5M2", "FP8E8M0"), 1),
@@ -48,6 +71,7 @@ _BYTES = {  # of one element, by its type
     **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
     "INT128": 16,
 }
+
 # hcom_allReduce__586_0_1: of the group whose hash ends in 586, its collective 0.
 _OPERATOR_NAME = re.compile(r"(?:hcom_|hccl)?([a-z]+)_*(?:(\d+)_(\d+)_\d+)?$", re.IGNORECASE)
 _OPERATIONS = {
@@ -58,9 +82,268 @@ _OPERATIONS = {
     "receive": "recv",
     "batchsendrecv": "batch_send_recv",
 }
+
 # HCCL counts the elements that one rank sends (HcclAllGather's sendCount) or receives
 # (HcclReduceScatter's recvCount). The other side is larger by the size of the group.
 _PER_RANK = re.compile("(all_gather|reduce_scatter|all_to_all)(_.*)?")
+
+
+@dataclass
+class _Collective:
+    """One collective; times in milliseconds and sizes in 10**6 bytes, as the files have them."""
+
+    name: str
+    group: str
+    kind: str
+    step: str
+    start: float | None
+    measured: Mapping[str, Any]
+    links: Mapping[str, tuple[Any, Any]]
+
+    def moved(self) -> tuple[Any, Any]:
+        """Return size and time of all links, each byte once; None for each if it is 0."""
+        pairs = [pair for link, pair in self.links.items() if link not in _INSIDE_SDMA]
+        size = sum(size for size, _ in pairs if isinstance(size, int | float))
+        time = sum(time for _, time in pairs if isinstance(time, int | float))
+        return size or None, time or None
+
+
+def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    file = opened.file(COMMUNICATION_FILE)
+    rows = list(_from_analysis(opened.analysis) if file is None else _from_file(file))  # type: ignore[arg-type]
+    moved = [row.moved() for row in rows]
+    size, time = scaled([s for s, _ in moved], 10**6), scaled([t for _, t in moved], 10**6)
+    rounded = scaled([row.start for row in rows], 1000)
+    names, known, exact = [row.name for row in rows], list[str](), np.empty(0, np.int64)
+    with suppress(TraceError):  # reading the kernels reports it
+        tasks = read_tasks(opened)
+        own = matches(tasks.name, is_collective)
+        known, exact = texts_of((tasks.name[0][own], tasks.name[1])), tasks.start_ns[own]
+    at = np.array(_nearest(names, rounded, known, exact), np.int64)
+    near = np.append(exact, UNKNOWN)[at]
+    close = (at >= 0) & (rounded != UNKNOWN) & (abs(near - rounded) < _NEAR_NS)
+    frame: dict[str, Cells] = {
+        "operator": coded_texts(names),
+        "kind": coded_texts([row.kind for row in rows]),
+        "group": coded_texts([row.group for row in rows]),
+        "step": _rl_steps(opened, [row.step for row in rows]),
+        "start": np.where(close, near, rounded),
+        "size": size,
+        "bandwidth": np.where((size > 0) & (time > 0), size / np.where(time > 0, time, 1), np.nan),
+    }
+    for name in _MEASURED:
+        frame[name] = scaled([row.measured.get(name) for row in rows], 10**6)
+    return frame, []
+
+
+def _rl_steps(opened: OpenCapture, steps: Iterable[str]) -> Int64s:
+    found = map(_STEP.fullmatch, steps)
+    return opened.rl_steps(
+        np.array([int(each[1]) if each else UNKNOWN for each in found], np.int64)
+    )
+
+
+def _nearest(
+    names: Sequence[str], start_ns: Int64s, others: Sequence[str], their_ns: Int64s
+) -> list[int]:
+    """Return for each collective the other one of its name that began nearest, -1 without."""
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(others):
+        rows.setdefault(name, []).append(row)
+    times = their_ns.tolist()
+    return [
+        min(rows.get(name, ()), key=lambda row: abs(times[row] - start), default=-1)
+        for name, start in zip(names, start_ns.tolist(), strict=True)
+    ]
+
+
+def _from_analysis(database: SqliteTables) -> Iterator[_Collective]:
+    links: dict[tuple[str, ...], dict[str, tuple[Any, Any]]] = {}
+    key = ("hccl_op_name", "group_name", "step")
+    columns = ", ".join((*key, "transport_type", "transit_size", "transit_time"))
+    if database.has(_BANDWIDTHS):  # a row per packet size repeats the numbers of the link
+        for *own, link, size, time in database.rows(f"SELECT {columns} FROM {_BANDWIDTHS}"):
+            links.setdefault(tuple(own), {})[str(link)] = (size, time)
+    names = ", ".join(column for _, column in _MEASURED.values())
+    columns = f"{', '.join(key)}, type, start_timestamp, {names}"
+    for name, group, step, kind, start, *measured in database.rows(
+        f"SELECT {columns} FROM {_TIMES}"
+    ):
+        times = dict(zip(_MEASURED, measured, strict=True))
+        found = links.get((name, group, step), {})
+        yield _Collective(str(name), str(group), str(kind), str(step), start, times, found)
+
+
+def _from_file(file: Path) -> Iterator[_Collective]:
+    for step, kind, key, each in _entries(file):
+        if "@" not in key:  # a sum
+            continue
+        times, bandwidths = (
+            part if isinstance(part := each.get(f"Communication {word} Info"), dict) else {}
+            for word in ("Time", "Bandwidth")
+        )
+        name, _, group = key.rpartition("@")
+        links = {
+            link: (of.get("Transit Size(MB)"), of.get("Transit Time(ms)"))
+            for link, of in bandwidths.items()
+            if isinstance(of, dict)
+        }
+        measured = {column: times.get(key) for column, (key, _) in _MEASURED.items()}
+        start = times.get("Start Timestamp(us)")
+        yield _Collective(name, group, kind, step, start, measured, links)
+
+
+def _entries(file: Path) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Yield step, kind and name of each entry of CANN's analysis, and what it contains."""
+    try:
+        with file.open("rb") as opened:
+            steps = msgspec.json.decode(
+                opened.read(_MAX_BYTES), type=dict[str, dict[str, dict[str, Any]]]
+            )
+    except (OSError, *NOT_JSON) as error:
+        raise TraceError(f"{file}: cannot be read: damaged or cut off") from error
+    for step, kinds in steps.items():
+        for kind, entries in kinds.items():
+            for key, each in entries.items():
+                if isinstance(each, dict):
+                    yield step, kind, key, each
+
+
+class _Link(NamedTuple):
+    """What one operation moved from one rank of its group to another, as the files have it."""
+
+    step: str
+    kind: str
+    operation: str
+    group: str
+    source: str
+    destination: str
+    transport: str
+    size: Any
+    time: Any
+
+
+def _links(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read the sums of each operation, or its parts if it has no sum."""
+    file = opened.file(LINKS_FILE)
+    rows = list(_matrix_in_analysis(opened.analysis) if file is None else _matrix_in_file(file))  # type: ignore[arg-type]
+    parsed = [_OPERATION.fullmatch(row.operation) for row in rows]
+    names = [found[1] if found else row.operation for found, row in zip(parsed, rows, strict=True)]
+    keys = [(row.step, row.group, name) for row, name in zip(rows, names, strict=True)]
+    is_sum = [found is not None and found[2] == "total" for found in parsed]
+    summed = {key for key, total in zip(keys, is_sum, strict=True) if total}
+    keep = [at for at, key in enumerate(keys) if is_sum[at] or key not in summed]
+    rows, names = [rows[at] for at in keep], [names[at] for at in keep]
+    source, destination = (scaled([row[at] for row in rows], 1) for at in (4, 5))
+    groups = {group_hash(name): ranks for name, ranks in opened.capture.groups.items()}
+    own = {row.group: row.source for row in rows if row.source == row.destination}
+
+    def ranks(numbers: Int64s) -> Int64s:
+        found = np.full(len(rows), UNKNOWN)
+        for at, (row, number) in enumerate(zip(rows, numbers.tolist(), strict=True)):
+            members = groups.get(row.group, [])
+            if own.get(row.group) == str(number):
+                found[at] = opened.rank
+            elif 0 <= number < len(members) and isinstance(members[number], int):
+                found[at] = members[number]
+        return found
+
+    return {
+        "step": _rl_steps(opened, [row.step for row in rows]),
+        "kind": coded_texts([row.kind for row in rows]),
+        "operation": coded_texts(names),
+        "group": coded_texts([row.group for row in rows]),
+        "source": source,
+        "destination": destination,
+        "source rank": ranks(source),
+        "destination rank": ranks(destination),
+        "transport": coded_texts([row.transport for row in rows]),
+        "size": scaled([row.size for row in rows], 10**6),
+        "transfer": scaled([row.time for row in rows], 10**6),
+    }, []
+
+
+def _matrix_in_file(file: Path) -> Iterator[_Link]:
+    for step, kind, key, each in _entries(file):
+        operation, _, group = key.rpartition("@")
+        for pair, link in each.items():
+            source, _, destination = pair.partition("-")
+            if isinstance(link, dict):
+                values = (link.get(f"Transit {word}") for word in ("Size(MB)", "Time(ms)"))
+                transport = str(link.get("Transport Type", ""))
+                yield _Link(step, kind, operation, group, source, destination, transport, *values)
+
+
+def _matrix_in_analysis(database: SqliteTables) -> Iterator[_Link]:
+    columns = "step, type, hccl_op_name, group_name, src_rank, dst_rank, transport_type"
+    for row in database.rows(f"SELECT {columns}, transit_size, transit_time FROM {_MATRIX}"):
+        yield _Link(*map(str, row[:7]), *row[7:])
+
+
+LINKS = TableReader(
+    columns_named(
+        *("device", "step", "kind", "operation", "group", "source", "destination"),
+        *("source rank", "destination rank", "transport", "size", "transfer"),
+    ),
+    lambda opened: opened.has_analysis(_MATRIX) or opened.file(LINKS_FILE) is not None,
+    _links,
+)
+"""What each operation moved between two ranks; ``source`` and ``destination`` are numbers in its
+group. Global ranks are known from the metadata, and that of the own rank from its copy to itself.
+"""
+
+
+def group_hash(name: str) -> str:
+    """Return the number by which CANN's analysis identifies a communicator.
+
+    Example::
+
+        >>> group_hash("90.91.105.46%enp189s0f0_60000_0_1736410538306028")
+        '17148521525495523210'
+    """
+    if name.isdecimal():
+        return name
+    high = low = 0
+    for character in name:
+        high = (high * 29 + ord(character)) & 0xFFFFFFFF
+        low = (low * 131 + ord(character)) & 0xFFFFFFFF
+    return str(high << 32 | low) if name else ""
+
+
+def analyzed_collectives(opened: OpenCapture) -> tuple[list[str], list[str], Int64s, Int64s]:
+    """Return name, group, start and end of each collective that CANN analyzed in text files.
+
+    Starts are up to 14 µs late; unknown ones are `UNKNOWN`.
+    """
+    file, rows = opened.file(COMMUNICATION_FILE), []
+    with suppress(TraceError):  # reading the table reports it
+        rows = [] if file is None else list(_from_file(file))
+    start = scaled([row.start for row in rows], 1_000)
+    took = scaled([row.measured["duration"] for row in rows], 10**6)
+    end = np.where((start == UNKNOWN) | (took == UNKNOWN), UNKNOWN, start + took)
+    return [row.name for row in rows], [row.group for row in rows], start, end
+
+
+def collective_groups(opened: OpenCapture, names: Sequence[str], start_ns: Int64s) -> list[str]:
+    """Return the group of each collective of the text format, "" if it is unknown.
+
+    Collectives of two groups may have one name. Then the start decides.
+    """
+    known, groups, start, _ = analyzed_collectives(opened)
+    return [groups[at] if at >= 0 else "" for at in _nearest(names, start_ns, known, start)]
+
+
+COMMUNICATION = TableReader(
+    (
+        *columns_named("device", "step", "operator", "kind", "group", "start"),
+        *columns_of("duration", *_MEASURED, unit="ns"),
+        *columns_named("size"),
+        Column("bandwidth", "number", "GB/s"),
+    ),
+    lambda opened: opened.has_analysis(_TIMES) or opened.file(COMMUNICATION_FILE) is not None,
+    _communication,
+)
+"""CANN's analysis of each collective; size and bandwidth are of all links of this rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,15 +521,9 @@ def payload(operation: Sequence[str], dtype: Sequence[str], count: Int64s, size:
 
 
 COLLECTIVES = TableReader(
-    (
-        *columns_named("device", "stream"),
-        Column("operation", "text"),
-        Column("group", "text"),
-        Column("group size", "count"),
-        Column("number", "count"),
-        Column("bytes", "count", "bytes"),
-        Column("dtype", "text"),
-        *columns_named("start", "duration", "stage", "step", "launch"),
+    columns_named(
+        *("device", "stream", "operation", "group", "group size", "number", "bytes", "dtype"),
+        *("start", "duration", "stage", "step", "launch"),
     ),
     lambda opened: (
         opened.has(_OPERATORS)

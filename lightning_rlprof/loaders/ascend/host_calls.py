@@ -20,11 +20,9 @@ from lightning_rlprof.loaders.ascend.capture import (
     coded_texts,
     texts_of,
 )
-from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
+from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, plausible, read_sheet
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.trace_view import STEP, RowKind, TraceView
-from lightning_rlprof.loaders.ascend.units import plausible
-from lightning_rlprof.loaders.chrome.spill import Grown
 from lightning_rlprof.loaders.host_calls import (
     CALL_COLUMNS,
     CALL_KINDS,
@@ -34,21 +32,14 @@ from lightning_rlprof.loaders.host_calls import (
     PRODUCTS,
     Launches,
     Nesting,
+    columns_named,
     forwards,
     stages_at,
 )
+from lightning_rlprof.loaders.spill import Grown
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import (
-    UNKNOWN,
-    Coded,
-    Kernels,
-    distinct,
-    end_to_end,
-    find,
-    matches,
-)
-from lightning_rlprof.tables.table import Column
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end, find, matches
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
 _CALL = ("startNs", "endNs", "globalTid", "name")
@@ -173,19 +164,10 @@ def _places(opened: OpenCapture, calls: _Calls) -> tuple[Coded, Int64s]:
     """Return stage and step around the start of each call."""
     ranges, (first, stage) = opened.timeline.ranges, opened.capture.window
     process = np.zeros(len(calls.start), np.int64)
-    found = stages_at(ranges.stages(), Launches(process, calls.thread, calls.start))
+    found = stages_at(ranges.marking, Launches(process, calls.thread, calls.start))
     stages = distinct(found.stage, ranges.names)
     step = np.where(found.step > 0, found.step, first if stage else 0)
-    if opened.fill is None:
-        return stages, step
-    times = (calls.start, calls.end)
-    launched_then = Kernels(
-        *(process + opened.rank, process, process, calls.name, *times, stages, step),
-        range=(process - 1, []),
-        launch_ns=calls.start,
-    )
-    filled = opened.fill(launched_then)
-    return filled.stage, filled.step
+    return opened.filled(stages, step, calls.start)
 
 
 def _forward(calls: _Calls, lane: Int64s) -> Int64s:
@@ -217,7 +199,6 @@ CALLS = TableReader(
         opened.has(_TORCH, *_CALL, "type") or opened.has(_CANN, *_CALL) or opened.trace is not None
     ),
     _read,
-    row_numbers=frozenset({"id", "parent", "forward"}),
 )
 """Calls of the host by thread and start, outer calls first.
 
@@ -226,11 +207,7 @@ CANN, and calls that pass tasks to the launching thread.
 """
 
 SYNC = TableReader(
-    (
-        Column("kind", "text"),
-        Column("start", "time", "ns"),
-        Column("duration", "duration", "ns"),
-    ),
+    columns_named("kind", "start", "duration"),
     lambda opened: opened.has(_CANN, *_CALL) or opened.trace is not None,
     _waits,
 )
@@ -355,15 +332,7 @@ def _calls_another(
 
 
 SHAPES = TableReader(
-    (
-        Column("thread", "count"),
-        Column("operator", "text"),
-        Column("start", "time", "ns"),
-        Column("duration", "duration", "ns"),
-        Column("dims", "text"),
-        Column("types", "text"),
-        Column("values", "text"),
-    ),
+    columns_named("thread", "operator", "start", "duration", "dims", "types", "values"),
     lambda opened: _has_called_products(opened) or has_matmul_kernels(opened),
     _products,
 )

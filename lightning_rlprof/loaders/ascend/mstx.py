@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
+from lightning_rlprof.loaders.ascend.csv_sheets import LARGEST_TIME
 from lightning_rlprof.loaders.ascend.trace_view import STEP, FlowKind, RowKind, TraceView
-from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
 from lightning_rlprof.loaders.host_calls import Launches, Stages, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.records.records import KINDS, STAGES
@@ -187,44 +187,22 @@ _NUMBER = re.compile(rf"{STEP}(\d{{1,15}})")
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges:
+class Ranges(Stages):
     """Ranges and marks by start; of two with the same start the longer one is first.
 
+    Threads are those of the operating system, the process is 0, and times are since 1970.
+
     Attributes:
-        thread: Thread id of the operating system.
-        start_ns: Nanoseconds since 1970.
-        end_ns: The same.
-        name: Index into ``names``.
         names: Distinct names.
-        kind: Index into `lightning_rlprof.records.records.KINDS`.
-        step: RL step, 0 if unknown.
-        device_start_ns: Start of the range on the device, `UNKNOWN` if it is on the host only.
-        device_end_ns: End of that.
+        device_start_ns: As in `Marks`.
+        device_end_ns: As in `Marks`.
         problems: What was lost or is doubtful.
     """
 
-    thread: Int64s
-    start_ns: Int64s
-    end_ns: Int64s
-    name: Int64s
     names: list[str]
-    kind: Int64s
-    step: Int64s
     device_start_ns: Int64s
     device_end_ns: Int64s
     problems: list[str]
-
-    def stages(self, rows: npt.NDArray[np.bool_] | None = None) -> Stages:
-        """Return stages and steps, or the given rows, for `stages_at`; the process is 0."""
-        chosen = np.isin(self.kind, (_STAGE, _STEP)) if rows is None else rows
-        columns = (self.thread, self.kind, self.name, self.step, self.start_ns, self.end_ns)
-        process = np.zeros(np.count_nonzero(chosen), np.int64)
-        return Stages(process, *(column[chosen] for column in columns))
-
-    @property
-    def has_stages(self) -> bool:
-        """Whether there are stages or steps among them."""
-        return bool(np.isin(self.kind, (_STAGE, _STEP)).any())
 
 
 def classify_ranges(marks: Marks, window: tuple[int, str]) -> Ranges:
@@ -247,10 +225,11 @@ def classify_ranges(marks: Marks, window: tuple[int, str]) -> Ranges:
     name, texts = distinct(name, [names[code] for code in used.tolist()])
     times = (marks.start_ns[order], marks.end_ns[order])
     device = (marks.device_start_ns[order], marks.device_end_ns[order])
-    kinds = (kind[order], np.zeros(len(order), np.int64))
+    none = np.zeros(len(order), np.int64)
     lost = Loss(f"skipped {marks.lost} MSTX events without a name or with impossible times")
     problems: list[str] = [lost] if marks.lost else []
-    ranges = Ranges(marks.thread[order], *times, name, list(texts), *kinds, *device, problems)
+    columns = (none, marks.thread[order], kind[order], name, none, *times)
+    ranges = Ranges(*columns, list(texts), *device, problems)
     return _numbered(ranges, window)
 
 
@@ -301,8 +280,7 @@ def _numbered(ranges: Ranges, window: tuple[int, str]) -> Ranges:
     step = np.zeros(len(ranges.name), np.int64)
     step[rows] = numbers
     ranges = replace(ranges, step=step, problems=problems)
-    lane = np.zeros(len(step), np.int64)
-    stages = ranges.stages(ranges.kind == _STEP)
-    around = stages_at(stages, Launches(lane, ranges.thread, ranges.start_ns)).step
+    launches = Launches(ranges.process, ranges.thread, ranges.start_ns)
+    around = stages_at(ranges.only(_STEP), launches).step
     alone = first if not len(rows) else 0
     return replace(ranges, step=np.where(ranges.kind == _STEP, step, np.maximum(around, alone)))

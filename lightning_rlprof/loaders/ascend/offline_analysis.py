@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from lightning_rlprof.errors import RecorderError, TraceError
-from lightning_rlprof.loaders.ascend.capture_folder import OUTPUT, Capture, find_captures
-from lightning_rlprof.loaders.chrome.event_stream import ChromeStream, Source
+from lightning_rlprof.loaders.ascend.capture import OUTPUT, Capture, find_captures
+from lightning_rlprof.loaders.chrome_events import ChromeStream, Source
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.system.subprocess_python import Interpreter, InterpreterError, ask
 

@@ -12,30 +12,33 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import (
+    Frame,
     OpenCapture,
+    StagesOfRun,
     TableReader,
     open_captures,
     read_table,
 )
-from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
-from lightning_rlprof.loaders.ascend.communication import COMMUNICATION, LINKS
-from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
-from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY, place_tasks
-from lightning_rlprof.loaders.ascend.sheet_tables import (
-    MEMORY,
-    MODULE_MEMORY,
-    OPERATOR_MEMORY,
-    OPERATOR_TYPES,
-    STEP_TRACE,
+from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES, COMMUNICATION, LINKS
+from lightning_rlprof.loaders.ascend.csv_sheets import (
+    LARGEST_TIME,
+    Convert,
+    device,
+    mebibytes,
+    microseconds,
+    read_sheet,
+    scaled,
+    whole,
 )
-from lightning_rlprof.loaders.ascend.tasks import read_tasks
+from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
+from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY
+from lightning_rlprof.loaders.ascend.mstx import STRINGS
+from lightning_rlprof.loaders.host_calls import as_spans, columns_named
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import parents
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, join
+from lightning_rlprof.tables.kernels import UNKNOWN, end_to_end
 from lightning_rlprof.tables.spans import (
-    NO_PARENT,
     Counter,
     RankNote,
     RunWarning,
@@ -44,11 +47,128 @@ from lightning_rlprof.tables.spans import (
     note_of,
     warning_of,
 )
-from lightning_rlprof.tables.table import Table
+from lightning_rlprof.tables.table import Column, Table, with_name
 
+_Cells = Mapping[Column, tuple[str, Convert | None]]
+"""The heading of each column in a file, and how to convert it; None: a text."""
+
+_DEVICE, _STEP, _COMPONENT, _WHEN = columns_named("device", "step", "component", "time")
+_TOTALS = ("allocated", "reserved", "active")
+_RECORD = "MEMORY_RECORD"
+_STEP_TABLE = "StepTraceTime"
+_STEP_PARTS = {  # our column, and the heading of the file
+    "computing": "computing",
+    "communication not overlapped": "communication(notoverlapped)",
+    "overlapped": "overlapped",
+    "communication": "communication",
+    "free": "free",
+    "stage": "stage",
+    "bubble": "bubble",
+    "communication not overlapped and exclude receive": (
+        "communication(notoverlappedandexcludereceive)"
+    ),
+    "preparing": "preparing",
+}
 _MAX_RANKS = 2**20
 _DEVICE_TIME = "device_ns"  # the counter of `lightning_rlprof.recording.recorders.device_time`
 _MAX_GAP_RATIO = 100  # between parts of one step, relative to their length
+
+
+def _sheet_table(
+    file: str,
+    cells: _Cells,
+    needed: tuple[str, ...],
+    table: Callable[[OpenCapture], bool],
+    from_database: Callable[[OpenCapture], Frame],
+) -> TableReader:
+    """Return the reader of a file, or of a table in the database; all versions write `needed`."""
+
+    def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+        if (path := opened.file(file)) is None:
+            return from_database(opened), []
+        sheet = read_sheet(path, dict(cells.values()), needed)
+        frame = {
+            column.name: sheet.number(heading) if convert else sheet.text(heading)
+            for column, (heading, convert) in cells.items()
+        }
+        if "step" in frame:
+            frame["step"] = opened.rl_steps(sheet.number("step"))
+        return frame, [with_name(file, text) for text in sheet.problems]
+
+    return TableReader(
+        tuple(cells),
+        lambda opened: table(opened) or opened.file(file) is not None,
+        read,
+    )
+
+
+def _memory(opened: OpenCapture) -> Frame:
+    database: Any = opened.database
+    totals = {name: f"total{name.title()}" for name in _TOTALS}
+    rows = database.numbers(_RECORD, "deviceId", "timestamp", "component", *totals.values())
+    component = database.decode(rows["component"], STRINGS)
+    # The text format has the memory of the process in the same file, a database in this table.
+    process = database.numbers("NPU_MEM", "deviceId", "type", "timestampNs", "ddr", "hbm")
+    types = database.strings(process["type"], STRINGS)
+    app = np.isin(process["type"], [number for number, text in types.items() if text == "app"])
+    devices, _, times, ddr, hbm = (column[app] for column in process.values())
+    sound = (np.minimum(ddr, hbm) >= 0) & (np.maximum(ddr, hbm) < LARGEST_TIME)
+    unknown = np.full(len(times), UNKNOWN)
+    of_process = {
+        **dict.fromkeys(_TOTALS, unknown),
+        "reserved": np.where(sound, ddr + hbm, UNKNOWN),
+    }
+    return {
+        "device": np.concatenate([rows["deviceId"], devices]),
+        "component": end_to_end([component, (np.zeros(len(times), np.int64), ["APP"])]),
+        "time": np.concatenate([rows["timestamp"], times]),
+        **{name: np.concatenate([rows[totals[name]], own]) for name, own in of_process.items()},
+    }
+
+
+MEMORY = _sheet_table(
+    "memory_record.csv",
+    {
+        _DEVICE: ("devicetype", device),
+        _COMPONENT: ("component", None),
+        _WHEN: ("timestamp(us)", microseconds),
+        **{own: (f"total{own.name}(mb)", mebibytes) for own in columns_named(*_TOTALS)},
+    },
+    ("component", "timestamp(us)", "totalallocated(mb)", "totalreserved(mb)"),
+    lambda opened: opened.has(_RECORD),
+    _memory,
+)
+"""Memory of torch's allocator (PTA), CANN's (GE) and the process (APP) over time."""
+
+
+def _steps(opened: OpenCapture) -> Frame:
+    analysis: Any = opened.analysis
+    numbers = analysis.numbers(_STEP_TABLE, "deviceId", "step")
+    names = {part: part.replace(" ", "_") for part in _STEP_PARTS}
+    microseconds_of = analysis.reals(_STEP_TABLE, *names.values())
+    return {
+        "device": numbers["deviceId"],
+        "step": opened.rl_steps(numbers["step"]),
+        **{part: scaled(microseconds_of[name].tolist(), 1000) for part, name in names.items()},
+    }
+
+
+STEP_TRACE = _sheet_table(
+    "step_trace_time.csv",
+    {
+        _DEVICE: ("deviceid", whole),
+        _STEP: ("step", whole),
+        **{
+            Column(part, "duration", "ns"): (heading, microseconds)
+            for part, heading in _STEP_PARTS.items()
+        },
+    },
+    ("step", "computing", "free", "stage"),
+    lambda opened: opened.has_analysis(_STEP_TABLE),
+    _steps,
+)
+"""Parts of each step on the device. As in torch_npu, ``stage`` is the length of the whole step."""
+
 
 _READERS: Mapping[str, TableReader] = {
     "collectives": COLLECTIVES,
@@ -56,9 +176,6 @@ _READERS: Mapping[str, TableReader] = {
     "links": LINKS,
     "memcpy": MEMCPY,
     "memory": MEMORY,
-    "module_memory": MODULE_MEMORY,
-    "operator_memory": OPERATOR_MEMORY,
-    "operator_types": OPERATOR_TYPES,
     "shapes": SHAPES,
     "step_trace": STEP_TRACE,
     "sync": SYNC,
@@ -74,7 +191,7 @@ def read_ascend(path: Path) -> Spans:
     one, from its text files. Each table is read when it is first used.
 
     Tables, if a capture may have them: kernels, memcpy, collectives, communication, links,
-    step_trace, operator_types, memory, operator_memory, module_memory, shapes, sync and calls.
+    step_trace, memory, shapes, sync and calls.
 
     Args:
         path: A directory ``*_ascend_pt`` or one with several, the folder of parsed files in it, a
@@ -99,50 +216,23 @@ def read_ascend(path: Path) -> Spans:
     )
 
 
-def read_ascend_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
-    """Read only the kernels, for a run that has its own spans.
-
-    If a capture marks neither stages nor steps and its window is unknown, its steps are 0: the
-    count of torch_npu does not match the run's.
-
-    Returns:
-        Kernels by capture and start, the wall-clock time of zero on their time axis (0 if
-        unknown), and what was lost or is doubtful.
-
-    Raises:
-        TraceError: See `read_ascend`.
-    """
-    captures, warnings = _read_captures(path)
-    zero = _first_ns(captures)
-    parts, remarks = [], [warning.text for warning in warnings]
-    for each in captures:
-        in_run = replace(each, fill=lambda kernels: kernels)
-        kernels, more = place_tasks(in_run, read_tasks(each))
-        parts.append(kernels.later(-zero))
-        remarks += more
-    return join(parts), zero, remarks
-
-
 def ascend_tables(
-    ranks: Mapping[Path, int], zero_ns: int, fill: Callable[[Kernels], Kernels]
+    ranks: Mapping[Path, int], zero_ns: int, stages: StagesOfRun
 ) -> dict[str, Callable[[], Table]]:
-    """Return the tables of captures in a run directory, all but the kernels.
+    """Return the tables of captures in a run directory; that of kernels says why there are none.
 
     Args:
         ranks: The rank of each capture, by its directory.
         zero_ns: Wall-clock time of zero on the run's time axis.
-        fill: Adds stage and step of the run to kernels that have neither.
+        stages: Returns stage and step of the run, for captures that have neither.
     """
-
-    def fill_since_1970(kernels: Kernels) -> Kernels:
-        return fill(kernels.later(-zero_ns)).later(zero_ns)
-
     captures = [
-        replace(each, rank=rank, fill=fill_since_1970)
+        replace(each, rank=rank, stages_of_run=stages)
         for path, rank in ranks.items()
         for each in open_captures(path)[0]
     ]
-    return _tables(captures, zero_ns, _READERS)
+    always = KERNELS._replace(available=lambda opened: True)
+    return _tables(captures, zero_ns, {**_READERS, "kernels": always})
 
 
 def _tables(
@@ -263,21 +353,11 @@ def _span_columns(captures: Sequence[OpenCapture], zero_ns: int) -> dict[str, An
         # Threads of two processes may have one number, but their ranges do not nest.
         parts.setdefault("lane", []).append(parts["thread"][-1] * len(captures) + number)
     joined = {name: np.concatenate(columns) for name, columns in parts.items()}
-    order = np.lexsort((-joined["end_ns"], joined["start_ns"], joined["rank"]))
-    columns = {name: column[order] for name, column in joined.items()}
-    ids = np.arange(len(order)) - np.searchsorted(columns["rank"], columns["rank"])
-    times = (columns["start_ns"], columns["end_ns"])
-    outer = parents(columns.pop("lane"), *times, closed=False)
+    columns = as_spans(joined, joined.pop("lane"), zero_ns, closed=False)
     device_ns = columns.pop("device_ns")
     rows = np.flatnonzero(device_ns != UNKNOWN)
-    columns |= {"start_ns": times[0] - zero_ns, "end_ns": times[1] - zero_ns, "id": ids}
-    return {
-        **columns,
-        "names": tuple(names),
-        "threads": tuple(threads),
-        "parent": np.append(ids, NO_PARENT)[outer],
-        "counters": {_DEVICE_TIME: Counter(rows, device_ns[rows])} if len(rows) else {},
-    }
+    counters = {_DEVICE_TIME: Counter(rows, device_ns[rows])} if len(rows) else {}
+    return {**columns, "names": tuple(names), "threads": tuple(threads), "counters": counters}
 
 
 def _coded_ranges(
@@ -350,6 +430,6 @@ def _notes(captures: Sequence[OpenCapture], zero_ns: int) -> Iterator[RankNote]:
         when = timeline.first_ns - zero_ns if timeline.first_ns != UNKNOWN else 0
         text = f"{capture.path.name}: {', '.join(properties)}"
         yield note_of(each.rank, Code.CAPTURE_SETTINGS, text, when)
-        if not timeline.ranges.has_stages:
+        if not len(timeline.ranges.marking.kind):
             text = f"{capture.path.name} has no stages and no steps: MSTX was off or not used"
             yield note_of(each.rank, Code.NO_RANGES, text, when)

@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, units, whole_number
-from lightning_rlprof.loaders.chrome.decoding import nanoseconds
-from lightning_rlprof.loaders.chrome.event_stream import SIZE, ChromeStream, Source
+from lightning_rlprof.loaders.ascend.csv_sheets import LARGEST_TIME, units, whole_number
+from lightning_rlprof.loaders.chrome_events import SIZE, ChromeStream, Source, nanoseconds
 from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN

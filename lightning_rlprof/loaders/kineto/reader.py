@@ -1,18 +1,33 @@
-"""Read torch.profiler traces (CUDA, ROCm, XPU, CPU) as spans and tables."""
+"""Read torch.profiler traces (CUDA, ROCm, XPU, CPU) as spans and tables.
 
-import dataclasses
+Kernels, copies and collectives come with their launches, and with the stage, step and range of
+these. Other tables: memory and counters over time, shapes of matmuls and attention, host calls.
+"""
+
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.chrome.event_stream import read_head
-from lightning_rlprof.loaders.kineto.event_kinds import (
+from lightning_rlprof.loaders.chrome_events import MISSING, read_head
+from lightning_rlprof.loaders.host_calls import (
+    CALL_KINDS,
+    MODULE,
+    NUMBERED,
+    Launches,
+    Nesting,
+    columns_named,
+    forwards,
+    stages_at,
+)
+from lightning_rlprof.loaders.kineto.trace import (
     COLLECTIVE,
     COPY,
     COUNTER,
@@ -20,31 +35,432 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     LAUNCH,
     MEMORY,
     OPERATOR,
+    PARAMETERS,
     PYTHON,
+    SHAPES,
+    KinetoTrace,
+    ident,
+    place,
+    read_trace,
+    told,
 )
-from lightning_rlprof.loaders.kineto.tables import (
-    call_table,
-    collective_table,
-    copy_table,
-    counter_table,
-    kernel_rows,
-    kernels_of,
-    kernels_table,
-    memory_table,
-    shape_table,
-)
-from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace, ident, read_trace, told
-from lightning_rlprof.loaders.rank_names import labels_of_verl
+from lightning_rlprof.loaders.rank_names import labels_of_verl, rank_in_name
+from lightning_rlprof.loaders.spill import Columns, Grown, beside, in_order
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPORT, FORMAT, Header
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import parents
-from lightning_rlprof.tables.kernels import Kernels
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
 from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread, warning_of
-from lightning_rlprof.tables.table import Table
+from lightning_rlprof.tables.table import ColumnRows, PartRows, Table, noted
 
+_UNREAD = "no readable kernels: some events are damaged or lost"
+
+# https://github.com/pytorch/pytorch/blob/main/c10/core/DeviceType.h, those that have memory
+_DEVICES = {
+    **{0: "CPU", 1: "CUDA", 6: "HIP", 7: "FPGA", 8: "MAIA", 9: "XLA", 12: "XPU", 13: "MPS"},
+    **{15: "HPU", 16: "VE", 18: "IPU", 19: "MTIA", 20: "PrivateUse1"},
+}
+_GPU = re.compile(r"GPU (\d{1,6})")
+_NO_SHAPES = (
+    "no shapes of matmuls were recorded. Record them with torch.profiler and record_shapes "
+    "(integrated: {profile_record_shapes: true})"
+)
+_PYTHON, _RUNTIME, _MODULE = (CALL_KINDS.index(kind) for kind in ("python", "runtime", "module"))
+
+# In the order of `CALL_KINDS`: of two calls that begin and end at once the outer one comes first.
+_SOURCES = (PYTHON, OPERATOR, LAUNCH)
+_CALL_TYPES: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("lane", "name", "stage"), np.int32),
+    "kind": np.int8,
+    **dict.fromkeys(("start_ns", "length_ns", "parent", "step"), np.int64),
+}
+_Rows = Mapping[str, npt.NDArray[Any]]
+
+# "Memcpy HtoD (Pinned -> Device)" (CUDA, ROCm), "CopyHostToDevice" (ROCm before 6), "Memcpy M2D"
+# and "zeCommandListAppendMemoryCopy(M2D)" (XPU).
+_BRIEF = re.compile(r"\b([HDAP])to([HDAP])\b")
+_LONG = re.compile(r"(Host|Device)To(Host|Device)")
+_LEVEL_ZERO = re.compile(r"\b([HDM])2([HDM])\b")
+_FILLS = re.compile(r"memset|fill", re.IGNORECASE)
+
+# Sizes of torch's types as c10::toString writes them.
+_BYTES_OF_TYPES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
+    **dict.fromkeys(("Int", "Float", "ComplexHalf", "UInt32", "QInt32"), 4),
+    **dict.fromkeys(("Long", "Double", "ComplexFloat", "UInt64"), 8),
+    "ComplexDouble": 16,
+}
+_LARGEST_COUNT = 2**50  # elements; sixteen times as many bytes still fit into 64 bits
+
+# Without lines and in the order in which they are tried: some begin like others.
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+    "crossdevicereduce": "all_reduce",
+    **dict.fromkeys(("broadcast", "barrier", "reduce", "scatter", "gather", "send", "recv")),
+}
+_BACKEND = re.compile(r"(?:nccl|rccl|xccl|gloo|ucc|mpi):(\S+)")
+_KERNEL_OPERATION = re.compile(
+    r"(?:[nrxsm]ccl\w*?Kernel|oneccl)\w*?_([A-Z]\w*)|(cross_device_reduce)"
+)
 MOST_RANKS = 2**20  # more than any job has: a number from here on is damage
-_RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
+_WORLD = re.compile(r"rank[-_]?\d{1,7}-of-(\d{1,7})")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
+
+
+def kernels_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return the kernels as a table whose rows are read in parts."""
+    rows, remarks = place(trace, trace.grown(KERNEL), "kernels")
+    if not len(rows):
+        lost = trace.columns.counts[KERNEL] or trace.problems
+        remarks = [_UNREAD if lost else "no kernels: no device was profiled"]
+    names = list(trace.columns.names)
+
+    def cells(part: Columns, _: int) -> _Frame:
+        return _device_work(trace, part, {"kernel": (part["name"], names)})
+
+    return _table_in_parts("kernels", rank, rows, cells, remarks)
+
+
+_Frame = dict[str, Any]
+
+
+def _device_work(
+    trace: KinetoTrace, rows: Columns, own: Mapping[str, Any], without: Sequence[str] = ()
+) -> _Frame:
+    """Return columns of what `place` found, with those of one table in front of the times."""
+    names = list(trace.columns.names)
+    every = {
+        "device": known(rows["device"], nothing=MISSING),
+        "stream": known(rows["stream"], nothing=MISSING),
+        **own,
+        "start": rows["start_ns"] - trace.zero_ns,
+        "duration": rows["end_ns"] - rows["start_ns"],
+        "stage": (rows["stage"], names),
+        "step": known(np.maximum(rows["step"], 0), nothing=0),
+        "range": (rows["range"], names),
+        "launch": known(rows["launch_ns"]),
+        "launch duration": known(rows["call_ns"]),
+        "thread": known(rows["thread"]),
+        "graph": known(rows["graph"]),
+    }
+    return {name: cells for name, cells in every.items() if name not in without}
+
+
+def _table_in_parts(
+    name: str,
+    rank: int,
+    rows: Grown,
+    cells: Callable[[Columns, int], _Frame],
+    remarks: Sequence[str],
+) -> Table:
+    """Return a table whose cells are made of some rows at a time, from one number on."""
+
+    def read(low: int, high: int) -> ColumnRows:
+        frame = cells(rows.rows(low, high), low)
+        return ColumnRows([np.broadcast_to(np.int64(rank), high - low), *frame.values()])
+
+    columns = columns_named("rank", *cells(rows.rows(0, 0), 0))
+    return Table(name, columns, PartRows(len(rows), read), **noted(remarks))
+
+
+def memory_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return the memory of torch's allocators after each change, by time; the CPU has no number."""
+    rows = _by_time(trace, MEMORY)
+    kinds = sorted({kind for part in rows.parts() for kind in np.unique(part["kind"]).tolist()})
+    texts = [_DEVICES.get(kind, f"device type {kind}") for kind in kinds]
+
+    def cells(part: Columns, _: int) -> _Frame:
+        kind = part["kind"]
+        return {
+            "device": known(np.where(kind == 0, MISSING, part["device"]), nothing=MISSING),
+            "component": (np.where(kind == MISSING, -1, np.searchsorted(kinds, kind)), texts),
+            "time": part["start_ns"] - trace.zero_ns,
+            "allocated": known(part["allocated"], nothing=MISSING),
+            "reserved": known(part["reserved"], nothing=MISSING),
+        }
+
+    return _table_in_parts("memory", rank, rows, cells, trace.losses(MEMORY))
+
+
+def counter_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return the samples of all counters by time; the device is that of the process they are of.
+
+    A counter of several series has a metric for each: its name and that of the series.
+    """
+    rows = _by_time(trace, COUNTER)
+    lanes = list(trace.columns.lanes)
+    devices = {pid: _device(label) for pid, label in trace.columns.labels.items()}
+    device = np.array([devices.get(pid, UNKNOWN) for pid, _ in lanes] or [UNKNOWN], np.int64)
+    names = list(trace.columns.names)
+
+    def cells(part: Columns, _: int) -> _Frame:
+        return {
+            "device": known(device[part["lane"]]),
+            "metric": (part["name"].astype(np.int64), names),
+            "time": part["start_ns"] - trace.zero_ns,
+            "value": part["value"],
+        }
+
+    return _table_in_parts("counters", rank, rows, cells, trace.losses(COUNTER))
+
+
+def _by_time(trace: KinetoTrace, kind: int) -> Grown:
+    grown = trace.grown(kind)
+    rows = Grown(grown.types)
+    for block in in_order(grown.parts(), "start_ns"):
+        rows.add(block)
+    return rows
+
+
+def _device(label: str) -> int:
+    found = _GPU.fullmatch(label)
+    return int(found[1]) if found else UNKNOWN
+
+
+def shape_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return one row per call of an operator that multiplies matrices, by start.
+
+    ``dims``, ``types`` and ``values`` are those of its inputs, as the JSON that torch writes.
+    """
+    grown = trace.grown(SHAPES)
+    rows = Grown(grown.types)
+    for block in in_order(grown.parts(), "start_ns"):
+        told = block["dims"] >= 0
+        rows.add({name: column[told] for name, column in block.items()})
+    losses = trace.losses(SHAPES)
+    names, idents = list(trace.columns.names), trace.idents
+
+    def cells(part: Columns, _: int) -> _Frame:
+        return {
+            "thread": idents[part["lane"]],
+            "operator": distinct(part["name"], names),
+            "start": part["start_ns"] - trace.zero_ns,
+            "duration": part["end_ns"] - part["start_ns"],
+            **{name: distinct(part[name], names) for name in ("dims", "types", "values")},
+        }
+
+    found = _table_in_parts("shapes", rank, rows, cells, losses)
+    return found if len(rows) else replace(found, rows=(), abstained=_NO_SHAPES)
+
+
+def call_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return one row per call of the host, by thread and start, outer calls first.
+
+    A module's name stands without torch's ``nn.Module: ``. Stage and step are those around the
+    start of the call, of the training thread for threads without marks.
+    """
+    placed, numbered = _collect_calls(trace)
+    rows = Grown({**_CALL_TYPES, "forward": np.int64})
+    for part in beside(placed, in_order(forwards(numbered), "row"), {"forward": 0}):
+        rows.add(part)
+    names = list(trace.columns.names)
+    texts = [name.removeprefix(MODULE) for name in names]
+
+    def cells(part: Columns, low: int) -> _Frame:
+        return {
+            "thread": trace.idents[part["lane"]],
+            "name": (part["name"], texts),
+            "kind": (part["kind"], CALL_KINDS),
+            "start": part["start_ns"],
+            "duration": part["length_ns"],
+            "id": np.arange(low + 1, low + 1 + len(part["lane"])),
+            "parent": known(part["parent"], nothing=0),
+            "stage": (part["stage"], names),
+            "step": known(part["step"], nothing=0),
+            "forward": known(part["forward"], nothing=0),
+        }
+
+    return _table_in_parts("calls", rank, rows, cells, trace.losses(*_SOURCES))
+
+
+def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
+    """Return the calls in order, with what is around them, and those that autograd numbers."""
+    rows, numbered = Grown(_CALL_TYPES), Grown(NUMBERED)
+    trace.grown(OPERATOR)  # before the names: they may be read with it
+    nesting, stages, processes = Nesting(), trace.ranges.marking, trace.columns.processes
+    modules = np.array([name.startswith(MODULE) for name in trace.columns.names] or [False])
+    for block in in_order(_calls(trace), "thread", "start_ns", "last"):
+        lane, start, end = block["lane"].astype(np.int64), block["start_ns"], -block["last"]
+        block["kind"][(block["kind"] == _PYTHON) & modules[block["name"]]] = _MODULE
+        found = stages_at(stages, Launches(processes[lane], lane, start))
+        own = np.flatnonzero(block["sequence"] >= 0)
+        told = {name: block[name][own] for name in ("sequence", "start_ns", "lane")}
+        process, backward = processes[lane[own]], block["forward"][own] > 0
+        numbered.add({**told, "row": own + len(rows), "process": process, "backward": backward})
+        rows.add(
+            {
+                **{name: block[name] for name in ("lane", "name", "kind")},
+                "start_ns": start - trace.zero_ns,
+                "length_ns": end - start,
+                "parent": nesting.parents(lane, start, end, block["kind"] == _RUNTIME),
+                "stage": found.stage,
+                "step": np.where(found.step > 0, found.step, trace.file_step),
+            }
+        )
+    return rows, numbered
+
+
+def _calls(trace: KinetoTrace) -> Iterator[Columns]:
+    """Yield the calls of all sources."""
+    for kind, source in enumerate(_SOURCES):
+        for part in trace.grown(source).parts():
+            nothing = np.full(len(part["lane"]), MISSING)
+            yield {
+                **{name: part[name] for name in ("lane", "name", "start_ns")},
+                "thread": trace.idents[part["lane"]],
+                "last": -part["end_ns"],
+                "kind": np.full(len(nothing), kind, np.int8),
+                "sequence": part.get("sequence", nothing),
+                "forward": part.get("forward", nothing),
+            }
+
+
+def copy_kind(name: str) -> str | None:
+    """Return from where to where an event of that name copies, or that it sets.
+
+    Example::
+
+        >>> copy_kind("Memcpy HtoD (Pinned -> Device)"), copy_kind("Memset (Device)")
+        ('HtoD', 'memset')
+        >>> copy_kind("CopyDeviceToHost"), copy_kind("Memcpy M2D"), copy_kind("flush")
+        ('DtoH', 'HtoD', None)
+    """
+    if found := _BRIEF.search(name) or _LONG.search(name):
+        return f"{found[1][0]}to{found[2][0]}"
+    if found := _LEVEL_ZERO.search(name):
+        return "to".join(side.replace("M", "H") for side in found.groups())
+    return "memset" if _FILLS.search(name) else None
+
+
+def operation_of(text: str) -> str:
+    """Return the one name of an operation, however torch spells it.
+
+    Example::
+
+        >>> [operation_of(each) for each in ("allreduce", "_allgather_base", "all_to_allv")]
+        ['all_reduce', 'all_gather', 'all_to_all']
+        >>> operation_of("ReduceScatter_Sum_f32_RING_LL"), operation_of("coalesced")
+        ('reduce_scatter', 'coalesced')
+    """
+    joined = text.replace("_", "").lower()
+    found = next((each for each in _OPERATIONS if joined.startswith(each)), None)
+    return text.strip("_").lower() if found is None else _OPERATIONS[found] or found
+
+
+def copy_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return one row per copy between memories, and per setting of one, by start."""
+    grown, remarks = place(trace, trace.grown(COPY), "copies")
+    rows = grown.rows()
+    own = {
+        "kind": _rename_texts(rows["name"], list(trace.columns.names), copy_kind),
+        "bytes": known(rows["bytes"], nothing=MISSING),
+    }
+    frame = _device_work(trace, rows, own, without=("range",))
+    return _whole_table("memcpy", rank, frame, [*trace.losses(COPY), *remarks])
+
+
+def collective_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return one row per kernel of a collective, by start.
+
+    The bytes come from the kernel's arguments, else by those of the ``record_param_comms``
+    that its External id names. Without either the operation is that of the annotation around the
+    launch (``nccl:all_reduce``), else that in the kernel's name, and no more is known.
+    """
+    found = _with_parameters(trace.grown(COLLECTIVE).rows(), trace.grown(PARAMETERS).rows())
+    work = Grown({name: column.dtype.type for name, column in found.items()})
+    work.add(found)
+    grown, remarks = place(trace, work, "collectives")
+    rows = grown.rows()
+    names = list(trace.columns.names)
+    own = {
+        "operation": _operations(rows, rows["range"], names),
+        "group": (rows["group"], names),
+        "group size": known(rows["size"], nothing=MISSING),
+        "number": known(rows["number"], nothing=MISSING),
+        "bytes": known(_bytes(rows, names)),
+        "dtype": (rows["type"], names),
+    }
+    more = ("range", "launch duration", "thread", "graph")
+    frame = _device_work(trace, rows, own, without=more)
+    return _whole_table(
+        "collectives", rank, frame, [*trace.losses(COLLECTIVE, PARAMETERS), *remarks]
+    )
+
+
+def _whole_table(name: str, rank: int, frame: _Frame, remarks: Sequence[str]) -> Table:
+    cells = [np.broadcast_to(np.int64(rank), len(frame["start"])), *frame.values()]
+    return Table(name, columns_named("rank", *frame), ColumnRows(cells), **noted(remarks))
+
+
+def _rename_texts(
+    codes: npt.NDArray[Any], names: list[str], name_of: Callable[[str], str | None]
+) -> Coded:
+    """Return a column of texts under other names, -1 for those that have none."""
+    there, own = np.unique(codes, return_inverse=True)
+    found = [None if code < 0 else name_of(names[code]) for code in there.tolist()]
+    texts = [each for each in dict.fromkeys(found) if each is not None]
+    places = [-1 if each is None else texts.index(each) for each in found]
+    return np.array(places, np.int64)[own], texts
+
+
+def _with_parameters(rows: _Rows, parameters: _Rows) -> dict[str, npt.NDArray[Any]]:
+    """Return what was sent, for kernels that do not tell it from the operator that launched them.
+
+    Only where that is sure: one operator has that External id.
+    """
+    ids, first, count = np.unique(parameters["external"], return_index=True, return_counts=True)
+    sure = (count == 1) & (ids != MISSING)
+    ids, first = ids[sure], first[sure]
+    at = np.minimum(np.searchsorted(ids, rows["external"]), max(len(ids) - 1, 0))
+    silent = np.flatnonzero(rows["operation"] < 0)
+    silent = silent[ids[at[silent]] == rows["external"][silent]] if len(ids) else silent[:0]
+    found = dict(rows)
+    for name in ("operation", "group", "type", "size", "number", "incoming", "outgoing"):
+        found[name] = rows[name].copy()
+        found[name][silent] = parameters[name][first[at[silent]]]
+    return found
+
+
+def _operations(rows: _Rows, around: npt.NDArray[Any], names: list[str]) -> Coded:
+    told, texts = _rename_texts(rows["operation"], names, operation_of)
+    marked, marks = _rename_texts(around, names, _operation_of_annotation)
+    named, kernels = _rename_texts(rows["name"], names, _operation_of_kernel)
+    codes = np.where(named < 0, -1, named + len(texts) + len(marks))
+    codes = np.where(marked < 0, codes, marked + len(texts))
+    return distinct(np.where(told < 0, codes, told), [*texts, *marks, *kernels])
+
+
+def _operation_of_annotation(annotation: str) -> str | None:
+    found = _BACKEND.match(annotation)
+    return operation_of(found[1]) if found else None
+
+
+def _operation_of_kernel(kernel: str) -> str | None:
+    found = _KERNEL_OPERATION.search(kernel)
+    operation = operation_of(found[1] or found[2]) if found else None
+    return operation if operation in {*_OPERATIONS.values(), *_OPERATIONS} else None
+
+
+def _bytes(rows: _Rows, names: list[str]) -> Int64s:
+    """Return the larger of what came in and went out, `UNKNOWN` without one or a type's size."""
+    types, own = np.unique(rows["type"], return_inverse=True)
+    sizes = [0 if code < 0 else _bytes_per_element(names[code]) for code in types.tolist()]
+    size = np.array(sizes, np.int64)[own]
+    count = np.maximum(rows["incoming"], rows["outgoing"])
+    least = np.minimum(rows["incoming"], rows["outgoing"])
+    sound = (size > 0) & (least >= 0) & (count < _LARGEST_COUNT)
+    return np.where(sound, np.where(sound, count, 0) * size, UNKNOWN)
+
+
+def _bytes_per_element(dtype: str) -> int:
+    """Return the bytes of one element, 0 where that is not known."""
+    return 1 if dtype.startswith("Float8_") else _BYTES_OF_TYPES.get(dtype, 0)
 
 
 class Distributed(msgspec.Struct):
@@ -122,26 +538,6 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
     )
 
 
-def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
-    """Read the kernels alone, for a run that has spans of its own.
-
-    Where the trace marks neither stages nor steps, no step is told: the run knows better.
-
-    Returns:
-        Kernels, the wall-clock time of zero on their axis (0 where it is not known), and what was
-        lost or is doubtful.
-
-    Raises:
-        TraceError: It cannot be read or is not a Chrome trace.
-    """
-    trace = read_trace(path)
-    rows, remarks = kernel_rows(trace)
-    kernels = kernels_of(trace, _header(trace).rank, rows, 0, len(rows))
-    if not np.isin(trace.ranges.kind, (STAGE, STEP)).any():
-        kernels = dataclasses.replace(kernels, step=np.zeros_like(kernels.step))
-    return kernels, trace.unix_ns, [*trace.problems, *remarks]
-
-
 def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
     ranges, zero, texts = trace.ranges, trace.zero_ns, list(trace.columns.names)
     names, name = np.unique(ranges.name, return_inverse=True)
@@ -211,10 +607,10 @@ def _header(trace: KinetoTrace) -> Header:
 
 def _place(job: Distributed, name: str) -> tuple[int, int]:
     """Return rank and world size, the first of those told that can be true."""
-    file = _RANK.search(name)
-    ranks = [job.rank, int(file[1]) if file else 0]
+    of = _WORLD.search(name)
+    ranks = (job.rank, rank_in_name(name) or 0)
     rank = next((each for each in ranks if 0 <= each < MOST_RANKS), 0)
-    worlds = [job.world_size, int(file[2] or 0) if file else 0]
+    worlds = (job.world_size, int(of[1]) if of else 0)
     return rank, next((each for each in worlds if rank < each <= MOST_RANKS), rank + 1)
 
 

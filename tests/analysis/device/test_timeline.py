@@ -8,10 +8,11 @@ from lightning_rlprof.analysis.device.timeline import NEVER, device_timeline, gr
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, COPY, NO_STAGE
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.intervals import cells_of
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, kernel_table
+from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.device_work import Job, Work, rows_of, spans_of, table
+from tests.builders.kernels import Kernels, kernel_table
 from tests.builders.runs import MAIN, Row
 
 RUN = {0: [Row("run", "region", 1, 0, 100)]}

@@ -291,6 +291,20 @@ def test_reports_of_an_earlier_hang_do_not_count():
     assert [each.state for each in hang.ranks] == ["waits", "runs"]
 
 
+def test_a_rank_that_left_out_a_collective_and_ended_is_named():
+    """The connection of the others breaks, so that they fail, and none reports a hang."""
+    left, *others = of(None, None, None)
+    ended = [
+        replace(left, end="finished", last_ns=NOW - 10**9),
+        *(replace(each, end="failed: RuntimeError", last_ns=NOW) for each in others),
+    ]
+    hang = find_hang(ended, NOW)
+    assert [each.rank for each in hang.causes] == [0, 1, 2]
+    assert "Rank 0 had ended before" in hang.headline
+    later = [replace(ended[0], last_ns=NOW + 10**9), *ended[1:]]
+    assert [each.rank for each in find_hang(later, NOW).causes] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("evidence", "headline"),
     [

@@ -9,9 +9,10 @@ import pytest
 
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.tables.kernels import COLUMNS, Kernels, distinct, kernel_table
+from lightning_rlprof.tables.kernels import COLUMNS, distinct
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
+from tests.builders.kernels import Kernels, kernel_table
 from tests.builders.raster import Kernel
 from tests.builders.runs import Row, loaded
 

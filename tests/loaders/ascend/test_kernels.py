@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.loaders.ascend.reader import read_ascend, read_ascend_kernels
-from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.ascend_output import (
     CONNECTION,
@@ -196,25 +195,24 @@ def test_of_several_operators_with_one_number_the_last_before_the_kernel_counts(
     rows.add("PYTORCH_API", startNs=str(EPOCH + 79_000), **queue)
     path = rows.write(tmp_path / "ascend_pytorch_profiler_0.db")
 
-    kernels, unix_ns, _ = read_ascend_kernels(path)
+    run = read_ascend(path)
+    kernels = run.table("kernels")
 
-    assert kernels.launch_ns is not None
-    assert kernels.launch_ns.tolist() == [EPOCH + 41_000 - unix_ns]
-    assert kernels.stage[0].tolist() == [-1]  # behind the stage
+    assert kernels.column("launch") == [EPOCH + 41_000 - run.unix_ns]
+    assert kernels.column("stage") == [None]  # behind the stage
 
 
-def test_kernels_for_a_run_say_no_launch_as_unknown_and_no_stage_as_none(tmp_path: Path) -> None:
+def test_a_kernel_without_a_launch_has_neither_stage_nor_step(tmp_path: Path) -> None:
     rows = DatabaseRows()
     rows.task("Mul", 80_000, 90_000, connection=900)
     path = rows.write(tmp_path / "ascend_pytorch_profiler_0.db")
 
-    kernels, unix_ns, remarks = read_ascend_kernels(path)
+    run = read_ascend(path)
+    kernels = run.table("kernels")
 
-    assert kernels.launch_ns is not None
-    assert kernels.launch_ns.tolist() == [UNKNOWN]
-    assert (unix_ns, kernels.start_ns.tolist()) == (EPOCH + 80_000, [0])
-    assert kernels.step.tolist() == [0]
-    assert remarks == []
+    assert (run.unix_ns, kernels.column("start")) == (EPOCH + 80_000, [0])
+    assert [kernels.column(name) for name in ("launch", "step")] == [[None], [None]]
+    assert kernels.note == ""
 
 
 def test_a_range_of_the_device_in_a_database_is_the_task_of_its_connection(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.loaders.ascend.capture_folder import find_captures
+from lightning_rlprof.loaders.ascend.capture import find_captures
 from lightning_rlprof.loaders.ascend.offline_analysis import Content, check_content, has_raw_data
 from tests.builders.ascend_captures import HOST, OUTPUT, RANGE, TASK, capture, database, trace
 from tests.places import SHARED_DATA

@@ -40,23 +40,6 @@ def test_memory_of_a_process_that_is_not_told_is_not_known(tmp_path: Path, cells
     assert {size for component, size in sizes if component == "APP"} == {None}
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)
-def test_types_are_summed_up_without_impossible_times(tmp_path: Path) -> None:
-    rows = "UPDATE TASK SET {} WHERE globalTaskId = (SELECT {}(globalTaskId) FROM {})"
-    task = "COMPUTE_TASK_INFO"
-    sql = [
-        rows.format("startNs = 0", "MIN", task),
-        rows.format("endNs = 9223372036854775807", "MAX", task),
-    ]
-    folder = edited(copied(DATABASE, tmp_path / "a_ascend_pt"), sql)
-
-    whole, table = read_ascend(DATABASE), read_ascend(folder).table("operator_types")
-
-    assert sum(table.column("kernels")) == sum(column(whole, "operator_types", "kernels")) - 2
-    assert sum(table.column("total")) < sum(column(whole, "operator_types", "total"))
-    assert min(table.column("shortest")) > 0
-
-
 @pytest.mark.parametrize("wrong", ["1.000", us(EPOCH + 10**18)])
 def test_a_kernel_at_an_impossible_time_is_left_out(tmp_path: Path, wrong: str) -> None:
     times: list[Any] = [us(EPOCH + at * 1_000) for at in range(5)]
@@ -76,9 +59,6 @@ def test_a_kernel_at_an_impossible_time_is_left_out(tmp_path: Path, wrong: str) 
     ("name", "table"),
     [
         ("memory_record.csv", "memory"),
-        ("npu_module_mem.csv", "module_memory"),
-        ("operator_memory.csv", "operator_memory"),
-        ("op_statistic.csv", "operator_types"),
         ("step_trace_time.csv", "step_trace"),
     ],
 )

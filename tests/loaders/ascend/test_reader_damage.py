@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.reader import read_ascend, read_ascend_kernels
+from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.ascend_output import EPOCH, MAIN, DatabaseRows, TraceEvents, capture_folder, us
 
@@ -205,13 +205,6 @@ def test_one_broken_file_leaves_the_other_tables_alone(tmp_path: Path) -> None:
 
     assert "cannot be read: damaged or cut off" in (run.table("communication").abstained or "")
     assert every_table(run)["kernels"] == 9
-
-
-def test_kernels_for_a_run_raise_only_where_nothing_can_be_read(tmp_path: Path) -> None:
-    with pytest.raises(TraceError):
-        read_ascend_kernels(tmp_path)
-    path = full_database(tmp_path / "ascend_pytorch_profiler_0.db")
-    assert len(read_ascend_kernels(path)[0].rank) == 300
 
 
 def test_without_a_type_or_a_name_there_are_no_calls(tmp_path: Path) -> None:

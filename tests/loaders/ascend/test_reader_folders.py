@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend import capture_folder as ascend_folder
-from lightning_rlprof.loaders.ascend.capture_folder import find_captures, is_ascend
+from lightning_rlprof.loaders.ascend import capture as ascend_folder
+from lightning_rlprof.loaders.ascend.capture import find_captures, is_ascend
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from tests.builders.ascend_output import DatabaseRows, TraceEvents, capture_folder
 

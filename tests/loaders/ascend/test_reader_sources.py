@@ -40,7 +40,7 @@ def with_broken(folder: Path, table: str) -> Path:
 
 @pytest.mark.parametrize(
     ("broken", "table"),
-    [("TASK", "kernels"), ("PYTORCH_API", "calls"), ("OP_MEMORY", "operator_memory")],
+    [("TASK", "kernels"), ("PYTORCH_API", "calls")],
 )
 def test_a_damaged_table_of_a_database_has_no_rows_and_the_others_have(
     tmp_path: Path, broken: str, table: str

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.chrome import decoding, spill
-from lightning_rlprof.loaders.kineto import event_kinds
+from lightning_rlprof.loaders import chrome_events, spill
 from lightning_rlprof.loaders.kineto import trace as kineto_trace
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.tables.spans import Spans
@@ -138,7 +137,7 @@ def test_what_is_lost_of_a_table_is_said_in_its_note(tmp_path: Path) -> None:
 def test_names_beyond_the_bound_are_taken_as_one_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(chrome_events, "MOST_BYTES", 20_000)
     trace = ChromeTrace()
     for number in range(100):
         trace.kernel(number, number, number + 1, f"{number}" * 500)
@@ -201,7 +200,7 @@ def test_tables_are_the_same_where_all_columns_lie_in_a_file(
     path = written_of_all_kinds().write(tmp_path / "t.json")
     spans = read_kineto(path)
     expected = {name: list(spans.table(name).rows) for name in spans.tables}
-    for room in (event_kinds, spill):
+    for room in (kineto_trace, spill):
         monkeypatch.setattr(room, "HELD", 0)
     monkeypatch.setattr(kineto_trace, "SIZE", 2_000)
 

@@ -10,10 +10,11 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
 from lightning_rlprof.report.chrome_trace.writer import write_trace
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, kernel_table
+from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.chrome_tracks import Tracks
+from tests.builders.kernels import Kernels, kernel_table
 from tests.builders.runs import Row, loaded
 from tests.builders.sampled import sampled_run
 from tests.places import SHARED_DATA

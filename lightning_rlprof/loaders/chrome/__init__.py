@@ -1,1 +1,0 @@
-"""Chrome-trace JSON as a bounded stream of events."""

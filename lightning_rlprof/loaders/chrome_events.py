@@ -1,0 +1,644 @@
+"""Chrome-trace JSON as batches of whole events, through one buffer of a fixed size.
+
+The stream knows events, not the profiler that wrote them. A file that is cut off, or broken
+somewhere, is read up to the first event that can't be parsed. `read_head` reads only what a trace
+contains before its events. Times are exact, ids integers, and texts have codes.
+"""
+
+import decimal
+import itertools
+import json
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from sys import getsizeof
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast
+
+import msgspec
+import numpy as np
+from isal import isal_zlib
+
+from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.table import Cut, Loss
+
+MISSING = -1
+"""Stands for an id that an event does not have."""
+
+LARGEST_TIME = 2**62
+"""Times beyond it, in nanoseconds, are damage: the year 2116. Sums of two fit into 64 bits."""
+
+NO_TIME = -(2**63)
+"""Stands for an invalid time, or one beyond `LARGEST_TIME`."""
+
+Id = int | float | str | None
+"""As ids are found in real traces: 7, "stream 7", "PyTorch Profiler", null."""
+
+# Below it, in microseconds (101 days), neighbouring doubles are less than 0.001 apart.
+_DOUBLES = 2.0**43
+_ABSENT = -(2.0**42)
+
+# Events of a batch that tell whether its times are below: the first ones, and some in between.
+_FEW, _SAMPLES = 8, 32
+_time = operator.attrgetter("ts")
+_INTS = msgspec.json.Decoder(list[int])
+_EXACT = decimal.Context(prec=40, traps=[])
+MOST_NAMES = 1 << 18
+"""Most distinct texts; a day of a large job has some ten thousand names."""
+
+MOST_BYTES = 1 << 25
+"""Most memory of distinct texts; names of kernels have up to some thousand characters."""
+
+_KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
+_EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # stands before an event, with the blanks around it
+_GAP = re.compile(r"[\s,]*")
+
+# What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
+# the value of a key, so that names are left alone.
+_NON_FINITE = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
+
+# The quickest way to find the end of one value: its numbers need not become numbers.
+_PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
+_BROKEN, _INCOMPLETE = -1, -2
+_LITERAL = 16  # characters of the longest escape or literal that a cut may split
+BOMB_RATIO = 200
+"""Real traces are 10 to 22 times as long as their .gz and up to 100 times as long as their .zst."""
+
+BOMB_BYTES = 1 << 28
+"""Up to here a compressed file may expand by any ratio: two seconds of work."""
+
+_CHUNK, _STEP = 1 << 14, 1 << 16  # bytes that are read, and decompressed, at once
+_GZIP_MEMBER = 31  # for zlib: with the header of gzip, and its checksum at the end
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+T = TypeVar("T")
+SIZE = 1 << 20
+"""Bytes of the buffer: more leave the processor's cache, fewer pay more often for a batch."""
+
+LARGEST = 1 << 25
+"""Reading ends at an event, or at metadata, that is larger."""
+
+# Where borders between events are looked for, and how many are tried: lists of objects in the last
+# event's arguments look like them.
+_NEAR, _GUESSES = 1 << 14, 3
+_SEPARATOR = re.compile(rb"\}\s*," + _EVENT.encode())
+_FIRST = re.compile(rb"\[" + _EVENT.encode())
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+
+# What stands before the events grows with the process groups: 17 kB for 300 ranks.
+_HEAD_SIZE, _LARGEST_HEAD = 1 << 16, 1 << 23
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is decoded of one event; times and arguments stay as they are written."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: Id = None
+    tid: Id = None
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: msgspec.Raw = msgspec.Raw()
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Quick(Event, gc=False):
+    """An event whose times are numbers that doubles hold."""
+
+    ts: float = _ABSENT  # type: ignore[assignment]
+    dur: float = _ABSENT  # type: ignore[assignment]
+
+
+class EventDecoder:
+    """Decode events with their times as numbers where those are exact, else as they are written.
+
+    Where they were not, it is not tried again: such a trace counts from 1970, or is damaged.
+    """
+
+    def __init__(self) -> None:
+        self._quick: Any = msgspec.json.Decoder(list[_Quick]).decode
+        self._decode = msgspec.json.Decoder(list[Event]).decode
+
+    def decode(self, data: Any) -> list[Event]:
+        """Return the events of a JSON array; raises as msgspec does for what is none."""
+        if self._quick is not None:
+            try:
+                events = self._quick(data)
+                if max(map(_time, _some(events)), default=0) < _DOUBLES:
+                    return cast("list[Event]", events)
+            except msgspec.ValidationError:
+                pass
+            self._quick = None
+        return self._decode(data)
+
+
+def _some(events: list[_Quick]) -> Iterator[_Quick]:
+    """Yield a few slices of time: a trace counts from one beginning, but one may be damaged."""
+    slices = (each for each in events if each.ph == "X")
+    yield from itertools.islice(slices, _FEW)
+    yield from (each for each in events[:: len(events) // _SAMPLES + 1] if each.ph == "X")
+
+
+def integers(values: list[Any]) -> Int64s:
+    """Return ids and sizes as integers: a whole number or its text, `MISSING` for anything else.
+
+    Example::
+
+        >>> integers([7, "8", None, 9.0, "stream 7", 2**70, -5, 0.5]).tolist()
+        [7, 8, -1, 9, -1, -1, -1, -1]
+    """
+    try:
+        found = np.array(values)
+        if found.dtype == np.int64 and found.min() >= MISSING and found.max() < LARGEST_TIME:
+            return found
+    except (OverflowError, ValueError):
+        pass
+    return np.array([_integer(value) for value in values], np.int64)
+
+
+def _integer(value: Id) -> int:
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
+    known = value is not None and 0 <= value < LARGEST_TIME and value == int(value)
+    return int(value) if known else MISSING  # type: ignore[arg-type]
+
+
+def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
+    """Turn microseconds into nanoseconds, exactly; `NO_TIME` for anything else.
+
+    Args:
+        times: As they are written, or as `EventDecoder` read them. Below 2**43 µs, neighbouring
+            doubles are less than 0.001 apart; torch counts from the beginning of a quarter. So
+            the whole part is exact, and the nearest thousandth of the rest is the one that was
+            written. Multiplying first would not do: x * 1000 rounds wrongly near 2**42.
+
+    Example::
+
+        >>> nanoseconds([msgspec.Raw(b"4398046511104.001"), msgspec.Raw(b"null")]).tolist()[0]
+        4398046511104001
+        >>> nanoseconds([4398046511104.001]).tolist()
+        [4398046511104001]
+    """
+    if not times or not isinstance(times[0], float):
+        return _of_texts(cast("Sequence[msgspec.Raw]", times))
+    try:
+        floats = np.array(times, np.float64)
+    except (TypeError, ValueError):  # of a damaged batch: as they are written from some event on
+        cut = next(at for at, time in enumerate(times) if not isinstance(time, float))
+        return np.concatenate([nanoseconds(times[:cut]), nanoseconds(times[cut:])])
+    sound = (floats > _ABSENT) & (floats < _DOUBLES)
+    floats = np.where(sound, floats, 0)
+    whole = np.floor(floats)
+    rest = np.rint((floats - whole) * 1000).astype(np.int64)
+    return np.where(sound, whole.astype(np.int64) * 1000 + rest, NO_TIME)
+
+
+def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
+    joined = b"[" + b",".join(texts) + b"]"
+    try:
+        integers = _INTS.decode(joined)
+        if max(map(abs, integers)) < LARGEST_TIME // 1000:
+            return np.array(integers, np.int64) * 1000
+    except NOT_JSON:
+        pass
+    if (split := _split(texts)) is not None:
+        return split
+    return np.fromiter((_exactly(bytes(text)) for text in texts), np.int64, len(texts))
+
+
+def _split(texts: Sequence[msgspec.Raw]) -> Int64s | None:
+    """Read times since 1970, which doubles cannot hold; None where one is written otherwise."""
+    parts = [bytes(text).partition(b".") for text in texts]
+    try:
+        whole = np.array(_INTS.decode(b"[%b]" % b",".join([part[0] for part in parts])), np.int64)
+        # A one before them: JSON has no numbers that begin with 0.
+        digits = b",".join([b"1" + part[2].ljust(3, b"0") for part in parts])
+        rest = np.array(_INTS.decode(b"[%b]" % digits), np.int64) - 1000
+    except (*NOT_JSON, OverflowError):
+        return None
+    if b"e" in digits.lower():
+        return None
+    sound = (rest >= 0) & (rest < 1000) & (abs(whole) < LARGEST_TIME // 1000)
+    if len(whole) != len(texts) or len(rest) != len(texts) or not sound.all():
+        return None
+    minus = [part[0].lstrip().startswith(b"-") for part in parts]
+    return whole * 1000 + np.where(minus, -rest, rest)
+
+
+def _exactly(text: bytes) -> int:
+    value = _EXACT.multiply(_EXACT.create_decimal(text.decode("latin-1")), 1000)
+    if not value.is_finite() or abs(value) >= LARGEST_TIME:
+        return NO_TIME
+    return int(_EXACT.to_integral_value(value))
+
+
+class Codes(dict[Any, int]):
+    """Numbers for texts, or tuples of them, in the order in which they come.
+
+    ``codes[text]`` is its number, a new one where the text is new. Beyond the bounds all new texts
+    have one number, that of ``other``.
+
+    Args:
+        other: What stands for all texts beyond the bounds.
+        most: Most distinct texts.
+
+    Attributes:
+        merged: How many times ``other`` stood for a text.
+
+    Example::
+
+        >>> codes = Codes("(other)", most=2)
+        >>> [codes[text] for text in ("a", "b", "a", "c", "d")], codes.merged, list(codes)
+        ([0, 1, 0, 2, 2], 2, ['a', 'b', '(other)'])
+    """
+
+    def __init__(self, other: Any, most: int = MOST_NAMES) -> None:
+        super().__init__()
+        self.merged = 0
+        self._other, self._most, self._left = other, most, MOST_BYTES
+
+    def __missing__(self, value: Any) -> int:
+        """Number a new text."""
+        code = len(self)
+        size = sum(map(getsizeof, value)) if isinstance(value, tuple) else getsizeof(value)
+        if code >= self._most or size > self._left:
+            self.merged += 1
+            # Past this method: a dict's own way to a key would come back here.
+            self[self._other] = other = self.get(self._other, code)
+            return other
+        self[value] = code
+        self._left -= size
+        return code
+
+
+def replace_non_finite(text: bytes) -> bytes:
+    """Replace numbers that JSON cannot write by empty texts of the same length.
+
+    Example::
+
+        >>> replace_non_finite(b'{"dur": NaN, "name": "NaN"}')
+        b'{"dur":""  , "name": "NaN"}'
+    """
+    return _NON_FINITE.sub(_emptied, text)
+
+
+def _emptied(found: re.Match[bytes]) -> bytes:
+    """Return the same key with an empty text of the same length, unless it stands in a text."""
+    before = found.string[max(found.start() - 1, 0) : found.start()]
+    return found[0] if before == b"\\" else b'":' + b'""'.ljust(len(found[0]) - 2)
+
+
+def _past_gap(text: str, at: int) -> int:
+    """Return where the blanks and commas end that begin here."""
+    found = _GAP.match(text, at)
+    return found.end() if found else at
+
+
+def _end_of_value(text: str, at: int) -> int:
+    """Return where the JSON value that begins here ends, else `_BROKEN` or `_INCOMPLETE`."""
+    try:
+        return _PARSE(text, at)[1]
+    except RecursionError:
+        return _BROKEN
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text) - _LITERAL or error.msg.startswith("Unterminated")
+        return _INCOMPLETE if cut else _BROKEN
+
+
+class Decoder(Protocol[T]):
+    """What turns a JSON array of events into a list, as `msgspec.json.Decoder` does."""
+
+    def decode(self, data: Any, /) -> list[T]:
+        """Return the events; raises one of `NOT_JSON` for what it cannot read."""
+
+
+class ChromeStream(Generic[T]):
+    """Cut a trace into batches of whole events, whatever its layout.
+
+    A batch is valid until the next one is asked for: `msgspec.Raw` in it points into the buffer.
+    Takes a few times ``size`` of memory for any file whose events are smaller.
+
+    Args:
+        source: The bytes.
+        decoder: Turns a JSON array of events into a list; an event that it refuses is left out.
+        size: Bytes of the buffer.
+        most: Bytes that the buffer may grow to for one large event, or for large metadata.
+
+    Attributes:
+        top: What the file contains besides the events, by key; complete after the last batch.
+        events: Whether the array of events was found.
+        read: Events that were read.
+        lost: Events that were left out because their values have wrong types.
+        problems: Why the file was not read to its end, or what is wrong after the events.
+        complete: Whether the end of the events was reached, and nothing was wrong behind it.
+    """
+
+    def __init__(
+        self,
+        source: "Source",
+        decoder: Decoder[T],
+        size: int = SIZE,
+        most: int = LARGEST,
+    ) -> None:
+        self.top: dict[str, msgspec.Raw] = {}
+        self.events = False
+        self.read = self.lost = 0
+        self.problems: list[str] = []
+        self.complete = False
+        self._source, self._decode, self._most = source, decoder.decode, most
+        self._buffer = bytearray(max(size, 16))
+        # What is not cut yet lies between; the byte before it is free for a bracket.
+        self._low = self._high = 1
+        self._ended = self._bare = self._broken = False
+
+    def open(self) -> bool:
+        """Read on to the first event; False if the file has no array of events."""
+        while not self.events:
+            more = self._fill()
+            window = bytes(self._buffer[self._low : self._high])
+            start = len(window) - len(window.removeprefix(b"\xef\xbb\xbf").lstrip())
+            kind = window[start : start + 1]
+            bare = kind == b"["
+            found = _FIRST.match(window, start) if bare else _EVENTS.search(window, start)
+            if kind not in (b"[", b"{", b"") or (found is None and not more):
+                return False
+            if found is not None:
+                if kind == b"{":
+                    self._keep(window[start : found.start()].rstrip().removesuffix(b",") + b"}")
+                self._low += found.end()
+                self._bare, self.events = bare, True
+        return True
+
+    def __iter__(self) -> Iterator[list[T]]:
+        """Yield the batches in the order of the file.
+
+        Raises:
+            TraceError: See `Source`.
+        """
+        while self.open() and not self._ended:
+            more, low = self._fill(), self._low
+            batch = self._at_once()
+            if batch is None:
+                window = self._buffer[self._low : self._high]
+                self._buffer[self._low : self._high] = replace_non_finite(bytes(window))
+                batch = self._at_once()
+            if batch is None:
+                batch = self._one_by_one()
+            self.read += len(batch)
+            yield batch
+            if self._broken or (self._low == low and not more):
+                self.problems.append(self._end())
+                break
+        if self._ended:
+            self._read_rest()
+            if self._source.problem:
+                self.problems.append(self._source.problem)
+        self.complete = self._ended and not self.problems
+
+    @property
+    def truncated(self) -> bool:
+        """Whether reading ended before the last event; the first problem is then why."""
+        return self.events and not self._ended
+
+    def _end(self) -> str:
+        """Say why reading ended before the last event."""
+        if self._broken:
+            lost = 1 - self._source.share_read(self._high - self._low)
+            why, rest = "an event can't be parsed", f"the rest is left out, {lost:.0%} of it"
+        elif self._high >= self._most:
+            why, rest = f"an event is larger than {self._most:,} bytes", "the rest is left out"
+        else:
+            why, rest = self._source.problem or "it is truncated", "the rest is missing"
+        return Cut(f"{why}: {self.read:,} events were read, {rest}")
+
+    def _fill(self) -> bool:
+        """Move what is left to the front and fill up the buffer; False when there is no more."""
+        left = self._high - self._low
+        self._buffer[1 : 1 + left] = self._buffer[self._low : self._high]
+        self._low, self._high = 1, 1 + left
+        if self._high == len(self._buffer):
+            if self._high >= self._most:
+                return False
+            self._buffer = self._buffer + bytes(self._high)  # events of before may point into it
+        with memoryview(self._buffer) as view:
+            while self._high < len(view) and (count := self._source.readinto(view[self._high :])):
+                self._high += count
+            return self._high == len(view)
+
+    def _at_once(self) -> list[T] | None:
+        """Decode up to the last place that looks like a border; None if those that do are none.
+
+        A list that decodes shows that the place was one: its brackets close there.
+        """
+        free = self._low - 1
+        for cut in self._borders():
+            self._buffer[free], self._buffer[cut] = b"[]"
+            try:
+                batch = self._decode(memoryview(self._buffer)[free : cut + 1])
+            except NOT_JSON:
+                self._buffer[cut] = ord(",")
+                continue
+            self._low = cut + 1
+            return batch
+        return None
+
+    def _borders(self) -> list[int]:
+        """Return the last commas that seem to stand between events, the last one first."""
+        for first in (max(self._low, self._high - _NEAR), self._low):
+            places = [m.start() for m in _SEPARATOR.finditer(self._buffer, first, self._high)]
+            if places:
+                return [self._buffer.index(b",", place) for place in places[: -_GUESSES - 1 : -1]]
+        return []
+
+    def _one_by_one(self) -> list[T]:
+        """Decode each event on its own, up to one that is broken; six times as slow."""
+        window = bytes(self._buffer[self._low : self._high])
+        text = window.decode("latin-1")  # one character per byte
+        events: list[T] = []
+        at = _past_gap(text, 0)
+        while at < len(text):
+            if text[at] == "]":
+                self._ended, at = True, at + 1
+                break
+            end = _end_of_value(text, at)
+            if end < 0:
+                self._broken = end == _BROKEN
+                break
+            try:
+                events += self._decode(b"[%b]" % window[at:end])
+            except NOT_JSON:
+                self.lost += 1
+            at = _past_gap(text, end)
+        self._low += at
+        return events
+
+    def _read_rest(self) -> None:
+        """Read what stands behind the events."""
+        while self._fill():
+            pass
+        rest = bytes(self._buffer[self._low : self._high]).lstrip(b", \r\n\t")
+        if not self._bare:
+            rest = b"{" + rest
+            end = _end_of_value(rest.decode("latin-1"), 0)
+            end = len(rest) if end < 0 else end
+            self._keep(rest[:end])
+            rest = rest[end:]
+        if rest.strip(b"\0 \r\n\t"):
+            self.problems.append(Loss("data after its end, such as a second trace, is left out"))
+
+    def _keep(self, top: bytes) -> None:
+        try:
+            self.top |= msgspec.json.decode(replace_non_finite(top), type=dict[str, msgspec.Raw])
+        except NOT_JSON:
+            self.problems.append("the data outside of the events can't be read")
+
+
+def read_head(path: Path) -> ChromeStream[Any]:
+    """Read up to the first event: ``top`` has what stands there, ``events`` whether it is a trace.
+
+    Raises:
+        TraceError: See `Source`.
+    """
+    with Source(path) as source:
+        stream = ChromeStream(source, msgspec.json.Decoder(list[Any]), _HEAD_SIZE, _LARGEST_HEAD)
+        stream.open()
+    return stream
+
+
+class _Stream(Protocol):
+    """Where bytes come from: a plain file, or something that decompresses one."""
+
+    def readinto(self, view: memoryview, /) -> int | None:
+        """Fill the beginning of ``view``; 0 at the end."""
+
+
+class _DamagedError(Exception):
+    """The compressed data ends early or is broken; the text says how."""
+
+
+class Source(AbstractContextManager["Source"]):
+    """Read a plain, gzip or zstd file as one stream; which of them, its first bytes tell.
+
+    ``problem`` says why the stream ended before the file's end, None if it did not.
+
+    Args:
+        path: The file.
+
+    Raises:
+        TraceError: It cannot be opened or read, or expands beyond `BOMB_RATIO`, or is compressed by
+            zstd and the package for that is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.problem: str | None = None
+        self._path = path
+        self._read = 0
+        try:
+            self._file = path.open("rb")
+            magic = self._file.read(len(_ZSTD))
+            self._file.seek(0)
+            self._size = path.stat().st_size
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+        self._limit: int | None = None
+        self._stream: _Stream = self._file
+        if magic.startswith((_GZIP, _ZSTD)):
+            self._limit = max(BOMB_BYTES, BOMB_RATIO * self._size)
+            gzip = magic.startswith(_GZIP)
+            self._stream = _Gzip(self._file) if gzip else _Zstd(self._file, path)
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill the beginning of ``view`` (not empty) and return how much; 0 when all is read."""
+        if self.problem is not None:
+            return 0
+        try:
+            count = self._stream.readinto(view) or 0
+        except _DamagedError as damage:
+            self.problem = str(damage)
+            return 0
+        except OSError as error:
+            raise TraceError(f"{self._path}: cannot be read ({error.strerror})") from error
+        self._read += count
+        if self._limit is not None and self._read > self._limit:
+            raise TraceError(
+                f"{self._path}: its {self._size:,} bytes expand to more than {self._limit:,}, "
+                f"{BOMB_RATIO} times as many; decompress it yourself if it is a trace"
+            )
+        return count
+
+    def share_read(self, unused: int) -> float:
+        """Return what part of the file was read, without ``unused`` bytes of what it returned."""
+        used = (self._read - unused) / max(self._read, 1)
+        return min(self._file.tell() / max(self._size, 1), 1.0) * used
+
+
+class _Gzip:
+    """Gzip members, one after the other.
+
+    Everything before a cut is returned, where `isal.igzip` loses what one call has decompressed.
+    Damage costs what follows, and up to `_STEP` bytes before it.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._rest = b""
+        self._member: Any = isal_zlib.decompressobj(_GZIP_MEMBER)
+
+    def readinto(self, view: memoryview, /) -> int:
+        while not self._member.eof or self._next_member():
+            data = self._member.unconsumed_tail or self._rest or self._file.read(_CHUNK)
+            self._rest = b""
+            try:
+                out = self._member.decompress(data, min(len(view), _STEP))
+            except isal_zlib.error as error:  # type: ignore[misc]  # its stub says Exception()
+                raise _DamagedError(f"its compressed data is damaged ({error})") from error
+            if out:
+                view[: len(out)] = out
+                return len(out)
+            if not data and not self._member.eof:
+                raise _DamagedError("its compressed data is truncated")
+        return 0
+
+    def _next_member(self) -> bool:
+        """Begin the next member, after zeros that only fill up a block; False without one."""
+        rest = self._member.unused_data.lstrip(b"\0")
+        while not rest and (more := self._file.read(_CHUNK)):
+            rest = more.lstrip(b"\0")
+        if rest and not rest.startswith(_GZIP[:1]):
+            raise _DamagedError("its compressed data is followed by other data")
+        if rest:
+            self._rest, self._member = rest, isal_zlib.decompressobj(_GZIP_MEMBER)
+        return bool(rest)
+
+
+class _Zstd:
+    """Zstd frames, one after the other; a window above 128 MiB is refused."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            file.close()
+            raise TraceError(
+                f"{path}: compressed with zstd; to read it: pip install zstandard"
+            ) from error
+        self._error: type[Exception] = zstandard.ZstdError
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        self._any = False
+        self._stream = decompressor.stream_reader(file, read_across_frames=True)
+
+    def readinto(self, view: memoryview, /) -> int:
+        try:
+            # The first gives what comes before damage; it may give nothing for a single read.
+            count: int = self._stream.readinto1(view[:_STEP]) or self._stream.readinto(view)
+        except self._error as error:
+            raise _DamagedError(f"its compressed data is damaged ({error})") from error
+        self._any = self._any or count > 0
+        if not self._any:  # the first block is not whole; later ones end where the events do
+            raise _DamagedError("its compressed data is truncated")
+        return count

@@ -1,0 +1,673 @@
+"""Put the clocks of all hosts on one timeline, by the exchanges or the collectives of their ranks.
+
+A clock sync exchange compares two clocks. Where none was recorded, collectives do: in an all-reduce
+no rank ends before every rank has started. So each matched one bounds the offset of two clocks.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.loaders.clock_fit import Clock, Knot, from_collectives, from_exchange, solve
+from lightning_rlprof.loaders.rank_names import as_ranges
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import Header
+from lightning_rlprof.tables.arrays import (
+    Int64s,
+    Mask,
+    group_sizes,
+    group_starts,
+    match_occurrences,
+)
+from lightning_rlprof.tables.spans import RunWarning, Spans
+from lightning_rlprof.tables.table import Column, ColumnRows, Table
+
+# Ranks of one host read one monotonic clock, so their anchors differ only by the time between the
+# two readings and by what NTP slewed between their starts. More than this is another machine.
+_ONE_CLOCK_NS = 1_000_000_000
+Meetings = Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]]
+"""A rank's exchanges: with which rank, and the readings of its ping-pongs."""
+
+CLOCK_COLUMNS = (
+    Column("rank", "count"),
+    Column("host", "text"),
+    Column("clock", "count"),
+    Column("reference", "count"),
+    Column("method", "text"),
+    Column("exchanges", "count"),
+    Column("wall clock off", "duration", "ns"),
+    Column("uncertainty", "duration", "ns"),
+    Column("drift", "number", "ppm"),
+    Column("drift uncertainty", "number", "ppm"),
+    Column("jumps", "count"),
+)
+"""Of the table ``clocks``."""
+
+_PLACES = 65  # of a capture at which clocks are asked; between two of them they drift evenly
+Shift = Callable[[int, Int64s], Int64s]
+"""Takes times of one rank, -1 if unknown, and returns them as they are on another timeline."""
+
+# Those in which everybody needs something from everybody. Of a broadcast the root is done before
+# others have begun, of a reduce the others; an uneven all_to_all may send nothing to some.
+_KERNEL = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|barrier)", re.IGNORECASE)
+_ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+
+# Without a known group, ranks that took part together leave together, however they came.
+_FEWEST = 4
+_CLOSER = 5
+_WINDOW_NS = 10**9  # collectives within it bound one offset: clocks part by 0.1 ms in it, at most
+_MOST = 64  # windows
+_WRONG = 0.1  # of the bounds may contradict what all together tell
+
+
+class ClockRow(NamedTuple):
+    """What is known of one rank's clock, in the order of the table's columns.
+
+    Attributes:
+        rank: Whose it is.
+        host: Its host, "" where nothing tells it.
+        clock: The lowest rank that reads the same clock.
+        reference: The rank on whose clock it stands, None for one that stands alone.
+        method: ``reference``, ``ping-pong``, ``collectives`` or ``wall clock``.
+        exchanges: How many exchanges or collectives were used.
+        off_ns: How far its host's wall clock was ahead when the rank started.
+        uncertainty_ns: How far its times may be off, None where that is not known.
+        drift: In ppm, as ``drift_uncertainty``.
+        jumps: How often it was set.
+    """
+
+    rank: int
+    host: str
+    clock: int
+    reference: int | None = None
+    method: str = "wall clock"
+    exchanges: int = 0
+    off_ns: int | None = None
+    uncertainty_ns: int | None = None
+    drift: float | None = None
+    drift_uncertainty: float | None = None
+    jumps: int | None = None
+
+    def is_reference(self, rank: int) -> "ClockRow":
+        """Return the same clock as the one that others stand on."""
+        return self._replace(
+            reference=rank, method="reference", exchanges=0, off_ns=0, uncertainty_ns=0
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class OnAxis:
+    """How a rank's clock becomes wall-clock time, the same for all ranks whose clocks are known.
+
+    Attributes:
+        anchor_ns: What its host adds to this clock to get its own wall clock.
+        reference: The rank whose clock the host's was compared with, if any.
+        shift_ns: What to add to ``clock``'s times, or to the rank's own if ``clock`` is None.
+        clock: From the rank's clock to that of the reference, None for a host that stands alone.
+    """
+
+    anchor_ns: int
+    reference: int | None
+    shift_ns: int
+    clock: Clock | None = None
+
+    def unix(self, times: Int64s) -> Int64s:
+        """Return times of the rank's clock in wall-clock time; their order stays."""
+        own = times if self.clock is None else self.clock.moved(times)
+        return own + self.shift_ns
+
+    def off(self, unix_ns: int) -> int:
+        """Return how far the host's wall clock is ahead when it says this."""
+        time = unix_ns - self.anchor_ns
+        return unix_ns - int(self.unix(np.array([time]))[0])
+
+
+def on_axis(
+    headers: Mapping[int, Header], meetings: Mapping[int, Meetings] | None = None
+) -> tuple[dict[int, OnAxis], list[RunWarning]]:
+    """Return how each rank's clock becomes wall-clock time, and what is doubtful.
+
+    Ranks on one host share a clock, so they get the median of their anchors, ``unix_ns -
+    clock_ns``: an own anchor per rank would move them against each other by the noise of reading
+    two clocks. A host whose ranks met one of another host stands by that one's anchor.
+
+    Example::
+
+        >>> one = Header(1, "r", 0, 2, "", "a", 1, "cpu", unix_ns=1_000, clock_ns=0)
+        >>> two = Header(1, "r", 1, 2, "", "a", 2, "cpu", unix_ns=1_700, clock_ns=600)
+        >>> [each.shift_ns for each in on_axis({0: one, 1: two})[0].values()]
+        [1000, 1000]
+    """
+    groups, problems = _groups(headers)
+    anchors = {rank: anchor for anchor, ranks in groups for rank in ranks}
+    found: dict[int, OnAxis] = {}
+    for anchor, ranks in groups:
+        there, clock = _solved(ranks, meetings or {})
+        own = OnAxis(anchor, None, anchor)
+        if clock is not None and there not in ranks and there in anchors:
+            own = OnAxis(anchor, there, anchors[there], clock)
+            problems += _doubts(headers[ranks[0]].host, clock)
+        found |= dict.fromkeys(ranks, own)
+    return dict(sorted(found.items())), problems
+
+
+def clock_table(
+    headers: Mapping[int, Header],
+    ranks: Mapping[int, OnAxis],
+    lives: Mapping[int, Sequence[int]] | None = None,
+) -> Table | None:
+    """Return what is known of each rank's clock: a row per rank, by rank; None for one clock.
+
+    ``wall clock off`` is how far its host's wall clock was ahead of the reference's when the rank
+    started. ``uncertainty`` is the largest one between the first exchange and the last, and at the
+    times of ``lives`` on the rank's own clock. These and later columns are unknown for a clock
+    that was never synchronized.
+    """
+    lowest: dict[OnAxis, int] = {}
+    references = {
+        own.shift_ns: own.reference for own in ranks.values() if own.reference is not None
+    }
+    rows = []
+    for rank, own in ranks.items():
+        row = ClockRow(rank, headers[rank].host, lowest.setdefault(own, rank))
+        if own.clock is None and own.anchor_ns in references:
+            row = row.is_reference(references[own.anchor_ns])
+        rows.append(_row(row, headers[rank], own, (lives or {}).get(rank, [])))
+    return Table("clocks", CLOCK_COLUMNS, rows) if len(lowest) > 1 else None
+
+
+def wall_clocks(headers: Mapping[int, Header]) -> list[ClockRow]:
+    """Return the clocks of what device tools recorded: each host's wall clock, nothing compared.
+
+    A rank whose host or recording time is unknown has its own.
+    """
+    lowest: dict[object, int] = {}
+    return [
+        ClockRow(
+            rank,
+            header.host,
+            lowest.setdefault(header.host if header.host and header.unix_ns else rank, rank),
+        )
+        for rank, header in sorted(headers.items())
+    ]
+
+
+def _row(row: ClockRow, header: Header, own: OnAxis, times: Sequence[int]) -> ClockRow:
+    clock = own.clock
+    if clock is None:
+        return row
+    return row._replace(
+        reference=own.reference,
+        method="ping-pong",
+        exchanges=len(clock.time_ns),
+        off_ns=own.off(header.unix_ns),
+        uncertainty_ns=max([clock.largest_ns, *clock.uncertainty(times).tolist()]),
+        drift=clock.drift * 1e6,
+        drift_uncertainty=clock.drift_uncertainty * 1e6,
+        jumps=len(clock.jumps),
+    )
+
+
+def _solved(ranks: Sequence[int], meetings: Mapping[int, Meetings]) -> tuple[int, Clock | None]:
+    """Return with which rank those of a host exchanged times, and what these tell."""
+    knots: dict[int, list[Knot]] = {}
+    for rank in ranks:
+        for there, readings in meetings.get(rank, ()):
+            if len(readings):
+                knots.setdefault(there, []).append(from_exchange(readings))
+    there = max(knots, key=lambda each: len(knots[each]), default=-1)
+    clock = solve(knots.get(there, ()))
+    if clock is not None and (np.diff(clock.time_ns + clock.offset_ns) < 0).any():
+        clock = None  # another run's, or damaged: no clock runs backwards
+    return there, clock
+
+
+def _doubts(host: str, clock: Clock) -> list[RunWarning]:
+    """Say where a clock was set: times between two exchanges are uncertain by as much."""
+    return [
+        RunWarning(
+            None,
+            f"host {host}: its clock was set by {jump.size_ns / 1e6:+.1f} ms, at an unknown time "
+            f"within {(jump.before_ns - jump.after_ns) / 1e9:.0f} s",
+            Code.CLOCKS_DOUBTFUL.value,
+        )
+        for jump in clock.jumps
+    ]
+
+
+def _groups(headers: Mapping[int, Header]) -> tuple[list[tuple[int, list[int]]], list[RunWarning]]:
+    """Return each clock's anchor and ranks, and what is doubtful of hosts."""
+    hosts: dict[str, list[tuple[int, int]]] = {}
+    for rank, header in headers.items():
+        hosts.setdefault(header.host, []).append((header.unix_ns - header.clock_ns, rank))
+    groups, problems = [], []
+    for host, pairs in hosts.items():
+        clocks = _clocks(sorted(pairs))
+        if len(clocks) > 1:
+            text = (
+                f"host {host}: its ranks' clocks differ by seconds: this may be {len(clocks)} hosts"
+            )
+            problems.append(RunWarning(None, text, Code.CLOCKS_DOUBTFUL.value))
+        for clock in clocks:
+            median = clock[(len(clock) - 1) // 2][0]
+            groups.append((median, sorted(rank for _, rank in clock)))
+    return groups, problems
+
+
+def _clocks(pairs: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Split one host's sorted (anchor, rank) pairs where neighbours cannot share a clock."""
+    groups = [[pairs[0]]]
+    for before, pair in itertools.pairwise(pairs):
+        if pair[0] - before[0] > _ONE_CLOCK_NS:
+            groups.append([])
+        groups[-1].append(pair)
+    return groups
+
+
+def shift_times(read: Callable[[], Table], shift: Shift) -> Table:
+    """Read a table and move its times, by the rank of their row; unknown ones and durations stay.
+
+    Example::
+
+        >>> table = Table("t", (Column("rank", "count"), Column("start", "time", "ns")), [(1, 5)])
+        >>> list(shift_times(lambda: table, lambda rank, times: times + 100 * rank).rows)
+        [(1, 105)]
+    """
+    table = read()
+    if table.abstained is not None:
+        return table
+    names, cells = [column.name for column in table.columns], table.arrays()
+    rank = np.ma.getdata(cells[names.index("rank")]) if "rank" in names else None
+    rows = [
+        shift_cells(each, rank, shift) if is_moment(column, each) else each
+        for column, each in zip(table.columns, cells, strict=True)
+    ]
+    return replace(table, rows=ColumnRows(rows))
+
+
+def shift_cells(cells: Any, rank: Int64s | None, shift: Shift) -> Any:
+    """Return a column with its known times moved.
+
+    Args:
+        cells: An array, perhaps masked.
+        rank: Of each cell; None where no rank is told.
+        shift: What moves them.
+    """
+    found, known = cells.copy(), np.flatnonzero(~np.ma.getmaskarray(cells))
+    ranks = np.full(len(cells), -1) if rank is None else rank
+    order = known[np.argsort(ranks[known], kind="stable")]
+    for rows in np.split(order, group_starts(ranks[order])[1:]) if len(order) else ():
+        found[rows] = shift(int(ranks[rows[0]]), np.ma.getdata(cells)[rows])
+    return found
+
+
+def is_moment(column: Column, cells: Any) -> bool:
+    """Tell whether a column contains times on the timeline; without any known cell it does not."""
+    return column.kind == "time" and is_integer(cells)
+
+
+def is_integer(cells: Any) -> bool:
+    """Tell whether a column is an array of integers."""
+    return not isinstance(cells, tuple) and cells.dtype.kind == "i"
+
+
+def moved(spans: Spans, clocks: Mapping[int, Clock]) -> Spans:
+    """Return a run with all times of some ranks by another clock; durations in tables stay.
+
+    The axis begins earlier where a time would be negative. Tables are moved when they are read, by
+    their column ``rank``; the table ``clocks`` is left to who knows what was compared.
+
+    Args:
+        spans: The run.
+        clocks: By rank, how its times on the axis become those of the reference.
+    """
+    if not clocks:
+        return spans
+    by = max(0, *(-int(clock.offset([0])[0]) for clock in clocks.values()))
+
+    def shift(rank: int, times: Int64s) -> Int64s:
+        return (clocks[rank].moved(times) if rank in clocks else times) + by
+
+    notes = [
+        note._replace(
+            time_ns=int(shift(-1 if note.rank is None else note.rank, np.array([note.time_ns]))[0])
+        )
+        for note in spans.notes
+    ]
+    return replace(
+        spans,
+        start_ns=shift_cells(spans.start_ns, spans.rank, shift),
+        end_ns=shift_cells(spans.end_ns, spans.rank, shift),
+        notes=tuple(sorted(notes, key=lambda note: note.time_ns)),
+        unix_ns=spans.unix_ns - by,
+        tables={
+            name: read if name == "clocks" else partial(shift_times, read, shift)
+            for name, read in spans.tables.items()
+        },
+        wall_off={
+            **spans.wall_off,
+            **{rank: partial(_ahead, spans, rank, clock) for rank, clock in clocks.items()},
+        },
+    )
+
+
+def _ahead(spans: Spans, rank: int, clock: Clock, unix_ns: int) -> int:
+    """Return how far a rank's wall clock is ahead when it says this."""
+    time = spans.later(rank, unix_ns)
+    return unix_ns - spans.unix_ns - time - int(clock.offset([time])[0])
+
+
+def on_run(spans: Spans, unix_ns: int, rank: int | None, times: Int64s) -> Int64s:
+    """Return times that count from when a rank's wall clock said ``unix_ns`` on the run's axis.
+
+    Their order stays. Where the clock drifts against the others, so do the times.
+    """
+    if rank not in spans.wall_off or not len(times):
+        return times + (unix_ns - spans.unix_ns)
+    places = np.unique(np.linspace(int(times.min()), int(times.max()), _PLACES).astype(np.int64))
+    shift = [spans.later(rank, unix_ns + place) - place for place in places.tolist()]
+    more = np.interp(times, places, [each - shift[0] for each in shift])
+    return np.asarray(times + shift[0] + np.rint(more).astype(np.int64), np.int64)
+
+
+class Shared(NamedTuple):
+    """Meetings of two sets of ranks, by time: when the last came, and the first left, of each."""
+
+    start_ns: Int64s
+    end_ns: Int64s
+    start_there_ns: Int64s
+    end_there_ns: Int64s
+
+    def bounds(self) -> tuple[Int64s, Int64s]:
+        """Return the least and the most that can be added to times of the first set."""
+        return self.start_there_ns - self.end_ns, self.end_there_ns - self.start_ns
+
+    def where(self, keep: Mask) -> "Shared":
+        """Return some of them."""
+        return Shared(*(column[keep] for column in self))
+
+
+class Met(NamedTuple):
+    """Calls on the axis of the run, and which of them were one collective.
+
+    Attributes:
+        rank: Whose each is.
+        start_ns: When it came.
+        end_ns: When it left.
+        meeting: Which collective it was.
+        sure: Whether its group is told.
+    """
+
+    rank: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    meeting: Int64s
+    sure: Mask
+
+    def side(self, own: Int64s) -> "Side":
+        """Return when the last of some calls began in each meeting, and when the first ended."""
+        own = own[np.argsort(self.meeting[own], kind="stable")]
+        if not len(own):
+            return Side(own, own, own, np.zeros(0, bool))
+        heads = group_starts(self.meeting[own])
+        start = np.maximum.reduceat(self.start_ns[own], heads)
+        end = np.minimum.reduceat(self.end_ns[own], heads)
+        return Side(self.meeting[own[heads]], start, end, self.sure[own[heads]])
+
+
+class Side(NamedTuple):
+    """Some ranks in their meetings; by meeting, which is ascending."""
+
+    meeting: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    sure: Mask
+
+    def shared(self, there: "Side") -> Shared:
+        """Return the meetings in which both sides are, without those that are doubtful.
+
+        Without known groups, calls were matched by their order alone. Then they are believed
+        where most bounds agree with one offset, and the ends of those differ far less than their
+        starts do: so it is where ranks wait for one another, and not where they do alike.
+        """
+        _, own, at = np.intersect1d(
+            self.meeting, there.meeting, assume_unique=True, return_indices=True
+        )
+        times = (self.start_ns[own], self.end_ns[own], there.start_ns[at], there.end_ns[at])
+        every, sure = Shared(*times), self.sure[own]
+        pairs = zip(every.where(sure), _waiting(every.where(~sure)), strict=True)
+        found = Shared(*map(np.concatenate, pairs))
+        order = np.argsort(found.end_ns, kind="stable")
+        return Shared(*(column[order] for column in found))
+
+
+def met(spans: Spans) -> Met | None:
+    """Match the collectives of a run: by number, else by their order in a step.
+
+    They are those of the table ``collectives``; Nsight Systems, which has none, tells them by names
+    of kernels. None where there are none, or where they cannot be read.
+    """
+    by_names = any("nsys" in header.versions for header in spans.headers.values())
+    name = "kernels" if by_names and "collectives" not in spans.tables else "collectives"
+    table = spans.try_table(name, [])
+    if table is None or not len(table.rows):
+        return None
+    heads = [column.name for column in table.columns]
+    codes, texts = table.texts("operation" if "operation" in heads else "kernel")
+    waits = np.array([*map(_operation, texts), -1], np.int64)[codes]
+    rank, start, took = (table.numbers(each) for each in ("rank", "start", "duration"))
+    nothing = np.full(len(rank), -1)
+    group = table.texts("group")[0] if "group" in heads else nothing
+    number, step = (
+        table.numbers(each, -1) if each in heads else nothing for each in ("number", "step")
+    )
+    keep = np.flatnonzero((waits >= 0) & ((number >= 0) | (step > 0)))
+    if not len(keep):
+        return None
+    place = np.where(number >= 0, number, step)
+    key = [(group * len(_ALL) + waits)[keep], (number >= 0)[keep], place[keep]]
+    order, starts = match_occurrences(key, rank[keep], start[keep])
+    at = keep[order]
+    meeting = np.repeat(np.arange(len(starts)), group_sizes(starts, len(order)))
+    return Met(rank[at], start[at], start[at] + took[at], meeting, group[at] >= 0)
+
+
+def _operation(name: str) -> int:
+    """Return which of `_ALL` an operation or a kernel is, -1 for others."""
+    found = _KERNEL.search(name)
+    short = found[1].lower().replace("_", "") if found else ""
+    return next((at for at, each in enumerate(_ALL) if each.replace("_", "") == short), -1)
+
+
+def _waiting(found: Shared) -> Shared:
+    """Return those of which it shows that ranks met in them; none where it does not."""
+    nothing = np.zeros(len(found.end_ns), bool)
+    if len(nothing) < _FEWEST:
+        return found.where(nothing)
+    low, high = found.bounds()
+    ends, starts = found.end_there_ns - found.end_ns, found.start_there_ns - found.start_ns
+    middle = np.sort(ends)[len(ends) // 2]
+    agree = (low <= middle) & (middle <= high)
+    count = int(np.count_nonzero(agree))
+    closer = count >= _FEWEST and _spread(ends[agree]) * _CLOSER <= _spread(starts[agree])
+    return found.where(agree if closer and 2 * count > len(agree) else nothing)
+
+
+def _spread(values: Int64s) -> float:
+    return float(np.median(abs(values - np.median(values))))
+
+
+class _Solved(NamedTuple):
+    """What collectives tell of one clock: how to move it, the ±u, and how many there were."""
+
+    clock: Clock
+    unsure_ns: int
+    meetings: int
+
+
+def aligned(spans: Spans) -> Spans:
+    """Return a run with all its clocks on one axis, as far as that is known, and say what is not.
+
+    A clock that was compared stays. The others are compared by collectives, where that certifies an
+    offset: spans, notes and tables of their ranks are moved by it. What is told of each clock is
+    the table ``clocks``. A run of one clock is returned as it is.
+    """
+    rows = _known(spans)
+    if len({row.clock for row in rows}) < 2:
+        return spans
+    left = {row.clock for row in rows if row.uncertainty_ns is None}
+    if left and "collectives" in spans.tables:  # asked for now, and often once more
+        kept = {"collectives": cache(spans.tables["collectives"])}
+        spans = replace(spans, tables={**spans.tables, **kept})
+    found = _compared_clocks(spans, rows) if left else {}
+    clocks = {row.rank: found[row.clock].clock for row in rows if row.clock in found}
+    spans = moved(spans, {rank: each for rank, each in clocks.items() if each.offset_ns.any()})
+    rows = _told(spans, rows, found)
+    warnings = (*spans.warnings, *_unsynchronized(spans, rows))
+    table = Table("clocks", CLOCK_COLUMNS, rows)
+    return replace(spans, warnings=warnings, tables={**spans.tables, "clocks": lambda: table})
+
+
+def _known(spans: Spans) -> list[ClockRow]:
+    rows = list(spans.table("clocks").rows) if "clocks" in spans.tables else []
+    if len(rows) == len(spans.headers):
+        return [ClockRow(*row) for row in rows]  # type: ignore[arg-type]
+    return wall_clocks(spans.headers) if len(spans.headers) > 1 else []
+
+
+def _told(spans: Spans, rows: Sequence[ClockRow], found: Mapping[int, _Solved]) -> list[ClockRow]:
+    told = next((row.reference for row in rows if row.reference is not None), None)
+    first = rows[0].clock if told is None and found else None
+    reference = rows[0].rank if told is None else told
+    return [
+        row.is_reference(reference)
+        if row.clock == first
+        else _compared_row(spans, row, reference, found[row.clock])
+        if row.clock in found
+        else row
+        for row in rows
+    ]
+
+
+def _compared_row(spans: Spans, row: ClockRow, reference: int, solved: _Solved) -> ClockRow:
+    unix = spans.headers[row.rank].unix_ns
+    return row._replace(
+        reference=reference,
+        method="collectives",
+        exchanges=solved.meetings,
+        off_ns=unix - spans.unix_ns - spans.later(row.rank, unix) if unix else None,
+        uncertainty_ns=solved.unsure_ns,
+        drift=solved.clock.drift * 1e6,
+        drift_uncertainty=solved.clock.drift_uncertainty * 1e6,
+        jumps=len(solved.clock.jumps),
+    )
+
+
+def _unsynchronized(spans: Spans, rows: Sequence[ClockRow]) -> list[RunWarning]:
+    """Say whose times can be compared only roughly; of a trace without a date that is said."""
+    rows = [row for row in rows if spans.headers[row.rank].unix_ns]
+    left = [row for row in rows if row.uncertainty_ns is None]
+    clocks = len({row.clock for row in left}) + (len(left) < len(rows))
+    if clocks < 2:
+        return []
+    if not all(row.host for row in left):
+        ranks = as_ranges(row.rank for row in left if not row.host)
+        text = f"hosts of ranks {ranks} are unknown and clocks are unsynchronized: between ranks"
+        text += ", times may be off by milliseconds"
+        return [RunWarning(None, text, Code.CLOCKS_DOUBTFUL.value)]
+    text = f"clocks of {clocks} hosts are unsynchronized: between hosts, times may be off by ms"
+    return [RunWarning(None, text, Code.CLOCKS_DOUBTFUL.value)]
+
+
+def _compared_clocks(spans: Spans, rows: Sequence[ClockRow]) -> dict[int, _Solved]:
+    """Compare clock after clock with those that are known already.
+
+    Where none is known, it is that of the lowest rank.
+    """
+    calls = met(spans)
+    if calls is None:
+        return {}
+    unsure = {row.clock: row.uncertainty_ns for row in rows if row.uncertainty_ns is not None}
+    unsure = unsure or {rows[0].clock: 0}
+    left = {row.clock: row for row in rows if row.clock == row.rank and row.clock not in unsure}
+    clock_of = np.zeros(max(row.rank for row in rows) + 1, np.int64)
+    clock_of[[row.rank for row in rows]] = [row.clock for row in rows]
+    found: dict[int, _Solved] = {}
+    while left:
+        whose = clock_of[calls.rank]
+        there, worst = calls.side(np.flatnonzero(np.isin(whose, [*unsure]))), max(unsure.values())
+        new: dict[int, _Solved] = {}
+        for clock, row in left.items():
+            shared = calls.side(np.flatnonzero(whose == clock)).shared(there)
+            own = clock_of[spans.rank] == clock
+            edges = [spans.start_ns[own].min(), spans.end_ns[own].max()] if own.any() else []
+            may_be_one = bool(spans.headers[clock].unix_ns) and not row.host
+            solved = _compared(shared, edges, worst, may_be_one=may_be_one)
+            new |= {} if solved is None else {clock: solved}
+        if not new:
+            break
+        calls, found = _on(calls, whose, new), found | new
+        unsure |= {clock: solved.unsure_ns for clock, solved in new.items()}
+        left = {clock: row for clock, row in left.items() if clock not in new}
+    return found
+
+
+def _on(calls: Met, whose: Int64s, clocks: Mapping[int, _Solved]) -> Met:
+    """Return the calls with those of some clocks moved."""
+
+    def shift(clock: int, times: Int64s) -> Int64s:
+        return clocks[clock].clock.moved(times) if clock in clocks else times
+
+    start, end = (shift_cells(each, whose, shift) for each in (calls.start_ns, calls.end_ns))
+    return calls._replace(start_ns=start, end_ns=end)
+
+
+def _compared(
+    shared: Shared, edges: Sequence[int], worst_ns: int, *, may_be_one: bool
+) -> _Solved | None:
+    """Return what meetings tell, None if it is not sound.
+
+    Args:
+        shared: Meetings with ranks whose clocks are known.
+        edges: Times between which the ±u is asked for.
+        worst_ns: The ±u of those clocks.
+        may_be_one: The clock stays where it is, unless meetings say that it cannot.
+    """
+    if not len(shared.end_ns):
+        return None
+    window = max(int(np.ptp(shared.end_ns)) // _MOST, _WINDOW_NS)
+    places = (shared.end_ns - shared.end_ns[0]) // window
+    clock = solve([from_collectives(*shared.where(places == at)) for at in np.unique(places)])
+    if clock is None or (np.diff(clock.time_ns + clock.offset_ns) < 0).any():
+        return None
+    clock = _still(clock) if may_be_one and _fits(_still(clock), shared, worst_ns) else clock
+    if not _fits(clock, shared, worst_ns):
+        return None
+    times = [*edges, int(shared.start_ns.min()), int(shared.end_ns[-1])]
+    unsure = max(clock.largest_ns, int(clock.uncertainty(times).max())) + worst_ns
+    return _Solved(clock, unsure, len(shared.end_ns))
+
+
+def _still(clock: Clock) -> Clock:
+    """Return a clock that adds nothing, and is as unsure as that may be wrong."""
+    return replace(
+        clock,
+        offset_ns=np.zeros_like(clock.offset_ns),
+        uncertainty_ns=clock.uncertainty_ns + abs(clock.offset_ns),
+        drift=0.0,
+        drift_uncertainty=clock.drift_uncertainty + abs(clock.drift),
+        jumps=(),
+    )
+
+
+def _fits(clock: Clock, shared: Shared, worst_ns: int) -> bool:
+    """Tell whether nearly all bounds allow the offset itself, up to how unsure the others are."""
+    low, high = shared.bounds()
+    wrong = low > clock.offset(shared.end_ns) + worst_ns
+    wrong |= high < clock.offset(shared.start_ns) - worst_ns
+    return bool(np.count_nonzero(wrong) <= _WRONG * len(low))

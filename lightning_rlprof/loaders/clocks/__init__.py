@@ -1,1 +1,0 @@
-"""One common timeline for the clocks of many hosts."""

@@ -1,1 +1,0 @@
-"""What frameworks write of their own stages and samples: AReaL, slime, verl, rl-insight."""

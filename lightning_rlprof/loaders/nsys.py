@@ -1,0 +1,811 @@
+"""Read reports of Nsight Systems as spans, with tables of what the devices did.
+
+Reports are exported to SQLite by nsys first. Steps and ranks are those that NVTX ranges tell.
+Kernels, copies and waits come with their launches, and with the ranges around these.
+"""
+
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.host_calls import (
+    NOWHERE,
+    Found,
+    Launches,
+    Stages,
+    as_spans,
+    columns_named,
+    stages_at,
+)
+from lightning_rlprof.loaders.rank_names import rank_in_name
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables, coded, is_sqlite
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import FORMAT, KINDS, STAGES, Header
+from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.kernels import (
+    HIDDEN_IN_GRAPHS,
+    UNKNOWN,
+    Coded,
+    distinct,
+    find,
+    known,
+)
+from lightning_rlprof.tables.spans import RankNote, RunWarning, Spans, Thread, note_of, warning_of
+from lightning_rlprof.tables.table import ColumnRows, Loss, Table, noted
+
+STRINGS = "StringIds"
+"""The table that holds the texts which other columns name by number."""
+
+# Any of these is in every export from 2019 on; none is in another tool's database.
+_SIGNS = {"EXPORT_META_DATA", "META_DATA_EXPORT", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL"}
+LARGEST = 2**60
+"""Times and steps beyond it are damage: 36 years."""
+
+_TABLE = "NVTX_EVENTS"
+_CATEGORY, _MARK, _PUSHED, _STARTED, _DOMAIN = 33, 34, 59, 60, 75
+_OWN = "rlprof"
+_CAPTURE, _RANK, _CLOCK = "rlprof.capture", "rlprof.rank", "rlprof.clock"
+_MOST_RANKS = 2**20
+_LARGEST_CLOCK = 2**62
+_PAYLOADS = ("int64Value", "int32Value", "uint64Value", "uint32Value")
+_COLUMNS = ("start", "end", "eventType", "globalTid", "domainId", "category", "textId", *_PAYLOADS)
+
+# What torch.autograd's emit_nvtx adds to an operator's name, different for each call:
+# https://github.com/pytorch/pytorch/blob/main/torch/csrc/profiler/util.cpp, getNvtxStr
+_CALL_OF_TORCH = re.compile(
+    r"(?<=.)(?:, (?:seq|op_id|sizes|input_op_ids) = (?:-?\d+|\[[][\d, ()-]*\]))+\Z"
+)
+_KIND = {kind: code for code, kind in enumerate(KINDS)}
+REPORT = ".nsys-rep"
+"""How the names of reports end."""
+
+_SECONDS = 1800  # gigabytes take nsys minutes; it has hung on reports that a crash cut short
+_EXPORT = ("export", "--type", "sqlite", "--force-overwrite", "true", "--output")
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+"""The table of kernels in the export."""
+
+_COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_SET = "CUPTI_ACTIVITY_KIND_MEMSET"
+_SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_CALL = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_METRICS, _METRIC_NAMES = "GPU_METRICS", "TARGET_INFO_GPU_METRICS"
+_DEVICES = "TARGET_INFO_CUDA_DEVICE"
+ACTIVITIES = (KERNELS, _GRAPH, _COPY, _SET, _SYNC)
+"""Tables whose rows belong to processes; all but the last one are of what devices ran."""
+
+_GRAPHS = ("graphNodeId", "graphId")
+_ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_COPIES = {
+    **{1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD"},
+    **{9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD", -1: "memset"},
+}
+_SYNCS = {1: "event", 2: "stream waits for event", 3: "stream", 4: "context"}
+
+# The start of a session and our marks agree within 0.2 ms; a thread that waits for the interpreter
+# between reading the clock and marking can be 5 ms late.
+_CLOCKS_AGREE_NS = 20_000_000
+_FEW = 4
+_ABOUT, _VERSION = ("META_DATA_EXPORT", "EXPORT_META_DATA"), "EXPORT_PRODUCT_VERSION"
+
+
+class Export(SqliteTables):
+    """Read tables of one SQLite export; each call opens the file and closes it again.
+
+    Args:
+        path: The SQLite file.
+        source: What the user named, where that is another file; errors name it.
+
+    Raises:
+        TraceError: The file is not an SQLite database that nsys wrote; also from any method
+            when the file turns out to be damaged.
+    """
+
+    def __init__(self, path: Path, source: Path | None = None) -> None:
+        if not is_sqlite(path):
+            raise TraceError(f"{source or path}: not an SQLite export of Nsight Systems")
+        super().__init__(path, source)
+        if not _SIGNS & self.columns.keys():
+            found = ", ".join(sorted(self.columns)[:5]) or "none"
+            raise TraceError(
+                f"{self.source}: not an export of Nsight Systems (its tables: {found})"
+            )
+
+    def least(self, table: str, group: str, name: str) -> dict[int, int]:
+        """Return the smallest integer of a column for each integer in another one."""
+        if not {group, name} <= self.columns.get(table, frozenset()):
+            return {}
+        kinds = f"typeof(\"{group}\") = 'integer' AND typeof(\"{name}\") = 'integer'"
+        sql = f'SELECT "{group}", MIN("{name}") FROM "{table}" WHERE {kinds} GROUP BY "{group}"'
+        return dict(self.rows(sql))
+
+
+def open_export(path: Path) -> Export:
+    """Open an SQLite export, or a report, which ``nsys export`` turns into one first.
+
+    The export of a report lies in a temporary folder, for its owner alone, until the `Export` goes.
+
+    Raises:
+        TraceError: nsys is not installed or fails, or the file is not an export.
+    """
+    if path.suffix != REPORT or is_sqlite(path):
+        return Export(path)
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        files = (f"./{name}" for name in (path.with_suffix(".sqlite").name, path.name))
+        command = shlex.join(["nsys", *_EXPORT, *files])
+        raise TraceError(
+            f"{path}: reading a report needs nsys, which is not on PATH. Where nsys is installed, "
+            f"run `{command}` and load its output"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="rlprof-nsys-"))
+    try:
+        _export(nsys, path, folder / "report.sqlite")
+        export = Export(folder / "report.sqlite", source=path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(export, shutil.rmtree, folder, ignore_errors=True)
+    return export
+
+
+def _export(nsys: str, report: Path, into: Path) -> None:
+    command = [nsys, *_EXPORT, str(into), str(report.absolute())]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TraceError(f"{report}: nsys export took more than {_SECONDS} s") from error
+    except OSError as error:
+        raise TraceError(f"{report}: {nsys} cannot be run ({error.strerror})") from error
+    if done.returncode or not into.exists():
+        said = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+        last = next((line.strip() for line in reversed(said) if line.strip()), "it says nothing")
+        raise TraceError(f"{report}: nsys export failed with code {done.returncode}: {last}")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges(Stages):
+    """Ranges and marks as columns of one length, in the export's time and in its order.
+
+    Threads are globalTids: `process_of` finds the process in them. Starts are below zero for what
+    began before the capture. The step of other domains' ranges is that of our own around them.
+
+    Attributes:
+        names: Distinct names; those of torch's operators without the numbers of the call.
+        own: Whether it is of our own domain.
+        ranks: What processes say their rank is, by globalPid.
+        unix_ns: Wall-clock time of zero as the marks ``rlprof.clock`` tell it, None without any.
+        problems: What was lost.
+    """
+
+    names: list[str]
+    own: Mask
+    ranks: dict[int, int]
+    unix_ns: int | None
+    problems: list[str]
+
+
+def possible(times: Int64s) -> Mask:
+    """Return which times are below `LARGEST` either way."""
+    return (times > -LARGEST) & (times < LARGEST)
+
+
+def process_of(thread: Int64s) -> Int64s:
+    """Return the globalPid inside each globalTid: all but the lowest 24 bits."""
+    return thread & ~0xFFFFFF
+
+
+def pid_of(process: int) -> int:
+    """Return the number of the process, as the system counts, inside a globalPid or globalTid."""
+    return (process >> 24) & 0xFFFFFF
+
+
+def read_ranges(export: Export) -> Ranges:
+    """Read the NVTX events of an export.
+
+    Raises:
+        TraceError: The file is damaged.
+    """
+    events = _Events(export)
+    spans, problems = events.sound()
+    said = events.own & (events.type == _MARK) & events.named(_RANK, _CLOCK)
+    keep = spans & ~said & ~(events.own & events.named(_CAPTURE))
+    has_step = events.own & (events.payload >= 0) & (events.payload < LARGEST)
+    used, name = np.unique(events.name[keep], return_inverse=True)
+    thread, own = events.thread[keep], events.own[keep]
+    read = Ranges(
+        process_of(thread),
+        thread,
+        events.kinds()[keep],
+        name,
+        np.where(has_step, events.payload, 0)[keep],
+        events.start[keep],
+        events.end[keep],
+        [events.names[code] for code in used.tolist()],
+        own,
+        events.ranks(problems),
+        events.unix_ns(),
+        problems,
+    )
+    others = read.at(~own)
+    launches = Launches(others.process, others.thread, others.start_ns)
+    read.step[~own] = stages_at(read.at(own), launches).step
+    return read
+
+
+class _Events:
+    """All rows of the table, ranges or not, as columns."""
+
+    def __init__(self, export: Export) -> None:
+        columns = export.numbers(_TABLE, *_COLUMNS)
+        self.start, self.end, self.type = columns["start"], columns["end"], columns["eventType"]
+        self.thread, self.domain = columns["globalTid"], columns["domainId"]
+        self.category, self.process = columns["category"], process_of(self.thread)
+        self.payload = np.full(len(self.start), UNKNOWN)
+        for column in (columns[name] for name in reversed(_PAYLOADS)):
+            self.payload = np.where(column == UNKNOWN, self.payload, column)
+        text, texts = export.texts(_TABLE, "text")
+        named, strings = coded(columns["textId"], export.strings(columns["textId"], STRINGS))
+        named = np.where(named < 0, len(strings), named) + len(texts)
+        name = np.where(text >= 0, text, named) if len(text) else named
+        self.name, self.names = distinct(name, [*texts, *strings, "unnamed"])
+        self.own = np.zeros(len(self.start), dtype=bool)
+        for row in np.flatnonzero((self.type == _DOMAIN) & self.named(_OWN)).tolist():
+            self.own |= self._beside(row)
+        name = np.where(self.own, self.name, self.name + len(self.names))
+        grouped = [_CALL_OF_TORCH.sub("", text) for text in self.names]
+        self.name, self.names = distinct(name, [*self.names, *grouped])
+
+    def _beside(self, row: int) -> Mask:
+        """Return what is of the domain of a row; each process numbers its own domains."""
+        same: Mask = (self.process == self.process[row]) & (self.domain == self.domain[row])
+        return same
+
+    def named(self, *names: str) -> Mask:
+        """Return where an event has one of these names."""
+        return np.isin(self.name, [self.names.index(name) for name in names if name in self.names])
+
+    def sound(self) -> tuple[Mask, list[str]]:
+        """Return which rows are spans, and how many of them are lost for which reason."""
+        mark = self.type == _MARK
+        span = mark | np.isin(self.type, (_PUSHED, _STARTED))
+        self.end = np.where(mark, self.start, self.end)
+        placed = possible(self.start) & (self.process > 0)
+        ended = self.end != UNKNOWN
+        forward = (self.end >= self.start) & (self.end < LARGEST)
+        reasons = {
+            "events are left out: they have no type": self.type == UNKNOWN,
+            "ranges are left out: they have no time or no thread": span & ~placed,
+            "ranges are left out: they never ended": span & placed & ~ended,
+            "ranges are left out: they end before they start": span & placed & ended & ~forward,
+        }
+        counts = {text: np.count_nonzero(rows) for text, rows in reasons.items()}
+        lost: list[str] = [Loss(f"{count} NVTX {text}") for text, count in counts.items() if count]
+        return span & placed & ended & forward, lost
+
+    def kinds(self) -> Int64s:
+        """Return kinds: of our own by their category, else by their name; regions otherwise."""
+        kind = np.full(len(self.start), _KIND["region"])
+        kind[self.own & self.named("step")] = _KIND["step"]
+        kind[self.own & self.named(*STAGES)] = _KIND["stage"]
+        categories = self.own & (self.type == _CATEGORY) & self.named(*KINDS)
+        for row in np.flatnonzero(categories).tolist():
+            same = self._beside(row) & (self.category == self.category[row])
+            kind[same] = KINDS.index(self.names[self.name[row]])
+        kind[self.type == _MARK] = _KIND["mark"]
+        return kind
+
+    def ranks(self, problems: list[str]) -> dict[int, int]:
+        """Return each process's rank as its first mark says it; another one is a problem."""
+        found: dict[int, int] = {}
+        wrong = set()
+        for row in self._said(_RANK, _MOST_RANKS):
+            process, rank = int(self.process[row]), int(self.payload[row])
+            if found.setdefault(process, rank) != rank:
+                wrong.add((process, rank))
+        for process, rank in sorted(wrong):
+            problems.append(
+                f"process {pid_of(process)} is taken as rank {found[process]}, "
+                f"but marks in it also say rank {rank}"
+            )
+        return found
+
+    def unix_ns(self) -> int | None:
+        """Return the wall-clock time of zero by the marks that tell it.
+
+        A mark comes a little after the clock was read, never before, so the latest is nearest.
+        """
+        rows = self._said(_CLOCK, _LARGEST_CLOCK)
+        return max((int(self.payload[row] - self.start[row]) for row in rows), default=None)
+
+    def _said(self, name: str, below: int) -> list[int]:
+        """Return the rows of one of our marks whose payload can be true."""
+        found = self.own & (self.type == _MARK) & self.named(name) & (self.process > 0)
+        found &= (self.payload >= 0) & (self.payload < below) & possible(self.start)
+        return np.flatnonzero(found).tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of activities, sorted by rank and start, with what was found about them.
+
+    Attributes:
+        columns: Of the export; ``table`` is the number of the activity that a row is of.
+        rank: Rank of its process.
+        launches: The call that launched each.
+        call_ns: How long that took, `UNKNOWN` where it was not recorded or did not end.
+        found: What it lies in.
+        remarks: What must be known about them.
+    """
+
+    columns: Mapping[str, Int64s]
+    rank: Int64s
+    launches: Launches
+    call_ns: Int64s
+    found: Found
+    remarks: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """Read what devices did; each call reads the file again and keeps nothing.
+
+    Attributes:
+        export: The export.
+        ranges: Its ranges.
+        ranks: Rank of each process, by globalPid.
+        zero_ns: Where the axis of what is returned begins, in the export's time.
+    """
+
+    export: Export
+    ranges: Ranges
+    ranks: Mapping[int, int]
+    zero_ns: int
+
+    def tables(self) -> dict[str, Callable[[], Table]]:
+        """Return what can be read, by name."""
+        has, found = self.export.has, dict[str, Callable[[], Table]]()
+        if has(KERNELS) or has(_GRAPH):
+            found["kernels"] = self.kernels
+        if has(_COPY) or has(_SET):
+            found["memcpy"] = self.copies
+        if has(_SYNC):
+            found["sync"] = self.syncs
+        if has(_METRICS):
+            found["gpu_metrics"] = self.metrics
+        return found
+
+    def kernels(self) -> Table:
+        """Return one row per kernel, by rank and start."""
+        rows = self._rows((KERNELS,), "demangledName", "shortName", *_GRAPHS)
+        long, short = rows.columns["demangledName"], rows.columns["shortName"]
+        names = self.export.strings(np.concatenate([long, short]), STRINGS)
+        name = coded(np.where(np.isin(long, list(names)), long, short), names)
+        around = self.ranges.name_around(rows.launches, rows.found)
+        last = {"range": distinct(around, self.ranges.names), **self._launched(rows)}
+        rows.remarks.extend(self._graphs(rows.columns))
+        return self._table("kernels", rows, {"kernel": name}, last)
+
+    def copies(self) -> Table:
+        """Return one row per copy between memories and per memset."""
+        rows = self._rows((_COPY, _SET), "copyKind", "bytes", *_GRAPHS)
+        kinds = _labels(np.where(rows.columns["table"], -1, rows.columns["copyKind"]), _COPIES)
+        middle = {"kind": kinds, "bytes": known(rows.columns["bytes"])}
+        return self._table("memcpy", rows, middle, self._launched(rows))
+
+    def syncs(self) -> Table:
+        """Return one row per wait of the host or of a stream for the device."""
+        rows = self._rows((_SYNC,), "syncType")
+        return self._table("sync", rows, {"kind": _labels(rows.columns["syncType"], _SYNCS)}, {})
+
+    def metrics(self) -> Table:
+        """Return one row per sample in the order of the file; metrics without a name have none.
+
+        The rank is that of the processes whose kernels ran on the GPU. It is unknown if those are
+        of several ranks or of none, or if the export doesn't map GPUs to devices.
+        """
+        rows = self.export.numbers(_METRICS, "timestamp", "typeId", "metricId")
+        value = self.export.reals(_METRICS, "value")["value"]
+        sound = possible(rows["timestamp"]) & np.isfinite(value)
+        rows = {name: column[sound] for name, column in rows.items()}
+        kind = rows["typeId"]
+        gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
+        own = np.array([*_ranks_of_gpus(self.export, self.ranks), UNKNOWN], np.int64)
+        cells: dict[str, Any] = {
+            "rank": known(own[np.where(kind == UNKNOWN, -1, gpu)]),
+            "device": known(gpu),
+            "time": rows["timestamp"] - self.zero_ns,
+            "metric": _metric_names(self.export, kind, rows["metricId"]),
+            "value": value[sound],
+        }
+        lost = np.count_nonzero(~sound)
+        text = Loss(f"{lost} samples are left out: they have no time or no value")
+        return _made("gpu_metrics", cells, [text] if lost else [])
+
+    def _table(
+        self, name: str, rows: _Rows, middle: Mapping[str, Any], last: Mapping[str, Any]
+    ) -> Table:
+        columns = rows.columns
+        cells: dict[str, Any] = {
+            "rank": rows.rank,
+            "device": known(columns["deviceId"]),
+            "stream": known(columns["streamId"]),
+            **middle,
+            "start": columns["start"] - self.zero_ns,
+            "duration": columns["end"] - columns["start"],
+            "stage": distinct(rows.found.stage, self.ranges.names),
+            "step": known(rows.found.step, nothing=0),
+            **last,
+        }
+        return _made(name, cells, rows.remarks)
+
+    def _rows(self, tables: Sequence[str], *more: str) -> _Rows:
+        columns, rank, lost = self._sound_rows(tables, *more)
+        launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
+        found = stages_at(self.ranges.at(self.ranges.own), launches)
+        return _Rows(columns, rank, launches, call_ns, found, _remarks(lost, launches, found))
+
+    def _sound_rows(
+        self, tables: Sequence[str], *more: str
+    ) -> tuple[dict[str, Int64s], Int64s, int]:
+        """Return rows of activities by rank and start, their ranks, and how many are left out."""
+        read = [self.export.numbers(table, *_ACTIVITY_COLUMNS, *more) for table in tables]
+        columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
+        columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
+        start, end, process = columns["start"], columns["end"], columns["globalPid"]
+        sound = possible(start) & possible(end) & (start <= end)
+        sound &= np.isin(process, list(self.ranks))
+        rank = np.zeros(len(process), dtype=np.int64)
+        for each, number in self.ranks.items():
+            rank[process == each] = number
+        order = np.lexsort((start, rank))
+        order = order[sound[order]]
+        columns = {name: column[order] for name, column in columns.items()}
+        return columns, rank[order], len(sound) - len(order)
+
+    def _launches(self, process: Int64s, correlation: Int64s) -> tuple[Launches, Int64s]:
+        """Find the call that launched each row, and how long it took.
+
+        Correlations are numbered by each process.
+        """
+        calls = self.export.numbers(_CALL, "start", "end", "globalTid", "correlationId")
+        start, thread, number = calls["start"], calls["globalTid"], calls["correlationId"]
+        own = np.where(possible(start) & (number != UNKNOWN), process_of(thread), NOWHERE)
+        pairs = _pairs(np.append(own, process), np.append(number, correlation))
+        of_call, of_row = np.split(pairs, [len(start)])
+        order = np.argsort(start, kind="stable")
+        found = np.append(order, -1)[find(of_call[order], of_row)]
+        ended = possible(calls["end"]) & (calls["end"] >= start)
+        call_ns = np.where(ended, calls["end"] - start, UNKNOWN)
+        launches = Launches(
+            np.where(found >= 0, process, NOWHERE),
+            np.append(thread, NOWHERE)[found],
+            np.append(start, UNKNOWN)[found],
+        )
+        return launches, np.append(call_ns, UNKNOWN)[found]
+
+    def _launched(self, rows: _Rows) -> dict[str, Any]:
+        when, thread = rows.launches.time_ns, rows.launches.thread
+        return {
+            "launch": known(np.where(when == UNKNOWN, UNKNOWN, when - self.zero_ns)),
+            "launch duration": known(rows.call_ns),
+            # Its identity as in `Spans.threads`: the process stands above.
+            "thread": known(np.where(thread == NOWHERE, UNKNOWN, thread & 0xFFFFFF)),
+            "graph": known(self._replays(rows)),
+        }
+
+    def _replays(self, rows: _Rows) -> Int64s:
+        """Return the number of each row's graph replay, else `UNKNOWN`.
+
+        Replays of a rank are numbered by their beginnings, over kernels and copies. What one call
+        launched has one correlation, also where the call itself was not recorded.
+        """
+        columns = rows.columns
+        if not (in_graph := _replayed(columns)).any():
+            return np.full(len(in_graph), UNKNOWN)
+        every, rank, _ = self._sound_rows((KERNELS, _COPY, _SET), *_GRAPHS)
+        own = np.flatnonzero(_replayed(every))
+        calls = [
+            np.append(every[name][own], columns[name]) for name in ("globalPid", "correlationId")
+        ]
+        replays, of_row = np.split(_pairs(*calls), [len(own)])
+        keys, first = np.unique(replays, return_index=True)
+        order, number = np.argsort(first), np.empty(len(first), np.int64)
+        ranks = rank[own][first[order]]
+        number[order] = np.arange(len(order)) - np.searchsorted(ranks, ranks)
+        found = np.append(number, UNKNOWN)[find(keys, of_row)]
+        return np.where(in_graph, found, UNKNOWN)
+
+    def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:
+        whole = len(self.export.numbers(_GRAPH, "start")["start"])
+        return _counted(
+            (
+                _replayed(columns).sum(),
+                "kernels ran in CUDA graph replays and belong to the stage of the launch",
+            ),
+            (whole, f"CUDA graph replays: {HIDDEN_IN_GRAPHS} (use nsys --cuda-graph-trace=node)"),
+        )
+
+
+def _made(name: str, cells: Mapping[str, Any], remarks: Sequence[str]) -> Table:
+    return Table(name, columns_named(*cells), ColumnRows(list(cells.values())), **noted(remarks))
+
+
+def _replayed(columns: Mapping[str, Int64s]) -> Any:
+    return (columns["graphNodeId"] > 0) | (columns["graphId"] > 0)
+
+
+def _pairs(first: Int64s, second: Int64s) -> Int64s:
+    """Return a number for each row that only rows with the same two values share."""
+    _, codes = np.unique(first, return_inverse=True)
+    _, more = np.unique(second, return_inverse=True)
+    pairs: Int64s = codes * (len(second) + 1) + more
+    return pairs
+
+
+def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
+    losses = _counted((lost, "rows are left out: their times or their process are invalid"))
+    doubts = _counted(
+        (
+            np.count_nonzero(launches.time_ns == UNKNOWN),
+            "launches were not recorded: their stage, step and range are unknown",
+        ),
+        (
+            np.count_nonzero(found.lent),
+            "launches came from threads without marks, such as autograd's: they belong to the "
+            "stage of the training thread",
+        ),
+    )
+    return [*map(Loss, losses), *doubts]
+
+
+def _counted(*texts: tuple[Any, str]) -> list[str]:
+    return [f"{count} {text}" for count, text in texts if count]
+
+
+def _labels(numbers: Int64s, labels: Mapping[int, str]) -> Coded:
+    there = {each: labels.get(each, f"kind {each}") for each in np.unique(numbers).tolist()}
+    there.pop(UNKNOWN, None)
+    return coded(numbers, there)
+
+
+def _ranks_of_gpus(export: Export, ranks: Mapping[int, int]) -> list[int]:
+    """Return the rank of each GPU by its number, up to 255."""
+    devices = export.numbers(_DEVICES, "pid", "cudaId", "gpuId")
+    columns = (column.tolist() for column in devices.values())
+    place = {(pid, cuda): gpu for pid, cuda, gpu in zip(*columns, strict=True)}
+    users: dict[int, set[int]] = {}
+    if {"globalPid", "deviceId"} <= export.columns.get(KERNELS, frozenset()):
+        for process, device in export.rows(f"SELECT DISTINCT globalPid, deviceId FROM {KERNELS}"):
+            if process in ranks and (pid_of(process), device) in place:
+                users.setdefault(place[pid_of(process), device], set()).add(ranks[process])
+    own = [users.get(gpu, set()) for gpu in range(256)]
+    return [next(iter(each)) if len(each) == 1 else UNKNOWN for each in own]
+
+
+def _metric_names(export: Export, kind: Int64s, metric: Int64s) -> Coded:
+    """Return names of metrics, which are numbered separately for each type of source."""
+    there = export.numbers(_METRIC_NAMES, "typeId", "metricId")
+    codes, names = export.texts(_METRIC_NAMES, "metricName")
+    keys = zip(there["typeId"].tolist(), there["metricId"].tolist(), strict=True)
+    known = dict(zip(keys, codes.tolist(), strict=False))
+    _, first, pair = np.unique(_pairs(kind, metric), return_index=True, return_inverse=True)
+    used = zip(kind[first].tolist(), metric[first].tolist(), strict=True)
+    own = [known.get(each, -1) for each in used]
+    return np.array(own, dtype=np.int64)[pair], names
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """A report read but for its tables.
+
+    Attributes:
+        export: Its tables.
+        ranges: Its ranges, in its own time.
+        processes: globalPids of those that marked or launched anything, by process number.
+        launching: Those of them that launched what a device ran.
+        zero_ns: Start of the first span, else of the first activity, in its own time.
+        unix_ns: Wall-clock time of zero in its own time, None where that is not known.
+        problems: What is missing or doubtful.
+    """
+
+    export: Export
+    ranges: Ranges
+    processes: list[int]
+    launching: set[int]
+    zero_ns: int
+    unix_ns: int | None
+    problems: list[str]
+
+
+def read_nsys(path: Path, rank: int | None = None) -> Spans:
+    """Read a report or an SQLite export; ranges and marks are spans, tables are read when asked.
+
+    Ranges of the domain ``rlprof`` have kind and step. Those of other domains are regions, in the
+    step of the ``rlprof`` range around them. Ranks come from marks, else from the file's name;
+    else they are counted, with a warning. Tables: kernels, memcpy, sync and gpu_metrics.
+
+    Args:
+        path: The file.
+        rank: As the file's name would say it.
+
+    Raises:
+        TraceError: It is not a report, is damaged, or is a ``.nsys-rep`` and nsys is not installed.
+    """
+    report = _read(path)
+    ranks, problems = _ranks(report, rank_in_name(path.name) if rank is None else rank)
+    ranges, zero = report.ranges, report.zero_ns
+    tables = Device(report.export, ranges, ranks, zero).tables()
+    threads, codes = np.unique(ranges.thread, return_inverse=True)
+    return Spans(
+        path,
+        tuple(ranges.names),
+        _threads(report.export, threads, ranks),
+        **_columns(ranges, ranks, codes, zero),
+        headers=_headers(report, ranks, path.stem),
+        statuses=dict.fromkeys(sorted(set(ranks.values())), "finished"),
+        notes=tuple(_notes(report, ranks, tables)),
+        warnings=(
+            *(warning_of(None, text, Code.TRACE_DOUBTFUL) for text in report.problems),
+            *problems,
+        ),
+        unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
+        tables=tables,
+    )
+
+
+def _read(path: Path) -> _Report:
+    export = open_export(path)
+    ranges = read_ranges(export)
+    problems = [*export.problems, *ranges.problems]
+    active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
+    seen = {
+        *ranges.ranks,
+        *np.unique(ranges.process).tolist(),
+        *itertools.chain(*active),
+    }
+    processes = sorted((each for each in seen if each > 0), key=lambda each: (pid_of(each), each))
+    starts = [ns for part in active for ns in part.values() if abs(ns) < LARGEST]
+    zero = int(ranges.start_ns.min()) if len(ranges.start_ns) else min(starts, default=0)
+    unix = _unix_ns(export, ranges, problems)
+    launching = set(itertools.chain(*active[:-1]))
+    return _Report(export, ranges, processes, launching, zero, unix, problems)
+
+
+def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
+    """Return when zero was: the start of the session, else the time in rlprof's marks."""
+    found = export.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
+    started = found[(found > 0) & (found < _LARGEST_CLOCK)]
+    if not len(started):
+        if ranges.unix_ns is None:
+            problems.append("recording time unknown: no TARGET_INFO_SESSION_START_TIME")
+        return ranges.unix_ns
+    unix_ns = int(started[0])
+    if ranges.unix_ns is not None and abs(off := unix_ns - ranges.unix_ns) > _CLOCKS_AGREE_NS:
+        problems.append(f"its clock is {off / 1e6:+.0f} ms off the clock of the program")
+    return unix_ns
+
+
+def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[RunWarning]]:
+    """Return the rank of each process by globalPid, and what is doubtful about that."""
+    ranks, problems = dict(report.ranges.ranks), list[RunWarning]()
+    others = [each for each in report.processes if each not in ranks]
+    if named is not None:
+        ranks |= dict.fromkeys(others, named)
+    elif others:
+        free = max(ranks.values(), default=-1) + 1
+        ranks |= {each: free + at for at, each in enumerate(others)}
+        text = (
+            f"ranks are guessed, counting from {free}, because no mark contains them: "
+            f"processes {_some(others)}"
+        )
+        problems.append(RunWarning(None, text, Code.RANKS_GUESSED.value))
+    of_rank = defaultdict[int, list[int]](list)
+    for process in report.processes:
+        if process in report.launching:
+            of_rank[ranks[process]].append(process)
+    return ranks, problems + [
+        RunWarning(
+            None,
+            f"processes {_some(own)} all launched kernels and count as one rank, {rank}, by the "
+            "file name or by their marks",
+            Code.RANKS_JOINED.value,
+        )
+        for rank, own in sorted(of_rank.items())
+        if len(own) > 1
+    ]
+
+
+def _some(processes: list[int]) -> str:
+    names = ", ".join(str(pid_of(each)) for each in processes[:_FEW])
+    return names + (f" and {len(processes) - _FEW} more" if len(processes) > _FEW else "")
+
+
+def _headers(report: _Report, ranks: dict[int, int], run_id: str) -> dict[int, Header]:
+    """Return a header per rank; of several processes of one rank the first stands for it."""
+    export = report.export
+    version = next((v for t in _ABOUT if (v := export.setting(t, _VERSION))), "")
+    found: dict[int, Header] = {}
+    for process in report.processes:
+        found.setdefault(
+            ranks[process],
+            Header(
+                FORMAT,
+                run_id,
+                ranks[process],
+                max(ranks.values()) + 1,
+                "",
+                export.setting("TARGET_INFO_SYSTEM_ENV", "Hostname") or "unknown host",
+                pid_of(process),
+                "cuda" if process in report.launching else "cpu",
+                unix_ns=report.unix_ns or 0,
+                clock_ns=0,
+                versions={"nsys": version} if version else {},
+            ),
+        )
+    return dict(sorted(found.items()))
+
+
+def _threads(export: Export, threads: Int64s, ranks: dict[int, int]) -> tuple[Thread, ...]:
+    """Return threads by globalTid, with the names that the system or the program gave them."""
+    given = export.numbers("ThreadNames", "globalTid", "nameId")
+    texts = export.strings(given["nameId"], STRINGS)
+    names = {
+        thread: texts[name]
+        for thread, name in zip(given["globalTid"].tolist(), given["nameId"].tolist(), strict=True)
+        if name in texts
+    }
+    return tuple(
+        Thread(ranks[process], each - process, names.get(each, f"thread {each - process}"))
+        for each, process in zip(threads.tolist(), process_of(threads).tolist(), strict=True)
+    )
+
+
+def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Iterator[RankNote]:
+    """Say which process each rank is, and what the report does not hold."""
+    there = report.export.numbers("PROCESSES", "globalPid")["globalPid"]
+    codes, names = report.export.texts("PROCESSES", "name")
+    called = {
+        process: names[code]
+        for process, code in zip(there.tolist(), codes.tolist(), strict=False)
+        if code >= 0
+    }
+    for process in report.processes:
+        rank, name = ranks[process], called.get(process, "without a name")
+        text = f"process {pid_of(process)} ({name}) is rank {rank}"
+        yield note_of(rank, Code.RANK_OF_PROCESS, text, pid=pid_of(process))
+    if not report.export.has(KERNELS):
+        why = "only copies" if "memcpy" in tables else "CUDA was not traced or not used"
+        if "kernels" in tables:
+            why = "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
+        yield note_of(None, Code.NO_KERNELS, f"no kernels: {why}")
+    if not len(report.ranges.start_ns):
+        yield note_of(None, Code.NO_RANGES, "no NVTX ranges: NVTX was not traced or not used")
+
+
+def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:
+    """Return the columns of `Spans`."""
+    processes, code = np.unique(ranges.process, return_inverse=True)
+    own = {name: getattr(ranges, name) for name in ("name", "kind", "step", "start_ns", "end_ns")}
+    own |= {"rank": np.array([ranks[each] for each in processes.tolist()], np.int64)[code]}
+    return as_spans({**own, "thread": thread}, thread, zero)

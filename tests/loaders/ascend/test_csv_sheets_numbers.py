@@ -1,0 +1,70 @@
+"""Decimals of Ascend's files are read to the last digit, however they are written."""
+
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_rlprof.loaders.ascend.csv_sheets import LARGEST_TIME, plausible, scaled, units
+from lightning_rlprof.tables.kernels import UNKNOWN
+
+EPOCH = 1_736_408_883_000_000_000
+SINCE_1970 = st.integers(1_600_000_000_000_000_000, LARGEST_TIME - 1)
+
+
+def brute_force(text: str, factor: int) -> int:
+    try:
+        value = Decimal(text.strip(' \t\r\n"')) * factor
+    except InvalidOperation:
+        return UNKNOWN
+    if not value.is_finite() or abs(value) >= LARGEST_TIME:
+        return UNKNOWN
+    return int(value.to_integral_value(ROUND_HALF_EVEN))
+
+
+def written(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+@given(st.lists(SINCE_1970))
+def test_times_since_1970_lose_nothing_where_doubles_lose_a_quarter_of_a_microsecond(
+    times: list[int],
+) -> None:
+    texts = [written(ns) for ns in times]
+
+    assert units([f'"{text}"'.encode() for text in texts]).tolist() == times
+    assert units([f"{text}\t".encode() for text in texts]).tolist() == times
+
+
+def test_a_double_would_have_lost_it() -> None:
+    text = "1736408883688177.930"
+    assert units([text.encode()]).tolist() == [1_736_408_883_688_177_930]
+    assert round(float(text) * 1000) != 1_736_408_883_688_177_930
+
+
+@given(
+    st.lists(st.one_of(SINCE_1970.map(written), st.text('0123456789.-+eE \t"Nai/A', max_size=9)))
+)
+def test_any_mixture_is_what_decimals_say(texts: list[str]) -> None:
+    assert units([text.encode() for text in texts]).tolist() == [
+        brute_force(text, 1000) for text in texts
+    ]
+
+
+@given(st.integers(0, 2**45), st.sampled_from([2**10, 2**20]))
+def test_bytes_survive_being_written_as_kilobytes_or_megabytes(size: int, unit: int) -> None:
+    assert scaled([str(size / unit), size / unit], unit).tolist() == [size, size]
+
+
+def test_what_is_no_number_is_unknown() -> None:
+    texts = ["", "N/A", "nan", "inf", "1e400", None, "0x10", "12x"]
+    assert scaled(texts, 1).tolist() == [UNKNOWN] * len(texts)
+
+
+def test_rows_of_another_time_are_not_of_this_capture() -> None:
+    start = np.array([EPOCH, EPOCH + 3_600 * 10**9, 1_000, EPOCH, EPOCH, UNKNOWN])
+    end = start + np.array([5, 5, 5, -1, 2**60, 5])
+
+    assert plausible(start, end).tolist() == [True, True, False, False, False, False]
+    assert plausible(start[:0], end[:0]).tolist() == []
