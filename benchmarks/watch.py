@@ -23,7 +23,7 @@ from typing import Any
 
 from _measure import Bound, Report, options, verdict
 
-from lightning_rlprof.cli.watch import pause_s
+from lightning_rlprof.cli.live_commands import pause_s
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.records.run_directory import TraceWriter, rank_files
 from lightning_rlprof.report.live_view import live_view

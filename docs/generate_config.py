@@ -19,9 +19,9 @@ from lightning_rlprof.config.blocks import (
     TorchProfilerConfig,
 )
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.stages import ArgumentStages, GradStages, WrapRule
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl_keys import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
-from lightning_rlprof.config.wrap_rules import ArgumentStages, GradStages, WrapRule
+from lightning_rlprof.config.verl import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
 from lightning_rlprof.records.records import STAGES
 
 __all__ = ["main", "page"]
@@ -77,7 +77,12 @@ def _row(name: str, section: type[Section]) -> tuple[str, ...]:
     else:
         value = field.get_default(call_default_factory=True)
         default = "its own" if isinstance(value, Section) else _json(value)
-    return f"`{name}`", allowed, default.replace("`null`", "unset"), field.description or ""
+    return (
+        f"`{name}`",
+        allowed,
+        default.replace("`null`", "unset"),
+        " ".join((field.description or "").split()),
+    )
 
 
 def _allowed(schema: dict[str, Any]) -> Iterator[str]:

@@ -106,8 +106,7 @@ def test_without_torch_the_demo_says_what_to_install():
 
 def test_without_torch_the_selftest_says_what_to_install():
     code = WITHOUT.format(names={"torch"}) + (
-        "from lightning_rlprof.cli.doctor.selftest import run_selftest\n"
-        "print(run_selftest()[0].fix)"
+        "from lightning_rlprof.cli.doctor import run_selftest\nprint(run_selftest()[0].fix)"
     )
     assert last_line(code) == COMMAND
 

@@ -35,9 +35,8 @@ from lightning_rlprof.cli.demo.grpo import (
     warm_start,
 )
 from lightning_rlprof.cli.demo.options import DemoOptions
-from lightning_rlprof.cli.demo.policy import Policy, answer_mask, token_log_probs
+from lightning_rlprof.cli.demo.policy import END, PAD, Policy, Task, answer_mask, token_log_probs
 from lightning_rlprof.cli.demo.run import policy_and_task
-from lightning_rlprof.cli.demo.task import END, PAD, Task
 from lightning_rlprof.integrations.loop import start_session, step
 from lightning_rlprof.recording.annotations import annotate, count, mark, stage
 from lightning_rlprof.recording.samples import Sample, sample

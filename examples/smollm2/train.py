@@ -25,8 +25,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
-from lightning_rlprof.cli.demo.policy import Cache, Policy
-from lightning_rlprof.cli.demo.task import Entry, Task
+from lightning_rlprof.cli.demo.policy import Cache, Entry, Policy, Task
 
 _log = logging.getLogger(__name__)
 

@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import (
+from lightning_rlprof.cli.console import argument, option
+from lightning_rlprof.cli.open_run import (
+    RUN_HELP,
     SAVE_PATH,
+    Run,
+    about,
+    answer,
     complete_analysis,
     complete_problem,
     complete_run,
     complete_run_or_analysis,
     complete_stage,
-)
-from lightning_rlprof.cli.open_run import (
-    RUN_HELP,
-    Run,
-    about,
-    answer,
     is_absent,
     open_run,
     run_at,
@@ -47,42 +46,29 @@ if TYPE_CHECKING:
 _LIMIT = 50
 
 RunOrName = Annotated[
-    Path,
-    typer.Argument(
-        parser=run_at, autocompletion=complete_run_or_analysis, metavar="RUN", help=RUN_HELP
-    ),
+    Path, argument("RUN", RUN_HELP, parser=run_at, autocompletion=complete_run_or_analysis)
 ]
 Name = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[NAME]",
-        autocompletion=complete_analysis,
-        help="Analysis to show; omit it to list them all",
+    argument(
+        "[NAME]", "Analysis to show; omit it to list them all", autocompletion=complete_analysis
     ),
 ]
-Rank = Annotated[int | None, typer.Option(metavar="N", help="Show only this rank")]
+Rank = Annotated[int | None, option("N", "Show only this rank")]
 Params = Annotated[
     float | None,
-    typer.Option(
-        metavar="N", help="throughput: model parameters (e.g. 7.6e9), to estimate FLOPs for MFU"
-    ),
+    option("N", "throughput: model parameters (e.g. 7.6e9), to estimate FLOPs for MFU"),
 ]
 Peak = Annotated[
     float | None,
-    typer.Option(
-        metavar="N", help="throughput: peak of one device, dense, in TFLOP/s (default: data sheet)"
-    ),
+    option("N", "throughput: peak of one device, dense, in TFLOP/s (default: data sheet)"),
 ]
 
 ModelConfig = Annotated[
-    str | None,
-    typer.Option(
-        "--model", metavar="PATH", help="throughput: config.json of the model, for FLOPs and MFU"
-    ),
+    str | None, option("PATH", "throughput: config.json of the model, for FLOPs and MFU", "--model")
 ]
 SampleNumber = Annotated[
-    int | None,
-    typer.Option("--sample", metavar="N", help="sample_path: number of the sample to follow"),
+    int | None, option("N", "sample_path: number of the sample to follow", "--sample")
 ]
 
 
@@ -94,18 +80,13 @@ class _Part(str, Enum):  # Typer takes no list of literals
 
 By = Annotated[
     list[_Part] | None,
-    typer.Option(
-        metavar="PART",
-        help="One row for each: rank or step in ledger, rank or sample in critical_path "
-        "(repeatable)",
+    option(
+        "PART",
+        "One row for each: rank or step in ledger, rank or sample in critical_path (repeatable)",
     ),
 ]
-Price = Annotated[
-    float | None, typer.Option(metavar="N", help="ledger: price of a GPU-hour, for example 2.50")
-]
-Currency = Annotated[
-    str | None, typer.Option(metavar="NAME", help="ledger: currency of the price (default: EUR)")
-]
+Price = Annotated[float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")]
+Currency = Annotated[str | None, option("NAME", "ledger: currency of the price (default: EUR)")]
 All = Annotated[bool, typer.Option("--all", help="List also analyses without data in this run")]
 # Each option, its parameter in Python, and what it applies to.
 _OPTIONS = (
@@ -191,14 +172,14 @@ def _check_name(name: str, run: Path) -> None:
 def _given(name: str, values: Sequence[Any], by: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of an analysis, once the options fit it."""
     given = {}
-    for (option, parameter, analysis), value in zip(_OPTIONS, values, strict=True):
+    for (flag, parameter, analysis), value in zip(_OPTIONS, values, strict=True):
         if value is None:
             continue
         if name != analysis:
-            raise RlprofError(f"{option} applies to '{analysis}', not to '{name}'")
-        if option in _EXAMPLES and not 0 < value < 1e18:
-            text = f"{option} {value} is not between 0 and 1e18"
-            raise RlprofError(text, hint=f"For example {option} {_EXAMPLES[option]}")
+            raise RlprofError(f"{flag} applies to '{analysis}', not to '{name}'")
+        if flag in _EXAMPLES and not 0 < value < 1e18:
+            text = f"{flag} {value} is not between 0 and 1e18"
+            raise RlprofError(text, hint=f"For example {flag} {_EXAMPLES[flag]}")
         given[parameter] = value
     for part in by:
         if part not in _PARTS.get(name, ()):
@@ -343,17 +324,13 @@ Every = Annotated[
 ]
 Explain = Annotated[
     str | None,
-    typer.Option(
-        metavar="ID",
-        autocompletion=complete_problem,
-        help="Explain a problem or remedy; 'all' lists the ids",
+    option(
+        "ID", "Explain a problem or remedy; 'all' lists the ids", autocompletion=complete_problem
     ),
 ]
 ForFramework = Annotated[
     str | None,
-    typer.Option(
-        "--framework", metavar="NAME", help="Show the settings of verl, TRL, vLLM, Lightning, ..."
-    ),
+    option("NAME", "Show the settings of verl, TRL, vLLM, Lightning, ...", "--framework"),
 ]
 
 
@@ -488,32 +465,24 @@ _MOST_BYTES = 1 << 26
 
 Speedup = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="STAGE=N",
-        autocompletion=complete_stage,
-        help="Make a stage N times as fast (repeatable)",
-    ),
+    option("STAGE=N", "Make a stage N times as fast (repeatable)", autocompletion=complete_stage),
 ]
 Remove = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="STAGE", autocompletion=complete_stage, help="Remove a stage (repeatable)"
-    ),
+    list[str] | None, option("STAGE", "Remove a stage (repeatable)", autocompletion=complete_stage)
 ]
 Overlap = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="STAGE",
+    option(
+        "STAGE",
+        "Assume a stage fully overlaps with the rest (repeatable)",
         autocompletion=complete_stage,
-        help="Assume a stage fully overlaps with the rest (repeatable)",
     ),
 ]
 StopRolloutAt = Annotated[
-    float | None,
-    typer.Option(metavar="SHARE", help="End each rollout at this share of its requests (0 to 1)"),
+    float | None, option("SHARE", "End each rollout at this share of its requests (0 to 1)")
 ]
-MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="Cap each response at N tokens")]
-AddReplicas = Annotated[int | None, typer.Option(metavar="N", help="Add N rollout replicas")]
+MaxTokens = Annotated[int | None, option("N", "Cap each response at N tokens")]
+AddReplicas = Annotated[int | None, option("N", "Add N rollout replicas")]
 Save = Annotated[bool, typer.Option("--save", help="Save the predictions for rlprof whatif check")]
 
 
@@ -560,12 +529,7 @@ def whatif_check(
     run: Run,
     new_run: Annotated[
         Path,
-        typer.Argument(
-            parser=run_at,
-            autocompletion=complete_run,
-            metavar="NEW_RUN",
-            help="The run after the change",
-        ),
+        argument("NEW_RUN", "The run after the change", parser=run_at, autocompletion=complete_run),
     ],
 ) -> None:
     """Compare the saved predictions of a run with a later run.

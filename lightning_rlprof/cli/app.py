@@ -18,21 +18,22 @@ from typer.core import TyperCommand, TyperGroup
 
 from lightning_rlprof.cli import (
     analysis_commands,
-    ascend,
-    capture,
     compare,
     config,
-    hang,
-    nsys,
+    doctor,
+    live_commands,
     record,
     run_commands,
     size,
-    watch,
 )
-from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
+from lightning_rlprof.cli.console import (
+    CheckFailedError,
+    did_you_mean,
+    say,
+    use_output,
+    without_readers,
+)
 from lightning_rlprof.cli.demo.command import demo
-from lightning_rlprof.cli.doctor.command import doctor
-from lightning_rlprof.cli.serve.command import serve
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import redact
 from lightning_rlprof.system.version import VERSION
@@ -114,7 +115,8 @@ class _Verbs(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words before the verb; print the help if there is neither."""
         if not args and not ctx.resilient_parsing:
-            typer.echo(ctx.get_help())
+            with _own_exits():
+                typer.echo(ctx.get_help())
             raise typer.Exit(2)
         kept = self.params, self.add_help_option
         if not args or not args[0].startswith("-"):
@@ -154,8 +156,7 @@ def _own_exits() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError as error:  # as in `rlprof … | head`; Typer would end with 1
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        without_readers()
         raise typer.Exit(_NO_READER) from error
     except KeyboardInterrupt as error:  # versions of Typer differ
         raise typer.Exit(_INTERRUPTED) from error
@@ -281,31 +282,31 @@ def _group(name: str, text: str) -> typer.Typer:
 _verb("run", record.run, plain=True)
 _verb("report", run_commands.report, json=False)
 _verb("findings", analysis_commands.findings, formats=True)
-_verb("watch", watch.watch, formats=True)
+_verb("watch", live_commands.watch, formats=True)
 _verb("summary", run_commands.summary, formats=True)
 _verb("compare", compare.compare, formats=True)
-_verb("hang", hang.hang, formats=True)
+_verb("hang", live_commands.hang, formats=True)
 _verb("show", analysis_commands.show, formats=True)
 _verb("stragglers", analysis_commands.stragglers, formats=True)
 _verb("whatif", analysis_commands.whatif, formats=True)
 _verb("sql", run_commands.sql, formats=True)
 _verb("ls", run_commands.list_runs, formats=True)
 _verb("open", run_commands.open_in_perfetto, json=False)
-_verb("serve", serve, plain=True)
+_verb("serve", live_commands.serve, plain=True)
 _verb("export", run_commands.export, json=False)
 _verb("ingest", run_commands.ingest)
-_verb("capture", capture.capture, plain=True)
+_verb("capture", live_commands.capture, plain=True)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
-_nsys.command("run", cls=_Verb, context_settings=_BEHIND)(nsys.run)
+_nsys.command("run", cls=_Verb, context_settings=_BEHIND)(record.nsys_run)
 _ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
-_ascend.command("parse", cls=_Verb)(_with_output_options(ascend.parse))
+_ascend.command("parse", cls=_Verb)(_with_output_options(run_commands.ascend_parse))
 _config = _group("config", "Write, check or describe a configuration.")
 _config.command("check", cls=_Verb)(_with_output_options(config.check))
 _config.command("init", cls=_Verb)(_with_output_options(config.init, json=False))
 _config.command("schema", cls=_Verb)(config.schema)
 _verb("size", size.size, formats=True)
 _verb("demo", demo, json=False)
-_verb("doctor", doctor)
+_verb("doctor", doctor.doctor)
 _verb("help", help_topic, plain=True)
 _whatif_check = _with_output_options(analysis_commands.whatif_check, formats=True)
 app.command("whatif check", cls=_Verb, hidden=True)(_whatif_check)
@@ -358,11 +359,14 @@ def _fail(error: RlprofError) -> NoReturn:
     from lightning_rlprof.system.location import plain
 
     text, hint = (plain(" ".join(redact(each).split())) for each in (str(error), error.hint))
+    said = f"rlprof: error: {text}\n" + (f"  hint: {hint}\n" if hint else "")
     if _wants_json(sys.argv[1:]):
         found = {"code": error.code or "error", "message": text, "hint": hint or None}
-        sys.stderr.write(json.dumps({"error": found}) + "\n")
-    else:
-        sys.stderr.write(f"rlprof: error: {text}\n" + (f"  hint: {hint}\n" if hint else ""))
+        said = json.dumps({"error": found}) + "\n"
+    try:
+        sys.stderr.write(said)
+    except BrokenPipeError:
+        without_readers()
     status = 1 if isinstance(error, CheckFailedError) else 2
     from lightning_rlprof.store.sql import ABANDONED
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import complete_run
+from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.cli.open_run import (
     about,
     as_json,
+    complete_run,
     open_run,
     print_warnings,
     run_at,
@@ -24,46 +25,37 @@ if TYPE_CHECKING:
 
 A = Annotated[
     Path | None,
-    typer.Argument(
-        parser=run_at, autocompletion=complete_run, metavar="A", help="Baseline run, or its URL"
-    ),
+    argument("A", "Baseline run, or its URL", parser=run_at, autocompletion=complete_run),
 ]
 B = Annotated[
     Path | None,
-    typer.Argument(
-        parser=run_at, autocompletion=complete_run, metavar="B", help="Changed run, or its URL"
-    ),
+    argument("B", "Changed run, or its URL", parser=run_at, autocompletion=complete_run),
 ]
 Baseline = Annotated[
-    list[Path] | None,
-    typer.Option(parser=run_at, metavar="RUN", help="Several baseline runs: one option for each"),
+    list[Path] | None, option("RUN", "Several baseline runs: one option for each", parser=run_at)
 ]
 Candidate = Annotated[
-    list[Path] | None,
-    typer.Option(parser=run_at, metavar="RUN", help="Several changed runs: one option for each"),
+    list[Path] | None, option("RUN", "Several changed runs: one option for each", parser=run_at)
 ]
 FailIfSlower = Annotated[
     str | None,
-    typer.Option(
-        metavar="PERCENT",
-        help="Exit 1 if a stage or the step is significantly slower than PERCENT, "
-        "3 if inconclusive",
+    option(
+        "PERCENT",
+        "Exit 1 if a stage or the step is significantly slower than PERCENT, 3 if inconclusive",
     ),
 ]
 RunNoise = Annotated[
     str | None,
-    typer.Option(
-        metavar="PERCENT",
-        help="With --fail-if-slower and one run each: how much runs of the same code differ",
+    option(
+        "PERCENT", "With --fail-if-slower and one run each: how much runs of the same code differ"
     ),
 ]
 Level = Annotated[
     Literal["stages", "operators", "kernels"],
-    typer.Option(metavar="LEVEL", help="stages; or what profilers recorded: operators, kernels"),
+    option("LEVEL", "stages; or what profilers recorded: operators, kernels"),
 ]
 Stage = Annotated[
-    str | None,
-    typer.Option(metavar="STAGE", help="With operators or kernels: only launches of this stage"),
+    str | None, option("STAGE", "With operators or kernels: only launches of this stage")
 ]
 
 _LIMIT, _SHOWN = 20, 3

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import SAVE_PATH
-from lightning_rlprof.cli.open_run import Force, Output
+from lightning_rlprof.cli.console import argument, option
+from lightning_rlprof.cli.open_run import SAVE_PATH, Force, Output
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.config.wrap_rules import WrapRule
+    from lightning_rlprof.config.stages import WrapRule
 
 
 _DEVICES = ("cpu", "cuda", "npu")
@@ -98,23 +98,17 @@ _FROM_LIGHT_TO_DETAILED = {
 
 File = Annotated[
     Path,
-    typer.Argument(
-        parser=local_path,
-        metavar="FILE",
-        help="YAML file with rlprof's, MindSpeed-RL's or verl's keys",
-    ),
+    argument("FILE", "YAML file with rlprof's, MindSpeed-RL's or verl's keys", parser=local_path),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Keys to lay over the file, as on Hydra's command line: 'trainer.profile_steps=[1,2]'",
+    argument(
+        "[KEY=VALUE]...",
+        "Keys to lay over the file, as on Hydra's command line: 'trainer.profile_steps=[1,2]'",
     ),
 ]
 
-Target = Annotated[
-    Path, typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="File to write")
-]
+Target = Annotated[Path, option("PATH", "File to write", "-o", "--output", parser=local_path)]
 Ascend = Annotated[
     bool,
     typer.Option(

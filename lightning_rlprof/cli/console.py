@@ -6,12 +6,11 @@
 import csv
 import difflib
 import json
+import os
 import shlex
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -32,7 +31,6 @@ Step = Callable[[int, int], None]
 # More is not read on a terminal, and takes a millisecond a row. Other formats contain all rows.
 _MOST_ROWS = 200
 
-_LINE_EVERY_S = 10.0  # of progress, elsewhere than on a terminal
 
 # Files that profilers write. rlprof's exports are recognized by content; CANN's .csv never counts.
 _RECORDED = (".jsonl", ".json", ".json.gz", ".json.zst", ".db", ".sqlite", ".nsys-rep", ".pickle")
@@ -53,6 +51,22 @@ class _Output:
 
 
 _output = _Output()
+
+
+def option(
+    metavar: str, text: str, *names: str, panel: str | None = None, **more: Any
+) -> typer.models.OptionInfo:
+    """Return an option of a verb that takes a value; ``more`` is as of `typer.Option`."""
+    found: typer.models.OptionInfo = typer.Option(
+        *names, metavar=metavar, help=text, rich_help_panel=panel, **more
+    )
+    return found
+
+
+def argument(metavar: str, text: str, **more: Any) -> typer.models.ArgumentInfo:
+    """Return an argument of a verb; ``more`` is as of `typer.Argument`."""
+    found: typer.models.ArgumentInfo = typer.Argument(metavar=metavar, help=text, **more)
+    return found
 
 
 class CheckFailedError(RlprofError):
@@ -257,6 +271,14 @@ def _is_read(path: Path, source: Path) -> bool:
     return target == read or (part and not is_export(target))
 
 
+def without_readers() -> None:
+    """Let what is still written go nowhere, after a reader of the output has ended."""
+    with open(os.devnull, "w") as nowhere:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # that of a notebook is not a file
+                os.dup2(nowhere.fileno(), stream.fileno())
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn a failure to write into an error that names the file."""
@@ -280,18 +302,9 @@ def bar(text: str) -> Iterator[Step]:
 
 
 @contextmanager
-def progress_bar(text: str, *, lines: bool = False) -> "Iterator[Callable[[int, int, str], None]]":
-    """Like `bar`, and each update may change the text.
-
-    Args:
-        text: What is done first.
-        lines: Elsewhere than on a terminal, print a line about every ten seconds.
-    """
+def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
+    """Like `bar`, and each update may change the text, which says what is done first."""
     console = _console(err=True)
-    if not _output.quiet and lines and not console.is_terminal:
-        with _progress_lines(text) as update:
-            yield update
-        return
     if _output.quiet or not console.is_terminal:
         # rich before 14.3 would print an empty line
         yield lambda done, total, text: None
@@ -312,35 +325,6 @@ def progress_bar(text: str, *, lines: bool = False) -> "Iterator[Callable[[int, 
         yield lambda done, total, text: progress.update(
             task, completed=done, total=total, description=text
         )
-
-
-@contextmanager
-def _progress_lines(text: str) -> "Iterator[Callable[[int, int, str], None]]":
-    """Print what is done now, and how long the rest may take, on standard error."""
-    start = time.monotonic()
-    first: list[tuple[float, int]] = []  # when the first update came, and its number
-    now = [text]
-    ended = threading.Event()
-
-    def update(done: int, total: int, text: str) -> None:
-        at = time.monotonic()
-        first[:] = first or [(at, done)]
-        began, skipped = first[0]
-        rate = (at - began) / (done - skipped) if done > skipped else 0.0
-        left = f", about {rate * (total - done):.0f} s left" if rate else ""
-        now[0] = f"{done} of {total}, {text}{left}"
-
-    def tell() -> None:
-        while not ended.wait(_LINE_EVERY_S):
-            say(f"{time.monotonic() - start:.0f} s: {now[0]}", err=True)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield update
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _console(*, err: bool = False) -> "Console":

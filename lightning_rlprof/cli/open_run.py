@@ -1,4 +1,4 @@
-"""Arguments, options and steps that commands share: open a run, print its tables and warnings."""
+"""Arguments, options, completions and steps that verbs share: open a run, print its tables."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import SAVE_PATH, complete_run, runs_here
+from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
+from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath, local_path, place
 
@@ -20,9 +23,45 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Cell, Table
 
-
 FEW = 8
 """Warnings, notes and rows of short tables that are printed."""
+
+RUN_HELP = (
+    "Run directory, start of a run's name in profiler_data, a directory of runs (newest is used), "
+    "a trace file, or a URL. See rlprof help inputs."
+)
+SAVE_PATH = Path("profiler_data")
+"""Where trainings write unless they are told otherwise: the newest run there is the default RUN."""
+
+
+def runs_here() -> list[str]:
+    """Return the names of the runs in ``profiler_data``, newest first."""
+    return sorted({file.parent.name for file in SAVE_PATH.glob("*/rank-*.jsonl")}, reverse=True)
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Return the runs here whose names begin like that."""
+    return [name for name in runs_here() if name.startswith(incomplete)]
+
+
+def complete_analysis(incomplete: str) -> list[str]:
+    """Return the analyses whose names begin like that."""
+    return [each.name for each in CATALOG if each.name.startswith(incomplete)]
+
+
+def complete_run_or_analysis(incomplete: str) -> list[str]:
+    """Return what the first argument of ``rlprof show`` may be."""
+    return complete_run(incomplete) + complete_analysis(incomplete)
+
+
+def complete_problem(incomplete: str) -> list[str]:
+    """Return the ids of problems and remedies that begin like that."""
+    return [name for name in (*PROBLEM_IDS, *REMEDY_IDS) if name.startswith(incomplete)]
+
+
+def complete_stage(incomplete: str) -> list[str]:
+    """Return the stages with known names that begin like that."""
+    return [name for name in STAGES if name.startswith(incomplete)]
 
 
 def run_at(text: str | Path) -> Path:
@@ -44,17 +83,9 @@ def run_at(text: str | Path) -> Path:
     return runs[0] if runs else path
 
 
-RUN_HELP = (
-    "Run directory, start of a run's name in profiler_data, a directory of runs (newest is used), "
-    "a trace file, or a URL. See rlprof help inputs."
-)
-Run = Annotated[
-    Path,
-    typer.Argument(parser=run_at, autocompletion=complete_run, metavar="RUN", help=RUN_HELP),
-]
+Run = Annotated[Path, argument("RUN", RUN_HELP, parser=run_at, autocompletion=complete_run)]
 Output = Annotated[
-    Path | None,
-    typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="Write to this file"),
+    Path | None, option("PATH", "Write to this file", "-o", "--output", parser=local_path)
 ]
 Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite the file if it exists")]
 
@@ -72,11 +103,11 @@ def open_run(path: Path) -> "Spans":
 
 Others = Annotated[
     list[Path] | None,
-    typer.Argument(
+    argument(
+        "[RUN]...",
+        "With --as-one: runs that were recorded apart, such as a rollout server's",
         parser=run_at,
         autocompletion=complete_run,
-        metavar="[RUN]...",
-        help="With --as-one: runs that were recorded apart, such as a rollout server's",
     ),
 ]
 AsOne = Annotated[bool, typer.Option("--as-one", help="Read several runs as one")]

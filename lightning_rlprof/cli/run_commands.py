@@ -1,12 +1,13 @@
-"""The verbs around whole runs: ls, summary, report, open, export, sql, ingest."""
+"""The verbs around whole runs: ls, summary, report, open, export, sql, ingest, ascend parse."""
 
+import os
 import re
 import shlex
 import sys
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.completion import SAVE_PATH, complete_run
+from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.cli.open_run import (
     RUN_HELP,
+    SAVE_PATH,
     AsOne,
     Force,
     Others,
@@ -26,6 +28,7 @@ from lightning_rlprof.cli.open_run import (
     about,
     as_json,
     check_exists,
+    complete_run,
     open_run,
     open_runs,
     print_warnings,
@@ -39,13 +42,16 @@ from lightning_rlprof.system.location import RemotePath, local_path, place
 from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
+    from lightning_rlprof.loaders.ascend.offline_analysis import Outcome
     from lightning_rlprof.store.run_store import Store
     from lightning_rlprof.store.sql import Limits
     from lightning_rlprof.tables.spans import Spans
-    from lightning_rlprof.tables.table import Table
+    from lightning_rlprof.tables.table import Cell, Table
 
 _LIMIT, _SHOWN_RUNS = 50, 20
 _CHROME = (".json", ".json.gz")  # traces that Perfetto reads
+_STATES = ("cached", "up to date", "failed")
+_WHY = 3  # the column of reasons
 
 
 class _Part(str, Enum):
@@ -56,7 +62,7 @@ class _Part(str, Enum):
 
 def list_runs(
     path: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="PATH", help="Directory of runs, or a run")
+        Path, argument("PATH", "Directory of runs, or a run", parser=local_path)
     ] = SAVE_PATH,
 ) -> None:
     """List the runs of a directory, newest first."""
@@ -78,9 +84,7 @@ def summary(
     run: Run = SAVE_PATH,
     others: Others = None,
     as_one: AsOne = False,
-    by: Annotated[
-        list[_Part] | None, typer.Option(metavar="PART", help="Add one row per rank: rank")
-    ] = None,
+    by: Annotated[list[_Part] | None, option("PART", "Add one row per rank: rank")] = None,
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
@@ -188,13 +192,9 @@ def open_in_perfetto(
 
 To = Annotated[
     str | None,
-    typer.Option(
-        "--to", metavar="URL", help="Upload the run itself below this URL, such as s3://bucket/runs"
-    ),
+    option("URL", "Upload the run itself below this URL, such as s3://bucket/runs", "--to"),
 ]
-UploadRank = Annotated[
-    int | None, typer.Option("--rank", min=0, metavar="N", help="--to: only this rank")
-]
+UploadRank = Annotated[int | None, option("N", "--to: only this rank", "--rank", min=0)]
 IncludeUnfinished = Annotated[
     bool,
     typer.Option("--include-unfinished", help="--to: also ranks that didn't shut down cleanly"),
@@ -205,10 +205,10 @@ def export(
     run: Run = SAVE_PATH,
     target: Annotated[
         Literal["perfetto", "parquet", "csv", "samples", "tensorboard", "insight"] | None,
-        typer.Option(
+        option(
+            "FORMAT",
+            "perfetto (default), parquet, csv, samples, tensorboard or insight",
             "--format",
-            metavar="FORMAT",
-            help="perfetto (default), parquet, csv, samples, tensorboard or insight",
         ),
     ] = None,
     output: Output = None,
@@ -225,8 +225,7 @@ def export(
     are a file per table. tensorboard and insight are folders of captures for TensorBoard's
     torch.profiler plugin and MindStudio Insight.
 
-    --to uploads a finished run to S3, GCS, HDFS or any fsspec store. It resumes if interrupted. In
-    a command of on_finish, the run and the rank are those that have finished.
+    --to uploads a finished run to S3, GCS, HDFS or any fsspec store. It resumes if interrupted.
 
     Example: rlprof export RUN --kernels
 
@@ -267,7 +266,7 @@ def _export_perfetto(
 
 
 def _upload(run: Path, url: str, rank: int | None, *, include_unfinished: bool) -> None:
-    """Upload a run, in a command of on_finish the rank that has finished."""
+    """Upload a run, or one rank of it."""
     from lightning_rlprof.records.upload import upload
     from lightning_rlprof.system.remote_files import size_text
 
@@ -418,33 +417,23 @@ def describe(spans: "Spans") -> None:
         console.say(line)
 
 
-Query = Annotated[
-    str | None, typer.Argument(metavar="[QUERY]", help="One SELECT; omit it to list the tables")
-]
+Query = Annotated[str | None, argument("[QUERY]", "One SELECT; omit it to list the tables")]
 Rows = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        parser=local_path,
-        metavar="PATH",
-        help="Write all rows to a .csv or .parquet file",
+    option(
+        "PATH", "Write all rows to a .csv or .parquet file", "-o", "--output", parser=local_path
     ),
 ]
 
 
 Memory = Annotated[
     float | None,
-    typer.Option(
-        min=0.01,
-        metavar="GB",
-        help="Memory limit (default 2, or half of the machine's if that is less)",
-    ),
+    option("GB", "Memory limit (default 2, or half of the machine's if that is less)", min=0.01),
 ]
 Describe = Annotated[
     bool, typer.Option("--describe", help="List every column: its unit and its meaning")
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit")]
+Timeout = Annotated[float, option("SECONDS", "Time limit", min=0.1)]
 
 
 def _run_or_query(text: str | Path) -> Path | str:
@@ -454,10 +443,7 @@ def _run_or_query(text: str | Path) -> Path | str:
 
 def sql(
     run: Annotated[
-        Any,
-        typer.Argument(
-            parser=_run_or_query, autocompletion=complete_run, metavar="RUN", help=RUN_HELP
-        ),
+        Any, argument("RUN", RUN_HELP, parser=_run_or_query, autocompletion=complete_run)
     ] = SAVE_PATH,
     query: Query = None,
     output: Rows = None,
@@ -551,18 +537,11 @@ def _print_rows(store: "Store", run: Path, query: str, limits: "Limits") -> None
 
 
 Runs = Annotated[
-    list[Path],
-    typer.Argument(
-        parser=local_path, metavar="PATHS", help="Runs, traces, and directories of them"
-    ),
+    list[Path], argument("PATHS", "Runs, traces, and directories of them", parser=local_path)
 ]
-Jobs = Annotated[
-    int | None,
-    typer.Option("-j", "--jobs", min=1, metavar="N", help="Parallel jobs (default: cores)"),
-]
+Jobs = Annotated[int | None, option("N", "Parallel jobs (default: cores)", "-j", "--jobs", min=1)]
 Engine = Annotated[
-    Literal["local", "ray"],
-    typer.Option(metavar="NAME", help="local: processes of this machine; ray: a cluster"),
+    Literal["local", "ray"], option("NAME", "local: processes of this machine; ray: a cluster")
 ]
 
 
@@ -587,10 +566,6 @@ def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = "local") -> None:
         raise typer.Exit(1)
 
 
-_STATES = ("cached", "up to date", "failed")
-_WHY = 3  # the column of reasons
-
-
 def _print_outcomes(table: "Table") -> None:
     """Print what was cached, then failures and warnings, then how many there are of each state."""
     columns = (*table.columns[:_WHY], *table.columns[_WHY + 1 :])
@@ -605,7 +580,107 @@ def _print_outcomes(table: "Table") -> None:
     for why, paths in [*paths_by_reason.items()][:_LIMIT]:
         others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
         console.warn(why if paths[0] in why else f"{paths[0]}{others}: {why}")
-    states = table.column("state")
-    console.status(", ".join(f"{states.count(state):,} {state}" for state in _STATES), "bold")
+    _print_states(table.column("state"))
     if good:
         console.next_command("rlprof", "show", str(good[0][0]))
+
+
+def _print_states(states: "Sequence[Cell]") -> None:
+    """Print how many there are of each state."""
+    counts = [f"{states.count(state):,} {state}" for state in _STATES if state in states]
+    console.status(", ".join(counts), "bold")
+
+
+class _Format(str, Enum):
+    """What ``--export`` takes."""
+
+    TEXT = "text"
+    DB = "db"
+
+
+Paths = Annotated[
+    list[Path],
+    argument(
+        "PATHS", "Runs, directories of captures, or *_ascend_pt directories", parser=local_path
+    ),
+]
+ParseJobs = Annotated[
+    int | None, option("N", "Parallel jobs (default: half of the cores)", "-j", "--jobs", min=1)
+]
+ParseTimeout = Annotated[float, option("SECONDS", "Time limit per directory", min=1)]
+Formats = Annotated[
+    list[_Format] | None, option("FORMAT", "text, db (repeatable; default: as recorded)")
+]
+
+
+def ascend_parse(
+    paths: Paths,
+    jobs: ParseJobs = None,
+    timeout: ParseTimeout = 3600.0,
+    export: Formats = None,
+    reparse: Annotated[
+        bool, typer.Option("--reparse", help="Parse again what is already parsed")
+    ] = False,
+) -> None:
+    """Parse raw Ascend profiler output in parallel. Safe to re-run.
+
+    Example: rlprof ascend parse profiler_data -j 4
+    """
+    from lightning_rlprof.loaders.ascend import offline_analysis as offline
+
+    directories = offline.ascend_directories(paths)
+    exports: list[offline.Export] = [each.value for each in export or []]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    options = offline.Options(jobs or max(1, (cores or 1) // 2), timeout, exports, reparse)
+    with console.bar("Parsing") as step:
+        outcomes = offline.parse_captures(directories, options, step)
+    if console.is_json():
+        console.put_json(
+            {"outcomes": [asdict(each) | {"path": str(each.path)} for each in outcomes]}
+        )
+    else:
+        _print_parsed(outcomes)
+    if failed := [each for each in outcomes if each.state == "failed"]:
+        text = f"cannot parse {len(failed)} of {len(outcomes)} directories"
+        raise console.CheckFailedError(f"{text}; {failed[0].path}: {failed[0].message}")
+    console.next_command("rlprof", "summary", paths[0])
+
+
+def _print_parsed(outcomes: list["Outcome"]) -> None:
+    from lightning_rlprof.tables.table import Column, Table
+
+    columns = (
+        Column("directory", "text"),
+        Column("rank", "count"),
+        Column("state", "text"),
+        Column("wrote", "text"),
+        Column("took", "duration", "ns"),
+    )
+    names = _names([each.path for each in outcomes])
+    rows = []
+    for name, each in zip(names, outcomes, strict=True):
+        row = (name, each.rank, each.state, _formats(each), int(each.seconds * 1e9) or None)
+        rows.append(row)
+    console.print_tables([Table("captures", columns, rows)])
+    console.status("")
+    for name, each in zip(names, outcomes, strict=True):
+        if each.message:
+            console.warn(f"{name}: {each.message}")
+    _print_states([each.state for each in outcomes])
+
+
+def _formats(outcome: "Outcome") -> str | None:
+    text = any(name.endswith("trace_view.json") for name in outcome.files)
+    db = any(name.endswith(".db") and name != "analysis.db" for name in outcome.files)
+    return " and ".join(["text"] * text + ["db"] * db) or None
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """Name directories below their common parent, by capture if it has only one."""
+    windows = [path.absolute().parent for path in paths]
+    alone = {window for window in windows if windows.count(window) == 1}
+    common = os.path.commonpath([window.parent for window in windows])
+    return [
+        os.path.relpath(window if window in alone else path.absolute(), common)
+        for window, path in zip(windows, paths, strict=True)
+    ]

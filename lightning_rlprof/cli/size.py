@@ -1,148 +1,70 @@
 """The verb ``size``: whether a training fits its devices, before it is started."""
 
-from typing import Annotated, get_args
-
-import typer
+import inspect
+from typing import Annotated, Any, get_args
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import option
 from lightning_rlprof.cli.open_run import as_json
 from lightning_rlprof.errors import RlprofError
 
-_MODEL, _SPLIT, _ROLLOUT = "Job", "Training", "Rollout"
-
-ModelPath = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH", help="config.json of the model, or its folder", rich_help_panel=_MODEL
+_Row = tuple[str, Any, Any, str, str]
+_OPTIONS: dict[str, tuple[_Row, ...]] = {
+    "Job": (
+        ("model", str | None, None, "PATH", "config.json of the model, or its folder"),
+        ("devices", str | None, None, "NxDEVICE", "Such as 8xH100-80G"),
+        ("algorithm", str, "grpo", "NAME", "grpo, ppo, dpo or sft"),
+        ("prompt_length", int | None, None, "N", "Longest prompt, in tokens"),
+        ("response_length", int | None, None, "N", "Longest response, in tokens"),
+        ("image_tokens", int, 0, "N", "Tokens of the prompt that are images"),
+        ("batch", int | None, None, "N", "Prompts of a step, for step times"),
+        ("group", int, 8, "N", "Responses per prompt; dpo: 2"),
     ),
-]
-Devices = Annotated[
-    str | None,
-    typer.Option(metavar="NxDEVICE", help="Such as 8xH100-80G", rich_help_panel=_MODEL),
-]
-Algorithm = Annotated[
-    str, typer.Option(metavar="NAME", help="grpo, ppo, dpo or sft", rich_help_panel=_MODEL)
-]
-Prompt = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Longest prompt, in tokens", rich_help_panel=_MODEL),
-]
-Response = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Longest response, in tokens", rich_help_panel=_MODEL),
-]
-ImageTokens = Annotated[
-    int,
-    typer.Option(metavar="N", help="Tokens of the prompt that are images", rich_help_panel=_MODEL),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Prompts of a step, for step times", rich_help_panel=_MODEL),
-]
-Group = Annotated[
-    int, typer.Option(metavar="N", help="Responses per prompt; dpo: 2", rich_help_panel=_MODEL)
-]
-Shard = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="fsdp, zero1, zero2, zero3 or megatron; default: fsdp, or megatron if tp, pp or ep",
-        rich_help_panel=_SPLIT,
+    "Training": (
+        (
+            *("shard", str | None, None, "NAME"),
+            "fsdp, zero1, zero2, zero3 or megatron; default: fsdp, or megatron if tp, pp or ep",
+        ),
+        (
+            *("tokens", int | None, None, "N"),
+            "Tokens of a micro-batch, before cp divides them; default: one longest sequence",
+        ),
+        (
+            *("forward_tokens", int | None, None, "N"),
+            "The same without backward: log-probabilities, values; default: --tokens",
+        ),
+        ("tp", int, 1, "N", "Tensor parallel"),
+        ("pp", int, 1, "N", "Pipeline parallel"),
+        ("ep", int, 1, "N", "Expert parallel"),
+        ("cp", int, 1, "N", "Context or sequence parallel"),
+        ("lora", int, 0, "RANK", "Train adapters of this rank"),
+        (
+            *("offload", float, 0.0, "SHARE"),
+            "Share of the optimizer on the host; above 0, states leave the device in rollouts",
+        ),
+        ("checkpointing", bool, True, "", "Recompute activations of layers"),
     ),
-]
-Tokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Tokens of a micro-batch, before cp divides them; default: one longest sequence",
-        rich_help_panel=_SPLIT,
+    "Rollout": (
+        ("rollout_tp", int | None, None, "N", "Tensor parallel; default: the least that fits"),
+        (
+            *("rollout_ep", int | None, None, "N"),
+            "Expert parallel, over replicas if above its tensor parallel; default: the same",
+        ),
+        (
+            *("rollout_memory", float | None, None, "SHARE"),
+            "Of a device that the engine may use: gpu_memory_utilization; default: 0.9",
+        ),
+        (
+            *("rollout_devices", int, 0, "N"),
+            "Devices of the rollout alone; 0: it shares those of the training",
+        ),
     ),
-]
-ForwardTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="The same without backward: log-probabilities, values; default: --tokens",
-        rich_help_panel=_SPLIT,
-    ),
-]
-Tp = Annotated[int, typer.Option(metavar="N", help="Tensor parallel", rich_help_panel=_SPLIT)]
-Pp = Annotated[int, typer.Option(metavar="N", help="Pipeline parallel", rich_help_panel=_SPLIT)]
-Ep = Annotated[int, typer.Option(metavar="N", help="Expert parallel", rich_help_panel=_SPLIT)]
-Cp = Annotated[
-    int, typer.Option(metavar="N", help="Context or sequence parallel", rich_help_panel=_SPLIT)
-]
-Lora = Annotated[
-    int,
-    typer.Option(metavar="RANK", help="Train adapters of this rank", rich_help_panel=_SPLIT),
-]
-Offload = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE",
-        help="Share of the optimizer on the host; above 0, states leave the device in rollouts",
-        rich_help_panel=_SPLIT,
-    ),
-]
-Checkpointing = Annotated[
-    bool, typer.Option(help="Recompute activations of layers", rich_help_panel=_SPLIT)
-]
-RolloutTp = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Tensor parallel; default: the least that fits", rich_help_panel=_ROLLOUT
-    ),
-]
-RolloutEp = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Expert parallel, over replicas if above its tensor parallel; default: the same",
-        rich_help_panel=_ROLLOUT,
-    ),
-]
-RolloutMemory = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SHARE",
-        help="Of a device that the engine may use: gpu_memory_utilization; default: 0.9",
-        rich_help_panel=_ROLLOUT,
-    ),
-]
-RolloutDevices = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        help="Devices of the rollout alone; 0: it shares those of the training",
-        rich_help_panel=_ROLLOUT,
-    ),
-]
+}
+"""By help panel: each option's name, type, default, placeholder and meaning."""
+_NEEDED = ("model", "devices", "prompt_length", "response_length")
 
 
-def size(
-    model: ModelPath = None,
-    devices: Devices = None,
-    algorithm: Algorithm = "grpo",
-    prompt_length: Prompt = None,
-    response_length: Response = None,
-    image_tokens: ImageTokens = 0,
-    batch: Batch = None,
-    group: Group = 8,
-    shard: Shard = None,
-    tokens: Tokens = None,
-    forward_tokens: ForwardTokens = None,
-    tp: Tp = 1,
-    pp: Pp = 1,
-    ep: Ep = 1,
-    cp: Cp = 1,
-    lora: Lora = 0,
-    offload: Offload = 0.0,
-    checkpointing: Checkpointing = True,
-    rollout_tp: RolloutTp = None,
-    rollout_ep: RolloutEp = None,
-    rollout_memory: RolloutMemory = None,
-    rollout_devices: RolloutDevices = 0,
-) -> None:
+def size(**given: Any) -> None:
     """Estimate whether a training fits its devices, and its speed.
 
     Example: rlprof size --model config.json --devices 8xH100-80G --prompt-length 1024
@@ -152,58 +74,25 @@ def size(
     from lightning_rlprof.analysis.sizing import job as jobs
     from lightning_rlprof.analysis.sizing.sizing import size as sized
 
-    needed = {
-        "--model": model,
-        "--devices": devices,
-        "--prompt-length": prompt_length,
-        "--response-length": response_length,
-    }
-    if missing := [option for option, value in needed.items() if value is None]:
+    if missing := [f"--{name.replace('_', '-')}" for name in _NEEDED if given[name] is None]:
         raise RlprofError(
             f"size needs {', '.join(missing)}",
             hint="Memory and time depend on lengths: give those of the longest, in tokens."
-            if any("length" in option for option in missing)
+            if any("length" in name for name in missing)
             else "See rlprof size --help",
             code="usage",
         )
-    for option, value, choices in (
-        ("--algorithm", algorithm, get_args(jobs.Algorithm)),
-        ("--shard", shard, (None, *get_args(jobs.Shard))),
-    ):
-        if value not in choices:
-            known = ", ".join(filter(None, choices))
+    for name, choices in (("algorithm", jobs.Algorithm), ("shard", jobs.Shard)):
+        if given[name] not in (None, *get_args(choices)):
+            known = ", ".join(get_args(choices))
             raise RlprofError(
-                f"{option} {value!r} is unknown", hint=f"Known: {known}", code="usage"
+                f"--{name} {given[name]!r} is unknown", hint=f"Known: {known}", code="usage"
             )
-    number, device = jobs.parse_devices(str(devices))
-    split = "megatron" if tp * pp * ep > 1 else "fsdp"
-    found = sized(
-        jobs.Job(
-            read_model(str(model)),
-            device,
-            number,
-            prompt_length or 0,
-            response_length or 0,
-            image_tokens=image_tokens,
-            algorithm=algorithm,  # type: ignore[arg-type]
-            shard=shard or split,  # type: ignore[arg-type]
-            batch=batch,
-            group=group,
-            tokens=tokens,
-            forward_tokens=forward_tokens,
-            tp=tp,
-            pp=pp,
-            ep=ep,
-            cp=cp,
-            rollout_tp=rollout_tp,
-            rollout_ep=rollout_ep,
-            rollout_memory=rollout_memory,
-            rollout_devices=rollout_devices,
-            lora=lora,
-            offload=offload,
-            checkpointing=checkpointing,
-        )
-    )
+    model, devices, prompt, response = (given.pop(name) for name in _NEEDED)
+    number, device = jobs.parse_devices(devices)
+    if given["shard"] is None:
+        given["shard"] = "megatron" if given["tp"] * given["pp"] * given["ep"] > 1 else "fsdp"
+    found = sized(jobs.Job(read_model(model), device, number, prompt, response, **given))
     tables = [found.memory(), found.changes(), found.times()]
     if console.is_json():
         facts = {"verdict": found.verdict, "spare_bytes": [round(each) for each in found.spare]}
@@ -212,3 +101,17 @@ def size(
     console.status(found.summary())
     shown = [tables[0], *(tables[1:2] if found.verdict != "fits" else []), tables[2]]
     console.print_tables(shown)
+
+
+size.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what Typer reads
+    [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[kind, option(metavar, text, panel=panel)],
+        )
+        for panel, rows in _OPTIONS.items()
+        for name, kind, default, metavar, text in rows
+    ]
+)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from lightning_rlprof.config.stage_names import StageChoice
+from lightning_rlprof.config.stages import StageChoice
 from lightning_rlprof.config.validation import (
     Ranks,
     Section,
@@ -53,62 +53,52 @@ class IntegratedConfig(Section):
     Spans of all stages are always recorded; these keys choose what is captured, which is expensive.
     """
 
-    profile: bool | None = Field(
-        default=None,
-        description=(
-            "Main switch of captures. false always wins. Unset: on as soon as any capture "
-            "option is set, otherwise off."
-        ),
-    )
-    mstx: bool = Field(
-        default=False,
-        description="Add stage markers to the device trace: MSTX on Ascend, NVTX on NVIDIA.",
-    )
-    stage: StageChoice = Field(
-        default="all",
-        description="Stages to capture: all (whole steps), one stage, or a list.",
-    )
-    profile_save_path: Annotated[str, BeforeValidator(_path)] = Field(
-        default=SAVE_PATH,
-        description=(
-            "Output directory; each training creates its run directory there. `~` is your home. A "
-            "relative path starts where `rlprof run` was typed, else where the program is."
-        ),
-    )
-    profile_export_type: Literal["text", "db"] = Field(
-        default="text",
-        description="Format of an Ascend capture; db needs about 70% less disk space.",
-    )
-    profile_step_start: StepNumber = Field(
-        default=1, description="First step to capture; steps count from 1."
-    )
-    profile_step_end: StepNumber = Field(
-        default=2, description="First step after the captured ones (the end is excluded)."
-    )
-    profile_level: Literal["level_none", "level0", "level1", "level2"] = Field(
-        default="level0",
-        description=(
-            "Depth of an Ascend capture: level_none records markers only, level2 everything."
-        ),
-    )
-    profile_with_memory: bool = Field(
-        default=False, description="Record allocations of device memory."
-    )
-    profile_record_shapes: bool = Field(
-        default=False, description="Record the shapes of operator inputs."
-    )
-    profile_with_cpu: bool = Field(default=True, description="Record host activity.")
-    profile_with_npu: bool = Field(
-        default=True, description="Record device activity, on NPU or GPU."
-    )
-    profile_with_module: bool = Field(default=False, description="Record the module hierarchy.")
-    profile_analysis: bool = Field(
-        default=False,
-        description="Parse Ascend captures after the training, in a separate process.",
-    )
-    profile_ranks: SomeRanks = Field(
-        default="all", description="Ranks to capture: all, or a list of global ranks."
-    )
+    profile: bool | None = None
+    """Main switch of captures. false always wins. Unset: on as soon as any capture option is set,
+    otherwise off."""
+
+    mstx: bool = False
+    """Add stage markers to the device trace: MSTX on Ascend, NVTX on NVIDIA."""
+
+    stage: StageChoice = "all"
+    """Stages to capture: all (whole steps), one stage, or a list."""
+
+    profile_save_path: Annotated[str, BeforeValidator(_path)] = SAVE_PATH
+    """Output directory; each training creates its run directory there. `~` is your home. A relative
+    path starts where `rlprof run` was typed, else where the program is."""
+
+    profile_export_type: Literal["text", "db"] = "text"
+    """Format of an Ascend capture; db needs about 70% less disk space."""
+
+    profile_step_start: StepNumber = 1
+    """First step to capture; steps count from 1."""
+
+    profile_step_end: StepNumber = 2
+    """First step after the captured ones (the end is excluded)."""
+
+    profile_level: Literal["level_none", "level0", "level1", "level2"] = "level0"
+    """Depth of an Ascend capture: level_none records markers only, level2 everything."""
+
+    profile_with_memory: bool = False
+    """Record allocations of device memory."""
+
+    profile_record_shapes: bool = False
+    """Record the shapes of operator inputs."""
+
+    profile_with_cpu: bool = True
+    """Record host activity."""
+
+    profile_with_npu: bool = True
+    """Record device activity, on NPU or GPU."""
+
+    profile_with_module: bool = False
+    """Record the module hierarchy."""
+
+    profile_analysis: bool = False
+    """Parse Ascend captures after the training, in a separate process."""
+
+    profile_ranks: SomeRanks = "all"
+    """Ranks to capture: all, or a list of global ranks."""
 
     @model_validator(mode="after")
     def _agrees(self) -> "IntegratedConfig":
@@ -143,22 +133,14 @@ class NpuConfig(Section):
     A key that is set and that the installed torch_npu does not know is refused before training.
     """
 
-    device_ranges: bool = Field(
-        default=False,
-        description=(
-            "Also put stage ranges into the current stream, so the trace shows them "
-            "in device time. "
-            "Costs about ten times as much as a host range."
-        ),
-    )
-    experimental: dict[str, Any] = Field(
-        default_factory=dict,
-        description=(
-            "Options of torch_npu's `_ExperimentalConfig`, by its own names: `l2_cache: true`, "
-            "`aic_metrics: MemoryAccess`, `host_sys: [cpu, mem]`, `gc_detect_threshold: 0`, "
-            "`mstx_domain_exclude: [communication]`, …"
-        ),
-    )
+    device_ranges: bool = False
+    """Also put stage ranges into the current stream, so the trace shows them in device time. Costs
+    about ten times as much as a host range."""
+
+    experimental: dict[str, Any] = Field(default_factory=dict)
+    """Options of torch_npu's `_ExperimentalConfig`, by its own names: `l2_cache: true`,
+    `aic_metrics: MemoryAccess`, `host_sys: [cpu, mem]`, `gc_detect_threshold: 0`,
+    `mstx_domain_exclude: [communication]`, …"""
 
     @model_validator(mode="after")
     def _keeps_our_domain(self) -> "NpuConfig":
@@ -224,21 +206,18 @@ class NsightConfig(Section):
     """
 
     controller: Annotated[dict[str, str | None], BeforeValidator(_controller)] = Field(
-        default_factory=_TRACE.copy,
-        description="Options for the controller (in verl: `controller_nsight_options`).",
+        default_factory=_TRACE.copy
     )
+    """Options for the controller (in verl: `controller_nsight_options`)."""
+
     worker: Annotated[dict[str, str | None], BeforeValidator(_worker)] = Field(
-        default_factory=_WORKER.copy,
-        description=(
-            "Options for the workers (in verl: `worker_nsight_options`). `capture-range` is fixed. "
-            "With `capture-range-end: null` it follows from the number of captures."
-        ),
+        default_factory=_WORKER.copy
     )
-    reports: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Directory where the workers' reports appear. Unset: the directory of Ray.",
-    )
+    """Options for the workers (in verl: `worker_nsight_options`). `capture-range` is fixed. With
+    `capture-range-end: null` it follows from the number of captures."""
+
+    reports: str | None = Field(default=None, min_length=1)
+    """Directory where the workers' reports appear. Unset: the directory of Ray."""
 
     @model_validator(mode="after")
     def _fixed(self) -> "NsightConfig":
@@ -262,21 +241,20 @@ class ScheduleConfig(Section):
     the capture cuts off is kept; stages that step no optimizer are captured whole.
     """
 
-    skip_first: NonNegativeInt = Field(
-        default=0, description="Mini-batches to skip once, at the start."
-    )
-    wait: NonNegativeInt = Field(
-        default=0, description="Mini-batches to skip at the start of each cycle."
-    )
-    warmup: NonNegativeInt = Field(
-        default=0, description="Mini-batches to profile and discard after that (warm-up)."
-    )
-    active: NonNegativeInt = Field(
-        default=0, description="Mini-batches to keep after the warm-up; 0 turns the schedule off."
-    )
-    repeat: NonNegativeInt = Field(
-        default=0, description="Number of cycles; 0 repeats until the capture closes."
-    )
+    skip_first: NonNegativeInt = 0
+    """Mini-batches to skip once, at the start."""
+
+    wait: NonNegativeInt = 0
+    """Mini-batches to skip at the start of each cycle."""
+
+    warmup: NonNegativeInt = 0
+    """Mini-batches to profile and discard after that (warm-up)."""
+
+    active: NonNegativeInt = 0
+    """Mini-batches to keep after the warm-up; 0 turns the schedule off."""
+
+    repeat: NonNegativeInt = 0
+    """Number of cycles; 0 repeats until the capture closes."""
 
     @model_validator(mode="after")
     def _agrees(self) -> "ScheduleConfig":
@@ -290,28 +268,23 @@ class ScheduleConfig(Section):
 class TorchProfilerConfig(Section):
     """torch.profiler beyond what the block ``integrated`` says."""
 
-    schedule: ScheduleConfig = Field(
-        default_factory=ScheduleConfig, description="Profile only some mini-batches of a capture."
-    )
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    """Profile only some mini-batches of a capture."""
 
 
 class MemoryConfig(Section):
     """How closely memory is watched in a capture."""
 
-    level: Literal["counters", "timeline", "snapshot"] | None = Field(
-        default=None,
-        description=(
-            "counters: memory per span; timeline: also 100 samples a second; snapshot: "
-            "also every allocation, written per capture and on OutOfMemoryError. Unset: counters "
-            "with `profile_with_memory`, otherwise off."
-        ),
-    )
-    max_entries: PositiveInt = Field(
-        default=100_000, description="Latest allocations and frees that a snapshot keeps."
-    )
-    stack_depth: PositiveInt = Field(
-        default=32, description="Stack frames that a snapshot keeps per allocation."
-    )
+    level: Literal["counters", "timeline", "snapshot"] | None = None
+    """counters: memory per span; timeline: also 100 samples a second; snapshot: also every
+    allocation, written per capture and on OutOfMemoryError. Unset: counters with
+    `profile_with_memory`, otherwise off."""
+
+    max_entries: PositiveInt = 100_000
+    """Latest allocations and frees that a snapshot keeps."""
+
+    stack_depth: PositiveInt = 32
+    """Stack frames that a snapshot keeps per allocation."""
 
     @model_validator(mode="after")
     def _agrees(self) -> "MemoryConfig":
@@ -325,12 +298,17 @@ class MemoryConfig(Section):
 class ParallelConfig(Section):
     """Sizes of the groups that hold one copy of the model; what is left is data parallel."""
 
-    tp: PositiveInt = Field(default=1, description="Ranks that share a layer (tensor parallel).")
-    cp: PositiveInt = Field(
-        default=1, description="Ranks that share a sequence (context parallel, Ulysses)."
-    )
-    ep: PositiveInt = Field(default=1, description="Ranks that share experts (expert parallel).")
-    pp: PositiveInt = Field(default=1, description="Stages of the pipeline (pipeline parallel).")
+    tp: PositiveInt = 1
+    """Ranks that share a layer (tensor parallel)."""
+
+    cp: PositiveInt = 1
+    """Ranks that share a sequence (context parallel, Ulysses)."""
+
+    ep: PositiveInt = 1
+    """Ranks that share experts (expert parallel)."""
+
+    pp: PositiveInt = 1
+    """Stages of the pipeline (pipeline parallel)."""
 
     def check_world(self, world_size: int) -> None:
         """Refuse sizes that do not divide ``world_size``; a driver has no ranks.
@@ -356,14 +334,14 @@ class ParallelConfig(Section):
 class RoleConfig(Section):
     """The capture of one role; without ``ranks`` its rank 0 is captured."""
 
-    enable: bool = Field(default=True, description="Whether this role is captured.")
-    ranks: Ranks = Field(
-        default_factory=list,
-        description="Ranks to capture: all, or a list; an empty one means rank 0, as in verl.",
-    )
-    discrete: bool | None = Field(
-        default=None, description="Make one capture per stage. Unset: the top-level `discrete`."
-    )
+    enable: bool = True
+    """Whether this role is captured."""
+
+    ranks: Ranks = Field(default_factory=list)
+    """Ranks to capture: all, or a list; an empty one means rank 0, as in verl."""
+
+    discrete: bool | None = None
+    """Make one capture per stage. Unset: the top-level `discrete`."""
 
     @model_validator(mode="before")
     @classmethod

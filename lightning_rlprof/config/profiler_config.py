@@ -38,7 +38,14 @@ from lightning_rlprof.config.sources import (
     merge,
     read,
 )
-from lightning_rlprof.config.stage_names import CustomStages, OptimizerStages, check_stages
+from lightning_rlprof.config.stages import (
+    CustomStages,
+    OptimizerStages,
+    WrapRule,
+    as_rules,
+    check_stages,
+    or_by_method,
+)
 from lightning_rlprof.config.validation import (
     Positive,
     Ranks,
@@ -49,7 +56,6 @@ from lightning_rlprof.config.validation import (
     near,
     refused,
 )
-from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
 from lightning_rlprof.records.records import FOLDER_VARIABLE
@@ -88,195 +94,133 @@ def _places_of(key: str) -> str:
     )
 
 
+Tool = Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]
+
+
 class Options(Section):
     """Every key, checked against the others; the master switch is resolved to true or false."""
 
-    integrated: IntegratedConfig = Field(
-        default_factory=IntegratedConfig, description="The block of MindSpeed-RL, unchanged."
-    )
-    steps: Steps = Field(
-        default=None,
-        description=(
-            "Steps to capture instead of `integrated.profile_step_start` and `…_end`: all, or a "
-            "list of steps and ranges such as `[2, 10-20]`, whose ends are included. An empty list "
-            "captures nothing."
-        ),
-    )
-    ranks: Ranks | None = Field(
-        default=None,
-        description=(
-            "Ranks to capture instead of `integrated.profile_ranks`: all, or a list; an empty one "
-            "means rank 0."
-        ),
-    )
-    profile_continuous_steps: bool | None = Field(
-        default=None,
-        description=(
-            "Join consecutive steps in one capture. Unset: true for steps from "
-            "`integrated.profile_step_start` and `…_end`, false for `steps`."
-        ),
-    )
-    discrete: bool = Field(
-        default=False, description="true makes one capture per stage instead of whole steps."
-    )
-    roles: dict[str, RoleConfig] = Field(
-        default_factory=dict,
-        description=(
-            "What to capture per role, by role name. Roles that are not listed are not captured."
-        ),
-    )
-    role: str | None = Field(
-        default=None,
-        description="The role of this process. Unset: all roles share the process (their union).",
-    )
-    custom_stages: CustomStages = Field(
-        default_factory=list,
-        description="Names of your own stages; they are allowed wherever a stage is.",
-    )
-    wrap: list[WrapRule] = Field(
-        default_factory=list,
-        json_schema_extra=or_by_method,
-        description=(
-            "Stages for methods of the LightningModule, without a change to its code: a list of "
-            "rules, or one mapping of methods to stages."
-        ),
-    )
-    auto_stages: bool = Field(
-        default=True,
-        description=(
-            "Without any mark or `wrap` rule, mark methods of the LightningModule and its direct "
-            "parts whose names mean a stage, such as `generate` or `compute_reward`."
-        ),
-    )
-    optimizer_stages: OptimizerStages = Field(
-        default_factory=list,
-        description=(
-            "The update stage of each optimizer, in the order of `configure_optimizers`. Unset: "
-            "`critic_update` for an optimizer of parameters that are called critic or value, else "
-            "`actor_update`."
-        ),
-    )
-    device_time: bool | None = Field(
-        default=None,
-        description=(
-            "Measure the device time of every stage in every step, without a capture. Unset: true "
-            "if there is an accelerator."
-        ),
-    )
-    background_metrics: bool = Field(
-        default=True,
-        description=(
-            "Sample host and device once a second (CPU, memory, disk, network, power, clocks), "
-            "and count pauses of garbage collection."
-        ),
-    )
-    parallel: ParallelConfig = Field(
-        default_factory=ParallelConfig,
-        description=(
-            "How many ranks form one replica of the model, for `rlprof stragglers`. Rank order as "
-            "in Megatron: `tp` first, then `cp`, `ep`, data parallel, and `pp` last."
-        ),
-    )
-    model: str | None = Field(
-        default=None,
-        description=(
-            "Path of the model's `config.json`, or of its folder, for MFU per stage from counted "
-            "tokens. Its content is kept in the run."
-        ),
-    )
-    summary: bool = Field(
-        True,
-        description="Whether rank 0 prints a summary when training ends: step time, where it "
-        "goes, what to fix first.",
-    )
-    log_report: bool = Field(
-        False,
-        description="Whether rank 0 logs the HTML report as an artifact of the Trainer's W&B and "
-        "MLflow loggers when training ends.",
-    )
-    group_access: bool = Field(
-        False,
-        description="Whether the group of the training's user may read the run: folders get mode "
-        "0750 and rank files 0640, instead of 0700 and 0600. Reports, exports and caches follow.",
-    )
-    ignore_findings: list[str] = Field(
-        default_factory=list,
-        description="Ids of problems and remedies that `rlprof findings` leaves out, such as "
-        "`[rollout-overlap]`. `rlprof findings --explain all` lists them.",
-    )
-    capture_anomalies: bool = Field(
-        False,
-        description=(
-            "Capture two steps after one step, or several, that took unusually long for their "
-            "tokens. Of more than 4 ranks, the slowest is captured, a healthy one, and one of each "
-            "role; at most 3 times an hour, and 10 times in a run."
-        ),
-    )
-    measure_overhead: bool = Field(
-        False,
-        description=(
-            "Measure what rlprof costs: of every two steps, one records nothing but its length. "
-            "`rlprof findings` compares them; other analyses exclude these shadow steps."
-        ),
-    )
-    hang_timeout: Positive | None = Field(
-        default=300,
-        description=(
-            "Seconds without any progress after which a rank writes a report for `rlprof hang`; "
-            "null turns this off. Six times as long before the first step has ended, between "
-            "steps, in a stage for the first time, and in checkpoints and evaluations."
-        ),
-    )
-    stack_samples: bool = Field(
-        default=True,
-        description=(
-            "Sample the stack of the training thread while a step takes unusually long, and for "
-            "`rlprof watch --stacks`; functions and line numbers only. Needs `hang_timeout`."
-        ),
-    )
-    tokens: Tokens | None = Field(
-        default=None,
-        description=(
-            "Capture only these tokens of `actor_generate`: `[start, end]`, counted from 0 in each "
-            "call, the end excluded; null as the end has no end. The spans directly inside are "
-            "decoding iterations: mark the model's forward, or `wrap` it."
-        ),
-    )
+    integrated: IntegratedConfig = Field(default_factory=IntegratedConfig)
+    """The block of MindSpeed-RL, unchanged."""
+
+    steps: Steps = None
+    """Steps to capture instead of `integrated.profile_step_start` and `…_end`: all, or a list of
+    steps and ranges such as `[2, 10-20]`, whose ends are included. An empty list captures
+    nothing."""
+
+    ranks: Ranks | None = None
+    """Ranks to capture instead of `integrated.profile_ranks`: all, or a list; an empty one means
+    rank 0."""
+
+    profile_continuous_steps: bool | None = None
+    """Join consecutive steps in one capture. Unset: true for steps from
+    `integrated.profile_step_start` and `…_end`, false for `steps`."""
+
+    discrete: bool = False
+    """true makes one capture per stage instead of whole steps."""
+
+    roles: dict[str, RoleConfig] = Field(default_factory=dict)
+    """What to capture per role, by role name. Roles that are not listed are not captured."""
+
+    role: str | None = None
+    """The role of this process. Unset: all roles share the process (their union)."""
+
+    custom_stages: CustomStages = Field(default_factory=list)
+    """Names of your own stages; they are allowed wherever a stage is."""
+
+    wrap: list[WrapRule] = Field(default_factory=list, json_schema_extra=or_by_method)
+    """Stages for methods of the LightningModule, without a change to its code: a list of rules, or
+    one mapping of methods to stages."""
+
+    auto_stages: bool = True
+    """Without any mark or `wrap` rule, mark methods of the LightningModule and its direct parts
+    whose names mean a stage, such as `generate` or `compute_reward`."""
+
+    optimizer_stages: OptimizerStages = Field(default_factory=list)
+    """The update stage of each optimizer, in the order of `configure_optimizers`. Unset:
+    `critic_update` for an optimizer of parameters that are called critic or value, else
+    `actor_update`."""
+
+    device_time: bool | None = None
+    """Measure the device time of every stage in every step, without a capture. Unset: true if there
+    is an accelerator."""
+
+    background_metrics: bool = True
+    """Sample host and device once a second (CPU, memory, disk, network, power, clocks), and count
+    pauses of garbage collection."""
+
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    """How many ranks form one replica of the model, for `rlprof stragglers`. Rank order as in
+    Megatron: `tp` first, then `cp`, `ep`, data parallel, and `pp` last."""
+
+    model: str | None = None
+    """Path of the model's `config.json`, or of its folder, for MFU per stage from counted tokens.
+    Its content is kept in the run."""
+
+    summary: bool = True
+    """Whether rank 0 prints a summary when training ends: step time, where it goes, what to fix
+    first."""
+
+    log_report: bool = False
+    """Whether rank 0 logs the HTML report as an artifact of the Trainer's W&B and MLflow loggers
+    when training ends."""
+
+    group_access: bool = False
+    """Whether the group of the training's user may read the run: folders get mode 0750 and rank
+    files 0640, instead of 0700 and 0600. Reports, exports and caches follow."""
+
+    ignore_findings: list[str] = Field(default_factory=list)
+    """Ids of problems and remedies that `rlprof findings` leaves out, such as `[rollout-overlap]`.
+    `rlprof findings --explain all` lists them."""
+
+    capture_anomalies: bool = False
+    """Capture two steps after one step, or several, that took unusually long for their tokens. Of
+    more than 4 ranks, the slowest is captured, a healthy one, and one of each role; at most 3 times
+    an hour, and 10 times in a run."""
+
+    measure_overhead: bool = False
+    """Measure what rlprof costs: of every two steps, one records nothing but its length. `rlprof
+    findings` compares them; other analyses exclude these shadow steps."""
+
+    hang_timeout: Positive | None = 300
+    """Seconds without any progress after which a rank writes a report for `rlprof hang`; null turns
+    this off. Six times as long before the first step has ended, between steps, in a stage for
+    the first time, and in checkpoints and evaluations."""
+
+    stack_samples: bool = True
+    """Sample the stack of the training thread while a step takes unusually long, and for `rlprof
+    watch --stacks`; functions and line numbers only. Needs `hang_timeout`."""
+
+    tokens: Tokens | None = None
+    """Capture only these tokens of `actor_generate`: `[start, end]`, counted from 0 in each call,
+    the end excluded; null as the end has no end. The spans directly inside are decoding
+    iterations: mark the model's forward, or `wrap` it."""
+
     tools: (
         list[Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]] | None
-    ) = Field(
-        default=None,
-        description=(
-            "Profilers to use. Unset: they follow from configuration and device. `nsight` "
-            "includes `nvtx`."
-        ),
-    )
-    with_stack: bool = Field(
-        default=False,
-        description=(
-            "Record Python stacks with torch.profiler (about twice the time and size) or "
-            "torch_npu.profiler (large; some of its versions crash when they stop)."
-        ),
-    )
-    nsight: NsightConfig = Field(
-        default_factory=NsightConfig, description="Options of Nsight Systems."
-    )
-    torch_profiler: TorchProfilerConfig = Field(
-        default_factory=TorchProfilerConfig, description="More options of torch.profiler."
-    )
-    npu: NpuConfig = Field(
-        default_factory=NpuConfig, description="More options of an Ascend capture."
-    )
-    memory: MemoryConfig = Field(
-        default_factory=MemoryConfig, description="Memory recording in captures."
-    )
-    max_file_bytes: Annotated[int, Field(ge=1_000_000)] | None = Field(
-        default=8_000_000_000,
-        description=(
-            "Bytes that the file of a rank may take, about, without captures. Beyond it, steps are "
-            "left out, and the run says how many. null: no limit."
-        ),
-    )
+    ) = None
+    """Profilers to use. Unset: they follow from configuration and device. `nsight` includes `nvtx`.
+    """
+
+    with_stack: bool = False
+    """Record Python stacks with torch.profiler (about twice the time and size) or
+    torch_npu.profiler (large; some of its versions crash when they stop)."""
+
+    nsight: NsightConfig = Field(default_factory=NsightConfig)
+    """Options of Nsight Systems."""
+
+    torch_profiler: TorchProfilerConfig = Field(default_factory=TorchProfilerConfig)
+    """More options of torch.profiler."""
+
+    npu: NpuConfig = Field(default_factory=NpuConfig)
+    """More options of an Ascend capture."""
+
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
+    """Memory recording in captures."""
+
+    max_file_bytes: Annotated[int, Field(ge=1_000_000)] | None = 8_000_000_000
+    """Bytes that the file of a rank may take, about, without captures. Beyond it, steps are left
+    out, and the run says how many. null: no limit."""
 
     @classmethod
     def _unknown(cls, key: str) -> str:

@@ -11,8 +11,7 @@ import yaml
 from lightning_rlprof.config.blocks import IntegratedConfig
 from lightning_rlprof.config.omegaconf import plain, resolvable, resolving
 from lightning_rlprof.config.validation import near, near_match
-from lightning_rlprof.config.verl import Translation, find, translate
-from lightning_rlprof.config.verl_keys import ANYTHING, ROLES
+from lightning_rlprof.config.verl import ANYTHING, ROLES, Translation, find, translate
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import redact
 
@@ -117,12 +116,7 @@ def canonical(
         ConfigError: A misspelled or unsupported key, a reference that cannot be resolved.
     """
     with resolving():
-        if _LOOKED_AT & {*data}:
-            if isinstance(data.get("model"), Mapping):  # the training's own; ours is a path
-                fields = {*fields} - {"model"}
-            data = resolvable(data, {*fields, *_LOOKED_AT})
-        else:
-            data = resolvable(data, data)
+        data, fields = _looked_at(data, fields)
         translation = translate(data)
         if translation is None and _WRAPPER not in data:
             return _with_save_path({str(key): plain(data[key]) for key in data})
@@ -136,6 +130,17 @@ def canonical(
     origins.update(translation.origins)
     own = _with_save_path(merge(block or {}, own))
     return lay(_nested(translation.values), origins, own)
+
+
+def _looked_at(
+    data: Mapping[str, Any], fields: Collection[str]
+) -> tuple[Mapping[str, Any], Collection[str]]:
+    """Return a mapping whose references can be resolved, and the keys in it that may be ours."""
+    if not _LOOKED_AT & {*data}:
+        return resolvable(data, data), fields
+    if isinstance(data.get("model"), Mapping):  # the training's own; ours is a path
+        fields = {*fields} - {"model"}
+    return resolvable(data, {*fields, *_LOOKED_AT}), fields
 
 
 def _with_save_path(values: dict[str, Any]) -> dict[str, Any]:
@@ -207,12 +212,7 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
     origins: dict[str, str] = {}
     canonical(data, fields, origins)
     with resolving():
-        if _LOOKED_AT & {*data}:
-            if isinstance(data.get("model"), Mapping):  # the training's own; ours is a path
-                fields = {*fields} - {"model"}
-            data = resolvable(data, {*fields, *_LOOKED_AT})
-        else:
-            data = resolvable(data, data)
+        data, fields = _looked_at(data, fields)
         keys: dict[str, list[str]] = {}
         for item in find(data):
             keys[item.key] = [own for own, key in origins.items() if item.key in key.split(", ")]
@@ -297,10 +297,8 @@ def from_environment(
         text = environment[variable]
         origins[".".join(path)] = variable
         is_text = path[0] == "nsight" and len(path) > 2
-        nested: Any = text if is_text and text != "null" else _loaded(text, f"{variable}={text!r}")
-        for key in reversed(path):
-            nested = {key: nested}
-        values = merge(values, nested)
+        value = text if is_text and text != "null" else _loaded(text, f"{variable}={text!r}")
+        values = merge(values, _nested({".".join(path): value}))
     return values, origins
 
 

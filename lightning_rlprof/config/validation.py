@@ -45,7 +45,9 @@ class Section(BaseModel):
     (``integrated:`` with nothing below it) means its defaults.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RlprofError, described
-from lightning_rlprof.integrations.end_summary import print_summary
+from lightning_rlprof.integrations.end_of_run import print_summary
 from lightning_rlprof.integrations.termination import Termination
 from lightning_rlprof.recording import start
 from lightning_rlprof.recording.accelerator import device_kind

@@ -6,7 +6,8 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from lightning_rlprof.loaders.nsys import read_nsys
 from lightning_rlprof.loaders.run_captures import with_kernels
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.records.run_directory import RankReader, rank_files, read_header
+from lightning_rlprof.records.run_directory import RankReader, RankTrace, rank_files, read_header
 from lightning_rlprof.system.location import RemotePath, place, redact
 from lightning_rlprof.tables.spans import Spans, note_of
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -45,6 +46,7 @@ _COLUMNS = (
     Column("size", "count", "bytes"),
 )
 _PART = 65_536  # bytes of a file's end that are looked at
+_RANKS_LOOKED_AT = 64  # of a run, for its roles
 _RUNNING_S = 60  # a file that was written to so recently belongs to a training that runs
 
 
@@ -231,8 +233,9 @@ def _started_ns(run: Path) -> int:
 def run_list(folder: Path) -> Table:
     """List the runs of a directory, newest first, or the one run that it is.
 
-    ``steps`` and ``step``, the mean time of a step, are those of the lowest rank. ``state`` is
-    ``finished``, ``running``, ``truncated``, or how the training was interrupted.
+    ``steps``, ``step``, the mean time of a step, and ``state`` are those of the lowest rank of the
+    role with the most steps. ``state`` is ``finished``, ``running``, ``truncated``, or how the
+    training was interrupted.
 
     Raises:
         TraceError: The directory contains no run.
@@ -249,10 +252,8 @@ def run_list(folder: Path) -> Table:
 def _row(run: Path) -> tuple[Cell, ...]:
     files = rank_files(run)
     total = sum(file.stat().st_size for file in files)
-    reader = RankReader(files[0])
     try:
-        reader.read(_PART)  # of its end; it reads the beginning, too
-        trace = reader.whole()
+        trace = _leading(files)
     except (TraceError, OSError) as error:
         return (run.name, f"not readable: {error}", *(None,) * 2, len(files), *(None,) * 2, total)
     steps, took, header = None, None, trace.header
@@ -262,10 +263,29 @@ def _row(run: Path) -> tuple[Cell, ...]:
         steps = last.step - first.step + 1
         took = (last.end_ns - first.start_ns) // steps
     ranks = len(files)
-    state = trace.status or _state(files[0])
+    state = trace.status or _state(trace.path)
     if ranks < header.world_size and state == "finished":
         state = f"{header.world_size - ranks} of {header.world_size} ranks are missing"
     return (run.name, state, steps, took, ranks, _started(header), header.hardware, total)
+
+
+def _leading(files: Sequence[Path]) -> RankTrace:
+    """Return the ends of the lowest rank whose role has the most steps: rollouts may have fewer."""
+    by_role: dict[str, Path] = {}
+    for file in files[:_RANKS_LOOKED_AT]:
+        with suppress(TraceError, OSError):
+            by_role.setdefault(read_header(file).role, file)
+    found = [_ends(file) for file in [*by_role.values()] or files[:1]]
+    steps = [
+        max((each.step for each in one.spans if each.kind == "step"), default=0) for one in found
+    ]
+    return found[steps.index(max(steps))]
+
+
+def _ends(file: Path) -> RankTrace:
+    reader = RankReader(file)
+    reader.read(_PART)  # of its end; it reads the beginning, too
+    return reader.whole()
 
 
 def _state(file: Path) -> str:

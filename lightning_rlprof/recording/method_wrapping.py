@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
+from lightning_rlprof.config.stages import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, OwnMarker, annotate, in_stage, stage

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.config.wrap_rules import WrapRule
+from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording import annotations, capture, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.cli import nsys
+from lightning_rlprof.cli import record as nsys
 from tests.doubles.nsys.on_path import FakeNsys
 
 Run = Callable[..., tuple[int, str, str]]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.config.wrap_rules import WrapRule
+from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.run_directory import read_trace
 from lightning_rlprof.testing import FakeClock, make_header

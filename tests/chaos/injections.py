@@ -33,7 +33,7 @@ _WHATEVER_IT_TAKES = {
     "recording.annotations._LONG_NS": -1,
     "recording.session._UNWRITTEN_NS": -1,
     "recording.span_buffer._WRITE_NS": 0,
-    "integrations.lightning.profiler_actions._SLOW_NS": -1,
+    "integrations.lightning.trainer_hooks._SLOW_NS": -1,
 }
 
 Place = tuple[str, str]

@@ -306,6 +306,21 @@ def test_a_reader_that_ends_early_is_no_failed_check(
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("", 141), ("help", 141), ("ls nowhere", 2), ("ls nowhere --json", 2), ("run -- false", 1)],
+)
+def test_readers_that_end_early_change_the_code_of_an_output_only(
+    words: str, code: int, tmp_path: Path
+) -> None:
+    reader, output = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "lightning_rlprof", *words.split()]
+    with open(output, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=closed, cwd=tmp_path, check=False)
+    assert done.returncode == code
+
+
 @pytest.mark.parametrize("words", ["help", "summary RUN", "summary RUN --json"])
 def test_without_a_standard_output_a_command_is_done(words: str, tmp_path: Path) -> None:
     grpo_run(tmp_path)

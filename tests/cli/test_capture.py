@@ -53,7 +53,7 @@ def test_a_running_training_is_captured_without_a_restart(rlprof, tmp_path, monk
 
 
 def test_ranks_that_do_not_answer_are_named(rlprof, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.cli.capture._PATIENCE_S", 0.1)
+    monkeypatch.setattr("lightning_rlprof.cli.live_commands._PATIENCE_S", 0.1)
     for rank in (0, 1):
         writer(tmp_path, rank)
     code, out, _ = rlprof("capture", tmp_path, "--ranks", "all")
@@ -70,7 +70,7 @@ def test_what_a_rank_says_is_passed_on(rlprof, tmp_path, monkeypatch):
     step = ("span", "step", "step", 200, 1, 2, 7, 9, None, None)
     text = "step 155 cannot be captured: another capture is open (rlprof capture)"
     monkeypatch.setattr(
-        "lightning_rlprof.cli.capture.time.sleep",
+        "lightning_rlprof.cli.live_commands.time.sleep",
         lambda _: made.write([note_line(5, Code.CAPTURE_REFUSED, text), step]),
     )
     code, out, _ = rlprof("capture", tmp_path)
@@ -99,7 +99,7 @@ def test_a_capture_that_did_not_happen_is_none(rlprof, tmp_path, monkeypatch, no
     made = writer(tmp_path)
     lines = [note_line(5, *note) for note in notes]
     monkeypatch.setattr(
-        "lightning_rlprof.cli.capture.time.sleep",
+        "lightning_rlprof.cli.live_commands.time.sleep",
         lambda _: made.write([*lines, ("end", 9, "finished")]),
     )
     code, out, err = rlprof("capture", tmp_path)

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import queue
 import subprocess
 import sys
 from collections.abc import Callable
@@ -79,29 +78,9 @@ def test_no_terminal_is_too_narrow_for_the_answer(
     assert len(lines[rule]) <= width
 
 
-def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lines: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(console, "say", lambda text, err: lines.put(text.partition(": ")[2]))
-    monkeypatch.setattr(console, "_LINE_EVERY_S", 0.001)
-    console.use_output()
-    with console.progress_bar("warm start", lines=True) as update:
-        assert [lines.get(timeout=60) for _ in range(2)] == ["warm start"] * 2
-        update(1, 5, "reward 0.1")
-        update(3, 5, "reward 0.2")
-        wanted = "3 of 5, reward 0.2, about "
-        while not (line := lines.get(timeout=60)).startswith(wanted):
-            assert line in ("warm start", "1 of 5, reward 0.1")
-        assert line.endswith(" s left")
-
-
-def test_a_quiet_command_has_no_progress(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console, "_LINE_EVERY_S", 0.001)
+def test_a_quiet_command_has_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     console.use_output(quiet=True)
-    with console.progress_bar("warm start", lines=True) as update:
+    with console.progress_bar("warm start") as update:
         update(1, 2, "reward 0.1")
     console.use_output()
     assert capsys.readouterr() == ("", "")

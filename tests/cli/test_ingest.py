@@ -23,10 +23,10 @@ def test_ingest_shows_a_row_per_rank_and_leaves_the_caches(
 ) -> None:
     status, out, err = rlprof("ingest", folder, "-j", "1")
     assert status == 0
-    assert "2 cached, 0 up to date, 0 failed\n" in out
+    assert "2 cached\n" in out
     assert err.startswith(f"next: rlprof show {folder}/")
     assert cached_files(folder)
-    assert "0 cached, 2 up to date, 0 failed\n" in rlprof("ingest", folder)[1]
+    assert "2 up to date\n" in rlprof("ingest", folder)[1]
 
 
 def test_a_failed_rank_is_a_warning_and_exit_code_1(rlprof: Run, folder: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_failed_rank_is_a_warning_and_exit_code_1(rlprof: Run, folder: Path) -
     status, out, _ = rlprof("ingest", folder, "-j", "1")
     assert status == 1
     assert f"\nwarning: {bad}" in out
-    assert "1 cached, 0 up to date, 1 failed\n" in out
+    assert "1 cached, 1 failed\n" in out
     assert "\x1b" not in out
 
 

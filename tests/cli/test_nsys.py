@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.cli import nsys
+from lightning_rlprof.cli import record as nsys
 from tests.builders.nsys_machine import TRAIN, Run, file, machine_without_gpu, options
 from tests.doubles.nsys.on_path import FakeNsys
 

@@ -12,7 +12,7 @@ import pytest
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages import stages
-from lightning_rlprof.integrations.end_summary import print_summary
+from lightning_rlprof.integrations.end_of_run import print_summary
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, report_tables

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.cli.record import Processes
-from lightning_rlprof.integrations.launch import INJECT
+from lightning_rlprof.cli.record import INJECT, Processes
 
 Run = Callable[..., tuple[int, str, str]]
 
 WAITS = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
 REPLACES = "which replaces that of rlprof run."
 EXTEND = "Extend it in the script: PYTHONPATH=FOLDER:$PYTHONPATH"
+
+
+def test_the_folder_that_programs_get_opens_the_doors() -> None:
+    assert (INJECT / "sitecustomize.py").is_file()
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ def test_elsewhere_than_on_a_terminal_each_refresh_is_a_line(rlprof, tmp_path, m
         if len(waits) == 2:
             made.write([("end", 9, "finished")])
 
-    monkeypatch.setattr("lightning_rlprof.cli.watch.time.sleep", wait)
+    monkeypatch.setattr("lightning_rlprof.cli.live_commands.time.sleep", wait)
     code, out, _ = rlprof("watch", tmp_path)
     assert code == 0
     assert waits == [1.0, 1.0]
@@ -55,7 +55,7 @@ def test_ctrl_c_ends_it(rlprof, tmp_path, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lightning_rlprof.cli.watch.time.sleep", interrupted)
+    monkeypatch.setattr("lightning_rlprof.cli.live_commands.time.sleep", interrupted)
     code, out, err = rlprof("watch", tmp_path)
     assert (code, len(out.splitlines()), err) == (0, 1, "")
 

@@ -58,13 +58,13 @@ def answering(monkeypatch: pytest.MonkeyPatch, run: Path, *answers: StackAnswer 
             if answer is not None:
                 write_stack_answer(run, rank, replace(answer, id=request.id))
 
-    monkeypatch.setattr("lightning_rlprof.cli.watch.time.sleep", sleep)
+    monkeypatch.setattr("lightning_rlprof.cli.live_commands.time.sleep", sleep)
 
 
 @pytest.mark.deep
 def test_a_training_that_spins_is_named_with_its_line(rlprof, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lightning_rlprof.cli.watch._PATIENCE_S", 120)
+    monkeypatch.setattr("lightning_rlprof.cli.live_commands._STACK_PATIENCE_S", 120)
     Path("train.py").write_text(TRAIN)
     with live_training("train.py"):
         code, out, err = rlprof("watch", "--stacks", "--seconds", 1)
@@ -104,7 +104,7 @@ def test_a_request_names_ranks_and_seconds(rlprof, tmp_path, monkeypatch):
 
 
 def test_a_rank_that_does_not_answer_is_named(rlprof, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.cli.watch._PATIENCE_S", -100)
+    monkeypatch.setattr("lightning_rlprof.cli.live_commands._STACK_PATIENCE_S", -100)
     writer(tmp_path)
     code, out, err = rlprof("watch", tmp_path, "--stacks")
     assert code == 1
@@ -113,8 +113,8 @@ def test_a_rank_that_does_not_answer_is_named(rlprof, tmp_path, monkeypatch):
 
 
 def test_a_process_that_is_gone_is_not_waited_for(rlprof, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.cli.watch.time.sleep", lambda _: None)
-    monkeypatch.setattr("lightning_rlprof.cli.watch.process_state", lambda _: "gone")
+    monkeypatch.setattr("lightning_rlprof.cli.live_commands.time.sleep", lambda _: None)
+    monkeypatch.setattr("lightning_rlprof.cli.live_commands.process_state", lambda _: "gone")
     writer(tmp_path, host=socket.gethostname(), pid=5)
     code, out, _ = rlprof("watch", tmp_path, "--stacks")
     assert code == 1
@@ -124,7 +124,8 @@ def test_a_process_that_is_gone_is_not_waited_for(rlprof, tmp_path, monkeypatch)
 def test_a_training_that_ends_before_it_answers_is_not_waited_for(rlprof, tmp_path, monkeypatch):
     made = writer(tmp_path)
     monkeypatch.setattr(
-        "lightning_rlprof.cli.watch.time.sleep", lambda _: made.write([("end", 9, "finished")])
+        "lightning_rlprof.cli.live_commands.time.sleep",
+        lambda _: made.write([("end", 9, "finished")]),
     )
     code, out, _ = rlprof("watch", tmp_path, "--stacks")
     assert code == 1

@@ -15,9 +15,9 @@ from lightning_rlprof.config.blocks import (
     ScheduleConfig,
 )
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl_keys import SPELLINGS
-from lightning_rlprof.config.wrap_rules import WrapRule
+from lightning_rlprof.config.verl import SPELLINGS
 from tests.places import ROOT
 
 DOCS = ROOT / "docs"

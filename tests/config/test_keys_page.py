@@ -12,7 +12,7 @@ import yaml
 from lightning_rlprof.config.blocks import IntegratedConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.sources import merge
-from lightning_rlprof.config.verl_keys import ROLE, SPELLINGS
+from lightning_rlprof.config.verl import ROLE, SPELLINGS
 from tests.cli.conftest import rlprof  # noqa: F401
 from tests.places import ROOT
 

@@ -2,7 +2,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from lightning_rlprof.config.stage_names import CustomStages, StageChoice, check_stages
+from lightning_rlprof.config.stages import CustomStages, StageChoice, check_stages
 from lightning_rlprof.config.validation import explain
 from lightning_rlprof.records.records import STAGES
 

@@ -6,7 +6,7 @@ import pytest
 from lightning_rlprof.config.blocks import RoleConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.config.verl_keys import (
+from lightning_rlprof.config.verl import (
     ANYTHING,
     BLOCKS,
     LATER,

@@ -5,8 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from lightning_rlprof.config.profiler_config import Options
+from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.config.validation import explain
-from lightning_rlprof.config.wrap_rules import WrapRule
 
 
 class Model(Enum):

@@ -11,9 +11,8 @@ import torch
 from examples.smollm2 import train
 from examples.smollm2.train import RECIPE, ChainSum, ChatPolicy, ChatTokens, load_smollm2
 from lightning_rlprof.cli.demo.options import DemoOptions
-from lightning_rlprof.cli.demo.policy import generate, token_log_probs
+from lightning_rlprof.cli.demo.policy import PAD, generate, token_log_probs
 from lightning_rlprof.cli.demo.run import run_demo
-from lightning_rlprof.cli.demo.task import PAD
 from lightning_rlprof.loaders.load import load
 
 transformers = pytest.importorskip("transformers")

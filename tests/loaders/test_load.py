@@ -289,6 +289,15 @@ def test_the_state_is_what_the_files_say(tmp_path: Path) -> None:
     }
 
 
+def test_a_run_is_as_far_as_the_role_that_trains(tmp_path: Path) -> None:
+    """Workers of a rollout take fewer steps, and are killed when the training has ended."""
+    rollout, trainer = header(role="rollout"), header(1, 2, role="trainer")
+    old(write_rank(tmp_path / "run", rollout, grpo_rows(3), status=None))
+    write_rank(tmp_path / "run", trainer, grpo_rows(5))
+    table = run_list(tmp_path)
+    assert (table.column("state"), table.column("steps")) == (["finished"], [5])
+
+
 def test_a_large_run_is_read_at_its_ends_alone(tmp_path: Path) -> None:
     rows = [Row("step", "step", n, 1000 * n, 1000 * n + 1000) for n in range(1, 20_001)]
     path = write_rank(tmp_path / "run", header(), rows)

@@ -14,6 +14,7 @@ from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.chrome_tracks import Tracks
+from tests.builders.kernels import Kernels, kernel_table
 from tests.builders.runs import Row, loaded
 from tests.builders.sampled import sampled_run
 from tests.places import SHARED_DATA

@@ -7,9 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import next_command, progress_bar, say, status, warn, wrote
+from lightning_rlprof.cli.console import (
+    next_command,
+    option,
+    progress_bar,
+    say,
+    status,
+    warn,
+    wrote,
+)
 from lightning_rlprof.cli.demo.options import DemoOptions
-from lightning_rlprof.cli.hang import hang
+from lightning_rlprof.cli.live_commands import hang
 from lightning_rlprof.cli.run_commands import describe, write_page
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
@@ -22,45 +30,25 @@ _STEPS_TO_FIND_SLOW = 40
 
 
 def demo(
-    steps: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Number of RL steps (default: 300)"),
-    ] = None,
+    steps: Annotated[int | None, option("N", "Number of RL steps (default: 300)")] = None,
     task: Annotated[
-        str | None,
-        typer.Option(metavar="TASK", help="reasoning-gym task (default: spell_backward)"),
+        str | None, option("TASK", "reasoning-gym task (default: spell_backward)")
     ] = None,
     kv_cache: Annotated[bool, typer.Option("--kv-cache", help="Generate with a KV cache")] = False,
-    ranks: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of processes, trained with DDP")
-    ] = None,
+    ranks: Annotated[int | None, option("N", "Number of processes, trained with DDP")] = None,
     output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=local_path,
-            metavar="PATH",
-            help="Directory for the run directory",
-        ),
+        Path, option("PATH", "Directory for the run directory", "-o", "--output", parser=local_path)
     ] = _SAVE_PATH,
-    slow_rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Slow this rank down", rich_help_panel=_SLOW)
-    ] = None,
+    slow_rank: Annotated[int | None, option("N", "Slow this rank down", panel=_SLOW)] = None,
     slow_by: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="How much slower, as a fraction (default: 0.15)",
-            rich_help_panel=_SLOW,
-        ),
+        float | None, option("SHARE", "How much slower, as a fraction (default: 0.15)", panel=_SLOW)
     ] = None,
     inject: Annotated[
         str | None,
-        typer.Option(
-            metavar="FAULT",
-            help="What goes wrong, and is caught: slow-step, shift, hang, oom, leak, throttle",
-            rich_help_panel=_WRONG,
+        option(
+            "FAULT",
+            "What goes wrong, and is caught: slow-step, shift, hang, oom, leak, throttle",
+            panel=_WRONG,
         ),
     ] = None,
 ) -> None:
@@ -85,7 +73,7 @@ def demo(
     from lightning_rlprof.loaders.load import load
 
     status("Training a small policy with GRPO: a minute or two on two idle cores ...")
-    with progress_bar("warm start", lines=True) as update:
+    with progress_bar("warm start") as update:
         with _installed():
             from lightning_rlprof.cli.demo.run import run_demo
 
@@ -116,16 +104,16 @@ def _injected(wanted: DemoOptions) -> None:
     from lightning_rlprof.loaders.load import load
 
     status(f"Training with a fault ({wanted.inject}). This takes up to a minute ...")
-    with progress_bar("training", lines=True) as update:
+    with progress_bar("training") as update:
         with _installed():
-            from lightning_rlprof.cli.demo.injected import run_injected_demo
+            from lightning_rlprof.cli.demo.run import run_injected_demo
 
         result = run_injected_demo(wanted, progress=_shown(update))
     run = result.run
     if run is None:
         text = f"the training left no run in {wanted.save_path}; see the messages above"
         raise RlprofError(text)
-    from lightning_rlprof.cli.demo.caught import caught, injected
+    from lightning_rlprof.cli.demo.faults import caught, injected
 
     say(f"Injected: {injected(wanted)}")
     if wanted.inject == "hang":

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 
 from lightning_rlprof.cli.demo.faults import Faults
 from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
-from lightning_rlprof.cli.demo.policy import Policy, answer_mask, generate, token_log_probs
-from lightning_rlprof.cli.demo.task import Task
+from lightning_rlprof.cli.demo.policy import Policy, Task, answer_mask, generate, token_log_probs
 from lightning_rlprof.recording.annotations import count, stage
 
 MINIBATCHES = 2

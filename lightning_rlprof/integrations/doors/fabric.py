@@ -34,9 +34,8 @@ def install(module: Any) -> None:
         module: ``lightning.fabric.fabric`` or ``lightning_fabric.fabric``.
     """
     fabric = KIT.find(module, "Fabric")
-    KIT.replace(fabric, "setup", _start_before)
-    KIT.replace(fabric, "setup_module", _start_before)
-    KIT.replace(fabric, "setup_optimizers", _start_before)
+    for name in ("setup", "setup_module", "setup_optimizers"):
+        KIT.replace(fabric, name, functools.partial(KIT.around, before=_begin))
     KIT.replace(fabric, "backward", _unless_inside)
     for name in _COLLECTIVES:
         KIT.replace(fabric, name, Marker(name, "region"))
@@ -44,7 +43,7 @@ def install(module: Any) -> None:
     optimizer = KIT.find(module, "_FabricOptimizer")
     KIT.replace(KIT.find(module, "_FabricModule"), "forward", _noticing)
     KIT.marks(KIT.find(module, "_FabricDataLoader"), "__iter__", "data_fetch")
-    KIT.replace(optimizer, "step", lambda function: _ending(_unless_inside(function)))
+    KIT.replace(optimizer, "step", lambda each: KIT.around(_unless_inside(each), after=_end))
 
 
 class _Training:
@@ -76,7 +75,7 @@ class _Training:
 _trainings: list[_Training] = []  # those that may continue
 
 
-def _begin(fabric: Any) -> None:
+def _begin(fabric: Any, *args: Any, **kwargs: Any) -> None:
     """Start a session, unless one records this training: one Fabric may set up parts of another's.
 
     What the Fabric of a player or an evaluation says of ranks goes for nothing as soon as that of
@@ -99,17 +98,6 @@ def _begin(fabric: Any) -> None:
     mine.fabrics.add(fabric)
     _trainings.append(mine)
     mine.session.expect_step(1)
-
-
-def _start_before(function: Any) -> Any:
-    begin = KIT.quiet(_begin)
-
-    @functools.wraps(function)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begin(self)
-        return function(self, *args, **kwargs)
-
-    return call
 
 
 def _unless_inside(function: Any) -> Any:
@@ -142,18 +130,7 @@ def _noticing(function: Any) -> Any:
     return call
 
 
-def _ending(function: Any) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        _end()
-        return found
-
-    return call
-
-
-@KIT.quiet
-def _end() -> None:
+def _end(*args: Any, **kwargs: Any) -> None:
     session = current()
     if _TIMED in sys.modules or in_stage():
         return

@@ -5,7 +5,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.integrations.loop import open_session
@@ -68,6 +68,13 @@ class Kit:
         config = ProfilerConfig.build(os.environ.get("RLPROF_CONFIG") or None, **options)
         asked = {"device": device, "packages": self._packages, "step_unit": step_unit}
         return open_session(config, None, find_place(own=own_place), owner, asked, end_if_left)
+
+    def begin_step(self, **options: Any) -> Session | None:
+        """Begin a step unless one has begun; return the session, as `session` does."""
+        session = self.session(**options)
+        if session is not None and (session.waiting or session.step_start_ns is None):
+            session.begin_step(session.next_step)
+        return session
 
     def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that logs what it raises, once, and returns None then."""
@@ -142,23 +149,69 @@ class Kit:
             marker: The stage.
             counts: Given what the method returned, what to `count`.
         """
-        around = stage(marker)
-        counted = self.quiet(lambda found: count(**counts(found))) if counts else None
+
+        def counted(found: Any, *args: Any, **kwargs: Any) -> None:
+            if counts is not None:
+                count(**counts(found))
 
         def make(function: Any) -> Any:
-            if counted is None or inspect.iscoroutinefunction(function):
-                return around(function)
-
-            @functools.wraps(function)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                found = function(*args, **kwargs)
-                if not compiled_code.is_compiling():
-                    counted(found)
-                return found
-
-            return around(call)
+            return stage(marker)(self.around(function, after=counted) if counts else function)
 
         return self.replace(owner, name, make)
+
+    def around(
+        self,
+        function: Any,
+        before: Callable[..., object] | None = None,
+        after: Callable[..., object] | None = None,
+    ) -> Any:
+        """Return a function or coroutine function with hooks, which are `quiet`.
+
+        Args:
+            function: What is called.
+            before: Given its arguments.
+            after: Given what it returned, and its arguments.
+        """
+        begin, end = (None if hook is None else self.quiet(hook) for hook in (before, after))
+
+        def tell(hook: Callable[..., object] | None, *args: Any, **kwargs: Any) -> None:
+            if hook is not None and not compiled_code.is_compiling():
+                hook(*args, **kwargs)
+
+        async def call_awaited(*args: Any, **kwargs: Any) -> Any:
+            tell(begin, *args, **kwargs)
+            found = await function(*args, **kwargs)
+            tell(end, found, *args, **kwargs)
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            tell(begin, *args, **kwargs)
+            found = function(*args, **kwargs)
+            tell(end, found, *args, **kwargs)
+            return found
+
+        is_async = inspect.iscoroutinefunction(function)
+        return functools.wraps(function)(call_awaited if is_async else call)
+
+
+class TimerNames(NamedTuple):
+    """What the names of a framework's timers mean.
+
+    Attributes:
+        steps: Those that are steps.
+        stages: Those that mean something else here than everywhere.
+        ignored: Those that are sums of others.
+        first: Timer with which a step begins, and the one before ends, where no timer is a step.
+        last: Timer with which a step ends, likewise.
+        joined: Timer of one turn of a loop: what is between two turns is the loop's, too.
+    """
+
+    steps: tuple[str, ...] = ()
+    stages: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+    first: str | None = None
+    last: str | None = None
+    joined: str | None = None
 
 
 class Timers:
@@ -169,51 +222,34 @@ class Timers:
 
     Args:
         kit: Of the framework.
-        steps: Names of timers that are steps.
-        stages: Names that mean something else here than everywhere.
-        ignored: Names that are sums of others.
-        first: Timer with which a step begins, and the one before ends, where no timer is a step.
-        last: Timer with which a step ends, likewise.
-        joined: Timer of one turn of a loop: what is between two turns is the loop's, too.
+        names: What they mean.
     """
 
-    def __init__(
-        self,
-        kit: Kit,
-        steps: tuple[str, ...] = (),
-        stages: Mapping[str, str] | None = None,
-        ignored: tuple[str, ...] = (),
-        first: str | None = None,
-        last: str | None = None,
-        joined: str | None = None,
-    ) -> None:
-        self._joined, self._turn_ended = joined, 0
-        self._kit, self._steps, self._first, self._last = kit, {*steps}, first, last
-        self._stages, self._ignored = dict(stages or {}), {*ignored}
+    def __init__(self, kit: Kit, names: TimerNames) -> None:
+        self._kit, self._names, self._turn_ended = kit, names, 0
         self._open: dict[Any, int] = {}
         self.start, self.stop = kit.quiet(self._start), kit.quiet(self._stop)
 
     def stage_of(self, name: str) -> str:
         """Return the stage that a timer's name means."""
-        return self._stages.get(name) or standard_stage(name)
+        return dict(self._names.stages).get(name) or standard_stage(name)
 
     def is_step(self, name: str) -> bool:
         """Return whether a timer's name is that of a step."""
-        return name in self._steps
+        return name in self._names.steps
 
     def _start(self, key: Any, name: str) -> None:
-        session = self._kit.session()
+        session, names = self._kit.session(), self._names
         if session is None:
             return
         if self.is_step(name):
             session.begin_step(session.next_step)
-        elif self._first or self._last:
-            if name == self._first and not session.waiting and session.step_start_ns is not None:
+        elif names.first or names.last:
+            if name == names.first and not session.waiting and session.step_start_ns is not None:
                 session.end_step()
-            if session.waiting or session.step_start_ns is None:
-                session.begin_step(session.next_step)
+            self._kit.begin_step()
         start = session.clock()
-        if name == self._joined:
+        if name == names.joined:
             start = self._turn_ended or start
         self._open[key], self._turn_ended = start, 0
 
@@ -223,9 +259,9 @@ class Timers:
             return
         if self.is_step(name):
             session.end_step()
-        elif name not in self._ignored:
+        elif name not in self._names.ignored:
             now = session.clock()
             record(self.stage_of(name), start, now)
-            self._turn_ended = now if name == self._joined else 0
-            if name == self._last:
+            self._turn_ended = now if name == self._names.joined else 0
+            if name == self._names.last:
                 session.end_step()

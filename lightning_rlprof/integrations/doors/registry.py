@@ -35,7 +35,7 @@ class Door(NamedTuple):
     also: str = ""
 
 
-_TIMERS = "timer_classes"
+_TIMERS, _MARKED = "timer_classes", "marked_functions"
 _DOUBLE = "a double of its functions"
 
 DOORS = (
@@ -77,23 +77,11 @@ DOORS = (
     ),
     Door("sheeprl", "sheeprl", ("sheeprl.utils.timer",), _TIMERS, "0.8.4"),
     Door("codetiming", "codetiming", ("codetiming._timer",), _TIMERS, "1.4"),
-    Door(
-        "OpenTelemetry",
-        "opentelemetry-sdk",
-        ("opentelemetry.sdk.trace",),
-        _TIMERS,
-        "1.45",
-    ),
+    Door("OpenTelemetry", "opentelemetry-sdk", ("opentelemetry.sdk.trace",), _TIMERS, "1.45"),
     Door("SkyRL", "skyrl", ("skyrl.train.utils.utils",), _TIMERS, "the timer of 0.3.0"),
     Door("NeMo-RL", "nemo-rl", ("nemo_rl.utils.timer",), _TIMERS, _DOUBLE),
-    Door(
-        "slime",
-        "slime",
-        ("slime.observability.timer", "slime.utils.timer"),
-        _TIMERS,
-        _DOUBLE,
-    ),
-    Door("AReaL", "areal", ("areal.utils.stats_tracker",), "areal", "the timer of 1.0.4"),
+    Door("slime", "slime", ("slime.observability.timer", "slime.utils.timer"), _TIMERS, _DOUBLE),
+    Door("AReaL", "areal", ("areal.utils.stats_tracker",), _MARKED, "the timer of 1.0.4"),
     Door(
         "OpenRLHF",
         "openrlhf",
@@ -102,14 +90,14 @@ DOORS = (
             "openrlhf.trainer.ppo_utils.experience_maker",
             "openrlhf.trainer.ppo_utils.samples_generator",
         ),
-        "openrlhf",
+        _MARKED,
         _DOUBLE,
     ),
     Door(
         "prime-rl",
         "prime-rl",
         ("prime_rl.trainer.rl.data", "prime_rl.trainer.rl.broadcast"),
-        "prime_rl",
+        _MARKED,
         _DOUBLE,
     ),
 )

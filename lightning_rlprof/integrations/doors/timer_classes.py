@@ -4,13 +4,12 @@ Each row says which class it is, which methods begin and end an interval, where 
 which names are steps.
 """
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from lightning_rlprof.integrations.doors.kit import Kit, Timers
+from lightning_rlprof.integrations.doors.kit import Kit, TimerNames, Timers
 from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.stage_aliases import standard_stage
@@ -26,13 +25,8 @@ class TimerClass(NamedTuple):
         methods: Names of the methods that begin and end an interval, in pairs.
         name_of: The name of an interval, from the timer and the arguments of the method; None if it
             has none.
+        names: What the names mean.
         by_instance: Whether each object has one interval at a time, whatever its name.
-        steps: Names that are steps.
-        stages: Names that mean something else here than everywhere.
-        ignored: Names that are sums of others.
-        first: Name with which a step begins, where none is a step.
-        last: Name with which a step ends, likewise.
-        joined: Name of one turn of a loop: what is between two turns is the loop's, too.
         unless: A package that has a door of its own and uses these timers.
         only_known: Whether names that mean no known stage, nor a step, are left out.
     """
@@ -40,13 +34,8 @@ class TimerClass(NamedTuple):
     kind: str
     methods: tuple[tuple[str, str], ...]
     name_of: NameOf
+    names: TimerNames = TimerNames()
     by_instance: bool = True
-    steps: tuple[str, ...] = ()
-    stages: tuple[tuple[str, str], ...] = ()
-    ignored: tuple[str, ...] = ()
-    first: str | None = None
-    last: str | None = None
-    joined: str | None = None
     unless: str | None = None
     only_known: bool = False
 
@@ -64,58 +53,48 @@ def _own(attribute: str) -> NameOf:
 
 
 _STEPS = ("step", "step_total", "pipeline_step_total")
+_SHEEPRL_ENV, _SHEEPRL_TRAIN = "Time/env_interaction_time", "Time/train_time"
 _BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
 
 TIMER_CLASSES: dict[str, TimerClass] = {
     "codetiming._timer": TimerClass(
-        "Timer",
-        (("start", "stop"),),
-        _own("name"),
-        steps=_STEPS,
-        unless="verl",
+        "Timer", (("start", "stop"),), _own("name"), TimerNames(_STEPS), unless="verl"
     ),
     "opentelemetry.sdk.trace": TimerClass(
-        "Span",
-        (("start", "end"),),
-        _own("name"),
-        steps=_STEPS,
-        only_known=True,
+        "Span", (("start", "end"),), _own("name"), TimerNames(_STEPS), only_known=True
     ),
     "sheeprl.utils.timer": TimerClass(
         "timer",
         (("__enter__", "__exit__"),),
         _own("name"),
-        stages=(
-            ("Time/env_interaction_time", "actor_generate"),
-            ("Time/train_time", "actor_update"),
+        TimerNames(
+            stages=((_SHEEPRL_ENV, "actor_generate"), (_SHEEPRL_TRAIN, "actor_update")),
+            last=_SHEEPRL_TRAIN,
+            joined=_SHEEPRL_ENV,
         ),
-        last="Time/train_time",
-        joined="Time/env_interaction_time",
     ),
     "skyrl.train.utils.utils": TimerClass(
         "Timer",
         _BOTH_CONTEXTS,
         _own("message"),
-        steps=("step",),
         # In the asynchronous trainer the updates inside are on a thread of their own.
-        stages=(("train_critic_and_policy", "actor_update"),),
-        ignored=("run_training",),
+        TimerNames(
+            ("step",), (("train_critic_and_policy", "actor_update"),), ignored=("run_training",)
+        ),
     ),
     "nemo_rl.utils.timer": TimerClass(
         "Timer",
         (("start", "stop"),),
         _argument,
+        TimerNames(("total_step_time",), ignored=("prepare_for_generation/total",)),
         by_instance=False,
-        steps=("total_step_time",),
-        ignored=("prepare_for_generation/total",),
     ),
     "slime.observability.timer": TimerClass(
         "Timer",
         (("start", "end"),),
         _argument,
+        TimerNames(ignored=("train",), first="train_wait"),
         by_instance=False,
-        ignored=("train",),
-        first="train_wait",
     ),
 }
 """By the module that has the class."""
@@ -128,39 +107,23 @@ def install(module: Any) -> None:
     row = TIMER_CLASSES[module.__name__]
     door = next(each for each in DOORS if module.__name__ in each.modules)
     kit = Kit(door.name, door.package)
-    timers = Timers(kit, row.steps, dict(row.stages), row.ignored, row.first, row.last, row.joined)
+    timers = Timers(kit, row.names)
     kind = kit.find(module, row.kind)
     for begin, end in row.methods:
-        kit.replace(kind, begin, functools.partial(_around, row, timers.start, first=False))
-        kit.replace(kind, end, functools.partial(_around, row, timers.stop, first=True))
+        # An interval begins after its method has run, and ends before the other one runs.
+        begun, ends = partial(_begun, row, timers), partial(_tell, row, timers.stop)
+        kit.replace(kind, begin, partial(kit.around, after=begun))
+        kit.replace(kind, end, partial(kit.around, before=ends))
 
 
-def _around(row: TimerClass, tell: Callable[..., Any], function: Any, *, first: bool) -> Any:
-    """Tell of an interval's begin after a method has run, of its end before it runs."""
+def _begun(row: TimerClass, timers: Timers, found: Any, timer: Any, *args: Any, **kw: Any) -> None:
+    _tell(row, timers.start, timer, *args, **kw)
 
-    def told(timer: Any, args: Any, kwargs: Any) -> None:
-        name = row.name_of(timer, *args, **kwargs)
-        if name is None or row.unless in sys.modules:
-            return
-        if not row.only_known or name in row.steps or standard_stage(name) in STAGES:
-            tell(id(timer) if row.by_instance else (id(timer), name), name)
 
-    async def call_awaited(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if first:
-            told(self, args, kwargs)
-        found = await function(self, *args, **kwargs)
-        if not first:
-            told(self, args, kwargs)
-        return found
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if first:
-            told(self, args, kwargs)
-        found = function(self, *args, **kwargs)
-        if not first:
-            told(self, args, kwargs)
-        return found
-
-    return functools.wraps(function)(
-        call_awaited if inspect.iscoroutinefunction(function) else call
-    )
+def _tell(row: TimerClass, what: Callable[..., Any], timer: Any, *args: Any, **kwargs: Any) -> None:
+    """Tell of an interval's begin or end, if its name counts."""
+    name = row.name_of(timer, *args, **kwargs)
+    if name is None or row.unless in sys.modules:
+        return
+    if not row.only_known or name in row.names.steps or standard_stage(name) in STAGES:
+        what(id(timer) if row.by_instance else (id(timer), name), name)

@@ -6,6 +6,7 @@ training is a run, and so is each attempt of ``auto_find_batch_size``.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
@@ -102,9 +103,18 @@ def _ending(function: Any) -> Any:
     return call
 
 
+_HOOKS: dict[str, Callable[[_Training, Any, Any], None]] = {
+    "on_train_begin": _Training.begin,
+    "on_step_begin": lambda training, args, state: training.begin_step(state),
+    "on_pre_optimizer_step": lambda training, args, state: training.before_optimizer(),
+    "on_optimizer_step": lambda training, args, state: training.after_optimizer(),
+    "on_step_end": lambda training, args, state: training.end_step(),
+    "on_train_end": lambda training, args, state: training.end("finished"),
+}
+
+
 def _callback(base: Any) -> Any:
     """Return the class of callbacks, which needs that of the framework."""
-    quiet = KIT.quiet
 
     class RlprofCallback(base):  # type: ignore[misc]
         """Tells the session of steps."""
@@ -112,22 +122,13 @@ def _callback(base: Any) -> Any:
         def __init__(self) -> None:
             self.rlprof_training = _Training()
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self.rlprof_training.begin)(args, state)
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self.rlprof_training.begin_step)(state)
-
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self.rlprof_training.before_optimizer)()
-
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self.rlprof_training.after_optimizer)()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self.rlprof_training.end_step)()
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            quiet(self.rlprof_training.end)("finished")
-
+    for name, tell in _HOOKS.items():
+        setattr(RlprofCallback, name, _hook(KIT.quiet(tell)))
     return RlprofCallback
+
+
+def _hook(tell: Callable[..., Any]) -> Any:
+    def hook(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        tell(self.rlprof_training, args, state)
+
+    return hook

@@ -34,7 +34,7 @@ def _on_policy(kind: str) -> Any:
             return
         KIT.marks(trainer, "_generate_and_score_completions", "compute_advantage")
         KIT.marks(trainer, "_generate_single_turn", "actor_generate", _generated)
-        KIT.replace(trainer, "_calculate_rewards", lambda each: _REWARD(_sampled(each)))
+        KIT.replace(trainer, "_calculate_rewards", _rewards)
         KIT.replace(trainer, "_get_per_token_logps_and_entropies", _log_probs)
         if hasattr(trainer, "_tool_call_loop"):
             KIT.marks(trainer, "_tool_call_loop", "tool_calls")
@@ -79,25 +79,25 @@ def _is_reference(trainer: Any, model: Any) -> bool:
 _is_reference = KIT.quiet(_is_reference)
 
 
-def _sampled(function: Any) -> Any:
-    """Return ``_calculate_rewards`` so that it records the samples that it has scored.
+def _rewards(function: Any) -> Any:
+    return _REWARD(KIT.around(function, after=_record))
 
-    The rewards are known before the steps that train them.
+
+def _record(
+    gathered: Any,
+    trainer: Any,
+    inputs: Any,
+    prompts: Any,
+    completions: Any,
+    ids: Sequence[Sequence[int]],
+    *more: Any,
+) -> None:
+    """Record the completions of this rank; their rewards are among those of all ranks.
+
+    ``_calculate_rewards`` has scored them, before the steps that train them.
     """
-
-    @functools.wraps(function)
-    def call(self: Any, inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any) -> Any:
-        found = function(self, inputs, prompts, completions, ids, *more)
-        if listener() is not None:
-            _record(self, ids, found)
-        return found
-
-    return call
-
-
-@KIT.quiet
-def _record(trainer: Any, ids: Sequence[Sequence[int]], gathered: Any) -> None:
-    """Record the completions of this rank; their rewards are among those of all ranks."""
+    if listener() is None:
+        return
     weights = trainer.reward_weights.to(gathered.device)
     rewards = (gathered * weights).nansum(1).tolist()
     training = bool(trainer.model.training)

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_rlprof.integrations.doors.kit import Kit, Timers
+from lightning_rlprof.integrations.doors.kit import Kit, TimerNames, Timers
 from lightning_rlprof.recording.annotations import count, in_stage, listener, record, stage
 from lightning_rlprof.recording.samples import sample
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.records.records import Fate
 
 KIT = Kit("verl", "verl", "vllm", "sglang", "ray", "transformers")
-_TIMERS = Timers(KIT, steps=("step",))
+_TIMERS = Timers(KIT, TimerNames(steps=("step",)))
 
 _ASYNCHRONOUS = (
     "verl.experimental.fully_async_policy.fully_async_trainer",
@@ -31,7 +31,8 @@ _UPDATES = ("actor_update", "train_batch", "critic_update", "update_actor", "upd
 def install(module: Any) -> None:
     """Replace the driver's timer, the states of workers, or what computes advantages."""
     if module.__name__ == "verl.trainer.ppo.ray_trainer":
-        KIT.replace(module, "compute_advantage", _computes_advantage)
+        after = functools.partial(KIT.around, after=_record_samples)
+        KIT.replace(module, "compute_advantage", after)
     elif module.__name__ == "verl.utils.tracking":
         KIT.replace(KIT.find(module, "RLInsightLogger"), "trace_state", _trace_state)
     else:
@@ -60,23 +61,13 @@ def _stage_of(name: str) -> str:
     return _TIMERS.stage_of(name)
 
 
-def _computes_advantage(function: Any) -> Any:
-    @functools.wraps(function)
-    def compute_advantage(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        if listener() is not None:
-            _record_samples(found)
-        return found
-
-    return compute_advantage
-
-
-@KIT.quiet
-def _record_samples(data: Any) -> None:
+def _record_samples(data: Any, *args: Any, **kwargs: Any) -> None:
     """Record each response of a batch: tokens, their limit, reward, and whether it trains.
 
     verl pads responses to the longest that it allows.
     """
+    if listener() is None:
+        return
     batch, others = data.batch, data.non_tensor_batch
     mask = batch["response_mask"].bool()
     tokens = mask.sum(-1).tolist()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lightning_rlprof.config.wrap_rules import WrapRule
+from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.annotations import Marker
 from lightning_rlprof.records.stage_aliases import stage_of_method

@@ -3,26 +3,37 @@
 Begin and end the steps of a training around each of its batches.
 """
 
+import functools
+import importlib
+import importlib.util
 import inspect
 import logging
 import sys
+import types
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
+import torch  # noqa: F401 - the first to be missing, before Lightning, which needs it
+from pydantic.fields import FieldInfo
+from typing_extensions import NotRequired, TypedDict, Unpack
+
+from lightning_rlprof.config.blocks import IntegratedConfig
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.validation import Section
 from lightning_rlprof.errors import ConfigError, RecorderError
-from lightning_rlprof.integrations.end_summary import print_summary
-from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
-from lightning_rlprof.integrations.lightning.callback_options import typed_options
-from lightning_rlprof.integrations.lightning.evaluation import VERBS, EvaluationBatches
+from lightning_rlprof.integrations.end_of_run import log_report, print_summary
 from lightning_rlprof.integrations.lightning.marks_in_code import has_marks, rules_by_name
-from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
-from lightning_rlprof.integrations.lightning.report_artifact import log_report
-from lightning_rlprof.integrations.lightning.stage_on_bar import StageOnBar
+from lightning_rlprof.integrations.lightning.trainer_hooks import (
+    VERBS,
+    Actions,
+    Batches,
+    Cover,
+    EvaluationBatches,
+    StageOnBar,
+)
 from lightning_rlprof.integrations.lightning.update_stage import (
     UpdateStages,
     check_optimizer_stages,
@@ -39,64 +50,90 @@ from lightning_rlprof.recording.torch_hooks import OptimizerSteps
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import STAGES, Kind
 
-
-class Batches:
-    """Tell the session that a step has a batch and when it is done, until `remove`.
-
-    One object for all ``with`` blocks around batches. A batch that raises ends no step, and one
-    that a tuner runs, without the Trainer's callbacks, is none.
-
-    Args:
-        session: Whose steps they are.
-        trainer: Who runs them.
-        watched: Ids of callbacks; as long as the Trainer has one, batches are of its training.
-        give_up: Told what failed here; the training never hears of it.
-        after: Called after each step.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        trainer: Any,
-        watched: Collection[int],
-        give_up: Callable[[Exception], None],
-        after: Callable[[], None],
-    ) -> None:
-        self._session, self._trainer, self._watched = session, trainer, watched
-        self._give_up, self._after = give_up, after
-        self._progress = trainer.fit_loop.epoch_loop.batch_progress
-        self._inside = False
-
-    def remove(self) -> None:
-        """Leave the session alone from now on, also at the end of a batch that has begun."""
-        self._inside = False
-
-    def __enter__(self) -> None:
-        """Know that the step has a batch; begin it if batches before it were skipped."""
-        try:
-            if any(id(each) in self._watched for each in self._trainer.callbacks):
-                self._inside = True
-                self._session.begin_step(self._progress.total.ready)
-        except Exception as error:
-            self._give_up(error)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the step."""
-        if self._inside and kind is None:
-            try:
-                self._session.end_step()
-                self._after()
-            except Exception as ours:
-                self._give_up(ours)
-        self._inside = False
-
+__all__ = ["Callback", "ProfilerCallback", "guarded"]
 
 log = logging.getLogger(__name__)
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OLDEST = (2, 4)  # Lightning
+_PLAIN = (bool, int, float, str, types.NoneType)
+
+
+def _installed_bases() -> tuple[type, ...]:
+    # lightning.pytorch.Callback and pytorch_lightning.Callback are two classes, and LightningCLI
+    # accepts only its own: deriving from every installed one serves all Trainers.
+    bases: list[type] = []
+    found: dict[str, tuple[int, ...]] = {}
+    for package in ("pytorch_lightning", "lightning.pytorch"):
+        if importlib.util.find_spec(package.partition(".")[0]) is None:
+            continue
+        try:
+            module = importlib.import_module(package)
+            bases.append(module.Callback)
+            found[package] = tuple(map(int, module.__version__.split(".")[:2]))
+        except Exception as error:
+            log.debug("%s cannot be imported: %s", package, error)
+    if max(found.values(), default=(0,)) < _OLDEST:
+        has = [f"{name} {'.'.join(map(str, version))}" for name, version in found.items()]
+        raise ImportError(
+            f"recording needs Lightning 2.4 or newer, found {' and '.join(has) or 'none'}. "
+            'Run: pip install "lightning-rlprof[lightning]"'
+        )
+    return tuple(bases)
+
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback
+else:
+    Callback = type("Callback", _installed_bases(), {"__doc__": "Base for both Trainers."})
+
+
+def guarded(hook: F) -> F:
+    """Turn a hook's own failure into one logged error and the end of the recording.
+
+    The callback's ``give_up(error)`` is called; training continues.
+    """
+
+    @functools.wraps(hook)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as error:
+            self.give_up(error)
+
+    return call  # type: ignore[return-value]
+
+
+def typed_options(others: Collection[str]) -> Any:
+    """Return the annotation of ``**options``.
+
+    Args:
+        others: Keywords that are no fields, or not only.
+    """
+    fields = {**IntegratedConfig.model_fields, **ProfilerConfig.model_fields}
+    fields = {name: field for name, field in fields.items() if name not in others}
+    keys = {name: NotRequired[_type_of(field.annotation)] for name, field in fields.items()}
+    options: Any = TypedDict("CallbackOptions", keys)  # type: ignore[misc]
+    lines = [f"    {name}: {_description(field)}" for name, field in fields.items()]
+    options.__doc__ = "\n".join(["Fields of the configuration.", "", "Args:", *lines])
+    return Unpack[options]
+
+
+def _type_of(annotation: Any) -> Any:
+    """Return a type that accepts all that a field does, and is as narrow as a reader can check."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return dict[str, Any]
+    parts = get_args(annotation) if _is_union(annotation) else (annotation,)
+    is_plain = all(part in _PLAIN or get_origin(part) is Literal for part in parts)
+    return annotation if is_plain else Any
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _description(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
 
 
 class ProfilerCallback(Callback):

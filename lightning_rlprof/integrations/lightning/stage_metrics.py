@@ -16,9 +16,12 @@ from lightning_rlprof.analysis.efficiency.throughput import (
 )
 from lightning_rlprof.analysis.models.architecture import Model
 from lightning_rlprof.errors import ConfigError, RlprofError
-from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
-from lightning_rlprof.integrations.lightning.profiler_actions import Cover
-from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.integrations.lightning.profiler_callback import (
+    Callback,
+    ProfilerCallback,
+    guarded,
+)
+from lightning_rlprof.integrations.lightning.trainer_hooks import Cover
 from lightning_rlprof.recording import accelerator
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current

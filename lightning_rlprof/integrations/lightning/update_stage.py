@@ -14,10 +14,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lightning_rlprof.config.wrap_rules import WrapRule
+from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.marks_in_code import names_in_code
-from lightning_rlprof.integrations.lightning.profiler_actions import Cover
+from lightning_rlprof.integrations.lightning.trainer_hooks import Cover
 from lightning_rlprof.recording.annotations import LoopMarker, Marker, in_stage
 from lightning_rlprof.recording.capture import arms_stages
 from lightning_rlprof.recording.open_spans import Span, opened

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_rlprof.cli.demo.task import Task, make_task
+from lightning_rlprof.cli.demo.policy import Task, make_task
 
 pytest.importorskip("reasoning_gym")
 

@@ -19,9 +19,8 @@ from lightning_rlprof.cli.demo.grpo import (
     warm_start,
 )
 from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
-from lightning_rlprof.cli.demo.policy import Policy, SmallPolicy, token_log_probs
+from lightning_rlprof.cli.demo.policy import PAD, Policy, SmallPolicy, Task, token_log_probs
 from lightning_rlprof.cli.demo.run import be_quiet
-from lightning_rlprof.cli.demo.task import PAD, Task
 
 
 def small(task: Task, seed: int = 0) -> Policy:

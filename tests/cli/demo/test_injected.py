@@ -18,9 +18,9 @@ from lightning_rlprof.analysis.hangs import find_hang
 from lightning_rlprof.analysis.memory import leaking_phases
 from lightning_rlprof.analysis.stages import rank_status
 from lightning_rlprof.cli.demo import faults
-from lightning_rlprof.cli.demo.caught import caught, fault_step
-from lightning_rlprof.cli.demo.injected import InjectedResult, run_injected_demo
+from lightning_rlprof.cli.demo.faults import caught, fault_step
 from lightning_rlprof.cli.demo.options import INJECTIONS, DemoOptions
+from lightning_rlprof.cli.demo.run import InjectedResult, run_injected_demo
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.live_run import hang_evidence
 from lightning_rlprof.loaders.load import load
@@ -44,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
         write_rank(options.save_path / "run", header(), grpo_rows(40))
         return InjectedResult(options.save_path / "run")
 
-    module: Any = ModuleType("lightning_rlprof.cli.demo.injected")
+    module: Any = ModuleType("lightning_rlprof.cli.demo.run")
     module.run_injected_demo = run
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return seen

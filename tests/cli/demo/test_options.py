@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
-from lightning_rlprof.cli.demo.task import TASKS
+from lightning_rlprof.cli.demo.policy import TASKS
 from lightning_rlprof.errors import ConfigError
 
 

@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from lightning_rlprof.cli.demo.policy import (
+    END,
+    PAD,
     Policy,
     SmallPolicy,
+    Task,
     answer_mask,
     generate,
     token_log_probs,
 )
-from lightning_rlprof.cli.demo.task import END, PAD, Task
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_rlprof.cli.demo.options import Recipe
-from lightning_rlprof.cli.demo.task import END, PAD, Task, make_task
+from lightning_rlprof.cli.demo.policy import END, PAD, Task, make_task
 from lightning_rlprof.errors import RecorderError
 
 

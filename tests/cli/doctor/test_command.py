@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli.doctor import machine, selftest
-from lightning_rlprof.cli.doctor.machine import Check, Diagnosis
+from lightning_rlprof.cli import doctor as machine
+from lightning_rlprof.cli import doctor as selftest
+from lightning_rlprof.cli.doctor import Check, Diagnosis
 
 Run = Callable[..., tuple[int, str, str]]
 CHECKS = (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli.doctor import machine
-from lightning_rlprof.cli.doctor.machine import Check
+from lightning_rlprof.cli import doctor as machine
+from lightning_rlprof.cli.doctor import Check
 from tests.doubles.nsys.on_path import FakeNsys
 
 

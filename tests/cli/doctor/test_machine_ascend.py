@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.cli.doctor import machine
-from lightning_rlprof.cli.doctor.machine import Check
+from lightning_rlprof.cli import doctor as machine
+from lightning_rlprof.cli.doctor import Check
 from tests.builders.ascend_captures import put_msprof
 
 HOME = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli.doctor import machine as module
-from lightning_rlprof.cli.doctor.machine import Check, Diagnosis, check_needs, diagnose, recordable
+from lightning_rlprof.cli import doctor as module
+from lightning_rlprof.cli.doctor import Check, Diagnosis, check_needs, diagnose, recordable
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.system.subprocess_python import InterpreterError
 

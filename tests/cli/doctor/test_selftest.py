@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli.doctor import selftest
+from lightning_rlprof.cli import doctor as selftest
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 from tests.builders.runs import Row, header, write_rank
@@ -27,7 +27,7 @@ def run_on(folder: Path, monkeypatch: pytest.MonkeyPatch, **answer: str) -> dict
     """Run the self-test on a run that is there instead of on one of its own."""
     said = {"device": "cpu", "refused": "", "errors": "", **answer}
     monkeypatch.setattr(selftest, "ask", lambda *_, **__: said)
-    monkeypatch.setattr(selftest.tempfile, "mkdtemp", lambda prefix: str(folder))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(folder))
     monkeypatch.setattr(selftest.shutil, "rmtree", lambda *_, **__: None)
     return {check.name: check for check in selftest.run_selftest()}
 
@@ -48,7 +48,7 @@ def test_here_it_finds_all_as_it_should_be_and_keeps_nothing(
     folder, answer = recorded
     removed: list[Path] = []
     monkeypatch.setattr(selftest, "ask", lambda *_, **__: answer)
-    monkeypatch.setattr(selftest.tempfile, "mkdtemp", lambda prefix: str(folder))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(folder))
     monkeypatch.setattr(selftest.shutil, "rmtree", lambda path, **_: removed.append(path))
     checks = selftest.run_selftest()
     assert [check for check in checks if check.state != "ok"] == []
@@ -122,7 +122,7 @@ def test_a_training_that_does_not_end_is_the_only_finding(
         raise InterpreterError("it ended by signal 11 without an answer")
 
     monkeypatch.setattr(selftest, "ask", ask_in_vain)
-    monkeypatch.setattr(selftest.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "made"))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path / "made"))
     (check,) = selftest.run_selftest()
     assert (check.name, check.state) == ("training", "broken")
     assert check.message == "failed: it ended by signal 11 without an answer"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
+from lightning_rlprof.cli.record import launched
 from lightning_rlprof.integrations.doors.registry import DOORS
-from lightning_rlprof.integrations.launch import launched
 from lightning_rlprof.run import Run, load
 from tests.places import ROOT
 

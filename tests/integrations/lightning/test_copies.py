@@ -10,9 +10,8 @@ import pytorch_lightning
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_rlprof.integrations.lightning.callback_base import Callback
-from lightning_rlprof.integrations.lightning.profiler_actions import Cover
-from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.integrations.lightning.profiler_callback import Callback, ProfilerCallback
+from lightning_rlprof.integrations.lightning.trainer_hooks import Cover
 from tests.builders.models import (
     PACKAGES,
     Tiny,

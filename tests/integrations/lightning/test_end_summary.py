@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_rlprof.integrations import end_summary
+from lightning_rlprof.integrations import end_of_run
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.report import summary
 from tests.builders.models import Tiny, loader, make_trainer
@@ -67,7 +67,7 @@ def test_what_fails_in_it_is_logged_and_training_goes_on(
 def test_a_very_large_run_is_not_read_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(end_summary, "_LARGEST", 10)
+    monkeypatch.setattr(end_of_run, "_LARGEST", 10)
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
     make_trainer(callback).fit(Tiny(), loader())
     err = capsys.readouterr().err

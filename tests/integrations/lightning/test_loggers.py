@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.integrations.lightning import report_artifact
+from lightning_rlprof.integrations import end_of_run
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from tests.builders.models import Tiny, loader, make_trainer, only_run
 
@@ -119,7 +119,7 @@ def test_a_logger_that_fails_leaves_the_others(
 ) -> None:
     run = trained(tmp_path)
     broken, whole = MLFlowLogger(ConnectionError("no server")), MLFlowLogger()
-    report_artifact.log_report(run, [broken, object(), whole])
+    end_of_run.log_report(run, [broken, object(), whole])
     assert whole.logged == [("7", "report.html", "rlprof")]
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
         f"{run / 'report.html'} could not be logged: no server"
@@ -140,7 +140,7 @@ def test_without_such_a_logger_one_line_says_so(
 def test_a_report_that_fails_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report_artifact.log_report(tmp_path / "gone", [MLFlowLogger()])
+    end_of_run.log_report(tmp_path / "gone", [MLFlowLogger()])
     [record] = caplog.records
     assert record.message.startswith(f"the report of {tmp_path / 'gone'} failed: ")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
 
-from lightning_rlprof.integrations.lightning import stage_on_bar
+from lightning_rlprof.integrations.lightning import trainer_hooks
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.recording.annotations import Marker, stage
 from tests.builders.models import Tiny, loader, make_trainer, steps_of, trace_of
@@ -59,7 +59,7 @@ def fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[Rollout, ProfilerCallback]]:
     def run(bar: Any, *, long: bool = True, terminal: bool = True) -> Any:
-        monkeypatch.setattr(stage_on_bar, "_LONG_NS", 0 if long else 10**15)
+        monkeypatch.setattr(trainer_hooks, "_LONG_NS", 0 if long else 10**15)
         monkeypatch.setattr(sys, "stdout", Output(terminal=terminal))
         callback = ProfilerCallback(profile_save_path=str(tmp_path))
         module = Rollout()
@@ -114,7 +114,7 @@ def test_a_bar_that_fails_is_left_alone_and_training_goes_on(
     def fail(*args: object) -> bool:
         raise AttributeError("another version")
 
-    monkeypatch.setattr(stage_on_bar.StageOnBar, "_write_tqdm", fail)
+    monkeypatch.setattr(trainer_hooks.StageOnBar, "_write_tqdm", fail)
     module, callback = fit(TQDMProgressBar())
     assert (len(module.losses), steps_of(trace_of(callback))) == (4, [1, 2, 3, 4])
 

@@ -1,23 +1,33 @@
-"""What this machine can record: checks of torch, Lightning, NVIDIA's tools, Ascend's, disk, clock.
-
-`check_needs` compares them with what a configuration asks for.
-"""
+"""The verb ``doctor``: check what this machine can record, what is missing, and how to get it."""
 
 import os
 import re
 import shutil
 import timeit
-from collections.abc import Mapping
-from importlib import metadata, util
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from importlib import util
+from io import StringIO
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from lightning_rlprof.config.profiler_config import ProfilerConfig
+import typer
+
+from lightning_rlprof.cli import console
+from lightning_rlprof.cli.console import option
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.doors.registry import DOORS
-from lightning_rlprof.recording.nsys import installed_version
+from lightning_rlprof.system.location import local_path
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
+if TYPE_CHECKING:
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.tables.spans import Spans
+
+_STYLES = {"ok": "green", "missing": "dim", "warn": "yellow", "broken": "red"}
+_WIDTH = max(map(len, _STYLES))
 _PROC = Path("/proc/driver/nvidia")
 _STATUS = Path("/proc/self/status")
 # Either lets a process read the counters of a GPU (CAP_PERFMON from driver 565 on).
@@ -40,10 +50,12 @@ from lightning_rlprof.recording.accelerator import device_count, device_kind, de
 answer.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
 answer.update(kind=device_kind(), name=device_name(), count=device_count())
 """
+
 _ASK_TORCH_NPU = """
 import torch, torch_npu
 answer.update(version=torch_npu.__version__, count=torch.npu.device_count())
 """
+
 # The recorders themselves say what they cannot do here, as they would in a training.
 _ASK_RECORDERS = """
 import json
@@ -60,6 +72,7 @@ for name in recorder_names(config, device):
         refused[name] = str(error) or type(error).__name__
 answer.update(refused=refused, unmet=unmet(config, device) or "")
 """
+
 _KEYS = {
     "device_time": "device_time",
     "memory": "integrated.profile_with_memory",
@@ -68,6 +81,94 @@ _KEYS = {
     "nvtx": "integrated.mstx",
     "torch_profiler": "integrated.profile_level",
 }
+_NAME = "selftest"
+_STEPS, _STAGES = (1, 2), ("actor_generate", "actor_update")
+_TRAIN = "from lightning_rlprof.cli.doctor import train; answer.update(train(sys.argv[1]))"
+_TRAIN_S, _ANALYSIS_S = 600.0, 600.0
+
+
+def doctor(
+    config: Annotated[
+        Path | None,
+        option(
+            "FILE",
+            "YAML file; exits 1 if this machine cannot record what it asks for",
+            parser=local_path,
+        ),
+    ] = None,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Record a tiny run and check its contents")
+    ] = False,
+) -> None:
+    """Check what this machine can record, and how to get the rest.
+
+    Example: rlprof doctor --selftest
+    """
+    if selftest and config:
+        raise RlprofError("--selftest does not use a configuration: leave out --config")
+    if selftest:
+        _selftest()
+        return
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+
+    settings = ProfilerConfig.build(config)
+    with console.bar("Checking"):
+        found = diagnose(Path(settings.integrated.profile_save_path))
+        needs = check_needs(settings, found) if config else []
+    checks, records = [*found.checks.values()], recordable(found)
+    if console.is_json():
+        data: dict[str, Any] = {"device": found.device, "records": records}
+        data |= {"checks": _data(checks), "needs": _data(needs)}
+        console.put_json(data | {"frameworks": [each._asdict() for each in doors()]})
+    else:
+        _print_checks(checks)
+        _print_doors(doors())
+        if config:
+            console.say(f"{config} needs:", "bold")
+            _print_checks(needs)
+        console.say(f"This machine can record: {', '.join(records)}", "bold")
+    if lacking := [need.name for need in needs if need.state in ("missing", "broken")]:
+        keys = ", ".join(dict.fromkeys(lacking))
+        raise console.CheckFailedError(f"this machine lacks what {config} needs: {keys}")
+    console.next_command("rlprof", "doctor", "--selftest")
+
+
+def _selftest() -> None:
+    with console.bar("Recording"):
+        checks = run_selftest()
+    if console.is_json():
+        console.put_json({"selftest": _data(checks)})
+    else:
+        _print_checks(checks)
+    if failed := [check.name for check in checks if check.state != "ok"]:
+        raise console.CheckFailedError(f"self-test failed: {', '.join(failed)}")
+    console.status("Self-test passed. Temporary files were removed.", "bold")
+
+
+def _print_doors(found: "list[Framework]") -> None:
+    """Print the frameworks that ``rlprof run`` records, first those that are installed."""
+    console.say("Frameworks that rlprof run records:", "bold")
+    width = max(len(each.name) for each in found)
+    for each in found:
+        if each.installed:
+            console.say(f"  {each.name:{width}}  {each.installed}, tested with {each.tested}")
+    if absent := [each.name for each in found if not each.installed]:
+        console.say(f"  not installed here: {', '.join(absent)}", "dim")
+
+
+def _data(checks: "list[Check]") -> list[dict[str, str]]:
+    return [check._asdict() for check in checks]
+
+
+def _print_checks(checks: "list[Check]") -> None:
+    """Print a line per check, and below it how to fix it."""
+    width = max((len(check.name) for check in checks), default=0)
+    for check in checks:
+        text = f"{check.state:{_WIDTH}}  {check.name:{width}}  {check.message}"
+        console.say(text, _STYLES[check.state])
+        if check.fix:
+            console.say(f"{'':{_WIDTH + width + 4}}{check.fix}", "dim")
+
 
 State = Literal["ok", "missing", "warn", "broken"]
 """Result of a check; ``warn`` if it may work, or could not be checked."""
@@ -142,19 +243,17 @@ class Framework(NamedTuple):
 
 def doors() -> list[Framework]:
     """Return the frameworks that ``rlprof run`` records, and which of them are installed."""
-    return [
-        Framework(
-            door.name,
-            door.package,
-            installed(door.package) or (installed(door.also) if door.also else None),
-            door.tested,
-        )
-        for door in DOORS
-    ]
+    found = []
+    for door in DOORS:
+        version = installed(door.package) or (installed(door.also) if door.also else None)
+        found.append(Framework(door.name, door.package, version, door.tested))
+    return found
 
 
 def installed(package: str) -> str | None:
     """Return the version of a package, None if it is not installed; imports nothing."""
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -253,6 +352,8 @@ def check_nsys(nvtx: Check) -> Check:
     if program is None:
         cure = "install Nsight Systems: https://developer.nvidia.com/nsight-systems"
         return Check("nsys", "missing", "not on PATH: no Nsight Systems reports", cure)
+    from lightning_rlprof.recording.nsys import installed_version
+
     version = installed_version(program)
     if version is None:
         return Check("nsys", "warn", f"cannot read the version of {program}")
@@ -357,7 +458,7 @@ def check_clock() -> Check:
     return Check("clock", "broken", f"{says}, by a system call", cure)
 
 
-def check_needs(config: ProfilerConfig, found: Diagnosis) -> list[Check]:
+def check_needs(config: "ProfilerConfig", found: Diagnosis) -> list[Check]:
     """Return a finding per thing that a configuration needs; its name is the key that needs it.
 
     Builds the recorders in another interpreter, on the device that is here. ``found`` is what
@@ -380,7 +481,7 @@ def check_needs(config: ProfilerConfig, found: Diagnosis) -> list[Check]:
     return needs
 
 
-def _recorder(name: str, refusal: str, config: ProfilerConfig, nsys: Check) -> Check:
+def _recorder(name: str, refusal: str, config: "ProfilerConfig", nsys: Check) -> Check:
     key = "tools" if config.tools and name in (*config.tools, "nvtx") else _KEYS[name]
     if name == "memory" and config.memory.level and not config.tools:
         key = "memory.level"
@@ -389,3 +490,165 @@ def _recorder(name: str, refusal: str, config: ProfilerConfig, nsys: Check) -> C
     if name == "nsight" and nsys.state != "ok":
         return nsys._replace(name=key, message=f"nsight: nsys {nsys.message}")
     return Check(key, "ok", f"{name} can record")
+
+
+def run_selftest() -> list[Check]:
+    """Train two steps in another process and check what is in them; nothing of it stays.
+
+    Needs a minute where the analysis of an Ascend capture is part of it.
+    """
+    import tempfile
+
+    if util.find_spec("torch") is None:
+        cure = 'pip install "lightning-rlprof[lightning]"'
+        return [Check("training", "missing", "torch is not installed", cure)]
+    folder = Path(tempfile.mkdtemp(prefix="rlprof-selftest-"))
+    try:
+        answer = ask(_TRAIN, str(folder), timeout_s=_TRAIN_S)
+        return [*_checks(folder / _NAME, **answer)]
+    except InterpreterError as error:
+        return [Check("training", "broken", f"failed: {error}")]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def train(save_path: str) -> dict[str, str]:
+    """Record two steps of two stages, the second one captured, in a process of its own.
+
+    Returns:
+        ``device``, its kind; ``refused``, why it runs no operators, so that the CPU does instead;
+        ``errors``, what was printed.
+    """
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.recording.accelerator import device_kind
+    from lightning_rlprof.recording.annotations import stage
+    from lightning_rlprof.recording.start import start_session
+
+    for name in [name for name in os.environ if name.startswith("RLPROF")]:
+        del os.environ[name]  # the configuration of a training is not that of this one
+    device = device_kind()
+    refused = _refusal(device)
+    block = {"profile": True, "profile_save_path": save_path, "mstx": device in ("cuda", "npu")}
+    config = ProfilerConfig.build({"integrated": block, "steps": [_STEPS[-1]]})
+    printed = StringIO()  # where torch_npu tells its errors
+    with redirect_stdout(printed), start_session(config, name=_NAME, device=device) as session:
+        for step in _STEPS:
+            session.begin_step(step)
+            for name in _STAGES:
+                with stage(name):
+                    _work("cpu" if refused else device)
+            session.end_step()
+    errors = [line for line in printed.getvalue().splitlines() if "[ERROR]" in line]
+    return {"device": device, "refused": refused, "errors": " / ".join(errors[:3])}
+
+
+def _refusal(device: str) -> str:
+    try:
+        _work(device)
+    except RuntimeError as error:
+        return (str(error).strip().splitlines() or ["RuntimeError"])[0]
+    return ""
+
+
+def _work(device: str) -> None:
+    import torch
+
+    weights = torch.ones(64, 64, device=device, requires_grad=True)
+    (weights @ weights).sum().backward()
+    float(weights.grad.sum())  # type: ignore[union-attr]  # waits for the device
+
+
+def _checks(run: Path, device: str, refused: str, errors: str) -> Iterator[Check]:
+    from lightning_rlprof.loaders.load import load
+
+    if refused:
+        cure = "try one by hand: torch.ones(2, device=...) + 1"
+        yield Check("operators", "broken", f"{device} cannot run them: {refused}", cure)
+    else:
+        yield Check("operators", "ok", f"forward and backward ran on {device}")
+    try:
+        spans = load(run)
+    except RlprofError as error:
+        yield Check("run", "broken", str(error))
+        return
+    fine = "2 steps with 2 stages each, all inside their step"
+    yield _judge("spans", _wrong_spans(spans), fine)
+    # What the recorders warned of, such as MSTX ranges that no tool collects.
+    texts = [note.text for note in spans.notes if note.level in ("warning", "error")]
+    texts += [f"printed: {errors}"] if errors else []
+    yield _judge("recorders", "; ".join(texts), "no warnings")
+    if device in ("cuda", "npu", "xpu"):
+        wrong = "" if "device_ns" in spans.counters else "not recorded"
+        yield _judge("device time", wrong, "recorded for stages")
+    if device == "npu":
+        yield from _npu(run)
+    else:
+        fine = "contains kernels of every stage" if device == "cuda" else "contains the operators"
+        yield _judge("trace", _wrong_trace(spans, device), fine)
+
+
+def _judge(name: str, wrong: str, fine: str) -> Check:
+    """Return a check that is broken if something is wrong."""
+    return Check(name, "broken" if wrong else "ok", wrong or fine)
+
+
+def _wrong_spans(spans: "Spans") -> str:
+    """Compare with what was trained: the same spans, none besides, stages inside of their step."""
+    wanted = Counter((step, name) for step in _STEPS for name in ("step", *_STAGES))
+    mine = [span for span in spans if span.kind in ("step", "stage")]
+    if Counter((span.step, span.name) for span in mine) != wanted:
+        return "differ from the recorded ones"
+    steps = {span.step: span for span in mine if span.kind == "step"}
+    for span in mine:
+        if not steps[span.step].start_ns <= span.start_ns <= span.end_ns <= steps[span.step].end_ns:
+            return "a stage extends beyond its step"
+    return "; ".join(problem.text for problem in spans.warnings)
+
+
+def _wrong_trace(spans: "Spans", device: str) -> str:
+    """Look for the operators in the trace, and on a GPU for kernels in the right stages."""
+    traces = sorted(spans.path.glob("rank-00000/*/*.trace.json.gz"))
+    if not traces:
+        return "torch.profiler wrote no trace"
+    if device != "cuda":
+        import gzip
+
+        there = b"aten::mm" in gzip.decompress(traces[0].read_bytes())
+        return "" if there else "the operators are missing"
+    try:
+        table = spans.table("kernels")
+    except RlprofError as error:
+        return str(error)
+    stages = set(table.column("stage")) if table.rows else set()
+    return "" if set(_STAGES) <= stages else "some stages have no kernels"
+
+
+def _npu(run: Path) -> Iterator[Check]:
+    """Look for data of the device, analyse it, and look for the stages in the outcome."""
+    from lightning_rlprof.loaders.ascend.offline_analysis import (
+        Options,
+        ascend_directories,
+        device_data,
+        parse_captures,
+    )
+
+    try:
+        (directory,) = ascend_directories([run])
+    except (RlprofError, ValueError):
+        yield Check("capture", "broken", "torch_npu.profiler did not write exactly one directory")
+        return
+    wrong = "" if device_data(directory) else "no data of the device (no PROF_)"
+    yield _judge("capture", wrong, "CANN recorded the device (PROF_)")
+    try:
+        (outcome,) = parse_captures([directory], Options(timeout_s=_ANALYSIS_S))
+    except RlprofError as error:
+        yield Check("analysis", "broken", str(error))
+        return
+    done = outcome.state != "failed"
+    says = outcome.message or "all expected files are there"
+    yield Check("analysis", "ok" if done else "broken", says)
+    trace = directory / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
+    text = trace.read_bytes() if trace.is_file() else b""
+    missing = [name for name in _STAGES if f'"{name}"'.encode() not in text]
+    wrong = f"{', '.join(missing)} not in the trace" if missing else ""
+    yield _judge("MSTX", wrong, "every stage is in the trace")

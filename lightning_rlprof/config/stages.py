@@ -1,16 +1,100 @@
-"""Rules that give a method a stage without touching its code."""
+"""Stages as people write them: names, known or declared, and rules that give them to methods."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lightning_rlprof.config.validation import Section, refused
+from lightning_rlprof.config.validation import Section, near, refused
+from lightning_rlprof.records.records import STAGES
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_TAKEN = ("all", "untraced")  # every stage, and the time in none
+_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"enum": ["all", *STAGES]},
+        {"type": "string"},
+        {"type": "array", "items": {"anyOf": [{"enum": [*STAGES]}, {"type": "string"}]}},
+    ]
+}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|\d+))*")
 _IMPORTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def check_stages(names: Collection[str], custom: Collection[str], key: str, given: object) -> None:
+    """Refuse the first name that is neither a known stage nor one of ``custom_stages``.
+
+    Args:
+        names: The stages that the key chooses.
+        custom: The user's own stages.
+        key: Dotted key, for the message.
+        given: The value as written, for the message.
+    """
+    allowed = (*STAGES, *custom)
+    for name in names:
+        if name not in allowed:
+            what = "is not a stage" if given == name else f"holds {name!r}, which is not a stage"
+            hint = near(name, allowed) or "."
+            listed = ", ".join(allowed)
+            raise refused(
+                f"{what}{hint} Allowed: {listed}; add your own to custom_stages", given, key
+            )
+
+
+def _choice(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    names = list(value) if isinstance(value, tuple | set | frozenset) else value
+    if names == ["all"]:
+        return "all"
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise refused("is not a stage; write all, one stage, or a list of stages", value)
+    if not names:
+        raise refused("selects no stage; write all, a stage, or profile: false", value)
+    if "all" in names:
+        raise refused("lists names besides all, which already contains every stage", value)
+    return _once(names)
+
+
+def _custom(value: Any) -> Any:
+    names = list(value) if isinstance(value, tuple) else value
+    if not isinstance(names, list):
+        raise refused("is not a list of stage names; write [my_stage]", value)
+    for name in names:
+        if not isinstance(name, str) or name in _TAKEN or not _NAME.fullmatch(name):
+            raise refused(
+                f"holds {name!r}; a stage is a word of letters, digits, '_', '-', '.', not 'all' "
+                "or 'untraced'",
+                value,
+            )
+    return _once(names)
+
+
+def _in_order(value: Any) -> Any:
+    names = list(value) if isinstance(value, tuple) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        text = "is not a list of stages; write [actor_update, critic_update]"
+        raise refused(text, value)
+    return names
+
+
+def _once(names: list[str]) -> list[str]:
+    for name in names:
+        if names.count(name) > 1:
+            raise refused(f"names {name!r} twice", names)
+    return names
+
+
+StageChoice = Annotated[str | list[str], BeforeValidator(_choice), Field(json_schema_extra=_SCHEMA)]
+"""``all``, one stage, or a list of stages."""
+
+CustomStages = Annotated[list[str], BeforeValidator(_custom)]
+"""Names of the user's own stages."""
+
+OptimizerStages = Annotated[list[str], BeforeValidator(_in_order)]
+"""One stage per optimizer."""
 
 
 def _target(value: Any) -> Any:
@@ -36,8 +120,11 @@ def _texts(value: Any) -> Any:
 class GradStages(Section):
     """Stages of a method that is called with gradients on and under ``torch.no_grad()``."""
 
-    grad: str | None = Field(default=None, description="Stage when gradients are enabled.")
-    no_grad: str | None = Field(default=None, description="Stage when gradients are disabled.")
+    grad: str | None = None
+    """Stage when gradients are enabled."""
+
+    no_grad: str | None = None
+    """Stage when gradients are disabled."""
 
     @model_validator(mode="after")
     def _given(self) -> "GradStages":
@@ -49,10 +136,11 @@ class GradStages(Section):
 class ArgumentStages(Section):
     """Stages of a method that serves several, chosen by the value of one argument."""
 
-    arg: Annotated[str, BeforeValidator(_argument)] = Field(description="Name of the argument.")
-    stages: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
-        description="Maps a value (its text, or name or value of an enum member) to a stage."
-    )
+    arg: Annotated[str, BeforeValidator(_argument)]
+    """Name of the argument."""
+
+    stages: Annotated[dict[str, str], BeforeValidator(_texts)]
+    """Maps a value (its text, or name or value of an enum member) to a stage."""
 
 
 class WrapRule(Section):
@@ -65,23 +153,21 @@ class WrapRule(Section):
         ('actor_generate', None)
     """
 
-    target: Annotated[str, BeforeValidator(_target)] = Field(
-        description="Dotted method name, starting at the LightningModule or at what "
-        "`session.wrap` is given: `policy.generate`. Of a class or module, by its import path: "
-        "`package.module:Class.method`."
-    )
-    stage: str | None = Field(default=None, description="Stage of every call.")
-    by_grad: GradStages | None = Field(
-        default=None, description="Stage by gradient mode: `{grad: …, no_grad: …}`."
-    )
-    by_arg: ArgumentStages | None = Field(
-        default=None,
-        description="Stage by an argument's value: `{arg: …, stages: {value: …}}`.",
-    )
-    nested: bool = Field(
-        default=False,
-        description="Make a call inside another stage a stage of its own, not a region of that.",
-    )
+    target: Annotated[str, BeforeValidator(_target)]
+    """Dotted method name, starting at the LightningModule or at what `session.wrap` is given:
+    `policy.generate`. Of a class or module, by its import path: `package.module:Class.method`."""
+
+    stage: str | None = None
+    """Stage of every call."""
+
+    by_grad: GradStages | None = None
+    """Stage by gradient mode: `{grad: …, no_grad: …}`."""
+
+    by_arg: ArgumentStages | None = None
+    """Stage by an argument's value: `{arg: …, stages: {value: …}}`."""
+
+    nested: bool = False
+    """Make a call inside another stage a stage of its own, not a region of that."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "WrapRule":

@@ -1,0 +1,417 @@
+"""What a run follows of a Trainer: its profiler, batches, evaluations and progress bar."""
+
+import logging
+from _thread import get_ident
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from types import TracebackType
+from typing import Any
+
+from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.recording.open_spans import innermost
+from lightning_rlprof.recording.session import Session
+
+_ABSENT = object()
+# Lightning names an action "[Owner]Class.hook"; only these hooks are worth a span at every step.
+_REGIONS = {
+    "train_dataloader_next": "data_fetch",
+    "batch_to_device": "batch_transfer",
+    "training_step": "training_step",
+    "save_checkpoint": "save_checkpoint",
+}
+_BATCH = "run_training_batch"
+# optimizer_step comes from torch's own hooks, which also see raw optimizers.
+_LIGHTNINGS_OWN = {"run_training_epoch", _BATCH, "optimizer_step"}
+# Other callbacks run between two batches: worth a span where they take time.
+_CALLBACK_HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end")
+_OURS = "ProfilerCallback"
+_OWNERS = ("[Strategy]", "[_TrainingEpochLoop]")
+_SLOW_NS = 1_000_000
+VERBS = {"validate": "validation", "test": "test", "predict": "predict"}
+"""Verbs of the Trainer, and the name of what each of them does."""
+
+_LONG_NS = 1_000_000_000  # a bar that moves more often shows no stage: it could not be read
+_MOST = 40  # times that the bar is drawn in a step, some 100 µs each
+
+
+class Cover:
+    """A method of one object that is ours until `remove`; its class and its equals stay untouched.
+
+    A copy of the object, and what is pickled of it, has its own method again: workers of a data
+    loader that are spawned get the whole Trainer, as soon as their dataset knows it.
+
+    Args:
+        owner: The object.
+        name: The method.
+        mine: What is called instead.
+    """
+
+    def __init__(self, owner: Any, name: str, mine: Callable[..., Any]) -> None:
+        self._own, self._name = vars(owner), name
+        self._before = self._own.get(name, _ABSENT)
+        self._mine = _Covering(mine)
+        self._mine.covers = getattr(owner, name)
+        self._own[name] = self._mine
+
+    def remove(self) -> None:
+        """Restore the method, unless other code replaced it since."""
+        if self._own.get(self._name) is not self._mine:
+            return
+        if self._before is _ABSENT:
+            del self._own[self._name]
+        else:
+            self._own[self._name] = self._before
+
+
+class _Covering(partial[Any]):
+    """Calls ours without a Python frame; its copy is one of the method that it covers."""
+
+    covers: Callable[..., Any]
+
+    def __reduce__(self) -> Any:
+        return _itself, (self.covers,)
+
+
+def _itself(copied: Any) -> Any:
+    return copied
+
+
+class _Nothing:
+    """A context manager of builtins: an action that is not recorded costs no Python frame."""
+
+    __enter__: Any = ContextVar("rlprof_nothing", default=None).get
+    __exit__: Any = memoryview(b"").__exit__
+
+    def __call__(self, function: Any) -> Any:
+        """Return a function that it decorates, as Lightning's own actions may, as it is."""
+        return function
+
+
+class _IfSlow:
+    """Record an action only when it took a millisecond or more."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session, self._marker = session, Marker(name, "region")
+        self._start = 0
+
+    def __enter__(self) -> None:
+        self._start = self._session.clock()
+
+    def __exit__(self, *error: object) -> None:
+        end = self._session.clock()
+        if end - self._start >= _SLOW_NS:
+            self._session.record(self._marker, self._start, end)
+
+
+class Actions:
+    """Turn the actions of ``trainer.profiler`` into spans until `remove`.
+
+    The profiler stays the Trainer's own object: three of its methods are covered on the instance.
+    Actions that Lightning's users name themselves become regions, or stages where the name is one.
+
+    Args:
+        profiler: ``trainer.profiler``.
+        session: Where spans go.
+        stages: Names that mean a stage.
+        batch: Entered and left around each training batch, which is an action, too.
+    """
+
+    def __init__(
+        self,
+        profiler: Any,
+        session: Session,
+        stages: Collection[str],
+        batch: AbstractContextManager[object],
+    ) -> None:
+        self._session, self._stages, self._batch = session, stages, batch
+        self._start, self._stop, self._profile = profiler.start, profiler.stop, profiler.profile
+        # The caches answer without a Python frame; they are bounded, for names with a number.
+        self._known = lru_cache(maxsize=1024)(self._learn)
+        mine = {"start": self.start, "stop": self.stop, "profile": self.around}
+        changed = {*mine} & {*vars(profiler)}
+        if type(profiler).__name__ == "PassThroughProfiler" and not changed:
+            # It does nothing at the price of a generator per action, 40 of them per step.
+            profile = lru_cache(maxsize=1024)(self.profile)
+            mine = {"start": self.enter, "stop": self.exit, "profile": profile}
+        self._covers = [Cover(profiler, name, method) for name, method in mine.items()]
+
+    def profile(self, action_name: str) -> Any:
+        """Return what to enter and leave around an action."""
+        return self._batch if action_name == _BATCH else self._known(action_name)
+
+    def around(self, action_name: str) -> Any:
+        """Return the same where the profiler does something: it calls our `start` and `stop`."""
+        inner = self._profile(action_name)
+        return _both(self._batch, inner) if action_name == _BATCH else inner
+
+    def start(self, action_name: str) -> None:
+        """Start the action in the profiler, then its span."""
+        self._start(action_name)
+        self.enter(action_name)
+
+    def stop(self, action_name: str) -> None:
+        """Stop the action's span, then the action in the profiler."""
+        self.exit(action_name)
+        self._stop(action_name)
+
+    def enter(self, action_name: str) -> None:
+        """Begin the action's span."""
+        self._known(action_name).__enter__()
+
+    def exit(self, action_name: str) -> None:
+        """End the action's span."""
+        self._known(action_name).__exit__(None, None, None)
+
+    def remove(self) -> None:
+        """Restore the profiler's methods, except those that other code replaced since."""
+        for cover in self._covers:
+            cover.remove()
+
+    def _learn(self, action_name: object) -> Any:
+        # a user's own may be a number, or a member of an Enum, which may be a text beside
+        action_name = (str.__str__ if isinstance(action_name, str) else str)(action_name)
+        owner, _, hook = action_name.rpartition(".")
+        if action_name in self._stages:
+            return Marker(action_name, "stage")
+        if owner.startswith("[Callback]") and hook in _CALLBACK_HOOKS and owner[10:] != _OURS:
+            return _IfSlow(self._session, f"{owner[10:].partition('{')[0]}.{hook}")
+        if hook in _REGIONS and (owner.startswith(_OWNERS) or action_name in _REGIONS):
+            return Marker(_REGIONS[hook], "region")
+        if action_name.startswith("[") or action_name in _LIGHTNINGS_OWN:
+            return _Nothing()
+        return Marker(action_name, "region")
+
+
+@contextmanager
+def _both(
+    outer: AbstractContextManager[object], inner: AbstractContextManager[object]
+) -> Iterator[object]:
+    with outer, inner as found:
+        yield found
+
+
+class Batches:
+    """Tell the session that a step has a batch and when it is done, until `remove`.
+
+    One object for all ``with`` blocks around batches. A batch that raises ends no step, and one
+    that a tuner runs, without the Trainer's callbacks, is none.
+
+    Args:
+        session: Whose steps they are.
+        trainer: Who runs them.
+        watched: Ids of callbacks; as long as the Trainer has one, batches are of its training.
+        give_up: Told what failed here; the training never hears of it.
+        after: Called after each step.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        trainer: Any,
+        watched: Collection[int],
+        give_up: Callable[[Exception], None],
+        after: Callable[[], None],
+    ) -> None:
+        self._session, self._trainer, self._watched = session, trainer, watched
+        self._give_up, self._after = give_up, after
+        self._progress = trainer.fit_loop.epoch_loop.batch_progress
+        self._inside = False
+
+    def remove(self) -> None:
+        """Leave the session alone from now on, also at the end of a batch that has begun."""
+        self._inside = False
+
+    def __enter__(self) -> None:
+        """Know that the step has a batch; begin it if batches before it were skipped."""
+        try:
+            if any(id(each) in self._watched for each in self._trainer.callbacks):
+                self._inside = True
+                self._session.begin_step(self._progress.total.ready)
+        except Exception as error:
+            self._give_up(error)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the step."""
+        if self._inside and kind is None:
+            try:
+                self._session.end_step()
+                self._after()
+            except Exception as ours:
+                self._give_up(ours)
+        self._inside = False
+
+
+class EvaluationBatches:
+    """Make each batch a step of the run, with all of it in one row, until `remove`.
+
+    Args:
+        session: Whose steps they are.
+        trainer: Who runs them.
+        verb: A key of `VERBS`.
+        watched: Ids of callbacks; a tuner runs batches without all of them, and those are no steps.
+        begin: Called before the first batch.
+        give_up: Told what failed here; the evaluation never hears of it.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        trainer: Any,
+        verb: str,
+        watched: Collection[int],
+        begin: Callable[[], None],
+        give_up: Callable[[Exception], None],
+    ) -> None:
+        name, loop = VERBS[verb], getattr(trainer, f"{verb}_loop")
+        self._trainer, self._watched = trainer, watched
+        self._session, self._marker = session, Marker(name, "region")
+        self._begin, self._give_up = begin, give_up
+        self._run, self._step = loop.run, getattr(trainer.strategy, f"{name}_step")
+        self._covers = [
+            Cover(loop, "run", self._run_all),
+            Cover(trainer.strategy, f"{name}_step", self._run_step),
+        ]
+
+    def remove(self) -> None:
+        """Restore what was covered."""
+        for cover in self._covers:
+            cover.remove()
+
+    def _run_all(self) -> Any:
+        if not self._is_watched():
+            return self._run()
+        self._begin()
+        self._safely(lambda: self._session.expect_step(1))
+        found = self._run()
+        self._safely(lambda: self._session.abandon_step(interrupted=False))
+        return found
+
+    def _run_step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_watched():
+            return self._step(*args, **kwargs)
+        self._safely(lambda: self._session.begin_step(self._session.step))
+        found = self._step(*args, **kwargs)
+        self._safely(self._end)
+        return found
+
+    def _is_watched(self) -> bool:
+        return any(id(each) in self._watched for each in self._trainer.callbacks)
+
+    def _end(self) -> None:
+        session = self._session
+        start = session.step_start_ns
+        if start is not None:
+            session.record(self._marker, start, session.clock())
+        session.end_step()
+
+    def _safely(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._give_up(error)
+
+
+log = logging.getLogger(__name__)
+
+
+class StageOnBar:
+    """Put the open stage behind the bar's ``Epoch 0`` until `remove`.
+
+    Only on a terminal, and only on Lightning's own bars: one of the user's is left alone. While
+    steps are shorter than a second, stages cost nothing more than without it.
+
+    Args:
+        session: Whose stages they are.
+        bar: ``trainer.progress_bar_callback``, or None.
+    """
+
+    def __init__(self, session: Session, bar: Any) -> None:
+        self._session, self._bar, self._thread = session, bar, get_ident()
+        self._base = self._shown = ""
+        self._left, self._since, self._watches = _MOST, session.clock(), False
+        kind = f"{type(bar).__module__.rpartition('.')[2]}.{type(bar).__name__}"
+        lightnings = type(bar).__module__.startswith(("pytorch_lightning.", "lightning."))
+        self._write = {
+            "rich_progress.RichProgressBar": self._write_rich,
+            "tqdm_progress.TQDMProgressBar": self._write_tqdm,
+        }.get(kind if lightnings else "")
+        self._watch(on=self._write is not None)
+
+    def remove(self) -> None:
+        """Leave the bar as it would be."""
+        self._left = _MOST
+        self._show("")
+        self._write = None
+        self._watch(on=False)
+
+    def end_step(self) -> None:
+        """Clear the stage, and choose by the step's length whether the next shows its stages."""
+        if self._write is None:
+            return
+        now = self._session.clock()
+        self._left = _MOST
+        self._show("")
+        self._watch(on=now - self._since >= _LONG_NS and self._write is not None)
+        self._since = now
+
+    def _watch(self, *, on: bool) -> None:
+        if on != self._watches:
+            self._watches = on
+            self._session.watch_stages(self._changed if on else None)
+
+    def _changed(self) -> None:
+        """Show the innermost open stage of the thread that trains."""
+        if get_ident() != self._thread or self._left <= 0:
+            return
+        self._left -= 1
+        span = innermost()
+        while span is not None and (span.end_ns is not None or span.kind != "stage"):
+            span = span.around
+        self._show("" if span is None else span.name)
+
+    def _show(self, stage: str) -> None:
+        try:
+            if self._write is not None and not self._write(stage):
+                self._write = None  # not a terminal
+        except Exception as error:  # the insides of a bar, which differ between versions
+            log.debug("the progress bar shows no stage", exc_info=error)
+            self._write = None
+
+    def _text(self, now: str, stage: str) -> str | None:
+        """Return the new text in front of the bar; None if it is there."""
+        if now != self._shown:  # Lightning has begun another epoch
+            self._base = now
+        self._shown = f"{self._base.removesuffix(': ')} {stage}" if stage else self._base
+        return None if self._shown == now else self._shown
+
+    def _write_rich(self, stage: str) -> bool:
+        """Write a stage on the bar, if it is there; return whether that is on a terminal."""
+        progress, task = self._bar.progress, self._bar.train_progress_bar_id
+        if progress is None or task is None:
+            return True
+        if self._bar.is_disabled or not progress.console.is_terminal:
+            return False
+        text = self._text(self._bar.train_progress_bar.description, stage.replace("[", r"\["))
+        if text is not None:
+            progress.update(task, description=text)
+            self._bar.refresh()  # drawn by the bar's own thread
+        return True
+
+    def _write_tqdm(self, stage: str) -> bool:
+        bar = getattr(self._bar, "_train_progress_bar", None)
+        if bar is None:
+            return True
+        if bar.disable or not bar.fp.isatty():
+            return False
+        text = self._text(bar.desc, stage)
+        if text is not None:
+            bar.set_description_str(text)
+            self._shown = bar.desc
+        return True
