@@ -35,7 +35,7 @@ had beyond the mean.
 """
 
 ROOT = "√tokens"
-"""Amount beside tokens where nothing is known of single lengths.
+"""Amount beside tokens, within a run of which no single lengths are known.
 
 A rollout lasts as long as its longest response, and that grows more slowly than the sum: with a
 line alone, lengths that grow over a run look like a pace that does.
@@ -90,7 +90,8 @@ def shared_work(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
     own = _shared(runs, stage)
     amounts = own if set(own) - {REPLICAS} else own | _shared(runs, STEP)
     found = {name: amounts[name] for name in WORK if name in amounts}
-    if "tokens" in found and not {"tokens_sq", "tokens_max"} & set(found):
+    alone = len(runs) == 1  # runs whose tokens lie apart could be joined by any curve
+    if "tokens" in found and alone and not {"tokens_sq", "tokens_max"} & set(found):
         found[ROOT] = tuple(np.sqrt(np.maximum(each, 0)) for each in found["tokens"])
     return found
 
