@@ -11,14 +11,7 @@ from _measure import CORE, Bound, Report
 from _read_parse import BAND
 from _read_spans import complete_table
 
-from lightning_rlprof.analysis.stages.overviews import (
-    background_stages,
-    host_vs_device,
-    rank_status,
-    regions,
-    slowest_ranks,
-    steps,
-)
+from lightning_rlprof.analysis.stages.overviews import rank_status, regions, steps
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -31,12 +24,9 @@ TABLES: dict[str, Callable[[Spans], Table]] = {
     "stages": stages,
     "stages per rank": partial(stages, per_rank=True),
     "steps": steps,
-    "slowest_ranks": slowest_ranks,
     "gaps": gaps,
     "regions": regions,
-    "background_stages": background_stages,
     "rank_status": rank_status,
-    "host_vs_device": host_vs_device,
 }
 """Every table that is made of stages."""
 

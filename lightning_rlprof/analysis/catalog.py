@@ -25,14 +25,11 @@ stragglers | stragglers.stragglers | Ranks | verb | Ranks that slow the others d
 critical_path | critical_path.critical_path | Steps | summary | What decides step time, and slack
 whatif | whatif.whatif | Diagnosis | verb | Step time after a change
 stages | stages.stage_times | Steps | summary | Step time by stage
-host_vs_device | stages.overviews | Device | summary | Host and device time of each stage
-background_stages | stages.overviews | Steps | summary | Stages of other threads and outside steps
-regions | stages.overviews | Steps | summary | Regions inside steps: data, training step, optimizer
+regions | stages.overviews | Steps | summary | Regions, and stages beside the steps
 gaps | stages.stage_times | Steps | summary | Untraced time, by the stages before and after it
-slowest_ranks | stages.overviews | Ranks | summary | Slowest rank of each stage
 steps | stages.overviews | Steps | summary | Every step of every rank
 changes | comparison.changes | Steps | summary | Steps at which time changed, trends, outliers
-memory | memory.usage | Memory | summary | Peak memory of each stage and rank
+memory | memory | Memory | summary | Peak memory of each stage, and fragmentation
 samples | samples.fates | Samples | summary | Fates of samples, and useful tokens
 lengths | samples.lengths | Samples | summary | How long samples were, by stage
 long_tail | samples.long_tail | Samples | summary | Idle time of the last responses, and cuts
@@ -44,20 +41,17 @@ roles | stages.overviews | Ranks | summary | Roles of a job: ranks, when, and ho
 rank_status | stages.overviews | Ranks | summary | How each rank's recording ended
 breakdown | device.utilization | Device | report | Compute, communication, memcpy and idle time
 idle | device.utilization | Device | report | Device idle time by cause and stage
-overlap | device.utilization | Device | report | Communication hidden behind compute
 device_critical_path | device.device_critical_path | Device | show | What a device's step waits for
 kernels | device.kernels | Device | show | Kernels and copies by total time
 launches | device.launches | Device | show | Launch cost and queue depth of each stream
 operators | operators.costs | Device | show | Operators by device and host time
 matmuls | efficiency.matmuls | Device | show | Matmuls and attention against peak FLOP/s
 modules | operators.costs | Device | show | Modules by device and host time
-communication | communication.collectives | Ranks | report | Collectives: transfer, wait, bandwidth
+communication | communication.collectives | Ranks | report | Collectives: transfer, wait, overlap
 weight_sync | communication.weight_sync | Steps | report | Parts of weight syncs, and lower bound
 links | communication.links | Ranks | show | Bandwidth of links between ranks, and which are slow
-link_matrix | communication.links | Ranks | show | Bandwidth from each rank to each other
 experts | efficiency.experts | Ranks | show | Balance of tokens over experts and their ranks
-memory_timeline | memory.usage | Memory | show | Peak, fragmentation and growth of device memory
-memory_phases | memory.phases | Memory | show | What each stage leaves in memory, and leaks
+memory_phases | memory | Memory | show | What each stage leaves in memory, and leaks
 throughput | efficiency.throughput | Diagnosis | show | Tokens/s, samples/s and MFU of each stage
 device_counters | device.device_counters | Device | show | Counters of hosts and devices, by stage
 """

@@ -6,14 +6,11 @@ from lightning_rlprof.analysis.stragglers.stragglers import stragglers as _strag
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path as _critical_path
 from lightning_rlprof.analysis.whatif.whatif import whatif as _whatif
 from lightning_rlprof.analysis.stages.stage_times import stages as _stages
-from lightning_rlprof.analysis.stages.overviews import host_vs_device as _host_vs_device
-from lightning_rlprof.analysis.stages.overviews import background_stages as _background_stages
 from lightning_rlprof.analysis.stages.overviews import regions as _regions
 from lightning_rlprof.analysis.stages.stage_times import gaps as _gaps
-from lightning_rlprof.analysis.stages.overviews import slowest_ranks as _slowest_ranks
 from lightning_rlprof.analysis.stages.overviews import steps as _steps
 from lightning_rlprof.analysis.comparison.changes import changes as _changes
-from lightning_rlprof.analysis.memory.usage import memory as _memory
+from lightning_rlprof.analysis.memory import memory as _memory
 from lightning_rlprof.analysis.samples.fates import samples as _samples
 from lightning_rlprof.analysis.samples.lengths import lengths as _lengths
 from lightning_rlprof.analysis.samples.long_tail import long_tail as _long_tail
@@ -25,7 +22,6 @@ from lightning_rlprof.analysis.stages.overviews import roles as _roles
 from lightning_rlprof.analysis.stages.overviews import rank_status as _rank_status
 from lightning_rlprof.analysis.device.utilization import breakdown as _breakdown
 from lightning_rlprof.analysis.device.utilization import idle as _idle
-from lightning_rlprof.analysis.device.utilization import overlap as _overlap
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path as _device_critical_path
 from lightning_rlprof.analysis.device.kernels import kernels as _kernels
 from lightning_rlprof.analysis.device.launches import launches as _launches
@@ -35,10 +31,8 @@ from lightning_rlprof.analysis.operators.costs import modules as _modules
 from lightning_rlprof.analysis.communication.collectives import communication as _communication
 from lightning_rlprof.analysis.communication.weight_sync import weight_sync as _weight_sync
 from lightning_rlprof.analysis.communication.links import links as _links
-from lightning_rlprof.analysis.communication.links import link_matrix as _link_matrix
 from lightning_rlprof.analysis.efficiency.experts import experts as _experts
-from lightning_rlprof.analysis.memory.usage import memory_timeline as _memory_timeline
-from lightning_rlprof.analysis.memory.phases import memory_phases as _memory_phases
+from lightning_rlprof.analysis.memory import memory_phases as _memory_phases
 from lightning_rlprof.analysis.efficiency.throughput import throughput as _throughput
 from lightning_rlprof.analysis.device.device_counters import device_counters as _device_counters
 
@@ -50,11 +44,8 @@ class Methods:
     critical_path = _critical_path
     whatif = _whatif
     stages = _stages
-    host_vs_device = _host_vs_device
-    background_stages = _background_stages
     regions = _regions
     gaps = _gaps
-    slowest_ranks = _slowest_ranks
     steps = _steps
     changes = _changes
     memory = _memory
@@ -69,7 +60,6 @@ class Methods:
     rank_status = _rank_status
     breakdown = _breakdown
     idle = _idle
-    overlap = _overlap
     device_critical_path = _device_critical_path
     kernels = _kernels
     launches = _launches
@@ -79,9 +69,7 @@ class Methods:
     communication = _communication
     weight_sync = _weight_sync
     links = _links
-    link_matrix = _link_matrix
     experts = _experts
-    memory_timeline = _memory_timeline
     memory_phases = _memory_phases
     throughput = _throughput
     device_counters = _device_counters

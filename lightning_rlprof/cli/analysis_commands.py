@@ -151,7 +151,7 @@ def show(
     given = _given(name, (params, peak_tflops, model, sample, price, currency), parts)
     spans = open_run(run)
     tables, facts = _tables(name, spans, rank, parts, given)
-    files = _memory_files(spans) if name in ("memory", "memory_timeline") else []
+    files = _memory_files(spans) if name == "memory" else []
     facts |= {"files": files} if files else {}
     then = (_NEXT[name], run) if name in _NEXT else ()
     answer(spans, tables, "", facts=facts, rows=_LIMIT, then=then)

@@ -17,7 +17,6 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.completion import SAVE_PATH, complete_run
 from lightning_rlprof.cli.open_run import (
-    FEW,
     RUN_HELP,
     AsOne,
     Force,
@@ -392,7 +391,6 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 def describe(spans: "Spans") -> None:
     """Print the run in two lines, what to see of it first, what comes first, and doubts."""
-    from lightning_rlprof.analysis.stages.overviews import host_vs_device
     from lightning_rlprof.report.summary import (
         device_lines,
         first_lines,
@@ -408,8 +406,6 @@ def describe(spans: "Spans") -> None:
     console.say(f"{spans.path} on {', '.join(found.devices)}", "bold")
     console.say(run_line(found))
     console.print_tables(lead_tables(spans))
-    if "device_ns" in spans.counters:
-        console.print_tables([host_vs_device(spans)], rows=FEW)
     console.say("")
     for line in device_lines(found):
         console.say(line, "bold")

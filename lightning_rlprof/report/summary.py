@@ -28,7 +28,7 @@ from lightning_rlprof.system.plain_text import plain
 from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
 from lightning_rlprof.tables.table import Table, figure
 
-STAGE_TABLES = frozenset({"stages", "steps", "gaps", "slowest_ranks"})
+STAGE_TABLES = frozenset({"stages", "steps", "gaps"})
 """Tables that say nothing of a run without stages."""
 
 _MAX_FIRST = 3

@@ -344,7 +344,7 @@ def test_the_version_is_that_of_the_package(
     [
         ("rlprof summary 2", ["20261125-a"]),
         ("rlprof compare 2", ["20261125-a"]),
-        ("rlprof show mem", ["memory", "memory_timeline", "memory_phases"]),
+        ("rlprof show mem", ["memory", "memory_phases"]),
         ("rlprof show 20261125-a idl", ["idle"]),
         ("rlprof whatif --remove actor_up", ["actor_update"]),
         ("rlprof summary --lim", ["--limit"]),

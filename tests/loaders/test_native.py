@@ -265,7 +265,7 @@ def test_without_marks_the_phases_of_lightnings_loop_are_the_stages() -> None:
         **{"training_step": 40, "data_fetch": 20, "backward": 20, "optimizer_step": 10},
         **{"Other.on_train_batch_end": 5, "untraced": 5},
     }
-    assert regions(spans).column("region") == ["my region"]
+    assert regions(spans).column("name") == ["my region"]
     assert [note.text for note in spans.notes] == [NO_STAGES]
 
 

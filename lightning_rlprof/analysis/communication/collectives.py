@@ -1,4 +1,4 @@
-"""Collectives of all ranks, matched across ranks, with transfer, wait and bandwidth.
+"""Collectives of all ranks, matched across ranks, with transfer, wait, overlap and bandwidth.
 
 A collective ends for all ranks when the last one has arrived and the data is through. So the
 shortest of its durations is the transfer; what another rank spent beyond that, it waited; and the
@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
+from lightning_rlprof.analysis.device.work import COMPUTE, NOT_RECORDED, optional_numbers
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.steps.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.intervals import covered_before, unions
 from lightning_rlprof.tables.kernels import Coded, distinct
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
@@ -41,6 +44,7 @@ class Calls:
 
     Attributes:
         rank: Rank of each call.
+        device: Its device, or `NOT_RECORDED`.
         start_ns: When it started, on the run's timeline.
         end_ns: When it ended.
         step: RL step, 0 if unknown.
@@ -54,6 +58,7 @@ class Calls:
     """
 
     rank: Int64s
+    device: Int64s
     start_ns: Int64s
     end_ns: Int64s
     step: Int64s
@@ -131,6 +136,7 @@ def _calls(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> 
     unknown = np.full(len(start), UNKNOWN)
     return Calls(
         table.numbers("rank")[keep],
+        optional_numbers(table, "device")[keep],
         start,
         start + took,
         table.numbers("step")[keep],
@@ -247,16 +253,18 @@ _COLUMNS = (
     *columns_of("text", "operation", "group", "stage"),
     Column("total", "duration", "ns"),
     *columns_of("count", "count", "matched"),
-    *columns_of("duration", "transfer", "wait", unit="ns"),
+    *columns_of("duration", "transfer", "wait", "overlapped", "exposed", unit="ns"),
     *columns_of("count", "last rank", "times last"),
     *columns_of("count", "bytes", "median bytes", unit="bytes"),
     *columns_of("number", "algbw", "busbw", unit="GB/s"),
     *columns_of("count", "group size", "ranks"),
 )
+_EXPOSED = [column.name for column in _COLUMNS].index("exposed")
 _FORMULA = (
     "transfer: shortest duration among the matched ranks. wait: the rest. Clock offsets don't "
     "affect either. last rank: the rank that arrived last most often (not proof that it is slow)."
 )
+_OVERLAP = "overlapped: compute of the same device ran too. exposed: the rest of the time."
 _NO_COLLECTIVES = "This run has no collectives. Capture a step with a profiler."
 _ALONE = "calls have no counterpart on other ranks: their transfer and wait are unknown."
 _FEW = "matched collectives lack ranks of their group: transfer may include waiting for them."
@@ -266,27 +274,36 @@ _PLAIN = {"broadcast", "reduce", *PAIRWISE}
 
 
 def communication(spans: Spans) -> Table:
-    """Match collectives across ranks; return transfer, wait and bandwidth per group.
+    """Match collectives across ranks; return transfer, wait, overlap and bandwidth per group.
 
     The n-th collective of a group and operation is the same on all its ranks: by the profiler's
     sequence number, else by order within a step. ``total`` is the time of all ``count`` calls,
     ``transfer`` the mean over ``matched`` collectives, ``wait`` the mean over their calls.
     ``last rank`` is the rank that was most often the last arrival, ``times last`` how often; no
-    rank if two share that. ``median bytes`` is per call. ``algbw`` is bytes by transfer time,
-    ``busbw`` that times `bus_factor`. Sends and receives have durations only, and so has what only
-    one rank recorded.
+    rank if two share that. ``overlapped`` and ``exposed`` divide the time in which at least one
+    call of the row ran, by whether its device computed; those of calls on no known device are None.
+    Rows that ran at the same time count it each. ``median bytes`` is per call. ``algbw`` is bytes
+    by transfer time, ``busbw`` that times `bus_factor`. Sends and receives have durations only, and
+    so has what only one rank recorded.
 
     Abstains if no profiler recorded a collective.
     """
+    return communication_of(spans, device_timeline(spans))
+
+
+def communication_of(spans: Spans, timeline: DeviceTimeline) -> Table:
+    """Return `communication` of a run whose device timeline is known already."""
     remarks: list[str] = []
     calls = read_calls(spans, remarks)
     if calls is None:
         reason = " ".join([_NO_COLLECTIVES, *remarks])
         return Table("communication", _COLUMNS, abstained=reason)
     found, calls = match_collectives(calls)
+    rows = _rows(calls, found, timeline)
     remarks += [calls.remark, *_doubts(calls, found), _FORMULA]
-    note = " ".join(filter(None, remarks))
-    return Table("communication", _COLUMNS, _rows(calls, found), note)
+    if any(row[_EXPOSED] is not None for row in rows):
+        remarks += [_OVERLAP, *timeline.notes]
+    return Table("communication", _COLUMNS, rows, " ".join(filter(None, remarks)))
 
 
 def bus_factor(operation: str, ranks: int) -> float | None:
@@ -321,20 +338,51 @@ def _doubts(calls: Calls, found: MatchedCollectives) -> list[str]:
     return [f"{count} of {whole} {text}" for count, whole, text in counts if count]
 
 
-def _rows(calls: Calls, found: MatchedCollectives) -> list[tuple[Cell, ...]]:
+def _hidden(
+    calls: Calls, key: Int64s, timeline: DeviceTimeline
+) -> dict[int, tuple[int | None, int | None]]:
+    """Return the overlapped and the exposed time of the calls by key, if their device is known."""
+    sums = np.zeros((2, int(key.max(initial=-1)) + 1), np.int64)
+    for lane in timeline.lanes:
+        device = NOT_RECORDED if lane.device is None else lane.device
+        here = (calls.rank == lane.rank) & (calls.device == device)
+        zero = int(min(lane.start_ns, calls.start_ns[here].min(initial=lane.start_ns)))
+        own = (calls.start_ns[here] - zero, calls.end_ns[here] - zero)
+        owner, first, last = unions(key[here], *own)
+        work = [each[lane.work.kind == COMPUTE] - zero for each in lane.work[:2]]
+        _, begin, over = unions(np.zeros_like(work[0]), *work)
+        computed = covered_before(begin, over, last) - covered_before(begin, over, first)
+        for each, ns in zip(sums, (computed, last - first - computed), strict=True):
+            np.add.at(each, owner, ns)
+    known = np.flatnonzero(sums.any(axis=0))
+    pairs = zip(*sums[:, known].tolist(), strict=True)
+    return dict(zip(known.tolist(), pairs, strict=True))
+
+
+def _rows(
+    calls: Calls, found: MatchedCollectives, timeline: DeviceTimeline
+) -> list[tuple[Cell, ...]]:
     """Sum the calls by operation, group and stage; those that take longest first."""
     columns = [calls.operation, calls.group, calls.stage]
     widths = [len(names) + 1 for _, names in columns]
     every = np.ravel_multi_index([codes + 1 for codes, _ in columns], widths)
     order = np.argsort(every, kind="stable")
+    hidden = _hidden(calls, every, timeline)
     rows: list[tuple[Cell, ...]] = []
     for at in np.split(order, group_starts(every[order])[1:]) if len(order) else []:
         key = [names[codes[at[0]]] if codes[at[0]] >= 0 else None for codes, names in columns]
-        rows.append((*key, *_figures(calls, found, at, operation_of(key[0] or ""))))
+        overlap = hidden.get(int(every[at[0]]), (None, None))
+        rows.append((*key, *_figures(calls, found, at, operation_of(key[0] or ""), overlap)))
     return sorted(rows, key=lambda row: -row[3])  # type: ignore[operator]
 
 
-def _figures(calls: Calls, found: MatchedCollectives, at: Int64s, operation: str) -> Iterator[Cell]:
+def _figures(
+    calls: Calls,
+    found: MatchedCollectives,
+    at: Int64s,
+    operation: str,
+    overlap: tuple[int | None, int | None],
+) -> Iterator[Cell]:
     """Yield the cells of a row behind its names; ``at`` are its calls."""
     collective = found.collective[at]
     met, own = np.unique(collective[collective != UNKNOWN], return_inverse=True)
@@ -344,6 +392,7 @@ def _figures(calls: Calls, found: MatchedCollectives, at: Int64s, operation: str
     yield from (int(took[at].sum()), len(at), len(met))
     yield mean(int(transfer.sum()), len(met)) if len(met) else None
     yield mean(waited, len(shared)) if len(met) else None
+    yield from overlap
     last = found.last[met]
     ranks, times = np.unique(calls.rank[last[last != UNKNOWN]], return_counts=True)
     most = int(times.max(initial=0))

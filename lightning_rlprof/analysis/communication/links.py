@@ -1,4 +1,4 @@
-"""How fast each link between two ranks moves data, as a list and as a matrix, and which is slow."""
+"""How fast each link between two ranks moves data, and which is slow."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +35,6 @@ _NO_LINKS = (
 )
 _NUMBERED = "In rows with a group, a rank that recorded nothing has its number within that group."
 _BOTH = "From collectives of groups of two ranks: each link is both directions of a pair."
-_LARGEST = 64  # ranks of a matrix that a reader can see
 _NAMED = 3  # slow links that the note describes
 
 _Row = tuple[Cell, ...]
@@ -70,57 +69,6 @@ def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         notes.append(_BOTH)
     note = " ".join([_conclude(_Evidence(found, seen, names, hosts), order), *notes])
     return Table("links", _COLUMNS, rows, note)
-
-
-def link_matrix(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
-    """Show the bandwidth between ranks as a matrix: from the rank of a row to that of a column.
-
-    In GB/s: bytes over the time in which the link moved them. A cell is empty if nothing was seen
-    of the link. A number of a group stands for a rank that recorded nothing. With more than 64
-    ranks, hosts take their place. The note is the verdict of `links`.
-
-    Args:
-        spans: The run.
-        ranks: Only what these recorded; None for all.
-    """
-    notes: list[str] = []
-    seen = observe(spans, ranks, notes)
-    first = (Column("from", "text"),)
-    if seen is None:
-        return Table("link_matrix", first, abstained=" ".join([_NO_LINKS, *notes]))
-    found = judge(seen)
-    hosts = {rank: header.host for rank, header in spans.headers.items()}
-    ranks_or_numbers = names = _names(found, seen)
-    if len({*names[0], *names[1]}) > _LARGEST:
-        names = [[hosts.get(int(each), "") for each in found.ends[end]] for end in (0, 1)]
-        if not all(map(all, names)) or (found.groups != UNKNOWN).any():
-            why = f"More than {_LARGEST} ranks, on unknown hosts. See rlprof show RUN links."
-            return Table("link_matrix", first, abstained=why)
-    sums: dict[tuple[str, str], list[int]] = {}
-    amounts = zip(found.size.tolist(), found.time.tolist(), strict=True)
-    for one, other, own in zip(*names, amounts, strict=True):
-        for pair in {(one, other), (one, other) if seen.directed else (other, one)}:
-            sums[pair] = [sum(each) for each in zip(sums.get(pair, [0, 0]), own, strict=True)]
-    order = sorted({*names[0], *names[1]}, key=_by_number)
-    rows = []
-    for one in order:
-        cells = [sums.get((one, each)) for each in order]
-        if any(cells):
-            rows.append((one, *(each[0] / each[1] if each else None for each in cells)))
-    columns = (*first, *columns_of("number", *(f"to {name}" for name in order), unit="GB/s"))
-    if (found.groups != UNKNOWN).any():
-        notes.append("#3: number 3 of its group, whose rank recorded nothing.")
-    if not seen.directed:
-        notes.append(_BOTH)
-    evidence = _Evidence(found, seen, ranks_or_numbers, hosts)
-    note = " ".join([_conclude(evidence, _by_score(found)), *notes])
-    return Table("link_matrix", columns, rows, note)
-
-
-def _by_number(name: str) -> tuple[bool, int, str]:
-    """Sort ranks by number, then numbers of groups, then names."""
-    number = name.rpartition("#")[2]
-    return not name.isdigit(), int(number) if number.isdigit() else 0, name
 
 
 def _by_score(found: Links) -> list[int]:

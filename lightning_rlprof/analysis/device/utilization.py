@@ -1,10 +1,9 @@
-"""How each device spent its time: work and idle by stage, idle causes, hidden communication.
+"""How each device spent its time: work and idle by stage, and causes of idle time.
 
-`breakdown`, `idle` and `overlap` share one timeline, see `device_timeline`.
+`breakdown` and `idle` share one timeline, see `device_timeline`.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,14 +19,13 @@ from lightning_rlprof.analysis.device.work import (
     COMPUTE,
     COPY,
     NO_STAGE,
-    NOT_RECORDED,
     no_work,
 )
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.steps.partition import paint
 from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import cells_of, covered_before, edges, unions
+from lightning_rlprof.tables.intervals import cells_of, edges
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -55,24 +53,8 @@ IDLE_CATEGORIES = (
 
 _NO_IDLE = "No device was idle while it was profiled."
 
-_OVERLAP_COLUMNS = (
-    *columns_of("count", "rank", "device"),
-    *columns_of("text", "operation", "group"),
-    *columns_of("duration", "communication", "overlapped", "exposed", unit="ns"),
-    Column("overlap", "share"),
-    Column("count", "count"),
-)
-_ALL = "all"
-_NO_COMMUNICATION = "No device of this run has communication kernels."
-_OVERLAP_NOTE = (
-    "Operations that run at the same time count in each of their rows, so rows can add up to more "
-    "than `all`."
-)
-
 _Intervals = tuple[Int64s, Int64s, Int64s]
 """Start, end and kind or key of intervals."""
-_Keys = Sequence[tuple[str | None, str | None]]
-"""Operation and group of each key."""
 
 
 def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
@@ -227,65 +209,3 @@ def _by_host_stage(lane: Lane, start: Int64s, end: Int64s, kind: Int64s) -> _Int
     width = int(codes.max(initial=0)) + 1
     found = summarize(inside[cells] * width + codes, np.diff(times)[cells])
     return kind[found.group // width], found.group % width + NO_STAGE, found.total
-
-
-def overlap(spans: Spans) -> Table:
-    """Show how much communication of each device ran at the same time as compute.
-
-    Communication is the time in which at least one collective runs on the device. ``overlapped``
-    is the part in which compute runs too, ``exposed`` the rest, ``overlap`` the overlapped share.
-    ``count`` counts kernels and copies. The first row of a device sums up its communication. If
-    the run has a table ``collectives``, a row per operation and group follows, most exposed first.
-
-    Abstains if no rank has communication. A rank without communication has no row.
-    """
-    return overlap_of(spans, device_timeline(spans))
-
-
-def overlap_of(spans: Spans, timeline: DeviceTimeline) -> Table:
-    """Return `overlap` of a run whose device timeline is known already."""
-    lanes = [lane for lane in timeline.lanes if (lane.work.kind == COMMUNICATION).any()]
-    notes = [*timeline.notes]
-    if not lanes:
-        reason = _NO_COMMUNICATION if timeline.lanes else no_work(None)
-        return Table("overlap", _OVERLAP_COLUMNS, abstained=" ".join([reason, *notes]))
-    listed = spans.try_table("collectives", notes)
-    rows: list[tuple[Cell, ...]] = []
-    for lane in lanes:
-        kernels = lane.work.kind == COMMUNICATION
-        start, end = lane.work.start_ns[kernels], lane.work.end_ns[kernels]
-        rows += _overlap_rows(lane, (start, end, np.zeros_like(start)), [(_ALL, None)])
-        if listed is not None and len(listed.rows):
-            rows += _overlap_rows(lane, *_collectives(listed, lane))
-    more = [_OVERLAP_NOTE] if len(rows) > len(lanes) else []
-    return Table("overlap", _OVERLAP_COLUMNS, rows, " ".join([*notes, *more]))
-
-
-def _collectives(table: Table, lane: Lane) -> tuple[_Intervals, _Keys]:
-    """Return the collectives of one device by key, and the operation and group of each key."""
-    operation, operations = table.texts("operation")
-    group, groups = table.texts("group")
-    keys = [(name, among) for name in (None, *operations) for among in (None, *groups)]
-    device = NOT_RECORDED if lane.device is None else lane.device
-    here = (table.numbers("rank") == lane.rank) & (table.numbers("device", NOT_RECORDED) == device)
-    start, duration = (table.numbers(name)[here] for name in ("start", "duration"))
-    key = (operation[here] + 1) * (len(groups) + 1) + group[here] + 1
-    return (start, start + duration, key), keys
-
-
-def _overlap_rows(lane: Lane, calls: _Intervals, keys: _Keys) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row per key that occurs, most exposed first."""
-    start, end, key = calls
-    zero = int(min(lane.start_ns, start.min(initial=lane.start_ns)))
-    owner, first, last = unions(key, start - zero, end - zero)
-    is_compute = lane.work.kind == COMPUTE
-    begin, over = lane.work.start_ns[is_compute] - zero, lane.work.end_ns[is_compute] - zero
-    _, begin, over = unions(np.zeros_like(begin), begin, over)
-    computed = covered_before(begin, over, last) - covered_before(begin, over, first)
-    whole = summarize(owner, last - first)
-    columns = (whole.group, whole.total, summarize(owner, computed).total)
-    count = Counter(key[end > start].tolist())
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    for at, ns, overlapped in sorted(rows, key=lambda row: (row[2] - row[1], row[0])):
-        place = (lane.rank, lane.device, *keys[at])
-        yield *place, ns, overlapped, ns - overlapped, overlapped / ns, count[at]

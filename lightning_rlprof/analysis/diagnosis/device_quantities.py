@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.communication.collectives import communication, read_calls
+from lightning_rlprof.analysis.communication.collectives import communication_of, read_calls
 from lightning_rlprof.analysis.device.launches import LOST
 from lightning_rlprof.analysis.device.timeline import (
     HOST_BOUND,
@@ -19,7 +19,7 @@ from lightning_rlprof.analysis.device.timeline import (
     grid_of,
     idle_causes,
 )
-from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES, overlap_of
+from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, COPY, NO_REPLAY
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_KERNELS,
@@ -563,11 +563,12 @@ def _small_collectives(run: Evidence) -> Measurement:
     """Return the exposed time of each kind of small collective, of the captured time."""
     if "collectives" not in run.spans.tables or not run.observed_ns:
         return NoData("No profiler recorded collectives", CAPTURE_ALL)
-    rows = [row for row in rows_of(communication(run.spans)) if row["median bytes"]]
+    every = rows_of(communication_of(run.spans, run.devices))
+    rows = [row for row in every if row["median bytes"]]
     exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows_of(overlap_of(run.spans, run.devices)):
-        sums = exposed[row["operation"], row["group"]]
-        sums[0], sums[1] = sums[0] + row["exposed"], sums[1] + row["communication"]
+    for row in every:
+        sums, own = exposed[row["operation"], row["group"]], row["exposed"] or 0
+        sums[0], sums[1] = sums[0] + own, sums[1] + own + (row["overlapped"] or 0)
     found = [_small(run, row, rows, exposed[row["operation"], row["group"]]) for row in rows]
     measured = tuple(each for each in found if isinstance(each, Measured))
     reasons = [each for each in found if isinstance(each, NoData)]

@@ -264,7 +264,7 @@ RANKS_AND_CHANGES = (
         "Find the stage with rlprof show RUN memory_phases. Then compare memory snapshots of two "
         "steps far apart (memory.level: snapshot).",
         "It stops in a run of twice as many steps, or batches get longer",
-        "rlprof show RUN memory_timeline",
+        "rlprof show RUN memory_phases",
         ("component", "rank", "added by"),
     ),
 )
@@ -302,7 +302,7 @@ MACHINES = (
         (below(HOST_ROOM, 0.1),),
         "Use less host memory: the system ends a process that passes the limit.",
         "The peak was in a checkpoint or a validation that does not come again",
-        "rlprof show RUN memory_timeline",
+        "rlprof show RUN memory",
         (),
         (
             Remedy(

@@ -25,8 +25,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     exact,
 )
 from lightning_rlprof.analysis.diagnosis.step_quantities import stage_rows
-from lightning_rlprof.analysis.memory.phases import leaking_phases
-from lightning_rlprof.analysis.memory.usage import memory_timeline
+from lightning_rlprof.analysis.memory import ALL, leaking_phases, memory, memory_phases
 from lightning_rlprof.analysis.samples.sample_book import USED, sample_book
 from lightning_rlprof.analysis.samples.staleness import trainer_versions
 from lightning_rlprof.analysis.statistics.growth import (
@@ -245,15 +244,27 @@ _COUNTED_MEMORY = {
     "host": "host_rss_bytes",
     "child processes": "children_rss_bytes",
 }
+_GROUP = ("rank", "component", "device")
+_PARTS_OF_DEVICES = ("torch reserved", "device", "non-PyTorch")  # what torch allocates is asked
 _GROWS_BY = 0.02  # over all steps, of the peak: less is not worth a look
 
 
 def _growth(run: Evidence) -> Measurement:
     """Return what leaks of memory add up to, of the peak: the worst rank of each component.
 
-    `grows` is the judge, as in memory_timeline and memory_phases.
+    `grows` is the judge, as in memory_phases.
     """
-    rows = [row for row in rows_of(memory_timeline(run.spans)) if row["stage"] == "all"]
+    rows = [
+        row
+        for row in rows_of(memory_phases(run.spans))
+        if row["phase"] == ALL and row["component"] not in _PARTS_OF_DEVICES
+    ]
+    peaks = {
+        tuple(row[name] for name in _GROUP): max(row["peak"] or 0, row["reserved"] or 0)
+        for row in rows_of(memory(run.spans))
+        if row["stage"] == ALL
+    }
+    rows = [row | {"peak": peaks[tuple(row[name] for name in _GROUP)]} for row in rows]
     if not rows:
         return NoData("No memory was recorded", "Record on Linux, or capture with memory")
     if all(row["verdict"] == TOO_FEW for row in rows):
@@ -264,7 +275,7 @@ def _growth(run: Evidence) -> Measurement:
         if row["verdict"] == LEAK:
             leaks.setdefault(row["component"], []).append(row)
     found = tuple(
-        _leak(run.spans, max(each, key=lambda row: row["growth per step"]), len(each))
+        _leak(run.spans, max(each, key=lambda row: row["added per step"]), len(each))
         for each in leaks.values()
     )
     if any(each.value > _GROWS_BY for each in found):
@@ -276,13 +287,12 @@ def _growth(run: Evidence) -> Measurement:
 
 
 def _part_of_peak(row: dict[str, Any], rate: str) -> float:
-    peak = max(row["peak"] or 0, row["reserved"] or 0)
-    return float((row[rate] or 0.0) * row["steps"] / peak) if peak else 0.0
+    return float((row[rate] or 0.0) * row["steps"] / row["peak"]) if row["peak"] else 0.0
 
 
 def _leak(spans: Spans, row: dict[str, Any], ranks: int) -> Measured:
     rank, component = row["rank"], row["component"]
-    slope, low, high = row["growth per step"], row["CI low"], row["CI high"]
+    slope, low, high = row["added per step"], row["CI low"], row["CI high"]
     facts = [
         Fact("component", component or "device", "text"),
         Fact("rank", rank),
@@ -293,7 +303,7 @@ def _leak(spans: Spans, row: dict[str, Any], ranks: int) -> Measured:
     if phases := leaking_phases(spans, rank, component):
         facts.append(Fact("added by", ", ".join(phases), "text"))
     rows = spans.rows(kind="step", rank=rank)
-    share = _part_of_peak(row, "growth per step")
+    share = _part_of_peak(row, "added per step")
     return Measured(
         *(share, share, share),
         facts=tuple(facts),

@@ -576,8 +576,8 @@ DEVICES = (
         "Communication is not overlapped",
         (above(COMMUNICATION, 0.1), below(UNMATCHED, 1.0)),
         "Overlap it: larger buckets, gradient reduction during backward, fewer gathers.",
-        "rlprof show RUN overlap shows that it overlaps, and the links are at their limit",
-        "rlprof show RUN overlap",
+        "rlprof show RUN communication shows that it overlaps, and the links are at their limit",
+        "rlprof show RUN communication",
         (),
         (
             Remedy(
@@ -652,8 +652,8 @@ DEVICES = (
         (above(COMMUNICATION, 0.1), above(UNMATCHED, 0.0)),
         "Capture the same steps on all ranks (ranks: all): then transfer and waiting are divided. "
         "Overlap hides both.",
-        "rlprof show RUN overlap shows that it overlaps, and the links are at their limit",
-        "rlprof show RUN overlap",
+        "rlprof show RUN communication shows that it overlaps, and the links are at their limit",
+        "rlprof show RUN communication",
     ),
     Problem(
         "small-collectives",

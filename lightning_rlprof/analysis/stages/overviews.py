@@ -1,14 +1,13 @@
-"""Overview tables of a run: steps, slowest ranks, rank status, host and device time, regions.
+"""Overview tables of a run: steps, the status of ranks, roles, and regions.
 
 Each function returns one table. `stage_times` has the table of stages.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.stage_times import CALLS
-from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
+from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.steps.execution_mode import execution_mode
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
@@ -19,9 +18,9 @@ from lightning_rlprof.analysis.steps.partition import (
     stages_in_steps,
 )
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
-from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, Counted, counted, states
+from lightning_rlprof.analysis.steps.step_selection import STATES, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table, columns_of
 
@@ -61,55 +60,6 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     state = (states(spans, cells.steps), STATES)
     who = (spans.rank[cells.steps], spans.step[cells.steps])
     return Table("steps", columns, ColumnRows([*who, state, times.sum(axis=0), *times]))
-
-
-_SLOWEST_COLUMNS = (
-    Column("stage", "text"),
-    Column("slowest rank", "count"),
-    Column("time per step", "duration", "ns"),
-    Column("peer median", "duration", "ns"),
-    Column("ratio", "ratio"),
-    Column("steps", "count"),
-)
-_SLOWEST_NOTE = (
-    "The slowest rank may have had more work, or waited for the others: it need not be a straggler."
-)
-
-
-def slowest_ranks(spans: Spans) -> Table:
-    """Name per stage the rank with the most work per step, and the median of its peers.
-
-    Work is exclusive time without waiting for other ranks, as far as that is known. Peers are the
-    other ranks that run the stage. Untraced time is of no stage: it has no row.
-
-    Has no data with one rank, fewer than three steps on a rank, or without a stage.
-    """
-    matrix = step_matrix(spans)
-    choice = counted(spans, matrix.steps)
-    ranks, count, totals, _ = matrix.by_rank(spans, choice.mask)
-    if len(ranks) < 2:
-        reason = "a comparison needs two or more ranks with steps"
-        return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
-    fewest = int(count.min())
-    if fewest < FEWEST:
-        reason = f"comparing ranks needs {FEWEST} steps on each, one rank has {fewest}"
-        return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
-    means = totals // count[:, None]
-    rows: list[tuple[Cell, ...]] = []
-    totals = totals[:, :UNTRACED]
-    for code in np.argsort(-totals.sum(axis=0), kind="stable").tolist():
-        if not totals[:, code].any():
-            continue
-        slowest = int(np.argmax(means[:, code]))
-        peers = np.delete(means[:, code], slowest)
-        peers = peers[peers > 0]
-        peer_median = int(np.median(peers)) if len(peers) else None
-        time = int(means[slowest, code])
-        ratio = time / peer_median if peer_median else None
-        rows.append((spans.names[code], int(ranks[slowest]), time, peer_median, ratio, fewest))
-    if not rows:
-        return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained="no stage was recorded")
-    return Table("slowest_ranks", _SLOWEST_COLUMNS, rows, f"{choice.note} {_SLOWEST_NOTE}".strip())
 
 
 _STATUS_COLUMNS = (
@@ -201,152 +151,61 @@ def roles(spans: Spans) -> Table:
     return Table("roles", _ROLE_COLUMNS, rows, head + _ROLE_NOTE)
 
 
-_DEVICE_COLUMNS = (
-    Column("stage", "text"),
-    Column("host per call", "duration", "ns"),
-    Column("device per call", "duration", "ns"),
-    Column("device/host", "ratio"),
-    Column("measured", "count"),
+_PLACES = ("in steps", "other thread", "outside steps")
+_REGION_COLUMNS = (
+    *columns_of("text", "name", "kind", "location"),
+    Column("share", "share"),
+    Column("longest", "duration", "ns"),
+    Column("on rank", "count"),
+    *columns_of("duration", "total", "per call", "inclusive per call", unit="ns"),
+    *columns_of("duration", "p50 per call", "p95 per call", "max per call", unit="ns"),
     Column("calls", "count"),
 )
-_DEVICE_NOTE = (
-    "Device time: from when the device reaches the stage until it has done the stage's work. "
-    "device/host far above 1: later stages wait for this work. Far below 1: the device waits for "
-    "the host."
-)
-_COUNTER = "device_ns"
-
-
-def host_vs_device(spans: Spans) -> Table:
-    """Compare per stage the mean host time of a span with the mean device time of the same spans.
-
-    ``measured`` counts the spans with a device time, ``calls`` all of them. Means are of whole
-    spans, with the stages nested in them, over the measured spans of all ranks. The stage with the
-    most host time is first.
-
-    Has no data if no span has a device time.
-    """
-    if _COUNTER not in spans.counters:
-        reason = "no device time was recorded: needs an accelerator, and device_time not false"
-        return Table("host_vs_device", _DEVICE_COLUMNS, abstained=reason)
-    steps = spans.rows(kind="step")
-    choice = counted(spans, steps)
-    rows = spans.rows(kind="stage")
-    step = containing_step(spans, steps, rows, spans.thread)
-    rows = rows[(step >= 0) & choice.mask[step]] if len(steps) else rows
-    at, nanoseconds = spans.amounts(_COUNTER, np.int64)
-    known = np.isin(at, rows)
-    at, nanoseconds = at[known], nanoseconds[known]
-    size = len(spans.names)
-    counts = np.bincount(spans.name[rows], minlength=size)
-    measured = np.bincount(spans.name[at], minlength=size)
-    host, device = np.zeros((2, size), np.int64)
-    np.add.at(host, spans.name[at], spans.duration_ns[at])
-    np.add.at(device, spans.name[at], nanoseconds)
-    lines: list[tuple[Cell, ...]] = []
-    for code in np.argsort(-host, kind="stable").tolist():
-        number = int(measured[code])
-        if number:
-            ratio = int(device[code]) / int(host[code]) if host[code] else None
-            means = (mean(int(total[code]), number) for total in (host, device))
-            lines.append((spans.names[code], *means, ratio, number, int(counts[code])))
-    return Table("host_vs_device", _DEVICE_COLUMNS, lines, f"{choice.note} {_DEVICE_NOTE}".strip())
-
-
-def _call_statistics(
-    groups: Int64s, exclusive: Int64s, inclusive: Int64s
-) -> dict[int, tuple[Cell, ...]]:
-    """Return (total, mean, inclusive mean, p50, p95, max, calls) of spans by group.
-
-    All but ``inclusive mean`` are of the exclusive times. That one is None if it is ``mean``.
-    """
-    found, whole = summarize(groups, exclusive), summarize(groups, inclusive)
-    names = ("total", "mean", "p50", "p95", "max", "count")
-    columns = (getattr(found, name).tolist() for name in names)
-    return {
-        key: (total, mean, with_inner if with_inner != mean else None, *rest)
-        for key, with_inner, total, mean, *rest in zip(
-            found.group.tolist(), whole.mean.tolist(), *columns, strict=True
-        )
-    }
-
-
-_OUTSIDE = "outside steps"
-_TOTAL = Column("total", "duration", "ns")
-_PER_CALL = (
-    *CALLS[:2],
-    *columns_of("duration", "p50 per call", "p95 per call", "max per call", unit="ns"),
-    CALLS[2],
-)
-
-
-def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
-    """Sum the stages of threads other than the training thread, and those outside steps.
-
-    ``location`` is ``in background`` or ``outside steps``, by where the span starts. These stages
-    run in parallel with steps or outside them, so they have no share of the step time. Times are
-    exclusive, as those of `stages`: an instant of a thread belongs to the innermost open stage.
-    """
-    columns = (Column("stage", "text"), Column("location", "text"), _TOTAL, *_PER_CALL)
-    cut = partition(spans, ranks)
-    in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
-    beside = np.zeros(len(spans), bool)
-    beside[rows_on_ranks(spans, "stage", ranks)] = True
-    beside[stages_in_steps(spans, cut.steps)[0]] = False
-    rows = np.flatnonzero(beside)
-    rows = rows[in_steps[rows] == 0]
-    choice = counted(spans, cut.steps)
-    table: list[tuple[Cell, ...]] = [
-        (name, _OUTSIDE if is_outside else "in background", *cells)
-        for name, is_outside, _, cells in _sums(spans, cut.steps, choice, rows, outside[rows])
-    ]
-    return Table("background_stages", columns, table, choice.note)
+_REGION_NOTE = "Times of regions are of whole spans, those of stages exclusive."
 
 
 def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
-    """Sum regions: data fetch, training step, optimizer, checkpoints, validation, annotations.
+    """Sum regions, and the stages that are no part of a step: on other threads and outside steps.
 
-    Times are those of whole spans. Regions nest in one another and in stages, so their shares of
-    the step time do not add up to 100%. ``location`` is ``in steps`` or ``outside steps``, by where
-    the span starts. Of several ranks, ``longest`` is the time per call on the rank where it
-    is longest, ``on rank``.
+    Regions are data fetch, training step, optimizer, checkpoints, validation, annotations. Their
+    times are those of whole spans: they nest in one another and in stages, so their shares of the
+    step time do not add up to 100%. Times of stages are exclusive, as those of `stages`; where
+    whole spans are longer, ``inclusive per call`` says so. ``location`` is where the span starts.
+    Of several ranks, ``longest`` is the time per call on the rank where it is longest, ``on rank``.
+
+    Args:
+        spans: The run.
+        ranks: Only these; None for all.
     """
-    slowest = (Column("longest", "duration", "ns"), Column("on rank", "count"))
-    place = (Column("location", "text"), Column("share", "share"))
-    own = (each for each in _PER_CALL if not each.name.startswith("inclusive"))
-    columns = (Column("region", "text"), *place, *slowest, _TOTAL, *own)
-    steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "region", ranks)
-    choice = counted(spans, steps)
-    whole = int(spans.duration_ns[steps[choice.mask]].sum())
-    table: list[tuple[Cell, ...]] = []
-    for name, is_outside, longest, cells in _sums(
-        spans, steps, choice, rows, spans.duration_ns[rows]
-    ):
-        total, middle, _, *rest = cells
-        share = None if is_outside else total / whole  # type: ignore[operator]
-        where = _OUTSIDE if is_outside else "in steps"
-        table.append((name, where, share, *longest, total, middle, *rest))
-    return Table("regions", columns, table, choice.note)
-
-
-def _sums(
-    spans: Spans, steps: Int64s, choice: Counted, rows: Int64s, ns: Int64s
-) -> Iterator[tuple[str, bool, tuple[Cell, Cell], tuple[Cell, ...]]]:
-    """Yield (name, outside steps, longest mean and its rank, statistics), largest total first.
-
-    ``ns`` are the times of the rows. Excluded steps are left out.
-    """
-    step = containing_step(spans, steps, rows, spans.rank)
+    cut, width = partition(spans, ranks), int(spans.rank.max(initial=0)) + 1
+    choice = counted(spans, cut.steps)
+    step_ns = int(spans.duration_ns[cut.steps[choice.mask]].sum())
+    in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
+    stages, training = rows_on_ranks(spans, "stage", ranks), stages_in_steps(spans, cut.steps)[0]
+    beside = np.setdiff1d(stages, training)
+    rows = np.union1d(rows_on_ranks(spans, "region", ranks), beside[in_steps[beside] == 0])
+    step = containing_step(spans, cut.steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
-    rows, ns, outside = rows[keep], ns[keep], (step[keep] < 0).astype(np.int64)
-    group, width = spans.name[rows] * 2 + outside, int(spans.rank.max(initial=0)) + 1
-    found = _call_statistics(group, ns, spans.duration_ns[rows])
-    by_rank = summarize(group * width + spans.rank[rows], ns)
-    longest: dict[int, tuple[int, int]] = {}
-    for key, mean_ns in zip(by_rank.group.tolist(), by_rank.mean.tolist(), strict=True):
-        own = (int(mean_ns), key % width)
-        longest[key // width] = max(longest.get(key // width, (-1, 0)), own)
-    for key in sorted(found, key=lambda key: -found[key][0]):  # type: ignore[operator]
-        code, place = divmod(key, 2)
-        slowest = longest[key] if len(spans.ranks) > 1 else (None, None)
-        yield spans.names[code], bool(place), slowest, found[key]
+    rows, step, whole = rows[keep], step[keep], spans.duration_ns[rows[keep]]
+    is_stage = (spans.kind[rows] == KINDS.index("stage")).astype(np.int64)
+    place = np.where(step < 0, _PLACES.index("outside steps"), is_stage)
+    group, own = (spans.name[rows] * 2 + is_stage) * len(_PLACES) + place, whole.copy()
+    own[is_stage > 0] = outside[rows[is_stage > 0]]
+    sums, by_rank = summarize(group, own), summarize(group * width + spans.rank[rows], own)
+    longest: dict[int, tuple[int | None, int | None]] = {}
+    for at in np.lexsort((by_rank.group, by_rank.mean)).tolist():  # the last one of a group stays
+        key, rank = divmod(int(by_rank.group[at]), width)
+        longest[key] = (int(by_rank.mean[at]), rank) if len(spans.ranks) > 1 else (None, None)
+    columns = (sums.total, sums.mean, summarize(group, whole).mean, sums.p50, sums.p95, sums.max)
+    table: list[tuple[Cell, ...]] = []
+    for key, total, mean_ns, inclusive, *rest in zip(
+        *(each.tolist() for each in (sums.group, *columns, sums.count)), strict=True
+    ):
+        (code, stage), at = divmod(key // len(_PLACES), 2), key % len(_PLACES)
+        share = total / step_ns if at == 0 else None
+        names = (spans.names[code], "stage" if stage else "region", _PLACES[at])
+        more = inclusive if inclusive != mean_ns else None
+        table.append((*names, share, *longest[key], total, mean_ns, more, *rest))
+    table.sort(key=lambda row: -(row[6] or 0))  # type: ignore[operator]
+    note = f"{choice.note} {_REGION_NOTE}".strip()
+    return Table("regions", _REGION_COLUMNS, table, note)

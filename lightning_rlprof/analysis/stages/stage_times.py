@@ -4,7 +4,7 @@ What is of a stage is per step, the mean of the step's ranks: each step has one 
 mean, median and share follow. The parts of a step, "untraced" included, add up to it exactly.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -25,21 +25,10 @@ from lightning_rlprof.analysis.steps.waiting import WAITING
 from lightning_rlprof.records.records import KINDS, VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 UNTRACED_PART = "untraced"
 """Name of the part of a step that is in no stage."""
-
-CALLS = (
-    Column("per call", "duration", "ns"),
-    Column("inclusive per call", "duration", "ns"),
-    Column("calls", "count"),
-)
-"""What tables of stages have of single spans: the mean of their own time and how many there are.
-
-Inclusive is the mean of whole spans, with the stages nested in them and the waiting; None if it is
-the same. In the table of stages, ``per call`` is None where there is one call per step.
-"""
 
 _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("stage", "text"),
@@ -49,11 +38,37 @@ _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("p95", "duration", "ns"),
     Column("max", "duration", "ns"),
     Column("slowest rank", "count"),
-    *CALLS,
+    Column("slowest / peers", "ratio"),
+    *columns_of("duration", "per call", "inclusive per call", "device per call", unit="ns"),
+    Column("calls", "count"),
     Column("total", "duration", "ns"),
 )
 _NOTE = "Times are per step, the mean of its ranks, unless a column says per call."
-_NO_CALLS: tuple[Cell, ...] = (None,) * len(CALLS)
+_DEVICE_NOTE = (
+    "device per call: from when the device reaches the stage until it has done the stage's work, "
+    "of {} of {} spans. Far above the inclusive time: later stages wait for this work. Far below: "
+    "the device waits for the host."
+)
+_DEVICE = "device_ns"
+
+
+class Calls(NamedTuple):
+    """Single spans of a stage: means in ns, and how many there are.
+
+    Attributes:
+        own_ns: Mean of the time of its own; None where there is one call per step.
+        whole_ns: Mean of whole spans, with the stages nested in them and the waiting; None if it
+            is the same.
+        device_ns: Mean of the device's time, over the spans that measured it.
+        spans: How many spans there are.
+        measured: How many of them measured the device's time.
+    """
+
+    own_ns: int | None
+    whole_ns: int | None
+    device_ns: int | None
+    spans: int
+    measured: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,21 +175,28 @@ class StepTimes:
         return PartStatistics(share, *map(round_ns, times))
 
     @cached_property
-    def calls(self) -> dict[str, tuple[Cell, ...]]:
-        """The cells of `CALLS` by stage, of the spans that begin or have time in included steps."""
+    def calls(self) -> dict[str, Calls]:
+        """The single spans by stage: those that begin or have time in included steps."""
         cut = partition(self.spans, self._ranks)
         rows, step = stages_in_steps(self.spans, cut.steps)
         some = np.unique(cut.divided.stage[self._counts[cut.divided.step]])
         rows = np.union1d(rows[self._counts[step]], some[some != UNTRACED])
         whole = summarize(self.spans.name[rows], self.spans.duration_ns[rows])
+        at, device = self.spans.amounts(_DEVICE, np.int64)
+        known = np.isin(at, rows)
+        on_device = summarize(self.spans.name[at[known]], device[known])
+        columns = (on_device.group.tolist(), on_device.mean.tolist(), on_device.count.tolist())
+        measured = {code: each for code, *each in zip(*columns, strict=True)}
         own = {part.stage: part.total_ns for part in self.parts if part.kind == "stage"}
-        found: dict[str, tuple[Cell, ...]] = {}
+        found: dict[str, Calls] = {}
         columns = (whole.group.tolist(), whole.mean.tolist(), whole.count.tolist())
         for code, inclusive, count in zip(*columns, strict=True):
             each = mean(own[self.spans.names[code]], count)
             inner = inclusive if inclusive != each else None
             once = count == np.count_nonzero(self._counts)
-            found[self.spans.names[code]] = None if once else each, inner, count
+            device_ns, timed = measured.get(code, (None, 0))
+            calls = Calls(None if once else each, inner, device_ns, count, timed)
+            found[self.spans.names[code]] = calls
         return found
 
     @cached_property
@@ -183,18 +205,25 @@ class StepTimes:
         return self.matrix.by_rank(self.spans, self._counts)
 
     @cached_property
-    def slowest(self) -> dict[str, int]:
-        """The rank with the most work per step by stage; the lowest if several.
+    def slowest(self) -> dict[str, tuple[int, float | None]]:
+        """The rank with the most work per step by stage, and its work by the median of its peers.
 
-        None with one rank, or with fewer than three steps: the slowest rank is then chance.
+        Of several it is the lowest. Peers are the other ranks that run the stage; without any, the
+        ratio is None. Empty with one rank, or with fewer than three steps: the slowest rank is then
+        chance. It may have had more work: it need not be a straggler.
         """
         times = self.work
         if len(times.ranks) < 2 or times.steps.min() < FEWEST:
             return {}
-        work = times.work_ns
-        rank = times.ranks[np.argmax(work / times.steps[:, None], axis=0)]
-        some = np.flatnonzero(work[:, :-1].any(axis=0))
-        return {self.spans.names[code]: int(rank[code]) for code in some.tolist()}
+        work = times.work_ns[:, :UNTRACED] / times.steps[:, None]
+        found: dict[str, tuple[int, float | None]] = {}
+        for code in np.flatnonzero(work.any(axis=0)).tolist():
+            at = int(np.argmax(work[:, code]))
+            peers = np.delete(work[:, code], at)
+            peers = peers[peers > 0]
+            ratio = float(work[at, code] / np.median(peers)) if len(peers) else None
+            found[self.spans.names[code]] = int(times.ranks[at]), ratio
+        return found
 
     @cached_property
     def training_ns(self) -> Float64s:
@@ -245,8 +274,9 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     stage. ``mean``, ``p50``, ``p95`` and ``max`` are of the time per step, the mean of its ranks;
     a step without the stage counts as zero. ``per call`` is the mean of the spans with time in the
     steps of all ranks, None if there is one per step. ``inclusive per call`` is that of whole
-    spans, with the stages nested in them; None if it is the same. The slowest rank has the most
-    time of that stage per step.
+    spans, with the stages nested in them; None if it is the same. ``device per call`` is that of
+    the device's time, None where it was not measured. The slowest rank has the most time of that
+    stage per step; ``slowest / peers`` compares it with the median of the ranks that run it.
 
     Where ranks meet inside a stage, the time that they waited for the last one is not part of the
     stage: it has a row ``waiting in ...`` of its own.
@@ -266,17 +296,23 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     else:
         of_ranks = times.work.ranks.tolist()
         rows = [(rank, *row) for rank in of_ranks for row in _rows(StepTimes(spans, [rank]), {})]
-    return Table(name, columns, rows, f"{times.note} {_NOTE}".strip())
+    calls = times.calls.values()
+    measured = sum(each.measured for each in calls)
+    note = _DEVICE_NOTE.format(measured, sum(each.spans for each in calls)) if measured else ""
+    return Table(name, columns, rows, " ".join(filter(None, (times.note, _NOTE, note))))
 
 
-def _rows(times: StepTimes, slowest: dict[str, int]) -> Iterator[tuple[Cell, ...]]:
+def _rows(
+    times: StepTimes, slowest: Mapping[str, tuple[int, float | None]]
+) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per part that has time in included steps, or spans in them."""
     for part in times.parts:
         own = times.calls.get(part.name) if part.kind == "stage" else None
         if own is None and not part.total_ns and part.kind != "untraced":
             continue
-        slow = slowest.get(part.name) if part.kind == "stage" else None
-        yield (part.name, *times.statistics(part), slow, *(own or _NO_CALLS), part.total_ns)
+        slow = slowest.get(part.name, (None, None)) if part.kind == "stage" else (None, None)
+        calls = own[:4] if own else (None,) * 4
+        yield (part.name, *times.statistics(part), *slow, *calls, part.total_ns)
 
 
 _GAP_COLUMNS = (

@@ -83,7 +83,7 @@ _SECTIONS = (
         "Device",
         "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time.",
         ("breakdown", "idle", "kernels"),
-        ("host_vs_device", "overlap", "communication"),
+        ("communication",),
     ),
     _Section(
         "ledger",
@@ -109,13 +109,10 @@ _TITLES = {
     "breakdown": "Device time by category",
     "idle": "Idle time by cause",
     "kernels": "Kernels and copies",
-    "host_vs_device": "Host and device time by stage",
-    "overlap": "Communication behind compute",
     "communication": "Collectives across ranks",
     "stragglers": "Stragglers",
     "gaps": "Untraced time, by the stages around it",
-    "regions": "Regions inside steps",
-    "background_stages": "Stages on other threads and outside steps",
+    "regions": "Regions, and stages on other threads and outside steps",
     "changes": "Changes and outliers",
     "rank_status": "What each rank recorded",
     "roles": "Roles",
@@ -129,12 +126,11 @@ _TITLES = {
     "memory": "Peak memory by stage and rank, from captures",
 }
 _SMALL = 0.01  # of the step: such parts are drawn, and listed together
-_FOLDED = ("gaps", "regions", "background_stages", "changes")
+_FOLDED = ("gaps", "regions", "changes")
 _OWN = {
     "data_quality",
     "findings",
     "stages",
-    "slowest_ranks",
     "steps",
     "whatif",
     "roles",
@@ -231,7 +227,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "whatif_note": _note(tables.get("whatif")),
         "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),
-        "stages": [] if of_devices else stage_rows(series, _rows(tables, "slowest_ranks")),
+        "stages": [] if of_devices else stage_rows(series),
         "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
         "ranks_lead": _ranks_lead(series),
         "stragglers_note": _note(tables.get("stragglers")),

@@ -259,6 +259,7 @@ class StageRow:
         stands_out: Whether that rank is clearly slower in a stage that matters.
         inclusive: Mean of whole spans, per call, with the stages and the waiting in them; empty if
             there are none in them.
+        device: Mean of the device's time, per call; empty if it was not measured.
     """
 
     name: str
@@ -272,41 +273,40 @@ class StageRow:
     slowest: str
     stands_out: bool
     inclusive: str
+    device: str
 
 
-def stage_rows(series: StepCharts, slowest: Sequence[Mapping[str, Any]]) -> list[StageRow]:
-    """Return a row per part of the included steps, in the order of `StepCharts.drawn`.
-
-    Args:
-        series: The run.
-        slowest: Rows of the analysis `slowest_ranks`.
-    """
+def stage_rows(series: StepCharts) -> list[StageRow]:
+    """Return a row per part of the included steps, in the order of `StepCharts.drawn`."""
     if not series.included.any():
         return []
-    by_stage = {row["stage"]: row for row in slowest}
     rows = []
     for part in series.drawn:
         if not part.total_ns and part.kind != "untraced":
             continue
         own = series.statistics(part)
+        is_stage = part.kind == "stage"
         text, stands_out = _slowest(
-            by_stage.get(part.name) if part.kind == "stage" else None, own.share or 0.0
+            series.slowest.get(part.name) if is_stage else None, own.share or 0.0
         )
         mean, median, high, longest = (duration(ns) for ns in own[1:])
-        whole = series.calls.get(part.name, (None, None))[1] if part.kind == "stage" else None
+        calls = series.calls.get(part.name) if is_stage else None
+        whole, device = (calls.whole_ns, calls.device_ns) if calls else (None, None)
         rows.append(
             StageRow(part.name, part.stage, part.kind, own.share or 0.0, mean, median, high,
-                     longest, text, stands_out, "" if whole is None else duration(int(whole)))
+                     longest, text, stands_out,
+                     *("" if ns is None else duration(ns) for ns in (whole, device)))
         )  # fmt: skip
     return rows
 
 
-def _slowest(row: Mapping[str, Any] | None, share: float) -> tuple[str, bool]:
-    if row is None or row["ratio"] is None:
+def _slowest(slowest: tuple[int, float | None] | None, share: float) -> tuple[str, bool]:
+    rank, ratio = slowest or (None, None)
+    if ratio is None:
         return "", False
-    if row["ratio"] < _ALIKE:
+    if ratio < _ALIKE:
         return "alike", False
-    return f"rank {row['slowest rank']}, {row['ratio']:.2f}x", share >= _SMALL
+    return f"rank {rank}, {ratio:.2f}x", share >= _SMALL
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,8 @@ def test_transfer_wait_and_who_came_last() -> None:
         "matched": 3,
         "transfer": 13,  # 10, 10, 20
         "wait": 12,  # 40 + 20 + 10 over six calls, rounded
+        "overlapped": None,
+        "exposed": None,
         "last rank": 1,
         "times last": 2,
         "bytes": 24_000,

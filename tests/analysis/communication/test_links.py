@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.communication.links import link_matrix, links
+from lightning_rlprof.analysis.communication.links import links
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table, columns_of
@@ -215,49 +215,16 @@ def test_collectives_of_two_ranks_are_links_of_gpus() -> None:
     assert table.column("transport")[0] == "between hosts"
     assert table.column("verdict").count("slow") == 1
 
-    matrix = link_matrix(paired(speeds, hosts))
-    cells = {row[0]: row for row in matrix.rows}
-    assert [column.name for column in matrix.columns][:3] == ["from", "to 0", "to 1"]
-    assert (cells["2"][7], cells["6"][3], cells["2"][1]) == (8.0, 8.0, None)
-    assert matrix.note == table.note
-
 
 def test_groups_of_more_ranks_say_nothing_of_links() -> None:
     spans = paired({(0, 1): 1.0, (2, 3): 1.0}, {}, size=4)
     assert "collectives of groups of two ranks serve" in str(links(spans).abstained)
 
 
-def test_a_matrix_has_the_bandwidth_from_each_rank_to_each_other() -> None:
-    matrix = link_matrix(run(*mesh(3, 2, lambda one, other, _: 10 + 3 * one + other)))
-    assert [column.name for column in matrix.columns] == ["from", "to 0", "to 1", "to 2"]
-    assert [row[0] for row in matrix.rows] == ["0", "1", "2"]
-    assert matrix.rows[1][1:] == (pytest.approx(13), None, pytest.approx(15))
-
-
-def test_in_a_matrix_a_rank_that_recorded_nothing_has_its_number() -> None:
-    matrix = link_matrix(run(link(0, 1, 100, 10), link(0, 2, 100, 20)))
-    assert [column.name for column in matrix.columns] == ["from", "to 0", "to #1", "to #2"]
-    assert list(matrix.rows) == [("0", None, 10.0, 5.0)]
-    assert "#3: number 3 of its group" in matrix.note
-
-
-def test_a_matrix_of_many_ranks_is_one_of_hosts() -> None:
-    rows = [link(one, other, 10**7, 10**6) for one, other in itertools.permutations(range(66), 2)]
-    spans = run(*rows)
-    assert "More than 64 ranks" in str(link_matrix(spans).abstained)
-    heads = {rank: replace(header(rank, 66), host=f"h{rank // 33}") for rank in range(66)}
-    matrix = link_matrix(replace(spans, headers=heads))
-    assert list(matrix.rows) == [("h0", 10.0, 10.0), ("h1", 10.0, 10.0)]
-
-
 @pytest.mark.skipif(not ASCEND.is_dir(), reason="no real traces in ../shared/data/ascend")
 def test_links_of_a_real_ascend_run_are_healthy() -> None:
     table = links(load(ASCEND / "text_level1_rank0"))
     assert {*table.column("verdict")} <= {"ok", "inconclusive"}
-    matrix = link_matrix(load(ASCEND / "text_level1_rank0"))
-    assert sorted(filter(None, matrix.rows[0][1:])) == pytest.approx(  # type: ignore[type-var]
-        sorted(table.column("bandwidth"))  # type: ignore[type-var]
-    )
 
 
 def test_copies_inside_a_device_and_empty_rows_are_no_links() -> None:
@@ -277,10 +244,9 @@ def test_one_rank_alone() -> None:
     assert links(run(link(0, 1, 8, 4), link(1, 0, 8, 4)), ranks=[1]).column("source") == [1]
 
 
-@pytest.mark.parametrize("analysis", [links, link_matrix])
 @pytest.mark.parametrize("spans", [loaded([]), run(), run(link(0, 0, 5, 5))])
-def test_it_abstains_without_links(spans: Spans, analysis: Callable[[Spans], Table]) -> None:
-    assert "torch_npu.profiler records it from level1 on" in str(analysis(spans).abstained)
+def test_it_abstains_without_links(spans: Spans) -> None:
+    assert "torch_npu.profiler records it from level1 on" in str(links(spans).abstained)
 
 
 amounts = st.integers(1, 1_000)

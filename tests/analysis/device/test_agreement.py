@@ -1,4 +1,4 @@
-"""One truth: first screen, findings, ledger, breakdown, idle, overlap and critical path agree."""
+"""One truth: first screen, findings, ledger, breakdown, idle and critical path agree."""
 
 from collections import Counter
 from functools import cache
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
 from lightning_rlprof.analysis.device.timeline import device_timeline
-from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.device.utilization import breakdown, idle
 from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger
@@ -55,11 +55,9 @@ def whole(spans: Spans) -> dict[str, int]:
     return {name: int(cells[name] or 0) for name in names[3:]}
 
 
-def check_idle_and_overlap(spans: Spans) -> None:
+def check_idle(spans: Spans) -> None:
     cells, causes = whole(spans), totals(idle(spans), "kind")
-    exposed = totals(overlap(spans), "operation", "exposed")["all"]
     assert sum(causes.values()) == cells.get("idle", 0)
-    assert exposed == cells.get("exposed communication", 0)
 
 
 def check_ledger(spans: Spans) -> bool:
@@ -158,7 +156,7 @@ def check_ranks(spans: Spans) -> None:
 
 
 CHECKS = [
-    *(check_idle_and_overlap, check_ledger, check_findings),
+    *(check_idle, check_ledger, check_findings),
     *(check_path, check_first_screen, check_ranks),
 ]
 

@@ -1,26 +1,19 @@
 from pathlib import Path
 
-import pytest
 from hypothesis import assume, given, settings
 
-from lightning_rlprof.analysis.stages.overviews import (
-    background_stages,
-    rank_status,
-    regions,
-    slowest_ranks,
-    steps,
-)
+from lightning_rlprof.analysis.stages.overviews import rank_status, regions, steps
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.analysis.steps.step_selection import warm_up
 from lightning_rlprof.loaders.load import load
 from tests.builders.oracle import labels, runs
-from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, spans_of, write_rank
+from tests.builders.runs import Row, header, loaded, write_rank
 from tests.effort import examples
 
 STEPS = [Row("step", "step", 1, 0, 100), Row("step", "step", 2, 100, 200, counters={"capture": 1})]
 
 
-def test_stages_of_other_threads_and_outside_steps_are_background_stages() -> None:
+def test_stages_of_other_threads_and_outside_steps_are_listed() -> None:
     rows = [
         *STEPS,
         Row("compute_reward", "stage", 1, 10, 60),
@@ -30,25 +23,27 @@ def test_stages_of_other_threads_and_outside_steps_are_background_stages() -> No
         Row("actor_generate", "stage", 2, 200, 230),
         Row("weight_sync", "stage", 2, 230, 235, thread=7),
     ]
-    table = background_stages(loaded(rows))
+    table = regions(loaded(rows))
 
+    alone = (None, None, None)
     assert table.rows == [
-        ("compute_reward", "in background", 80, 40, None, 10, 70, 70, 2),
-        ("actor_generate", "outside steps", 30, 30, None, 30, 30, 30, 1),
-        ("weight_sync", "outside steps", 5, 5, None, 5, 5, 5, 1),
+        ("compute_reward", "stage", "other thread", *alone, 80, 40, None, 10, 70, 70, 2),
+        ("actor_generate", "stage", "outside steps", *alone, 30, 30, None, 30, 30, 30, 1),
+        ("weight_sync", "stage", "outside steps", *alone, 5, 5, None, 5, 5, 5, 1),
     ]
-    assert table.note == "Excluded steps: 1 captured."
+    assert table.note.startswith("Excluded steps: 1 captured.")
 
 
-def test_background_stages_are_exclusive_too() -> None:
+def test_these_stages_are_exclusive_too() -> None:
     rows = [
         Row("step", "step", 1, 0, 100),
         Row("compute_reward", "stage", 1, 10, 60, thread=7),
         Row("judge", "stage", 1, 20, 50, thread=7),
     ]
-    assert background_stages(loaded(rows)).rows == [
-        ("judge", "in background", 30, 30, None, 30, 30, 30, 1),
-        ("compute_reward", "in background", 20, 20, 50, 20, 20, 20, 1),
+    alone = ("stage", "other thread", None, None, None)
+    assert regions(loaded(rows)).rows == [
+        ("judge", *alone, 30, 30, None, 30, 30, 30, 1),
+        ("compute_reward", *alone, 20, 20, 50, 20, 20, 20, 1),
     ]
 
 
@@ -64,11 +59,12 @@ def test_regions_are_whole_spans_with_their_share_of_the_counted_steps() -> None
     ]
     table = regions(loaded(rows))
 
+    within = ("region", "in steps")
     assert table.rows == [
-        ("training_step", "in steps", 0.7, None, None, 70, 70, 70, 70, 70, 1),
-        ("cleanup", "outside steps", None, None, None, 60, 60, 60, 60, 60, 1),
-        ("data_fetch", "in steps", 0.25, None, None, 25, 25, 25, 25, 25, 1),
-        ("backward", "in steps", 0.25, None, None, 25, 25, 25, 25, 25, 1),
+        ("training_step", *within, 0.7, None, None, 70, 70, None, 70, 70, 70, 1),
+        ("cleanup", "region", "outside steps", *[None] * 3, 60, 60, None, 60, 60, 60, 1),
+        ("data_fetch", *within, 0.25, None, None, 25, 25, None, 25, 25, 25, 1),
+        ("backward", *within, 0.25, None, None, 25, 25, None, 25, 25, 25, 1),
     ]
 
 
@@ -90,13 +86,15 @@ def test_no_stage_span_is_lost_or_counted_twice(rows: list[list[Row]]) -> None:
     assume(not len(warm_up(spans)))
     if stages(spans).abstained is None:
         spans_in = [each or 0 for each in stages(spans).column("calls")]
-        spans_beside = background_stages(spans).column("calls")
+        beside = regions(spans)
+        kinds = zip(beside.column("kind"), beside.column("calls"), strict=True)
+        spans_beside = [calls for kind, calls in kinds if kind == "stage"]
         assert sum(spans_in) + sum(spans_beside) == len(spans.rows(kind="stage"))  # type: ignore[arg-type]
 
 
 def test_without_spans_the_tables_are_empty() -> None:
     spans = loaded([])
-    assert (background_stages(spans).rows, regions(spans).rows) == ([], [])
+    assert regions(spans).rows == []
 
 
 def test_ranks_are_chosen() -> None:
@@ -120,60 +118,6 @@ def test_every_rank_has_a_row_and_its_times_add_up(tmp_path: Path) -> None:
         (0, "node-a", "cpu", 4, 2, 50, 40, "finished"),
         (2, "node-b", "npu", 0, 0, 0, 0, "truncated"),
     ]
-
-
-def test_the_slow_rank_is_named_with_its_ratio_and_the_number_of_steps(tmp_path: Path) -> None:
-    slow = grpo_rows(5, 2, slow={"actor_update": 2.0})
-    spans = spans_of(tmp_path, grpo_rows(5, 0), grpo_rows(5, 1), slow, grpo_rows(5, 3))
-
-    table = slowest_ranks(spans)
-    row = dict(zip(table.column("stage"), table.rows, strict=True))["actor_update"]
-
-    walls = steps(spans)
-    update = zip(walls.column("rank"), walls.column("actor_update"), strict=True)
-    own = [time for rank, time in update if rank == 2]
-    assert row[1] == 2
-    assert row[2] == sum(own) // 5  # type: ignore[arg-type]
-    assert row[4] == pytest.approx(2.0, abs=0.1)
-    assert row[5] == 5
-    assert "need not be a straggler" in table.note
-
-
-def test_there_is_no_ratio_if_peers_lack_the_stage() -> None:
-    rows = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
-    table = slowest_ranks(loaded(rows, [*rows, Row("save", "stage", 1, 10, 16)]))
-    assert [row[:5] for row in table.rows] == [("save", 1, 2, None, None)]
-
-
-def test_ranks_that_never_run_a_stage_are_not_peers() -> None:
-    idle = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
-    trains = [
-        [*idle, *(Row("update", "stage", n, n * 10, n * 10 + took) for n in (1, 2, 3))]
-        for took in (4, 4, 6)
-    ]
-    assert slowest_ranks(loaded(*trains, idle, idle, idle)).rows == [("update", 2, 6, 4, 1.5, 3)]
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "reason"),
-    [
-        (1, 5, "a comparison needs two or more ranks with steps"),
-        (2, 2, "comparing ranks needs 3 steps on each, one rank has 2"),
-    ],
-)
-def test_it_abstains(tmp_path: Path, count: int, size: int, reason: str) -> None:
-    assert slowest_ranks(grpo_run(tmp_path, steps=size, ranks=count)).abstained == reason
-
-
-def test_untraced_time_has_no_row() -> None:
-    rows = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
-    assert slowest_ranks(loaded(rows, rows)).abstained == "no stage was recorded"
-
-
-def test_it_abstains_without_spans() -> None:
-    assert (
-        slowest_ranks(loaded([], [])).abstained == "a comparison needs two or more ranks with steps"
-    )
 
 
 @settings(max_examples=examples(80), deadline=None)

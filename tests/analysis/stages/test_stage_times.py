@@ -1,14 +1,16 @@
+import random
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.stages.overviews import slowest_ranks
 from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
 from lightning_rlprof.analysis.steps.step_selection import counted
+from lightning_rlprof.tables.table import rows_of
 from tests.builders.oracle import UNTRACED, innermost, runs, totals
-from tests.builders.runs import STAGES, Row, grpo_run, loaded
+from tests.builders.runs import STAGES, Row, grpo_rows, grpo_run, loaded, spans_of
 from tests.effort import examples
 
 
@@ -21,15 +23,15 @@ def test_totals_are_the_rasterisers_and_add_up_to_the_steps(rows: list[list[Row]
     chosen = set(spans.step[steps[choice.mask]].tolist())
     slow = totals(spans, chosen)
 
-    whole, slowest_ranks = stages(spans), stages(spans, per_rank=True)
+    whole, by_rank = stages(spans), stages(spans, per_rank=True)
 
     found = dict(zip(whole.column("stage"), whole.column("total"), strict=True))
     by_name: Counter[str] = Counter()
     for (_, name), total in slow.items():
         by_name[name] += total
     assert {name: total for name, total in found.items() if total} == dict(by_name)
-    keys = zip(slowest_ranks.column("rank"), slowest_ranks.column("stage"), strict=True)
-    per_rank = dict(zip(keys, slowest_ranks.column("total"), strict=True))
+    keys = zip(by_rank.column("rank"), by_rank.column("stage"), strict=True)
+    per_rank = dict(zip(keys, by_rank.column("total"), strict=True))
     assert {key: total for key, total in per_rank.items() if total} == dict(slow)
     if whole.abstained is None:
         wall = int(spans.duration_ns[steps[choice.mask]].sum())
@@ -178,25 +180,94 @@ def test_the_slowest_rank_has_the_most_time_per_step_not_in_all() -> None:
     assert stages(spans, ranks=[2]).column("slowest rank") == [None, None]
 
     alike = loaded(rank(3, 20), rank(3, 20))
-    assert (
-        stages(alike).column("slowest rank")[0]
-        == slowest_ranks(alike).column("slowest rank")[0]
-        == 0
+    assert stages(alike).column("slowest rank")[0] == 0
+    assert stages(alike).column("slowest / peers")[0] == 1
+
+
+def test_the_slow_rank_is_named_with_its_ratio(tmp_path: Path) -> None:
+    slow = grpo_rows(5, 2, slow={"actor_update": 2.0})
+    table = stages(spans_of(tmp_path, grpo_rows(5, 0), grpo_rows(5, 1), slow, grpo_rows(5, 3)))
+    row = dict(zip(table.column("stage"), rows_of(table), strict=True))["actor_update"]
+    assert row["slowest rank"] == 2
+    assert row["slowest / peers"] == pytest.approx(2.0, abs=0.1)
+
+
+def test_ranks_that_never_run_a_stage_are_not_peers() -> None:
+    idle = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
+    trains = [
+        [*idle, *(Row("update", "stage", n, n * 10, n * 10 + took) for n in (1, 2, 3))]
+        for took in (4, 4, 6)
+    ]
+    update, untraced = rows_of(stages(loaded(*trains, idle, idle, idle)))
+    assert (update["slowest rank"], update["slowest / peers"]) == (2, 1.5)
+    assert (untraced["slowest rank"], untraced["slowest / peers"]) == (None, None)
+    save = rows_of(stages(loaded(idle, [*idle, Row("save", "stage", 1, 10, 16)])))[0]
+    assert (save["slowest rank"], save["slowest / peers"]) == (1, None)
+
+
+def timed(name: str, step: int, start: int, end: int, device_ns: int | None = None) -> Row:
+    counters = None if device_ns is None else {"device_ns": device_ns}
+    return Row(name, "stage", step, start, end, counters=counters)
+
+
+def test_device_time_is_the_mean_of_the_spans_that_measured_it() -> None:
+    table = stages(
+        loaded(
+            [
+                *[Row("step", "step", n, n * 100, n * 100 + 100) for n in range(1, 4)],
+                timed("actor_update", 1, 100, 110, 40),
+                timed("actor_update", 2, 200, 230, 20),
+                timed("actor_update", 3, 300, 390),
+                timed("compute_reward", 3, 390, 399),
+                timed("actor_update", 0, 500, 600, 5),  # outside of every step
+            ]
+        )
     )
+    assert table.column("device per call") == [30, None, None]
+    assert "of 2 of 4 spans" in table.note
+    assert "of 2 of" not in stages(loaded(grpo_rows(3))).note
+
+
+def test_device_time_under_capture_is_left_out() -> None:
+    rows = [Row("step", "step", n, n * 100, n * 100 + 100) for n in (1, 3)]
+    rows += [Row("step", "step", 2, 200, 300, counters={"capture": 1})]
+    rows += [timed("actor_update", n, n * 100, n * 100 + 10, n) for n in (1, 2, 3)]
+    assert stages(loaded(rows)).column("device per call") == [2, None]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_device_time_agrees_with_a_brute_force_sum_over_ranks(seed: int) -> None:
+    noise = random.Random(seed)
+    ranks = [
+        [
+            row._replace(counters={"device_ns": noise.randint(1, 10**9)})
+            if row.kind == "stage" and noise.random() < 0.7
+            else row
+            for row in grpo_rows(4, seed + rank)
+        ]
+        for rank in (0, 1)
+    ]
+    for row in rows_of(stages(loaded(*ranks))):
+        spans = [each for rows in ranks for each in rows if each[:2] == (row["stage"], "stage")]
+        times = [
+            each.counters["device_ns"] for each in spans if "device_ns" in (each.counters or {})
+        ]
+        mean = (2 * sum(times) + len(times)) // (2 * len(times)) if times else None
+        assert row["device per call"] == mean
 
 
 def test_a_stage_without_length_has_a_row() -> None:
     spans = loaded([Row("step", "step", 1, 0, 5), Row("a", "stage", 1, 2, 2)])
     assert stages(spans).rows == [
-        ("a", 0.0, 0, 0, 0, 0, None, None, None, 1, 0),
-        ("untraced", 1.0, 5, 5, 5, 5, *(None,) * 4, 5),
+        ("a", 0.0, 0, 0, 0, 0, *(None,) * 5, 1, 0),
+        ("untraced", 1.0, 5, 5, 5, 5, *(None,) * 6, 5),
     ]
 
 
 def test_a_step_without_length_has_no_shares() -> None:
     table = stages(loaded([Row("step", "step", 1, 5, 5)]))
     assert table.abstained is None
-    assert table.rows == [("untraced", None, 0, 0, 0, 0, *(None,) * 4, 0)]
+    assert table.rows == [("untraced", None, 0, 0, 0, 0, *(None,) * 6, 0)]
 
 
 def test_it_abstains_without_steps() -> None:

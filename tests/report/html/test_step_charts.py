@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.stages.overviews import slowest_ranks
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.loaders.load import load
@@ -108,7 +107,7 @@ def test_tokens_are_those_of_the_stage_that_generates(tmp_path: Path) -> None:
 def test_rows_of_stages_and_ranks_name_who_is_slow() -> None:
     spans = play(Script(ranks=4, steps=40, slow={2: 0.4}), 3).spans
     series = StepCharts(spans)
-    rows = {row.name: row for row in stage_rows(series, rows_of(slowest_ranks(spans)))}
+    rows = {row.name: row for row in stage_rows(series)}
     assert rows["actor_generate"].slowest.startswith("rank 2, 1.4")
     assert rows["actor_generate"].stands_out
     own = next(part.ns for part in series.parts if part.name == "actor_generate")

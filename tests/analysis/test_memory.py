@@ -11,24 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.memory.usage import memory, memory_timeline
+from lightning_rlprof.analysis.memory import memory, memory_phases
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.records.records import Number
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import rows_of as table_rows
 from tests.builders.runs import Row, loaded
 from tests.effort import examples
 from tests.places import SHARED_DATA
 
 GIB = 2**30
-COLUMNS = {
-    "peak": "device_peak_bytes",
-    "end": "device_allocated_bytes",
-    "reserved": "device_reserved_bytes",
-    "used": "device_used_bytes",
+COMPONENTS = {
+    "torch": "device_allocated_bytes",
+    "device": "device_used_bytes",
     "non-PyTorch": "device_other_bytes",
     "host": "host_rss_bytes",
+    "child processes": "children_rss_bytes",
 }
 
 
@@ -44,64 +43,53 @@ def gpu(peak: int, **more: int) -> dict[str, int]:
 
 def test_each_column_is_the_maximum_with_the_step_of_the_peak() -> None:
     rank = [
-        span("actor_update", 3, gpu(5 * GIB, device_reserved_bytes=9 * GIB)),
-        span("actor_update", 4, gpu(6 * GIB, device_reserved_bytes=8 * GIB)),
-        span("actor_generate", 3, gpu(2 * GIB)),
-        span("step", 4, gpu(6 * GIB), "step"),
+        span("actor_update", 3, gpu(5 * GIB, device_reserved_bytes=9 * GIB), at=1),
+        span("actor_update", 4, gpu(6 * GIB, device_reserved_bytes=8 * GIB), at=2),
+        span("actor_generate", 3, gpu(2 * GIB), at=0),
+        span("step", 4, gpu(6 * GIB), "step", at=3),
         span("backward", 4, gpu(99 * GIB), "region"),
         span("actor_update", 5, {"tokens": 3}),  # not captured
     ]
-    table = memory(loaded(rank))
-    assert [(row[0], row[2], row[3], row[-1]) for row in table.rows] == [
-        ("actor_update", 4, 6 * GIB, 2),
-        ("whole step", 4, 6 * GIB, 1),
-        ("actor_generate", 3, 2 * GIB, 1),
+    found = [row for row in rows_of(loaded(rank)) if row["component"] == "torch"]
+    names = ("stage", "step", "peak", "peak at", "reserved", "samples")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        ("all", 4, 6 * GIB, 3, 9 * GIB, 4),
+        ("actor_update", 4, 6 * GIB, 3, 9 * GIB, 2),
+        ("actor_generate", 3, 2 * GIB, 1, None, 1),
     ]
-    assert table.column("reserved") == [9 * GIB, None, None]
-    assert table.column("used") == [None, None, None]
-    assert "non-PyTorch" not in table.note
+    assert "non-PyTorch" not in memory(loaded(rank)).note
 
 
-def test_ranks_of_a_stage_are_adjacent_and_the_largest_stage_comes_first() -> None:
+def test_ranks_of_a_stage_are_adjacent_and_the_largest_comes_first() -> None:
     ranks = [
         [span("a", 1, gpu(10)), span("b", 1, gpu(20))],
         [span("a", 1, gpu(30)), span("b", 1, gpu(5, device_other_bytes=1))],
     ]
     table = memory(loaded(*ranks))
-    assert list(zip(table.column("stage"), table.column("rank"), strict=True)) == [
-        ("a", 0),
-        ("a", 1),
-        ("b", 0),
-        ("b", 1),
+    names = ("component", "stage", "rank", "peak")
+    found = list(zip(*map(table.column, names), strict=True))
+    assert found[:6] == [
+        *(("torch", "all", 0, 20), ("torch", "all", 1, 30)),
+        *(("torch", "a", 0, 10), ("torch", "a", 1, 30)),
+        *(("torch", "b", 0, 20), ("torch", "b", 1, 5)),
     ]
-    assert table.column("peak") == [10, 30, 20, 5]
+    assert {row[0] for row in found[6:12]} == {"host"}
+    assert found[12:] == [("non-PyTorch", "all", 1, 1), ("non-PyTorch", "b", 1, 1)]
     assert "non-PyTorch: used on the device beyond" in table.note
 
 
-def test_ranks_of_stages_with_equal_peaks_are_adjacent() -> None:
-    rank = [span("a", 0, gpu(10)), span("b", 0, gpu(10)), span("a", 1, {"host_rss_bytes": 99})]
-    table = memory(loaded(rank, rank))
-    assert table.column("stage") == ["a", "a", "b", "b"]
-    assert table.column("step") == [0, 0, 0, 0]
+def test_the_step_is_the_first_that_had_the_maximum() -> None:
+    sizes = ((1, 3), (2, 8), (3, 8))
+    rank = [span("a", step, {"host_rss_bytes": size}, at=step) for step, size in sizes]
+    found = rows_of(loaded([*rank, span("b", 1, {"host_rss_bytes": 9}, at=9)]))
+    assert [(row["stage"], row["step"], row["peak"]) for row in found] == [
+        *(("all", 1, 9), ("b", 1, 9), ("a", 2, 8)),
+    ]
 
 
-def test_without_device_peaks_the_step_is_that_of_the_hosts_maximum() -> None:
-    rank = [span("a", step, {"host_rss_bytes": size}) for step, size in ((1, 3), (2, 8), (3, 8))]
-    table = memory(loaded([*rank, span("b", 1, {"host_rss_bytes": 9})]))
-    assert table.column("stage") == ["b", "a"]
-    assert table.column("step") == [1, 2]  # the first that had it
-    assert table.column("peak") == [None, None]
-    assert table.column("host") == [9, 8]
-
-
-def test_it_abstains_without_memory_and_names_the_switch() -> None:
-    for rows in ([], [span("a", 1, {"tokens": 1})], [span("a", 1, gpu(1), "region")]):
-        table = memory(loaded(rows))
-        assert table.rows == ()
-        assert str(table.abstained).startswith("This run has no memory data. Capture a step with")
-
-
-COUNTERS = st.dictionaries(st.sampled_from(list(COLUMNS.values())), st.integers(0, 2**50))
+COUNTERS = st.dictionaries(
+    st.sampled_from([*COMPONENTS.values(), "device_peak_bytes"]), st.integers(0, 2**50)
+)
 SPANS = st.tuples(
     st.sampled_from(["a", "b"]),
     st.integers(1, 3),
@@ -113,37 +101,27 @@ SPANS = st.tuples(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.lists(SPANS, max_size=12), min_size=1, max_size=3))
-def test_it_agrees_with_brute_force(drawn: list[list[Any]]) -> None:
+def test_counters_agree_with_brute_force(drawn: list[list[Any]]) -> None:
     spans = loaded(*[[span(*one) for one in rank] for rank in drawn])
     table = memory(spans)
-    groups = by_stage_and_rank(spans)
-    found = dict(
-        zip(zip(table.column("stage"), table.column("rank"), strict=True), table.rows, strict=True)
-    )
-    assert found.keys() == groups.keys()
-    for key, group in groups.items():
-        cells = dict(zip((column.name for column in table.columns), found[key], strict=True))
-        for name, counter in COLUMNS.items():
-            assert cells[name] == max(
-                (one[counter] for _, one in group if counter in one), default=None
-            )
-        assert cells["spans"] == len(group)
-        # With device peaks the step is one with the peak, else one with the host's maximum.
-        lead = "peak" if cells["peak"] is not None else "host"
-        steps = {step for step, one in group if one.get(COLUMNS[lead]) == cells[lead]}
-        assert cells["step"] in steps if cells[lead] is not None else cells["step"] is None
-
-
-def by_stage_and_rank(
-    spans: Spans,
-) -> dict[tuple[str, int], list[tuple[int, Mapping[str, Number]]]]:
-    """Return (step, counters) of every span that has memory."""
-    groups = defaultdict(list)
+    keys = zip(*map(table.column, ("component", "stage", "rank")), strict=True)
+    found = dict(zip(keys, zip(*map(table.column, ("peak", "samples")), strict=True), strict=True))
+    expected: dict[tuple[Cell, ...], list[list[float]]] = defaultdict(list)
     for one in spans:
-        if one.kind in ("stage", "step") and set(one.counters or {}) & {*COLUMNS.values()}:
-            name = "whole step" if one.kind == "step" else one.name
-            groups[name, one.rank].append((one.step, one.counters or {}))
-    return groups
+        if one.kind in ("stage", "step"):
+            for component, counter in COMPONENTS.items():
+                names = [counter]
+                if component == "torch":
+                    names += ["device_peak_bytes", "device_reserved_bytes"]
+                sizes = [(one.counters or {}).get(name) for name in names]
+                if any(size is not None for size in sizes):
+                    held = [size for size in sizes[:2] if size is not None]
+                    for stage in {"all", one.name if one.kind == "stage" else "all"}:
+                        expected[component, stage, one.rank].append(held)
+    assert found == {
+        key: (max((size for held in every for size in held), default=None), len(every))
+        for key, every in expected.items()
+    }
 
 
 DATA = SHARED_DATA
@@ -172,7 +150,7 @@ def cuda(*samples: tuple[int, int, int]) -> list[Sample]:
 
 
 def rows_of(spans: Spans) -> list[dict[str, Cell]]:
-    table = memory_timeline(spans)
+    table = memory(spans)
     assert table.abstained is None
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
@@ -183,21 +161,17 @@ def test_peak_fragmentation_and_both_ends_of_a_recording_and_of_a_stage() -> Non
     samples = cuda((10, 5, 20), (40, 90, 100), (50, 60, 120), (70, 10, 120))
     whole, update = rows_of(with_memory(spans, *samples))
     assert whole == {
+        "stage": "all",
         "rank": 0,
         "component": "CUDA",
         "device": 0,
-        "stage": "all",
+        "step": 1,
         "peak": 90,
         "peak at": 40,
         "reserved": 120,
         "fragmentation": 10,
         "start": 5,
         "end": 10,
-        "growth per step": None,
-        "CI low": None,
-        "CI high": None,
-        "steps": 1,
-        "verdict": "too few steps",
         "samples": 4,
     }
     assert (update["stage"], update["start"], update["end"]) == ("actor_update", 5, 60)
@@ -238,9 +212,25 @@ def growing(steps: int, per_step: int) -> Spans:
 def test_a_tools_table_is_judged_by_the_lowest_bytes_of_each_step(
     steps: int, per_step: int, verdict: str
 ) -> None:
-    (row,) = rows_of(growing(steps, per_step))
+    table = memory_phases(growing(steps, per_step))
+    (row,) = table_rows(table)
+    assert (row["component"], row["device"], row["phase"]) == ("CUDA", 0, "all")
     assert (row["steps"], row["verdict"]) == (steps, verdict)
-    assert row["growth per step"] == (per_step if steps > 1 else None)
+    assert row["added per step"] == row["residual per step"] == (per_step if steps > 1 else None)
+    assert "lowest bytes of each step" in table.note
+
+
+def test_what_spans_counted_is_judged_by_them_and_stages_of_samples_have_rows() -> None:
+    rows = [step(number, 10 * number - 10, 10 * number) for number in range(1, 21)]
+    rows += [stage("a", 10 * at + 2, 10 * at + 8) for at in range(20)]
+    held = cuda(*[(10 * at + 4, 100 + 2 * at, 900) for at in range(20)])
+    found = table_rows(memory_phases(with_memory(loaded(rows), *held)))
+    assert [(row["phase"], row["verdict"]) for row in found] == [("all", "leak"), ("a", "leak")]
+    assert (found[1]["added per step"], found[1]["residual per step"]) == (None, 2)
+    counts = [row._replace(counters={"device_allocated_bytes": 5}) for row in rows]
+    torch = [(0, 0, "torch", *each[3:]) for each in held]
+    both = table_rows(memory_phases(with_memory(loaded(counts), *torch)))
+    assert {row["device"] for row in both} == {None}
 
 
 def test_without_a_table_memory_comes_from_captured_spans() -> None:
@@ -255,8 +245,8 @@ def test_without_a_table_memory_comes_from_captured_spans() -> None:
         (0, "torch", "all", 90),
         (0, "torch", "a", 90),
         (0, "host", "all", 7),
-        (0, "host", "a", 7),
         (1, "host", "all", 8),
+        (0, "host", "a", 7),
     ]
     assert found[0]["fragmentation"] is None  # the peak was somewhere within
     assert (found[0]["reserved"], found[0]["end"], found[0]["peak at"]) == (99, 40, 5)
@@ -266,11 +256,15 @@ def broken() -> Table:
     raise TraceError("memory.csv: is damaged")
 
 
-def test_it_abstains_without_memory() -> None:
-    assert "This run has no memory data." in str(memory_timeline(loaded([])).abstained)
-    assert "This run has no memory data." in str(memory_timeline(with_memory(loaded([]))).abstained)
+def test_it_abstains_without_memory_and_names_the_switch() -> None:
+    for rows in ([], [span("a", 1, {"tokens": 1})], [span("a", 1, gpu(1), "region")]):
+        table = memory(loaded(rows))
+        assert not table.rows
+        assert str(table.abstained).startswith("This run has no memory data. Capture a step with")
+    assert memory(with_memory(loaded([]))).abstained is not None
     damaged = replace(loaded([]), tables={"memory": broken})
-    assert "memory.csv: is damaged" in str(memory_timeline(damaged).abstained)
+    for analysis in (memory, memory_phases):
+        assert "memory.csv: is damaged" in str(analysis(damaged).abstained)
 
 
 SAMPLES = st.lists(

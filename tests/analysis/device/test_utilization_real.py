@@ -1,4 +1,4 @@
-"""Breakdown, idle and overlap of real traces: sums to the nanosecond, and what the tools say."""
+"""Breakdown and idle time of real traces: sums to the nanosecond, and what the tools say."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.device.timeline import device_timeline
-from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.device.utilization import breakdown, idle
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from tests.places import SHARED_DATA
@@ -60,20 +60,6 @@ def test_parts_add_up_to_the_time_of_all_devices(name: str) -> None:
 @every_trace
 def test_kinds_of_idle_add_up_to_the_idle_time(name: str) -> None:
     assert sum(map(int, idle(loaded(name)).column("total"))) == total(name)["idle"]
-
-
-@every_trace
-def test_overlapped_and_exposed_are_those_of_the_breakdown(name: str) -> None:
-    table, cells = overlap(loaded(name)), total(name)
-    sums: Counter[str] = Counter()
-    for row in table.rows:
-        if row[2] == "all":
-            sums["overlapped"] += row[5]
-            sums["exposed"] += row[6]
-
-    assert sums["overlapped"] == cells["overlapped communication"]
-    assert sums["exposed"] == cells["exposed communication"]
-    assert (table.abstained is None) == (sums.total() > 0)
 
 
 def nanoseconds(event: dict[str, Any], key: str) -> int:

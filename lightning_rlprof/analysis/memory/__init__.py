@@ -1,1 +1,0 @@
-"""Device and host memory: use, growth and phases."""
