@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_rlprof.analysis.communication.collectives import calls_of, match_collectives
-from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
+from lightning_rlprof.tables.kernels import Coded, distinct
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 

@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.communication.slow_links import (
     Links,
     judge,
 )
-from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.tables.arrays import UNKNOWN
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
