@@ -14,8 +14,7 @@ import numpy as np
 from _measure import Bound
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, changes
-from lightning_rlprof.analysis.comparison.compare import Judgement, judge, verdict
-from lightning_rlprof.analysis.comparison.gate import FAIL, PASS, gate
+from lightning_rlprof.analysis.comparison.compare import FAIL, PASS, Judgement, gate, judge, verdict
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -11,8 +11,7 @@ from _measure import CORE, Bound, Report
 from _read_parse import BAND
 from _read_spans import complete_table
 
-from lightning_rlprof.analysis.stages.overviews import rank_status, regions, steps
-from lightning_rlprof.analysis.stages.stage_times import gaps, stages
+from lightning_rlprof.analysis.stages import gaps, rank_status, regions, stages, steps
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 

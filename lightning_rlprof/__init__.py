@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_rlprof.analysis.efficiency.model_flops import flops_of
+    from lightning_rlprof.analysis.efficiency.throughput import flops_of
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError, TraceError
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
@@ -78,7 +78,7 @@ _HOME = {
     "TraceError": "errors",
     "annotate": "recording.annotations",
     "count": "recording.annotations",
-    "flops_of": "analysis.efficiency.model_flops",
+    "flops_of": "analysis.efficiency.throughput",
     "gather_timings": "recording.rank_timings",
     "load": "run",
     "log_memory": "recording.memory_log",

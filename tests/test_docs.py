@@ -20,7 +20,7 @@ import yaml
 
 from lightning_rlprof.analysis.catalog import ANALYSES
 from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEMS
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.cli.app import app
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 import lightning_rlprof
 from lightning_rlprof.analysis.catalog import ANALYSES
 from lightning_rlprof.analysis.comparison.compare import compare
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.report.summary import summary
 from lightning_rlprof.run import Run

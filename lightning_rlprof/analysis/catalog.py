@@ -24,29 +24,29 @@ ledger | ledger.ledger | Diagnosis | summary | GPU-hours of the whole job by cat
 stragglers | stragglers.stragglers | Ranks | verb | Ranks that slow the others down, at equal work
 critical_path | critical_path.critical_path | Steps | summary | What decides step time, and slack
 whatif | whatif.whatif | Diagnosis | verb | Step time after a change
-stages | stages.stage_times | Steps | summary | Step time by stage
-regions | stages.overviews | Steps | summary | Regions, and stages beside the steps
-gaps | stages.stage_times | Steps | summary | Untraced time, by the stages before and after it
-steps | stages.overviews | Steps | summary | Every step of every rank
+stages | stages | Steps | summary | Step time by stage
+regions | stages | Steps | summary | Regions, and stages beside the steps
+gaps | stages | Steps | summary | Untraced time, by the stages before and after it
+steps | stages | Steps | summary | Every step of every rank
 changes | comparison.changes | Steps | summary | Steps at which time changed, trends, outliers
+breakdown | device.timeline | Device | report | Compute, communication, memcpy and idle time
+idle | device.timeline | Device | report | Device idle time by cause and stage
+roles | stages | Ranks | summary | Roles of a job: ranks, when, and how busy
+rank_status | stages | Ranks | summary | How each rank's recording ended
 memory | memory | Memory | summary | Peak memory of each stage, and fragmentation
-samples | samples.fates | Samples | summary | Fates of samples, and useful tokens
-lengths | samples.lengths | Samples | summary | How long samples were, by stage
+samples | samples.sample_tables | Samples | summary | Fates of samples, and useful tokens
+lengths | samples.sample_tables | Samples | summary | How long samples were, by stage
 long_tail | samples.long_tail | Samples | summary | Idle time of the last responses, and cuts
 tail_causes | samples.long_tail | Samples | summary | Why the last responses are late
-staleness | samples.staleness | Samples | summary | Age of weights, waits and queue by update
-length_balance | samples.length_balance | Samples | summary | Tokens by rank, and the best split
-sample_path | samples.sample_path | Samples | summary | One sample from prompt to update
-roles | stages.overviews | Ranks | summary | Roles of a job: ranks, when, and how busy
-rank_status | stages.overviews | Ranks | summary | How each rank's recording ended
-breakdown | device.utilization | Device | report | Compute, communication, memcpy and idle time
-idle | device.utilization | Device | report | Device idle time by cause and stage
+staleness | samples.sample_tables | Samples | summary | Age of weights, waits and queue by update
+length_balance | samples.sample_tables | Samples | summary | Tokens by rank, and the best split
+sample_path | samples.sample_tables | Samples | summary | One sample from prompt to update
 device_critical_path | device.device_critical_path | Device | show | What a device's step waits for
 kernels | device.kernels | Device | show | Kernels and copies by total time
 launches | device.launches | Device | show | Launch cost and queue depth of each stream
-operators | operators.costs | Device | show | Operators by device and host time
+operators | operators | Device | show | Operators by device and host time
 matmuls | efficiency.matmuls | Device | show | Matmuls and attention against peak FLOP/s
-modules | operators.costs | Device | show | Modules by device and host time
+modules | operators | Device | show | Modules by device and host time
 communication | communication.collectives | Ranks | report | Collectives: transfer, wait, overlap
 weight_sync | communication.weight_sync | Steps | report | Parts of weight syncs, and lower bound
 links | communication.links | Ranks | show | Bandwidth of links between ranks, and which are slow

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.analysis.statistics.growth import (
     FLAT,
     LEAK,
@@ -111,10 +112,6 @@ def memory(spans: Spans) -> Table:
     return Table("memory", _COLUMNS, rows, " ".join(notes))
 
 
-def _known(size: int) -> int | None:
-    return None if size == _UNKNOWN else size
-
-
 class _Samples(NamedTuple):
     """Memory of one group by time; `_UNKNOWN` for bytes that were not recorded.
 
@@ -154,9 +151,9 @@ def _from_table(spans: Spans, notes: list[str]) -> dict[Group, _Samples]:
     codes, names = table.texts("component")
     key = (table.numbers("rank"), codes, table.numbers("device", _NONE))
     columns = [table.numbers(name, _UNKNOWN) for name in ("time", "allocated", "reserved")]
-    order = np.lexsort((columns[0], *key[::-1]))
     found = {}
-    for rows in np.split(order, group_starts(*(column[order] for column in key))[1:]):
+    for group in rows_by_group(*key):
+        rows = group[np.argsort(columns[0][group], kind="stable")]
         rank, code, device = (int(column[rows[0]]) for column in key)
         name = names[code] if code >= 0 else None
         found[rank, name, None if device == _NONE else device] = _carried(
@@ -203,8 +200,8 @@ def _from_spans(spans: Spans) -> dict[Group, _Samples]:
         rows = np.unique(np.concatenate(recorded))
         rows = rows[np.isin(spans.kind[rows], [_STAGE, _STEP])]
         values = np.array([spans.per_row(name, _UNKNOWN)[rows] for name in names])
-        order = np.lexsort((spans.end_ns[rows], spans.rank[rows]))
-        for at in np.split(order, group_starts(spans.rank[rows])[1:]) if len(rows) else ():
+        for group in rows_by_group(spans.rank[rows]):
+            at = group[np.argsort(spans.end_ns[rows[group]], kind="stable")]
             own, (allocated, peak, reserved) = rows[at], values[:, at]
             found[int(spans.rank[own[0]]), component, None] = _Samples(
                 spans.end_ns[own],
@@ -225,11 +222,12 @@ def _cells(samples: _Samples) -> tuple[Any, ...]:
     known = samples.allocated[samples.allocated != _UNKNOWN].tolist()
     same_time = reserved >= allocated == peak != _UNKNOWN
     is_known, step = peak != _UNKNOWN, int(samples.step[highest])
+    most_reserved = int(samples.reserved.max())
     return (
         step if is_known and step != _NONE else None,
         peak if is_known else None,
         time if is_known else None,
-        _known(int(samples.reserved.max())),
+        most_reserved if most_reserved != _UNKNOWN else None,
         reserved - allocated if same_time else None,
         known[0] if known else None,
         known[-1] if known else None,
@@ -361,7 +359,7 @@ def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
     phase = np.where(is_step, len(spans.names), spans.name[rows])
     columns = [each[own] for each in (spans.rank[rows], spans.step[rows], phase, values, change)]
     found: list[_Row] = []
-    for at in np.split(np.arange(own.sum()), group_starts(columns[0])[1:]) if own.any() else ():
+    for at in rows_by_group(columns[0]):
         rank, *mine = (column[at] for column in columns)
         series = _series([*spans.names, REST], *mine)
         tokens = _tokens(spans, int(rank[0]), series[0].steps)

@@ -5,29 +5,29 @@ from lightning_rlprof.analysis.ledger.ledger import ledger as _ledger
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers as _stragglers
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path as _critical_path
 from lightning_rlprof.analysis.whatif.whatif import whatif as _whatif
-from lightning_rlprof.analysis.stages.stage_times import stages as _stages
-from lightning_rlprof.analysis.stages.overviews import regions as _regions
-from lightning_rlprof.analysis.stages.stage_times import gaps as _gaps
-from lightning_rlprof.analysis.stages.overviews import steps as _steps
+from lightning_rlprof.analysis.stages import stages as _stages
+from lightning_rlprof.analysis.stages import regions as _regions
+from lightning_rlprof.analysis.stages import gaps as _gaps
+from lightning_rlprof.analysis.stages import steps as _steps
 from lightning_rlprof.analysis.comparison.changes import changes as _changes
+from lightning_rlprof.analysis.device.timeline import breakdown as _breakdown
+from lightning_rlprof.analysis.device.timeline import idle as _idle
+from lightning_rlprof.analysis.stages import roles as _roles
+from lightning_rlprof.analysis.stages import rank_status as _rank_status
 from lightning_rlprof.analysis.memory import memory as _memory
-from lightning_rlprof.analysis.samples.fates import samples as _samples
-from lightning_rlprof.analysis.samples.lengths import lengths as _lengths
+from lightning_rlprof.analysis.samples.sample_tables import samples as _samples
+from lightning_rlprof.analysis.samples.sample_tables import lengths as _lengths
 from lightning_rlprof.analysis.samples.long_tail import long_tail as _long_tail
 from lightning_rlprof.analysis.samples.long_tail import tail_causes as _tail_causes
-from lightning_rlprof.analysis.samples.staleness import staleness as _staleness
-from lightning_rlprof.analysis.samples.length_balance import length_balance as _length_balance
-from lightning_rlprof.analysis.samples.sample_path import sample_path as _sample_path
-from lightning_rlprof.analysis.stages.overviews import roles as _roles
-from lightning_rlprof.analysis.stages.overviews import rank_status as _rank_status
-from lightning_rlprof.analysis.device.utilization import breakdown as _breakdown
-from lightning_rlprof.analysis.device.utilization import idle as _idle
+from lightning_rlprof.analysis.samples.sample_tables import staleness as _staleness
+from lightning_rlprof.analysis.samples.sample_tables import length_balance as _length_balance
+from lightning_rlprof.analysis.samples.sample_tables import sample_path as _sample_path
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path as _device_critical_path
 from lightning_rlprof.analysis.device.kernels import kernels as _kernels
 from lightning_rlprof.analysis.device.launches import launches as _launches
-from lightning_rlprof.analysis.operators.costs import operators as _operators
+from lightning_rlprof.analysis.operators import operators as _operators
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls as _matmuls
-from lightning_rlprof.analysis.operators.costs import modules as _modules
+from lightning_rlprof.analysis.operators import modules as _modules
 from lightning_rlprof.analysis.communication.collectives import communication as _communication
 from lightning_rlprof.analysis.communication.weight_sync import weight_sync as _weight_sync
 from lightning_rlprof.analysis.communication.links import links as _links
@@ -48,6 +48,10 @@ class Methods:
     gaps = _gaps
     steps = _steps
     changes = _changes
+    breakdown = _breakdown
+    idle = _idle
+    roles = _roles
+    rank_status = _rank_status
     memory = _memory
     samples = _samples
     lengths = _lengths
@@ -56,10 +60,6 @@ class Methods:
     staleness = _staleness
     length_balance = _length_balance
     sample_path = _sample_path
-    roles = _roles
-    rank_status = _rank_status
-    breakdown = _breakdown
-    idle = _idle
     device_critical_path = _device_critical_path
     kernels = _kernels
     launches = _launches

@@ -220,7 +220,7 @@ def _tables(
         tables, facts = _ledger(spans, by, **given)
         return _of_rank(tables, rank, name), facts
     if name == "critical_path":
-        return _of_rank(_critical_path(spans, by), rank, name), {}
+        given |= {"per_rank": "rank" in by, "per_sample": "sample" in by}
     run = ANALYSES[name].run
     if rank is not None and "ranks" in signature(run).parameters:
         return [run(spans, ranks=[rank], **given)], {}  # type: ignore[call-arg]
@@ -231,23 +231,16 @@ def _ledger(
     spans: "Spans", by: Sequence[str], price: float | None = None, currency: str = "EUR"
 ) -> "tuple[list[Table], dict[str, Any]]":
     """Return the hours by category, by rank and step if asked for, and the facts of JSON."""
-    from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-    from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
+    from lightning_rlprof.analysis.ledger.ledger import (
+        category_breakdown,
+        category_totals,
+        compute_accounts,
+    )
 
     accounts = compute_accounts(spans, per_rank="rank" in by)
     tables = [category_totals(accounts, price=price, currency=currency)]
     tables += [category_breakdown(accounts, per_step="step" in by)] if by else []
     return tables, {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
-
-
-def _critical_path(spans: "Spans", by: Sequence[str]) -> "list[Table]":
-    """Return the critical path, and the bottleneck cycle of steps that overlap."""
-    from lightning_rlprof.analysis.critical_path.bottleneck_cycle import bottleneck_cycle
-    from lightning_rlprof.analysis.critical_path.critical_path import critical_path
-
-    path = critical_path(spans, per_rank="rank" in by, per_sample="sample" in by)
-    cycle = bottleneck_cycle(spans)
-    return [path] if cycle.abstained is not None else [path, cycle]
 
 
 def _of_rank(tables: "list[Table]", rank: int | None, name: str) -> "list[Table]":

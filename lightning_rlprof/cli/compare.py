@@ -129,10 +129,9 @@ def _compare_runs(
     slowdown: float | None,
     noise: float,
 ) -> None:
-    from lightning_rlprof.analysis.comparison.comparability import comparability, score_of
     from lightning_rlprof.analysis.comparison.compare import compare as compare_table
-    from lightning_rlprof.analysis.comparison.compare import judge
-    from lightning_rlprof.analysis.comparison.gate import gate
+    from lightning_rlprof.analysis.comparison.compare import gate, judge
+    from lightning_rlprof.analysis.comparison.run_pair import comparability, score_of
     from lightning_rlprof.report.terminal import escape_markdown
 
     judged = judge(before, after)
@@ -207,7 +206,7 @@ def _print_runs(
     table: "Table",
     alike: "Table",
 ) -> None:
-    from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
+    from lightning_rlprof.analysis.comparison.run_pair import HARDLY, score_of
 
     for letter, runs in (("A", before), ("B", after)):
         for spans in runs:

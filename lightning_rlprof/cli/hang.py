@@ -10,7 +10,7 @@ from lightning_rlprof.cli.open_run import Run, as_json, check_exists
 from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
-    from lightning_rlprof.analysis.hangs.hangs import Hang, RankState
+    from lightning_rlprof.analysis.hangs import Hang, RankState
 
 _ROWS, _MOST_FRAMES, _MOST_STACKS = 20, 12, 2
 
@@ -20,7 +20,7 @@ def hang(run: Run = SAVE_PATH) -> None:
 
     Works while the run hangs, and after it was killed.
     """
-    from lightning_rlprof.analysis.hangs.hangs import find_hang
+    from lightning_rlprof.analysis.hangs import find_hang
     from lightning_rlprof.loaders.live_run import hang_evidence
     from lightning_rlprof.loaders.load import run_directory
 
@@ -48,7 +48,7 @@ def hang(run: Run = SAVE_PATH) -> None:
 
 def _stack(cause: "RankState") -> list[str]:
     """Return the frames of a stack, innermost first, each with its line of code."""
-    from lightning_rlprof.analysis.hangs.hangs import short_stack
+    from lightning_rlprof.analysis.hangs import short_stack
 
     frames, lines = short_stack(cause.stack)[:_MOST_FRAMES], []
     for each in frames:

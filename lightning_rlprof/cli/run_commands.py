@@ -84,7 +84,7 @@ def summary(
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.stages.stage_times import stages
+    from lightning_rlprof.analysis.stages import stages
     from lightning_rlprof.report.summary import lead_tables
     from lightning_rlprof.report.summary import summary as sum_up
 
@@ -290,7 +290,7 @@ def _write_perfetto(
     spans: "Spans", path: Path, *, kernels: bool, allow_unsynced: bool
 ) -> list[str]:
     """Write the Perfetto trace of a run; returns what its reader has to know."""
-    from lightning_rlprof.analysis.steps.clock_uncertainty import unsynchronized_clocks
+    from lightning_rlprof.analysis.steps.sync_points import unsynchronized_clocks
     from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
     from lightning_rlprof.report.chrome_trace.writer import write_trace
 
@@ -320,7 +320,7 @@ def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
     """Write one JSON line per sample of a run."""
     spans = open_run(run)
     path = console.destination(output, spans.path, "samples.jsonl", force=force)
-    from lightning_rlprof.analysis.steps.clock_uncertainty import unsynchronized_clocks
+    from lightning_rlprof.analysis.steps.sync_points import unsynchronized_clocks
     from lightning_rlprof.report.sample_log import write_sample_log
 
     with console.bar("Writing") as step, console.writing(path):

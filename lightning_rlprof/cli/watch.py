@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from lightning_rlprof.analysis.hangs.stack_lines import StackLine
+    from lightning_rlprof.analysis.hangs import StackLine
     from lightning_rlprof.records.run_directory import RankReader
     from lightning_rlprof.records.stack_samples import StackAnswer
     from lightning_rlprof.report.live_view import LiveView
@@ -150,7 +150,7 @@ def _page(folder: "Path", view: "LiveView") -> "RenderableType":
 
 def _print_stacks(folder: "Path", ranks: str, seconds: float) -> None:
     """Ask the ranks of a training for samples of their stacks, and print the lines."""
-    from lightning_rlprof.analysis.hangs.stack_lines import stack_table
+    from lightning_rlprof.analysis.hangs import stack_table
     from lightning_rlprof.loaders.live_run import progress
     from lightning_rlprof.records.stack_samples import StackRequest, write_stack_request
 
@@ -193,7 +193,7 @@ def _wait(
     run: "Path", chosen: "Sequence[RankReader]", request: str, seconds: float
 ) -> "tuple[dict[int, list[StackLine]], list[str]]":
     """Return the lines of each rank that answers, and what is wrong with the others."""
-    from lightning_rlprof.analysis.hangs.stack_lines import stack_lines
+    from lightning_rlprof.analysis.hangs import stack_lines
     from lightning_rlprof.records.stack_samples import read_stack_answer
 
     waiting = {each.rank: each for each in chosen}

@@ -13,10 +13,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.alarms import UNUSUAL, Alarm, Code, RankState, alarms
 from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.analysis.stages.stage_times import stages
-from lightning_rlprof.analysis.steps.step_matrix import step_matrix
+from lightning_rlprof.analysis.stages import stages
+from lightning_rlprof.analysis.steps.step_matrix import WAITING, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import counted
-from lightning_rlprof.analysis.steps.waiting import WAITING
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.report.terminal import duration, percent, size
@@ -126,7 +125,7 @@ class RecentTimes:
         stage_ns: Mean time per step of each stage on each rank that ran it, without waiting; what
             ranks waited has names of its own, as in the table of stages.
         waits: Of these names, the stage in which ranks waited.
-        stages: That table, see `lightning_rlprof.analysis.stages.stage_times.stages`.
+        stages: That table, see `lightning_rlprof.analysis.stages.stages`.
         rates: Tokens per second and MFU, see `throughput`.
     """
 

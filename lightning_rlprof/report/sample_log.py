@@ -15,7 +15,7 @@ from lightning_rlprof.analysis.samples.sample_book import (
     SampleBook,
     sample_book,
 )
-from lightning_rlprof.analysis.samples.sample_path import updates_of
+from lightning_rlprof.analysis.samples.sample_tables import updates_of
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import FATES, Number
 from lightning_rlprof.records.run_directory import mode_made_of

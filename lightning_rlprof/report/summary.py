@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.analysis.device.kernels import kernels
-from lightning_rlprof.analysis.device.timeline import device_timeline
-from lightning_rlprof.analysis.device.utilization import breakdown, device_shares, idle
+from lightning_rlprof.analysis.device.timeline import (
+    breakdown,
+    device_shares,
+    device_timeline,
+    idle,
+)
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
-from lightning_rlprof.analysis.stages.overviews import roles
-from lightning_rlprof.analysis.stages.stage_times import StepTimes, round_ns, stages
+from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.report.terminal import duration, percent, size
 from lightning_rlprof.system.plain_text import plain

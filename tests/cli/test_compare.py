@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.comparison.comparability import comparability
 from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.analysis.comparison.run_pair import comparability
 from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 from lightning_rlprof.loaders.load import load
 from tests.builders.chrome import PID, ChromeTrace

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.loaders.load import load

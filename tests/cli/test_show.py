@@ -135,9 +135,9 @@ def test_memory_shows_peaks_and_the_files_of_captures(rlprof: Run, tmp_path: Pat
 
     assert (status, err) == (0, "")
     rows = [line.split() for line in out.splitlines() if line.startswith("actor_update")]
-    assert [row[:5] for row in rows] == [
-        ["actor_update", "0", "3", "3.00", "GiB"],
-        ["actor_update", "1", "3", "4.00", "GiB"],
+    assert [row[:6] for row in rows[:2]] == [
+        ["actor_update", "0", "torch", "3", "3.00", "GiB"],
+        ["actor_update", "1", "torch", "3", "4.00", "GiB"],
     ]
     folder = tmp_path / "run" / "rank-00000"
     for window in ("oom-step-000004", "step-000003"):
@@ -158,7 +158,7 @@ def test_json_of_memory_has_the_files(rlprof: Run, tmp_path: Path) -> None:
     assert table["name"] == "memory"
     peak = [column["name"] for column in table["columns"]].index("peak")
     assert table["columns"][peak] == {"name": "peak", "kind": "count", "unit": "bytes"}
-    assert [row[peak] for row in table["rows"]] == [3 << 30, 4 << 30]
+    assert [row[peak] for row in table["rows"]] == [3 << 30, 4 << 30] * 2 + [1 << 30] * 4
     assert data["files"][0] == {
         "what": "snapshot",
         "rank": 0,
@@ -192,7 +192,7 @@ def test_memory_finds_what_the_recorder_writes(rlprof: Run, tmp_path: Path) -> N
         out = rlprof("show", run, "memory")[1]
         folder = tmp_path / "rank-00000" / "step-000001"
         assert f"timeline, rank 0, step-000001: {folder}/memory-timeline.jsonl\n" in out
-        assert "whole step" in out
+        assert "\nall " in out
         assert "A timeline has one JSON array per sample; its first line names the columns." in out
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.analysis.hangs.hangs import Hang, find_hang
+from lightning_rlprof.analysis.hangs import Hang, find_hang
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.live_run import hang_evidence
 from tests.places import ROOT

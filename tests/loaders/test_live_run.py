@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.live_run import LATELY, LiveRun, hang_evidence
 from lightning_rlprof.loaders.load import load, run_directory

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.stages.overviews import regions
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import regions, stages
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.native import NO_STAGES

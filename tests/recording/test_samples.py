@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof import count, load, sample, stage, start_session
-from lightning_rlprof.analysis.samples.fates import samples
+from lightning_rlprof.analysis.samples.sample_tables import samples
 from lightning_rlprof.recording.samples import Sample
 from lightning_rlprof.tables.spans import Spans
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
 from lightning_rlprof.analysis.device.work import COMPUTE, NOT_RECORDED, optional_numbers
-from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
+from lightning_rlprof.analysis.statistics.group_summary import mean, rows_by_group, summarize
 from lightning_rlprof.analysis.steps.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_sizes, group_starts
 from lightning_rlprof.tables.intervals import covered_before, unions
@@ -366,10 +366,9 @@ def _rows(
     columns = [calls.operation, calls.group, calls.stage]
     widths = [len(names) + 1 for _, names in columns]
     every = np.ravel_multi_index([codes + 1 for codes, _ in columns], widths)
-    order = np.argsort(every, kind="stable")
     hidden = _hidden(calls, every, timeline)
     rows: list[tuple[Cell, ...]] = []
-    for at in np.split(order, group_starts(every[order])[1:]) if len(order) else []:
+    for at in rows_by_group(every):
         key = [names[codes[at[0]]] if codes[at[0]] >= 0 else None for codes, names in columns]
         overlap = hidden.get(int(every[at[0]]), (None, None))
         rows.append((*key, *_figures(calls, found, at, operation_of(key[0] or ""), overlap)))

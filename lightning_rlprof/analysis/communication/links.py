@@ -1,20 +1,27 @@
-"""How fast each link between two ranks moves data, and which is slow."""
+"""How fast each link between two ranks moves data, and which is slow.
+
+torch_npu records links one by one. On other devices, a collective of a group of two ranks is an
+observation of the link between them.
+
+Two links are comparable if they have the same transport and took part in the same operation of the
+same step, with sizes within a factor of two. A link's score is the median, over what was seen of
+it, of the logarithm of its speed relative to comparable links. It is slow if its score is far below
+those of the links that share neither end with it: a slow port slows all links of its rank. It must
+also be slow more often than congestion explains, which the other links show.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.communication.link_observations import Observations, observe
-from lightning_rlprof.analysis.communication.slow_links import (
-    EXCLUDED,
-    FEWEST,
-    SLOWER,
-    Links,
-    judge,
-)
-from lightning_rlprof.tables.arrays import UNKNOWN
+from lightning_rlprof.analysis.communication.collectives import calls_of, match_collectives
+from lightning_rlprof.analysis.statistics.group_summary import group_medians
+from lightning_rlprof.analysis.statistics.rank_tests import at_least, student_tail
+from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s, distinct_tuples
+from lightning_rlprof.tables.kernels import Coded, distinct
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -36,8 +43,34 @@ _NO_LINKS = (
 _NUMBERED = "In rows with a group, a rank that recorded nothing has its number within that group."
 _BOTH = "From collectives of groups of two ranks: each link is both directions of a pair."
 _NAMED = 3  # slow links that the note describes
-
 _Row = tuple[Cell, ...]
+
+_Names = list[list[str]]
+"""Of each link the rank at both ends; see `_names`."""
+
+Verdict = Literal["slow", "ok", "inconclusive"]
+
+SLOWER = 0.9
+"""A link is slow if it certainly has less than this part of the baseline's speed."""
+
+EXCLUDED = 0.75
+"""A link is ok if it certainly has more than this part."""
+
+SEEN = 3
+"""A link is called slow if it was seen at least so often: congestion comes and goes."""
+
+FEWEST = 3
+"""Links that a link is compared with, at least."""
+
+_ALPHA = 0.01  # chance that any of the links of a healthy run is called slow
+_CONGESTED = 0.001  # chance that congestion alone is taken for a slow link
+_MAD = 1.4826  # from the median of absolute deviations to a standard deviation
+_FLOOR = 0.02  # relative spread of links at least; timers and chunks differ by as much
+_MOST = 2_000  # links that one is compared with, at most
+_TAIL = np.geomspace(1e-3, 1e6, 4_000)
+
+INSIDE, BETWEEN = "inside a host", "between hosts"
+"""Transports of links that are known from collectives."""
 
 
 def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -71,6 +104,49 @@ def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     return Table("links", _COLUMNS, rows, note)
 
 
+@dataclass(frozen=True, eq=False)
+class Links:
+    """One row per link and transport.
+
+    Attributes:
+        ends: Ranks at both ends, or numbers in a group, as in `Observations`; shape (2, n).
+        groups: The group whose number an end is, else `UNKNOWN`; shape (2, n).
+        transport: Code of the transport.
+        size: Bytes in all.
+        time: Nanoseconds in all.
+        seen: How often.
+        below: How often it was slower than `SLOWER` of what did the same.
+        score: Logarithm of its speed relative to the baseline; NaN if nothing is comparable.
+        low: Lower end of the interval of the score; all intervals hold together at 99%.
+        high: Upper end.
+        others: How many links it was compared with.
+        chance: How likely a healthy link is that so often, by how often the other links are.
+    """
+
+    ends: Int64s
+    groups: Int64s
+    transport: Int64s
+    size: Int64s
+    time: Int64s
+    seen: Int64s
+    below: Int64s
+    score: Float64s
+    low: Float64s
+    high: Float64s
+    others: Int64s
+    chance: Float64s
+
+    def verdicts(self) -> Sequence[Verdict]:
+        """Return whether each link is slow."""
+        slower = self.high < np.log(SLOWER)
+        slow = slower & (self.seen >= SEEN) & (self.chance * len(self.seen) < _CONGESTED)
+        ok = ~slower & (self.low > np.log(EXCLUDED))
+        return [
+            "slow" if one else "ok" if other else "inconclusive"
+            for one, other in zip(slow, ok, strict=True)
+        ]
+
+
 def _by_score(found: Links) -> list[int]:
     """Return the links, the slowest first; those without a baseline are last."""
     speed = found.size / found.time
@@ -78,9 +154,36 @@ def _by_score(found: Links) -> list[int]:
     return np.lexsort((*found.ends[::-1], speed, score)).tolist()  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """What links moved, as columns of one length; rows with bytes and a time alone.
+
+    Attributes:
+        ends: Ranks at both ends, or their numbers in a group if the rank is unknown; shape (2, n).
+        groups: The group whose number an end is, `UNKNOWN` of a rank; shape (2, n).
+        group_names: Names of groups.
+        transport: How the data went.
+        operation: The collective.
+        step: RL step, 0 if unknown.
+        size: Bytes.
+        time: Nanoseconds.
+        directed: Whether both directions of a pair are links of their own.
+    """
+
+    ends: Int64s
+    groups: Int64s
+    group_names: Sequence[str]
+    transport: Coded
+    operation: Coded
+    step: Int64s
+    size: Int64s
+    time: Int64s
+    directed: bool
+
+
 def _row(found: Links, seen: Observations, at: int, verdict: str) -> _Row:
     group, transport = int(found.groups[:, at].max()), int(found.transport[at])
-    ratios = (_ratio(each[at]) for each in (found.score, found.low, found.high))
+    scores = (float(each[at]) for each in (found.score, found.low, found.high))
     return (
         *found.ends[:, at].tolist(),
         seen.group_names[group] if group >= 0 else None,
@@ -88,18 +191,10 @@ def _row(found: Links, seen: Observations, at: int, verdict: str) -> _Row:
         int(found.size[at]),
         int(found.time[at]),
         float(found.size[at] / found.time[at]),  # bytes per ns are GB/s
-        *ratios,
+        *(None if np.isnan(score) else float(np.exp(score)) for score in scores),
         int(found.seen[at]),
         verdict,
     )
-
-
-def _ratio(score: float) -> float | None:
-    return None if np.isnan(score) else float(np.exp(score))
-
-
-_Names = list[list[str]]
-"""Of each link the rank at both ends; see `_names`."""
 
 
 def _names(found: Links, seen: Observations) -> _Names:
@@ -212,3 +307,189 @@ def _missing(evidence: _Evidence, undecided: list[int]) -> str:
             f"the speeds of {wide} of {whole} links vary too much to tell. Capture more steps."
         )
     return " ".join(texts)
+
+
+def judge(seen: Observations) -> Links:
+    """Sum up what was seen of each link, and compare it with the links that did the same."""
+    keys = np.stack([*seen.ends, *seen.groups, seen.transport[0]])
+    heads, link = distinct_tuples(keys)
+    count = heads.shape[1]
+    amounts = np.zeros((2, count), np.int64)
+    for amount, column in zip(amounts, (seen.size, seen.time), strict=True):
+        np.add.at(amount, link, column)
+    ends, groups, transport = heads[:2], heads[2:4], heads[4]
+    relative = _relative(seen, link)
+    known = ~np.isnan(relative)
+    below = np.bincount(link[known], relative[known] < np.log(SLOWER), count).astype(np.int64)
+    times = np.bincount(link[known], minlength=count)
+    score = group_medians(link[known], relative[known], count)
+    compared = _compare(score, below, times, ends, groups, transport)
+    size, time = amounts
+    seen_of = np.bincount(link, minlength=count)
+    return Links(ends, groups, transport, size, time, seen_of, below, *compared)
+
+
+def _relative(seen: Observations, link: Int64s) -> Float64s:
+    """Return the logarithm of each speed relative to the links that did the same, NaN if alone."""
+    speed = np.log(seen.size / seen.time)
+    bucket = np.round(np.log2(seen.size)).astype(np.int64)
+    same = np.stack([seen.transport[0], seen.operation[0], seen.step, bucket])
+    _, cell = distinct_tuples(same)
+    (cells, _), of_pair = distinct_tuples(np.stack([cell, link]))
+    own = group_medians(of_pair, speed, len(cells))
+    usual = group_medians(cells, own, int(cells.max()) + 1)
+    return np.where((np.bincount(cells) < 2)[cell], np.nan, speed - usual[cell])
+
+
+def _compare(
+    score: Float64s,
+    below: Int64s,
+    times: Int64s,
+    ends: Int64s,
+    groups: Int64s,
+    transport: Int64s,
+) -> tuple[Float64s, Float64s, Float64s, Int64s, Float64s]:
+    """Return score, interval, number of links compared with, and chance, of each link."""
+    places = np.stack([groups.reshape(-1), ends.reshape(-1)])
+    node = distinct_tuples(places)[1].reshape(2, -1)
+    found, margin = np.full(len(score), np.nan), np.full(len(score), np.nan)
+    others, chance = np.zeros(len(score), np.int64), np.ones(len(score))
+    known = np.flatnonzero(~np.isnan(score))
+    for code in np.unique(transport[known]).tolist():
+        rows = known[transport[known] == code]
+        if len(rows) <= FEWEST:
+            continue
+        pool = rows
+        if len(rows) > _MOST:
+            pool = np.random.default_rng(0).choice(rows, _MOST, replace=False)
+        for row in rows.tolist():
+            away = pool[~np.isin(node[:, pool], node[:, row]).any(axis=0)]
+            if len(away) < FEWEST:
+                away = pool[pool != row]
+            others[row] = len(away)
+            found[row] = score[row] - float(np.median(score[away]))
+            # that of one more time than was seen, so that it is never zero
+            rate = (below[away].sum() + 1) / (times[away].sum() + 2)
+            chance[row] = at_least(int(times[row]), float(rate))[below[row]]
+        margin[rows] = _margin(found[rows], others[rows], len(known))
+    return found, found - margin, found + margin, others, chance
+
+
+def _margin(score: Float64s, others: Int64s, links: int) -> Float64s:
+    """Return half the width of the interval of each score, at 99% for all links together.
+
+    A median of n values has π/2 times the variance of a mean. The spread of links is the median
+    deviation, so few slow links don't widen it; it counts as half as many degrees of freedom as
+    there are links. The tests on healthy runs confirm both.
+    """
+    spread = max(_MAD * float(np.median(np.abs(score))), _FLOOR)
+    freedom = max(len(score) / 2, 2.0)
+    reach = float(np.interp(-_ALPHA / links, -student_tail(_TAIL, freedom), _TAIL))
+    return np.asarray(reach * spread * np.sqrt(1 + np.pi / 2 / others))
+
+
+def observe(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> Observations | None:
+    """Return what was seen of links, None if nothing was.
+
+    Args:
+        spans: The run.
+        ranks: Only what these recorded; None for all.
+        notes: Reasons for unreadable tables are added.
+    """
+    table = spans.try_table("links", notes)
+    if table is not None:
+        found = _recorded(table, ranks)
+        if found is not None:
+            return found
+    table = spans.try_table("collectives", notes)
+    hosts = {rank: header.host for rank, header in spans.headers.items()}
+    return None if table is None else _pairs(table, ranks, hosts)
+
+
+def _recorded(table: Table, ranks: Collection[int] | None) -> Observations | None:
+    names = ("rank", "source", "destination", "size", "transfer")
+    rank, source, destination, size, time = (table.numbers(name, UNKNOWN) for name in names)
+    keep = (source != destination) & (size > 0) & (time > 0)
+    if ranks is not None:
+        keep &= np.isin(rank, list(ranks))
+    if not keep.any():
+        return None
+    known = np.stack([_global_ranks(table, name) for name in ("source", "destination")])
+    group, groups = table.texts("group")
+    transport, transports = table.texts("transport")
+    operation, operations = table.texts("operation")
+    return Observations(
+        np.where(known == UNKNOWN, np.stack([source, destination]), known)[:, keep],
+        np.where(known == UNKNOWN, group, UNKNOWN)[:, keep],
+        groups,
+        (transport[keep], transports),
+        (operation[keep], operations),
+        table.numbers("step", 0)[keep],
+        size[keep],
+        time[keep],
+        directed=True,
+    )
+
+
+def _global_ranks(table: Table, end: str) -> Int64s:
+    """Return the rank at one end of each link, as any row knows it, else `UNKNOWN`."""
+    group, names = table.texts("group")
+    width = len(names) + 1
+    known: dict[int, int] = {}
+    keys = {}
+    for each in ("source", "destination"):
+        keys[each] = table.numbers(each, UNKNOWN) * width + group + 1
+        rank = table.numbers(f"{each} rank", UNKNOWN)
+        told = rank != UNKNOWN
+        known |= dict(zip(keys[each][told].tolist(), rank[told].tolist(), strict=True))
+    return np.array([known.get(key, UNKNOWN) for key in keys[end].tolist()], np.int64)
+
+
+def _pairs(
+    table: Table, ranks: Collection[int] | None, hosts: Mapping[int, str]
+) -> Observations | None:
+    """Return the collectives of groups of two ranks that both recorded.
+
+    The transfer is the shorter of their durations: the other one waited as well.
+    """
+    found, calls = match_collectives(calls_of(table))
+    at = np.flatnonzero(found.collective != UNKNOWN)
+    of = found.collective[at]
+    count = len(found.ranks)
+    low, high, size = (np.full(count, start) for start in (2**62, -1, UNKNOWN))
+    step, operation = np.zeros(count, np.int64), np.full(count, UNKNOWN)
+    members = np.full(count, UNKNOWN)
+    np.minimum.at(low, of, calls.rank[at])
+    for column, values in (
+        (high, calls.rank),
+        (size, calls.bytes),
+        (step, calls.step),
+        (operation, calls.operation[0]),
+        (members, calls.members),
+    ):
+        np.maximum.at(column, of, values[at])
+    keep = (members == 2) & (found.ranks == 2) & (size > 0) & (found.transfer_ns > 0) & ~found.apart
+    if ranks is not None:
+        keep &= np.isin(low, list(ranks)) & np.isin(high, list(ranks))
+    if not keep.any():
+        return None
+    ends = [*zip(low[keep].tolist(), high[keep].tolist(), strict=True)]
+    names = [_transport(hosts.get(one, ""), hosts.get(other, "")) for one, other in ends]
+    code, texts = distinct(np.arange(len(names)), names)
+    return Observations(
+        np.stack([low[keep], high[keep]]),
+        np.full((2, len(ends)), UNKNOWN),
+        [],
+        (np.where([name == "" for name in names], UNKNOWN, code), texts),
+        (operation[keep], calls.operation[1]),
+        step[keep],
+        size[keep],
+        found.transfer_ns[keep],
+        directed=False,
+    )
+
+
+def _transport(one: str, other: str) -> str:
+    if not one or not other:
+        return ""
+    return INSIDE if one == other else BETWEEN

@@ -28,7 +28,7 @@ from lightning_rlprof.analysis.statistics.pace import (
 from lightning_rlprof.records.records import VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 LEVEL, TREND, OUTLIER = "level", "trend", "outlier"
 """What changed: the level at a step, little by little over the run, or in one step alone."""
@@ -37,9 +37,7 @@ _COLUMNS = (
     Column("change", "text"),
     Column("step", "count"),
     Column("stage", "text"),
-    Column("ratio", "ratio"),
-    Column("CI low", "ratio"),
-    Column("CI high", "ratio"),
+    *columns_of("ratio", "ratio", "CI low", "CI high"),
     Column("delta", "duration", "ns"),
     Column("steps", "count"),
     Column("cost", "duration", "ns"),
@@ -144,21 +142,9 @@ def _outliers(step: _Series, own: Mapping[str, _Series], ranks: int) -> list[tup
     for at in far[np.argsort(-off[far])][:_MOST_OUTLIERS].tolist():
         excess = step.ns[at] * -math.expm1(-off[at])
         number = int(step.steps[at])
-        blamed = _stage_of(own, number)
-        rows.append(
-            (
-                OUTLIER,
-                number,
-                blamed,
-                math.exp(off[at]),
-                None,
-                None,
-                round(excess),
-                1,
-                round(excess * ranks),
-                None,
-            )
-        )
+        cost = (round(excess), 1, round(excess * ranks))
+        head = (OUTLIER, number, _stage_of(own, number), math.exp(off[at]))
+        rows.append((*head, None, None, *cost, None))
     return rows
 
 

@@ -1,15 +1,16 @@
 """Compare runs at equal work, stage by stage, with confidence intervals.
 
-`judge` finds the change of every stage; `compare` turns it into a table with verdicts.
+`judge` finds the change of every stage; `compare` turns it into a table with verdicts, and `gate`
+into one for CI: whether a step is at most a share slower at equal work.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.comparison.comparability import HARDLY, comparability, score_of
 from lightning_rlprof.analysis.comparison.equal_work import (
     Change,
     Fit,
@@ -19,11 +20,14 @@ from lightning_rlprof.analysis.comparison.equal_work import (
     range_bounds,
 )
 from lightning_rlprof.analysis.comparison.run_pair import (
+    HARDLY,
     REPLICAS,
     STEP,
     UNTRACED,
     Amounts,
     Side,
+    comparability,
+    score_of,
     shared_work,
     sides,
 )
@@ -31,7 +35,7 @@ from lightning_rlprof.analysis.statistics.pace import orthonormal
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.tables.arrays import Float64s, Mask
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 INCONCLUSIVE = "inconclusive"
 """The verdict if the data can neither show nor exclude a change."""
@@ -41,15 +45,10 @@ AS_THE_REST = "as the rest"
 
 _COLUMNS = (
     Column("stage", "text"),
-    Column("A", "duration", "ns"),
-    Column("B", "duration", "ns"),
+    *columns_of("duration", "A", "B", unit="ns"),
     Column("adjusted", "ratio"),
     Column("verdict", "text"),
-    Column("raw B/A", "ratio"),
-    Column("work B/A", "ratio"),
-    Column("CI low", "ratio"),
-    Column("CI high", "ratio"),
-    Column("relative low", "ratio"),
+    *columns_of("ratio", "raw B/A", "work B/A", "CI low", "CI high", "relative low"),
     Column("relative high", "ratio"),
     Column("changed", "text"),
     Column("detectable", "share"),
@@ -59,6 +58,7 @@ _COLUMNS = (
 )
 STEP_CHANCE = 0.005  # people ask the step first: half of 1% is for it
 _STAGES_CHANCE = 0.005  # the other half for all stages, each with two intervals
+
 # Stages that a change did not touch were seen 4% apart in two runs on one quiet machine.
 _SMALL = math.log(1.05)
 _UNCOUNTED = "work not counted"
@@ -70,8 +70,19 @@ _NOTE = (
 _PLAIN = (
     "Stages without counted work are judged by the raw ratio. Call count(tokens=...) in the stage."
 )
+
 MACHINE = "All stages changed alike: the machine rather than the code."
 """What to say if no stage changed more than the others, but the step did."""
+
+_SHARE = 0.01  # of the step: a smaller stage says nothing of the machine
+_ALIKE = 0.1  # of the median change: a stage beyond is not what others are compared with
+_COMPARABLE = 3  # stages, below which it is unknown which of them changed apart from the others
+_POWER = 0.84  # normal quantile of 80%
+_MOST_STEPS = 20  # times as many: more steps do not help
+_SURE_OF_WANDER = 0.95
+
+FAIL, PASS = "FAIL", "PASS"
+_FAIL_CHANCE, _PASS_CHANCE = 0.0025, 0.05  # one-sided: for the step and all stages each; to pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,17 +237,7 @@ def _judged(
         ]
         often = float(stage.often[first:].mean() / stage.often[:first].mean())
         work = float(usual[1].mean() / usual[0].mean()) * often
-    counted = tuple(stage.work)
-    return Judged(
-        name,
-        round(before),
-        round(after),
-        work,
-        after / before,
-        change,
-        counted=counted,
-        chance=chance,
-    )
+    return replace(row, work=work, raw=after / before, change=change, counted=tuple(stage.work))
 
 
 def _change(
@@ -249,11 +250,6 @@ def _change(
     steps = [run.number[keep] for run, keep in zip(runs, stage.steps, strict=True)]
     known = between_steps(rest, columns, steps)
     return None if known is None else Change(known, range_bounds(*rest))
-
-
-_SHARE = 0.01  # of the step: a smaller stage says nothing of the machine
-_ALIKE = 0.1  # of the median change: a stage beyond is not what others are compared with
-_COMPARABLE = 3  # stages, below which it is unknown which of them changed apart from the others
 
 
 def _beside_the_others(
@@ -299,19 +295,8 @@ def _beside_the_others(
     for name in with_change:
         change = _relative(name, rest, with_change, runs, first)
         if change is not None:
-            row = rows[name]
-            found[name] = Judged(
-                row.name,
-                row.before,
-                row.after,
-                row.work,
-                row.raw,
-                row.change,
-                change,
-                _direction(change, chance) != 0,
-                row.counted,
-                chance,
-            )
+            own = _direction(change, chance) != 0
+            found[name] = replace(rows[name], relative=change, own=own, chance=chance)
     return found
 
 
@@ -462,9 +447,6 @@ def _called(low: float, high: float) -> str:
     return "slower" if low > 0 else "faster"
 
 
-_POWER = 0.84  # normal quantile of 80%
-
-
 def smallest_change(change: Change, chance: float) -> float:
     """Return the smallest change (logarithm) that these runs would show with 80% chance.
 
@@ -474,9 +456,6 @@ def smallest_change(change: Change, chance: float) -> float:
     """
     known = change.known
     return known.quantile(1 - chance) - known.quantile(0.5) + _POWER * known.spread
-
-
-_MOST_STEPS = 20  # times as many: more steps do not help
 
 
 def steps_needed(
@@ -502,9 +481,6 @@ def steps_needed(
     return known.values_needed(steps, error, _MOST_STEPS * steps) if error > 0 else None
 
 
-_SURE_OF_WANDER = 0.95
-
-
 def _remarks(judged: Judgement) -> list[str]:
     found = [_NOTE]
     if any(row.raw is not None and not row.counted for row in judged.rows):
@@ -522,3 +498,76 @@ def _remarks(judged: Judgement) -> list[str]:
         if side.note:
             found.append(f"{name}: {side.note}")
     return found
+
+
+class Gate(NamedTuple):
+    """Result of the gate: ``PASS``, ``FAIL`` or ``INCONCLUSIVE``, why, and the slower stages."""
+
+    result: str
+    text: str
+    slower: list[str]
+
+
+def gate(judged: Judgement, limit: float, noise: float = 0.0, score: float = 1.0) -> Gate:
+    """Decide whether the step is at most a share slower at equal work.
+
+    It fails if the step is slower than the limit with 99.75%, or a stage with as much over all
+    stages. It passes if the step is not slower than the limit with 95% (non-inferiority).
+
+    Args:
+        judged: What is known.
+        limit: Share, such as 0.03.
+        noise: Spread between runs of one code, such as 0.01, for one run a side.
+        score: Of `comparability`; runs that hardly compare never pass.
+    """
+    if judged.abstained is not None:
+        return Gate(INCONCLUSIVE.upper(), judged.abstained, [])
+    margin = math.log1p(limit)
+    changes = {row.name: row.change for row in judged.rows if row.change is not None}
+    for run in (*judged.baseline, *judged.candidate):
+        for name in (UNTRACED, *run.waiting):
+            changes.pop(name, None)
+    if noise:
+        spread = math.sqrt(2) * noise
+        changes = {name: Change(each.known.widened(spread)) for name, each in changes.items()}
+    stages = max(len(changes) - 1, 1)
+    slower = [
+        name
+        for name, change in changes.items()
+        if change.exceeds(margin, _FAIL_CHANCE / (1 if name == STEP else stages))
+    ]
+    if slower:
+        texts = [f"{name} {_percent_change(judged.by_name[name])}" for name in slower]
+        return Gate(FAIL, f"{', '.join(texts)}; the limit is {100 * limit:g}%", slower)
+    if score < HARDLY:
+        return Gate(INCONCLUSIVE.upper(), f"comparability score {score:.2f} is below {HARDLY}", [])
+    return _passes(judged, changes.get(STEP), margin, limit)
+
+
+def _passes(judged: Judgement, step: Change | None, margin: float, limit: float) -> Gate:
+    undecided = INCONCLUSIVE.upper()
+    if step is None:
+        return Gate(undecided, "the step has too little data", [])
+    if step.stays_below(margin, _PASS_CHANCE):
+        text = f"step is at most {100 * limit:g}% slower at equal work"
+        return Gate(PASS, f"{text}; no stage is significantly slower than that", [])
+    least = math.expm1(margin + smallest_change(step, _FAIL_CHANCE))
+    text = f"these runs would show a slowdown of {least:.1%} or more"
+    if len(judged.baseline) == len(judged.candidate) == 1:
+        steps = min(judged.baseline[0].steps, judged.candidate[0].steps)
+        needed = steps_needed(step, steps, (margin, _PASS_CHANCE), (margin, _FAIL_CHANCE))
+        text += (
+            "; more steps do not help"
+            if needed is None
+            else f"; about {needed} steps a run would decide"
+        )
+    else:
+        text += "; record more runs"
+    return Gate(undecided, text, [])
+
+
+def _percent_change(row: Judged) -> str:
+    """Return a change with its interval: ``+12.0% (99% CI 8.0% to 15.1%)``."""
+    low, high = ratios(row.change, row.chance)
+    value, least, most = (float(each or 1) - 1 for each in (row.adjusted, low, high))
+    return f"{value:+.1%} (99% CI {least:.1%} to {most:.1%})"

@@ -1,17 +1,18 @@
-"""Runs side by side: time and work per step of every stage, under names that all have."""
+"""Runs side by side: time and work per step of every stage, and how comparable two runs are."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightning_rlprof.analysis.steps.step_matrix import StepMatrix, step_matrix
+from lightning_rlprof.analysis.steps.rank_matrix import AMOUNTS
+from lightning_rlprof.analysis.steps.step_matrix import WAITING, StepMatrix, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.steps.time_categories import align_stage_names
-from lightning_rlprof.analysis.steps.waiting import WAITING
-from lightning_rlprof.analysis.steps.work import AMOUNTS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 STEP, UNTRACED = "step", "untraced"
 """Names of the rows of the whole step, and of its time outside stages."""
@@ -20,6 +21,7 @@ REPLICAS = "replicas"
 """Counter that says by how many replicas a stage's work was shared."""
 
 _SLOWEST = "slowest rank's "
+
 WORK = (
     *(*AMOUNTS, "samples", "batch"),
     *(_SLOWEST + counter for counter in AMOUNTS),
@@ -32,6 +34,21 @@ had beyond the mean.
 """
 
 _OFTEN = 0.5
+
+Amounts = tuple[Float64s, ...]
+"""The same amount per step in each run."""
+
+
+HARDLY = 0.5
+"""Below this score two runs should not be compared, and a warning says so."""
+
+_COLUMNS = (
+    *columns_of("text", "what", "A", "B"),
+    Column("score", "number"),
+)
+_APART, _EAGER, _UNCOUNTED = 0.5, 0.3, 0.9  # no common work; all graphs or none; no work counted
+_NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
+_AlikeRow = tuple[Cell, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +72,6 @@ class Side:
     number: Int64s
     steps: int
     note: str
-
-
-Amounts = tuple[Float64s, ...]
-"""The same amount per step in each run."""
 
 
 def shared_work(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
@@ -197,3 +210,95 @@ def _most(cells: Int64s, rank: Int64s, values: Float64s, size: int) -> Float64s:
 def _over(sums: Float64s, per: Float64s | Int64s, count: Float64s) -> Float64s:
     found: Float64s = np.where(count > 0, sums / np.maximum(per, 1), np.nan)
     return found
+
+
+def comparability(a: Spans, b: Spans, pair: Sequence[Side] | None = None) -> Table:
+    """Return what makes two runs alike or different; ``score`` is 0 to 1 and multiplies.
+
+    Stages: share of time in stages that both have, of the run with less. Ranks, device and
+    counters: 1 if equal. Work: share of all steps with an amount of work that the other run had,
+    too. Graph capture: share of kernels that ran in CUDA graphs, if a profiler recorded that.
+
+    Args:
+        a: Run A.
+        b: Run B.
+        pair: Their `sides`, if already computed.
+    """
+    left, right = pair or sides([a, b])
+    counters = [_listed(side.work.get(STEP, {})) for side in (left, right)]
+    counted = counters != [_NONE, _NONE]
+    rows: list[_AlikeRow] = [
+        _stages(left, right),
+        _alike("ranks", 0.8, _ranks(a), _ranks(b)),
+        _alike("device", 0.7, _devices(a), _devices(b)),
+        _graphs(a, b),
+        _alike("counters", 0.8, *counters) if counted else ("counters", *counters, _UNCOUNTED),
+        _alike_work(left, right),
+    ]
+    table = Table("comparability", _COLUMNS, rows)
+    note = (
+        f"Comparability score: {score_of(table):.2f} (product of the rows). "
+        f"Below {HARDLY}, don't rely on the comparison."
+    )
+    return replace(table, note=note)
+
+
+def score_of(table: Table) -> float:
+    """Return the score of two runs, the product of what `comparability` found."""
+    return math.prod(float(score or 0) for score in table.column("score"))
+
+
+def _alike(what: str, otherwise: float, a: str, b: str) -> _AlikeRow:
+    return what, a, b, 1.0 if a == b else otherwise
+
+
+def _stages(a: Side, b: Side) -> _AlikeRow:
+    shares, texts = [], []
+    for side, other in ((a, b), (b, a)):
+        ns = {name: float(ns.sum()) for name, ns in side.stages.items() if name != STEP}
+        alone = [name for name in ns if name not in other.stages]
+        whole, both = sum(ns.values()), sum(ns[name] for name in ns if name not in alone)
+        shares.append(both / whole if whole else 1.0)
+        texts.append(f"only here: {_listed(alone)}" if alone else "all in both")
+    return "stages", *texts, min(shares)
+
+
+def _ranks(spans: Spans) -> str:
+    world = max((head.world_size for head in spans.headers.values()), default=0)
+    have = len(spans.ranks)
+    return f"{have}" if have >= world else f"{have} of {world}"
+
+
+def _devices(spans: Spans) -> str:
+    return _listed(sorted({head.hardware for head in spans.headers.values()}))
+
+
+def _graphs(a: Spans, b: Spans) -> _AlikeRow:
+    shares = []
+    for spans in (a, b):
+        table = spans.try_table("kernels", [])
+        if table is not None and len(table.rows) and "graph" in {c.name for c in table.columns}:
+            shares.append(float(np.mean(table.numbers("graph", -1) >= 0)))
+        else:
+            shares.append(np.nan)
+    texts = [_UNKNOWN if np.isnan(share) else f"{share:.0%} of kernels" for share in shares]
+    apart = abs(shares[0] - shares[1])
+    return "graph capture", *texts, 1.0 if np.isnan(apart) else 1.0 - _EAGER * apart
+
+
+def _alike_work(a: Side, b: Side) -> _AlikeRow:
+    shared = shared_work([a, b], STEP)
+    if not shared:
+        return "work", _UNKNOWN, _UNKNOWN, 1.0
+    name, pair = next(iter(shared.items()))
+    known = [each[np.isfinite(each)] for each in pair]
+    low, high = max(each.min() for each in known), min(each.max() for each in known)
+    inside = min(float(np.mean((each >= low) & (each <= high))) for each in known)
+    texts = [f"{each.min():,.0f} to {each.max():,.0f} {name}" for each in known]
+    return "work", *texts, _APART + (1 - _APART) * inside
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return ", ".join(known[:_SHOWN]) + more or _NONE

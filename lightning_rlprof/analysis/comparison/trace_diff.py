@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import OTHERS, device_work
-from lightning_rlprof.analysis.operators.call_tree import (
+from lightning_rlprof.analysis.operators import (
     UNATTRIBUTED,
     CallTree,
     call_tree,
@@ -19,7 +19,7 @@ from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import NONE
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 By = Literal["operators", "kernels"]
 """What two traces are compared by."""
@@ -28,14 +28,9 @@ TOTAL = "total"
 """Names the last row, the sum of all others."""
 
 _COLUMNS = (
-    Column("A", "duration", "ns"),
-    Column("B", "duration", "ns"),
-    Column("delta", "duration", "ns"),
-    Column("due to count", "duration", "ns"),
-    Column("due to duration", "duration", "ns"),
+    *columns_of("duration", "A", "B", "delta", "due to count", "due to duration", unit="ns"),
     Column("B/A", "ratio"),
-    Column("A count", "number"),
-    Column("B count", "number"),
+    *columns_of("number", "A count", "B count"),
 )
 _NOTE = (
     "delta = due to count (more or fewer calls, each as long as in A) + due to duration (longer or "

@@ -6,27 +6,22 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import WORK, LongestPath, longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, seconds, step_graph
-from lightning_rlprof.analysis.steps.clock_uncertainty import (
+from lightning_rlprof.analysis.steps.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.sync_points import (
     WITHIN_UNCERTAINTY,
     is_within_uncertainty,
     uncertainty_ns,
 )
-from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Column, Table
+from lightning_rlprof.tables.table import Column, Table, columns_of
 
 _COLUMNS: tuple[Column, ...] = (
-    Column("stage", "text"),
-    Column("part", "text"),
-    Column("role", "text"),
+    *columns_of("text", "stage", "part", "role"),
     Column("rank", "count"),
     Column("share", "share"),
-    Column("per step", "duration", "ns"),
-    Column("slack", "duration", "ns"),
-    Column("total", "duration", "ns"),
-    Column("steps", "count"),
-    Column("count", "count"),
+    *columns_of("duration", "per step", "slack", "total", unit="ns"),
+    *columns_of("count", "steps", "count"),
 )
 _SAMPLE = Column("sample", "count")
 _LATE = "late start"

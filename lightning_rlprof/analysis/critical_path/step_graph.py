@@ -14,19 +14,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.critical_path.handoffs import Handoffs, find_handoffs
-from lightning_rlprof.analysis.critical_path.replay import WORK, Schedule, build_schedule
-from lightning_rlprof.analysis.critical_path.step_intervals import (
+from lightning_rlprof.analysis.critical_path.handoffs import (
+    Handoffs,
     StepIntervals,
+    find_handoffs,
     find_step_intervals,
 )
-from lightning_rlprof.analysis.steps.clock_uncertainty import (
+from lightning_rlprof.analysis.critical_path.replay import WORK, Schedule, build_schedule
+from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.steps.step_selection import counted, last_steps
+from lightning_rlprof.analysis.steps.sync_points import (
+    SyncPoints,
+    find_sync_points,
     uncertainty_note,
     unsynchronized_clocks,
 )
-from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, partition
-from lightning_rlprof.analysis.steps.step_selection import counted, last_steps
-from lightning_rlprof.analysis.steps.sync_points import SyncPoints, find_sync_points
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.intervals import edges
@@ -63,14 +65,6 @@ class Timeline(NamedTuple):
     handoffs: Handoffs
     note: str
 
-    def stage_stretches(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Return chain, start, end and row of each stretch with a stage as the innermost one."""
-        divided = self.cut.divided
-        inside = divided.stage != UNTRACED
-        row = divided.stage[inside]
-        chain = np.searchsorted(self.threads, self.spans.thread[row])
-        return chain, divided.start_ns[inside], divided.end_ns[inside], row
-
 
 def find_timeline(spans: Spans) -> Timeline:
     """Find the steps of a run that has some, and what connects its training threads."""
@@ -102,7 +96,12 @@ def _cut_segments(timeline: Timeline) -> tuple[_Segments, Int64s]:
     """Cut all runs at the edges of stages, sync points and handoffs; return the ends, too."""
     spans, sync_points = timeline.spans, timeline.sync_points
     intervals, handoffs = timeline.intervals, timeline.handoffs
-    *stages, row = timeline.stage_stretches()
+    divided = timeline.cut.divided
+    start, end, row = (
+        each[divided.stage != UNTRACED]
+        for each in (divided.start_ns, divided.end_ns, divided.stage)
+    )
+    stages = [np.searchsorted(timeline.threads, spans.thread[row]), start, end]
     visits = np.stack(
         [
             np.append(sync_points.chain, handoffs.chain),

@@ -15,9 +15,9 @@ from lightning_rlprof.analysis.device.work import (
     launch_calls,
     no_work,
 )
-from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group, summarize
 from lightning_rlprof.analysis.steps.step_selection import CLOSED, OPENED
-from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.intervals import covered_before
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -182,9 +182,8 @@ def _queues(
     streams, times = streams[last_at_once], times[last_at_once]
     captured = _captured_time(spans, ranks[streams], times)
     lasted = np.diff(captured, append=captured[-1:]) * (np.diff(streams, append=-1) == 0)
-    starts = group_starts(streams)
-    parts = zip(np.split(depth, starts[1:]), np.split(lasted, starts[1:]), strict=True)
-    return dict(zip(streams[starts].tolist(), (_queue(*part) for part in parts), strict=False))
+    parts = rows_by_group(streams)
+    return {int(streams[at[0]]): _queue(depth[at], lasted[at]) for at in parts}
 
 
 def _queue(depth: Int64s, lasted: Int64s) -> tuple[Cell, ...]:

@@ -14,8 +14,8 @@ from lightning_rlprof.analysis.diagnosis.measured_overhead import (
     measured_overhead,
 )
 from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
-from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.steps.step_selection import CLOSED, OPENED, capture_slowdown, counted
+from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS

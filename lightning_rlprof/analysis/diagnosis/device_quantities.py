@@ -12,6 +12,7 @@ from lightning_rlprof.analysis.communication.collectives import communication_of
 from lightning_rlprof.analysis.device.launches import LOST
 from lightning_rlprof.analysis.device.timeline import (
     HOST_BOUND,
+    IDLE_CATEGORIES,
     NEVER,
     UNATTRIBUTED,
     Lane,
@@ -19,7 +20,6 @@ from lightning_rlprof.analysis.device.timeline import (
     grid_of,
     idle_causes,
 )
-from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, COPY, NO_REPLAY
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_KERNELS,
@@ -43,7 +43,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     exact,
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
-from lightning_rlprof.analysis.ledger.accounts import OUTSIDE
+from lightning_rlprof.analysis.ledger.ledger import OUTSIDE
 from lightning_rlprof.analysis.steps.step_selection import capture_slowdown, states
 from lightning_rlprof.analysis.steps.time_categories import (
     COLLECTIVE_NAMES,

@@ -17,8 +17,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     Place,
     Quantity,
 )
-from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts, compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import accounts_of
+from lightning_rlprof.analysis.ledger.ledger import OUTSIDE, Accounts, accounts_of, compute_accounts
 from lightning_rlprof.analysis.steps.partition import exclusive_ns, open_spans, partition
 from lightning_rlprof.analysis.steps.step_selection import counted, shadow_steps
 from lightning_rlprof.analysis.steps.time_categories import Category

@@ -27,7 +27,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
 from lightning_rlprof.analysis.diagnosis.step_quantities import stage_rows
 from lightning_rlprof.analysis.memory import ALL, leaking_phases, memory, memory_phases
 from lightning_rlprof.analysis.samples.sample_book import USED, sample_book
-from lightning_rlprof.analysis.samples.staleness import trainer_versions
+from lightning_rlprof.analysis.samples.sample_tables import trainer_versions
 from lightning_rlprof.analysis.statistics.growth import (
     FEWEST_TO_GROW,
     FLAT,

@@ -59,7 +59,8 @@ def experts(spans: Spans) -> Table:
     for code in np.unique(spans.name[rows]).tolist():
         own = spans.name[rows] == code
         keys = np.stack([spans.step[rows], group, spans.rank[rows], layer, expert])[:, own]
-        found += _of_stage(spans.names[code], *_summed(keys, tokens[own]))
+        heads, place = distinct_tuples(keys)  # the spans of a step are summed
+        found += _of_stage(spans.names[code], heads, _sums(place, tokens[own]))
     return Table("experts", _COLUMNS, found, " ".join(notes))
 
 
@@ -91,12 +92,6 @@ def _groups(headers: Mapping[int, Header], rank: Int64s) -> Int64s | None:
     if any(each != given[0] for each in given) or ep < 2:
         return None
     return np.asarray(rank // (share * ep) * share + rank % share)
-
-
-def _summed(keys: Int64s, tokens: Float64s) -> tuple[Int64s, Float64s]:
-    """Sum the spans of a step; keys are step, group, rank, layer and expert; shape (5, n)."""
-    heads, place = distinct_tuples(keys)
-    return heads, _sums(place, tokens)
 
 
 def _sums(place: Int64s, amounts: Float64s) -> Float64s:

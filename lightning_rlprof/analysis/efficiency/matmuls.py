@@ -25,7 +25,7 @@ from lightning_rlprof.analysis.efficiency.peak_flops import (
     recorded_device,
     unconfirmed_note,
 )
-from lightning_rlprof.analysis.operators.call_tree import thread_lanes
+from lightning_rlprof.analysis.operators import thread_lanes
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.interval_nesting import NONE, innermost
 from lightning_rlprof.tables.kernels import Coded

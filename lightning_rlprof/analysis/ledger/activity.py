@@ -12,10 +12,15 @@ from lightning_rlprof.analysis.communication.collectives import (
     match_collectives,
     transfer_times,
 )
-from lightning_rlprof.analysis.device.timeline import Lane, device_timeline, idle_causes
-from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
+from lightning_rlprof.analysis.device.timeline import (
+    IDLE_CATEGORIES,
+    Lane,
+    device_timeline,
+    idle_causes,
+)
 from lightning_rlprof.analysis.device.work import DeviceWork
-from lightning_rlprof.analysis.steps.clock_uncertainty import uncertainty_ns
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
+from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
 from lightning_rlprof.analysis.steps.time_categories import (
     ENCLOSING,
     NO_CATEGORY,
@@ -23,7 +28,7 @@ from lightning_rlprof.analysis.steps.time_categories import (
     categories_of,
 )
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_starts
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import open_count, unions
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 from lightning_rlprof.tables.table import Table
@@ -290,9 +295,7 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
         found.categories.add(Category.MEMCPY)
     work = _work(spans, device, found)
     found.categories |= {Category(each) for each in np.unique(work.category).tolist()}
-    order = np.argsort(work.rank, kind="stable")
-    parts = np.split(order, group_starts(work.rank[order])[1:])
-    rows_of = {int(work.rank[rows[0]]): rows for rows in parts}
+    rows_of = {int(work.rank[rows[0]]): rows for rows in rows_by_group(work.rank)}
     for rank, lanes in groupby(timeline.lanes, key=lambda lane: lane.rank):
         own = _Work(*(column[rows_of[rank]] for column in work))
         time = found.by_rank[rank] = _device_time(own, [*lanes])

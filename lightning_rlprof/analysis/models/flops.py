@@ -1,4 +1,4 @@
-"""FLOPs of a transformer: forward, backward, recomputation, prefill and decode.
+"""FLOPs of a transformer: forward, backward, prefill and decode.
 
 A multiply and an add count one each. Matmuls alone count: norms, rotary positions, softmax and
 activations are left out, as in all published formulas. The look-up of an embedding costs nothing.
@@ -22,14 +22,12 @@ class Flops:
         attention: Queries with keys, and weights with values.
         head: The output layer.
         vision: The vision tower.
-        last: Of ``linear``, the last matmul of each dense layer.
     """
 
     linear: int
     attention: int
     head: int
     vision: int = 0
-    last: int = 0
 
     @property
     def forward(self) -> int:
@@ -49,25 +47,6 @@ class Flops:
     def training(self) -> int:
         """Forward and backward, without recomputation: what MFU counts (PaLM, arXiv:2204.02311)."""
         return self.forward + self.backward
-
-    @property
-    def recomputation(self) -> int:
-        """What checkpointing every layer repeats: the forward pass without the output layer."""
-        return self.forward - self.head
-
-    @property
-    def early_stop_recomputation(self) -> int:
-        """The same if ``use_reentrant=False``: it stops before the last matmul of a dense layer."""
-        return self.recomputation - self.last
-
-    def adapted(self, tokens: int, parameters: int) -> "tuple[int, int]":
-        """Return forward and backward of LoRA, by its trainable parameters.
-
-        The base model needs gradients of inputs alone: one matmul for each one forward, and two in
-        attention, whose inputs are both activations.
-        """
-        own = 2 * tokens * parameters
-        return self.forward + own, self.forward + self.attention + 2 * own
 
 
 def pairs(new: int, total: int | None = None, window: int | None = None) -> int:
@@ -232,7 +211,7 @@ def _passes(
     absorbed: bool = False,
 ) -> Flops:
     """Return the FLOPs of tokens, given the pairs that their masks leave."""
-    linear = attention = last = 0
+    linear = attention = 0
     kinds = dict(model.kinds)
     if model.mtp:  # a layer more, that joins two tokens' states, and the output layer once more
         final = model.layers[-1]
@@ -242,8 +221,6 @@ def _passes(
         linear += n * 2 * tokens * layer.active(model.hidden)
         core = layer.attention.core_flops(tokens, seen[layer.attention.window], absorbed=absorbed)
         attention += n * core
-        if not isinstance(layer.block, Experts):
-            last += n * 2 * tokens * layer.block.width * model.hidden
     head = (1 + model.mtp) * 2 * logits * model.head_parameters
     vision = vision_flops(model.vision, images) if model.vision else 0
-    return Flops(linear, attention, head, vision, last)
+    return Flops(linear, attention, head, vision)

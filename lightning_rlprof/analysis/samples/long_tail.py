@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.analysis.samples.sample_book import SampleBook, rollout_rows, sample_book
-from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.weight_updates import Mode, execution_mode
 from lightning_rlprof.analysis.whatif.rollout_requests import (
     RolloutRequests,
     find_requests,
@@ -120,9 +121,8 @@ def _pools(spans: Spans) -> tuple[RolloutRequests | None, list[_Pool]]:
     together = spans.step[found.row]
     if execution_mode(spans) == Mode.ASYNCHRONOUS:
         together = np.arange(many)
-    order = np.argsort(together, kind="stable")
     pools = []
-    for own in np.split(order, group_starts(together[order])[1:]):
+    for own in rows_by_group(together):
         requests = [np.arange(*found.first[at : at + 2]) for at in own.tolist()]
         pools.append(_Pool(own, np.concatenate(requests)))
     return found, pools

@@ -90,7 +90,7 @@ def sample_book(spans: Spans) -> SampleBook:
 
 def _read(spans: Spans) -> SampleBook:
     rows, number = spans.amounts("sample", np.int64)
-    codes = np.array([*map(_fate_code, spans.names), UNKNOWN], np.int64)
+    codes = np.array([*(_FATE_CODES.get(name, UNKNOWN) for name in spans.names), UNKNOWN])
     is_fate = (spans.kind[rows] == _MARK) & (codes[spans.name[rows]] >= 0)
     if SAMPLE_NAMES not in spans.tables and not is_fate.any():
         rows, number, is_fate = rows[:0], number[:0], is_fate[:0]  # numbers of the user's own
@@ -117,11 +117,6 @@ def _read(spans: Spans) -> SampleBook:
     again = len(told) - len(first)
     told_of = ids, prompt, prompts, attempt, fate, fate_row, tokens, *versions, reward
     return SampleBook(*told_of, rows, starts, of_row, again)
-
-
-def _fate_code(name: str) -> int:
-    """Return the fate that a mark tells, `UNKNOWN` if it tells none, as ``sample taken``."""
-    return _FATE_CODES.get(name, UNKNOWN)
 
 
 def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Int64s, Sequence[str], Int64s]:

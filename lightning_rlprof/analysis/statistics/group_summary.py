@@ -52,6 +52,19 @@ def summarize(groups: Int64s, values: Int64s) -> Summary:
     )
 
 
+def rows_by_group(*columns: Int64s) -> list[Int64s]:
+    """Return the rows of each group of equal values, groups ascending; its rows keep their order.
+
+    Example::
+
+        >>> [rows.tolist() for rows in rows_by_group(np.array([7, 3, 7]))]
+        [[1], [0, 2]]
+    """
+    order = np.lexsort(columns[::-1])
+    heads = group_starts(*(column[order] for column in columns))
+    return np.split(order, heads[1:]) if len(order) else []
+
+
 def _sorted(groups: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
     """Sort by group, then value; groups and values are not negative."""
     bits = int(values.max(initial=0)).bit_length()

@@ -15,13 +15,13 @@ import numpy as np
 from lightning_rlprof.analysis.statistics.rank_tests import at_least, holm
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.rank_matrix import RankMatrix, Replicas
-from lightning_rlprof.analysis.stragglers.rank_slowdown import RankSlowdown
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
     INCONCLUSIVE,
     LEVEL,
     SLOW_REPLICA,
     SLOW_UNCOUNTED,
+    RankSlowdown,
     Verdict,
 )
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, group_sizes, group_starts

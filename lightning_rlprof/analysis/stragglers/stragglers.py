@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.statistics.panel import above_the_others, panel
+from lightning_rlprof.analysis.statistics.pace import above_the_others, panel
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.rank_matrix import (
@@ -18,7 +18,6 @@ from lightning_rlprof.analysis.steps.rank_matrix import (
     with_phases,
 )
 from lightning_rlprof.analysis.steps.step_selection import recent
-from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown, rank_slowdown
 from lightning_rlprof.analysis.stragglers.replica_attribution import (
     ArrivalEvidence,
     Attribution,
@@ -33,14 +32,17 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     LONGER_IN,
     NO_STRAGGLER,
     SLOW_IN,
+    WHOLE,
+    RankSlowdown,
     Verdict,
     judge,
     known_together,
+    rank_slowdown,
     steps_needed,
 )
 from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 
 def peer_time_lost(own_ns: Float64s, excess_ns: Float64s, rank: int, first: int, last: int) -> int:
@@ -82,8 +84,7 @@ _COLUMNS = (
     Column("stages", "text"),
     Column("peer time lost", "duration", "ns"),
     Column("steps", "text"),
-    Column("CI low", "share"),
-    Column("CI high", "share"),
+    *columns_of("share", "CI low", "CI high"),
     Column("p-value", "number"),
     Column("last arrivals", "share"),
     Column("group", "text"),

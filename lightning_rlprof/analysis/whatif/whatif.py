@@ -9,19 +9,20 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
-from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.steps.step_selection import FEWEST
 from lightning_rlprof.analysis.steps.time_categories import Category, category_of
+from lightning_rlprof.analysis.steps.weight_updates import Mode, execution_mode
 from lightning_rlprof.analysis.whatif.edits import (
     Edit,
+    Pools,
     balance_load,
+    find_pools,
     overlap_stage,
     remove_slowness,
     scale_stage,
     shorten_stages,
     workload,
 )
-from lightning_rlprof.analysis.whatif.pools import Pools, find_pools
 from lightning_rlprof.analysis.whatif.rollout_requests import (
     find_requests,
     replicas_added,
@@ -31,27 +32,21 @@ from lightning_rlprof.analysis.whatif.rollout_requests import (
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 BALANCED = "balanced load"
 """The change that gives all ranks the same number of tokens."""
 
 _COLUMNS = (
     Column("change", "text"),
-    Column("baseline", "duration", "ns"),
-    Column("predicted", "duration", "ns"),
-    Column("saved", "duration", "ns"),
+    *columns_of("duration", "baseline", "predicted", "saved", unit="ns"),
     Column("share", "share"),
     Column("hours saved", "number", "h"),
-    Column("CI low", "duration", "ns"),
-    Column("CI high", "duration", "ns"),
+    *columns_of("duration", "CI low", "CI high", unit="ns"),
 )
 _SCORES = (
     Column("change", "text"),
-    Column("predicted", "duration", "ns"),
-    Column("CI low", "duration", "ns"),
-    Column("CI high", "duration", "ns"),
-    Column("measured", "duration", "ns"),
+    *columns_of("duration", "predicted", "CI low", "CI high", "measured", unit="ns"),
     Column("error", "share"),
 )
 _NOT_BALANCED = (

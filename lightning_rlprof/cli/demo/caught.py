@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT
 from lightning_rlprof.analysis.memory import leaking_phases, memory_phases
-from lightning_rlprof.analysis.stages.overviews import rank_status
+from lightning_rlprof.analysis.stages import rank_status
 from lightning_rlprof.cli.demo.faults import HANGS_IN
 from lightning_rlprof.cli.demo.options import INJECTED_STEPS, DemoOptions
 from lightning_rlprof.records.notes import Code, Fact

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lightning_rlprof.analysis.efficiency.model_flops import (
+from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
+from lightning_rlprof.analysis.efficiency.throughput import (
     counted_flops,
     decode_bytes,
     generates,
     model_from,
     recorded_model,
 )
-from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.models.architecture import Model
 from lightning_rlprof.errors import ConfigError, RlprofError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded

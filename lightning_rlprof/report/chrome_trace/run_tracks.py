@@ -8,9 +8,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
 from lightning_rlprof.analysis.samples.sample_book import UNKNOWN, sample_book
-from lightning_rlprof.analysis.samples.sample_path import updates_of
-from lightning_rlprof.analysis.stages.stage_times import StepTimes
-from lightning_rlprof.analysis.steps.waiting import find_waits
+from lightning_rlprof.analysis.samples.sample_tables import updates_of
+from lightning_rlprof.analysis.stages import StepTimes
+from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s

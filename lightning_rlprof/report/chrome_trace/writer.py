@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.stage_times import StepTimes
+from lightning_rlprof.analysis.stages import StepTimes
 from lightning_rlprof.records.background_metrics import BACKGROUND_METRICS
 from lightning_rlprof.records.records import EXPORT, KINDS, Number
 from lightning_rlprof.records.run_directory import mode_made_of

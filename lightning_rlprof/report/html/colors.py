@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
+from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.report.html.step_charts import StepCharts
 from lightning_rlprof.tables.spans import Spans
 

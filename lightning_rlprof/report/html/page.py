@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
-from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
+from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts

@@ -11,8 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.samples.lengths import bin_counts, included_lengths, quantile_bin
-from lightning_rlprof.analysis.stages.stage_times import Part, StepTimes
+from lightning_rlprof.analysis.samples.sample_tables import (
+    bin_counts,
+    included_lengths,
+    quantile_bin,
+)
+from lightning_rlprof.analysis.stages import Part, StepTimes
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.steps.step_selection import STATES
 from lightning_rlprof.records.histograms import bin_start

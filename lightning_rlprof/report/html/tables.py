@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_rlprof.analysis.stages.stage_times import UNTRACED_PART
+from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.report.html.colors import Paint
 from lightning_rlprof.report.terminal import duration, hours, size
 from lightning_rlprof.tables.table import Cell, Column, Table, figure

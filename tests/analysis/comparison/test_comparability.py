@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.comparison.comparability import HARDLY, comparability, score_of
+from lightning_rlprof.analysis.comparison.run_pair import HARDLY, comparability, score_of
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 from tests.builders.pairs import Half, run_of, scripted

@@ -13,11 +13,11 @@ from lightning_rlprof.analysis.comparison.compare import (
     AS_THE_REST,
     INCONCLUSIVE,
     compare,
+    gate,
     judge,
     verdict,
 )
 from lightning_rlprof.analysis.comparison.equal_work import Change, between_steps, fit, range_bounds
-from lightning_rlprof.analysis.comparison.gate import gate
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.paced import REGIMES, Job, autoregression, play

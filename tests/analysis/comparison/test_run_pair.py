@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.comparison.run_pair import STEP, shared_work, sides
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from tests.builders.pairs import Half, run_of, scripted
 from tests.builders.runs import Row, grpo_rows, loaded
 

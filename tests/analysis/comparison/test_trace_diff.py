@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from lightning_rlprof.analysis.comparison.trace_diff import TOTAL, trace_diff
 from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.work import OTHERS, device_work
-from lightning_rlprof.analysis.operators.call_tree import UNATTRIBUTED
-from lightning_rlprof.analysis.operators.costs import operators
+from lightning_rlprof.analysis.operators import UNATTRIBUTED, operators
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans

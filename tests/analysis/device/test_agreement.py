@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
-from lightning_rlprof.analysis.device.timeline import device_timeline
-from lightning_rlprof.analysis.device.utilization import breakdown, idle
+from lightning_rlprof.analysis.device.timeline import breakdown, device_timeline, idle
 from lightning_rlprof.analysis.diagnosis.diagnosis import findings
-from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.ledger.ledger import compute_accounts, ledger
 from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, Category, category_of
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.summary import summary

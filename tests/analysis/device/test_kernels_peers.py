@@ -14,8 +14,7 @@ import pytest
 
 from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.launches import launches
-from lightning_rlprof.analysis.operators.call_tree import UNATTRIBUTED
-from lightning_rlprof.analysis.operators.costs import operators
+from lightning_rlprof.analysis.operators import UNATTRIBUTED, operators
 from lightning_rlprof.loaders.load import load
 from tests.places import SHARED_DATA
 

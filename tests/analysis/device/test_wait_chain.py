@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.wait_chain import GAP, HOST, LAUNCH, critical_paths
+from lightning_rlprof.analysis.device.device_critical_path import GAP, HOST, LAUNCH, critical_paths
 from lightning_rlprof.analysis.device.work import NOT_RECORDED
 from tests.effort import examples
 

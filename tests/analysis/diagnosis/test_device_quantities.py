@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.device.timeline import device_timeline
-from lightning_rlprof.analysis.device.utilization import idle
+from lightning_rlprof.analysis.device.timeline import device_timeline, idle
 from lightning_rlprof.analysis.diagnosis.device_quantities import _host_wait
 from lightning_rlprof.analysis.diagnosis.evidence import Evidence
 from lightning_rlprof.analysis.diagnosis.problem import Finding, Undecided

@@ -30,8 +30,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     shown,
 )
 from lightning_rlprof.analysis.diagnosis.step_quantities import DATA_WAIT, ROLLOUT
-from lightning_rlprof.analysis.ledger.accounts import Accounts
-from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.ledger.ledger import Accounts, ledger
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS

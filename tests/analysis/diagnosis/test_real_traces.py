@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.device.utilization import idle
+from lightning_rlprof.analysis.device.timeline import idle
 from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.run import Run

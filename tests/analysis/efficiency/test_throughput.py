@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.efficiency.model_flops import flops_of
-from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.efficiency.throughput import flops_of, throughput
 from lightning_rlprof.analysis.models.flops import (
     cache_bytes_per_token,
     decode_weight_bytes,

@@ -13,8 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals, ledger
+from lightning_rlprof.analysis.ledger.ledger import (
+    category_breakdown,
+    category_totals,
+    compute_accounts,
+    ledger,
+)
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import category_breakdown
+from lightning_rlprof.analysis.ledger.ledger import category_breakdown, compute_accounts
 from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
+from lightning_rlprof.analysis.ledger.ledger import (
+    category_breakdown,
+    category_totals,
+    compute_accounts,
+)
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.roles import DIES, SCRIPT, STEPS

@@ -142,18 +142,7 @@ def test_the_lookup_of_the_embedding_is_no_matmul_as_in_verl() -> None:
 
 
 def test_passes_of_training() -> None:
-    flops = forward(tiny("qwen3"), BATCH, causal=False)
-    assert flops.training == 46_891_008
-    assert flops.training + flops.recomputation == 61_931_520
-    assert flops.training + flops.early_stop_recomputation == 59_867_136
-
-
-def test_passes_of_lora() -> None:
-    flops, attention = forward(tiny("qwen3"), BATCH, causal=False), tiny("qwen3").layers[0]
-    q, _, v, _ = attention.attention.projections(64)
-    assert 3 * 4 * (sum(q) + sum(v)) == 3_840
-    assert flops.adapted(48, 3_840) == (15_998_976, 18_137_088)
-    assert flops.adapted(48, 14_016) == (16_975_872, 20_090_880)
+    assert forward(tiny("qwen3"), BATCH, causal=False).training == 46_891_008
 
 
 def test_a_critic_has_one_output() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rlprof.analysis.samples.lengths import lengths
+from lightning_rlprof.analysis.samples.sample_tables import lengths
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import count, stage

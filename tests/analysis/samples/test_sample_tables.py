@@ -5,10 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.samples.fates import samples
-from lightning_rlprof.analysis.samples.length_balance import balanced, length_balance
-from lightning_rlprof.analysis.samples.sample_path import sample_path
-from lightning_rlprof.analysis.samples.staleness import staleness
+from lightning_rlprof.analysis.samples.sample_tables import (
+    balanced,
+    length_balance,
+    sample_path,
+    samples,
+    staleness,
+)
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import FATES
 from lightning_rlprof.tables.table import Table

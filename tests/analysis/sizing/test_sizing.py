@@ -7,8 +7,7 @@ import pytest
 from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.analysis.sizing.job import Job, parse_devices
 from lightning_rlprof.analysis.sizing.memory import GB, host_bytes, live_layer, rollout_tp
-from lightning_rlprof.analysis.sizing.sizing import Sizing, size
-from lightning_rlprof.analysis.sizing.step_time import concurrent
+from lightning_rlprof.analysis.sizing.sizing import Sizing, concurrent, size
 from lightning_rlprof.errors import RlprofError
 from tests.analysis.models.published import CONFIGS
 

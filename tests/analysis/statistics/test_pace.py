@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.statistics.distributions import student_tail
 from lightning_rlprof.analysis.statistics.pace import (
     LONGEST,
     PRIOR,
@@ -14,6 +13,7 @@ from lightning_rlprof.analysis.statistics.pace import (
     orthonormal,
     posterior,
 )
+from lightning_rlprof.analysis.statistics.rank_tests import student_tail
 from tests.builders.paced import autoregression
 
 CORRELATIONS = (0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.985)

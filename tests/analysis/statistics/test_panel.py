@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.statistics.panel import above_the_others, highest, panel
+from lightning_rlprof.analysis.statistics.pace import above_the_others, highest, panel
 from tests.builders.paced import autoregression
 
 LEAST = np.log(1.05)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.statistics.time_series import joined, lasting, stretches
+from lightning_rlprof.analysis.statistics.rank_tests import joined, lasting, stretches
 from tests.effort import examples
 
 STEP = st.sampled_from([0.0, 0.01, 0.2, 0.2, np.nan])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_rlprof.analysis.steps.clock_uncertainty import (
+from lightning_rlprof.analysis.steps.sync_points import (
     is_within_uncertainty,
     uncertainty_note,
     uncertainty_ns,

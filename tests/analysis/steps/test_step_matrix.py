@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, compute_accounts
-from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
+from lightning_rlprof.analysis.ledger.ledger import OUTSIDE, compute_accounts
+from lightning_rlprof.analysis.stages import StepTimes, stages
 from lightning_rlprof.analysis.steps import partition as partition_module
 from lightning_rlprof.analysis.steps import step_matrix as matrix_module
 from lightning_rlprof.analysis.steps.partition import UNTRACED, partition
@@ -108,12 +108,11 @@ def test_all_analyses_of_a_run_read_one_matrix(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, name, counted)
 
     from lightning_rlprof.analysis.ledger import ledger as ledger_module
-    from lightning_rlprof.analysis.steps import waiting as waiting_module
 
     counting(partition_module, "_divide_all")
     counting(matrix_module, "_compute")
-    counting(waiting_module, "_find_waits")
-    counting(waiting_module, "_waiting_times")
+    counting(matrix_module, "_find_waits")
+    counting(matrix_module, "_waiting_times")
     counting(ledger_module, "compute_accounts")
     summary_lines(summary(spans))
     for analysis in CATALOG:

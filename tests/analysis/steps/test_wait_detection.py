@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.statistics.robust import expected, slope
 from lightning_rlprof.analysis.steps.rank_matrix import (
+    DetectedWaits,
     RankMatrix,
     build_rank_matrix,
-    stage_rows,
-)
-from lightning_rlprof.analysis.steps.wait_detection import (
-    DetectedWaits,
     detect_waits,
     find_meeting_places,
+    stage_rows,
 )
 from tests.builders.scripted import STAGES, Script, play
 from tests.effort import examples

@@ -11,8 +11,8 @@ import pytest
 
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.stages.stage_times import stages
-from lightning_rlprof.analysis.steps.waiting import find_waits
+from lightning_rlprof.analysis.stages import stages
+from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lightning_rlprof.analysis.steps.work import counted_amounts
+from lightning_rlprof.analysis.steps.rank_matrix import counted_amounts
 from lightning_rlprof.tables.arrays import Float64s
 
 NONE = np.nan

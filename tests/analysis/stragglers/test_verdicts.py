@@ -8,7 +8,6 @@ import pytest
 
 from lightning_rlprof.analysis.statistics.rank_tests import at_least
 from lightning_rlprof.analysis.steps.rank_matrix import build_rank_matrix, stage_rows
-from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown, rank_slowdown
 from lightning_rlprof.analysis.stragglers.verdicts import (
     EFFECT,
     IMBALANCE,
@@ -18,8 +17,11 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     SLOW_HOST,
     SLOW_UNCOUNTED,
     TRANSIENT,
+    WHOLE,
+    RankSlowdown,
     judge,
     proven,
+    rank_slowdown,
     steps_needed,
     suspicious,
 )

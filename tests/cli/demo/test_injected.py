@@ -14,9 +14,9 @@ import torch
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
-from lightning_rlprof.analysis.hangs.hangs import find_hang
-from lightning_rlprof.analysis.memory.phases import leaking_phases
-from lightning_rlprof.analysis.stages.overviews import rank_status
+from lightning_rlprof.analysis.hangs import find_hang
+from lightning_rlprof.analysis.memory import leaking_phases
+from lightning_rlprof.analysis.stages import rank_status
 from lightning_rlprof.cli.demo import faults
 from lightning_rlprof.cli.demo.caught import caught, fault_step
 from lightning_rlprof.cli.demo.injected import InjectedResult, run_injected_demo

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rlprof.analysis.samples.fates import samples
-from lightning_rlprof.analysis.samples.lengths import lengths
 from lightning_rlprof.analysis.samples.sample_book import sample_book
+from lightning_rlprof.analysis.samples.sample_tables import lengths, samples
 from lightning_rlprof.integrations.doors import verl
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.run import load

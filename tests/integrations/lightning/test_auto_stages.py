@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lightning_rlprof
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage

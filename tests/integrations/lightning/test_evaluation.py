@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
+from lightning_rlprof.analysis.stages import StepTimes, stages
 from lightning_rlprof.analysis.steps.step_selection import warm_up
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from tests.places import ROOT

@@ -14,8 +14,8 @@ import torch
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_rlprof.analysis.efficiency.model_flops import decode_bytes
 from lightning_rlprof.analysis.efficiency.peak_flops import Peak
+from lightning_rlprof.analysis.efficiency.throughput import decode_bytes
 from lightning_rlprof.analysis.models.flops import forward
 from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.device.work import device_work
-from lightning_rlprof.analysis.operators.costs import operators
+from lightning_rlprof.analysis.operators import operators
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_directory

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.long_tail import long_tail
+from lightning_rlprof.analysis.samples.sample_tables import samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.run import Run, load
 from tests.loaders.frameworks.records import plain, sample, session

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
-from lightning_rlprof.analysis.samples.sample_path import sample_path
+from lightning_rlprof.analysis.samples.sample_tables import sample_path, samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.run import Run, load
 from tests.loaders.frameworks.records import ZERO, Part, plain, sample

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.steps.waiting import find_waits
+from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.report.chrome_trace.writer import write_trace
 from tests.builders.scripted import Script, play
 

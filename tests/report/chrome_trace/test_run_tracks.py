@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.steps.waiting import Waits, find_waits
+from lightning_rlprof.analysis.steps.step_matrix import Waits, find_waits
 from lightning_rlprof.report.chrome_trace import run_tracks
 from lightning_rlprof.report.chrome_trace.run_tracks import track
 from tests.analysis.steps.test_waiting import Job

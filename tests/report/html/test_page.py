@@ -15,7 +15,7 @@ import yaml
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, write_report

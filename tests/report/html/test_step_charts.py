@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html import step_charts

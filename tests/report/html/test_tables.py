@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.report.html import tables as page_tables
 from lightning_rlprof.report.html.colors import paints

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work, launch_calls
-from lightning_rlprof.analysis.operators.call_tree import (
+from lightning_rlprof.analysis.operators import (
     NONE,
     CallTree,
     call_tree,

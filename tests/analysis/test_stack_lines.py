@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_rlprof.analysis.hangs.stack_lines import StackLine, line_in_steps, stack_lines
+from lightning_rlprof.analysis.hangs import StackLine, line_in_steps, stack_lines
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import Number
 from lightning_rlprof.records.run_directory import TraceWriter

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from lightning_rlprof.analysis.operators.call_tree import UNATTRIBUTED
-from lightning_rlprof.analysis.operators.costs import modules, operators
+from lightning_rlprof.analysis.operators import UNATTRIBUTED, modules, operators
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table

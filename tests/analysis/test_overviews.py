@@ -2,8 +2,7 @@ from pathlib import Path
 
 from hypothesis import assume, given, settings
 
-from lightning_rlprof.analysis.stages.overviews import rank_status, regions, steps
-from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages import rank_status, regions, stages, steps
 from lightning_rlprof.analysis.steps.step_selection import warm_up
 from lightning_rlprof.loaders.load import load
 from tests.builders.oracle import labels, runs

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_rlprof.analysis.hangs.hangs import find_hang, short_stack
+from lightning_rlprof.analysis.hangs import find_hang, short_stack
 from lightning_rlprof.records.hang_reports import (
     ChildProcess,
     Collective,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.stages.stage_times import StepTimes, stages
+from lightning_rlprof.analysis.stages import StepTimes, stages
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.tables.table import rows_of
 from tests.builders.oracle import UNTRACED, innermost, runs, totals

@@ -1,7 +1,7 @@
 import numpy as np
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.stages.stage_times import find_gaps, gaps, stages
+from lightning_rlprof.analysis.stages import find_gaps, gaps, stages
 from lightning_rlprof.analysis.steps.partition import partition
 from lightning_rlprof.analysis.steps.step_selection import counted
 from tests.builders.oracle import runs

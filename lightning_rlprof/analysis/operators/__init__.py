@@ -1,1 +1,0 @@
-"""Operators and modules: host calls as a tree, device time charged to each."""
