@@ -209,7 +209,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--events", type=int, help="number of events in each")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it as SVG")
-    page = "docs/internals/benchmarks.md"
+    page = "docs/internals/performance.md"
     parser.add_argument("--markdown", action="store_true", help=f"print the tables of {page}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
     return parser.parse_args()

@@ -37,7 +37,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--quick", action="store_true", help="see that it runs, judge nothing")
-    add("--markdown", action="store_true", help="print the tables of docs/internals/benchmarks.md")
+    add("--markdown", action="store_true", help="print the tables of docs/internals/performance.md")
     add("--json", type=Path, metavar="FILE", help="also write each part as JSON, its name added")
     add("--peers", type=Path, metavar="FOLDER", help="environment of the peers, made if absent")
     add("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="unset, all")

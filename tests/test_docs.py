@@ -171,6 +171,11 @@ def test_commands_in_the_sentences_of_a_guide_exist(page: Path) -> None:
             assert words[3] in ANALYSES, command
 
 
+def test_every_analysis_is_in_the_list_of_analyses() -> None:
+    rows = re.findall(r"^\| \[(.+?)\]\(", text_of("docs/analyses/index.md"), re.MULTILINE)
+    assert sorted(name for row in rows for name in row.split(", ")) == sorted(ANALYSES)
+
+
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=by_name)
 def test_a_heading_after_a_table_is_no_row_of_it(page: Path) -> None:
     assert re.findall(r"^\|.*\n#+ .*", re.sub(FENCE, "", page.read_text()), re.MULTILINE) == []

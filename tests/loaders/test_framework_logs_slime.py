@@ -203,7 +203,7 @@ def test_the_documented_conversion_makes_such_a_dump_readable(
     path = tmp_path / "dumps" / "rollout_0.pt"
     path.parent.mkdir()
     torch.save({"rollout_id": 0, "samples": own}, path)
-    page = (ROOT / "docs" / "integrations" / "slime.md").read_text()
+    page = (ROOT / "docs" / "integrations" / "frameworks.md").read_text()
     monkeypatch.chdir(tmp_path)
     exec(page.split("```python\n")[1].split("```")[0], {})
     run = load(path.with_suffix(".jsonl"))

@@ -20,8 +20,8 @@ import numpy as np
 from lightning_rlprof.analysis.communication.collectives import calls_of, match_collectives
 from lightning_rlprof.analysis.statistics.group_summary import group_medians
 from lightning_rlprof.analysis.statistics.rank_tests import at_least, student_tail
-from lightning_rlprof.tables.arrays import Float64s, Int64s, distinct_tuples
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
+from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s, distinct_tuples
+from lightning_rlprof.tables.kernels import Coded, distinct
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 

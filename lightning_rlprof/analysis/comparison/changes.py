@@ -109,7 +109,7 @@ def changes(spans: Spans, least: float = LEAST) -> Table:
 
 
 _RECURS = 3  # times that a stage ran: in fewer it is an event
-_RARE = 0.5  # of the steps in which a stage ran, up to which it is no part of the usual step
+_RARE = 0.5  # of the steps: a stage that runs in fewer does not belong to the usual step
 
 
 def _without_recurring(side: Side) -> Side:

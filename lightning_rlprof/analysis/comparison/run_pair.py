@@ -178,12 +178,12 @@ def _frame(spans: Spans, matrix: StepMatrix, choice: Counted, called: Mapping[st
 
 @dataclass(frozen=True, eq=False)
 class _Last:
-    """Who came last to the stages in which ranks wait, and who waited, by stay.
+    """The last ranks to arrive in stages in which ranks wait, and the ranks that waited.
 
     The time of the last rank is what such a stage takes without waiting, so its work explains it.
 
     Attributes:
-        rank: The rank by row and step; -1 where nobody waited.
+        rank: The rank by row and step; -1 where no rank waited.
         row: Row of each stay that has waiting, and of its stage.
         at: Its step.
         waiter: Its rank.

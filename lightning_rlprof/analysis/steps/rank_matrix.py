@@ -398,7 +398,7 @@ def _held_together(times: Float64s, closer: float) -> bool:
     """Return whether ranks take the same time in each step, though not from step to step.
 
     Steps are compared with the ones before them: a stage that is slower from a step on moves all
-    ranks once, which is no meeting.
+    ranks once, and they need not wait for one another.
     """
     common = nan_median(times)
     steps = float(nan_median(np.abs(np.diff(common)))) / _OF_TWO

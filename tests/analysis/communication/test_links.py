@@ -216,6 +216,24 @@ def test_collectives_of_two_ranks_are_links_of_gpus() -> None:
     assert table.column("verdict").count("slow") == 1
 
 
+def apart() -> list[tuple[object, ...]]:
+    """Return the rows of two calls without numbers, of which one ends before the other begins."""
+    call = ("all_reduce", "(8, 9)", 2, None, 10**9, "BFloat16")
+    return [(rank, 0, 7, *call, rank * 10**10, 5_000, None, 1, None) for rank in (8, 9)]
+
+
+def collectives(rows: list[tuple[object, ...]]) -> Spans:
+    table = Table("collectives", COLLECTIVES, rows)
+    heads = {rank: header(rank, 10) for rank in range(10)}
+    return replace(loaded([]), headers=heads, tables={"collectives": lambda: table})
+
+
+def test_calls_that_are_not_matched_change_no_link() -> None:
+    matched = [*paired({(0, 1): 2.0}, {}).table("collectives").rows]
+    assert [*links(collectives(matched + apart())).rows] == [*links(collectives(matched)).rows]
+    assert "collectives of groups of two ranks serve" in str(links(collectives(apart())).abstained)
+
+
 def test_groups_of_more_ranks_say_nothing_of_links() -> None:
     spans = paired({(0, 1): 1.0, (2, 3): 1.0}, {}, size=4)
     assert "collectives of groups of two ranks serve" in str(links(spans).abstained)

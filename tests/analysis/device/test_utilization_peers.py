@@ -1,7 +1,7 @@
 """Breakdown and overlap of real traces, compared with HTA's if a Python has it.
 
 Opt-in: ``RLPROF_PEERS`` names a Python that has the package ``traceinsight``, in an environment of
-its own. ``docs/internals/validation.md`` explains the differences from HTA's defaults.
+its own. ``docs/accuracy.md`` explains the differences from HTA's defaults.
 """
 
 import json
