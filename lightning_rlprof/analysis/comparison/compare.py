@@ -355,7 +355,8 @@ def compare(
     ``raw B/A`` = ``work B/A`` x ``adjusted``. ``verdict`` is ``faster`` or ``slower`` if the
     interval excludes 1, and ``minor`` if the change is also within 5%. If the interval contains 1,
     it is ``unchanged`` within 5%, else ``inconclusive``. It is ``mixed`` if the ratio of means lies
-    over 5% beyond the interval. Within 5% is tested at 5% a side (two one-sided tests, Schuirmann 1987).
+    over 5% beyond the interval. Within 5% is tested at 5% a side (two one-sided tests, Schuirmann
+    1987).
     ``relative low`` and ``high`` bound the change beside the other stages; a common pace of the
     machine cancels in it. If only that is sure, it decides; ``changed`` says which of them did:
     ``this stage`` or ``whole step``. ``slower than the rest`` is a stage of 0.96x if the others
