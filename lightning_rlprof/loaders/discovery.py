@@ -35,6 +35,7 @@ NSYS_SUFFIXES = (".sqlite", ".nsys-rep")
 
 KINETO_SUFFIXES = (".json", ".json.gz", ".json.zst")
 """Of torch.profiler and other writers of Chrome traces; plain files are preferred."""
+_SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", *NSYS_SUFFIXES)
 
 
 def told_ranks(path: Path) -> set[int]:
@@ -98,9 +99,6 @@ def read_ranks(
     code = Code.RANK_UNREADABLE.value
     lost = [RunWarning(rank, str(why), code) for at, why in broken.items() for rank in ranks[at]]
     return aligned(join(parts, lost))
-
-
-_SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", *NSYS_SUFFIXES)
 
 
 class _Item(NamedTuple):

@@ -34,19 +34,6 @@ _COLUMNS = {
         Column("value", "number"),
     )
 }
-
-
-def columns_named(*names: str) -> tuple[Column, ...]:
-    """Return columns of the tables of traces, which are the same whatever recorded them."""
-    return tuple(_COLUMNS[name] for name in names)
-
-
-CALL_COLUMNS = columns_named(
-    *("rank", "thread", "name", "kind", "start", "duration"),
-    *("id", "parent", "stage", "step", "forward"),
-)
-"""Of a table of calls."""
-
 CALL_KINDS = ("python", "operator", "runtime", "module")
 """Kinds of calls; of two that begin and end at once the outer one is of the earlier kind."""
 
@@ -65,6 +52,62 @@ NOWHERE = -1
 """Stands for a process or thread that is not known."""
 
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
+
+# Numbers and ends of the calls of one lane that may still be around others, outer ones first.
+_Around = tuple[Int64s, Int64s]
+_NOBODY: _Around = np.empty(0, np.int64), np.empty(0, np.int64)
+
+_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")
+PRODUCTS = frozenset(
+    [
+        f"aten::{name}"
+        for name in (
+            *("mm", "addmm", "bmm", "baddbmm", "_int_mm", "_scaled_mm", "_scaled_mm_v2"),
+            *("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
+        )
+    ]
+    + [
+        f"aten::_scaled_dot_product_{name}{way}"
+        for name in (*_ATTENTION, "flash_attention_for_cpu")
+        for way in ("", "_backward")
+    ]
+    + [f"aten::_{name}_{way}" for name in _ATTENTION for way in ("forward", "backward")]
+    + [
+        f"flash_attn::_flash_attn_{name}ward"
+        for name in ("for", "back", "varlen_for", "varlen_back")
+    ]
+    + [
+        f"{engine}::{way}_fused_experts"
+        for engine in ("vllm", "sglang")
+        for way in ("inplace", "outplace")
+    ]
+    + [
+        *("GroupedGemm", "sgl_kernel::fp8_scaled_mm", "_C::cutlass_scaled_mm"),
+        *("vllm::unified_attention", "vllm::unified_attention_with_output"),
+        *("_vllm_fa2_C::varlen_fwd", "_rocm_C::paged_attention"),
+        *("_C::paged_attention_v1", "_C::paged_attention_v2"),
+        *("_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash"),
+    ]
+)
+"""Operators of torch, flash-attention, vLLM and SGLang that multiply matrices, or fill a KV cache.
+
+Some call others of them, as attention of torch calls its parts.
+"""
+
+NPU_PRODUCTS = PRODUCTS | {"aten::matmul"}
+"""Those on Ascend: ``matmul`` is torch_npu's own there, and calls no other for an NPU's tensors."""
+
+
+def columns_named(*names: str) -> tuple[Column, ...]:
+    """Return columns of the tables of traces, which are the same whatever recorded them."""
+    return tuple(_COLUMNS[name] for name in names)
+
+
+CALL_COLUMNS = columns_named(
+    *("rank", "thread", "name", "kind", "start", "duration"),
+    *("id", "parent", "stage", "step", "forward"),
+)
+"""Of a table of calls."""
 
 
 class Nesting:
@@ -103,11 +146,6 @@ class Nesting:
             self._lane = own
         self._rows += len(lane)
         return found
-
-
-# Numbers and ends of the calls of one lane that may still be around others, outer ones first.
-_Around = tuple[Int64s, Int64s]
-_NOBODY: _Around = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def _within(
@@ -165,47 +203,6 @@ def forwards(numbered: Grown) -> Iterator[Columns]:
         one_thread = np.repeat(low == high, sizes)
         told = backward & one_thread & (last >= np.repeat(starts, sizes))
         yield {"row": row[told], "forward": row[last[told]] + 1}
-
-
-_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")
-PRODUCTS = frozenset(
-    [
-        f"aten::{name}"
-        for name in (
-            *("mm", "addmm", "bmm", "baddbmm", "_int_mm", "_scaled_mm", "_scaled_mm_v2"),
-            *("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
-        )
-    ]
-    + [
-        f"aten::_scaled_dot_product_{name}{way}"
-        for name in (*_ATTENTION, "flash_attention_for_cpu")
-        for way in ("", "_backward")
-    ]
-    + [f"aten::_{name}_{way}" for name in _ATTENTION for way in ("forward", "backward")]
-    + [
-        f"flash_attn::_flash_attn_{name}ward"
-        for name in ("for", "back", "varlen_for", "varlen_back")
-    ]
-    + [
-        f"{engine}::{way}_fused_experts"
-        for engine in ("vllm", "sglang")
-        for way in ("inplace", "outplace")
-    ]
-    + [
-        *("GroupedGemm", "sgl_kernel::fp8_scaled_mm", "_C::cutlass_scaled_mm"),
-        *("vllm::unified_attention", "vllm::unified_attention_with_output"),
-        *("_vllm_fa2_C::varlen_fwd", "_rocm_C::paged_attention"),
-        *("_C::paged_attention_v1", "_C::paged_attention_v2"),
-        *("_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash"),
-    ]
-)
-"""Operators of torch, flash-attention, vLLM and SGLang that multiply matrices, or fill a KV cache.
-
-Some call others of them, as attention of torch calls its parts.
-"""
-
-NPU_PRODUCTS = PRODUCTS | {"aten::matmul"}
-"""Those on Ascend: ``matmul`` is torch_npu's own there, and calls no other for an NPU's tensors."""
 
 
 class Launches(NamedTuple):

@@ -23,6 +23,8 @@ _NUMBERED = {"id": ("id", "parent", "forward"), "graph": ("graph",)}
 _RANK = Column("rank", "count")
 _FEW = 8
 _ABSENT = "this table was not recorded"
+_NO_TIME = "{} has no recording time: its times start with those of the run"
+_PLAIN = ("kind", "step", "id", "parent")
 
 
 class Piece(NamedTuple):
@@ -161,10 +163,6 @@ def _as_texts(part: Any, count: int) -> Coded:
         return part
     values, codes = np.unique(np.ma.getdata(part), return_inverse=True)
     return np.where(np.ma.getmaskarray(part), -1, codes), [str(value) for value in values.tolist()]
-
-
-_NO_TIME = "{} has no recording time: its times start with those of the run"
-_PLAIN = ("kind", "step", "id", "parent")
 
 
 class _Slice(NamedTuple):

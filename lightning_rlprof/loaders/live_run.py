@@ -83,6 +83,7 @@ _NOT_SHOWN: dict[str, Any] = {
     "children": (),
     "remarks": (),
 }
+_NEVER = 2**63 - 1
 
 
 class LiveRank:
@@ -375,9 +376,6 @@ def progress(run: Path) -> list[RankReader]:
             reader.read(_TAIL)
             found += [reader] if reader.trace is not None else []
     return found
-
-
-_NEVER = 2**63 - 1
 
 
 def hang_evidence(run: Path) -> tuple[RankEvidence, ...]:

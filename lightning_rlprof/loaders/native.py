@@ -32,15 +32,6 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.rank_tables import background_metrics, sample_names
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
-
-def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
-    """Return an array that holds every value as it is: no integer becomes a float."""
-    kinds = set(map(type, values))
-    if kinds == {int} and max(map(abs, values)) < 2**63:
-        return np.array(values, dtype=np.int64)
-    return np.array(values, dtype=np.float64 if kinds == {float} else object)
-
-
 NO_STAGES = (
     "no stage is marked, so the phases of the training loop are the stages. "
     "Mark your own with stage() or wrap"
@@ -62,6 +53,14 @@ _LARGEST_ANCHOR = 2**62
 _LARGEST_EXCHANGED = 2**58
 _MOST_RANKS = 2**20
 _MOST_NAMES_KEPT = 1_024  # of a rank that is followed, before those that are in no span are dropped
+
+
+def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
+    """Return an array that holds every value as it is: no integer becomes a float."""
+    kinds = set(map(type, values))
+    if kinds == {int} and max(map(abs, values)) < 2**63:
+        return np.array(values, dtype=np.int64)
+    return np.array(values, dtype=np.float64 if kinds == {float} else object)
 
 
 @dataclass

@@ -8,6 +8,10 @@ from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.spans import RunWarning
 
 _RANK = re.compile(r"(?<![a-z])rank[-_]?(\d{1,7})(?![0-9a-z])", re.IGNORECASE)
+_VERL = re.compile(
+    r"((?!step\d+_)[^_]+)?(?:_(?!step\d+_)[^_]+)?_?(?:step(\d{1,15})_)?"
+    r"rank\d+(?:-of-\d+)?_(?:[a-z0-9-]+_)?pid\d+_\d{17}(?!\d)"
+)
 
 
 def rank_in_name(name: str) -> int | None:
@@ -20,12 +24,6 @@ def rank_in_name(name: str) -> int | None:
     """
     found = _RANK.findall(name)
     return int(found[-1]) if found else None
-
-
-_VERL = re.compile(
-    r"((?!step\d+_)[^_]+)?(?:_(?!step\d+_)[^_]+)?_?(?:step(\d{1,15})_)?"
-    r"rank\d+(?:-of-\d+)?_(?:[a-z0-9-]+_)?pid\d+_\d{17}(?!\d)"
-)
 
 
 def labels_of_verl(name: str) -> tuple[str, int]:

@@ -21,6 +21,11 @@ ROWS = 1 << 14
 """Rows of a block; twenty arrays of that length are 2.6 MB."""
 
 _OWN = HELD // 4
+Columns = Mapping[str, npt.NDArray[Any]]
+"""Some rows of a table: arrays of one length, by name."""
+
+_STEP = 1 << 10  # rows from one sample of a part's keys to the next
+_Keys = tuple[int, int]
 
 
 class Scratch:
@@ -121,13 +126,6 @@ class Grown:
         """Yield all columns, ``rows`` rows at a time."""
         for low in range(0, len(self), rows):
             yield self.rows(low, min(low + rows, len(self)))
-
-
-Columns = Mapping[str, npt.NDArray[Any]]
-"""Some rows of a table: arrays of one length, by name."""
-
-_STEP = 1 << 10  # rows from one sample of a part's keys to the next
-_Keys = tuple[int, int]
 
 
 class _Part:

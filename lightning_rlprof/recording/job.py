@@ -36,6 +36,7 @@ from lightning_rlprof.system.files import folder_inside
 _AGREEMENTS = ".jobs"  # folder of one user, whose number follows, beside the runs
 _MOST_AGREEMENTS = 1_000  # runs that one job, or a job of the same name, has begun here
 _FRESH_S = 600  # ranks of a job whose name may come again start within this
+_ALONE = "this rank has a run of its own, unless name= says which"
 
 
 class Place(NamedTuple):
@@ -171,9 +172,6 @@ def shared_run(folder: Path, place: Place) -> str:
         where = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         _remarks[f"the ranks of this job could not agree on one run ({where}); {_ALONE}"] = None
     return new_run_name()
-
-
-_ALONE = "this rank has a run of its own, unless name= says which"
 
 
 def _checked(name: str) -> str:

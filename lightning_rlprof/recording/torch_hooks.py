@@ -22,6 +22,9 @@ from lightning_rlprof.system.post_import import when_imported
 
 _UPDATE = Marker("optimizer_step", "region")
 _MOST = 64  # optimizers that step one another
+_BACKWARD = Marker("backward", "region")
+
+_MOST_NAMES = 1_000  # that are remembered; some programs put a number into each
 
 
 class _Running(threading.local):
@@ -96,9 +99,6 @@ class OptimizerSteps:
             return
 
 
-_BACKWARD = Marker("backward", "region")
-
-
 class BackwardPasses:
     """Record ``backward`` regions until `remove`: of ``loss.backward()``, too, which calls it."""
 
@@ -113,9 +113,6 @@ class BackwardPasses:
         """Restore torch's function, unless other code replaced it since."""
         if torch.autograd.backward is self._mine:
             torch.autograd.backward = self._torchs
-
-
-_MOST_NAMES = 1_000  # that are remembered; some programs put a number into each
 
 
 class RecordFunctions:

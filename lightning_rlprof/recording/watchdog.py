@@ -68,6 +68,7 @@ _VARIABLES = (
     "TORCH_HCCL_DEBUG_INFO_TEMP_FILE",
 )
 _MOST_BYTES = 1 << 26
+Known = tuple[tuple[Collective, ...], dict[str, Ranges], tuple[str, ...]]
 
 
 class Watchdog:
@@ -306,9 +307,6 @@ class Watchdog:
 
     def _alarm_time(self) -> tuple[int, int] | None:
         return stamp_of(alarm_file(self._run), self._owners)
-
-
-Known = tuple[tuple[Collective, ...], dict[str, Ranges], tuple[str, ...]]
 
 
 def last_collectives() -> Known:

@@ -42,6 +42,28 @@ _ALIASES = {"crossdevicereduce": "allreduce", "receive": "recv"}
 
 PAIRWISE = frozenset({"send_recv", "send", "recv"})
 """Operations between two ranks."""
+_COLUMNS = (
+    *columns_of("text", "operation", "group", "stage"),
+    Column("total", "duration", "ns"),
+    *columns_of("count", "count", "matched"),
+    *columns_of("duration", "transfer", "wait", "overlapped", "exposed", unit="ns"),
+    *columns_of("count", "last rank", "times last"),
+    *columns_of("count", "bytes", "median bytes", unit="bytes"),
+    *columns_of("number", "algbw", "busbw", unit="GB/s"),
+    *columns_of("count", "group size", "ranks"),
+)
+_EXPOSED = [column.name for column in _COLUMNS].index("exposed")
+_FORMULA = (
+    "transfer: shortest duration among the matched ranks. wait: the rest. Clock offsets don't "
+    "affect either. last rank: the rank that arrived last most often (not proof that it is slow)."
+)
+_OVERLAP = "overlapped: compute of the same device ran too. exposed: the rest of the time."
+_NO_COLLECTIVES = "This run has no collectives. Capture a step with a profiler."
+_ALONE = "calls have no counterpart on other ranks: their transfer and wait are unknown."
+_FEW = "matched collectives lack ranks of their group: transfer may include waiting for them."
+_APART = "matched collectives have equal numbers, but one rank ended before another began."
+_ONE_WAY = {"all_gather", "reduce_scatter", "all_to_all"}
+_PLAIN = {"broadcast", "reduce", *PAIRWISE}
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,30 +275,6 @@ def transfer_times(
         least[early > unsure_ns] = UNKNOWN
     found[order] = np.repeat(least, group_sizes(heads, len(order)))
     return found
-
-
-_COLUMNS = (
-    *columns_of("text", "operation", "group", "stage"),
-    Column("total", "duration", "ns"),
-    *columns_of("count", "count", "matched"),
-    *columns_of("duration", "transfer", "wait", "overlapped", "exposed", unit="ns"),
-    *columns_of("count", "last rank", "times last"),
-    *columns_of("count", "bytes", "median bytes", unit="bytes"),
-    *columns_of("number", "algbw", "busbw", unit="GB/s"),
-    *columns_of("count", "group size", "ranks"),
-)
-_EXPOSED = [column.name for column in _COLUMNS].index("exposed")
-_FORMULA = (
-    "transfer: shortest duration among the matched ranks. wait: the rest. Clock offsets don't "
-    "affect either. last rank: the rank that arrived last most often (not proof that it is slow)."
-)
-_OVERLAP = "overlapped: compute of the same device ran too. exposed: the rest of the time."
-_NO_COLLECTIVES = "This run has no collectives. Capture a step with a profiler."
-_ALONE = "calls have no counterpart on other ranks: their transfer and wait are unknown."
-_FEW = "matched collectives lack ranks of their group: transfer may include waiting for them."
-_APART = "matched collectives have equal numbers, but one rank ended before another began."
-_ONE_WAY = {"all_gather", "reduce_scatter", "all_to_all"}
-_PLAIN = {"broadcast", "reduce", *PAIRWISE}
 
 
 def communication(spans: Spans) -> Table:

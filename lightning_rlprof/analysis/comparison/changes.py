@@ -64,6 +64,12 @@ _WINDOW = 5
 _OUTLIER, _OUTLIER_SPREADS = math.log(1.5), 6.0
 _MOST_OUTLIERS = 3
 _MOST_CHANGES = 4
+_RECURS = 3  # times that a stage ran: in fewer it is an event
+_RARE = 0.5  # of the steps: a stage that runs in fewer does not belong to the usual step
+
+_ALL = "all"
+_EXPLAINS = 0.5  # of a change of the step, that stages show: then it is theirs
+_NEAR = 3  # steps by which one change is seen earlier or later in another row
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +112,6 @@ def changes(spans: Spans, least: float = LEAST) -> Table:
         return Table("changes", _COLUMNS, abstained="no step took any time")
     rows = [*_outliers(step, side, ranks), *_levels(step, own, ranks, least)]
     return Table("changes", _COLUMNS, sorted(rows, key=lambda row: -int(row[8] or 0)), _NOTE)
-
-
-_RECURS = 3  # times that a stage ran: in fewer it is an event
-_RARE = 0.5  # of the steps: a stage that runs in fewer does not belong to the usual step
 
 
 def _without_recurring(side: Side) -> Side:
@@ -235,11 +237,6 @@ def _levels(
     if not rows and (trend := _trend_row(step, own, ranks, chance)) is not None:
         rows.append(trend)
     return rows
-
-
-_ALL = "all"
-_EXPLAINS = 0.5  # of a change of the step, that stages show: then it is theirs
-_NEAR = 3  # steps by which one change is seen earlier or later in another row
 
 
 def _same(a: _Level, b: _Level) -> bool:

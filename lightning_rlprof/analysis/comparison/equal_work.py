@@ -25,6 +25,14 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 _ROUNDS = 12
 _CLOSE = 1e-6
 _SAME = 1e-6  # of the largest value: a column that changes less is a constant
+_FEWEST = 8  # steps of a run, below which it says nothing of its noise
+_AGREE = 0.5  # slopes of both runs differ by at most this share of the steeper: one trend
+
+_NOISE, _NOISE_FREEDOM = 0.01, 4  # what runs of one code differ by, and how firmly it is believed
+
+_BEYOND, _BEYOND_SHORT = math.log(1.10), math.log(1.20)  # what a pace may do that no run showed
+_STEPS, _STEPS_SHORT = 24, 12
+_LOW, _HIGH = 0.02, 0.98
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +96,6 @@ def _levels(rest: Float64s, run: Int64s, columns: Float64s) -> Float64s:
     return found
 
 
-_FEWEST = 8  # steps of a run, below which it says nothing of its noise
-_AGREE = 0.5  # slopes of both runs differ by at most this share of the steeper: one trend
-
-
 def between_steps(
     rest: Sequence[Float64s], columns: Float64s, steps: Sequence[Int64s]
 ) -> Posterior | None:
@@ -127,9 +131,6 @@ def between_steps(
     return None
 
 
-_NOISE, _NOISE_FREEDOM = 0.01, 4  # what runs of one code differ by, and how firmly it is believed
-
-
 def between_runs(levels: Float64s, sides: Mask) -> Posterior:
     """Return what is known of the change between two sets of runs, by the levels of the runs.
 
@@ -148,11 +149,6 @@ def between_runs(levels: Float64s, sides: Mask) -> Posterior:
     center = float(b.mean() - a.mean())
     one = np.ones(1)
     return Posterior(one, center * one, error * one, float(_NOISE_FREEDOM + freedom))
-
-
-_BEYOND, _BEYOND_SHORT = math.log(1.10), math.log(1.20)  # what a pace may do that no run showed
-_STEPS, _STEPS_SHORT = 24, 12
-_LOW, _HIGH = 0.02, 0.98
 
 
 def range_bounds(a: Float64s, b: Float64s) -> tuple[float, float]:

@@ -57,6 +57,7 @@ _COLUMNS = (
 _APART, _EAGER, _UNCOUNTED = 0.5, 0.3, 0.9  # no common work; all graphs or none; no work counted
 _NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
 _AlikeRow = tuple[Cell, ...]
+_FOR_SURE = 0.5  # of the steps, in which the last to come must be the last to be done
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,9 +254,6 @@ def _work(
                 if not np.isnan(series).all():
                     found[stage][name_of] = series
     return found
-
-
-_FOR_SURE = 0.5  # of the steps, in which the last to come must be the last to be done
 
 
 def _of_the_last(last: _Last, row: int, counted: tuple[Int64s, Int64s, Float64s, Mask]) -> Float64s:

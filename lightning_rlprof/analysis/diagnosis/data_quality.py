@@ -41,6 +41,11 @@ FEWEST_PAIRS = 20
 """Below it, the interval of a median is nearly the range of the values."""
 
 _Result = tuple[str, str]
+_OVER_BUDGET = (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
+
+_NO_SHADOW = "cost of recording: no data, as every step has a span open around it"
+
+_NEEDS = {"kernel/launch match": "a capture", "CUDA graphs": "a capture", "MFU": "FLOPs"}
 
 
 class Check(NamedTuple):
@@ -191,9 +196,6 @@ def _steps(spans: Spans) -> Iterator[_Result]:
         )
 
 
-_OVER_BUDGET = (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
-
-
 def _first_gaps(steps: Int64s) -> list[int]:
     """Return the first step numbers missing between others: at least as many as are listed."""
     edges = np.flatnonzero(np.diff(steps) > 1)[:_SHOWN]
@@ -300,9 +302,6 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
     yield _WARN if is_high else _OK, text
 
 
-_NO_SHADOW = "cost of recording: no data, as every step has a span open around it"
-
-
 def _recording(found: Overhead) -> str:
     """Say what recording costs, and what is missing for ±0.3 points."""
     more = found.more_steps
@@ -339,7 +338,6 @@ _CHECKS = {
     "MFU": _mfu,
     "profiler overhead": _profiler_overhead,
 }
-_NEEDS = {"kernel/launch match": "a capture", "CUDA graphs": "a capture", "MFU": "FLOPs"}
 
 
 # ---- what recording costs, from pairs of steps of which one recorded only its length

@@ -86,6 +86,16 @@ FEWEST_COLLECTIVES = 20
 _LEAST_OBSERVED = 0.05  # of the observed time: a device that does next to nothing is not reported
 _LEAST_MATCHED = 0.9  # share of the calls; below, wait and transfer are unknown
 _MAX_SPANS_SHOWN = 3
+_GAPS = """
+with work as ({work}), free as (
+  select *, max(start_ns + duration_ns) over (partition by rank, device
+    order by start_ns, launch_ns nulls last
+    rows between unbounded preceding and 1 preceding) as idle_ns from work where duration_ns > 0)
+select rank, device, count(*) as gaps, sum(start_ns - idle_ns) as gap_ns from free
+where start_ns > idle_ns and start_ns - idle_ns <= {short} and launch_ns > idle_ns
+and graph is null group by rank, device order by rank, device"""
+
+_KEYS = ("operation", "group", "stage")
 
 
 def _check_kernels(run: Evidence, how: str = CAPTURE) -> None:
@@ -197,15 +207,6 @@ def _unmatched_spans(run: Evidence) -> bool:
 
 
 # ---- idle until the host launches
-
-_GAPS = """
-with work as ({work}), free as (
-  select *, max(start_ns + duration_ns) over (partition by rank, device
-    order by start_ns, launch_ns nulls last
-    rows between unbounded preceding and 1 preceding) as idle_ns from work where duration_ns > 0)
-select rank, device, count(*) as gaps, sum(start_ns - idle_ns) as gap_ns from free
-where start_ns > idle_ns and start_ns - idle_ns <= {short} and launch_ns > idle_ns
-and graph is null group by rank, device order by rank, device"""
 
 
 class _HostWait(NamedTuple):
@@ -493,9 +494,6 @@ def _message_bytes(run: Evidence) -> Measurement:
     NoData.unless(len(sizes), FEWEST_COLLECTIVES, what, CAPTURE_ALL)
     bounds = median_bounds(sizes.astype(np.float64))
     return Measured(float(np.median(sizes)), *((0.0, np.inf) if bounds is None else bounds))
-
-
-_KEYS = ("operation", "group", "stage")
 
 
 def _small_collectives(run: Evidence) -> Measurement:

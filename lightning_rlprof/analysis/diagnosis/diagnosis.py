@@ -73,6 +73,16 @@ _LIGHTNING = ("lightning", "pytorch-lightning")
 _ORDER = ("ended", "distorts", "problem", "idea")
 _STOP_AT = 0.9  # of a rollout's requests
 _NO_STRAGGLER = "no straggler"
+_COLUMNS = (
+    *columns_of("text", "id", "finding", "kind", "price"),
+    *columns_of("share", "share", "CI low", "CI high"),
+    Column("cost", "duration", "ns"),
+    *columns_of("text", "confidence", "try", "remedies", "ruled out if", "evidence"),
+    *columns_of("text", "reproduce", "query"),
+    *columns_of("count", "rank", "step"),
+    Column("from", "duration", "ns"),
+    Column("to", "duration", "ns"),
+)
 
 
 @dataclass(frozen=True)
@@ -429,17 +439,6 @@ def explained(what: Problem | Remedy) -> dict[str, Any]:
 
 
 # ---- as a table
-
-_COLUMNS = (
-    *columns_of("text", "id", "finding", "kind", "price"),
-    *columns_of("share", "share", "CI low", "CI high"),
-    Column("cost", "duration", "ns"),
-    *columns_of("text", "confidence", "try", "remedies", "ruled out if", "evidence"),
-    *columns_of("text", "reproduce", "query"),
-    *columns_of("count", "rank", "step"),
-    Column("from", "duration", "ns"),
-    Column("to", "duration", "ns"),
-)
 
 
 def findings(spans: Spans) -> Table:

@@ -56,6 +56,8 @@ PROBLEM_PAGE = f"{DOCS}/reference/problems.md"
 Kind = Literal["ended", "distorts", "problem", "idea"]
 """What a problem does: it ended the run, it makes other times untrue, it costs time or quality, or
 it is an idea of what might be saved."""
+Saving = Literal["none", "tail", "balance", "straggler", "overlap", "removed"]
+"""The replay on the same devices that predicts what a remedy saves."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,6 @@ class Setting:
         """The setting in one line."""
         default = f" (default {self.default})" if self.default else ""
         return f"{self.framework}: {self.key}{default}: {self.change}"
-
-
-Saving = Literal["none", "tail", "balance", "straggler", "overlap", "removed"]
-"""The replay on the same devices that predicts what a remedy saves."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,19 @@ _FEWEST_SAMPLES = 20
 _STAGE = KINDS.index("stage")
 
 # ---- samples
+_COUNTED_MEMORY = {
+    "torch": "device_allocated_bytes",
+    "host": "host_rss_bytes",
+    "child processes": "children_rss_bytes",
+}
+_GROUP = ("rank", "component", "device")
+_PARTS_OF_DEVICES = ("torch reserved", "device", "non-PyTorch")  # what torch allocates is asked
+_GROWS_BY = 0.02  # over all steps, of the peak: less is not worth a look
+
+_OUT_OF_MEMORY = "OutOfMemoryError"  # in the status of a rank: torch's class, of any device
+
+_LOSSES = (Code.LINES_LOST, Code.FILE_DAMAGED, Code.NUMBERS_LOST, Code.RECORDING_FAILED)
+_MAX_RANKS_SHOWN = 8
 
 
 def _ended_samples(run: Evidence) -> tuple[SampleBook, Int64s]:
@@ -220,16 +233,6 @@ def _host_room(run: Evidence) -> Measurement:
     return Measured(float(np.median(free)), float(free.min()), float(free.max()))
 
 
-_COUNTED_MEMORY = {
-    "torch": "device_allocated_bytes",
-    "host": "host_rss_bytes",
-    "child processes": "children_rss_bytes",
-}
-_GROUP = ("rank", "component", "device")
-_PARTS_OF_DEVICES = ("torch reserved", "device", "non-PyTorch")  # what torch allocates is asked
-_GROWS_BY = 0.02  # over all steps, of the peak: less is not worth a look
-
-
 def _growth(run: Evidence) -> Measurement:
     """Return what leaks of memory add up to, of the peak: the worst rank of each component.
 
@@ -310,9 +313,6 @@ def _memory_query(spans: Spans, rank: int, component: str | None, steps: Int64s)
     )
 
 
-_OUT_OF_MEMORY = "OutOfMemoryError"  # in the status of a rank: torch's class, of any device
-
-
 def _out_of_memory(run: Evidence) -> Measurement:
     """Return each rank that torch's OutOfMemoryError ended, and the stage that began last."""
     spans = run.spans
@@ -356,9 +356,6 @@ def _last_memory(spans: Spans, rank: int) -> Iterator[Fact]:
 
 
 # ---- what the recording lost
-
-_LOSSES = (Code.LINES_LOST, Code.FILE_DAMAGED, Code.NUMBERS_LOST, Code.RECORDING_FAILED)
-_MAX_RANKS_SHOWN = 8
 
 
 def _lost_data(run: Evidence) -> Measurement:

@@ -59,6 +59,15 @@ _MAX_SPANS_SHOWN = 3
 _SURELY = 1e-5  # p-value below which a change of the step time has high confidence
 
 # ---- what counters of steps say was lost
+_SHOWN_BY_DEVICES = (Category.HOST_IDLE, Category.COMMUNICATION, Category.MEMCPY)
+
+_DATA_NAMES = frozenset(NAMES[Category.DATA_WAIT].split())
+_LOADS = frozenset(
+    ("data_fetch", "data_loading", "dataloader_next", "enumerate_dataloader", "load_data")
+)
+_STEPS = re.compile(r"(?:[\w.<>]*\.)?(?:step|generate|rollout|forward|act|play|play_step)\s")
+
+_MAX_HUNG_RANKS = 4
 
 
 class Lost(NamedTuple):
@@ -161,9 +170,6 @@ def category_share(
         return _with_spans(run, category, found, steps, own)
 
     return Quantity(f"{category.text}, of the step time", "share", measure)
-
-
-_SHOWN_BY_DEVICES = (Category.HOST_IDLE, Category.COMMUNICATION, Category.MEMCPY)
 
 
 def _with_spans(
@@ -278,12 +284,6 @@ def _garbage(run: Evidence) -> Measurement:
 
 
 # ---- what is inside of a share
-
-_DATA_NAMES = frozenset(NAMES[Category.DATA_WAIT].split())
-_LOADS = frozenset(
-    ("data_fetch", "data_loading", "dataloader_next", "enumerate_dataloader", "load_data")
-)
-_STEPS = re.compile(r"(?:[\w.<>]*\.)?(?:step|generate|rollout|forward|act|play|play_step)\s")
 
 
 def _waits(spans: Spans) -> Int64s:
@@ -520,8 +520,6 @@ def _change(run: Evidence, row: dict[str, Any]) -> Measured:
 
 
 # ---- hangs
-
-_MAX_HUNG_RANKS = 4
 
 
 def _hangs(run: Evidence) -> Measurement:

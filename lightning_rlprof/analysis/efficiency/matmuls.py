@@ -68,6 +68,8 @@ _Kind = tuple[str, str, str | None, str | None, str]
 """Operator, dims, types and values of a call, and what an engine wrote around it."""
 _Timed = tuple[_Kind, int, int, int]
 """Kind of calls, their time, their number, and that of calls whose time is known."""
+_Peaks = tuple[Mapping[str, float], float | None]
+"""TFLOP/s by type of torch, and GB/s."""
 
 
 class _Part(NamedTuple):
@@ -77,10 +79,6 @@ class _Part(NamedTuple):
     time: int
     calls: int
     timed: int
-
-
-_Peaks = tuple[Mapping[str, float], float | None]
-"""TFLOP/s by type of torch, and GB/s."""
 
 
 def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:

@@ -38,6 +38,9 @@ ELSEWHERE = "how many tokens go to experts of other ranks is not recorded"
 """Reasons for bounds."""
 
 _Shape = list[int]
+_BATCH = re.compile(r"(context|generation)_\d+\(sq(\d+)sk\d+sqsq(\d+)sqsk(\d+)\)")
+
+_SDPA = "aten::_scaled_dot_product_"
 
 
 class Work(NamedTuple):
@@ -389,9 +392,6 @@ def _unified(call: _Call) -> _Cost | None:
     return _Cost([query, key, value], each * query[0], most, None, why)
 
 
-_BATCH = re.compile(r"(context|generation)_\d+\(sq(\d+)sk\d+sqsq(\d+)sqsk(\d+)\)")
-
-
 def _noted(engine: str, tokens: int) -> int | None:
     """Return the causal pairs of a batch, if an engine wrote its lengths around the call.
 
@@ -489,7 +489,6 @@ def _attends(query: int, causal: int, *, engine: bool = False, **places: Any) ->
 
 _PRODUCT = _Formula(_matmul)
 _SECOND = _Formula(partial(_matmul, at=1), 1)
-_SDPA = "aten::_scaled_dot_product_"
 _FUSED_EXPERTS = _Formula(_experts, 1, ", ")
 _CACHE = _Formula(_written, 0, ", ")
 _DECODES = partial(_Formula, sign=", ", engine=True)

@@ -10,77 +10,13 @@ from lightning_rlprof.records.records import Header
 
 Type = Literal["fp32", "tf32", "bf16", "fp8", "int8", "fp4"]
 """Type of the numbers that a matmul multiplies; FP16 has the peak of BF16."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """What one device can do at most.
-
-    Attributes:
-        name: Pattern of the whole name that torch reports, ignoring case.
-        label: Name for people, with the memory: ``H100-80G``.
-        tflops: 10^12 FLOP/s in BF16 or FP16 with FP32 accumulation, dense: without sparsity.
-        gb_s: 10^9 bytes/s of its memory, None if a name has several or documents disagree.
-        memory_gb: Size of its memory on the data sheet.
-        source: Document of the vendor. A number given with sparsity is halved.
-        others: Peaks of other types in 10^12 operations/s, dense.
-        unconfirmed: Which of these no document of the vendor confirms, or documents contradict:
-            ``tflops``, ``gb_s``, ``memory_gb``, and types of ``others``.
-    """
-
-    name: str
-    label: str
-    tflops: float
-    gb_s: float | None
-    memory_gb: int
-    source: str
-    others: Mapping[Type, float] = field(default_factory=dict)
-    unconfirmed: tuple[str, ...] = ()
-
-    def of(self, kind: Type) -> float | None:
-        """Return the peak of a type, None if unknown."""
-        return self.tflops if kind == "bf16" else self.others.get(kind)
-
-    def shown(self, figure: str) -> str:
-        """Return a figure for people, with ``~`` before an unconfirmed one.
-
-        Example::
-
-            >>> h20 = next(device for device in DEVICES if device.label == "H20-96G")
-            >>> h20.shown("tflops"), h20.shown("memory_gb"), h20.shown("fp4")
-            ('~148', '96', '-')
-        """
-        value = self.others.get(figure) if figure in _TYPES else getattr(self, figure)
-        mark = "~" if figure in self.unconfirmed else ""
-        return "-" if value is None else f"{mark}{value:g}"
-
-
 _TYPES: tuple[Type, ...] = ("fp32", "tf32", "fp8", "int8", "fp4")
-
-
-def _types(*tops: float | None) -> dict[Type, float]:
-    """Return peaks by type: fp32, tf32, fp8, int8, fp4."""
-    given = zip(_TYPES, tops, strict=False)
-    return {kind: value for kind, value in given if value is not None}
-
 
 _SPEEDS = ("tflops", "gb_s", *_TYPES)
 _ALL = (*_SPEEDS, "memory_gb")
 _A100 = "NVIDIA A100 Tensor Core GPU data sheet"
 _A800 = "NVIDIA A800 Tensor Core GPU data sheet"
-_AMPERE = _types(19.5, 156, None, 624)
-_HOPPER = _types(67, 494.7, 1979, 1979)
-_HOPPER_CARD = _types(51.2, 378, 1513, 1513)
-_MI300 = _types(163.4, 653.7, 2614.9, 2614.9)
-_910C = _types(None, None, None, 752)
-_950PR = _types(None, None, 757, None, 1514)
-_B200 = _types(75, 1125, 4500, 4500, 9000)
-_B300 = _types(75, 1125, 4500, None, 14000)
-_GB200 = _types(80, 1250, 5000, 5000, 10000)
-_H20 = _types(44, 74, 296, 296)
-_MI350 = _types(144.2, None, 4614, 4614, 9228)
-_MI355 = _types(157.3, None, 5033, 5033, 10066)
-_RTX4090 = _types(82.6, 82.6, 330.3, 660.6)
+
 _PLATFORM = "CANN platform_config: 2 x 16 x 16 x 16 x cube cores x clock"
 
 _SOURCES = {
@@ -127,6 +63,70 @@ _SOURCES = {
     "950PR-112G": f"{_PLATFORM}, 28 at 1.65 GHz",
     "950DT-144G": f"{_PLATFORM}, 32 at 1.65 GHz",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What one device can do at most.
+
+    Attributes:
+        name: Pattern of the whole name that torch reports, ignoring case.
+        label: Name for people, with the memory: ``H100-80G``.
+        tflops: 10^12 FLOP/s in BF16 or FP16 with FP32 accumulation, dense: without sparsity.
+        gb_s: 10^9 bytes/s of its memory, None if a name has several or documents disagree.
+        memory_gb: Size of its memory on the data sheet.
+        source: Document of the vendor. A number given with sparsity is halved.
+        others: Peaks of other types in 10^12 operations/s, dense.
+        unconfirmed: Which of these no document of the vendor confirms, or documents contradict:
+            ``tflops``, ``gb_s``, ``memory_gb``, and types of ``others``.
+    """
+
+    name: str
+    label: str
+    tflops: float
+    gb_s: float | None
+    memory_gb: int
+    source: str
+    others: Mapping[Type, float] = field(default_factory=dict)
+    unconfirmed: tuple[str, ...] = ()
+
+    def of(self, kind: Type) -> float | None:
+        """Return the peak of a type, None if unknown."""
+        return self.tflops if kind == "bf16" else self.others.get(kind)
+
+    def shown(self, figure: str) -> str:
+        """Return a figure for people, with ``~`` before an unconfirmed one.
+
+        Example::
+
+            >>> h20 = next(device for device in DEVICES if device.label == "H20-96G")
+            >>> h20.shown("tflops"), h20.shown("memory_gb"), h20.shown("fp4")
+            ('~148', '96', '-')
+        """
+        value = self.others.get(figure) if figure in _TYPES else getattr(self, figure)
+        mark = "~" if figure in self.unconfirmed else ""
+        return "-" if value is None else f"{mark}{value:g}"
+
+
+def _types(*tops: float | None) -> dict[Type, float]:
+    """Return peaks by type: fp32, tf32, fp8, int8, fp4."""
+    given = zip(_TYPES, tops, strict=False)
+    return {kind: value for kind, value in given if value is not None}
+
+
+_AMPERE = _types(19.5, 156, None, 624)
+_HOPPER = _types(67, 494.7, 1979, 1979)
+_HOPPER_CARD = _types(51.2, 378, 1513, 1513)
+_MI300 = _types(163.4, 653.7, 2614.9, 2614.9)
+_910C = _types(None, None, None, 752)
+_950PR = _types(None, None, 757, None, 1514)
+_B200 = _types(75, 1125, 4500, 4500, 9000)
+_B300 = _types(75, 1125, 4500, None, 14000)
+_GB200 = _types(80, 1250, 5000, 5000, 10000)
+_H20 = _types(44, 74, 296, 296)
+_MI350 = _types(144.2, None, 4614, 4614, 9228)
+_MI355 = _types(157.3, None, 5033, 5033, 10066)
+_RTX4090 = _types(82.6, 82.6, 330.3, 660.6)
 
 
 def _peak(

@@ -35,6 +35,21 @@ from lightning_rlprof.tables.table import Table
 
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
 _FEWEST_REQUESTS = 4  # with fewer at once, "less than half" is one or zero
+_CATEGORIES = (Category.COMPUTE, Category.COMMUNICATION, Category.MEMCPY)  # by kind of work
+# Work launched in a stage of these categories belongs to it: kernels, and regions that compute,
+# such as the forward of a generation. Other work belongs to what its name means.
+# Stages that wait are not among them: work that runs meanwhile was launched earlier.
+_LAUNCHING = (
+    Category.ROLLOUT,
+    Category.ROLLOUT_TAIL,
+    Category.WEIGHT_SYNC,
+    Category.REWARD,
+    Category.OFFLOAD,
+    Category.EVALUATION,
+)
+_IDENTITY = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
+_ROUNDING_NS = (0, -1, 1)  # difference between the two tables of an Ascend output
+_POINT_TO_POINT = ("send", "recv", "p2p")  # not collectives of a group: they cannot be matched
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,23 +225,6 @@ def _pairs(end: Int64s, outer: Int64s) -> tuple[Int64s, Int64s]:
         inner, above = inner[above >= 0], above[above >= 0]
         pairs.append((above, inner))
     return np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
-
-
-_CATEGORIES = (Category.COMPUTE, Category.COMMUNICATION, Category.MEMCPY)  # by kind of work
-# Work launched in a stage of these categories belongs to it: kernels, and regions that compute,
-# such as the forward of a generation. Other work belongs to what its name means.
-# Stages that wait are not among them: work that runs meanwhile was launched earlier.
-_LAUNCHING = (
-    Category.ROLLOUT,
-    Category.ROLLOUT_TAIL,
-    Category.WEIGHT_SYNC,
-    Category.REWARD,
-    Category.OFFLOAD,
-    Category.EVALUATION,
-)
-_IDENTITY = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
-_ROUNDING_NS = (0, -1, 1)  # difference between the two tables of an Ascend output
-_POINT_TO_POINT = ("send", "recv", "p2p")  # not collectives of a group: they cannot be matched
 
 
 class DeviceTime(NamedTuple):

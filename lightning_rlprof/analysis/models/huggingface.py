@@ -22,6 +22,16 @@ Source = str | Path | Mapping[str, Any] | Any
 """A path of a ``config.json`` or of its folder, its content, or a transformers config object."""
 
 _NAME = "config.json"
+_QWEN_WINDOW = {"use_sliding_window": False, "max_window_layers": 28}
+_DEEPSEEK = {"first_k_dense_replace": 0, "n_shared_experts": None}
+
+_VISION = {
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
+"""Types with a vision tower, and the type of their text part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +64,6 @@ class _Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_QWEN_WINDOW = {"use_sliding_window": False, "max_window_layers": 28}
-_DEEPSEEK = {"first_k_dense_replace": 0, "n_shared_experts": None}
 _QWEN3_NEXT = _Family(
     qk_norm="head",
     gated=True,
@@ -114,13 +122,6 @@ _FAMILIES: Mapping[str, _Family] = {
         defaults={"head_dim": 64, "sliding_window": 128, "attention_bias": True},
     ),
 }
-_VISION = {
-    "qwen2_vl": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen3_vl": "qwen3",
-    "qwen3_vl_moe": "qwen3_moe",
-}
-"""Types with a vision tower, and the type of their text part."""
 
 KNOWN = tuple(sorted({*_FAMILIES, *_VISION}))
 """The model types that `read_model` knows."""

@@ -6,6 +6,16 @@ import numpy as np
 
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
+_MOST_PAIRED = 1_000  # values of which all pairs are compared; more are thinned evenly
+
+_FEWEST = 10  # independent values that a slope needs
+_SPREAD = 1.2533 * 1.4826  # a median's standard error by the median of absolute residuals
+
+_ROUNDS = 30
+_ENOUGH = 20_000  # rows to learn three numbers from; more cost time and change nothing
+_HUBER = 1.345  # spreads up to which a residual counts in full: 95 % as good as least squares
+_LEAST = 1e-3  # of the median: what the shortest expected time may be
+
 
 def nan_median(values: Float64s, axis: int = 0) -> Float64s:
     """Return the median along an axis, ignoring NaN; NaN if all values are.
@@ -67,9 +77,6 @@ def deviation_from_median(values: Float64s) -> Float64s:
     return np.where(known >= max(2, len(values) / 2), found, np.nan)
 
 
-_MOST_PAIRED = 1_000  # values of which all pairs are compared; more are thinned evenly
-
-
 def theil_sen(at: Int64s, values: Int64s | Float64s) -> float | None:
     """Return the median slope of values over ascending places; None with fewer than two.
 
@@ -86,10 +93,6 @@ def theil_sen(at: Int64s, values: Int64s | Float64s) -> float | None:
         return None
     first, second = np.triu_indices(len(at), 1)
     return float(np.median((values[second] - values[first]) / (at[second] - at[first])))
-
-
-_FEWEST = 10  # independent values that a slope needs
-_SPREAD = 1.2533 * 1.4826  # a median's standard error by the median of absolute residuals
 
 
 def slope(late: Float64s, longer: Float64s, work: Float64s | None = None) -> tuple[float, float]:
@@ -138,12 +141,6 @@ def _bare(columns: list[Float64s]) -> tuple[list[Float64s], int]:
     there = ~np.isnan(rest[0])
     taken = int(there.any(axis=0).sum() + there.any(axis=1).sum())
     return [values[there] for values in rest], int(there.sum()) - taken + 1
-
-
-_ROUNDS = 30
-_ENOUGH = 20_000  # rows to learn three numbers from; more cost time and change nothing
-_HUBER = 1.345  # spreads up to which a residual counts in full: 95 % as good as least squares
-_LEAST = 1e-3  # of the median: what the shortest expected time may be
 
 
 def expected(ns: Float64s, work: Sequence[Float64s]) -> Float64s:

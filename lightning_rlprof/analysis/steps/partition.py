@@ -22,6 +22,8 @@ from lightning_rlprof.tables.spans import Spans
 
 UNTRACED = -1
 """Stands for the time in a step without an open stage."""
+_ROWS_AT_ONCE = 2**18
+"""Rows of some threads that are sorted at once: more take memory, and no less time."""
 
 
 class Segments(NamedTuple):
@@ -148,10 +150,6 @@ def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segme
         for parts in zip(*found, strict=True)
     )
     return divided, outside
-
-
-_ROWS_AT_ONCE = 2**18
-"""Rows of some threads that are sorted at once: more take memory, and no less time."""
 
 
 def _divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segments]:

@@ -11,6 +11,22 @@ from lightning_rlprof.tables.spans import Counter, Spans
 
 OPENED, CLOSED = "rlprof open capture", "rlprof close capture"
 """Names of the regions in which the session opens and closes captures."""
+_STEP = KINDS.index("step")
+FEWEST = 3
+"""Number of steps below which no statement about a run is made."""
+
+STATES = ("complete", "warm-up", SHADOW, "capture", "interrupted")
+"""State of a step; if two apply, the later one wins."""
+
+_WARM_UP = 1.5  # times what nine of ten later steps take at most: a first step above it warms up
+_USUAL = 0.9
+_MOST_WARM_UP = 10  # one step in ten may be warm-up
+
+MOST_SPANS = 1_300_000
+"""Number of spans up to which a run is analyzed whole: 64 ranks x 1,000 steps x 20."""
+
+_KEPT = 750_000  # of a larger run, whose own columns take memory already: at 1,024 ranks 36 steps
+_COLUMNS = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
 
 
 def captures(spans: Spans, rank: int, start_ns: Int64s) -> tuple[Int64s, Int64s] | None:
@@ -27,18 +43,6 @@ def captures(spans: Spans, rank: int, start_ns: Int64s) -> tuple[Int64s, Int64s]
     starts = np.sort(start_ns, kind="stable")  # quick where they are in order
     some = np.searchsorted(starts, last) > np.searchsorted(starts, first)
     return first[some], last[some]
-
-
-_STEP = KINDS.index("step")
-FEWEST = 3
-"""Number of steps below which no statement about a run is made."""
-
-STATES = ("complete", "warm-up", SHADOW, "capture", "interrupted")
-"""State of a step; if two apply, the later one wins."""
-
-_WARM_UP = 1.5  # times what nine of ten later steps take at most: a first step above it warms up
-_USUAL = 0.9
-_MOST_WARM_UP = 10  # one step in ten may be warm-up
 
 
 class Counted(NamedTuple):
@@ -119,13 +123,6 @@ def in_included(spans: Spans, rows: Int64s) -> Mask:
     steps = spans.rows(kind="step")
     left_out = np.setdiff1d(spans.step[steps], spans.step[steps[counted(spans, steps).mask]])
     return ~np.isin(spans.step[rows], left_out)
-
-
-MOST_SPANS = 1_300_000
-"""Number of spans up to which a run is analyzed whole: 64 ranks x 1,000 steps x 20."""
-
-_KEPT = 750_000  # of a larger run, whose own columns take memory already: at 1,024 ranks 36 steps
-_COLUMNS = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
 
 
 def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _KEPT) -> tuple[Spans, str]:

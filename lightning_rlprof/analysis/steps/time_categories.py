@@ -19,6 +19,23 @@ from lightning_rlprof.tables.arrays import Int64s
 
 NO_CATEGORY = -1
 """Stands for a name that has no category."""
+# NCCL, RCCL, HCCL and their like by their prefixes; fused ones by what they do.
+COLLECTIVE_NAMES = (
+    r"nccl|rccl|hccl|hcom_|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter"
+    r"|all_?to_?all|cross_device_reduce"
+)
+"""Pattern of the lower-case names of communication kernels."""
+
+_COLLECTIVE = re.compile(COLLECTIVE_NAMES)
+_COPY = re.compile(r"memcpy|memset|copy(?:host|device)to|__amd_rocclr_(?:copy|fill)")
+_TRAINING = re.compile(
+    r"(actor|critic|policy|ppo)_(update|train|training)|update_(actor|critic|policy)"
+    r"|train|training|train_step|train_batch|training_step"
+)
+_FORWARD = re.compile(
+    r"(actor_)?generate(_\w+)?|rollouts?|generation|gen|(critic_)?compute_values|values"
+    r"|(\w+_)?log_probs?"
+)
 
 
 class Category(IntEnum):
@@ -121,24 +138,6 @@ NAMES: dict[Category, str] = {
 _CATEGORIES: dict[str, int] = {
     name: category for category, names in NAMES.items() for name in names.split()
 }
-
-# NCCL, RCCL, HCCL and their like by their prefixes; fused ones by what they do.
-COLLECTIVE_NAMES = (
-    r"nccl|rccl|hccl|hcom_|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter"
-    r"|all_?to_?all|cross_device_reduce"
-)
-"""Pattern of the lower-case names of communication kernels."""
-
-_COLLECTIVE = re.compile(COLLECTIVE_NAMES)
-_COPY = re.compile(r"memcpy|memset|copy(?:host|device)to|__amd_rocclr_(?:copy|fill)")
-_TRAINING = re.compile(
-    r"(actor|critic|policy|ppo)_(update|train|training)|update_(actor|critic|policy)"
-    r"|train|training|train_step|train_batch|training_step"
-)
-_FORWARD = re.compile(
-    r"(actor_)?generate(_\w+)?|rollouts?|generation|gen|(critic_)?compute_values|values"
-    r"|(\w+_)?log_probs?"
-)
 
 
 def category_of(name: str) -> int:

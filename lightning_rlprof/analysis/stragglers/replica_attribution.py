@@ -37,6 +37,13 @@ from lightning_rlprof.tables.spans import Spans
 # Tables with collectives, and their column with the operation.
 _TABLES = {"collectives": "operation", "communication": "operator"}
 _PAIRWISE = re.compile("send|recv|receive")  # in a pipeline the next stage is always later
+_MOSTLY = 0.5  # of the steps that a straggler must be last in
+_EITHER = 0.05  # level if it is known that one of the ranks is slow
+_MATTERS = 0.01  # of a step: a smaller lateness is not reported
+_AS_SLOW = 0.5  # of the largest slowdown: a rank that slow may be the cause, too
+
+Proof = tuple[int, float]
+Causes = dict[int, Proof]
 
 
 class Arrivals(NamedTuple):
@@ -230,16 +237,6 @@ def _matched(
     members = np.unique(np.stack([group, rank]), axis=1)[0]
     size = np.bincount(members, minlength=int(group.max(initial=0)) + 1)
     return one, np.bincount(one)[one] == size[group]
-
-
-_MOSTLY = 0.5  # of the steps that a straggler must be last in
-_EITHER = 0.05  # level if it is known that one of the ranks is slow
-_MATTERS = 0.01  # of a step: a smaller lateness is not reported
-_AS_SLOW = 0.5  # of the largest slowdown: a rank that slow may be the cause, too
-
-
-Proof = tuple[int, float]
-Causes = dict[int, Proof]
 
 
 @dataclass(frozen=True, eq=False)

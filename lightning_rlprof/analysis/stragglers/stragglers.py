@@ -44,39 +44,6 @@ from lightning_rlprof.tables.arrays import Float64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
-
-def peer_time_lost(own_ns: Float64s, excess_ns: Float64s, rank: int, first: int, last: int) -> int:
-    """Return the time that all others waited because one rank was slower.
-
-    Per step the ranks wait for the one with the longest work. Without its excess, this rank's work
-    would be shorter by just that, and every other rank could have continued that much earlier.
-    Two slow ranks hide each other: neither costs what both do together.
-
-    Args:
-        own_ns: Work; shape (ranks, steps). A rank without data waits for no other.
-        excess_ns: How much less it would have taken at the others' pace, not below 0; same shape.
-        rank: Rank with the excess.
-        first: First step.
-        last: Last step, included.
-
-    Example::
-
-        >>> own, excess = np.array([[100.0], [100.0], [150.0]]), np.array([[0.0], [0.0], [50.0]])
-        >>> peer_time_lost(own, excess, 2, 0, 0)
-        100
-    """
-    own, excess = own_ns[:, first : last + 1], excess_ns[rank, first : last + 1]
-    others = np.delete(own, rank, axis=0)
-    count = np.sum(~np.isnan(others), axis=0)
-    known = (count > 0) & ~np.isnan(own[rank]) & ~np.isnan(excess)
-    if not known.any():
-        return 0
-    longest, mine = np.fmax.reduce(others[:, known], axis=0), own[rank, known]
-    sooner = np.maximum(mine, longest)
-    sooner -= np.maximum(mine - excess[known], longest)
-    return round(float(sooner @ count[known]))
-
-
 _COLUMNS = (
     Column("rank", "count"),
     Column("verdict", "text"),
@@ -108,6 +75,38 @@ _NO_PARALLEL = (
 )
 _MOSTLY = 0.8  # of the time of all stages
 _DETECTABLE = 0.10  # a rank that much slower must be ruled out for "no straggler"
+
+
+def peer_time_lost(own_ns: Float64s, excess_ns: Float64s, rank: int, first: int, last: int) -> int:
+    """Return the time that all others waited because one rank was slower.
+
+    Per step the ranks wait for the one with the longest work. Without its excess, this rank's work
+    would be shorter by just that, and every other rank could have continued that much earlier.
+    Two slow ranks hide each other: neither costs what both do together.
+
+    Args:
+        own_ns: Work; shape (ranks, steps). A rank without data waits for no other.
+        excess_ns: How much less it would have taken at the others' pace, not below 0; same shape.
+        rank: Rank with the excess.
+        first: First step.
+        last: Last step, included.
+
+    Example::
+
+        >>> own, excess = np.array([[100.0], [100.0], [150.0]]), np.array([[0.0], [0.0], [50.0]])
+        >>> peer_time_lost(own, excess, 2, 0, 0)
+        100
+    """
+    own, excess = own_ns[:, first : last + 1], excess_ns[rank, first : last + 1]
+    others = np.delete(own, rank, axis=0)
+    count = np.sum(~np.isnan(others), axis=0)
+    known = (count > 0) & ~np.isnan(own[rank]) & ~np.isnan(excess)
+    if not known.any():
+        return 0
+    longest, mine = np.fmax.reduce(others[:, known], axis=0), own[rank, known]
+    sooner = np.maximum(mine, longest)
+    sooner -= np.maximum(mine - excess[known], longest)
+    return round(float(sooner @ count[known]))
 
 
 class _Judged(NamedTuple):

@@ -66,6 +66,8 @@ WHOLE = -1
 
 _COVERED = 0.5  # of the usual time: steps with less of it are not compared
 _EDGE = 0.02  # of a rank's steps at either end of its work: too rare to compare with
+_ROBUST_FROM = 6  # other ranks
+_NORMAL = 1.4826  # standard deviation of a normal distribution by its median deviation
 
 
 @dataclass(frozen=True)
@@ -191,10 +193,6 @@ def _is_nearly_all(known: Int64s, first: int, last: int) -> bool:
     before, behind = np.count_nonzero(known < first), np.count_nonzero(known > last)
     left = before + behind
     return bool(before <= _FIRST and behind < _FEWEST and left <= (1 - _NEARLY) * len(known))
-
-
-_ROBUST_FROM = 6  # other ranks
-_NORMAL = 1.4826  # standard deviation of a normal distribution by its median deviation
 
 
 def _spread(effect: Float64s, rank: int, evidence: Evidence) -> float:

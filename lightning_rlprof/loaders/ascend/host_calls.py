@@ -64,6 +64,8 @@ _TORCH_TYPES = {  # as torch's C++ names them
     "INT8": "signed char",
     "INT32": "int",
 }
+_SHAPES = ("inputShapes", "inputDtypes")
+_MAX_LENGTH = 1_000  # characters of the shapes of one call
 
 
 class _Calls(NamedTuple):
@@ -212,9 +214,6 @@ SYNC = TableReader(
     _waits,
 )
 """Calls of CANN in which the host waits for the device."""
-
-_SHAPES = ("inputShapes", "inputDtypes")
-_MAX_LENGTH = 1_000  # characters of the shapes of one call
 
 
 def _products(opened: OpenCapture) -> tuple[Frame, list[str]]:

@@ -34,6 +34,10 @@ _EVENTS, _TASKS, _CALLS = "MSTX_EVENTS", "TASK", "PYTORCH_API"
 _COLUMNS = ("startNs", "endNs", "eventType", "message", "globalTid", "domainId", "connectionId")
 _INSTANTS = {0: "marker", 3: "marker_ex"}
 _NO_CONNECTION = 2**32 - 1
+_DOMAIN, _PREFIX, _SERVICE = "rlprof", "rlprof::", "rlprof."
+_STEP, _STAGE, _REGION, _MARK = (KINDS.index(kind) for kind in ("step", "stage", "region", "mark"))
+_DUPLICATE = -1
+_NUMBER = re.compile(rf"{STEP}(\d{{1,15}})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,12 +182,6 @@ def _database_device_times(database: SqliteTables, connection: Int64s) -> tuple[
     rows = find(tasks["connectionId"], connection)
     start, end = (np.append(tasks[name], UNKNOWN)[rows] for name in ("startNs", "endNs"))
     return start, end
-
-
-_DOMAIN, _PREFIX, _SERVICE = "rlprof", "rlprof::", "rlprof."
-_STEP, _STAGE, _REGION, _MARK = (KINDS.index(kind) for kind in ("step", "stage", "region", "mark"))
-_DUPLICATE = -1
-_NUMBER = re.compile(rf"{STEP}(\d{{1,15}})")
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,6 +51,12 @@ from torch_npu.profiler.profiler import analyse
 analyse(sys.argv[1], **json.loads(sys.argv[2]))
 """
 _ERROR = re.compile(r"^\[[-\d :]+\] \[ERROR\] \[\d+\] \S+: ")
+_RANGES, _HOST, _DEVICE = "MSTX ranges", "host operators", "device tasks"
+_TABLES = {_RANGES: "MSTX_EVENTS", _HOST: "PYTORCH_API", _DEVICE: "TASK"}
+_TASKS = ("stars_soc", "hwts")  # prefixes of CANN's raw files with tasks
+_HARDWARE = b'"Ascend Hardware"'
+# Old exporters of CANN write mark_id where newer ones write event_type.
+_RANGE_KEYS = (b'"event_type"', b'"mark_id"')
 
 
 @dataclass(frozen=True)
@@ -263,14 +269,6 @@ def _printed_errors(output: str) -> str:
         errors = [last]
     text = " / ".join(errors)
     return text if len(text) <= _MAX_MESSAGE else f"{text[: _MAX_MESSAGE - 1]}…"
-
-
-_RANGES, _HOST, _DEVICE = "MSTX ranges", "host operators", "device tasks"
-_TABLES = {_RANGES: "MSTX_EVENTS", _HOST: "PYTORCH_API", _DEVICE: "TASK"}
-_TASKS = ("stars_soc", "hwts")  # prefixes of CANN's raw files with tasks
-_HARDWARE = b'"Ascend Hardware"'
-# Old exporters of CANN write mark_id where newer ones write event_type.
-_RANGE_KEYS = (b'"event_type"', b'"mark_id"')
 
 
 class Content(NamedTuple):

@@ -29,6 +29,13 @@ COPIES = ("MEMCPY_ASYNC", "PCIE_DMA_SQE", "SDMA_SQE")
 
 STEP = "ProfilerStep#"
 """Prefix of the names of the steps that torch_npu.profiler marks."""
+_TASK = ("task", "stream", "connection")
+
+_NUMBERS = {"stream", "connection", "count", "bytes", "sequence", "forward", "number"}
+# Columns with values of up to 64 bits; codes use half of the memory.
+_WIDE = {"start_ns", "end_ns", "id", *_NUMBERS}
+_QUEUE = ("enqueue", "dequeue")
+_CALL_CATEGORIES = ("cpu_op", "python_function", *_QUEUE)  # calls of CANN have a level instead
 
 
 class RowKind:
@@ -111,7 +118,6 @@ _FLOWS = {
     ("MsTx", "f"): FlowKind.DEVICE_RANGE,
 }
 _MARK_FLOWS = (FlowKind.MARK, FlowKind.DEVICE_RANGE)
-_TASK = ("task", "stream", "connection")
 # Columns from the arguments of events.
 _ARGS: Mapping[int, tuple[str, ...]] = {
     RowKind.MARKS: ("event_type", "domain"),
@@ -122,11 +128,6 @@ _ARGS: Mapping[int, tuple[str, ...]] = {
     RowKind.SHAPES: ("dims", "types"),
     RowKind.QUEUE: ("number",),
 }
-_NUMBERS = {"stream", "connection", "count", "bytes", "sequence", "forward", "number"}
-# Columns with values of up to 64 bits; codes use half of the memory.
-_WIDE = {"start_ns", "end_ns", "id", *_NUMBERS}
-_QUEUE = ("enqueue", "dequeue")
-_CALL_CATEGORIES = ("cpu_op", "python_function", *_QUEUE)  # calls of CANN have a level instead
 _NO_ARGS = TraceArgs()
 
 

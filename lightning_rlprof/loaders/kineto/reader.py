@@ -111,6 +111,7 @@ _KERNEL_OPERATION = re.compile(
 MOST_RANKS = 2**20  # more than any job has: a number from here on is damage
 _WORLD = re.compile(r"rank[-_]?\d{1,7}-of-(\d{1,7})")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
+_Frame = dict[str, Any]
 
 
 def kernels_table(trace: KinetoTrace, rank: int) -> Table:
@@ -125,9 +126,6 @@ def kernels_table(trace: KinetoTrace, rank: int) -> Table:
         return _device_work(trace, part, {"kernel": (part["name"], names)})
 
     return _table_in_parts("kernels", rank, rows, cells, remarks)
-
-
-_Frame = dict[str, Any]
 
 
 def _device_work(

@@ -37,6 +37,8 @@ _AI_CORE = 2
 _MIB = 2**20
 
 Number = int | float
+ReadOwn = Callable[[str], str]
+"""Reads a file of a cgroup's folder by its name."""
 
 
 class Total(NamedTuple):
@@ -306,10 +308,6 @@ def _upwards(root: str, point: str, path: str) -> Iterator[str]:
     parts = [part for part in inside.split("/") if part and part != ".."]
     for size in range(len(parts), -1, -1):
         yield "/".join([point.rstrip("/"), *parts[:size]])
-
-
-ReadOwn = Callable[[str], str]
-"""Reads a file of a cgroup's folder by its name."""
 
 
 def _in_cgroup(

@@ -31,6 +31,20 @@ from lightning_rlprof.system.process import resident_bytes
 log = logging.getLogger(__name__)
 
 _VIEWER = "https://docs.pytorch.org/memory_viz"
+_FILE = "memory-timeline.jsonl"
+_COLUMNS = (
+    "device_allocated_bytes",
+    "device_reserved_bytes",
+    "device_used_bytes",
+    "host_rss_bytes",
+)
+_WIDTH = 1 + len(_COLUMNS)
+_UNKNOWN = -1
+# 40 bytes each: 40 MB in all, and close to three hours at the default interval.
+_INTERVAL_MS = 10.0  # between two samples of the timeline
+_MOST = 1_000_000
+_STOP_S = 5.0
+_ROWS_AT_ONCE = 10_000
 
 
 class _Process:
@@ -201,22 +215,6 @@ def _with_frames(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from (entry for entry in trace if "frames" in entry)
     for segment in snapshot["segments"]:
         yield from (part for part in (segment, *segment["blocks"]) if "frames" in part)
-
-
-_FILE = "memory-timeline.jsonl"
-_COLUMNS = (
-    "device_allocated_bytes",
-    "device_reserved_bytes",
-    "device_used_bytes",
-    "host_rss_bytes",
-)
-_WIDTH = 1 + len(_COLUMNS)
-_UNKNOWN = -1
-# 40 bytes each: 40 MB in all, and close to three hours at the default interval.
-_INTERVAL_MS = 10.0  # between two samples of the timeline
-_MOST = 1_000_000
-_STOP_S = 5.0
-_ROWS_AT_ONCE = 10_000
 
 
 class MemoryTimelineRecorder(Recorder):

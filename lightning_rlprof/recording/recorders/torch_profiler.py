@@ -73,6 +73,8 @@ _GZIP = 31  # zlib's way to ask for gzip's header and check sum
 _BLOCK = 4 << 20
 _TAIL = 64
 _KERNEL = b'"cat": "kernel"'
+Plan = Callable[[int], ProfilerAction]
+"""What to do during a mini-batch, by its number in the window (from 0)."""
 
 
 def refuse_nsys(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -281,10 +283,6 @@ class TorchProfilerRecorder(Recorder):
             self._memory.release(held)
             return
         self._exporter.write(held, self._out / name, kernels=self._on_device)
-
-
-Plan = Callable[[int], ProfilerAction]
-"""What to do during a mini-batch, by its number in the window (from 0)."""
 
 
 def _whole(_: int) -> ProfilerAction:
