@@ -19,10 +19,10 @@ from lightning_rlprof.tables.spans import Spans
 QUIET_STEPS = 5
 """A rank is an alarm if it writes nothing for as long as this number of its steps."""
 
-_LEAST_QUIET_S = 10.0
-_LEAST_HANG_S = 1.0  # less, if a rank that runs reports because another one hangs
-_SHARE_PERCENT = 5.0  # of the time: the limit of the problems of quota, memory and disk
-_CPU_PRESSURE_PERCENT = 80.0  # a choice: some thread waits nearly always, as on a full machine
+_MIN_QUIET_S = 10.0
+_MIN_HANG_S = 1.0  # A rank that runs reports less if another one hangs.
+_SHARE_PERCENT = 5.0  # The problems of quota, memory and disk have the same limit.
+_CPU_PRESSURE_PERCENT = 80.0  # On a full machine some thread waits nearly always.
 
 UNUSUAL: Mapping[str, float] = {
     "cpu_pressure_percent": _CPU_PRESSURE_PERCENT,
@@ -102,7 +102,7 @@ def alarms(
         found.add("error", "unreadable", rank, text=text)
     for hang in (hangs or {}).values():
         own = known.get(hang.rank)
-        is_quiet = hang.cause != "recovered" and hang.quiet_s >= _LEAST_HANG_S
+        is_quiet = hang.cause != "recovered" and hang.quiet_s >= _MIN_HANG_S
         if own is not None and own.status is None and is_quiet:
             facts = {"seconds": round(hang.quiet_s), "step": hang.step, "span": hang.last_span}
             found.add("error", "hang", hang.rank, **facts)
@@ -122,7 +122,7 @@ def alarms(
     for each in known.values():
         for note in reversed(each.notes):
             notes.add(note.level, "note", each.rank, text=note.text)
-    return [*found.all(), *sorted(notes.all(), key=lambda alarm: alarm.level)]  # errors first
+    return [*found.all(), *sorted(notes.all(), key=lambda alarm: alarm.level)]  # Errors come first.
 
 
 class _Grouped:
@@ -146,7 +146,7 @@ def _is_quiet(rank: RankState) -> bool:
     """Return whether a rank has written nothing for longer than a few of its steps."""
     if rank.step_ns is None:
         return False
-    return rank.quiet_s > max(QUIET_STEPS * rank.step_ns / 1e9, _LEAST_QUIET_S)
+    return rank.quiet_s > max(QUIET_STEPS * rank.step_ns / 1e9, _MIN_QUIET_S)
 
 
 def _cpu_waits(spans: Spans) -> dict[int, float]:

@@ -42,11 +42,11 @@ An actor of Ray is idle between two calls.
 """
 
 _LOST = ("killed", "stopped", "silent", "failed")
-_SILENT_S = 15.0  # three missed signs of life
-_FAR_S = 60.0  # reports of one hang, beyond what the clocks of hosts differ by
-_SHORTEST_S = 1.0  # of being quiet: what reports because another rank hangs may run
-_BUSY = 0.1  # of a CPU, which a thread that waits does not use
-_MOST_NAMED = 8
+_MIN_SILENCE_S = 15.0  # Three signs of life are missing then.
+_MAX_REPORTS_APART_S = 60.0  # Clocks of hosts differ by less, so later reports are of another hang.
+_MIN_QUIET_S = 1.0  # A rank that reports because another one hangs may run.
+_MIN_CPU_SHARE = 0.1  # A thread that waits uses less of a CPU.
+_MAX_RANKS_NAMED = 8
 _RAY = "Ray"
 _COLLECTIVE = re.compile(r"/torch(_npu)?/distributed/")
 _WRAPPERS = re.compile(r"(^|[.>])wrapper$")
@@ -62,7 +62,7 @@ _WAITS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 _AROUND = (KINDS.index("stage"), KINDS.index("region"))
-_FEWEST = 3  # samples, below which a line is not named
+_MIN_SAMPLES = 3  # Fewer samples do not name a line.
 _COLUMNS = (
     Column("rank", "count"),
     Column("share", "share"),
@@ -209,7 +209,7 @@ def _of_last_hang(evidence: Sequence[RankEvidence]) -> dict[int, HangReport]:
     if not newest:
         return {}
     last = max(newest.values(), key=lambda report: report.unix_ns)
-    since = last.unix_ns - (last.quiet_s + _FAR_S) * 1e9
+    since = last.unix_ns - (last.quiet_s + _MAX_REPORTS_APART_S) * 1e9
     return {rank: report for rank, report in newest.items() if report.unix_ns >= since}
 
 
@@ -235,11 +235,11 @@ def _state(
         stack = next((thread.frames for thread in report.threads if thread.is_training), ())
         waits_in = _wait_of(stack)
         state: State = "hangs"
-        if report.quiet_s < _SHORTEST_S:
+        if report.quiet_s < _MIN_QUIET_S:
             state = "finished" if each.end == "finished" else "runs"
         if state == "hangs" and (waits_in == _RAY or waits_in.startswith("torch.distributed")):
             state = "waits"
-        # Its stack ends in Ray's loop: no call of it runs.
+        # Its stack ends in Ray's loop, so that no call of it runs.
         if waits_in == _RAY and not _open_names(report) and not any(map(_is_own, stack)):
             state, waits_in = ("idle" if state == "waits" else state), ""
         return RankState(each.rank, state, ended, _own_line(stack), stack, waits_in, report)
@@ -254,7 +254,7 @@ def _state(
     if each.beat is not None:
         # In a run that is over, the signs of life of others are the time.
         behind_s = ((now_unix_ns if each.process else latest_ns) - each.beat.unix_ns) / 1e9
-        if behind_s > _SILENT_S:
+        if behind_s > _MIN_SILENCE_S:
             text = f"has given no sign of life for {behind_s:.0f} s, {process}: killed or stopped, "
             return RankState(each.rank, "silent", f"{text}or C code holds Python's lock")
     return RankState(each.rank, "runs", "has not reported")
@@ -294,11 +294,11 @@ def _waits(states: Sequence[RankState], evidence: Sequence[RankEvidence]) -> lis
     """Return the collective that each rank waits in, as far as torch's flight recorder knew it."""
     is_open: dict[int, Collective] = {}
     known: set[tuple[str, Ranges]] = set()
-    last: dict[str, dict[int, int]] = {}  # by group and rank, the number of its last collective
+    last: dict[str, dict[int, int]] = {}  # By group and rank, it has the last collective's number.
     for state, each in zip(states, evidence, strict=True):
         report = state.report
         for group in (report.groups if report else {}).items():
-            if group in known:  # each rank of it reports it
+            if group in known:  # Each rank of it reports it.
                 continue
             known.add(group)
             for rank in ranks_in(group[1]):
@@ -373,9 +373,9 @@ def _headline(
     causes: Sequence[RankState], states: Sequence[RankState], waits: Sequence[_Wait]
 ) -> str:
     others = [each for each in states if each not in causes and each.state in ("hangs", "waits")]
-    ends = "; ".join(f"{each.name} {_doing(each, waits)}" for each in causes[:_MOST_NAMED])
+    ends = "; ".join(f"{each.name} {_doing(each, waits)}" for each in causes[:_MAX_RANKS_NAMED])
     ends = ends[:1].upper() + ends[1:]
-    if more := len(causes) - _MOST_NAMED:
+    if more := len(causes) - _MAX_RANKS_NAMED:
         ends += f"; and {more} more" if more > 0 else ""
     if not causes:
         if not others:
@@ -413,7 +413,7 @@ def _facts(each: RankState, report: HangReport) -> list[str]:
     """Return what else shows why a rank stands where it is."""
     found = []
     shares = [thread.cpu_share or 0.0 for thread in report.threads if thread.is_training]
-    if any(share >= _BUSY for share in shares):
+    if any(share >= _MIN_CPU_SHARE for share in shares):
         found.append(f"its thread uses {shares[0]:.0%} of a CPU")
     if each.waits_in in ("a DataLoader worker", "another process"):
         bad = [child for child in report.children if child.state in ("T", "t", "Z", "D")]
@@ -444,7 +444,7 @@ def _ranks(states: Sequence[RankState]) -> str:
         else:
             ranges.append([number, number])
     texts = [f"{low}" if low == high else f"{low}-{high}" for low, high in ranges]
-    shown = ", ".join(texts[:_MOST_NAMED]) + (" …" if len(texts) > _MOST_NAMED else "")
+    shown = ", ".join(texts[:_MAX_RANKS_NAMED]) + (" …" if len(texts) > _MAX_RANKS_NAMED else "")
     return f"Rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
@@ -453,7 +453,7 @@ def _without_reports(states: Sequence[RankState], evidence: Sequence[RankEvidenc
     every = tuple(states)
     found = (each for each in states if each.state in _LOST)
     if gone := tuple(sorted(found, key=lambda each: _LOST.index(each.state))):
-        text = "; ".join(f"{each.name} {each.reason}" for each in gone[:_MOST_NAMED])
+        text = "; ".join(f"{each.name} {each.reason}" for each in gone[:_MAX_RANKS_NAMED])
         first = _left_first(gone, states, evidence)
         if first:
             before = f"{_ranks(first)} had ended before: did it leave out a collective?"
@@ -588,7 +588,7 @@ def line_in_steps(spans: Spans, first: int, last: int) -> StackLine | None:
     marks = spans.rows(kind="mark") if wanted else np.zeros(0, dtype=np.int64)
     step = spans.step[marks]
     marks = marks[np.isin(spans.name[marks], wanted) & (first <= step) & (step <= last)]
-    if len(marks) < _FEWEST:
+    if len(marks) < _MIN_SAMPLES:
         return None
     rows = np.flatnonzero(
         np.isin(spans.kind, _AROUND) & np.isin(spans.thread, np.unique(spans.thread[marks]))

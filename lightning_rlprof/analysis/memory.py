@@ -32,8 +32,8 @@ _COMPONENTS = {
     "non-PyTorch": ("device_other_bytes", "device_total_bytes"),
 }
 """By component: the counter of its bytes, and that of its limit; "" for none."""
-_ALONE, _MINOR = 1.5, 0.1  # of the growth of all: what one phase may add to be named for it
-_MOST_NOTES = 3
+_ALONE, _MINOR = 1.5, 0.1  # A phase is named for the growth of all by what it adds to it.
+_MAX_NOTES = 3
 _MIB = 2**20
 
 _COLUMNS = (
@@ -72,7 +72,7 @@ _PHASE_NOTE = (
 )
 _TOOL_NOTE = "What only a profiler's samples have is judged by the lowest bytes of each step."
 _NONE = -1
-_UNKNOWN = -(2**63) + 1  # bytes: frees of earlier allocations can make real ones negative
+_UNKNOWN = -(2**63) + 1  # Frees of earlier allocations can make real bytes negative.
 
 Group = tuple[int, str | None, int | None]
 """Rank, component and device."""
@@ -92,7 +92,7 @@ def memory(spans: Spans) -> Table:
     notes: list[str] = []
     found = _from_spans(spans) | _from_table(spans, notes)
     rows: list[tuple[Any, ...]] = []
-    largest: dict[tuple[str | None, str], int] = {}  # of a component in a stage, on any rank
+    largest: dict[tuple[str | None, str], int] = {}  # The keys are stage and component.
     for (rank, component, device), samples in found.items():
         for stage, own in samples.by_stage(spans.names):
             cells = _cells(own)
@@ -193,7 +193,7 @@ def _from_spans(spans: Spans) -> dict[Group, _Samples]:
     """Read the counters of spans: a sample at the end of each stage and step."""
     found: dict[Group, _Samples] = {}
     for component, (counter, _) in _COMPONENTS.items():
-        if component == "torch reserved":  # a column of torch
+        if component == "torch reserved":  # It is a column of torch.
             continue
         names = _TORCH if component == "torch" else (counter, "", "")
         recorded = [spans.amounts(name, np.int64).rows for name in names]
@@ -352,9 +352,9 @@ def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
     rows, values, is_step = rows[keep], values[keep], is_step[keep]
     order = np.lexsort((-spans.start_ns[rows], is_step, spans.end_ns[rows], spans.rank[rows]))
     rows, values, is_step = rows[order], values[order], is_step[order]
-    change = np.diff(values, prepend=values[:1])  # of a rank's first: a constant
+    change = np.diff(values, prepend=values[:1])  # The first change of a rank is a constant.
     own = (spans.step[rows] > 0) & in_included(spans, rows)
-    if not own.any():  # a profiler recorded it, which excludes the steps
+    if not own.any():  # A profiler recorded it, which excludes the steps.
         own = spans.step[rows] > 0
     phase = np.where(is_step, len(spans.names), spans.name[rows])
     columns = [each[own] for each in (spans.rank[rows], spans.step[rows], phase, values, change)]
@@ -444,7 +444,7 @@ def _sentences(rows: list[_Row]) -> list[str]:
     """Return a sentence on each rank and component that leaks, the fastest ones."""
     texts = []
     leaks = [row for row in rows if row.series.phase == ALL and row.is_leak]
-    for row in sorted(leaks, key=lambda row: -(row.added.per_step or 0.0))[:_MOST_NOTES]:
+    for row in sorted(leaks, key=lambda row: -(row.added.per_step or 0.0))[:_MAX_NOTES]:
         own = [each for each in rows if (each.rank, each.component) == (row.rank, row.component)]
         names = _phases(own)
         where = f"in {', '.join(names)}" if names else "in a phase that is unclear"

@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.steps.partition import (
     stages_in_steps,
 )
 from lightning_rlprof.analysis.steps.step_matrix import WAITING, StageWork, step_matrix
-from lightning_rlprof.analysis.steps.step_selection import FEWEST, STATES, counted, states
+from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS, STATES, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.analysis.steps.weight_updates import execution_mode
 from lightning_rlprof.records.records import KINDS, VALIDATIONS
@@ -29,7 +29,7 @@ from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table, colum
 UNTRACED_PART = "untraced"
 """Name of the part of a step that is in no stage."""
 
-_COLUMNS = (  # most important first: a narrow terminal shows as many as fit
+_COLUMNS = (  # The most important ones come first: a narrow terminal shows as many as fit.
     Column("stage", "text"),
     Column("share", "share"),
     *columns_of("duration", "mean", "p50", "p95", "max", unit="ns"),
@@ -53,7 +53,7 @@ _GAP_COLUMNS = (
     *columns_of("count", "count", "worst rank", "worst step"),
 )
 
-_MOST_STAGES = 30
+_MAX_STAGES = 30
 _STATUS_COLUMNS = (
     Column("rank", "count"),
     *columns_of("text", "host", "device"),
@@ -249,7 +249,7 @@ class StepTimes:
         chance. It may have had more work: it need not be a straggler.
         """
         times = self.work
-        if len(times.ranks) < 2 or times.steps.min() < FEWEST:
+        if len(times.ranks) < 2 or times.steps.min() < MIN_STEPS:
             return {}
         work = times.work_ns[:, :UNTRACED] / times.steps[:, None]
         found: dict[str, tuple[int, float | None]] = {}
@@ -362,7 +362,7 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     keys = found.after * len(names) + found.before
     sums = summarize(keys, found.ns)
     order = np.lexsort((found.ns, keys))
-    last = order[np.cumsum(sums.count) - 1]  # the longest of each pair, the last one if several
+    last = order[np.cumsum(sums.count) - 1]  # The longest of each pair is last.
     worst = cut.steps[found.step[last]]
     whole = int((cut.divided.end_ns - cut.divided.start_ns)[choice.mask[cut.divided.step]].sum())
     numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
@@ -398,7 +398,7 @@ def find_gaps(cut: Partition, spans: Spans) -> Gaps:
     first = np.concatenate([bare[:1], bare[breaks + 1]])
     last = np.concatenate([bare[breaks], bare[-1:]])
     names = np.append(np.append(spans.name, UNTRACED)[own.stage], UNTRACED)
-    step = np.append(own.step, -1)  # index -1 and index len read this -1: no step
+    step = np.append(own.step, -1)  # Indices -1 and len read this -1, no step.
     after = np.where(step[first - 1] == step[first], names[first - 1], edge)
     before = np.where(step[last + 1] == step[last], names[last + 1], edge)
     return Gaps(own.step[first], own.end_ns[last] - own.start_ns[first], after, before)
@@ -416,7 +416,7 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     waiting = int(cells.waits_ns.sum())
     order = np.argsort(-work[:UNTRACED], kind="stable")
     order = order[work[order] > 0]
-    shown = order[:_MOST_STAGES]
+    shown = order[:_MAX_STAGES]
     names = [spans.names[code] for code in shown.tolist()]
     names += ["other stages"] * (len(order) > len(shown)) + ["waiting"] * bool(waiting)
     columns = (
@@ -528,7 +528,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     own[is_stage > 0] = outside[rows[is_stage > 0]]
     sums, by_rank = summarize(group, own), summarize(group * width + spans.rank[rows], own)
     longest: dict[int, tuple[int | None, int | None]] = {}
-    for at in np.lexsort((by_rank.group, by_rank.mean)).tolist():  # the last one of a group stays
+    for at in np.lexsort((by_rank.group, by_rank.mean)).tolist():  # The last one of a group stays.
         key, rank = divmod(int(by_rank.group[at]), width)
         longest[key] = (int(by_rank.mean[at]), rank) if len(spans.ranks) > 1 else (None, None)
     columns = (sums.total, sums.mean, summarize(group, whole).mean, sums.p50, sums.p95, sums.max)

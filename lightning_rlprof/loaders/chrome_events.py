@@ -27,11 +27,11 @@ from lightning_rlprof.tables.table import Cut, Loss
 MISSING = -1
 """Stands for an id that an event does not have."""
 
-LARGEST_TIME = 2**62
+MAX_TIME = 2**62
 """Times beyond it, in nanoseconds, are damage: the year 2116. Sums of two fit into 64 bits."""
 
 NO_TIME = -(2**63)
-"""Stands for an invalid time, or one beyond `LARGEST_TIME`."""
+"""Stands for an invalid time, or one beyond `MAX_TIME`."""
 
 Id = int | float | str | None
 """As ids are found in real traces: 7, "stream 7", "PyTorch Profiler", null."""
@@ -62,21 +62,21 @@ _NON_FINITE = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
 # The quickest way to find the end of one value: its numbers need not become numbers.
 _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
 _BROKEN, _INCOMPLETE = -1, -2
-_LITERAL = 16  # characters of the longest escape or literal that a cut may split
+_LITERAL = 16  # The longest escape or literal that a cut may split is shorter.
 BOMB_RATIO = 200
 """Real traces are 10 to 22 times as long as their .gz and up to 100 times as long as their .zst."""
 
 BOMB_BYTES = 1 << 28
 """Up to here a compressed file may expand by any ratio: two seconds of work."""
 
-_CHUNK, _STEP = 1 << 14, 1 << 16  # bytes that are read, and decompressed, at once
-_GZIP_MEMBER = 31  # for zlib: with the header of gzip, and its checksum at the end
+_CHUNK, _STEP = 1 << 14, 1 << 16  # As many bytes are read, and decompressed, at once.
+_GZIP_MEMBER = 31  # It asks zlib for gzip's header, and its checksum at the end.
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 T = TypeVar("T")
 SIZE = 1 << 20
 """Bytes of the buffer: more leave the processor's cache, fewer pay more often for a batch."""
 
-LARGEST = 1 << 25
+MAX_EVENT_BYTES = 1 << 25
 """Reading ends at an event, or at metadata, that is larger."""
 
 # Where borders between events are looked for, and how many are tried: lists of objects in the last
@@ -150,7 +150,7 @@ def integers(values: list[Any]) -> Int64s:
     """
     try:
         found = np.array(values)
-        if found.dtype == np.int64 and found.min() >= MISSING and found.max() < LARGEST_TIME:
+        if found.dtype == np.int64 and found.min() >= MISSING and found.max() < MAX_TIME:
             return found
     except (OverflowError, ValueError):
         pass
@@ -160,7 +160,7 @@ def integers(values: list[Any]) -> Int64s:
 def _integer(value: Id) -> int:
     if isinstance(value, str):
         value = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
-    known = value is not None and 0 <= value < LARGEST_TIME and value == int(value)
+    known = value is not None and 0 <= value < MAX_TIME and value == int(value)
     return int(value) if known else MISSING  # type: ignore[arg-type]
 
 
@@ -184,7 +184,7 @@ def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
         return _of_texts(cast("Sequence[msgspec.Raw]", times))
     try:
         floats = np.array(times, np.float64)
-    except (TypeError, ValueError):  # of a damaged batch: as they are written from some event on
+    except (TypeError, ValueError):  # From some event on, a damaged batch keeps them as they are.
         cut = next(at for at, time in enumerate(times) if not isinstance(time, float))
         return np.concatenate([nanoseconds(times[:cut]), nanoseconds(times[cut:])])
     sound = (floats > _ABSENT) & (floats < _DOUBLES)
@@ -198,7 +198,7 @@ def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
     joined = b"[" + b",".join(texts) + b"]"
     try:
         integers = _INTS.decode(joined)
-        if max(map(abs, integers)) < LARGEST_TIME // 1000:
+        if max(map(abs, integers)) < MAX_TIME // 1000:
             return np.array(integers, np.int64) * 1000
     except NOT_JSON:
         pass
@@ -212,14 +212,14 @@ def _split(texts: Sequence[msgspec.Raw]) -> Int64s | None:
     parts = [bytes(text).partition(b".") for text in texts]
     try:
         whole = np.array(_INTS.decode(b"[%b]" % b",".join([part[0] for part in parts])), np.int64)
-        # A one before them: JSON has no numbers that begin with 0.
+        # JSON has no numbers that begin with 0, so a one comes before them.
         digits = b",".join([b"1" + part[2].ljust(3, b"0") for part in parts])
         rest = np.array(_INTS.decode(b"[%b]" % digits), np.int64) - 1000
     except (*NOT_JSON, OverflowError):
         return None
     if b"e" in digits.lower():
         return None
-    sound = (rest >= 0) & (rest < 1000) & (abs(whole) < LARGEST_TIME // 1000)
+    sound = (rest >= 0) & (rest < 1000) & (abs(whole) < MAX_TIME // 1000)
     if len(whole) != len(texts) or len(rest) != len(texts) or not sound.all():
         return None
     minus = [part[0].lstrip().startswith(b"-") for part in parts]
@@ -228,7 +228,7 @@ def _split(texts: Sequence[msgspec.Raw]) -> Int64s | None:
 
 def _exactly(text: bytes) -> int:
     value = _EXACT.multiply(_EXACT.create_decimal(text.decode("latin-1")), 1000)
-    if not value.is_finite() or abs(value) >= LARGEST_TIME:
+    if not value.is_finite() or abs(value) >= MAX_TIME:
         return NO_TIME
     return int(_EXACT.to_integral_value(value))
 
@@ -264,7 +264,7 @@ class Codes(dict[Any, int]):
         size = sum(map(getsizeof, value)) if isinstance(value, tuple) else getsizeof(value)
         if code >= self._most or size > self._left:
             self.merged += 1
-            # Past this method: a dict's own way to a key would come back here.
+            # A dict's own way to a key would come back to this method.
             self[self._other] = other = self.get(self._other, code)
             return other
         self[value] = code
@@ -339,7 +339,7 @@ class ChromeStream(Generic[T]):
         source: "Source",
         decoder: Decoder[T],
         size: int = SIZE,
-        most: int = LARGEST,
+        most: int = MAX_EVENT_BYTES,
     ) -> None:
         self.top: dict[str, msgspec.Raw] = {}
         self.events = False
@@ -420,7 +420,7 @@ class ChromeStream(Generic[T]):
         if self._high == len(self._buffer):
             if self._high >= self._most:
                 return False
-            self._buffer = self._buffer + bytes(self._high)  # events of before may point into it
+            self._buffer = self._buffer + bytes(self._high)  # Earlier events may point into it.
         with memoryview(self._buffer) as view:
             while self._high < len(view) and (count := self._source.readinto(view[self._high :])):
                 self._high += count
@@ -454,7 +454,7 @@ class ChromeStream(Generic[T]):
     def _one_by_one(self) -> list[T]:
         """Decode each event on its own, up to one that is broken; six times as slow."""
         window = bytes(self._buffer[self._low : self._high])
-        text = window.decode("latin-1")  # one character per byte
+        text = window.decode("latin-1")  # It has one character per byte.
         events: list[T] = []
         at = _past_gap(text, 0)
         while at < len(text):
@@ -639,6 +639,6 @@ class _Zstd:
         except self._error as error:
             raise _DamagedError(f"its compressed data is damaged ({error})") from error
         self._any = self._any or count > 0
-        if not self._any:  # the first block is not whole; later ones end where the events do
+        if not self._any:  # The first block is not whole; later ones end where the events do.
             raise _DamagedError("its compressed data is truncated")
         return count

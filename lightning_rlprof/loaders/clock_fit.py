@@ -21,9 +21,9 @@ DRIFT = 1e-4
 WANDER = 1e-7
 """By how much that rate changes between two knots at least, whatever was measured."""
 
-_WANDERS = 3.0  # times the change of the rate that was measured
-_NOISE = 0.25  # of the bounds: middles of uneven delays differ by so much
-_SHORT = 0.25  # of the median gap: the rate of a shorter one says nothing
+_WANDERS = 3.0  # The offset may stray by this multiple of the measured change of the rate.
+_NOISE = 0.25  # Middles of uneven delays differ by as much of the distance of the bounds.
+_SHORT = 0.25  # The rate in a gap below this part of the median gap says nothing.
 
 Times = Int64s | Sequence[int]
 

@@ -28,7 +28,7 @@ from lightning_rlprof.tables.spans import RunWarning, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
 # Ranks of one host read one monotonic clock, so their anchors differ only by the time between the
-# two readings and by what NTP slewed between their starts. More than this is another machine.
+# two readings and by what NTP slewed between their starts. A larger difference is two machines.
 _ONE_CLOCK_NS = 1_000_000_000
 Meetings = Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]]
 """A rank's exchanges: with which rank, and the readings of its ping-pongs."""
@@ -48,21 +48,21 @@ CLOCK_COLUMNS = (
 )
 """Of the table ``clocks``."""
 
-_PLACES = 65  # of a capture at which clocks are asked; between two of them they drift evenly
+_PLACES = 65  # Between two places of a capture at which they are asked, clocks drift evenly.
 Shift = Callable[[int, Int64s], Int64s]
 """Takes times of one rank, -1 if unknown, and returns them as they are on another timeline."""
 
-# Those in which everybody needs something from everybody. Of a broadcast the root is done before
+# In these, everybody needs something from everybody. Of a broadcast the root is done before
 # others have begun, of a reduce the others; an uneven all_to_all may send nothing to some.
 _KERNEL = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|barrier)", re.IGNORECASE)
 _ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
 
 # Without a known group, ranks that took part together leave together, however they came.
-_FEWEST = 4
+_MIN_MEETINGS = 4
 _CLOSER = 5
-_WINDOW_NS = 10**9  # collectives within it bound one offset: clocks part by 0.1 ms in it, at most
-_MOST = 64  # windows
-_WRONG = 0.1  # of the bounds may contradict what all together tell
+_WINDOW_NS = 10**9  # Clocks part by 0.1 ms in it at most, so its collectives bound one offset.
+_MAX_WINDOWS = 64
+_MAX_WRONG_SHARE = 0.1  # As many of the bounds may contradict what all together say.
 
 
 class ClockRow(NamedTuple):
@@ -223,7 +223,7 @@ def _solved(ranks: Sequence[int], meetings: Mapping[int, Meetings]) -> tuple[int
     there = max(knots, key=lambda each: len(knots[each]), default=-1)
     clock = solve(knots.get(there, ()))
     if clock is not None and (np.diff(clock.time_ns + clock.offset_ns) < 0).any():
-        clock = None  # another run's, or damaged: no clock runs backwards
+        clock = None  # No clock runs backwards: the readings are another run's, or damaged.
     return there, clock
 
 
@@ -487,14 +487,14 @@ def _operation(name: str) -> int:
 def _waiting(found: Shared) -> Shared:
     """Return those of which it shows that ranks met in them; none where it does not."""
     nothing = np.zeros(len(found.end_ns), bool)
-    if len(nothing) < _FEWEST:
+    if len(nothing) < _MIN_MEETINGS:
         return found.where(nothing)
     low, high = found.bounds()
     ends, starts = found.end_there_ns - found.end_ns, found.start_there_ns - found.start_ns
     middle = np.sort(ends)[len(ends) // 2]
     agree = (low <= middle) & (middle <= high)
     count = int(np.count_nonzero(agree))
-    closer = count >= _FEWEST and _spread(ends[agree]) * _CLOSER <= _spread(starts[agree])
+    closer = count >= _MIN_MEETINGS and _spread(ends[agree]) * _CLOSER <= _spread(starts[agree])
     return found.where(agree if closer and 2 * count > len(agree) else nothing)
 
 
@@ -521,7 +521,7 @@ def aligned(spans: Spans) -> Spans:
     if len({row.clock for row in rows}) < 2:
         return spans
     left = {row.clock for row in rows if row.uncertainty_ns is None}
-    if left and "collectives" in spans.tables:  # asked for now, and often once more
+    if left and "collectives" in spans.tables:  # The table is read now, and often once more.
         kept = {"collectives": cache(spans.tables["collectives"])}
         spans = replace(spans, tables={**spans.tables, **kept})
     found = _compared_clocks(spans, rows) if left else {}
@@ -640,7 +640,7 @@ def _compared(
     """
     if not len(shared.end_ns):
         return None
-    window = max(int(np.ptp(shared.end_ns)) // _MOST, _WINDOW_NS)
+    window = max(int(np.ptp(shared.end_ns)) // _MAX_WINDOWS, _WINDOW_NS)
     places = (shared.end_ns - shared.end_ns[0]) // window
     clock = solve([from_collectives(*shared.where(places == at)) for at in np.unique(places)])
     if clock is None or (np.diff(clock.time_ns + clock.offset_ns) < 0).any():
@@ -670,4 +670,4 @@ def _fits(clock: Clock, shared: Shared, worst_ns: int) -> bool:
     low, high = shared.bounds()
     wrong = low > clock.offset(shared.end_ns) + worst_ns
     wrong |= high < clock.offset(shared.start_ns) - worst_ns
-    return bool(np.count_nonzero(wrong) <= _WRONG * len(low))
+    return bool(np.count_nonzero(wrong) <= _MAX_WRONG_SHARE * len(low))

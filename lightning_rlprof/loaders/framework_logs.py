@@ -34,13 +34,13 @@ from lightning_rlprof.system.files import open_file
 US, S = 1_000, 1_000_000_000
 """Nanoseconds of each unit."""
 
-LONGEST = 1 << 24
+MAX_LINE_BYTES = 1 << 24
 """Bytes of a line, or of a pickle's beginning, that are looked at."""
 
-_MOST_NS = 2**60  # 36 years
-_FIRST_NS, _LAST_NS = 15 * 10**17, 26 * 10**17  # the years 2017 to 2052, less than 2**60 apart
-_MOST = 2**52
-_LONGEST_TEXT = 200
+_MAX_NS = 2**60  # This is 36 years.
+_FIRST_NS, _LAST_NS = 15 * 10**17, 26 * 10**17  # 2017 and 2052 are less than 2**60 apart.
+_MAX_INTEGER = 2**52
+_MAX_TEXT = 200
 _Read = TypeVar("_Read")
 _NO_CLOCK = "AReaL's trace lacks a wall clock: don't compare ranks by time"
 _PHASES = {"generate": "actor_generate", "reward": "compute_reward", "toolcall": "tool_call"}
@@ -56,7 +56,7 @@ _GENERATE, _WHOLE, _GROUP = "actor_generate", "generate_and_rm", "generate_and_r
 _SLIME_FATES = {"truncated": "truncated", "aborted": "aborted", "failed": "aborted"}
 _NO_TRACE = "its samples have no trace, which newer versions of slime record"
 _TORN = "{} events are left out: they are damaged, or of a span that didn't end"
-_LONGEST_STEP_NS = 2**55  # a year: what is longer is an error, which would move all later steps
+_MAX_STEP_NS = 2**55  # What is longer than a year is an error, which would move all later steps.
 _STEP = "timing_s/step"
 _ONLY_STEPS = (
     "the log has no times of day: its steps follow one another without a gap, and their stages are "
@@ -66,7 +66,7 @@ Log = Literal["areal events", "areal sessions", "slime", "verl"]
 SUFFIXES = (".jsonl", ".json")
 """Of files that may be logs."""
 
-_FEW_LINES = 16  # of which the first may be damaged
+_MAX_LINES = 16  # The first lines may be damaged.
 _HEAD = 4096
 _DUMP = re.compile(rb'\s*\{\s*"(?:rollout_id|samples)"\s*:')
 
@@ -80,7 +80,7 @@ def objects(path: Path) -> Iterator[Mapping[str, Any] | None]:
     try:
         with open_file(path) as file:
             begins = True
-            while part := file.readline(LONGEST):
+            while part := file.readline(MAX_LINE_BYTES):
                 if begins and part.strip():
                     yield as_object(part)
                 begins = part.endswith(b"\n")
@@ -106,7 +106,7 @@ def nanoseconds(value: Any, unit: int) -> int | None:
         (1500000000, None, None)
     """
     found = exact(value, unit)
-    return found if found is not None and abs(found) < _MOST_NS else None
+    return found if found is not None and abs(found) < _MAX_NS else None
 
 
 def wall_clock(value: Any) -> int | None:
@@ -122,7 +122,7 @@ def exact(value: Any, unit: int) -> int | None:
     """Return a time in nanoseconds, up to the year 2116; None for what isn't a number."""
     if not is_number(value) or not abs(value) < 2**62 // unit:
         return None
-    full, rest = divmod(value, 1)  # a float of today's date in nanoseconds is 256 ns coarse
+    full, rest = divmod(value, 1)  # A float of today's date in nanoseconds is 256 ns coarse.
     found: int = int(full) * unit + round(rest * unit)
     return found
 
@@ -134,17 +134,17 @@ def is_number(value: Any) -> bool:
 
 def whole(value: object) -> int | None:
     """Return a number that counts something; None for anything else."""
-    return value if type(value) is int and 0 <= value < _MOST else None
+    return value if type(value) is int and 0 <= value < _MAX_INTEGER else None
 
 
 def is_name(value: object) -> bool:
     """Tell whether a value can name a task or a sample."""
-    return isinstance(value, str) or (type(value) is int and abs(value) < _MOST)
+    return isinstance(value, str) or (type(value) is int and abs(value) < _MAX_INTEGER)
 
 
 def text(value: object) -> str:
     """Return a value as a text of moderate length that every encoder takes."""
-    return str(value)[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
+    return str(value)[:_MAX_TEXT].encode("utf-8", "replace").decode()
 
 
 def sample_number(*ids: object) -> int:
@@ -487,7 +487,7 @@ def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     read, broken = read_each(paths, _read_dumps)
     spans, names = list[SpanLine](), list[SampleLine]()
     lives, seen, torn = list[tuple[_Dump, int, int]](), set[str](), 0
-    rolled: dict[bool, list[SpanLine]] = {False: [], True: []}  # in evaluations, or not
+    rolled: dict[bool, list[SpanLine]] = {False: [], True: []}  # True is for evaluations.
     for dump in (each for dumps, _ in read for each in dumps):
         phases, ends = list[SpanLine](), list[tuple[Mapping[str, Any], int, int | None]]()
         for sample in dump.samples:
@@ -728,7 +728,7 @@ def _read_steps(path: Path) -> RankTrace:
         if not isinstance(data, dict) or step is None:
             continue
         length = nanoseconds(data.get(_STEP), S)
-        if length is not None and 0 <= length < _LONGEST_STEP_NS:
+        if length is not None and 0 <= length < _MAX_STEP_NS:
             spans.append(line("step", "step", now, now + length, step))
             now += length
     if not spans:
@@ -741,8 +741,8 @@ def kind_of_log(path: Path) -> Log | None:
     try:
         with open_file(path) as file:
             if path.suffix == ".jsonl":
-                parts = iter(lambda: file.readline(LONGEST), b"")
-                return _kind_of_lines(islice(parts, _FEW_LINES))
+                parts = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
+                return _kind_of_lines(islice(parts, _MAX_LINES))
             return "slime" if _DUMP.match(file.read(_HEAD)) else None
     except OSError:
         return None

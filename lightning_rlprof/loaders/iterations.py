@@ -18,13 +18,13 @@ from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, SHADOW, Head
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import DRIVER, NO_PARENT, Counter, Spans, drivers
 
-_FEWEST = 4  # iterations that have begun; the first step is long in every program
-_TIMES_AS_LONG = 5  # the rollout's step, against the median of the others
-_SHARE = 0.15  # of all time in the steps with a rollout: a validation now and then has less
-_MOST_STRAY = 0.05  # of all other steps that take as long: a busy machine
-_LARGEST = 4_096  # optimizer's steps of an iteration
-_RAW = ("capture", SHADOW)  # whose numbers stand elsewhere, too: in names of captures
-_LOADED = "data_fetch"  # by the batches of a loader, whose steps are the optimizer's
+_MIN_ITERATIONS = 4  # The first step is long in every program, so it proves nothing.
+_MIN_TIMES_AS_LONG = 5  # The rollout's step takes this multiple of the median of the others.
+_MIN_ROLLOUT_SHARE = 0.15  # A validation now and then has less of all time than rollouts do.
+_MAX_STRAY_SHARE = 0.05  # On a busy machine, as many of the other steps take as long.
+_MAX_SIZE = 4_096
+_RAW = ("capture", SHADOW)  # Names of captures have the numbers of these steps, too.
+_LOADED = "data_fetch"  # A loader has a batch for each step of the optimizer.
 _STEP, _STAGE, _REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
 
 
@@ -40,16 +40,16 @@ def optimizer_steps_per_iteration(lengths_ns: Int64s) -> int:
         3
     """
     total = int(lengths_ns.sum())
-    for size in range(2, min((len(lengths_ns) - 1) // (_FEWEST - 1), _LARGEST) + 1):
+    for size in range(2, min((len(lengths_ns) - 1) // (_MIN_ITERATIONS - 1), _MAX_SIZE) + 1):
         rollouts = lengths_ns[::size]
-        if rollouts.sum() < _SHARE * total:  # first, since medians of long runs take time
+        if rollouts.sum() < _MIN_ROLLOUT_SHARE * total:  # Medians of long runs would take time.
             continue
         others = lengths_ns[np.arange(len(lengths_ns)) % size != 0]
         usual, long = float(np.median(others)), float(np.median(rollouts))
-        if long < _TIMES_AS_LONG * usual:
+        if long < _MIN_TIMES_AS_LONG * usual:
             continue
         border = np.sqrt(max(usual, 1.0) * long)
-        if np.mean(rollouts < border) <= _MOST_STRAY >= np.mean(others >= border):
+        if np.mean(rollouts < border) <= _MAX_STRAY_SHARE >= np.mean(others >= border):
             return size
     return 1
 

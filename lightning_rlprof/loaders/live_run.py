@@ -53,14 +53,14 @@ from lightning_rlprof.tables.spans import Spans
 LATELY = 20
 """Steps of each rank that are kept."""
 
-_TAIL = 1 << 18  # bytes; some 250 steps of 40 spans
-_AT_ONCE = 1 << 26  # bytes of all ranks together
-_LEAST = 1 << 16  # bytes of each rank
-_MOST_SPANS = 1 << 21  # of all ranks together, whose columns take 130 MB
-_LEAST_SPANS = 1 << 12  # of each rank
-_MOST_NAMES = 64  # of background metrics
-_MOST_NOTES = 16
-_LONGEST = 400  # characters of a note or a name
+_TAIL_BYTES = 1 << 18  # They hold some 250 steps of 40 spans.
+_MAX_BYTES = 1 << 26  # All ranks share it.
+_MIN_BYTES_PER_RANK = 1 << 16
+_MAX_SPANS = 1 << 21  # All ranks share it, and their columns take 130 MB.
+_MIN_SPANS_PER_RANK = 1 << 12
+_MAX_METRICS = 64
+_MAX_NOTES = 16
+_MAX_CHARACTERS = 400
 _MEMORY = frozenset(
     {
         "host_rss_bytes",
@@ -74,7 +74,7 @@ _MEMORY = frozenset(
 )
 _NOT_USUAL = ("interrupted", "capture", SHADOW)
 _STEP = KINDS.index("step")
-# Of reports of hangs: 1,024 of them would fill the memory.
+# 1,024 reports of hangs would fill the memory.
 _NOT_SHOWN: dict[str, Any] = {
     "spans": (),
     "threads": (),
@@ -114,7 +114,7 @@ class LiveRank:
         self.last_step, self.last_stage = 0, ""
         self.memory: dict[str, int] = {}
         self.metrics: dict[str, float] = {}
-        self.notes: deque[Note] = deque(maxlen=_MOST_NOTES)
+        self.notes: deque[Note] = deque(maxlen=_MAX_NOTES)
         self._has_stages = self._has_dropped = False
         if trace is not None:
             check_header(self.path, trace.header)
@@ -140,7 +140,7 @@ class LiveRank:
     def status(self) -> str | None:
         """How it ended; None while it records, or if it was killed."""
         status = None if self.trace is None else self.trace.status
-        return None if status is None else status[:_LONGEST]
+        return None if status is None else status[:_MAX_CHARACTERS]
 
     @property
     def is_whole(self) -> bool:
@@ -160,10 +160,10 @@ class LiveRank:
         reader, changed_ns = self._reader, self._reader.changed_ns
         is_new = not reader.size
         if is_new:
-            most = min(most, _TAIL)
+            most = min(most, _TAIL_BYTES)
         header = self.header
         if is_new:
-            with suppress(TraceError):  # it may be written right now
+            with suppress(TraceError):  # It may be written right now.
                 header = read_header(self.path)
         counts = header is not None and header.step_unit == OPTIMIZER_STEP
         more = True
@@ -189,12 +189,12 @@ class LiveRank:
         self.evidence.take(own, self.columns.counters, self.columns.names)
         for line in trace.metrics:
             for name, value in {**line.rates, **line.values}.items():
-                known = name in self.metrics or len(self.metrics) < _MOST_NAMES
+                known = name in self.metrics or len(self.metrics) < _MAX_METRICS
                 if known and value is not None and isfinite(value):
-                    self.metrics[name[:_LONGEST]] = float(value)
+                    self.metrics[name[:_MAX_CHARACTERS]] = float(value)
         for note in trace.notes:
             if note.level in ("warning", "error"):
-                self.notes.append(replace(note, text=note.text[:_LONGEST]))
+                self.notes.append(replace(note, text=note.text[:_MAX_CHARACTERS]))
         for lines in (trace.spans, trace.metrics, trace.notes, trace.samples):
             lines.clear()
         self._drop(kept)
@@ -204,7 +204,7 @@ class LiveRank:
             if line.kind == "step":
                 self.last_step = line.step
             elif line.kind == "stage" or (line.name in PHASES and not self._has_stages):
-                self.last_stage = line.name[:_LONGEST]
+                self.last_stage = line.name[:_MAX_CHARACTERS]
                 self._has_stages |= line.kind == "stage"
             if line.counters:
                 for name in _MEMORY & line.counters.keys():
@@ -218,7 +218,7 @@ class LiveRank:
         steps = np.flatnonzero(own.column("kind") == _STEP)
         row = _first_kept(own, steps, kept.steps_per_iteration)
         least = len(own) - kept.spans
-        if row < least:  # at the end of a step, if there is one
+        if row < least:  # Spans are dropped up to the end of a step, if there is one.
             at = int(np.searchsorted(steps, least))
             row = int(steps[at]) + 1 if at < len(steps) else least
         if row > 0 and self.trace is not None:
@@ -249,7 +249,7 @@ class _Kept:
     """How much of each rank is kept."""
 
     steps_per_iteration: int = 1
-    spans: int = _MOST_SPANS
+    spans: int = _MAX_SPANS
 
 
 class LiveRun:
@@ -298,7 +298,7 @@ class LiveRun:
         self._read()
         size = steps_per_iteration({rank: each.evidence for rank, each in self.ranks.items()})
         if size != self._kept.steps_per_iteration:
-            # Of larger iterations more is kept; it happens once or twice in a run.
+            # More is kept of larger iterations, which happens once or twice in a run.
             self._kept.steps_per_iteration = size
             self._files.clear()
             self._read()
@@ -307,8 +307,8 @@ class LiveRun:
 
     def _read(self) -> None:
         files = rank_files(self.run)
-        budget = min(max(_AT_ONCE // max(len(files), 1), _LEAST), _AT_ONCE // 4)
-        self._kept.spans = max(_MOST_SPANS // max(len(files), 1), _LEAST_SPANS)
+        budget = min(max(_MAX_BYTES // max(len(files), 1), _MIN_BYTES_PER_RANK), _MAX_BYTES // 4)
+        self._kept.spans = max(_MAX_SPANS // max(len(files), 1), _MIN_SPANS_PER_RANK)
         now, unix = self.clock(), self._wall()
         for path in files:
             rank = self._files.get(path) or LiveRank(path)
@@ -373,7 +373,7 @@ def progress(run: Path) -> list[RankReader]:
     for path in rank_files(run):
         reader = RankReader(path)
         with suppress(OSError, TraceError):
-            reader.read(_TAIL)
+            reader.read(_TAIL_BYTES)
             found += [reader] if reader.trace is not None else []
     return found
 
@@ -390,7 +390,7 @@ def hang_evidence(run: Path) -> tuple[RankEvidence, ...]:
     for path in files:
         reader = RankReader(path)
         try:
-            reader.read(_TAIL)
+            reader.read(_TAIL_BYTES)
             evidence = _evidence(run, reader.whole())
         except (OSError, TraceError) as error:
             problems.append(str(error))

@@ -45,9 +45,9 @@ _COLUMNS = (
     Column("device", "text"),
     Column("size", "count", "bytes"),
 )
-_PART = 65_536  # bytes of a file's end that are looked at
-_RANKS_LOOKED_AT = 64  # of a run, for its roles
-_RUNNING_S = 60  # a file that was written to so recently belongs to a training that runs
+_MAX_TAIL_BYTES = 65_536
+_MAX_RANKS_LOOKED_AT = 64  # They tell the roles of a run.
+_RUNNING_S = 60  # A file that was written to so recently belongs to a training that runs.
 
 
 def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Spans:
@@ -98,7 +98,7 @@ def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
         spans = read(fetched.path)
     except TraceError as error:
         text = str(error).replace(str(fetched.path), str(path))
-    if text:  # not in the handler: a chained error would name the copy
+    if text:  # In the handler, a chained error would name the copy.
         fetched.close()
         raise TraceError(text)
     copied = f"{path}: {files_text(fetched.files)}, {size_text(fetched.size)}, copied to read it"
@@ -128,7 +128,7 @@ def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans
     if format_ == "rlprof":
         return with_kernels(read_run(path, [path], progress), path.parent)
     if format_ is None:
-        return read_run(path, [path], progress)  # says why it is not a rank file
+        return read_run(path, [path], progress)  # It says why it is not a rank file.
     spans = aligned(read_ascend(path)) if format_ == "ascend" else _read_trace(path)
     if progress is not None:
         progress(1, 1)
@@ -272,7 +272,7 @@ def _row(run: Path) -> tuple[Cell, ...]:
 def _leading(files: Sequence[Path]) -> RankTrace:
     """Return the ends of the lowest rank whose role has the most steps: rollouts may have fewer."""
     by_role: dict[str, Path] = {}
-    for file in files[:_RANKS_LOOKED_AT]:
+    for file in files[:_MAX_RANKS_LOOKED_AT]:
         with suppress(TraceError, OSError):
             by_role.setdefault(read_header(file).role, file)
     found = [_ends(file) for file in [*by_role.values()] or files[:1]]
@@ -284,7 +284,7 @@ def _leading(files: Sequence[Path]) -> RankTrace:
 
 def _ends(file: Path) -> RankTrace:
     reader = RankReader(file)
-    reader.read(_PART)  # of its end; it reads the beginning, too
+    reader.read(_MAX_TAIL_BYTES)  # It reads the end, and the beginning, too.
     return reader.whole()
 
 

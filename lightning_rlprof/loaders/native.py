@@ -38,8 +38,8 @@ NO_STAGES = (
 )
 """What a run without marks says of its stages."""
 
-_EVALUATIONS = ("test", "predict")  # of a Trainer that does only this: whole steps
-_HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # of other callbacks
+_EVALUATIONS = ("test", "predict")  # A Trainer that does only this has them as whole steps.
+_HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # Callbacks have these.
 _LEFT_OUT = Code.ROWS_LEFT_OUT
 _KILLED = "its file is truncated: the rank was killed or is still running"
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
@@ -48,19 +48,11 @@ COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent
 
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis
 # every time, and every difference of two, fits into 64 bits.
-_LARGEST = 2**60
-_LARGEST_ANCHOR = 2**62
-_LARGEST_EXCHANGED = 2**58
-_MOST_RANKS = 2**20
-_MOST_NAMES_KEPT = 1_024  # of a rank that is followed, before those that are in no span are dropped
-
-
-def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
-    """Return an array that holds every value as it is: no integer becomes a float."""
-    kinds = set(map(type, values))
-    if kinds == {int} and max(map(abs, values)) < 2**63:
-        return np.array(values, dtype=np.int64)
-    return np.array(values, dtype=np.float64 if kinds == {float} else object)
+_MAX_INT = 2**60
+_MAX_ANCHOR = 2**62
+_MAX_EXCHANGED = 2**58
+_MAX_RANKS = 2**20
+_MAX_NAMES_KEPT = 1_024  # Of more, a rank that is followed drops those that are in no span.
 
 
 @dataclass
@@ -115,6 +107,14 @@ def read_run(
         problems += missing(world, [*ranks, *(each.rank for each in problems)])
     spans = _assemble(path, dict(sorted(ranks.items())), names, threads, problems)
     return _with_roles_of_spans(spans)
+
+
+def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
+    """Return an array that holds every value as it is: no integer becomes a float."""
+    kinds = set(map(type, values))
+    if kinds == {int} and max(map(abs, values)) < 2**63:
+        return np.array(values, dtype=np.int64)
+    return np.array(values, dtype=np.float64 if kinds == {float} else object)
 
 
 def read_window(
@@ -195,7 +195,7 @@ def phases_as_stages(spans: Spans) -> Spans:
     if (~validation & (spans.kind == stage)).any():
         return spans
     validations = np.flatnonzero(spans.kind == stage)
-    if len(validations):  # which include their transfers
+    if len(validations):  # They include their transfers.
         width = int(max(spans.id.max(), spans.parent.max())) + 1
         whose = spans.rank[validations] * width + spans.id[validations]
         rows &= ~np.isin(spans.rank * width + spans.parent, whose)
@@ -240,7 +240,7 @@ def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
 def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]) -> Rank:
     check_header(trace.path, trace.header)
     if trace.header.open_world and not trace.lost_lines:
-        # Ray kills a worker whose job has ended: that it was, no worker can write.
+        # Ray kills a worker whose job has ended, so that it cannot write that it finished.
         trace.status = trace.status or "finished"
     read = RankColumns()
     read.take(trace.spans)
@@ -253,11 +253,11 @@ def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]
 
 def check_header(file: Path, header: Header) -> None:
     """Refuse a header whose numbers fit no run; raises TraceError."""
-    if not 0 <= header.rank < _MOST_RANKS:
+    if not 0 <= header.rank < _MAX_RANKS:
         raise TraceError(
-            f"{file}: rank {header.rank} in its header is out of range (0 to {_MOST_RANKS - 1})"
+            f"{file}: rank {header.rank} in its header is out of range (0 to {_MAX_RANKS - 1})"
         )
-    if not -_LARGEST < header.unix_ns - header.clock_ns < _LARGEST_ANCHOR:
+    if not -_MAX_INT < header.unix_ns - header.clock_ns < _MAX_ANCHOR:
         raise TraceError(f"{file}: the clock values in its header are out of range")
 
 
@@ -270,9 +270,9 @@ def rank_of(
         (rank, [each for each in readings if _is_possible(*each)])
         for rank, readings in trace.exchanges
     ]
-    named = [each for each in trace.samples if 0 <= each.id < _LARGEST]
+    named = [each for each in trace.samples if 0 <= each.id < _MAX_INT]
     metrics = [
-        each for each in trace.metrics if -_LARGEST < each.since_ns <= each.clock_ns < _LARGEST
+        each for each in trace.metrics if -_MAX_INT < each.since_ns <= each.clock_ns < _MAX_INT
     ]
     said = trace.notes, trace.status
     return Rank(trace.path, trace.header, columns, counters, *said, [], exchanges, named, metrics)
@@ -280,9 +280,9 @@ def rank_of(
 
 def checked_header(head: Header, problems: list[RunWarning]) -> Header:
     """Return a header whose world can be true; one that cannot is as small as its rank allows."""
-    if 0 < head.world_size <= _MOST_RANKS:
+    if 0 < head.world_size <= _MAX_RANKS:
         return head
-    text = f"ignored the world size {head.world_size} of its header (allowed: 1 to {_MOST_RANKS})"
+    text = f"ignored the world size {head.world_size} of its header (allowed: 1 to {_MAX_RANKS})"
     problems.append(RunWarning(head.rank, text, Code.HEADER_IMPOSSIBLE.value))
     return replace(head, world_size=head.rank + 1)
 
@@ -295,7 +295,7 @@ def _close_world(ranks: dict[int, Rank]) -> None:
 
 
 def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:
-    most = _LARGEST_EXCHANGED
+    most = _MAX_EXCHANGED
     return -most < sent <= received < most and -most < arrived <= answered < most
 
 
@@ -343,14 +343,14 @@ class RankColumns:
         """Add spans; those that cannot be true are left out and counted."""
         try:
             numbers = _numbers(lines)
-        except OverflowError:  # of more than 64 bits
+        except OverflowError:  # Some number has more than 64 bits.
             some = [line for line in lines if _fits(line)]
             self.far += len(lines) - len(some)
             return self.take(some)
         step, start, end, ident, parent = numbers
-        near = (start > -_LARGEST) & (start < _LARGEST) & (end > -_LARGEST) & (end < _LARGEST)
-        near &= (ident >= 0) & (ident < _LARGEST) & (step >= 0) & (step < _LARGEST)
-        near &= (parent >= NO_PARENT) & (parent < _LARGEST)
+        near = (start > -_MAX_INT) & (start < _MAX_INT) & (end > -_MAX_INT) & (end < _MAX_INT)
+        near &= (ident >= 0) & (ident < _MAX_INT) & (step >= 0) & (step < _MAX_INT)
+        near &= (parent >= NO_PARENT) & (parent < _MAX_INT)
         sound = near & (end >= start)
         if not sound.all():
             self.far += int(np.count_nonzero(~near))
@@ -382,7 +382,7 @@ class RankColumns:
         for row, line in enumerate(lines, start=len(self)):
             if line.counters:
                 for name, value in line.counters.items():
-                    if value is None:  # written for a number that is not finite
+                    if value is None:  # It stands for a number that is not finite.
                         continue
                     rows, values = found.setdefault(name, ([], []))
                     rows.append(row)
@@ -395,7 +395,7 @@ class RankColumns:
     def drop_before(self, row: int) -> None:
         """Forget the spans that ended before a row did; rows are numbered from there on."""
         self.cells = self.cells[:, row:].copy()
-        if len(self.names) > _MOST_NAMES_KEPT:
+        if len(self.names) > _MAX_NAMES_KEPT:
             at, known = COLUMNS.index("name"), [*self.names]
             used, self.cells[at] = np.unique(self.cells[at], return_inverse=True)
             self.names = {known[code]: place for place, code in enumerate(used.tolist())}
@@ -458,14 +458,14 @@ def _numbers(lines: Sequence[SpanLine]) -> Int64s:
 
 def _fits(line: SpanLine) -> bool:
     numbers = (line.step, line.start_ns, line.end_ns, line.id, line.parent or 0)
-    return all(-_LARGEST < number < _LARGEST for number in numbers)
+    return all(-_MAX_INT < number < _MAX_INT for number in numbers)
 
 
 def _with_late(
     counters: Mapping[str, Counter], ids: Int64s, late: Mapping[int, Mapping[str, Number | None]]
 ) -> dict[str, Counter]:
     """Return counters in which those that were written after their span, by its id, win."""
-    known = np.array([each for each in late if 0 <= each < _LARGEST], np.int64)
+    known = np.array([each for each in late if 0 <= each < _MAX_INT], np.int64)
     new: dict[str, dict[int, Number | None]] = {}
     for row in np.flatnonzero(np.isin(ids, known)).tolist():
         for name, value in late[int(ids[row])].items():
@@ -582,7 +582,7 @@ def _of_iterations(size: int) -> list[RankNote]:
 def _notes(ranks: dict[int, Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:
     found = []
     for number, rank in ranks.items():
-        known = [min(max(note.clock_ns, -_LARGEST), _LARGEST) for note in rank.notes]
+        known = [min(max(note.clock_ns, -_MAX_INT), _MAX_INT) for note in rank.notes]
         times = clocks[number].unix(np.array(known, np.int64))
         found += [
             RankNote(number, time - zero, note.level, note.text, note.code, note.facts)

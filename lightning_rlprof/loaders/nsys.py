@@ -50,15 +50,15 @@ STRINGS = "StringIds"
 
 # Any of these is in every export from 2019 on; none is in another tool's database.
 _SIGNS = {"EXPORT_META_DATA", "META_DATA_EXPORT", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL"}
-LARGEST = 2**60
+MAX_NUMBER = 2**60
 """Times and steps beyond it are damage: 36 years."""
 
 _TABLE = "NVTX_EVENTS"
 _CATEGORY, _MARK, _PUSHED, _STARTED, _DOMAIN = 33, 34, 59, 60, 75
 _OWN = "rlprof"
 _CAPTURE, _RANK, _CLOCK = "rlprof.capture", "rlprof.rank", "rlprof.clock"
-_MOST_RANKS = 2**20
-_LARGEST_CLOCK = 2**62
+_MAX_RANKS = 2**20
+_MAX_CLOCK = 2**62
 _PAYLOADS = ("int64Value", "int32Value", "uint64Value", "uint32Value")
 _COLUMNS = ("start", "end", "eventType", "globalTid", "domainId", "category", "textId", *_PAYLOADS)
 
@@ -71,7 +71,7 @@ _KIND = {kind: code for code, kind in enumerate(KINDS)}
 REPORT = ".nsys-rep"
 """How the names of reports end."""
 
-_SECONDS = 1800  # gigabytes take nsys minutes; it has hung on reports that a crash cut short
+_SECONDS = 1800  # Gigabytes take nsys minutes; it has hung on reports that a crash cut short.
 _EXPORT = ("export", "--type", "sqlite", "--force-overwrite", "true", "--output")
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 """The table of kernels in the export."""
@@ -206,8 +206,8 @@ class Ranges(Stages):
 
 
 def possible(times: Int64s) -> Mask:
-    """Return which times are below `LARGEST` either way."""
-    return (times > -LARGEST) & (times < LARGEST)
+    """Return which times are below `MAX_NUMBER` either way."""
+    return (times > -MAX_NUMBER) & (times < MAX_NUMBER)
 
 
 def process_of(thread: Int64s) -> Int64s:
@@ -230,7 +230,7 @@ def read_ranges(export: Export) -> Ranges:
     spans, problems = events.sound()
     said = events.own & (events.type == _MARK) & events.named(_RANK, _CLOCK)
     keep = spans & ~said & ~(events.own & events.named(_CAPTURE))
-    has_step = events.own & (events.payload >= 0) & (events.payload < LARGEST)
+    has_step = events.own & (events.payload >= 0) & (events.payload < MAX_NUMBER)
     used, name = np.unique(events.name[keep], return_inverse=True)
     thread, own = events.thread[keep], events.own[keep]
     read = Ranges(
@@ -292,7 +292,7 @@ class _Events:
         self.end = np.where(mark, self.start, self.end)
         placed = possible(self.start) & (self.process > 0)
         ended = self.end != UNKNOWN
-        forward = (self.end >= self.start) & (self.end < LARGEST)
+        forward = (self.end >= self.start) & (self.end < MAX_NUMBER)
         reasons = {
             "events are left out: they have no type": self.type == UNKNOWN,
             "ranges are left out: they have no time or no thread": span & ~placed,
@@ -319,7 +319,7 @@ class _Events:
         """Return each process's rank as its first mark says it; another one is a problem."""
         found: dict[int, int] = {}
         wrong = set()
-        for row in self._said(_RANK, _MOST_RANKS):
+        for row in self._said(_RANK, _MAX_RANKS):
             process, rank = int(self.process[row]), int(self.payload[row])
             if found.setdefault(process, rank) != rank:
                 wrong.add((process, rank))
@@ -335,7 +335,7 @@ class _Events:
 
         A mark comes a little after the clock was read, never before, so the latest is nearest.
         """
-        rows = self._said(_CLOCK, _LARGEST_CLOCK)
+        rows = self._said(_CLOCK, _MAX_CLOCK)
         return max((int(self.payload[row] - self.start[row]) for row in rows), default=None)
 
     def _said(self, name: str, below: int) -> list[int]:
@@ -429,7 +429,7 @@ class Device:
         sound = possible(rows["timestamp"]) & np.isfinite(value)
         rows = {name: column[sound] for name, column in rows.items()}
         kind = rows["typeId"]
-        gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
+        gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # It is the lowest byte.
         own = np.array([*_ranks_of_gpus(self.export, self.ranks), UNKNOWN], np.int64)
         cells: dict[str, Any] = {
             "rank": known(own[np.where(kind == UNKNOWN, -1, gpu)]),
@@ -685,7 +685,7 @@ def _read(path: Path) -> _Report:
         *itertools.chain(*active),
     }
     processes = sorted((each for each in seen if each > 0), key=lambda each: (pid_of(each), each))
-    starts = [ns for part in active for ns in part.values() if abs(ns) < LARGEST]
+    starts = [ns for part in active for ns in part.values() if abs(ns) < MAX_NUMBER]
     zero = int(ranges.start_ns.min()) if len(ranges.start_ns) else min(starts, default=0)
     unix = _unix_ns(export, ranges, problems)
     launching = set(itertools.chain(*active[:-1]))
@@ -695,7 +695,7 @@ def _read(path: Path) -> _Report:
 def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
     """Return when zero was: the start of the session, else the time in rlprof's marks."""
     found = export.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
-    started = found[(found > 0) & (found < _LARGEST_CLOCK)]
+    started = found[(found > 0) & (found < _MAX_CLOCK)]
     if not len(started):
         if ranges.unix_ns is None:
             problems.append("recording time unknown: no TARGET_INFO_SESSION_START_TIME")

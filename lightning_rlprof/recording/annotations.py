@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_LONG_NS = 1_000_000  # of a stage that is worth 2 µs more
-_LONGEST_NAME = 1_000  # characters; a name stands in the file once for every span
+_MIN_LONG_NS = 1_000_000  # A stage that takes as long is worth 2 µs more.
+_MAX_NAME = 1_000  # A name stands in the file once for every span.
 
 _VERSION, _VERSION_END = "version", "version_end"
 
@@ -101,10 +101,10 @@ class Marker:
     def __init__(self, name: str, kind: Kind, counters: dict[str, Number] | None = None) -> None:
         if not isinstance(name, str):
             raise TypeError(f'a name is required, as in @stage("actor_update"); got {name!r}')
-        self.name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+        self.name = name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…"
         self.kind = kind
         self.counters = counters
-        self.last: Span | None = None  # the span that any thread began last
+        self.last: Span | None = None  # Any thread may have begun it.
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
@@ -292,7 +292,7 @@ def record(
     span = new_span(
         marker, number, start, max(start, end), open_spans.counters_of(counters) or None
     )
-    span.parent = None  # what is open here and now need not be around it
+    span.parent = None  # What is open here and now need not be around it.
     sink.append(span)
     if end > sink.flush_at_ns:
         sink.flush()
@@ -318,7 +318,7 @@ def count(**numbers: Any) -> None:
     if span is not None:
         if EXPERTS in numbers and _sink is not None:
             _keep_experts(_sink, span, numbers[EXPERTS])
-        total = dict(span.counters or {})  # a copy: the marker's own are those of every span of it
+        total = dict(span.counters or {})  # Every span of the marker shares the marker's own.
         for name, number in open_spans.counters_of(numbers).items():
             try:
                 if name == _VERSION and name in total:
@@ -326,7 +326,7 @@ def count(**numbers: Any) -> None:
                         total[_VERSION_END] = number
                     continue
                 total[name] = total.get(name, 0) + number
-            except Exception:  # tensors that do not fit: the training continues
+            except Exception:  # Tensors do not fit; the training continues.
                 total[name] = number
         span.counters = total
 
@@ -359,7 +359,7 @@ def listen(
     """
     global _sink
     if _sink is None:
-        opened.set(None)  # what an earlier session left open is not around the spans of this one
+        opened.set(None)  # What an earlier session left open is not around the spans of this one.
         open_spans.forget_left()
     _sink = sink
     # Builtins that accept these calls and return None: no Python frame while no session records.
@@ -443,7 +443,7 @@ def _recording(sink: "Session") -> tuple[Any, Any]:
                 if span.marker is not self:
                     break
                 span.end_ns = now
-                if now - span.start_ns > _LONG_NS and self.kind == "stage":
+                if now - span.start_ns > _MIN_LONG_NS and self.kind == "stage":
                     sink.stage_ended(span)
                 put(span)
                 if span.around is None and now > sink.flush_at_ns:
@@ -525,7 +525,7 @@ def _end_around(sink: "Session", marker: Marker, now: int) -> None:
     span.end_ns = now
     if span.token is not None:
         sink.exit(span)
-    elif now - span.start_ns > _LONG_NS and marker.kind == "stage":
+    elif now - span.start_ns > _MIN_LONG_NS and marker.kind == "stage":
         sink.stage_ended(span)
     sink.append(span)
     if span.around is None and now > sink.flush_at_ns:
@@ -542,7 +542,7 @@ def _of_another_thread(marker: Marker) -> Span | None:
 
 def _leave_open(sink: "Session", span: Span) -> None:
     if span.token is not None:
-        sink.exit(span)  # profilers know only what nests
+        sink.exit(span)  # Profilers know only what nests.
     if open_spans.leave_open(span):
         sink.note(Code.SPAN_LEFT_OPEN, _STILL_OPEN.format(span.marker), span=span.name)
 
@@ -632,5 +632,5 @@ for _writes in (mark, count, record):
     compiled_code.when_traced(_writes, compiled_code.nothing)
 
 listen(None)
-if CHILD_MARKS in os.environ:  # of a child that was not forked
+if CHILD_MARKS in os.environ:  # A child that was not forked has it.
     tell_first(os.environ[CHILD_MARKS], "child process")

@@ -15,25 +15,25 @@ from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.records.records import VALIDATIONS, Header
 from lightning_rlprof.records.run_directory import RankReader, SpanLine, rank_files
 
-_FEWEST, _WINDOW = 30, 200  # steps that the usual time is learned from
-_REFRESH, _REFRESHES = 5, 8  # every 5 steps at first, 25 later: it takes 0.1 ms
-_SCATTER = 0.01  # at least: a machine that repeats a step to 1% is not disturbed by 2%
+_MIN_STEPS, _MAX_STEPS = 30, 200  # The usual time is learned from as many steps.
+_REFRESH, _REFRESHES = 5, 8  # It takes 0.1 ms: every 5 steps at first, every 25 later.
+_MIN_SCATTER = 0.01  # A machine that repeats a step to 1% is not disturbed by 2%.
 _LEVEL, _OF, _LAST = math.log(1.2), 7, 8
 _SPIKE, _HIGHER, _REMEMBERED = math.log(2.5), math.log(1.25), 1_500
-_SILENT = 200  # steps after a find
-_SPREAD = math.log(1.05)  # of work, at least, to learn from it how the time depends on it
-_STEEPEST = 2.0  # attention: four times the FLOPs for twice the length
+_SILENT_STEPS = 200  # After a find, as many steps are not judged.
+_MIN_SPREAD = math.log(1.05)  # Work that varies less does not show how the time depends on it.
+_MAX_SLOPE = 2.0  # Attention takes four times the FLOPs for twice the length.
 _WORK = ("tokens", "flops")
 
 MOST_FOR_ALL = 4
 """Ranks of a run of which all are captured."""
 
-_MOST_RANKS = 8
-_LAST_STEPS = 8  # steps
-_LATE = 0.02  # of the step
-_TAIL = 1 << 15  # bytes; some 8 steps of 40 spans
-_LONGEST_NS = 10**18  # of a step; a damaged file may say anything
-_BUDGET_NS = 200_000_000  # of the training thread, at most 3 times an hour
+_MAX_RANKS = 8
+_LAST_STEPS = 8
+_MIN_LATE_SHARE = 0.02
+_TAIL_BYTES = 1 << 15  # They hold some 8 steps of 40 spans.
+_MAX_STEP_NS = 10**18  # A damaged file may say anything.
+_BUDGET_NS = 200_000_000  # It is the training thread's time, at most 3 times an hour.
 _LEFT_OUT = {"capture", "interrupted"}
 
 
@@ -151,22 +151,22 @@ class StepTimes:
 
     def __init__(self, counter: str = "") -> None:
         self._counter = counter
-        self._steps: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # ln work, ln time
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_MAX_STEPS)  # ln work, ln time
         self._spikes: deque[tuple[int, float]] = deque()
         self._count = self._silent_until = 0
-        self._learn_at = _FEWEST
+        self._learn_at = _MIN_STEPS
         self._level = self._scatter = 0.0
         self._slope = self._middle = 0.0
         self._low, self._high = -math.inf, math.inf
 
     def be_silent(self) -> None:
         """Find nothing in the next 200 steps."""
-        self._silent_until = self._count + _SILENT
+        self._silent_until = self._count + _SILENT_STEPS
 
     def add(self, step: int, ns: int, work: float = 1.0) -> Anomaly | None:
         """Return what a step shows; its time and its work must be above 0."""
         now = math.log(work), math.log(ns)
-        found = self._judge(step, now) if len(self._steps) >= _FEWEST else None
+        found = self._judge(step, now) if len(self._steps) >= _MIN_STEPS else None
         self._steps.append(now)
         self._count += 1
         if found is not None:
@@ -195,19 +195,19 @@ class StepTimes:
             values = [time for _, time in steps]
         self._level = median(values)
         spread = median([abs(value - self._level) for value in values])
-        self._scatter = max(1.4826 * spread, _SCATTER)
+        self._scatter = max(1.4826 * spread, _MIN_SCATTER)
 
     def _learn_slope(self, ordered: Sequence[tuple[float, float]]) -> None:
         count = len(ordered)
         least, most = ordered[: count // 3], ordered[-(count // 3) :]
         low, high = least[len(least) // 2][0], most[len(most) // 2][0]
         self._middle = ordered[count // 2][0]
-        if high - low < _SPREAD:
+        if high - low < _MIN_SPREAD:
             self._slope, self._low, self._high = 0.0, low, high
             return
         rise = median(time for _, time in most) - median(time for _, time in least)
-        self._slope = min(max(rise / (high - low), 0.0), _STEEPEST)
-        # A line says nothing far from what it was drawn through, such as of a few shorter steps.
+        self._slope = min(max(rise / (high - low), 0.0), _MAX_SLOPE)
+        # Far from the steps that it was drawn through, a line says nothing.
         room = (high - low) / 2
         self._low = max(ordered[count // 20][0], low - room)
         self._high = min(ordered[-1 - count // 20][0], high + room)
@@ -334,7 +334,7 @@ def pick(found: Iterable[RankSteps], steps: set[int], own: int) -> Choice:
     for ranks in roles.values():
         late |= lateness(ranks, steps)
     slowest, why = max(late, key=late.__getitem__, default=own), "no rank is known to arrive late"
-    if late.get(slowest, 0.0) >= _LATE:
+    if late.get(slowest, 0.0) >= _MIN_LATE_SHARE:
         why = f"rank {slowest} arrives last, by {late[slowest]:.0%} of the step"
     else:
         slowest = own
@@ -343,7 +343,7 @@ def pick(found: Iterable[RankSteps], steps: set[int], own: int) -> Choice:
         others = [each.rank for each in ranks if each.rank != slowest]
         if others:
             chosen.append(min(others, key=lambda rank: (abs(late.get(rank, 0.0)), rank)))
-    return Choice(sorted(chosen[:_MOST_RANKS]), why)
+    return Choice(sorted(chosen[:_MAX_RANKS]), why)
 
 
 def lateness(ranks: list[RankSteps], steps: set[int]) -> dict[int, float]:
@@ -355,7 +355,7 @@ def lateness(ranks: list[RankSteps], steps: set[int]) -> dict[int, float]:
     shares: dict[int, list[float]] = defaultdict(list)
     for step in steps:
         present = [each for each in ranks if step in each.ends]
-        if len(present) < 3:  # of two, each may be the late one
+        if len(present) < 3:  # Of two, each may be the late one.
             continue
         length = median(each.lengths[step] for each in present)
         stages = set.intersection(*(set(each.ends[step]) for each in present))
@@ -373,20 +373,20 @@ def read_steps(path: Path) -> RankSteps | None:
     """
     reader = RankReader(path)
     try:
-        while reader.read(_TAIL):
+        while reader.read(_TAIL_BYTES):
             pass
     except (OSError, TraceError):
         return None
     if reader.trace is None:
         return None
     rank = RankSteps(int(path.stem[5:]), reader.trace.header.role, lengths := {}, ends := {})
-    stages: list[SpanLine] = []  # of the next step
+    stages: list[SpanLine] = []  # They are of the next step.
     for line in reader.spans:
         if line.kind == "stage":
             stages.append(line)
         elif line.kind == "step":
             length = line.end_ns - line.start_ns
-            if _LEFT_OUT.isdisjoint(line.counters or ()) and 0 < length < _LONGEST_NS:
+            if _LEFT_OUT.isdisjoint(line.counters or ()) and 0 < length < _MAX_STEP_NS:
                 lengths[line.step], ends[line.step] = length, _ends(stages, line)
             stages = []
     return rank

@@ -1,11 +1,8 @@
 """One rank's captures: recorders opened and closed around windows, and dropped when they fail.
 
-Decide when a capture opens and closes: a pure function of configuration, rank, step and stage.
-
-A capture covers a window. Either whole steps (consecutive wanted steps may share one window), or,
-when stages were chosen or ``discrete`` is on, one window per wanted stage and step.
-
-Count the decoding iterations of a generation: its capture opens at one, ends at another.
+When a window opens and closes is a pure function of configuration, rank, step and stage. It covers
+whole steps, of which consecutive ones may share it, or a stage of a step if stages were chosen or
+``discrete`` is on; of a generation, it covers the iterations that ``tokens`` asks for.
 """
 
 import logging
@@ -44,48 +41,6 @@ GENERATION = "actor_generate"
 """The stage whose tokens are counted."""
 
 Action = Literal["open", "close", "keep"]
-
-
-def at_step(config: ProfilerConfig, rank: int, step: int, *, is_open: bool) -> Action:
-    """Tell what the beginning of a step does to the capture of whole steps."""
-    wanted = _wants(config, rank, step) and not config.per_stage
-    if is_open == wanted:
-        return "keep"
-    return "open" if wanted else "close"
-
-
-def after_step(config: ProfilerConfig, rank: int, step: int, *, is_open: bool) -> Action:
-    """Tell what the end of a step does: windows end with their last wanted step."""
-    goes_on = config.joins_steps and not config.per_stage and _wants(config, rank, step + 1)
-    return "close" if is_open and not goes_on else "keep"
-
-
-def arms_stages(config: ProfilerConfig, rank: int, step: int) -> bool:
-    """Tell whether a stage that begins in this step may open a capture."""
-    return config.per_stage and _wants(config, rank, step)
-
-
-def at_stage(config: ProfilerConfig, rank: int, step: int, stage: str, *, is_open: bool) -> Action:
-    """Tell whether a stage's beginning opens a capture; inside an open one it never does."""
-    wanted = arms_stages(config, rank, step) and config.wants_stage(stage) and not is_open
-    return "open" if wanted else "keep"
-
-
-def window_name(step: int, stage: str | None, number: int) -> str:
-    """Return the name of a window's folder; the second window of one stage and step ends in ``-2``.
-
-    Example::
-
-        >>> window_name(3, "actor_update", 1), window_name(3, None, 2)
-        ('step-000003-actor_update', 'step-000003-2')
-    """
-    safe = "".join(c if c.isalnum() or c in "._+=" else "_" for c in stage or "")
-    parts = [f"step-{step:06d}", safe, str(number) if number > 1 else ""]
-    return "-".join(part for part in parts if part)
-
-
-def _wants(config: ProfilerConfig, rank: int, step: int) -> bool:
-    return config.captures and config.wants_rank(rank) and config.wants_step(step)
 
 
 @dataclass(eq=False)
@@ -127,7 +82,7 @@ class Capture:
         self._tokens: list[_Token] = []
         self._opened: dict[tuple[int, str | None], int] = {}
         self._window = ""
-        self._facts: dict[str, Fact] = {}  # of the window, for notes
+        self._facts: dict[str, Fact] = {}  # Notes of the window have them.
         self._works = self._kept = False
         self._steps: set[int] = set()
         self._captured: set[str] = set()
@@ -172,7 +127,7 @@ class Capture:
         self._listening = opened = self._recorders
         for recorder in opened:
             self._call(recorder, recorder.open, self._folder / self._window)
-        # Also one that failed took time. Without any, the step is as long as all others.
+        # A recorder that failed took time, too. Without any, the step is as long as all others.
         self._works = any(map(_works, opened))
         self._run.record(_OPEN, start, self._run.clock())
 
@@ -198,7 +153,7 @@ class Capture:
 
     def enter(self, name: str, kind: Kind, *, closes: bool = False) -> object:
         """Mirror the beginning of a span; returns what `exit` needs, None without a listener."""
-        if not (self.mirrors or closes):  # what closes a window may open it later, inside
+        if not (self.mirrors or closes):  # What closes a window may open it later, inside.
             return None
         step = self._run.step
         self.saw(step)
@@ -273,7 +228,7 @@ class Capture:
         if not config.captures or not config.wants_rank(rank) or self._captured:
             return None
         capturing = [recorder for recorder in self._all if _captures(recorder)]
-        if not capturing:  # of mstx where nothing has markers, a note at the start says so
+        if not capturing:  # A note at the start says if mstx has no markers.
             return None if config.integrated.mstx else f"nothing was captured: {_NO_RECORDER}"
         if self._opened:
             if reasons := [one.why_nothing for one in capturing if one.why_nothing]:
@@ -313,7 +268,7 @@ class Capture:
             if recorder in self._recorders:
                 self._drop(recorder, error)
                 if action not in (recorder.close, recorder.finish):
-                    self._call(recorder, recorder.close)  # its tool must not stay on
+                    self._call(recorder, recorder.close)  # Its tool must not stay on.
             return None
 
     def _drop(self, recorder: Recorder, error: BaseException) -> None:
@@ -324,6 +279,48 @@ class Capture:
         name = type(recorder).__name__
         text = f"{name} was disabled after an error ({described(error)})"
         self._run.note(Code.RECORDER_FAILED, text, recorder=name)
+
+
+def at_step(config: ProfilerConfig, rank: int, step: int, *, is_open: bool) -> Action:
+    """Tell what the beginning of a step does to the capture of whole steps."""
+    wanted = _wants(config, rank, step) and not config.per_stage
+    if is_open == wanted:
+        return "keep"
+    return "open" if wanted else "close"
+
+
+def after_step(config: ProfilerConfig, rank: int, step: int, *, is_open: bool) -> Action:
+    """Tell what the end of a step does: windows end with their last wanted step."""
+    goes_on = config.joins_steps and not config.per_stage and _wants(config, rank, step + 1)
+    return "close" if is_open and not goes_on else "keep"
+
+
+def arms_stages(config: ProfilerConfig, rank: int, step: int) -> bool:
+    """Tell whether a stage that begins in this step may open a capture."""
+    return config.per_stage and _wants(config, rank, step)
+
+
+def at_stage(config: ProfilerConfig, rank: int, step: int, stage: str, *, is_open: bool) -> Action:
+    """Tell whether a stage's beginning opens a capture; inside an open one it never does."""
+    wanted = arms_stages(config, rank, step) and config.wants_stage(stage) and not is_open
+    return "open" if wanted else "keep"
+
+
+def window_name(step: int, stage: str | None, number: int) -> str:
+    """Return the name of a window's folder; the second window of one stage and step ends in ``-2``.
+
+    Example::
+
+        >>> window_name(3, "actor_update", 1), window_name(3, None, 2)
+        ('step-000003-actor_update', 'step-000003-2')
+    """
+    safe = "".join(c if c.isalnum() or c in "._+=" else "_" for c in stage or "")
+    parts = [f"step-{step:06d}", safe, str(number) if number > 1 else ""]
+    return "-".join(part for part in parts if part)
+
+
+def _wants(config: ProfilerConfig, rank: int, step: int) -> bool:
+    return config.captures and config.wants_rank(rank) and config.wants_step(step)
 
 
 def _captures(recorder: Recorder) -> bool:

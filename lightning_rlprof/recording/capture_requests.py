@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 LOOK_NS = 500_000_000
 """How often a rank looks for a request, in ns: a look takes up to 0.1 ms on a busy machine."""
 
-_MOST = 20  # captures of a run that its configuration does not name
+_MAX_CAPTURES = 20  # Captures that the configuration names do not count.
 _ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
-_STEPS = 2  # of an anomaly
+_STEPS = 2
 _CHOICES = ("roles", "ranks", "steps", "discrete", "tokens")
 
 POLL_S = 0.5
@@ -94,8 +94,8 @@ class CaptureRequests:
         self._count = 0
         learns = run.config.capture_anomalies and not run.header.rank
         self._learned = Anomalies() if learns else None
-        self._anomalies: list[int] = []  # when they were found
-        self._found: Anomaly | None = None  # to be captured
+        self._anomalies: list[int] = []  # They are the times at which each was found.
+        self._found: Anomaly | None = None  # It waits to be captured.
 
     @property
     def learns(self) -> bool:
@@ -118,7 +118,7 @@ class CaptureRequests:
         self._found = found
         if self._run.header.world_size <= MOST_FOR_ALL:
             self._ask_for_found(step)
-        else:  # until the other ranks have written this step
+        else:  # The other ranks have not written this step yet.
             self._look_at = max(self._look_at, now_ns + LOOK_NS)
 
     def _ask_for_found(self, step: int) -> None:
@@ -227,8 +227,8 @@ class CaptureRequests:
         if request.first_step <= step:
             text = f"capture of step {request.first_step} was requested too late, in step {step}"
             self._run.note(Code.CAPTURE_REFUSED, f"{text} ({request.why})", **_facts(request))
-        elif self._count >= _MOST:
-            text = f"no capture: {_MOST} were requested in this run already"
+        elif self._count >= _MAX_CAPTURES:
+            text = f"no capture: {_MAX_CAPTURES} were requested in this run already"
             self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
         else:
             self._waiting = request
@@ -324,7 +324,7 @@ class StoreRelay:
                 self.exchange()
                 self._news.wait(POLL_S)
                 self._news.clear()
-        except Exception:  # the server has ended, as it does at the end of a job
+        except Exception:  # The server has ended, as it does at the end of a job.
             return
 
     def exchange(self) -> None:
@@ -344,5 +344,5 @@ def store_of_the_job() -> Any:
     try:
         store = default_store()
         return None if store is None else store.clone()
-    except Exception:  # torch does not document the functions, and not every store has copies
+    except Exception:  # torch does not document the functions, and not every store has copies.
         return None

@@ -15,8 +15,8 @@ from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
 
 _ASCEND = {"profile_level", "profile_export_type", "profile_analysis"}
-_MOST_BYTES_OF_A_CHILD = 256
-_SHORTEST = 5  # letters: shorter names are a letter from many words
+_MAX_BYTES_OF_A_CHILD = 256
+_MIN_LETTERS = 5  # Shorter names are a letter from many words.
 
 
 def chosen_stages(config: ProfilerConfig, rank: int) -> list[str]:
@@ -80,7 +80,7 @@ def misspelled(seen: Collection[str], known: Collection[str]) -> list[Remark]:
         >>> misspelled(["actor_genrate", "actor_update"], [])[0].facts
         {'stage': 'actor_genrate', 'known': 'actor_generate'}
     """
-    names = [name for name in dict.fromkeys([*STAGES, *known]) if len(name) >= _SHORTEST]
+    names = [name for name in dict.fromkeys([*STAGES, *known]) if len(name) >= _MIN_LETTERS]
     found = []
     for stage in sorted({*seen} - {*known}):
         if standard_stage(stage) in STAGES:
@@ -123,7 +123,7 @@ def without_effect(config: ProfilerConfig, device: str) -> list[Remark]:
     else:
         block, whose = config.integrated, "Ascend"
         keys = [key for key in _changed(block, "integrated") if key.split(".")[1] in _ASCEND]
-        if block.profile_level == "level_none":  # markers alone, on every device
+        if block.profile_level == "level_none":  # It records markers alone, on every device.
             keys.remove("integrated.profile_level")
         keys += _changed(config.npu, "npu")
     if not keys:
@@ -166,7 +166,7 @@ class ChildMarks:
             del os.environ[CHILD_MARKS]
         try:
             with open_file(Path(path)) as file:
-                text = file.readline(_MOST_BYTES_OF_A_CHILD).decode("utf-8", "ignore").strip()
+                text = file.readline(_MAX_BYTES_OF_A_CHILD).decode("utf-8", "ignore").strip()
             os.unlink(path)
         except OSError:
             return []

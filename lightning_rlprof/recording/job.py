@@ -33,9 +33,9 @@ from lightning_rlprof.records.records import JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
 from lightning_rlprof.system.files import folder_inside
 
-_AGREEMENTS = ".jobs"  # folder of one user, whose number follows, beside the runs
-_MOST_AGREEMENTS = 1_000  # runs that one job, or a job of the same name, has begun here
-_FRESH_S = 600  # ranks of a job whose name may come again start within this
+_AGREEMENTS = ".jobs"  # The folder lies beside the runs; the number of its user follows.
+_MAX_AGREEMENTS = 1_000  # One job, or jobs of the same name, may have begun as many runs here.
+_FRESH_S = 600  # Ranks of a job whose name may come again start within it.
 _ALONE = "this rank has a run of its own, unless name= says which"
 
 
@@ -84,14 +84,14 @@ def find_place(
         job, is_unique = ray, True
     hosts = None
     if rank is None and (ray or job):
-        world, hosts = None, 1  # whether others come, and where, is unknown
+        world, hosts = None, 1  # Whether others come, and where, is unknown.
     elif rank is None:
         rank, world = 0, 1
     return Place(rank, world, hosts, job, is_unique, bool(ray))
 
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
-    if "WG_PREFIX" in environ:  # verl numbers the workers of each group from 0
+    if "WG_PREFIX" in environ:  # verl numbers the workers of each group from 0.
         return None, None
     if _is_distributed():
         distributed: Any = sys.modules["torch.distributed"]
@@ -120,7 +120,7 @@ def _job(environ: Mapping[str, str]) -> tuple[str, bool]:
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     parts = [environ.get(name, "") for name in names]
     one_host = "TORCHELASTIC_RUN_ID" in environ and environ.get("GROUP_WORLD_SIZE") == "1"
-    if one_host:  # all ranks are children of one torchrun
+    if one_host:  # All ranks are children of one torchrun.
         parts += [str(os.getppid())]
     return f"torchrun {' '.join(parts)}", False
 
@@ -135,13 +135,13 @@ def _ray_job() -> str:
         if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
             return ""
         return f"ray {context.gcs_address} {context.get_job_id()}"
-    except Exception:  # another version of Ray
+    except Exception:  # Another version of Ray may lack it.
         return ""
 
 
-_recorded: set[Path] = set()  # runs that this process has recorded into
-_agreed = 0  # names that this process took from the store
-_remarks: dict[str, None] = {}  # what was wrong with agreements, until the run can have a note
+_recorded: set[Path] = set()  # This process has recorded into these runs.
+_agreed = 0  # This process took as many names from the store.
+_remarks: dict[str, None] = {}  # They wait until the run can have a note.
 
 
 def shared_run(folder: Path, place: Place) -> str:
@@ -157,7 +157,7 @@ def shared_run(folder: Path, place: Place) -> str:
     _remarks.clear()
     store: Any = default_store()
     if store is not None and JOB_VARIABLE not in os.environ:
-        with suppress(Exception):  # a store that cannot compare and set, or that is gone
+        with suppress(Exception):  # The store cannot compare and set, or is gone.
             name: bytes = store.compare_set(f"rlprof/run/{_agreed}", "", new_run_name())
             _agreed += 1
             try:
@@ -193,14 +193,14 @@ def _by_folder(folder: Path, place: Place) -> str:
             owner = os.stat(draft, dir_fd=agreements, follow_symlinks=False).st_uid
             if os.fstat(agreements).st_uid != owner:
                 raise PermissionError(errno.EPERM, "belongs to another user", str(home))
-            for number in range(_MOST_AGREEMENTS):
+            for number in range(_MAX_AGREEMENTS):
                 agreement = f"{key}-{number}"
                 try:
                     os.rename(draft, agreement, src_dir_fd=agreements, dst_dir_fd=agreements)
                 except OSError as refused:
                     try:
                         agreed, since = _read(agreements, agreement, owner)
-                    except FileNotFoundError:  # this file system cannot do it
+                    except FileNotFoundError:  # This file system cannot do it.
                         raise refused from None
                     except OSError as error:
                         _remarks[f"{home / agreement} is left out: {error.strerror}"] = None
@@ -212,7 +212,7 @@ def _by_folder(folder: Path, place: Place) -> str:
                     return agreed
             raise OSError(errno.EEXIST, "has agreements enough for this job", str(home))
         finally:
-            with suppress(OSError):  # it has become the agreement
+            with suppress(OSError):  # It has become the agreement.
                 os.rmdir(f"{draft}/{name}", dir_fd=agreements)
                 os.rmdir(draft, dir_fd=agreements)
 
@@ -251,7 +251,7 @@ def _may_join(run: Path, rank: int | None, owner: int) -> bool:
 def _is_alive(file: Path) -> bool:
     try:
         header = read_header(file)
-    except TraceError:  # it is just being written
+    except TraceError:  # It is just being written.
         return True
     return header.host != socket.gethostname() or Path(f"/proc/{header.pid}").exists()
 

@@ -19,7 +19,7 @@ from lightning_rlprof.system.post_import import when_imported
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
 _ABSENT = object()
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_MOST = 5  # values that are named
+_MAX_NAMED = 5
 
 
 class _Calls:
@@ -41,13 +41,13 @@ class _Calls:
 
     def add(self, value: object) -> None:
         """Remember a value without a stage, as far as `remark` lists them."""
-        if not (self.as_stage or self.as_region) and len(self.values) <= _MOST:
+        if not (self.as_stage or self.as_region) and len(self.values) <= _MAX_NAMED:
             self.values.add(texts_of(value)[0])
 
     def remark(self) -> str | None:
         """Return what the user must know: no call was a stage, and why."""
         rule, by_arg = self.rule, self.rule.by_arg
-        if self.as_stage or compiled_code.is_left_out(rule.target):  # which another remark names
+        if self.as_stage or compiled_code.is_left_out(rule.target):  # Another remark names these.
             return None
         if not self.called:
             return f"wrap: {rule.target!r} was never called"
@@ -58,10 +58,11 @@ class _Calls:
             )
         if by_arg is None:
             return f"wrap: no call of {rule.target!r} matched a stage of its by_grad"
-        values = ", ".join([f"{each[:40]!r}" for each in sorted(self.values)][:_MOST])
+        values = ", ".join([f"{each[:40]!r}" for each in sorted(self.values)][:_MAX_NAMED])
         return (
             f"wrap: no call of {rule.target!r} matched a stage: {by_arg.arg} was {values}"
-            f"{', …' * (len(self.values) > _MOST)}; by_arg.stages has {', '.join(by_arg.stages)}"
+            f"{', …' * (len(self.values) > _MAX_NAMED)}; "
+            f"by_arg.stages has {', '.join(by_arg.stages)}"
         )
 
 
@@ -69,7 +70,7 @@ class _Replaced:
     """Functions and methods that are replaced until `remove`."""
 
     def __init__(self) -> None:
-        # The owner, the name, the marked function, and what was there before.
+        # Each has the owner, the name, the marked function, and what was there before.
         self._installed: list[tuple[Any, str, object, object]] = []
 
     def remove(self) -> None:
@@ -130,7 +131,7 @@ class Wraps(_Replaced):
         try:
             had = [vars(each).get(name, _ABSENT) for each in holders]
             setattr(owner, name, mine)
-        except (AttributeError, TypeError) as error:  # slots, or a property without a setter
+        except (AttributeError, TypeError) as error:  # It has slots, or no setter.
             raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({error})") from error
         # A compiled module puts most of what it is given on the module inside of it.
         found = [at for at, each in enumerate(holders) if vars(each).get(name) is mine]
@@ -141,7 +142,7 @@ class Wraps(_Replaced):
         owner, before = holders[found[0]], had[found[0]]
         self._installed.append((owner, name, mine, before))
         if before is _ABSENT and mine.__self__ is owner:
-            mine.__func__.__name__ = name  # by which pickle will look for it
+            mine.__func__.__name__ = name  # pickle looks for it by this name.
 
 
 class ImportedWraps(_Replaced):
@@ -205,7 +206,7 @@ def _compiled(root: object, target: str) -> str:
     modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
     try:
         owner, _ = _find(root, target)
-    except ConfigError:  # the training has replaced it since
+    except ConfigError:  # The training has replaced it since.
         return ""
     for name, module in modules:
         inside = getattr(module, "_orig_mod", None)

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Protocol
 
 from lightning_rlprof.records.records import EXPERTS, Kind, bin_name, bin_of
 
-_MOST_LEFT = 1_000
-_PARENT, _OWNS, _APART = "rlprof_parent", "rlprof_owns", "rlprof_apart"  # attributes of threads
+_MAX_LEFT = 1_000
+_PARENT, _OWNS, _APART = "rlprof_parent", "rlprof_owns", "rlprof_apart"  # Threads have them.
 _HOOK = "rlprof_follows"
 
 
@@ -143,8 +143,8 @@ def leave_open(span: Span) -> bool:
     """Keep an open span that no longer is around anything; return whether its name is a new one."""
     span.token = None  # The recorders were told that it ended.
     _left.append(span)
-    del _left[:-_MOST_LEFT]
-    new = len(_names) < _MOST_LEFT and span.name not in _names
+    del _left[:-_MAX_LEFT]
+    new = len(_names) < _MAX_LEFT and span.name not in _names
     _names.add(span.name)
     return new
 
@@ -176,9 +176,9 @@ def counters_of(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name == EXPERTS:
-            continue  # `later_experts` keeps them
+            continue  # `later_experts` keeps them.
         if isinstance(value, list | tuple) or getattr(value, "ndim", False):
-            with suppress(Exception):  # of any kind: the training continues
+            with suppress(Exception):  # Whatever it is, the training continues.
                 found.update(histogram_counters(name, value))
         elif not isinstance(value, str | dict):
             found[name] = value
@@ -355,7 +355,7 @@ def _follow_starts() -> None:
         return
 
     def start(self: threading.Thread) -> None:
-        with suppress(Exception):  # of a thread of the program, too
+        with suppress(Exception):  # A thread of the program may refuse it.
             vars(self)[_PARENT] = threading.current_thread()
             each: threading.Thread | None = vars(self)[_PARENT]
             while each is not None:

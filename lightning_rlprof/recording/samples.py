@@ -24,7 +24,7 @@ from lightning_rlprof.records.run_directory import SampleLine
 if TYPE_CHECKING:
     from lightning_rlprof.recording.session import Session
 
-_LONGEST = 200  # characters of a prompt's or a group's name
+_MAX_CHARACTERS = 200  # It limits the name of a prompt or a group.
 _told_wrong = False
 
 
@@ -54,7 +54,7 @@ class Sample:
         version: Number | None = None,
         replica: int | None = None,
     ) -> None:
-        self.id = int.from_bytes(os.urandom(7), "big") >> 4  # exact in JavaScript, too
+        self.id = int.from_bytes(os.urandom(7), "big") >> 4  # It is exact in JavaScript, too.
         self.prompt, self.group, self.attempt = prompt, group, attempt
         self.version, self.replica = version, replica
         self.fate: Fate | None = None
@@ -190,7 +190,7 @@ def sample(
 
 def _short(name: object) -> str:
     text = str(name)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
 def _say_once(sink: "Session", fate: str) -> None:

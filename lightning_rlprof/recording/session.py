@@ -58,9 +58,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _STEP = annotations.Marker("step", "step")
 _IDLE = annotations.Marker("idle", "stage")
 _PAUSE = annotations.Marker("garbage_collection", "region")
-_MOST_STEPS = 1_000  # The starts of as many steps are kept for spans that are recorded late.
-_MOST_STEP_TIMES = 200
-_STEPS_OF_A_MEDIAN = 19  # of them, a requested capture learns how long the next steps will take
+_MAX_STEPS_KEPT = 1_000  # The starts of as many steps are kept for spans that are recorded late.
+_MAX_STEP_TIMES = 200
+_STEPS_OF_A_MEDIAN = 19  # A requested capture learns from them how long the next steps take.
 _ALLOCATOR_STAGE_NS = 50_000_000  # Shorter stages do not ask torch's allocator, which takes 50 µs.
 _NUMBERS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _UNWRITTEN_NS = 1_000_000_000  # A stage that took minutes is written when it ends.
@@ -73,7 +73,7 @@ class _Process:
     """
 
     session: "Session | None" = None
-    notes: ClassVar[list[Remark]] = []  # what no run of this process contains
+    notes: ClassVar[list[Remark]] = []  # No run of this process can contain what they name.
     lock = threading.RLock()
     watches_forks = False
 
@@ -160,8 +160,8 @@ def _guarded(told: str) -> Callable[[F], F]:
     return guard
 
 
-_harmless = _guarded("failed")  # of marks: the recording continues
-_ends_recording = _guarded("give_up")  # of steps
+_harmless = _guarded("failed")  # After a failure of a mark, the recording continues.
+_ends_recording = _guarded("give_up")  # After a failure of a step, it ends.
 
 
 @dataclass(frozen=True)
@@ -432,7 +432,7 @@ class Session:
     @_ends_recording
     def begin_step(self, step: int) -> None:
         """Know that a step has begun; it counts from where the one before it ended."""
-        step = int(step)  # of NumPy, too
+        step = int(step)  # It may be an integer of NumPy.
         start = self._steps.start
         if self.loop.idles and self.waiting and start is not None:
             self.append(new_span(_IDLE, step, start, self.clock(), None))
@@ -454,7 +454,7 @@ class Session:
         steps.broken_by = ""
         end = self._end_step(None)
         steps.edge, steps.ended, steps.totals = end, self.step, None
-        steps.begun = [*steps.begun[-_MOST_STEPS:], (start or end, self.step)]
+        steps.begun = [*steps.begun[-_MAX_STEPS_KEPT:], (start or end, self.step)]
         self.flush_at_ns = end + _UNWRITTEN_NS
         if windows.possible:
             self._end_window()
@@ -545,7 +545,7 @@ class Session:
     def _counters_of_step(self) -> dict[str, int]:
         steps, is_shadow_step = self._steps, self.silent_thread != 0
         found = self._memory.of_step(bare=is_shadow_step)
-        found |= self._end_of_background_step()  # since the step before
+        found |= self._end_of_background_step()  # They count since the step before.
         if steps.end_ns is not None:
             found[STEP_END], steps.end_ns = steps.end_ns, None
         return found | {SHADOW: 1} if is_shadow_step else found
@@ -570,7 +570,7 @@ class Session:
         if self.helpers.background is None:
             return {}
         counters, pauses = self.helpers.background.end_step()
-        if not pauses:  # as in nearly all steps
+        if not pauses:  # Nearly all steps have none.
             return counters
         for pause, parent in zip(pauses, self.buffer.around(pauses), strict=True):
             span = new_span(
@@ -605,7 +605,7 @@ class Session:
 
     def step_times_ns(self) -> list[int]:
         """Return how long the last 200 steps took, from start to start; any thread may ask."""
-        starts = [start for start, _ in self._steps.begun[-_MOST_STEP_TIMES:]]
+        starts = [start for start, _ in self._steps.begun[-_MAX_STEP_TIMES:]]
         return [later - earlier for earlier, later in pairwise(starts)]
 
     @property
@@ -708,7 +708,7 @@ class Session:
         known = self._windows.capture.exit(span.token, keep=keep is not None and keep(span))
         if known.counters:
             own = span.counters or {}
-            if isinstance(span.marker, annotations.LoopMarker):  # which may continue another span
+            if isinstance(span.marker, annotations.LoopMarker):  # It may continue another span.
                 new = known.counters
                 own = {**own, **{name: max(own[name], new[name]) for name in own.keys() & new}}
             span.counters = {**known.counters, **own}
@@ -836,7 +836,7 @@ class Session:
         """End the recording after a failure of rlprof's own in the steps."""
         if self.loop.give_up is not None:
             self.loop.give_up(error)
-        elif not self.status:  # else it ends already
+        elif not self.status:  # With a status it ends already.
             log.error("recording stopped, training continues: %s", described(error), exc_info=error)
             self.close(f"stopped by an error in rlprof: {type(error).__name__}")
 
@@ -981,7 +981,7 @@ def _safely(part: Callable[[], object], what: str = "the run could not be finish
 
 
 def _remove_empty(run: Path) -> None:
-    with suppress(OSError):  # files of other ranks, or of captures
+    with suppress(OSError):  # It stays if other ranks or captures have files there.
         run.rmdir()
 
 
@@ -999,7 +999,7 @@ def _watch_forks() -> None:
 def _leave_to_parent() -> None:
     """Stop recording in a forked child: the file belongs to the parent."""
     session, _Process.session = _Process.session, None
-    _Process.lock = threading.RLock()  # another thread may have held it
+    _Process.lock = threading.RLock()  # Another thread may have held it.
     annotations.listen(None)
     if session is not None:
         annotations.tell_first(session.leave(), "forked child process")

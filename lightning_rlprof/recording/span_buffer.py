@@ -33,16 +33,16 @@ from lightning_rlprof.system.location import plain
 
 log = logging.getLogger(__name__)
 
-_MOST = 1 << 16  # intervals of a stage that are kept apart
-_LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
+_MAX_INTERVALS = 1 << 16  # Of more intervals of one stage, only the sum is kept.
+_MAX_COUNTER = 1e300  # Sums of larger numbers may overflow, so that such a counter is unknown.
 
 # How long steps may stay in memory: encoding and writing costs a step of 7 ms 44 µs, and 8 µs if 14
 # steps share one write. SIGKILL loses at most this long of them.
 _WRITE_NS = 100_000_000
-_RECENT = 300
-_LOOKS = 100  # times that the names of spans are remembered: later steps have the same
-_MOST_NAMES = 10_000  # of spans that are remembered for the end of the run
-_MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
+_MAX_RECENT_SPANS = 300
+_STEPS_WITH_NAMES = 100  # Later steps have spans of the same names, which need no second look.
+_MAX_NAMES = 10_000
+_MAX_LATE_SPANS = 1 << 14  # Each of them is asked for its numbers at the end of every step.
 _RESERVED = 8  # This part of a file that has a limit is for notes and for how the run ended.
 _OF_STEPS: set[type] = {SampleLine, CountLine, ExpertsLine, MetricsLine}
 _RETURNED = "numbers that a recorder should have returned:"
@@ -84,155 +84,6 @@ class StepTotals(NamedTuple):
     stages: dict[str, Spent]
 
 
-class Tally:
-    """Adds up the spans of a step.
-
-    Args:
-        thread: Identity of the thread whose spans count.
-    """
-
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-        self._step: tuple[int, int] | None = None
-        self._captured = False
-        self._spent: dict[tuple[str, str], _Union] = {}  # by stage and counter, "" for all spans
-        self._apart = _Union()  # validations
-
-    def follow(self, thread: int) -> None:
-        """Let the spans of another thread count from now on."""
-        self._thread = thread
-
-    def add(self, spans: Iterable[Span]) -> None:
-        """Add spans in the order in which they ended; those before the step are left out.
-
-        So are those in validations.
-        """
-        own = [span for span in spans if span.thread == self._thread]
-        began = 0
-        for span in own:
-            counters = span.counters or {}
-            if span.kind == "step" and SHADOW not in counters:
-                began = max(began, span.start_ns)
-                self._step, self._captured = _ends(span), "capture" in counters
-        for span in own:
-            if span.name in VALIDATIONS:
-                self._apart.add(*_ends(span))
-        for span in _trained(own):
-            start, end = _ends(span)
-            if end > began:
-                self._add(span.name, start, end, span.counters or {})
-
-    def totals(self) -> StepTotals:
-        """Return what the step spent on each stage; what lies before or after it is cut off."""
-        if self._step is None:
-            return StepTotals(0, False, {})
-        low, high = self._step
-        stages: dict[str, Spent] = {}
-        for (stage, counter), spent in self._spent.items():
-            ns = spent.within(low, high)
-            if counter:  # after the stage itself, whose spans come first
-                stages[stage].counters[counter] = spent.total
-                stages[stage].counted_ns[counter] = ns
-                stages[stage].spans[counter] = spent.spans
-            else:
-                stages[stage] = Spent(ns, {}, {}, {})
-        return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
-
-    def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
-        self._spent.setdefault((stage, ""), _Union()).add(start, end)
-        for counter, told in counters.items():
-            value = as_number(told)
-            if value is not None and abs(value) < _LARGEST:
-                self._spent.setdefault((stage, counter), _Union()).add(start, end, value)
-
-
-def _ends(span: Span) -> tuple[int, int]:
-    """Return start and end of a span that has ended."""
-    assert span.end_ns is not None
-    return span.start_ns, span.end_ns
-
-
-def _trained(spans: Sequence[Span]) -> list[Span]:
-    """Return the stages that are not in a validation."""
-    apart = [_ends(span) for span in spans if span.name in VALIDATIONS]
-    stages = [span for span in spans if span.kind == "stage"]
-    if not apart:
-        return stages
-    return [
-        span
-        for span in stages
-        if not any(low <= span.start_ns and _ends(span)[1] <= high for low, high in apart)
-    ]
-
-
-class _Union:
-    """Intervals that come in the order of their ends, to ask for how long one at least is open.
-
-    Attributes:
-        spans: How many were added.
-        total: Sum of their values.
-    """
-
-    def __init__(self) -> None:
-        self.spans = 0
-        self.total: Number = 0
-        self._apart: list[tuple[int, int]] = []
-        self._done_ns = 0
-
-    def add(self, start: int, end: int, value: Number = 0) -> None:
-        self.spans, self.total, apart = self.spans + 1, self.total + value, self._apart
-        while apart and apart[-1][1] > start:
-            start = min(start, apart.pop()[0])
-        apart.append((start, end))
-        if len(apart) > _MOST:
-            self._done_ns += sum(end - start for start, end in apart[:-1])
-            del apart[:-1]
-
-    def within(self, low: int, high: int) -> int:
-        inside = (min(end, high) - max(start, low) for start, end in self._apart)
-        return self._done_ns + sum(length for length in inside if length > 0)
-
-
-def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] | None:
-    """Return the sums of late numbers, None until all of them are known."""
-    for ask in asks:
-        if ask not in known and (numbers := ask()) is not None:
-            known[ask] = numbers_of(numbers)
-    if len(known) < len(asks):
-        return None
-    names = {name for numbers in known.values() for name in numbers}
-    return {name: sum(numbers.get(name, 0) for numbers in known.values()) for name in names}
-
-
-_thread_of = attrgetter("thread")
-_kind_and_name_of = attrgetter("kind", "name")
-
-
-class RankTakenError(ConfigError):
-    """The run directory has a file of this rank already."""
-
-
-def open_writer(run: Path, header: Header) -> TraceWriter:
-    """Open the file of a rank.
-
-    Raises:
-        RankTakenError: The run directory has this rank already.
-        ConfigError: The run directory cannot be written.
-    """
-    try:
-        return TraceWriter(run, header)
-    except OSError as error:
-        if isinstance(error, FileExistsError) and run.is_dir():
-            raise RankTakenError(
-                f"integrated.profile_save_path: {run} has rank {header.rank} already, of another "
-                "process; give each process a rank of its own, or each training a run name"
-            ) from error
-        raise ConfigError(
-            f"integrated.profile_save_path: {run} cannot be written ({error.strerror}); "
-            "choose a directory that this process may write"
-        ) from error
-
-
 class Buffer:
     """Collect lines in memory, and append them to the file when a step or a long stage ends.
 
@@ -257,11 +108,11 @@ class Buffer:
         self._writer, self._clock = writer, clock
         self._name = plain(str(writer.path))
         self._limit = limit
-        self._left_out = {"lines": 0, "steps": 0}  # as the file is full
+        self._left_out = {"lines": 0, "steps": 0}
         self._has_said_full = False
         self._spans: list[Span] = []
         self.append: Callable[[Span], object] = self._spans.append
-        self._unwritten: list[Span] = []  # of steps that have ended
+        self._unwritten: list[Span] = []  # They are of steps that have ended.
         self._written_ns = clock() - _WRITE_NS
         self._others: list[msgspec.Struct] = []
         # A signal's handler may mark something while its thread writes, and must not wait for it.
@@ -270,17 +121,17 @@ class Buffer:
         self._threads: set[int] = set()
         self._knows = self._threads.issuperset
         self._lost = 0
-        self._refused_ns: int | None = None  # since when the disk takes nothing
+        self._refused_ns: int | None = None  # Since then the disk takes nothing.
         self._damage: set[str] = set()
-        self._flushed: list[Span] = []  # of the step that continues
+        self._flushed: list[Span] = []  # They are of the step that continues.
         self._thread = threading.get_ident()
-        self._tally = Tally(self._thread)  # of that step, too: more lines than are kept
+        self._tally = Tally(self._thread)  # It sums up that step, even if not all lines are kept.
         self._last: tuple[list[Span], Tally] = ([], self._tally)
         self._late: list[tuple[Span, Late]] = []
         self._experts: list[tuple[Span, Callable[[], ExpertTokens | None]]] = []
         self._numbers_lost = False
         self._kinds_and_names: set[tuple[str, str]] = set()
-        self._looks = -1 if all_names else _LOOKS
+        self._looks = -1 if all_names else _STEPS_WITH_NAMES
 
     def end_step(self, step: int, *, write: bool = True) -> None:
         """Close the account of a step, and write everything unless that was done just now.
@@ -348,7 +199,7 @@ class Buffer:
         Any thread may ask.
         """
         parts = self._last[0], self._flushed, self._spans
-        return [span for part in parts for span in part[-_RECENT:]]
+        return [span for part in parts for span in part[-_MAX_RECENT_SPANS:]]
 
     def _look(self) -> None:
         """Say once what was done to the file from outside: in the log, and in the file."""
@@ -376,10 +227,10 @@ class Buffer:
         del self._spans[: len(spans)]
         self._unwritten += spans
         self._flushed += spans
-        if self._looks and len(self._kinds_and_names) < _MOST_NAMES:
+        if self._looks and len(self._kinds_and_names) < _MAX_NAMES:
             self._looks -= 1
             self._kinds_and_names.update(map(_kind_and_name_of, spans))
-        if len(self._flushed) > _MOST:
+        if len(self._flushed) > _MAX_INTERVALS:
             self._tally.add(self._flushed)
             self._flushed.clear()
 
@@ -416,7 +267,7 @@ class Buffer:
             spans += [around] if around.end_ns is None else []
             around = around.around
         starts = [start for _, start, _ in intervals]
-        found = [(-1, -1)] * len(starts)  # start and id of the span around it
+        found = [(-1, -1)] * len(starts)  # Each has the start and the id of the span around it.
         for span in spans:
             if span.kind not in ("stage", "region"):
                 continue
@@ -511,7 +362,7 @@ class Buffer:
 
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""
-        self._lock, self._writes = threading.RLock(), True  # another thread may have held the lock
+        self._lock, self._writes = threading.RLock(), True  # Another thread may have held the lock.
         self.append = _ignore  # Optimizers may add spans for long.
         self._close_file()
 
@@ -532,7 +383,7 @@ class Buffer:
                     self.add(ExpertsLine(span.id, tokens))
             except Exception as error:
                 self._lose_numbers(f"{EXPERTS} of <{span.kind} {span.name}>: {described(error)}")
-        del self._experts[:-_MOST_LATE]
+        del self._experts[:-_MAX_LATE_SPANS]
         asked, self._late = self._late, []
         for span, ask in asked:
             try:
@@ -545,11 +396,11 @@ class Buffer:
                 if is_for_the_process(error):
                     raise
                 self._lose_numbers(f"{_RETURNED} of <{span.kind} {span.name}> ({described(error)})")
-        if len(self._late) > _MOST_LATE:
+        if len(self._late) > _MAX_LATE_SPANS:
             self._lose_numbers(
-                f"{_RETURNED} of more than {_MOST_LATE} spans, as they are never told"
+                f"{_RETURNED} of more than {_MAX_LATE_SPANS} spans, as they are never told"
             )
-            del self._late[:-_MOST_LATE]
+            del self._late[:-_MAX_LATE_SPANS]
 
     def _lose_numbers(self, which: str) -> None:
         """Say it once, as it may come with every span."""
@@ -576,7 +427,7 @@ class Buffer:
                 text = "cannot write %s: %s; the newest lines wait in memory"
                 log.warning(text, self._name, error)
                 self._refused_ns = self._clock()
-        except Exception as error:  # what no file can hold
+        except Exception as error:  # Some line has what no file can hold.
             if not self._lost:
                 log.warning("cannot write %s, spans are lost: %s", self._name, error)
             self._lost += len(lines)
@@ -588,7 +439,7 @@ class Buffer:
                 )
                 self._note(Code.DISK_REFUSED, text, {"seconds": round(seconds, 3)})
                 if self._writer.dropped:
-                    self._threads.clear()  # their names may be among what was lost
+                    self._threads.clear()  # Their names may be among what was lost.
             self._refused_ns = None
             self._lost += self._writer.dropped
             self._writer.dropped = 0
@@ -612,11 +463,160 @@ class Buffer:
         lines: list[msgspec.Struct] = [
             ThreadLine(ident, alive.get(ident, f"thread {ident}")) for ident in sorted(new)
         ]
-        if self._lost and self._refused_ns is None:  # else the note may be lost, too
+        if self._lost and self._refused_ns is None:  # The note would be lost, too.
             lines.append(self._note_of_lost())
             self._lost = 0
         self._threads |= new
         self._write(lines, spans, others)
+
+
+class Tally:
+    """Adds up the spans of a step.
+
+    Args:
+        thread: Identity of the thread whose spans count.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._step: tuple[int, int] | None = None
+        self._captured = False
+        self._spent: dict[tuple[str, str], _Union] = {}  # The counter "" is of all spans.
+        self._apart = _Union()  # Validations are not training.
+
+    def follow(self, thread: int) -> None:
+        """Let the spans of another thread count from now on."""
+        self._thread = thread
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Add spans in the order in which they ended; those before the step are left out.
+
+        So are those in validations.
+        """
+        own = [span for span in spans if span.thread == self._thread]
+        began = 0
+        for span in own:
+            counters = span.counters or {}
+            if span.kind == "step" and SHADOW not in counters:
+                began = max(began, span.start_ns)
+                self._step, self._captured = _ends(span), "capture" in counters
+        for span in own:
+            if span.name in VALIDATIONS:
+                self._apart.add(*_ends(span))
+        for span in _trained(own):
+            start, end = _ends(span)
+            if end > began:
+                self._add(span.name, start, end, span.counters or {})
+
+    def totals(self) -> StepTotals:
+        """Return what the step spent on each stage; what lies before or after it is cut off."""
+        if self._step is None:
+            return StepTotals(0, False, {})
+        low, high = self._step
+        stages: dict[str, Spent] = {}
+        for (stage, counter), spent in self._spent.items():
+            ns = spent.within(low, high)
+            if counter:  # The stage itself has an entry by now, since it was added first.
+                stages[stage].counters[counter] = spent.total
+                stages[stage].counted_ns[counter] = ns
+                stages[stage].spans[counter] = spent.spans
+            else:
+                stages[stage] = Spent(ns, {}, {}, {})
+        return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
+
+    def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
+        self._spent.setdefault((stage, ""), _Union()).add(start, end)
+        for counter, told in counters.items():
+            value = as_number(told)
+            if value is not None and abs(value) < _MAX_COUNTER:
+                self._spent.setdefault((stage, counter), _Union()).add(start, end, value)
+
+
+def _ends(span: Span) -> tuple[int, int]:
+    """Return start and end of a span that has ended."""
+    assert span.end_ns is not None
+    return span.start_ns, span.end_ns
+
+
+def _trained(spans: Sequence[Span]) -> list[Span]:
+    """Return the stages that are not in a validation."""
+    apart = [_ends(span) for span in spans if span.name in VALIDATIONS]
+    stages = [span for span in spans if span.kind == "stage"]
+    if not apart:
+        return stages
+    return [
+        span
+        for span in stages
+        if not any(low <= span.start_ns and _ends(span)[1] <= high for low, high in apart)
+    ]
+
+
+class _Union:
+    """Intervals that come in the order of their ends, to ask for how long one at least is open.
+
+    Attributes:
+        spans: How many were added.
+        total: Sum of their values.
+    """
+
+    def __init__(self) -> None:
+        self.spans = 0
+        self.total: Number = 0
+        self._apart: list[tuple[int, int]] = []
+        self._done_ns = 0
+
+    def add(self, start: int, end: int, value: Number = 0) -> None:
+        self.spans, self.total, apart = self.spans + 1, self.total + value, self._apart
+        while apart and apart[-1][1] > start:
+            start = min(start, apart.pop()[0])
+        apart.append((start, end))
+        if len(apart) > _MAX_INTERVALS:
+            self._done_ns += sum(end - start for start, end in apart[:-1])
+            del apart[:-1]
+
+    def within(self, low: int, high: int) -> int:
+        inside = (min(end, high) - max(start, low) for start, end in self._apart)
+        return self._done_ns + sum(length for length in inside if length > 0)
+
+
+def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] | None:
+    """Return the sums of late numbers, None until all of them are known."""
+    for ask in asks:
+        if ask not in known and (numbers := ask()) is not None:
+            known[ask] = numbers_of(numbers)
+    if len(known) < len(asks):
+        return None
+    names = {name for numbers in known.values() for name in numbers}
+    return {name: sum(numbers.get(name, 0) for numbers in known.values()) for name in names}
+
+
+_thread_of = attrgetter("thread")
+_kind_and_name_of = attrgetter("kind", "name")
+
+
+class RankTakenError(ConfigError):
+    """The run directory has a file of this rank already."""
+
+
+def open_writer(run: Path, header: Header) -> TraceWriter:
+    """Open the file of a rank.
+
+    Raises:
+        RankTakenError: The run directory has this rank already.
+        ConfigError: The run directory cannot be written.
+    """
+    try:
+        return TraceWriter(run, header)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and run.is_dir():
+            raise RankTakenError(
+                f"integrated.profile_save_path: {run} has rank {header.rank} already, of another "
+                "process; give each process a rank of its own, or each training a run name"
+            ) from error
+        raise ConfigError(
+            f"integrated.profile_save_path: {run} cannot be written ({error.strerror}); "
+            "choose a directory that this process may write"
+        ) from error
 
 
 def _ignore(span: Span) -> None:
@@ -668,7 +668,7 @@ class StageSums:
             tokens, counted_ns = self.counts.get((stage, "tokens"), (0, 0))
             if counted_ns:
                 found[f"rlprof/{stage}{RATE}"] = tokens / (counted_ns / 1e9)
-        if self.steps:  # after them, as a stage may be called "step"
+        if self.steps:  # The step comes after the stages, one of which may be called "step".
             found["rlprof/step_s"] = self._ns / self.steps / 1e9
         if self._memory_gb is not None:
             found["rlprof/peak_memory_gb"] = self._memory_gb

@@ -40,19 +40,19 @@ from lightning_rlprof.system.process import child_states
 if TYPE_CHECKING:
     from lightning_rlprof.recording.session import Session
 
-_MOST_THREADS, _MOST_FRAMES, _MOST_CHILDREN = 100, 64, 64
-_LONGEST_TEXT = 200
+_MAX_THREADS, _MAX_FRAMES, _MAX_CHILDREN = 100, 64, 64
+_MAX_TEXT = 200
 _LOOK_S = 0.5
 _DEBUGGERS = {"pdb", "bdb", "pydevd", "debugpy", "ipdb"}
-_MOST_SPANS = 200
-_IDLE_S = 0.25  # between looks at the request and at the step
+_MAX_SPANS = 200
+_IDLE_S = 0.25  # It passes between looks at the request and at the step.
 _SAMPLE_S = 0.05
-_SLOW, _HIGHEST = 3.0, 1.25  # times the usual step, and times the longest of the last ones
-_LATELY, _FEWEST = 20, 10  # steps of which the usual one is the median
-_SLOW_STEP_NS = 5_000_000_000  # for which a slow step is sampled
+_TIMES_USUAL, _TIMES_LONGEST = 3.0, 1.25  # A slow step takes longer than both.
+_LATELY, _MIN_STEPS = 20, 10  # The usual step is the median of as many.
+_SLOW_STEP_NS = 5_000_000_000  # A slow step is sampled for as long.
 _PER_HOUR, _HOUR_NS = 12, 3_600_000_000_000
-_MOST_CALLS = 200
-_LONGEST = 200  # characters
+_MAX_CALLS = 200
+_MAX_PLACE = 200
 
 
 def thread_stacks(training: int, end: threading.Event) -> tuple[ThreadStack, ...]:
@@ -69,8 +69,8 @@ def thread_stacks(training: int, end: threading.Event) -> tuple[ThreadStack, ...
     ]
     found.sort(key=lambda each: not each.is_training)
     if not found or not found[0].is_training:
-        return tuple(found[:_MOST_THREADS])
-    return (replace(found[0], cpu_share=_cpu_share(training, end)), *found[1:_MOST_THREADS])
+        return tuple(found[:_MAX_THREADS])
+    return (replace(found[0], cpu_share=_cpu_share(training, end)), *found[1:_MAX_THREADS])
 
 
 def _cpu_share(thread: int, end: threading.Event) -> float | None:
@@ -83,7 +83,7 @@ def _cpu_share(thread: int, end: threading.Event) -> float | None:
         start, used = time.perf_counter(), time.clock_gettime(clock)
         end.wait(_LOOK_S)
         used, passed = time.clock_gettime(clock) - used, time.perf_counter() - start
-    except (AttributeError, OSError):  # not Linux, or the thread has ended
+    except (AttributeError, OSError):  # This is not Linux, or the thread has ended.
         return None
     return round(min(used / max(passed, 1e-9), 1.0), 3)
 
@@ -91,7 +91,7 @@ def _cpu_share(thread: int, end: threading.Event) -> float | None:
 def _frames(frame: FrameType) -> tuple[Frame, ...]:
     found = []
     for code, line in _calls(frame):
-        text = linecache.getline(code.co_filename, line).strip()[:_LONGEST_TEXT]
+        text = linecache.getline(code.co_filename, line).strip()[:_MAX_TEXT]
         name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
         found.append(Frame(code.co_filename, line, name, text))
     return tuple(found)
@@ -100,7 +100,7 @@ def _frames(frame: FrameType) -> tuple[Frame, ...]:
 def _calls(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     """Return code and line of each frame: the frames themselves keep tensors alive."""
     found: list[tuple[CodeType, int]] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    while frame is not None and len(found) < _MAX_FRAMES:
         line: int | None = frame.f_lineno
         found.append((frame.f_code, line or frame.f_code.co_firstlineno))
         frame = frame.f_back
@@ -120,7 +120,7 @@ def in_debugger(thread: int) -> bool:
 
 def child_processes() -> tuple[ChildProcess, ...]:
     """Return the processes that this one started, with their states; none off Linux."""
-    found = child_states(_MOST_CHILDREN)
+    found = child_states(_MAX_CHILDREN)
     return tuple(ChildProcess(pid, name, state) for pid, name, state in found)
 
 
@@ -133,7 +133,7 @@ def open_now(since: int) -> list[Span]:
     spans = [each for each in gc.get_objects() if type(each) is Span]
     found = [each for each in spans if getattr(each, "end_ns", 0) is None and each.id > since]
     around = [each for each in found if not is_left(each)]
-    return sorted(around, key=attrgetter("id"))[:_MOST_SPANS]
+    return sorted(around, key=attrgetter("id"))[:_MAX_SPANS]
 
 
 def open_in(since: int, thread: int) -> tuple[tuple[str, str], ...]:
@@ -165,10 +165,10 @@ class StackSampler:
         self._owners = owners_of(rank_file(session.run, session.header.rank))
         self._refused: set[str] = set()
         self._request: StackRequest | None = None
-        self._until_ns: int | None = None  # while it samples
-        self._step = 0  # the slow one that was sampled last
-        self._slow: deque[int] = deque(maxlen=_PER_HOUR)  # when slow steps were sampled
-        self._samples: list[tuple[int, int, str]] = []  # time, step, place
+        self._until_ns: int | None = None  # It is known while it samples.
+        self._step = 0  # This slow step was sampled last.
+        self._slow: deque[int] = deque(maxlen=_PER_HOUR)  # Slow steps were sampled then.
+        self._samples: list[tuple[int, int, str]] = []  # Each has a time, a step and a place.
         self._taken = 0
         self._folder = ""
         with suppress(OSError):
@@ -217,7 +217,7 @@ class StackSampler:
         answer = StackAnswer(
             request.id, thread, tuple((at, place) for at, _, place in samples), spans
         )
-        with suppress(OSError):  # who asked waits for it, and says so
+        with suppress(OSError):  # Who asked waits for it, and says so.
             write_stack_answer(session.run, session.header.rank, answer)
 
     def _open(self, thread: int) -> list[Span]:
@@ -252,9 +252,9 @@ class StackSampler:
         if len(self._slow) == _PER_HOUR and self._slow[0] > now - _HOUR_NS:
             return False
         times = session.step_times_ns()
-        if len(times) < _FEWEST:
+        if len(times) < _MIN_STEPS:
             return False
-        return passed > max(_SLOW * median(times[-_LATELY:]), _HIGHEST * max(times))
+        return passed > max(_TIMES_USUAL * median(times[-_LATELY:]), _TIMES_LONGEST * max(times))
 
     def _place(self) -> str:
         """Return function and line of the innermost frame of the training's own code.
@@ -262,7 +262,7 @@ class StackSampler:
         Without one, it is that of the innermost frame.
         """
         frame = innermost = self._frames().get(self._session.training_thread)
-        for _ in range(_MOST_CALLS):
+        for _ in range(_MAX_CALLS):
             if frame is None or is_own_code(frame.f_code.co_filename):
                 break
             frame = frame.f_back
@@ -276,4 +276,4 @@ class StackSampler:
             file = file[len(self._folder) :]
         else:
             file = os.path.basename(file)
-        return f"{name} {file}:{line}"[-_LONGEST:]
+        return f"{name} {file}:{line}"[-_MAX_PLACE:]

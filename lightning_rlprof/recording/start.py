@@ -52,7 +52,7 @@ _CLOCKS_EVERY_NS = 120_000_000_000
 RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}", re.ASCII)
 """What `new_run_name` returns."""
 
-_LONGEST_CALL_S = 600.0
+_MAX_CALL_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def start_session(
     """
     config = config or ProfilerConfig()
     check_callable(on_finish)
-    if not open_world:  # where the ranks that the configuration names may still come
+    if not open_world:  # In an open world, those that the configuration names may still come.
         config.check_world(world_size)
     _check_place(name, rank, world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
@@ -306,7 +306,7 @@ def run_finish(
     thread = threading.Thread(target=_call, args=[action, finished], name="rlprof-finish")
     thread.start()
     if _is_ray_worker():
-        thread.join(_LONGEST_CALL_S)
+        thread.join(_MAX_CALL_S)
     return thread
 
 
@@ -314,7 +314,7 @@ def _is_ray_worker() -> bool:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
-    worker = getattr(ray.get_runtime_context(), "worker", None)  # a Ray client has none
+    worker = getattr(ray.get_runtime_context(), "worker", None)  # A Ray client has none.
     return worker is not None and worker.mode == ray.WORKER_MODE
 
 
@@ -322,15 +322,15 @@ def _call(action: OnFinish, finished: Finished) -> None:
     def call() -> None:
         try:
             action(finished)
-        except BaseException as error:  # on a thread of its own, where Ctrl-C never arrives
+        except BaseException as error:  # Ctrl-C never arrives on a thread of its own.
             log.warning("on_finish failed on rank %d: %r", finished.rank, error, exc_info=error)
 
     thread = threading.Thread(target=call, name="rlprof-finish-call", daemon=True)
     thread.start()
-    thread.join(_LONGEST_CALL_S)
+    thread.join(_MAX_CALL_S)
     if thread.is_alive():
         log.warning(
             "on_finish of rank %d still runs after %g s; no longer waiting for it",
             finished.rank,
-            _LONGEST_CALL_S,
+            _MAX_CALL_S,
         )

@@ -21,10 +21,10 @@ from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.post_import import when_imported
 
 _UPDATE = Marker("optimizer_step", "region")
-_MOST = 64  # optimizers that step one another
+_MAX_NESTED_OPTIMIZERS = 64
 _BACKWARD = Marker("backward", "region")
 
-_MOST_NAMES = 1_000  # that are remembered; some programs put a number into each
+_MAX_NAMES = 1_000  # Some programs put a number into each.
 
 
 class _Running(threading.local):
@@ -62,7 +62,7 @@ class OptimizerSteps:
         """Restart regions: what ran since the optimizer was called was not an update."""
         now, steps = self._session.clock(), self._running.steps
         steps[:] = [(whose, now, token) for whose, _, token in steps]
-        if steps and self._session.mirrors:  # which torch's own row began before
+        if steps and self._session.mirrors:  # torch's own row began before.
             whose, _, token = steps[-1]
             steps[-1] = whose, now, token or self._session.enter(_UPDATE.name, _UPDATE.kind)
 
@@ -77,7 +77,7 @@ class OptimizerSteps:
             return
         steps = self._running.steps
         steps.append((id(optimizer), self._session.clock(), None))
-        if len(steps) > _MOST:
+        if len(steps) > _MAX_NESTED_OPTIMIZERS:
             del steps[0]
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -88,7 +88,7 @@ class OptimizerSteps:
             whose, start, token = steps.pop()
             if whose != id(optimizer):
                 continue
-            try:  # not its `record`: a frame less
+            try:  # Its `record` would be one more frame.
                 span = new_span(_UPDATE, session.step, start, session.clock(), None)
                 if token is not None:
                     span.token = token
@@ -131,7 +131,7 @@ class RecordFunctions:
             if isinstance(name, OwnName):
                 return enter(self)
             marker = known.get(name)
-            if marker is None and name not in known and len(known) < _MOST_NAMES:
+            if marker is None and name not in known and len(known) < _MAX_NAMES:
                 marker = known[name] = None
                 with suppress(Exception):  # of any kind: the training continues
                     found = standard_stage(name)

@@ -56,18 +56,18 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _BEAT_S = 5.0
-_LONGEST_TICK_S = 2.0  # of a pause that counts: the process may have been stopped in it
-_UNKNOWN = 6  # times the timeout, where nothing is known of how long it may take
-_LEARNED = 5  # times the longest that the same took before, as in NVRx
-_AGAIN = (1, 2, 4)  # times the limit
-_MOST_NAMES = 10_000
+_MAX_TICK_S = 2.0  # In a longer pause the process may have been stopped.
+_TIMES_UNKNOWN = 6  # The timeout is longer where nothing is known of how long it may take.
+_TIMES_LEARNED = 5  # NVRx allows the same multiple of the longest time before.
+_TIMES_REPORTED = (1, 2, 4)  # A hang is reported at these multiples of the limit.
+_MAX_NAMES = 10_000
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _VARIABLES = (
     "TORCH_FR_DUMP_TEMP_FILE",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "TORCH_HCCL_DEBUG_INFO_TEMP_FILE",
 )
-_MOST_BYTES = 1 << 26
+_MAX_DUMP_BYTES = 1 << 26
 Known = tuple[tuple[Collective, ...], dict[str, Ranges], tuple[str, ...]]
 
 
@@ -102,13 +102,13 @@ class Watchdog:
         self._ticked_ns = self._clock()
         self._quiet_ns = 0
         self._seen: tuple[Any, ...] = ()
-        self._first = self._number = next(numbers)  # of the spans of this session
-        # Names and kinds, outermost first; known in a long silence only.
+        self._first = self._number = next(numbers)  # Spans of this session have higher numbers.
+        # They are names and kinds, outermost first, and known in a long silence only.
         self._open: tuple[tuple[str, str], ...] | None = None
-        self._last = self._after = ""  # the span that ended last, now and as the silence began
+        self._last = self._after = ""  # These spans ended last, now and when the silence began.
         self._known: set[str] = set()
-        self._longest_s: dict[str, float] = {}  # after which span
-        self._alarms = 0  # in this hang
+        self._longest_s: dict[str, float] = {}  # The keys are the spans before a silence.
+        self._alarms = 0  # Each hang counts its own.
         self._reports = 0
         self._reported_ns: int | None = None
         self._beat_ns: int | None = None
@@ -119,7 +119,7 @@ class Watchdog:
 
     def start(self) -> "Watchdog":
         """Begin to watch. A process that may have no more threads trains without it."""
-        with suppress(OSError):  # from now on, others may ask for stacks
+        with suppress(OSError):  # From now on, others may ask for stacks.
             make_folder(self._run, self._run / FOLDER)
         try:
             self._thread.start()
@@ -139,7 +139,7 @@ class Watchdog:
             with suppress(OSError):
                 remove_inside(self._run, alive_file(self._run, self._rank))
         with suppress(OSError):
-            (self._run / FOLDER).rmdir()  # unless there are reports, or other ranks live
+            (self._run / FOLDER).rmdir()  # It stays if there are reports, or other ranks live.
 
     def _watch(self) -> None:
         look_at = time.monotonic() + _TICK_S
@@ -172,7 +172,7 @@ class Watchdog:
         if self._has_progress():
             self._end_quiet()
         else:
-            self._quiet_ns += round(min(passed_s, _LONGEST_TICK_S) * 1e9)
+            self._quiet_ns += round(min(passed_s, _MAX_TICK_S) * 1e9)
         quiet_s = self._quiet_ns / 1e9
         if self._beat_ns is None or now - self._beat_ns >= min(_BEAT_S, self._timeout_s) * 1e9:
             self._beat(now, quiet_s)
@@ -188,30 +188,30 @@ class Watchdog:
 
     def _is_due(self, quiet_s: float) -> bool:
         """Return whether the rank has been quiet for too long, again if it has reported that."""
-        if quiet_s < self._timeout_s or self._alarms == len(_AGAIN):
+        if quiet_s < self._timeout_s or self._alarms == len(_TIMES_REPORTED):
             return False
         if self._open is None:
             self._open = open_in(self._first, self._session.training_thread)
-        return quiet_s >= self._limit_s() * _AGAIN[self._alarms] and not self._is_excused()
+        return quiet_s >= self._limit_s() * _TIMES_REPORTED[self._alarms] and not self._is_excused()
 
     def _has_progress(self) -> bool:
         """Return whether a span or a step has begun or ended since the last look."""
         session, before = self._session, self._number
         recent = session.buffer.recent()
         last, self._last = (recent[-1].id, recent[-1].name) if recent else (None, "")
-        # Spans take their numbers from there: a gap tells of others, and costs them nothing.
+        # Spans take their numbers from there, so that a gap shows others and costs them nothing.
         self._number = next(numbers)
         seen = (last, session.step, session.waiting)
         own = 1 if self._sampler is None else 1 + self._sampler.take_numbers()
         changed = self._number != before + own or seen != self._seen
         self._seen = seen
-        if changed and len(self._known) < _MOST_NAMES:
+        if changed and len(self._known) < _MAX_NAMES:
             self._known.update(span.name for span in recent)
         return changed
 
     def _end_quiet(self) -> None:
         quiet_s, self._quiet_ns = self._quiet_ns / 1e9, 0
-        if quiet_s >= self._timeout_s / _LEARNED:
+        if quiet_s >= self._timeout_s / _TIMES_LEARNED:
             self._longest_s[self._after] = max(self._longest_s.get(self._after, 0.0), quiet_s)
         self._open, self._after = None, self._last
         if self._alarms:
@@ -222,8 +222,8 @@ class Watchdog:
 
     def _limit_s(self) -> float:
         """Return how long the rank may be quiet where it is."""
-        times = 1 if self._session.has_steps and self._is_usual() else _UNKNOWN
-        return max(times * self._timeout_s, _LEARNED * self._longest_s.get(self._after, 0.0))
+        times = 1 if self._session.has_steps and self._is_usual() else _TIMES_UNKNOWN
+        return max(times * self._timeout_s, _TIMES_LEARNED * self._longest_s.get(self._after, 0.0))
 
     def _is_usual(self) -> bool:
         """Return whether the rank is where it was before, and in what is usually short."""
@@ -247,7 +247,7 @@ class Watchdog:
     # ---- what is written
 
     def _beat(self, now: int, quiet_s: float) -> None:
-        with suppress(OSError):  # a full disk, or one that is gone
+        with suppress(OSError):  # The disk may be full, or gone.
             make_folder(self._run, self._run / FOLDER)
             beat = Heartbeat(time.time_ns(), self._session.step, round(quiet_s, 3))
             write_beat(self._run, self._rank, beat, self._mode)
@@ -327,7 +327,7 @@ def last_collectives() -> Known:
             continue
         try:
             found += as_collectives(json.loads(dump(True, False)))
-        except Exception as error:  # of another version
+        except Exception as error:  # Another version may write another format.
             remarks += (f"torch's flight recorder: {error}",)
     if not any(hasattr(module, name) for name in _DUMPS):
         remarks += ("this version of torch has no flight recorder",)
@@ -335,7 +335,7 @@ def last_collectives() -> Known:
 
 
 def _groups(distributed: Any) -> dict[str, Ranges]:
-    with suppress(Exception):  # private names
+    with suppress(Exception):  # The names are private, so any version may lack them.
         world = distributed._world
         ranks = world.pg_group_ranks
         named = world.pg_names.items()
@@ -359,7 +359,7 @@ def keep_dump(run: Path, rank: int, since_unix_s: float, mode: int = 0o600) -> N
         with suppress(OSError):
             if path.lstat().st_mtime < since_unix_s:
                 continue
-            if data := read_inside(path.parent, path, _MOST_BYTES, (os.geteuid(),)):
+            if data := read_inside(path.parent, path, _MAX_DUMP_BYTES, (os.geteuid(),)):
                 write_inside(run, copy, data, mode)
                 return
 

@@ -25,7 +25,7 @@ from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
-from lightning_rlprof.analysis.steps.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.report.terminal import bar, count_of, duration, percent, size
 from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
@@ -126,7 +126,7 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
     own = spans if captures else without_captures(spans)
     times, diagnosis = StepTimes(spans), diagnose(own)
     walls = times.wall_ns[times.included]
-    enough = len(walls) >= FEWEST
+    enough = len(walls) >= MIN_STEPS
     low, median, high = np.quantile(walls, (0.25, 0.5, 0.75)) if enough else (0.0, 0.0, 0.0)
     has_stages = len(spans.rows(kind="stage")) > 0
     shares, cause = ({}, None) if has_stages else device_shares(device_timeline(own))
@@ -212,7 +212,7 @@ def run_line(found: Summary) -> str:
     text = f"{count_of(found.steps, 'step')} on {count_of(found.ranks, 'rank')}"
     left_out = f" ({without(found)})" if found.left_out else ""
     if found.median_ns is None or found.mean_ns is None:
-        return f"{text}{left_out}; {FEWEST} are needed to show where time goes"
+        return f"{text}{left_out}; {MIN_STEPS} are needed to show where time goes"
     text += f", median {duration(found.median_ns)}, mean {duration(found.mean_ns)}{left_out}"
     if found.tokens_per_s is not None:
         text += f", {figure(found.tokens_per_s)} tokens/s"

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.memory import leaking_phases, memory_phases
-from lightning_rlprof.analysis.statistics.growth import FEWEST_TO_GROW
+from lightning_rlprof.analysis.statistics.growth import MIN_VALUES_TO_GROW
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Counter, Spans
 from tests.builders.diagnosed import found
@@ -131,9 +131,9 @@ def test_if_one_phase_frees_less_than_another_adds_either_may_leak() -> None:
 
 
 def test_few_steps_are_not_judged() -> None:
-    found = verdicts(run_of(4 * GIB + leaking(FEWEST_TO_GROW - 1, LEAKS, MIB)))
+    found = verdicts(run_of(4 * GIB + leaking(MIN_VALUES_TO_GROW - 1, LEAKS, MIB)))
     assert set(found.values()) == {"too few steps"}
-    assert verdicts(run_of(4 * GIB + leaking(FEWEST_TO_GROW, LEAKS, MIB)))["all"] == "leak"
+    assert verdicts(run_of(4 * GIB + leaking(MIN_VALUES_TO_GROW, LEAKS, MIB)))["all"] == "leak"
 
 
 def test_steps_are_left_until_the_limit_of_the_host_which_its_ranks_share() -> None:

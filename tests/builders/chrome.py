@@ -6,7 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from lightning_rlprof.loaders.chrome_events import LARGEST, SIZE, ChromeStream, Event, Source
+from lightning_rlprof.loaders.chrome_events import (
+    MAX_EVENT_BYTES,
+    SIZE,
+    ChromeStream,
+    Event,
+    Source,
+)
 
 PID = 4000
 BASE = 1_719_853_884_000_000_000
@@ -67,7 +73,7 @@ class ChromeTrace:
 
 
 def stream_of(
-    path: Path, size: int = SIZE, most: int = LARGEST
+    path: Path, size: int = SIZE, most: int = MAX_EVENT_BYTES
 ) -> tuple[list[dict[str, Any]], ChromeStream[Event]]:
     """Read all events of a file as plain data."""
     found: list[dict[str, Any]] = []

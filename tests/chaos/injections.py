@@ -30,7 +30,7 @@ _PACKAGE = str(Path(lightning_rlprof.__file__).parent)
 _BATCHES, _FROM_BATCH = 4, 1
 # Also what only stages and actions that take long do.
 _WHATEVER_IT_TAKES = {
-    "recording.annotations._LONG_NS": -1,
+    "recording.annotations._MIN_LONG_NS": -1,
     "recording.session._UNWRITTEN_NS": -1,
     "recording.span_buffer._WRITE_NS": 0,
     "integrations.lightning.trainer_hooks._SLOW_NS": -1,

@@ -125,7 +125,7 @@ def test_events_may_stand_in_an_array_of_their_own(data: bytes, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("bare", [True, False])
-@pytest.mark.parametrize("most", [chrome_events.LARGEST, 600])
+@pytest.mark.parametrize("most", [chrome_events.MAX_EVENT_BYTES, 600])
 def test_what_stands_behind_the_end_is_left_out_and_said(
     bare: bool, most: int, tmp_path: Path
 ) -> None:

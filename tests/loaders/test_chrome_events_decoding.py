@@ -11,7 +11,7 @@ import pytest
 
 from lightning_rlprof.loaders import chrome_events
 from lightning_rlprof.loaders.chrome_events import (
-    LARGEST_TIME,
+    MAX_TIME,
     NO_TIME,
     Codes,
     EventDecoder,
@@ -67,7 +67,7 @@ def test_microseconds_with_three_decimals_are_exact_at_any_size(digits: int) -> 
 
     found = nanoseconds(raws(texts)).tolist()
 
-    assert found == [ns if abs(ns) < LARGEST_TIME else NO_TIME for ns in exact]
+    assert found == [ns if abs(ns) < MAX_TIME else NO_TIME for ns in exact]
 
 
 def test_times_near_every_power_of_two_are_exact() -> None:
@@ -103,7 +103,7 @@ def test_times_near_every_power_of_two_are_exact() -> None:
         ("[1]", NO_TIME),
         ('"NaN"', NO_TIME),
         ("", NO_TIME),
-        (str(LARGEST_TIME // 1000 + 1), NO_TIME),
+        (str(MAX_TIME // 1000 + 1), NO_TIME),
     ],
 )
 def test_a_time_is_what_is_written_or_none(text: str, ns: int) -> None:

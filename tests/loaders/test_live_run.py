@@ -199,8 +199,8 @@ def test_only_the_last_steps_count_and_memory_stays_bounded(live, tmp_path):
 
 
 def test_a_burst_that_is_too_long_is_skipped_but_for_its_end(live, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.loaders.live_run._AT_ONCE", 1 << 18)
-    monkeypatch.setattr("lightning_rlprof.loaders.live_run._LEAST", 1 << 13)
+    monkeypatch.setattr("lightning_rlprof.loaders.live_run._MAX_BYTES", 1 << 18)
+    monkeypatch.setattr("lightning_rlprof.loaders.live_run._MIN_BYTES_PER_RANK", 1 << 13)
     writer = rank_writer(tmp_path)
     live.refresh()
     for step in range(1, 3_001):

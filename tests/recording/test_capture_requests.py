@@ -188,7 +188,7 @@ def test_a_profiler_that_cannot_work_is_noted(start, clock, monkeypatch):
 
 
 def test_a_run_serves_so_many_requests_and_then_no_more(start, clock, built, monkeypatch):
-    monkeypatch.setattr(capture_requests, "_MOST", 2)
+    monkeypatch.setattr(capture_requests, "_MAX_CAPTURES", 2)
     session = start()
     for number in range(1, 4):
         ask(session, 10 * number, name=str(number))

@@ -27,7 +27,7 @@ def finish(action=None, rank=0, tools=("nvtx",)):
 @pytest.fixture
 def longest(monkeypatch):
     def set_to(seconds):
-        monkeypatch.setattr("lightning_rlprof.recording.start._LONGEST_CALL_S", seconds)
+        monkeypatch.setattr("lightning_rlprof.recording.start._MAX_CALL_S", seconds)
 
     return set_to
 

@@ -162,7 +162,7 @@ def test_a_worker_of_a_data_loader_that_stands_still_is_named(training):
 
 
 def test_c_code_that_keeps_pythons_lock_is_seen_by_the_missing_signs_of_life(training, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.analysis.hangs._SILENT_S", 3)
+    monkeypatch.setattr("lightning_rlprof.analysis.hangs._MIN_SILENCE_S", 3)
     hang = training("lock").wait_for(lambda found: found.causes)
     assert hang.causes[0].state == "silent"
     assert "or C code holds Python's lock" in hang.headline

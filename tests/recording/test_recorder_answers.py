@@ -60,7 +60,7 @@ def test_numbers_that_are_owed_and_are_garbage_cost_themselves(garbage, start, c
 
 
 def test_numbers_that_nobody_ever_tells_are_not_asked_for_without_end(start, clock, monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.recording.span_buffer._MOST_LATE", 4)
+    monkeypatch.setattr("lightning_rlprof.recording.span_buffer._MAX_LATE_SPANS", 4)
     asked = []
     session = start([Answers(lambda: asked.append(1))])
     for step in range(1, 9):

@@ -54,7 +54,7 @@ def test_a_note_is_written_at_the_end_of_its_step_however_short(start, clock):
 
 
 def test_many_lines_without_a_step_are_summed_up(start, clock, monkeypatch):
-    monkeypatch.setattr(span_buffer, "_MOST", 3)
+    monkeypatch.setattr(span_buffer, "_MAX_INTERVALS", 3)
     session = start()
     session.begin_step(1)
     for number in range(10):
@@ -211,7 +211,7 @@ def test_a_stage_called_step_and_other_threads_do_not_mix_in(start, clock):
 
 
 def test_more_intervals_than_are_kept_are_added_up(monkeypatch):
-    monkeypatch.setattr("lightning_rlprof.recording.span_buffer._MOST", 2)
+    monkeypatch.setattr("lightning_rlprof.recording.span_buffer._MAX_INTERVALS", 2)
     tally = Tally(thread=1)
     lines = [recorded("reward", "stage", 1, at, at + 3, 1, 0, None, {}) for at in range(0, 50, 5)]
     tally.add([*lines, recorded("step", "step", 1, 0, 50, 1, 0, None, {})])

@@ -129,7 +129,7 @@ def test_short_stalls_and_the_first_steps_are_not_sampled(sampling):
 
 
 def test_12_steps_an_hour_are_sampled(sampling, monkeypatch):
-    monkeypatch.setattr(stacks, "_HIGHEST", 0.0)
+    monkeypatch.setattr(stacks, "_TIMES_LONGEST", 0.0)
     for _ in range(14):
         sampling.steps(20)
         sampling.stall(4 * STEP_NS)

@@ -42,7 +42,7 @@ _NO_LINKS = (
 )
 _NUMBERED = "In rows with a group, a rank that recorded nothing has its number within that group."
 _BOTH = "From collectives of groups of two ranks: each link is both directions of a pair."
-_NAMED = 3  # slow links that the note describes
+_MAX_LINKS_NAMED = 3
 _Row = tuple[Cell, ...]
 
 _Names = list[list[str]]
@@ -59,14 +59,14 @@ EXCLUDED = 0.75
 SEEN = 3
 """A link is called slow if it was seen at least so often: congestion comes and goes."""
 
-FEWEST = 3
+MIN_OTHER_LINKS = 3
 """Links that a link is compared with, at least."""
 
-_ALPHA = 0.01  # chance that any of the links of a healthy run is called slow
-_CONGESTED = 0.001  # chance that congestion alone is taken for a slow link
-_MAD = 1.4826  # from the median of absolute deviations to a standard deviation
-_FLOOR = 0.02  # relative spread of links at least; timers and chunks differ by as much
-_MOST = 2_000  # links that one is compared with, at most
+_ALPHA = 0.01  # In 1% of healthy runs, some link is called slow.
+_CONGESTION_LEVEL = 0.001  # Congestion alone is taken for a slow link this often.
+_MAD = 1.4826  # A standard deviation is the median of absolute deviations times this.
+_MIN_SPREAD = 0.02  # Timers and chunks alone make links differ by as much.
+_MAX_OTHER_LINKS = 2_000
 _TAIL = np.geomspace(1e-3, 1e6, 4_000)
 
 INSIDE, BETWEEN = "inside a host", "between hosts"
@@ -139,7 +139,7 @@ class Links:
     def verdicts(self) -> Sequence[Verdict]:
         """Return whether each link is slow."""
         slower = self.high < np.log(SLOWER)
-        slow = slower & (self.seen >= SEEN) & (self.chance * len(self.seen) < _CONGESTED)
+        slow = slower & (self.seen >= SEEN) & (self.chance * len(self.seen) < _CONGESTION_LEVEL)
         ok = ~slower & (self.low > np.log(EXCLUDED))
         return [
             "slow" if one else "ok" if other else "inconclusive"
@@ -268,9 +268,9 @@ def _slow(evidence: _Evidence, slow: list[int]) -> str:
             )
             left -= {*own}
     rest = [at for at in slow if at in left]
-    texts += [f"Slow link: {_described(evidence, at)}" for at in rest[:_NAMED]]
-    if len(rest) > _NAMED:
-        texts.append(f"{len(rest) - _NAMED} more links are slow, see the column verdict.")
+    texts += [f"Slow link: {_described(evidence, at)}" for at in rest[:_MAX_LINKS_NAMED]]
+    if len(rest) > _MAX_LINKS_NAMED:
+        texts.append(f"{len(rest) - _MAX_LINKS_NAMED} more links are slow, see the column verdict.")
     return " ".join(texts)
 
 
@@ -288,12 +288,12 @@ def _missing(evidence: _Evidence, undecided: list[int]) -> str:
     """Say why some links are neither slow nor ok, and how to find out."""
     found = evidence.found
     texts, whole = [], len(found.size)
-    alone = [at for at in undecided if found.others[at] < FEWEST]
+    alone = [at for at in undecided if found.others[at] < MIN_OTHER_LINKS]
     rare = [at for at in undecided if found.high[at] < np.log(SLOWER)]
     wide = len(undecided) - len(alone) - len(rare)
     if alone:
         texts.append(
-            f"{len(alone)} of {whole} links have fewer than {FEWEST} others of the same "
+            f"{len(alone)} of {whole} links have fewer than {MIN_OTHER_LINKS} others of the same "
             "transport, operation and size to compare with. Record more ranks."
         )
     if rare:
@@ -357,18 +357,18 @@ def _compare(
     known = np.flatnonzero(~np.isnan(score))
     for code in np.unique(transport[known]).tolist():
         rows = known[transport[known] == code]
-        if len(rows) <= FEWEST:
+        if len(rows) <= MIN_OTHER_LINKS:
             continue
         pool = rows
-        if len(rows) > _MOST:
-            pool = np.random.default_rng(0).choice(rows, _MOST, replace=False)
+        if len(rows) > _MAX_OTHER_LINKS:
+            pool = np.random.default_rng(0).choice(rows, _MAX_OTHER_LINKS, replace=False)
         for row in rows.tolist():
             away = pool[~np.isin(node[:, pool], node[:, row]).any(axis=0)]
-            if len(away) < FEWEST:
+            if len(away) < MIN_OTHER_LINKS:
                 away = pool[pool != row]
             others[row] = len(away)
             found[row] = score[row] - float(np.median(score[away]))
-            # that of one more time than was seen, so that it is never zero
+            # One more time than was seen is counted, so that it is never zero.
             rate = (below[away].sum() + 1) / (times[away].sum() + 2)
             chance[row] = at_least(int(times[row]), float(rate))[below[row]]
         margin[rows] = _margin(found[rows], others[rows], len(known))
@@ -382,7 +382,7 @@ def _margin(score: Float64s, others: Int64s, links: int) -> Float64s:
     deviation, so few slow links don't widen it; it counts as half as many degrees of freedom as
     there are links. The tests on healthy runs confirm both.
     """
-    spread = max(_MAD * float(np.median(np.abs(score))), _FLOOR)
+    spread = max(_MAD * float(np.median(np.abs(score))), _MIN_SPREAD)
     freedom = max(len(score) / 2, 2.0)
     reach = float(np.interp(-_ALPHA / links, -student_tail(_TAIL, freedom), _TAIL))
     return np.asarray(reach * spread * np.sqrt(1 + np.pi / 2 / others))

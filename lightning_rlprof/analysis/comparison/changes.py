@@ -21,7 +21,7 @@ from lightning_rlprof.analysis.comparison.run_pair import (
     sides,
 )
 from lightning_rlprof.analysis.statistics.pace import (
-    LONGEST,
+    MAX_VALUES,
     Model,
     Posterior,
     joined,
@@ -49,27 +49,27 @@ _NOTE = (
     "ratio: time of the step after the change over before, at equal work, with its 95% CI. delta: "
     "per step. cost: rank time in all steps since, negative if saved. stage: where most of it is."
 )
-FEWEST_STEPS = 24
+MIN_STEPS = 24
 """Steps needed: of fewer, a change cannot be separated from the pace of the machine."""
 
-_EDGE = 6  # steps before the first and after the last possible change
-_CHANCE = 0.001
-LEAST = 0.05
+_MIN_STEPS_BESIDE = 6  # As many steps lie before and after each possible change.
+_MAX_P_VALUE = 0.001
+MIN_SHARE = 0.05
 """Share of the step that a change must have to be listed."""
 
-_CLEAR, _PLAIN = 0.6, 0.7  # of that: what its interval excludes, and what plain medians show
-_LEAST_TREND = math.log(1.25)  # over the run: hosts and devices drift by less
-_SPIKE = 3.0  # robust spreads about the running median, beyond which a step is clipped
+_CLEAR, _PLAIN = 0.6, 0.7  # Its interval excludes the first part of it, medians show the second.
+_MIN_TREND = math.log(1.25)  # Hosts and devices drift by less over a run.
+_MAX_SPREADS = 3.0  # Steps further from the running median are clipped.
 _WINDOW = 5
-_OUTLIER, _OUTLIER_SPREADS = math.log(1.5), 6.0
-_MOST_OUTLIERS = 3
-_MOST_CHANGES = 4
-_RECURS = 3  # times that a stage ran: in fewer it is an event
-_RARE = 0.5  # of the steps: a stage that runs in fewer does not belong to the usual step
+_MIN_OUTLIER, _MIN_OUTLIER_SPREADS = math.log(1.5), 6.0
+_MAX_OUTLIERS = 3
+_MAX_CHANGES = 4
+_MIN_RECURRENCES = 3  # A stage that ran less often is an event.
+_MAX_RARE_SHARE = 0.5  # A stage in fewer of the steps does not belong to the usual step.
 
 _ALL = "all"
-_EXPLAINS = 0.5  # of a change of the step, that stages show: then it is theirs
-_NEAR = 3  # steps by which one change is seen earlier or later in another row
+_MIN_EXPLAINED_PART = 0.5  # If stages show as much of a step's change, it is theirs.
+_MAX_STEPS_APART = 3  # One change may show earlier or later in another row.
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class _Series:
     is_stage: bool
 
 
-def changes(spans: Spans, least: float = LEAST) -> Table:
+def changes(spans: Spans, least: float = MIN_SHARE) -> Table:
     """List the steps at which the time of a step changed, its trend, and outlier steps.
 
     A level change is one of the step or of a stage, by 5% of the step or more, with 6 steps or more
@@ -101,8 +101,8 @@ def changes(spans: Spans, least: float = LEAST) -> Table:
     if not len(spans.rows(kind="step")):
         return Table("changes", _COLUMNS, abstained="no complete step was recorded")
     side = _without_recurring(sides([spans])[0])
-    if side.steps < FEWEST_STEPS:
-        reason = f"This run has {side.steps} complete steps; finding changes needs {FEWEST_STEPS}."
+    if side.steps < MIN_STEPS:
+        reason = f"This run has {side.steps} complete steps; finding changes needs {MIN_STEPS}."
         return Table("changes", _COLUMNS, abstained=reason)
     stages = {name: _series(side, name) for name in side.stages}
     step = stages[STEP]
@@ -124,7 +124,7 @@ def _without_recurring(side: Side) -> Side:
         ran = ns > 0
         if name == STEP or not ran.any():
             continue
-        if name in VALIDATIONS or (ran.sum() >= _RECURS and ran.mean() <= _RARE):
+        if name in VALIDATIONS or (ran.sum() >= _MIN_RECURRENCES and ran.mean() <= _MAX_RARE_SHARE):
             usual = np.minimum(ns, np.int64(np.median(ns[ran])))
             stages[STEP] = stages[STEP] - usual
             stages[name] = ns - usual
@@ -137,9 +137,9 @@ def _series(side: Side, name: str) -> _Series | None:
     known = side.stages[name] > 0
     for (amount,) in work.values():
         known = known & np.isfinite(amount)
-    if known.sum() < FEWEST_STEPS:
+    if known.sum() < MIN_STEPS:
         work, known = {}, side.stages[name] > 0
-    if known.sum() < FEWEST_STEPS:
+    if known.sum() < MIN_STEPS:
         return None
     ns = side.stages[name][known].astype(np.float64)
     fitted = fit([ns], [[amount[known]] for (amount,) in work.values()])
@@ -163,9 +163,9 @@ def _outliers(step: _Series, side: Side, ranks: int) -> list[tuple[Cell, ...]]:
     """Return the steps that take far longer than their neighbors, the longest first."""
     usual = _running_median(step.rest)
     off = step.rest - usual
-    far = np.flatnonzero(off > max(_OUTLIER, _OUTLIER_SPREADS * _spread(off)))
+    far = np.flatnonzero(off > max(_MIN_OUTLIER, _MIN_OUTLIER_SPREADS * _spread(off)))
     rows: list[tuple[Cell, ...]] = []
-    for at in far[np.argsort(-off[far])][:_MOST_OUTLIERS].tolist():
+    for at in far[np.argsort(-off[far])][:_MAX_OUTLIERS].tolist():
         excess = step.ns[at] * -math.expm1(-off[at])
         number = int(step.steps[at])
         cost = (round(excess), 1, round(excess * ranks))
@@ -217,7 +217,7 @@ def _levels(
         for name, each in own.items()
         if (each.is_stage or name == UNTRACED) and _may_matter(each, step, least)
     }
-    chance = _CHANCE / (1 + sum(each.is_stage for each in own.values()))
+    chance = _MAX_P_VALUE / (1 + sum(each.is_stage for each in own.values()))
     of_step = _segments(STEP, step, step, chance, least)
     of_stages = [
         found
@@ -230,17 +230,17 @@ def _levels(
     chosen = {found: found.name for found in of_stages}
     for found in of_step:
         same = sum(each.per_step for each in of_stages if _same(each, found))
-        if abs(same) < _EXPLAINS * abs(found.per_step):
+        if abs(same) < _MIN_EXPLAINED_PART * abs(found.per_step):
             chosen[found] = blamed[found] or STEP
     largest = sorted(chosen, key=lambda found: -abs(found.per_step * found.steps))
-    rows = [_level_row(found, chosen[found], ranks) for found in largest[:_MOST_CHANGES]]
+    rows = [_level_row(found, chosen[found], ranks) for found in largest[:_MAX_CHANGES]]
     if not rows and (trend := _trend_row(step, own, ranks, chance)) is not None:
         rows.append(trend)
     return rows
 
 
 def _same(a: _Level, b: _Level) -> bool:
-    return abs(a.number - b.number) <= _NEAR and a.per_step * b.per_step > 0
+    return abs(a.number - b.number) <= _MAX_STEPS_APART and a.per_step * b.per_step > 0
 
 
 def _may_matter(series: _Series, step: _Series, least: float) -> bool:
@@ -248,7 +248,7 @@ def _may_matter(series: _Series, step: _Series, least: float) -> bool:
     ns = float(series.usual.mean()) * np.exp(_clipped(series.rest))
     count = np.arange(1, len(ns) + 1)
     sums = np.cumsum(ns)
-    split = slice(_EDGE - 1, len(ns) - _EDGE)
+    split = slice(_MIN_STEPS_BESIDE - 1, len(ns) - _MIN_STEPS_BESIDE)
     before = (sums / count)[split]
     after = (sums[-1] - sums[split]) / (len(ns) - count[split])
     moved = np.abs(after - before).max(initial=0.0)
@@ -261,7 +261,7 @@ def _segments(
     """Return the level changes of a row by binary segmentation."""
     found: list[_Level] = []
     waiting = [(0, len(series.steps), level)]
-    while waiting and len(found) < _MOST_CHANGES:
+    while waiting and len(found) < _MAX_CHANGES:
         first, last, chance = waiting.pop(0)
         best = _best_split(name, series, step, (first, last), chance, least)
         if best is not None:
@@ -274,7 +274,7 @@ def _segments(
 def _clipped(rest: Float64s) -> Float64s:
     """Clip spikes about the running median, which keeps a change of the level."""
     usual = _running_median(rest)
-    spread = _SPIKE * _spread(rest - usual)
+    spread = _MAX_SPREADS * _spread(rest - usual)
     return np.clip(rest, usual - spread, usual + spread) if spread > 0 else rest
 
 
@@ -288,7 +288,7 @@ def _best_split(
 ) -> _Level | None:
     """Return where the level changes most surely between two positions, if it matters."""
     first, last = segment
-    if last - first < FEWEST_STEPS:
+    if last - first < MIN_STEPS:
         return None
     rest = _clipped(series.rest[first:last])
     models, splits = _models(
@@ -339,12 +339,12 @@ def _models(
     table = np.concatenate([rest[:, None], np.ones((count, 1)), columns], axis=1)
     number, table = joined(steps, table)
     size = len(number)
-    edge = max(-(-_EDGE * size // count), 2)
+    edge = max(-(-_MIN_STEPS_BESIDE * size // count), 2)
     splits = np.arange(edge, size - edge) if with_splits else np.zeros(0, dtype=np.int64)
     rise = (number - number[0]) / max(int(number[-1] - number[0]), 1)
     asked = np.concatenate([np.arange(size)[:, None] >= splits, rise[:, None]], axis=1)
     models = with_one_more(number, table, asked)
-    block = 1 if size == count else -(-int(steps[-1] - steps[0] + 1) // LONGEST)
+    block = 1 if size == count else -(-int(steps[-1] - steps[0] + 1) // MAX_VALUES)
     begins = steps[0] + (number - number[0]) * block
     return models, np.searchsorted(steps, begins[splits])
 
@@ -365,7 +365,7 @@ def _stages_after(own: Mapping[str, _Series], found: _Level) -> str | None:
     for name, each in own.items():
         before = (each.steps >= found.first) & (each.steps < found.number)
         after = (each.steps >= found.number) & (each.steps <= found.last)
-        if min(before.sum(), after.sum()) < _EDGE:
+        if min(before.sum(), after.sum()) < _MIN_STEPS_BESIDE:
             continue
         level = float(np.median(each.rest[after]) - np.median(each.rest[before]))
         if each.is_stage:
@@ -385,7 +385,7 @@ def _trend_row(
     known = models[-1].known
     center = known.quantile(0.5)
     away = 1 - known.above(0.0) if center > 0 else known.above(0.0)
-    if 2 * away > level or abs(center) < _LEAST_TREND:
+    if 2 * away > level or abs(center) < _MIN_TREND:
         return None
     low, high = known.interval(0.05)
     rise = np.linspace(0, 1, len(step.ns))

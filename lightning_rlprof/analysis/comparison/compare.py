@@ -32,7 +32,7 @@ from lightning_rlprof.analysis.comparison.run_pair import (
     sides,
 )
 from lightning_rlprof.analysis.statistics.pace import orthonormal
-from lightning_rlprof.analysis.steps.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.tables.arrays import Float64s, Mask
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -56,12 +56,12 @@ _COLUMNS = (
     Column("delta", "duration", "ns"),
     Column("adjusted by", "text"),
 )
-STEP_CHANCE = 0.005  # people ask the step first: half of 1% is for it
-_STAGES_CHANCE = 0.005  # the other half for all stages, each with two intervals
+STEP_CHANCE = 0.005  # People ask about the step first, so half of 1% is for it.
+_STAGES_CHANCE = 0.005  # All stages share the other half, each with two intervals.
 
 # Stages that a change did not touch were seen 4% apart in two runs on one quiet machine.
 _SMALL = math.log(1.05)
-_EQUAL_CHANCE = 0.05  # how often a change of just that size is called none
+_EQUAL_CHANCE = 0.05  # A change of just that size is called none this often.
 _UNCOUNTED = "work not counted"
 _NOTE = (
     "A, B: time per step, mean over ranks. work B/A: how much more work B did. adjusted: B/A at "
@@ -76,15 +76,15 @@ _PLAIN = (
 MACHINE = "All stages changed alike: the machine rather than the code."
 """What to say if no stage changed more than the others, but the step did."""
 
-_SHARE = 0.01  # of the step: a smaller stage says nothing of the machine
-_ALIKE = 0.1  # of the median change: a stage beyond is not what others are compared with
-_COMPARABLE = 3  # stages, below which it is unknown which of them changed apart from the others
-_POWER = 0.84  # normal quantile of 80%
-_MOST_STEPS = 20  # times as many: more steps do not help
+_MIN_STAGE_SHARE = 0.01  # A stage with less of the step says nothing of the machine.
+_MAX_APART = 0.1  # Other stages are not compared with one further from the median change.
+_MIN_STAGES = 3  # Of fewer it is unknown which of them changed apart from the others.
+_POWER_QUANTILE = 0.84  # Eighty percent of a normal distribution lie below it.
+_MAX_FACTOR = 20  # To record still more steps does not help.
 _SURE_OF_WANDER = 0.95
 
 FAIL, PASS = "FAIL", "PASS"
-_FAIL_CHANCE, _PASS_CHANCE = 0.0025, 0.05  # one-sided: for the step and all stages each; to pass
+_FAIL_CHANCE, _PASS_CHANCE = 0.0025, 0.05  # Each test is one-sided.
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +152,8 @@ def judge(baseline: Sequence[Spans], candidate: Sequence[Spans]) -> Judgement:
     found = sides([*baseline, *candidate])
     first = len(baseline)
     for name, side in zip(_names(first, len(candidate)), found, strict=True):
-        if side.steps < FEWEST:
-            reason = f"Run {name} has {side.steps} complete steps; a comparison needs {FEWEST}."
+        if side.steps < MIN_STEPS:
+            reason = f"Run {name} has {side.steps} complete steps; a comparison needs {MIN_STEPS}."
             return Judgement([], found[:first], found[first:], reason)
     names = list(dict.fromkeys(name for side in found for name in side.stages))
     stages = {name: _stage(name, found) for name in names}
@@ -193,7 +193,7 @@ def _stage(name: str, runs: Sequence[Side]) -> _Stage | None:
         np.all([ran[at], *(np.isfinite(each[at]) for each in work.values())], axis=0)
         for at in range(len(runs))
     ]
-    if not all(each.any() for each in known):  # counted in other steps than it ran in
+    if not all(each.any() for each in known):  # It was counted in other steps than it ran in.
         work, known = {}, ran
     times = [
         run.stages[name][each].astype(np.float64) for run, each in zip(runs, known, strict=True)
@@ -277,12 +277,12 @@ def _beside_the_others(
         for name, stage in stages.items()
         if stage is not None and name not in no_work and rows[name].change is not None
     }
-    large = [name for name in with_change if rows[name].before >= _SHARE * step]
-    if len(large) < _COMPARABLE:
+    large = [name for name in with_change if rows[name].before >= _MIN_STAGE_SHARE * step]
+    if len(large) < _MIN_STAGES:
         return {}
     level = {name: _middle(rows[name]) for name in large}
     median = float(np.median(list(level.values())))
-    alike = [name for name in large if abs(level[name] - median) <= _ALIKE]
+    alike = [name for name in large if abs(level[name] - median) <= _MAX_APART]
     order = sorted(large, key=lambda name: -abs(level[name] - median))
     apart: list[str] = []
     for name in order[: len(order) - 2]:
@@ -324,7 +324,7 @@ def _relative(
     """Return the change of a stage beside that of the other stages together."""
     stage = stages[name]
     some = [stages[other] for other in others if other != name]
-    if len(some) < _COMPARABLE - 1:
+    if len(some) < _MIN_STAGES - 1:
         return None
     rests, keeps, amounts = [], [], []
     for at, run in enumerate(runs):
@@ -333,7 +333,7 @@ def _relative(
             sums[0, other.steps[at]] += other.times[at]
             sums[1, other.steps[at]] += other.fitted.usual[at]
         both = (sums[1] > 0)[stage.steps[at]]
-        if both.sum() < FEWEST:
+        if both.sum() < MIN_STEPS:
             return None
         inside = np.flatnonzero(stage.steps[at])[both]
         rests.append(stage.fitted.rest[at][both] - np.log(sums[0, inside] / sums[1, inside]))
@@ -436,7 +436,7 @@ def verdict(row: Judged) -> str:
         return found
     relative = _called(row.relative, row.chance)
     if relative == ("faster" if row.adjusted > 1 else "slower"):
-        return f"{relative} than the rest"  # as 0.96x is where all else is 0.8x
+        return f"{relative} than the rest"  # So is 0.96x where all else is 0.8x.
     return AS_THE_REST if relative == "unchanged" else relative
 
 
@@ -460,7 +460,7 @@ def smallest_change(change: Change, chance: float) -> float:
         chance: How often no change may be taken for one, on one side.
     """
     known = change.known
-    return known.quantile(1 - chance) - known.quantile(0.5) + _POWER * known.spread
+    return known.quantile(1 - chance) - known.quantile(0.5) + _POWER_QUANTILE * known.spread
 
 
 def steps_needed(
@@ -482,8 +482,8 @@ def steps_needed(
     error = 0.0
     for distance, chance in ((below[0] - middle, below[1]), (middle - above[0], above[1])):
         sure = (known.quantile(1 - chance) - known.quantile(0.5)) / known.spread
-        error = max(error, distance / (sure + _POWER))
-    return known.values_needed(steps, error, _MOST_STEPS * steps) if error > 0 else None
+        error = max(error, distance / (sure + _POWER_QUANTILE))
+    return known.values_needed(steps, error, _MAX_FACTOR * steps) if error > 0 else None
 
 
 def _remarks(judged: Judgement) -> list[str]:

@@ -24,13 +24,13 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 
 _ROUNDS = 12
 _CLOSE = 1e-6
-_SAME = 1e-6  # of the largest value: a column that changes less is a constant
-_FEWEST = 8  # steps of a run, below which it says nothing of its noise
-_AGREE = 0.5  # slopes of both runs differ by at most this share of the steeper: one trend
+_SAME = 1e-6  # A column that changes by less of its largest value is a constant.
+_MIN_STEPS_OF_NOISE = 8  # A run with fewer steps says nothing of its noise.
+_MAX_SLOPE_DIFFERENCE = 0.5  # Slopes that differ by less of the steeper one are one trend.
 
-_NOISE, _NOISE_FREEDOM = 0.01, 4  # what runs of one code differ by, and how firmly it is believed
+_NOISE, _NOISE_FREEDOM = 0.01, 4  # Runs of one code differ by 1%, with four degrees of freedom.
 
-_BEYOND, _BEYOND_SHORT = math.log(1.10), math.log(1.20)  # what a pace may do that no run showed
+_BEYOND, _BEYOND_SHORT = math.log(1.10), math.log(1.20)  # A pace may reach it unseen.
 _STEPS, _STEPS_SHORT = 24, 12
 _LOW, _HIGH = 0.02, 0.98
 
@@ -109,16 +109,16 @@ def between_steps(
     Returns:
         None if a run has fewer than 8 steps, or if work and run can't be separated.
     """
-    if min(map(len, rest)) < _FEWEST:
+    if min(map(len, rest)) < _MIN_STEPS_OF_NOISE:
         return None
-    if np.array_equal(rest[0], rest[1]):  # a run beside itself
+    if np.array_equal(rest[0], rest[1]):  # The run is compared with itself.
         return Posterior(np.ones(1), np.zeros(1), np.full(1, 1e-15), float(len(rest[0])))
     parts = np.split(columns, [len(rest[0])])
     values = [clipped(each) for each in rest]
     rises = [each - each.mean() for each in steps]
     slopes = [float(t @ y / max(t @ t, 1.0)) for t, y in zip(rises, values, strict=True)]
-    shared = abs(slopes[1] - slopes[0]) < _AGREE * max(map(abs, slopes))
-    for with_trend in (True, False) if shared else (False,):  # work may rise as steps do
+    shared = abs(slopes[1] - slopes[0]) < _MAX_SLOPE_DIFFERENCE * max(map(abs, slopes))
+    for with_trend in (True, False) if shared else (False,):  # Work may rise as steps do.
         found = []
         for run, sign in enumerate((-0.5, 0.5)):
             ones = np.ones(len(values[run]))

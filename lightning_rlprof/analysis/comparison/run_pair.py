@@ -57,7 +57,7 @@ _COLUMNS = (
 _APART, _EAGER, _UNCOUNTED = 0.5, 0.3, 0.9  # no common work; all graphs or none; no work counted
 _NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
 _AlikeRow = tuple[Cell, ...]
-_FOR_SURE = 0.5  # of the steps, in which the last to come must be the last to be done
+_MIN_SHARE_LAST = 0.5  # In as many steps the last to come must be the last to be done.
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def shared_work(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
     own = _shared(runs, stage)
     amounts = own if set(own) - {REPLICAS} else own | _shared(runs, STEP)
     found = {name: amounts[name] for name in WORK if name in amounts}
-    alone = len(runs) == 1  # runs whose tokens lie apart could be joined by any curve
+    alone = len(runs) == 1  # Any curve could join two runs whose tokens lie apart.
     if "tokens" in found and alone and not {"tokens_sq", "tokens_max"} & set(found):
         found[ROOT] = tuple(np.sqrt(np.maximum(each, 0)) for each in found["tokens"])
     return found
@@ -173,7 +173,7 @@ def _frame(spans: Spans, matrix: StepMatrix, choice: Counted, called: Mapping[st
     names = tuple(dict.fromkeys([*called.values(), UNTRACED]))
     rows = {name: row for row, name in enumerate(names)}
     row = [rows[called.get(name, UNTRACED)] for name in spans.names]
-    by_code = np.array([*row, rows[UNTRACED]], dtype=np.int64)  # untraced is the last
+    by_code = np.array([*row, rows[UNTRACED]], dtype=np.int64)  # Untraced is the last.
     return _Frame(at, numbers, np.bincount(place, minlength=len(numbers)), by_code, names)
 
 
@@ -206,7 +206,7 @@ def _last_arrivals(spans: Spans, frame: _Frame) -> _Last:
     at = np.minimum(np.searchsorted(frame.number, spans.step[last]), len(frame.number) - 1)
     known = frame.number[at] == spans.step[last]
     own, last, at = own[known], last[known], at[known]
-    order = np.argsort(spans.duration_ns[last], kind="stable")  # of several the longest counts
+    order = np.argsort(spans.duration_ns[last], kind="stable")  # Of several the longest counts.
     row = frame.row[spans.name[last]]
     found = np.full((len(frame.names), len(frame.number)), -1)
     found[row[order], at[order]] = spans.rank[last[order]]
@@ -279,7 +279,7 @@ def _of_the_last(last: _Last, row: int, counted: tuple[Int64s, Int64s, Float64s,
     later = rate * more > last.earlier_ns[mine]
     sure = np.ones(shape[1], dtype=bool)
     sure[step[later]] = False
-    return np.where(sure, own, np.nan) if sure.mean() > _FOR_SURE else own
+    return np.where(sure, own, np.nan) if sure.mean() > _MIN_SHARE_LAST else own
 
 
 def _most(cells: Int64s, rank: Int64s, values: Float64s, size: int) -> Float64s:

@@ -28,16 +28,16 @@ from lightning_rlprof.tables.table import Column, Table, rows_of
 
 _COLUMNS = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
 _OK, _WARN, _NOT_CHECKED = "ok", "warn", "not checked"
-_MOST_OVERHEAD = 0.01  # share of the recorded time that opening and closing captures may take
-_MOST_SLOWDOWN = 0.05  # of captured steps, and of recorded ones, relative to the others
-_MOST_LOST = 0.01  # share of launches without a kernel: the last ones of a capture have none
-_MOST_UNCERTAINTY_NS = 1_000_000  # between the clocks of two ranks
+_MAX_OVERHEAD = 0.01  # To open and close captures may take as much of the recorded time.
+_MAX_SLOWDOWN = 0.05  # Captured steps, and recorded ones, may be slower than others by as much.
+_MAX_LOST = 0.01  # The last launches of a capture have no kernel, which is less than this.
+_MAX_UNCERTAINTY_NS = 1_000_000
 _SHOWN = 8
 
 AIM = 0.003
 """Half of the 95% interval that is worth reaching: 0.3 points."""
 
-FEWEST_PAIRS = 20
+MIN_PAIRS = 20
 """Below it, the interval of a median is nearly the range of the values."""
 
 _Result = tuple[str, str]
@@ -94,7 +94,7 @@ class Overhead:
 
     Attributes:
         pairs: How many pairs of neighboring steps were compared.
-        share: Median of their ratios, less 1; NaN with fewer than `FEWEST_PAIRS` pairs.
+        share: Median of their ratios, less 1; NaN with fewer than `MIN_PAIRS` pairs.
         low: Lower end of its 95% interval.
         high: Upper end.
         step_ends: Share of the recorded steps that their end took: counters, encoding, writing.
@@ -112,8 +112,8 @@ class Overhead:
 
         The interval narrows with the square root of the number of pairs.
         """
-        if self.pairs < FEWEST_PAIRS:
-            return 2 * (FEWEST_PAIRS - self.pairs)
+        if self.pairs < MIN_PAIRS:
+            return 2 * (MIN_PAIRS - self.pairs)
         half = (self.high - self.low) / 2
         return 2 * max(ceil(self.pairs * ((half / AIM) ** 2 - 1)), 0)
 
@@ -205,7 +205,7 @@ def _first_gaps(steps: Int64s) -> list[int]:
 
 def _dropped_events(spans: Spans) -> Iterator[_Result]:
     over = {each.rank: each.text for each in spans.notes if each.code in _OVER_BUDGET}
-    if over:  # the last one of each rank has the counts
+    if over:  # The last one of each rank has the counts.
         ranks = [rank for rank in over if rank is not None]
         yield _WARN, f"{_ranks_listed(ranks)}: {over[ranks[0]]}"
     texts = [each.text for each in spans.warnings]
@@ -235,7 +235,7 @@ def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:
     found = unmatched_launches(spans)
     if found is None:
         yield _NOT_CHECKED, "needs a torch.profiler capture"
-    elif found.unmatched > _MOST_LOST * found.launches:
+    elif found.unmatched > _MAX_LOST * found.launches:
         text = f"{found.unmatched:,} of {found.launches:,} launches have no kernel"
         yield _WARN, f"{text}: events were dropped, or a CUDA graph captured them"
     else:
@@ -248,7 +248,7 @@ def _clocks(spans: Spans) -> Iterator[_Result]:
     if uncertainty == 0:
         yield _OK, "one host, one clock"
     elif uncertainty is not None:
-        state = _OK if uncertainty <= _MOST_UNCERTAINTY_NS else _WARN
+        state = _OK if uncertainty <= _MAX_UNCERTAINTY_NS else _WARN
         yield state, f"synchronized within {uncertainty / 1e6:.3f} ms between ranks"
     else:
         text = f"{unsynchronized_clocks(spans)}: times of ranks may be off by milliseconds"
@@ -293,10 +293,10 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
     text = f"opening and closing captures took {share:.2%} of the recorded time"
     if slower is not None:
         text += f"; captured steps are {abs(slower):.1%} {'faster' if slower < 0 else 'slower'}"
-    is_high = share > _MOST_OVERHEAD or (slower or 0.0) > _MOST_SLOWDOWN
+    is_high = share > _MAX_OVERHEAD or (slower or 0.0) > _MAX_SLOWDOWN
     if (found := measured_overhead(spans)) is not None:
         text = f"{_recording(found)}; {text}"
-        is_high |= found.low > _MOST_SLOWDOWN
+        is_high |= found.low > _MAX_SLOWDOWN
     elif any(header.config.get("measure_overhead") for header in spans.headers.values()):
         text = f"{_NO_SHADOW}; {text}"
     yield _WARN if is_high else _OK, text
@@ -305,7 +305,7 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
 def _recording(found: Overhead) -> str:
     """Say what recording costs, and what is missing for ±0.3 points."""
     more = found.more_steps
-    if found.pairs < FEWEST_PAIRS:
+    if found.pairs < MIN_PAIRS:
         pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of steps"
         return f"cost of recording: no data yet ({pairs}); needs at least {more} more steps"
     interval = f"95% CI {100 * found.low:.2f} to {100 * found.high:.2f}"
@@ -368,7 +368,7 @@ def measured_overhead(spans: Spans) -> Overhead | None:
         ends, recorded = ends + found[1], recorded + found[2]
     values = np.concatenate(ratios) - 1
     share, bounds = ends / recorded if recorded else 0.0, median_bounds(values)
-    if len(values) < FEWEST_PAIRS or bounds is None:
+    if len(values) < MIN_PAIRS or bounds is None:
         return Overhead(len(values), np.nan, np.nan, np.nan, share)
     return Overhead(len(values), float(np.median(values)), *bounds, share)
 
@@ -377,7 +377,7 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float,
     """Return a ratio per pair, and of their recorded steps how long the ends and all of it took."""
     order = np.lexsort([spans.start_ns[rows], spans.rank[rows]])
     rows, state = rows[order], state[order]
-    after = spans.per_row(STEP_END)[rows]  # of the end of the step before
+    after = spans.per_row(STEP_END)[rows]  # It is how long the end of the step before took.
     follows = np.append((np.diff(spans.rank[rows]) == 0) & (after[1:] >= 0), False)
     end = np.append(after[1:], 0)
     is_shadow = state == STATES.index(SHADOW)
@@ -388,7 +388,7 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float,
     known = (np.bincount(place, follows) == count) & (sums > 0)
     complete = known & (np.bincount(place, state == 0) == count)
     shadow = known & (np.bincount(place, is_shadow) == count)
-    is_pair = (np.diff(steps) == 1) & (steps[:-1] % 2 == 1)  # as `pair_of` has them
+    is_pair = (np.diff(steps) == 1) & (steps[:-1] % 2 == 1)  # `pair_of` has the same pairs.
     first = np.flatnonzero(is_pair & (np.diff(count) == 0))
     early = first[complete[first] & shadow[first + 1]]
     late = first[shadow[first] & complete[first + 1]] + 1

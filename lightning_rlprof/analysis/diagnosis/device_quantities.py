@@ -80,11 +80,11 @@ LARGER, FASTER = 8, 4
 SMALL_BYTES = 2**20
 """Collectives of this size and more are never small."""
 
-FEWEST_COLLECTIVES = 20
+MIN_COLLECTIVES = 20
 """Matched collectives needed to check an operation."""
 
-_LEAST_OBSERVED = 0.05  # of the observed time: a device that does next to nothing is not reported
-_LEAST_MATCHED = 0.9  # share of the calls; below, wait and transfer are unknown
+_MIN_OBSERVED_SHARE = 0.05  # A device that does less of the observed time is not reported.
+_MIN_MATCHED_SHARE = 0.9  # If fewer of the calls match, wait and transfer are unknown.
 _MAX_SPANS_SHOWN = 3
 _GAPS = """
 with work as ({work}), free as (
@@ -243,7 +243,7 @@ def _host_bound(run: Evidence) -> Measurement:
     low, high = share_interval(late, whole, late + unknown)
     low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
     if low > UNVERIFIED:
-        _check_losses(run)  # what was lost may look like a late host
+        _check_losses(run)  # What was lost may look like a late host.
     longest_ns, rank, start, end = max(each.longest for each in waits)
     if 2 * sum(each.short_ns for each in waits) > late.sum():
         query = _GAPS.format(work=_work_query(run.spans), short=SHORT_NS)
@@ -352,7 +352,7 @@ def _dominant_kernel(run: Evidence) -> Measurement:
         return exact(0.0)
     top = int(np.argmax(np.bincount(code[is_compute], duration[is_compute], len(names))))
     own = np.where(code == top, duration, 0).astype(np.float64)
-    if own.sum() < _LEAST_OBSERVED * run.observed_ns:
+    if own.sum() < _MIN_OBSERVED_SHARE * run.observed_ns:
         return exact(0.0)
     found, longest = _by_count(own, duration.astype(np.float64)), int(np.argmax(own))
     from_ns = int(start[longest])
@@ -453,7 +453,7 @@ def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
     rows, flops = spans.amounts("flops")
     trains = np.array([kind_of(name) == "training" for name in spans.names], dtype=bool)
     keep = trains[spans.name[rows]] & (flops > 0) & (spans.duration_ns[rows] > 0)
-    keep &= spans.kind[rows] == KINDS.index("stage")  # in validations they are regions
+    keep &= spans.kind[rows] == KINDS.index("stage")  # In validations they are regions.
     steps = spans.rows(kind="step")
     complete = np.unique(spans.step[steps[states(spans, steps) == 0]])
     keep &= np.isin(spans.step[rows], complete)
@@ -491,7 +491,7 @@ def _message_bytes(run: Evidence) -> Measurement:
     wanted = np.array([*(name in reduces for name in names), False], dtype=bool)[code]
     sizes = calls.bytes[wanted & (calls.bytes >= 0)]
     what = "gradient reductions have a size"
-    NoData.unless(len(sizes), FEWEST_COLLECTIVES, what, CAPTURE_ALL)
+    NoData.unless(len(sizes), MIN_COLLECTIVES, what, CAPTURE_ALL)
     bounds = median_bounds(sizes.astype(np.float64))
     return Measured(float(np.median(sizes)), *((0.0, np.inf) if bounds is None else bounds))
 
@@ -519,16 +519,16 @@ def _small(run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]]) -> Me
     what = f"{row['operation']} of group {row['group']} in {row['stage'] or 'no stage'}"
     if row["group size"] == 1 or row["median bytes"] >= SMALL_BYTES:
         return None
-    if row["transfer"] is None or row["matched"] * row["ranks"] < _LEAST_MATCHED * row["count"]:
+    if row["transfer"] is None or row["matched"] * row["ranks"] < _MIN_MATCHED_SHARE * row["count"]:
         why = f"Too few {what} are matched across ranks to separate wait and transfer"
         raise NoData(why, CAPTURE_ALL)
-    NoData.unless(row["matched"], FEWEST_COLLECTIVES, f"matched {what}", CAPTURE)
+    NoData.unless(row["matched"], MIN_COLLECTIVES, f"matched {what}", CAPTURE)
     larger = [
         each["algbw"]
         for each in rows
         if each["group"] == row["group"]
         and each["algbw"] is not None
-        and each["matched"] >= FEWEST_COLLECTIVES
+        and each["matched"] >= MIN_COLLECTIVES
         and each["median bytes"] >= LARGER * row["median bytes"]
     ]
     if not larger or row["algbw"] is None:

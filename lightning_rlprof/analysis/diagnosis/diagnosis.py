@@ -71,7 +71,7 @@ _PACKAGES = {
 }
 _LIGHTNING = ("lightning", "pytorch-lightning")
 _ORDER = ("ended", "distorts", "problem", "idea")
-_STOP_AT = 0.9  # of a rollout's requests
+_STOP_AT = 0.9  # The replay of a shorter tail stops a rollout there.
 _NO_STRAGGLER = "no straggler"
 _COLUMNS = (
     *columns_of("text", "id", "finding", "kind", "price"),
@@ -146,7 +146,7 @@ def no_problem(undecided: int) -> str:
     return f"{text}; {undecided} check{' needs' if undecided == 1 else 's need'} more data."
 
 
-# Not kept by `Spans.once`: a copy with other notes or tables has other problems.
+# `Spans.once` would share it with a copy, whose other notes or tables have other problems.
 _LAST: "WeakKeyDictionary[Spans, dict[str | None, Diagnosis]]" = WeakKeyDictionary()
 
 
@@ -177,7 +177,7 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
     ignored = _ignored(spans)
     undecided: list[Undecided] = []
     found: list[Finding] = []
-    # Slow ranks need most memory, and are first: what comes later keeps what it read.
+    # Slow ranks come first: they need most memory, and what comes later keeps what it read.
     for problem in sorted(PROBLEMS.values(), key=lambda each: each.id != "straggler"):
         if problem.id not in ignored:
             found += check_problem(run, problem, undecided)
@@ -377,7 +377,7 @@ def _saves(run: Evidence, found: Finding, remedy: Remedy) -> Price | None:
         return None
     try:
         rows = rows_of(whatif(run.spans, **asked))
-    except TraceError:  # a stage is not on the path of steps, or requests have no spans
+    except TraceError:  # A stage is not on the path of steps, or requests have no spans.
         return None
     total = max(run.accounts.total_ns, 1)
     in_steps = float(run.category_ns.sum()) / total

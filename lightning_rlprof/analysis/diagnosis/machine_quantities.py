@@ -26,7 +26,7 @@ from lightning_rlprof.tables.spans import Spans
 FEWEST_SAMPLES = 60
 """Samples of a metric needed, which is a minute of them."""
 
-_FULL = 0.8  # of the machine's CPUs in use: then it is busy
+_MIN_BUSY_SHARE = 0.8  # With more of its CPUs in use, a machine is busy.
 SWAPS = 1e6
 """Bytes per second read from swap from which on the memory of a host is short."""
 _HOW = "Record background_metrics for a minute, on a machine that reports it"
@@ -64,7 +64,7 @@ def _worst(spans: Spans, samples: Samples, *metrics: str) -> Measured:
         if len(own) < FEWEST_SAMPLES:
             continue
         weight = np.where(samples.duration[own] > 0, samples.duration[own], lasting[own])
-        weight[-1] = max(samples.duration[own[-1]], 0)  # how long it lasted is not known
+        weight[-1] = max(samples.duration[own[-1]], 0)  # How long it lasted is not known.
         found.append(_mean(spans, samples.rows(own), weight.astype(np.float64)))
     if not found:
         NoData.unless(most, FEWEST_SAMPLES, f"samples of {metrics[0]}", _HOW)
@@ -144,7 +144,7 @@ def _busy(run: Evidence) -> Measurement:
     if wait is None and (host is None or not count):
         raise NoData("Whether CPUs are free is unknown", "Record on Linux")
     waits = wait is not None and wait.value > CPU_WAITS
-    return exact(float(waits or bool(host and count and host / count > _FULL)))
+    return exact(float(waits or bool(host and count and host / count > _MIN_BUSY_SHARE)))
 
 
 def _no_wait(run: Evidence) -> Measurement:

@@ -35,7 +35,7 @@ _SECTIONS = {
     "collect-together": "garbage-collection",
 }  # of the guide, for remedies that are explained with a symptom of another name
 
-_OF_SETTING = ("framework", "key", "change", "default")  # in JSON
+_OF_SETTING = ("framework", "key", "change", "default")
 _SETTING = re.compile(r"([\w-]+): (.+?) ([=↑↓])(?: (?!\(default )(.+?))?(?: \(default (.+)\))?")
 _TURNS = {"↑": ("up", "raise it"), "↓": ("down", "lower it")}
 _KNOBS = {

@@ -26,10 +26,10 @@ from lightning_rlprof.analysis.memory import ALL, leaking_phases, memory, memory
 from lightning_rlprof.analysis.samples.sample_book import USED, SampleBook, sample_book
 from lightning_rlprof.analysis.samples.sample_tables import trainer_versions
 from lightning_rlprof.analysis.statistics.growth import (
-    FEWEST_TO_GROW,
     FLAT,
     LEAK,
     MAY_LEAK,
+    MIN_VALUES_TO_GROW,
     PLATEAU,
     TOO_FEW,
 )
@@ -51,8 +51,8 @@ _COUNTED_MEMORY = {
     "child processes": "children_rss_bytes",
 }
 _GROUP = ("rank", "component", "device")
-_PARTS_OF_DEVICES = ("torch reserved", "device", "non-PyTorch")  # what torch allocates is asked
-_GROWS_BY = 0.02  # over all steps, of the peak: less is not worth a look
+_PARTS_OF_DEVICES = ("torch reserved", "device", "non-PyTorch")
+_MIN_GROWTH = 0.02  # A growth by less of the peak over all steps is not worth a look.
 
 _OUT_OF_MEMORY = "OutOfMemoryError"  # in the status of a rank: torch's class, of any device
 
@@ -103,7 +103,7 @@ def _clipped(run: Evidence) -> Measurement:
     clipped = book.fates("truncated")[at]
     if len(limits):
         own = run.spans.per_row(_LIMIT, 0)[book.fate_row[at]]
-        # What a stage counts twice is a sum, so that the least one is the limit.
+        # A stage that counts twice has the sum, so that the least number is the limit.
         clipped = clipped | (book.tokens[at] >= np.where(own > 0, own, int(limits.min())))
     elif not clipped.any():
         raise NoData(
@@ -220,13 +220,13 @@ def _host_room(run: Evidence) -> Measurement:
     names, host = np.unique([head.host for head in spans.headers.values()], return_inverse=True)
     is_on = np.zeros((max([*spans.headers, *spans.ranks], default=0) + 1, len(names)), np.int64)
     is_on[[*spans.headers], host] = 1
-    limits = np.zeros(len(is_on), np.int64)  # by rank, then by host
+    limits = np.zeros(len(is_on), np.int64)  # It has a limit of each rank, later of each host.
     np.maximum.at(limits, spans.rank, spans.per_row("host_limit_bytes"))
     limits = (limits[:, None] * is_on).max(axis=0)
     if not len(rows) or not (limits > 0).all():
         raise NoData("Host memory and its limit were not recorded", "Record on Linux")
     steps, step = np.unique(spans.step[rows], return_inverse=True)
-    most = np.zeros((len(steps), len(is_on)), np.int64)  # each rank at its highest
+    most = np.zeros((len(steps), len(is_on)), np.int64)  # Each rank counts at its highest.
     np.maximum.at(most, (step, spans.rank[rows]), rss[rows])
     used = most @ is_on
     free = (1 - used / limits).min(axis=1)
@@ -252,7 +252,7 @@ def _growth(run: Evidence) -> Measurement:
     if not rows:
         raise NoData("No memory was recorded", "Record on Linux, or capture with memory")
     if all(row["verdict"] == TOO_FEW for row in rows):
-        NoData.unless(max(row["steps"] for row in rows), FEWEST_TO_GROW, "steps with memory")
+        NoData.unless(max(row["steps"] for row in rows), MIN_VALUES_TO_GROW, "steps with memory")
     leaks: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
         if row["verdict"] == LEAK:
@@ -261,9 +261,9 @@ def _growth(run: Evidence) -> Measurement:
         _leak(run.spans, max(each, key=lambda row: row["added per step"]), len(each))
         for each in leaks.values()
     )
-    if any(each.value > _GROWS_BY for each in found):
+    if any(each.value > _MIN_GROWTH for each in found):
         return found
-    unclear = [row["verdict"] for row in rows if _part_of_peak(row, "CI high") > _GROWS_BY]
+    unclear = [row["verdict"] for row in rows if _part_of_peak(row, "CI high") > _MIN_GROWTH]
     if any(each in (PLATEAU, FLAT, MAY_LEAK) for each in unclear):
         raise NoData("Memory may grow, and steps differ too much", "Record more steps")
     return exact(0.0)

@@ -56,7 +56,7 @@ _MARK = "Mark it with stage('{0}') or annotate('{0}')"
 _CPU_MEANWHILE = "Training threads waited for a CPU meanwhile"
 _CRITIC = ("critic_update", "critic_compute_values")
 _MAX_SPANS_SHOWN = 3
-_SURELY = 1e-5  # p-value below which a change of the step time has high confidence
+_MAX_SURE_P_VALUE = 1e-5  # A change of the step time below it has high confidence.
 
 # ---- what counters of steps say was lost
 _SHOWN_BY_DEVICES = (Category.HOST_IDLE, Category.COMMUNICATION, Category.MEMCPY)
@@ -508,7 +508,7 @@ def _change(run: Evidence, row: dict[str, Any]) -> Measured:
     if line is not None:
         facts.append(Fact("stacks", str(line), "text"))
     share = row["cost"] / max(run.accounts.total_ns, 1)
-    sure = row["p-value"] is None or row["p-value"] < _SURELY
+    sure = row["p-value"] is None or row["p-value"] < _MAX_SURE_P_VALUE
     return exact(
         share,
         lost_ns=row["cost"],

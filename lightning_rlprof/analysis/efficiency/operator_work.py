@@ -26,7 +26,7 @@ _SIZES = {
     **dict.fromkeys(("signed char", "unsigned char", "bool"), 1),
     **dict.fromkeys(FLOAT8, 1),
 }
-_MOST, _LARGEST = 2**59, 2**40  # bytes stay below 64 bits
+_MAX_ELEMENTS, _MAX_SIZE = 2**59, 2**40  # Bytes of as many elements stay below 64 bits.
 
 MASK = "the mask is not recorded"
 LENGTHS = "the lengths of packed sequences are not recorded"
@@ -608,7 +608,7 @@ def work_of(
     if formula is None:
         return None
     found = formula.cost(_Call(_list(dims), _list(values), engine))
-    if found is None or max(found.least or 0, found.most or 0, found.elements or 0) > _MOST:
+    if found is None or max(found.least or 0, found.most or 0, found.elements or 0) > _MAX_ELEMENTS:
         return None
     kind = _at(_list(types), formula.typed)
     size = _SIZES.get(kind)
@@ -629,7 +629,7 @@ def _list(text: str | None) -> list[Any]:
 def _is_shape(sizes: Any) -> bool:
     """Return whether this is a possible shape of a matrix."""
     return isinstance(sizes, list) and all(
-        type(size) is int and 0 < size < _LARGEST for size in sizes
+        type(size) is int and 0 < size < _MAX_SIZE for size in sizes
     )
 
 

@@ -21,7 +21,7 @@ Shard = Literal["fsdp", "zero1", "zero2", "zero3", "megatron"]
 """How states are divided among ranks."""
 
 _DEVICES = re.compile(r"([0-9]{1,9})\s*[x×*]\s*(\S+)")
-_MOST = 1 << 40
+_MAX_COUNT = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ class Job:
             if (value := getattr(self, name)) not in get_args(choices):
                 raise RlprofError(f"{name} {value!r} is not one of {', '.join(get_args(choices))}")
         for name in ("prompt", "response", "devices", "tp", "pp", "ep", "cp", "group"):
-            if not 0 < getattr(self, name) < _MOST:
+            if not 0 < getattr(self, name) < _MAX_COUNT:
                 raise RlprofError(f"{name}={getattr(self, name)} is not a positive count")
         for name in ("batch", "tokens", "forward_tokens", "rollout_tp", "rollout_ep"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < _MOST:
+            if value is not None and not 0 < value < _MAX_COUNT:
                 raise RlprofError(f"{name}={value} is not a positive count")
         if self.rollout_memory is not None and not 0 < self.rollout_memory <= 1:
             raise RlprofError(f"rollout_memory={self.rollout_memory} is not a share above 0, to 1")

@@ -12,15 +12,15 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s
 LEAK, MAY_LEAK, SAWTOOTH, PLATEAU, FLAT = "leak", "may leak", "sawtooth", "plateau", "flat"
 TOO_FEW = "too few steps"
 
-FEWEST_TO_GROW = 16
+MIN_VALUES_TO_GROW = 16
 """Steps below which nothing is judged."""
 
 _BLOCKS = 13
-_UNSURE = 1  # of 12 rises between blocks, how many may fall: without growth 2 or more do, by 99.7%
-_UNDONE = 0.25  # of a rise: what falls by more was released
-_SLOWER = 0.5  # of the slope in the second quarter: what grows less in the last one stops
-_SURE = 2.576  # two-sided 99% quantile of the normal distribution
-_NOISE = 1e-3  # of the tokens beside their line over the steps: with less, neither can be separated
+_UNSURE = 1  # Of 12 rises between blocks one may fall: without growth 2 or more do, by 99.7%.
+_UNDONE = 0.25  # What falls by more of a rise was released.
+_SLOWER = 0.5  # What grows by less of the second quarter's slope in the last one stops.
+_SURE = 2.576  # This is the two-sided 99% quantile of the normal distribution.
+_NOISE = 1e-3  # With less, tokens and steps can't be separated.
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Growth:
     Attributes:
         verdict: `LEAK`: it grows and keeps growing. `PLATEAU`: it grew, and does so no longer.
             `MAY_LEAK`: it grew, and whether it continues is unclear. `SAWTOOTH`: it grows and is
-            released. `FLAT`: none of these. `TOO_FEW`: fewer than `FEWEST_TO_GROW` steps.
+            released. `FLAT`: none of these. `TOO_FEW`: fewer than `MIN_VALUES_TO_GROW` steps.
         per_step: Bytes per step, the median of the slopes of all pairs; None with one step.
         low: Lower end of its 99% CI; None with too few steps.
         high: Upper end.
@@ -65,10 +65,10 @@ def grows(steps: Int64s, size: Int64s, tokens: Float64s | None = None) -> Growth
         'leak'
     """
     own: Float64s = size.astype(np.float64)
-    if tokens is not None and len(steps) >= FEWEST_TO_GROW:
+    if tokens is not None and len(steps) >= MIN_VALUES_TO_GROW:
         own = _without_work(steps, own, tokens)
     per_step = theil_sen(steps, own)
-    if len(steps) < FEWEST_TO_GROW:
+    if len(steps) < MIN_VALUES_TO_GROW:
         return Growth(TOO_FEW, per_step)
     rises = np.sort(np.diff(_blocks(own)) / np.diff(_blocks(steps)))
     low, high = float(rises[_UNSURE]), float(rises[-1 - _UNSURE])
@@ -116,7 +116,7 @@ def _without_work(steps: Int64s, size: Float64s, tokens: Float64s) -> Float64s:
     line = np.stack([np.ones(len(steps)), steps - steps.mean()], axis=1)
     apart = tokens - line @ np.linalg.lstsq(line, tokens, rcond=None)[0]
     spread = float(apart @ apart)
-    if spread <= _NOISE**2 * float(tokens @ tokens):  # tokens are a line over the steps
+    if spread <= _NOISE**2 * float(tokens @ tokens):  # Tokens are a line over the steps.
         return size
     per_token = max(float(apart @ size) / spread, 0.0)
     found: Float64s = size - per_token * (tokens - tokens.mean())

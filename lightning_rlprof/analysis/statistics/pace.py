@@ -39,7 +39,7 @@ _PER_VALUE = np.append(
 LEAST_CHANCE = 1e-12
 """The smallest p-value that is shown: below it, no model of noise is believed."""
 
-LONGEST = 300
+MAX_VALUES = 300
 """Number of values of a series up to which it is taken as it is."""
 
 _SPREADS, _HEAVY_SPREADS = 4.0, 3.0  # beyond which a value counts as this far
@@ -57,7 +57,7 @@ _FEW_LEVEL, _FEW_LEAST = 0.1, 2.0  # so the level is a tenth, and the effect twi
 @lru_cache(maxsize=64)
 def _information(values: int) -> Float64s:
     """Return ``1' V^-1 1`` of a series without gaps at each point of the grid."""
-    size = min(values, LONGEST)
+    size = min(values, MAX_VALUES)
     sums = grams(np.arange(size), np.ones((size, 1))).products[:, 0, 0]
     found: Float64s = sums + (values - size) * _PER_VALUE
     return found
@@ -275,15 +275,15 @@ def clipped(values: Float64s) -> Float64s:
 
 
 def joined(steps: Int64s, table: Float64s) -> tuple[Int64s, Float64s]:
-    """Join neighboring steps by their means until at most `LONGEST` values are left.
+    """Join neighboring steps by their means until at most `MAX_VALUES` values are left.
 
     Args:
         steps: Ascending step numbers.
         table: Shape (values, columns).
     """
-    if len(steps) <= LONGEST:
+    if len(steps) <= MAX_VALUES:
         return steps, table
-    size = -(-(int(steps[-1]) - int(steps[0]) + 1) // LONGEST)
+    size = -(-(int(steps[-1]) - int(steps[0]) + 1) // MAX_VALUES)
     block = (steps - steps[0]) // size
     number, first, count = np.unique(block, return_index=True, return_counts=True)
     return number, np.add.reduceat(table, first, axis=0) / count[:, None]

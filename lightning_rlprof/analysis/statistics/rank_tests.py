@@ -10,18 +10,18 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
-_REACH, _STEP = 38.0, 0.005  # normal tails below 1e-315 are no floats
+_REACH, _STEP = 38.0, 0.005  # Normal tails below 1e-315 are no floats.
 _GRID = np.arange(0.0, _REACH, _STEP)
 _LOG_TAIL = np.log([0.5 * math.erfc(z / math.sqrt(2)) for z in _GRID.tolist()])
 
-_LAGS = 3  # neighboring steps that show whether there is autocorrelation
-_SURE = 3.3  # standard errors: false autocorrelation costs most of the evidence
-_SEVERAL = 4  # ranks from which on the most correlated one is ignored
-_MEDIAN = 1.2533  # a median's standard error by a mean's
-_WINDOW = 5.0  # correlation times over which correlations are summed (Sokal 1997)
-_APART = 2.0  # correlation times a block lasts: neighbours then have less than 0.16 in common
-_WHILE_SLOW = 0.8  # how often a slow rank is beyond the threshold; only the power depends on it
-_RAREST, _MOST = 0.05, 0.5  # bounds of how often a healthy one is
+_LAGS = 3  # As many neighboring steps show whether there is autocorrelation.
+_SURE = 3.3  # False autocorrelation costs most of the evidence, so it takes many standard errors.
+_MIN_RANKS = 4  # From four ranks on, the most correlated one is ignored.
+_MEDIAN = 1.2533  # A median's standard error is a mean's times this.
+_WINDOW = 5.0  # Correlations are summed over as many correlation times (Sokal 1997).
+_APART = 2.0  # Blocks of as many correlation times have less than 0.16 in common.
+_WHILE_SLOW = 0.8  # A slow rank is beyond the threshold this often; only the power depends on it.
+_MIN_USUAL, _MAX_USUAL = 0.05, 0.5  # A healthy one is beyond it at least and at most this often.
 
 
 @lru_cache(maxsize=256)
@@ -165,7 +165,7 @@ def _time(effect: Float64s, ranks: int, steps: int) -> float:
     """Return the integrated correlation time, 1 if no autocorrelation is significant."""
     rest = effect - nan_median(effect, axis=1)[:, None]
     spread = nan_median(np.abs(rest), axis=1)[:, None] * 1.4826
-    rest = np.clip(rest, -3 * spread, 3 * spread)  # outliers are not autocorrelation
+    rest = np.clip(rest, -3 * spread, 3 * spread)  # Outliers are not autocorrelation.
     power = _mean(rest**2)
     if not (power > 0).any():
         return 1.0
@@ -187,7 +187,7 @@ def _correlation(rest: Float64s, power: Float64s, lag: int) -> float:
     """
     known = power > 0
     found = np.sort(_mean(rest[:, :-lag] * rest[:, lag:])[known] / power[known])
-    own = float(np.median(found[:-1] if len(found) >= _SEVERAL else found))
+    own = float(np.median(found[:-1] if len(found) >= _MIN_RANKS else found))
     return own + 1.0 / float(rest.shape[1])
 
 
@@ -240,5 +240,5 @@ def _scores(known: npt.NDArray[np.bool_], off: npt.NDArray[np.bool_]) -> tuple[F
     """Return what a step above and one not above the threshold adds, by rank and series."""
     trials, times = known.sum(axis=1), off.sum(axis=1)
     others = trials.sum(axis=0) - trials, times.sum(axis=0) - times
-    usual = np.clip((others[1] + 1) / (others[0] + 2), _RAREST, _MOST)
+    usual = np.clip((others[1] + 1) / (others[0] + 2), _MIN_USUAL, _MAX_USUAL)
     return np.log(_WHILE_SLOW / usual), np.log((1 - _WHILE_SLOW) / (1 - usual))

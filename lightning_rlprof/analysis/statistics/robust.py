@@ -6,15 +6,15 @@ import numpy as np
 
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
-_MOST_PAIRED = 1_000  # values of which all pairs are compared; more are thinned evenly
+_MAX_PAIRED_VALUES = 1_000  # All their pairs are compared, so that more are thinned evenly.
 
-_FEWEST = 10  # independent values that a slope needs
-_SPREAD = 1.2533 * 1.4826  # a median's standard error by the median of absolute residuals
+_MIN_VALUES = 10  # A slope needs as many independent values.
+_SPREAD = 1.2533 * 1.4826  # It turns the median of absolute residuals into a median's error.
 
 _ROUNDS = 30
-_ENOUGH = 20_000  # rows to learn three numbers from; more cost time and change nothing
-_HUBER = 1.345  # spreads up to which a residual counts in full: 95 % as good as least squares
-_LEAST = 1e-3  # of the median: what the shortest expected time may be
+_MAX_ROWS = 20_000  # Three numbers are learned from them; more rows cost time and change nothing.
+_HUBER = 1.345  # A residual of fewer spreads counts in full: 95% as good as least squares.
+_MIN_TIME_SHARE = 1e-3  # No expected time is a smaller part of the median.
 
 
 def nan_median(values: Float64s, axis: int = 0) -> Float64s:
@@ -87,7 +87,7 @@ def theil_sen(at: Int64s, values: Int64s | Float64s) -> float | None:
         >>> theil_sen(np.arange(9), 5 * np.arange(9))
         5.0
     """
-    thin = -(-len(at) // _MOST_PAIRED) or 1
+    thin = -(-len(at) // _MAX_PAIRED_VALUES) or 1
     at, values = at[::thin], values[::thin]
     if len(at) < 2:
         return None
@@ -116,7 +116,7 @@ def slope(late: Float64s, longer: Float64s, work: Float64s | None = None) -> tup
             x, y = (values - pull * (float(pull @ values) / size) for values in (x, y))
     total = float(np.sqrt(x @ x))
     moved = np.abs(x) > 1e-9 * total
-    if freedom < _FEWEST or not moved.any():
+    if freedom < _MIN_VALUES or not moved.any():
         return 0.0, np.inf
     few = float(np.sqrt(len(x) / freedom))
     x, y = x[moved], y[moved]
@@ -135,7 +135,7 @@ def _bare(columns: list[Float64s]) -> tuple[list[Float64s], int]:
     """
     keep = ~np.isnan(columns).any(axis=0)
     rest = [np.where(keep, values, np.nan) for values in columns]
-    for _ in range(2):  # with a rank far off the first median of a step is always the same rank's
+    for _ in range(2):  # With a rank far off, the first median of a step is always the same rank's.
         rest = [deviation_from_median(values) for values in rest]
         rest = [values - nan_median(values, axis=1)[:, None] for values in rest]
     there = ~np.isnan(rest[0])
@@ -168,15 +168,15 @@ def expected(ns: Float64s, work: Sequence[Float64s]) -> Float64s:
     table = np.stack([column[usable] for column in columns])
     scale = np.maximum(np.abs(table).max(axis=1), 1e-300)
     table /= scale[:, None]
-    floor = _LEAST * float(np.median(ns[usable]))
+    floor = _MIN_TIME_SHARE * float(np.median(ns[usable]))
     found[usable] = np.maximum(_coefficients(ns[usable], table) @ table, floor)
     return found
 
 
 def _coefficients(ns: Float64s, table: Float64s) -> Float64s:
     """Return one number per row of the table, none negative."""
-    if len(ns) > _ENOUGH:
-        some = np.random.default_rng(0).choice(len(ns), _ENOUGH, replace=False)
+    if len(ns) > _MAX_ROWS:
+        some = np.random.default_rng(0).choice(len(ns), _MAX_ROWS, replace=False)
         ns, table = ns[some], table[:, some]
     middle = float(np.median(ns))
     fit, beta = np.full(len(ns), middle), np.zeros(len(table))
@@ -185,7 +185,7 @@ def _coefficients(ns: Float64s, table: Float64s) -> Float64s:
         spread = 1.4826 * float(np.median(off)) * _HUBER + 1e-9
         weight = np.minimum(1.0, spread / np.maximum(off, 1e-300)) / fit**2
         before, beta = beta, _not_negative(table, ns, weight)
-        fit = np.maximum(beta @ table, _LEAST * middle)
+        fit = np.maximum(beta @ table, _MIN_TIME_SHARE * middle)
         if np.allclose(beta, before, rtol=1e-6, atol=1e-9 * middle):
             break
     return beta

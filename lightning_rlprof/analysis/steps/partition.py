@@ -104,7 +104,7 @@ def _divide_all(spans: Spans) -> Partition:
     regions = spans.rows(kind="region")
     regions = regions[known[spans.name[regions]]]
     regions = regions[np.isin(spans.thread[regions], spans.thread[steps])]
-    # Of several open rows the last one counts: a stage before a region.
+    # Of several open rows the last one counts, so that a stage wins over a region.
     return Partition(steps, *divide(spans, steps, np.append(regions, spans.rows(kind="stage"))))
 
 
@@ -164,7 +164,7 @@ def _divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segm
     times, (first, last), count = times[new], place.reshape(2, -1), len(steps)
     step = paint(first[:count], last[:count], len(times) - 1)
     label = paint(first[count:], last[count:], len(times) - 1)
-    stage = np.append(stages, UNTRACED)[label]  # -1 for none reads the last item
+    stage = np.append(stages, UNTRACED)[label]  # A label of -1, for none, reads the last item.
     parts = (np.flatnonzero(step >= 0), np.flatnonzero((step < 0) & (label >= 0)))
     divided, outside = (Segments(times[at], times[at + 1], step[at], stage[at]) for at in parts)
     return divided, outside
@@ -173,7 +173,7 @@ def _divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segm
 def exclusive_ns(spans: Spans, segments: Segments) -> Int64s:
     """Sum the time of each stage's row in some segments; one entry per row of the run."""
     sums = np.zeros(len(spans) + 1, dtype=np.int64)
-    np.add.at(sums, segments.stage, segments.end_ns - segments.start_ns)  # -1, untraced, is last
+    np.add.at(sums, segments.stage, segments.end_ns - segments.start_ns)  # Untraced is last.
     return sums[:-1]
 
 
@@ -195,7 +195,7 @@ def _paint(first: Int64s, last: Int64s, cells: int) -> Int64s:
     top = np.full(cells, -1, dtype=np.int64)
     index = np.flatnonzero(last > first)
     first, last = first[index], last[index]
-    levels = np.frexp(last - first)[1] - 1  # floor of the binary logarithm
+    levels = np.frexp(last - first)[1] - 1  # This is the floor of the binary logarithm.
     for level in range(int(levels.max(initial=0)), -1, -1):
         half = 1 << level
         top[half:] = np.maximum(top[half:], top[:-half])
@@ -230,9 +230,9 @@ def containing_step(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) ->
         rows: Rows to place, ascending.
         group: ``spans.thread`` or ``spans.rank``: a step contains only spans of its own group.
     """
-    long = np.flatnonzero(spans.duration_ns[steps] > 0)  # empty steps contain nothing
+    long = np.flatnonzero(spans.duration_ns[steps] > 0)  # Empty steps contain nothing.
     long = long[np.argsort(group[steps[long]], kind="stable")]
     step, start = steps[long], spans.start_ns[rows]
     at = last_begun(group[step], spans.start_ns[step], group[rows], start)
-    inside = start < np.append(spans.end_ns[step], 0)[at]  # -1, for none, reads the last item
+    inside = start < np.append(spans.end_ns[step], 0)[at]  # An index of -1, for none, reads the 0.
     return np.where(inside, np.append(long, -1)[at], -1)

@@ -34,24 +34,24 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, number_occurr
 from lightning_rlprof.tables.intervals import last_begun
 from lightning_rlprof.tables.spans import Spans
 
-MOST = 32
+MAX_OCCURRENCES = 32
 """Number of occurrences of a stage in a step that are compared: the first ones."""
 
-_ENOUGH, _FEWEST = 4_000, 30  # cells of a slot, and steps; more cost time and change nothing
+_MAX_CELLS, _MIN_STEPS = 4_000, 30  # More cells of a slot cost time and change nothing.
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
 Cells = tuple[Int64s, Int64s, Int64s]
 _ORDER = ("tp", "cp", "ep", "pp")
 
-_SHARP = 0.25  # of the spread of ranks elsewhere: ranks that are closer meet
-_LIKELY, _MOST_PLACES = 6.0, 6  # times the spread at the sharpest place, and number of such places
-_FREE, _BOUND = -0.3, -0.5  # slopes: work has 0, waiting -1, and half of each is in between
-_SURE = 2.0  # standard errors
-_FINER = 1.4  # times the spread at a place: what can be measured from it
-_EQUAL = 1 / 3  # of the spread of steps: ranks that are closer may wait for each other
-_SAME = 0.02  # of it: work is never that even, so they do
-_OF_TWO = 2**0.5  # times the deviation of one step is that of the difference of two
-_ABSORBED = 0.25  # of how far ranks are apart at the start: what is left of it at the end
-_ENOUGH_SPANS = 20  # spans of a slot that show it
+_MAX_SHARP_PART = 0.25  # Ranks that are closer than this part of their spread elsewhere meet.
+_LIKELY, _MAX_PLACES = 6.0, 6  # Such a place has at most as many times the sharpest one's spread.
+_FREE, _BOUND = -0.3, -0.5  # The slope of work is 0, that of waiting -1.
+_SURE = 2.0  # A slope is known by as many standard errors.
+_FINER = 1.4  # From a place, this multiple of its spread can be measured.
+_EQUAL = 1 / 3  # Ranks that are closer than this part of the steps' spread may wait for each other.
+_SAME = 0.02  # Work is never as even as this part of it, so they do wait.
+_OF_TWO = 2**0.5  # The difference of two steps deviates by this multiple of one step's.
+_ABSORBED = 0.25  # Where ranks wait, less of their distance at the start is left at the end.
+_MIN_SPANS = 20  # As many spans of a slot show it.
 
 AMOUNTS = ("tokens", "tokens_sq", "tokens_max")
 """Counters of work: tokens, the sum of their squares over samples, and those of the longest."""
@@ -91,7 +91,7 @@ class RankMatrix:
     def some_steps(self) -> Int64s:
         """Return columns spread over the run, enough to estimate how ranks behave."""
         ranks, steps, _ = self.start_ns.shape
-        count = min(steps, max(_ENOUGH // ranks, _FEWEST))
+        count = min(steps, max(_MAX_CELLS // ranks, _MIN_STEPS))
         return np.unique(np.linspace(0, steps - 1, count).astype(np.int64))
 
     def counter(self, spans: Spans, name: str) -> Float64s | None:
@@ -161,7 +161,7 @@ def stage_rows(spans: Spans, since: int = 0) -> StageRows:
     own = np.zeros(len(spans), dtype=np.int64)
     np.add.at(own, part.stage[inside], (part.end_ns - part.start_ns)[inside])
     whole, rows = cut.steps[choice.mask], np.flatnonzero(own)
-    # A stage may cross the edge of a step: if its own step is lost, only a slice of it is there.
+    # A stage may cross the edge of a step. If its own step is lost, only a slice of it is there.
     width = int(spans.step.max(initial=0)) + 1
     rank_and_step = spans.rank * width + spans.step
     rows = rows[np.isin(rank_and_step[rows], rank_and_step[whole])]
@@ -181,17 +181,17 @@ def build_rank_matrix(spans: Spans, found: StageRows, ranks: Sequence[int]) -> R
     ran = np.zeros((len(numbers), len(spans.names)), dtype=bool)
     ran[rank, name] = True
     shared = ran.sum(axis=0) >= min(len(numbers), 2)
-    keep = (count == most[step, name]) & (nth < MOST) & shared[name]
+    keep = (count == most[step, name]) & (nth < MAX_OCCURRENCES) & shared[name]
     uncompared = (rank[~keep], step[~keep], name[~keep], own[~keep])
     rows, own, rank, step = (each[keep] for each in (rows, own, rank, step))
-    slots, slot = np.unique((name * MOST + nth)[keep], return_inverse=True)
+    slots, slot = np.unique((name * MAX_OCCURRENCES + nth)[keep], return_inverse=True)
     shape = (len(numbers), len(found.steps), len(slots))
     order = _in_order(_placed(shape, (rank, step, slot), spans.start_ns[rows]))
     at = (rank, step, np.argsort(order)[slot])
     start, end, own_ns = (
         _placed(shape, at, each) for each in (spans.start_ns[rows], spans.end_ns[rows], own)
     )
-    stage = slots[order] // MOST
+    stage = slots[order] // MAX_OCCURRENCES
     return RankMatrix(numbers, found.steps, stage, start, end, own_ns, rows, at, uncompared)
 
 
@@ -294,18 +294,18 @@ def find_meeting_places(matrix: RankMatrix) -> MeetingPlaces:
     between ranks. If ranks never meet, none of them waits, and the place doesn't matter.
     """
     start = matrix.start_ns
-    following = np.concatenate([start[:, :, 1:], start[:, :, :1]], axis=2)  # of the same step
-    some = matrix.some_steps()[1:]  # the first one has none before it
+    following = np.concatenate([start[:, :, 1:], start[:, :, :1]], axis=2)  # It stays in a step.
+    some = matrix.some_steps()[1:]  # The first one has none before it.
     intervals = [edges[:, some] - edges[:, some - 1] for edges in (matrix.end_ns, following)]
     spread = [_spread(each) for each in intervals]
     off = np.minimum(*spread)
-    order = np.argsort(off, kind="stable")[:_MOST_PLACES]
+    order = np.argsort(off, kind="stable")[:_MAX_PLACES]
     best = float(off[order[0]])
     likely = order[off[order] <= _LIKELY * best]
     ends = np.where(spread[0] <= spread[1], matrix.end_ns, following)[:, :, likely]
     elsewhere = _spread(start[:, some] - ends[:, some, :1])
     widest = float(np.max(elsewhere[np.isfinite(elsewhere)], initial=0.0))
-    return MeetingPlaces(ends, best, best <= _SHARP * widest)
+    return MeetingPlaces(ends, best, best <= _MAX_SHARP_PART * widest)
 
 
 def _spread(times: Float64s) -> Float64s:
@@ -360,10 +360,10 @@ def detect_waits(
             found.append(slope(late, longer, work[:, some, slot]))
         bound[slot] = any(each + _SURE * error < _BOUND for each, error in found)
         own = matrix.own_ns[:, some, slot]
-        enough = np.sum(~np.isnan(own)) >= _ENOUGH_SPANS
+        enough = np.sum(~np.isnan(own)) >= _MIN_SPANS
         bound[slot] |= enough and _held_together(own, _SAME)
         bound[slot] |= enough and one_clock and _absorbs(late, longer)
-        # Measured from a place that isn't sharp itself, a slope of 0 means nothing.
+        # A slope of 0 means nothing if it is measured from a place that isn't sharp itself.
         moves = np.abs(late - nan_median(late, axis=1)[:, None])
         sharp = one_clock or float(nan_median(moves.ravel())) >= _FINER * places.apart_ns
         free[slot] = not bound[slot] and sharp and found[0][0] - _SURE * found[0][1] > _FREE
@@ -441,5 +441,5 @@ def _filled(own: Float64s, ran: Mask, known: Mask, stage: Int64s) -> Float64s:
     if not counts.any():
         return np.full_like(own, np.nan)
     own = np.where(ran, own, 0.0)
-    step = own[:, :, counts].sum(axis=2)  # NaN where one of them was lost
+    step = own[:, :, counts].sum(axis=2)  # It is NaN where one of them was lost.
     return np.where(counts, own, step[:, :, None])

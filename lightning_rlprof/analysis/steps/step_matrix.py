@@ -26,7 +26,7 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.intervals import last_begun
 from lightning_rlprof.tables.spans import Spans
 
-_SPARSE = 8  # more possible cells per key than this: sort the keys instead of a table of all cells
+_MAX_CELLS_PER_KEY = 8  # With more possible cells, sorting the keys is cheaper than a table of all.
 
 WAITING = "waiting in {}"
 """Name of the time that ranks waited for others inside a stage, in every table."""
@@ -142,7 +142,7 @@ def step_matrix(spans: Spans, ranks: Collection[int] | None = None) -> StepMatri
 def _compute(spans: Spans) -> StepMatrix:
     cut, waits = partition(spans), waiting_times(spans)
     width = len(spans.names) + 1
-    name = np.append(spans.name, UNTRACED)[cut.divided.stage]  # -1 reads the last
+    name = np.append(spans.name, UNTRACED)[cut.divided.stage]  # An index of -1 reads the last.
     began, step = stages_in_steps(spans, cut.steps)
     keys = (
         cut.divided.step * width + name + 1,
@@ -161,7 +161,7 @@ def _compute(spans: Spans) -> StepMatrix:
 
 def _cells(size: int, *keys: Int64s) -> tuple[Int64s, Callable[[Int64s], Int64s]]:
     """Return the cells that occur among ``size``, ascending, and what finds the place of a key."""
-    if size > _SPARSE * sum(map(len, keys)):
+    if size > _MAX_CELLS_PER_KEY * sum(map(len, keys)):
         cells = np.unique(np.concatenate(keys))
         return cells, lambda asked: np.searchsorted(cells, asked)
     there = np.zeros(size, bool)
@@ -205,7 +205,7 @@ def _find_waits(spans: Spans) -> Waits:
     ns = end - start - points.transfer_ns[points.group]
     start, end = np.where(whole, end - ns, start), np.where(whole, end, start + ns)
     some, last = ns > 0, np.zeros(len(points.size), np.int64)
-    shortest = np.lexsort((points.start_ns - points.end_ns, points.group))  # the last of each
+    shortest = np.lexsort((points.start_ns - points.end_ns, points.group))  # The last is shortest.
     last[points.group[shortest]] = points.row[shortest]
     last = last[points.group[some]]
     return Waits(points.row[some], start[some], end[some], whole[some], last)

@@ -12,20 +12,20 @@ from lightning_rlprof.tables.spans import Counter, Spans
 OPENED, CLOSED = "rlprof open capture", "rlprof close capture"
 """Names of the regions in which the session opens and closes captures."""
 _STEP = KINDS.index("step")
-FEWEST = 3
+MIN_STEPS = 3
 """Number of steps below which no statement about a run is made."""
 
 STATES = ("complete", "warm-up", SHADOW, "capture", "interrupted")
 """State of a step; if two apply, the later one wins."""
 
-_WARM_UP = 1.5  # times what nine of ten later steps take at most: a first step above it warms up
-_USUAL = 0.9
-_MOST_WARM_UP = 10  # one step in ten may be warm-up
+_WARM_UP = 1.5  # A first step warms up if it takes this multiple of nine of ten later steps.
+_USUAL_QUANTILE = 0.9
+_STEPS_PER_WARM_UP = 10  # One step in ten may be warm-up.
 
 MOST_SPANS = 1_300_000
 """Number of spans up to which a run is analyzed whole: 64 ranks x 1,000 steps x 20."""
 
-_KEPT = 750_000  # of a larger run, whose own columns take memory already: at 1,024 ranks 36 steps
+_MAX_KEPT = 750_000  # The columns of a larger run take memory already.
 _COLUMNS = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
 
 
@@ -40,7 +40,7 @@ def captures(spans: Spans, rank: int, start_ns: Int64s) -> tuple[Int64s, Int64s]
     closed = np.sort(spans.start_ns[spans.rows(kind="region", name=CLOSED, rank=rank)])
     at = np.searchsorted(opened, closed, "right") - 1
     first, last = opened[at[at >= 0]], closed[at >= 0]
-    starts = np.sort(start_ns, kind="stable")  # quick where they are in order
+    starts = np.sort(start_ns, kind="stable")  # A stable sort is quick where they are in order.
     some = np.searchsorted(starts, last) > np.searchsorted(starts, first)
     return first[some], last[some]
 
@@ -89,11 +89,11 @@ def warm_up(spans: Spans) -> Int64s:
     flagged = [_flagged(spans, name) for name in STATES[2:]]
     rows = rows[~np.isin(spans.step[rows], np.concatenate(flagged))]
     numbers, place, ranks = np.unique(spans.step[rows], return_inverse=True, return_counts=True)
-    most = min(-(-len(numbers) // _MOST_WARM_UP), len(numbers) - FEWEST)
+    most = min(-(-len(numbers) // _STEPS_PER_WARM_UP), len(numbers) - MIN_STEPS)
     if most < 1 or not spans.from_start:
         return numbers[:0]
     walls = np.bincount(place, spans.duration_ns[rows]) / ranks
-    slow = walls[:most] > _WARM_UP * np.quantile(walls[most:], _USUAL)
+    slow = walls[:most] > _WARM_UP * np.quantile(walls[most:], _USUAL_QUANTILE)
     return numbers[: int(np.argmin(np.append(slow, False)))]
 
 
@@ -125,7 +125,7 @@ def in_included(spans: Spans, rows: Int64s) -> Mask:
     return ~np.isin(spans.step[rows], left_out)
 
 
-def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _KEPT) -> tuple[Spans, str]:
+def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _MAX_KEPT) -> tuple[Spans, str]:
     """Return the last steps of a run with very many spans, and a note.
 
     Steps are kept or dropped whole, on all ranks; at least the last one is kept.
@@ -181,13 +181,13 @@ def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[int, str]:
 def capture_slowdown(spans: Spans) -> float | None:
     """Return how much longer captured steps take, in the median; None if unknown.
 
-    0.1 is 10% longer. Needs `FEWEST` steps of each kind.
+    0.1 is 10% longer. Needs `MIN_STEPS` steps of each kind.
     """
     rows = spans.rows(kind="step")
     state, took = states(spans, rows), []
     for name in ("capture", "complete"):
         own = rows[state == STATES.index(name)]
-        if len(np.unique(spans.step[own])) < FEWEST:
+        if len(np.unique(spans.step[own])) < MIN_STEPS:
             return None
         took.append(float(np.median(spans.duration_ns[own])))
     return took[0] / took[1] - 1 if took[1] else None

@@ -28,7 +28,7 @@ from lightning_rlprof.tables.spans import Spans
 
 _TABLES = {"collectives": "operation", "communication": "operator"}
 _SPANS = (KINDS.index("stage"), KINDS.index("region"))
-_LEARNED = 100_000  # spans that are enough to detect which stages include waiting
+_MAX_SPANS_LEARNED = 100_000  # They are enough to detect which stages include waiting.
 
 WITHIN_UNCERTAINTY = "within clock uncertainty"
 """Text of a row whose effect is smaller than the clock uncertainty."""
@@ -188,7 +188,7 @@ def _visits_in_table(spans: Spans, threads: Int64s, names: list[str]) -> _Visits
 
 def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits) -> _Visits:
     """Return the spans of stages that include waiting, unless a sync point inside explains it."""
-    found = stage_rows(spans, recent(spans, _LEARNED)[0])
+    found = stage_rows(spans, recent(spans, _MAX_SPANS_LEARNED)[0])
     feeds = (categories_of(spans.names) == Category.DATA_WAIT)[spans.name]
     feeds[weight_updates(spans).received] = True
     parts = [_Visits(*np.zeros((7, 0), dtype=np.int64))]

@@ -21,7 +21,7 @@ from lightning_rlprof.tables.spans import Spans
 _WORK = (KINDS.index("stage"), KINDS.index("region"))
 _MARK = KINDS.index("mark")
 
-_AT_THE_SAME_TIME = 0.1  # of the shorter of both: above it, neither waited for the other
+_MAX_OVERLAP = 0.1  # With more of the shorter one in common, neither waited for the other.
 
 
 class WeightUpdates(NamedTuple):
@@ -192,7 +192,7 @@ def execution_mode(spans: Spans) -> Mode | None:
     both = covered_before(first, last, end) - covered_before(first, last, begin)
     shorter = min((end - begin).sum(), (last - first).sum())
     share = both.sum() / max(shorter, 1)
-    return Mode.ASYNCHRONOUS if share > _AT_THE_SAME_TIME else Mode.SEPARATED
+    return Mode.ASYNCHRONOUS if share > _MAX_OVERLAP else Mode.SEPARATED
 
 
 def generating_and_training_ranks(spans: Spans) -> tuple[Int64s, Int64s]:

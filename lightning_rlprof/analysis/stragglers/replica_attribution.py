@@ -36,11 +36,11 @@ from lightning_rlprof.tables.spans import Spans
 
 # Tables with collectives, and their column with the operation.
 _TABLES = {"collectives": "operation", "communication": "operator"}
-_PAIRWISE = re.compile("send|recv|receive")  # in a pipeline the next stage is always later
-_MOSTLY = 0.5  # of the steps that a straggler must be last in
-_EITHER = 0.05  # level if it is known that one of the ranks is slow
-_MATTERS = 0.01  # of a step: a smaller lateness is not reported
-_AS_SLOW = 0.5  # of the largest slowdown: a rank that slow may be the cause, too
+_PAIRWISE = re.compile("send|recv|receive")  # In a pipeline the next stage is always later.
+_MIN_SHARE_LAST = 0.5  # A straggler is the last to arrive in as many of the steps.
+_EITHER_LEVEL = 0.05  # One of the ranks is known to be slow, so the level may be higher.
+_MIN_LATENESS_SHARE = 0.01  # A rank that is late by less of a step is not reported.
+_MIN_SLOWDOWN_SHARE = 0.5  # A rank with as much of the largest slowdown may be the cause, too.
 
 Proof = tuple[int, float]
 Causes = dict[int, Proof]
@@ -310,7 +310,7 @@ class ArrivalEvidence:
     def replicas(self, needed: int) -> Causes:
         """Return the replicas that the others waited for, and the cost and p-value."""
         most = max(map(len, self.who.members().values()))  # groups of a replica that are late
-        return _proven_last(self.late, needed, LEVEL, _MATTERS * self.step_ns * most)
+        return _proven_last(self.late, needed, LEVEL, _MIN_LATENESS_SHARE * self.step_ns * most)
 
     def cause(
         self, ranks: Sequence[int], steps: Sequence[int], needed: int, least_ns: float
@@ -332,7 +332,7 @@ class ArrivalEvidence:
         excused: set[int] = set()
         for group in np.unique(found.group).tolist():
             met = last_arrivals(found.only(found.group == group), self.every)
-            sure = _proven_last(met, needed, _EITHER if needed == 1 else LEVEL, least_ns)
+            sure = _proven_last(met, needed, _EITHER_LEVEL if needed == 1 else LEVEL, least_ns)
             proofs = {**sure, **proofs}
             excused |= set(met.ranks.tolist()) - set(sure) if sure else set()
         return {rank: proof for rank, proof in proofs.items() if rank not in excused}
@@ -394,9 +394,9 @@ def _narrow_down(
     worst = max(slow, key=lambda rank: slow[rank][1].evidence.effect)
     line, evidence = slow[worst][0], slow[worst][1].evidence
     first, last = evidence.first, evidence.last
-    # As a whole: a verdict may be about one stage, in which a rank is slower than in the rest.
+    # The whole counts: a verdict may be about one stage, where the rank is slower than elsewhere.
     whole = line.effect(worst, first, last)
-    least = _AS_SLOW * (evidence.effect if whole is None else max(whole, 0.0))
+    least = _MIN_SLOWDOWN_SHARE * (evidence.effect if whole is None else max(whole, 0.0))
     own_ns = float(np.nan_to_num(nan_median(line.slowdown.own_ns.ravel())))
     steps = line.matrix.steps[[first, last]].tolist()
     found = list(arrivals.cause(ranks, steps, 1, least * own_ns))
@@ -418,7 +418,7 @@ def _by_arrivals(
     if late is None and replicas > 1:
         return None
     everything = (0, np.iinfo(np.int64).max)
-    cause = arrivals.cause(ranks, everything, needed, _MATTERS * arrivals.step_ns)
+    cause = arrivals.cause(ranks, everything, needed, _MIN_LATENESS_SHARE * arrivals.step_ns)
     if late is None and not cause:
         return None
     cost_ns, chance = late or next(iter(cause.values()))
@@ -431,7 +431,7 @@ def _by_arrivals(
 def _proven_last(last: Arrivals, needed: int, level: float, least_ns: float) -> Causes:
     """Return the ranks that were last significantly often, mostly, and late enough on average."""
     chance = holm(last.chance)
-    sure = (last.trials >= needed) & (chance <= level) & (last.last > _MOSTLY * last.trials)
+    sure = (last.trials >= needed) & (chance <= level) & (last.last > _MIN_SHARE_LAST * last.trials)
     sure &= last.later_ns > least_ns * last.trials
     return {
         int(last.ranks[at]): (int(last.cost_ns[at]), float(chance[at]))

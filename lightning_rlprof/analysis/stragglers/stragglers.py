@@ -73,8 +73,23 @@ _NO_PARALLEL = (
     "Ranks are in several process groups, but the configuration has no `parallel` key. If one "
     "rank is slow, ranks that wait for it in every layer may look slow, too."
 )
-_MOSTLY = 0.8  # of the time of all stages
-_DETECTABLE = 0.10  # a rank that much slower must be ruled out for "no straggler"
+_MAX_WAITING_SHARE = 0.8  # Beyond it, most of the time of all stages can hide a slow rank.
+_DETECTABLE = 0.10  # "No straggler" means that a rank this much slower would show.
+
+
+def stragglers(spans: Spans) -> Table:
+    """Compare the ranks of each role at equal work and name those that slow the others down.
+
+    Verdicts: ``slow device``, ``slow host`` or, without device times, ``slow rank``;
+    ``slow, work not counted``; ``transient slowdown``, slow for a range of steps; ``slow replica``,
+    one rank of a model replica, unknown which; ``load imbalance``, explained by more work;
+    ``longer in`` a stage while the other stages keep pace, ``slow in`` some stages;
+    ``inconclusive``; and ``no straggler``, if a rank 10% slower would have been detected.
+
+    Abstains if no role has enough ranks, steps and stages without waiting. The answer is cached as
+    long as the run exists, because report and findings both need it.
+    """
+    return spans.once("stragglers", _analyze, spans.tables)
 
 
 def peer_time_lost(own_ns: Float64s, excess_ns: Float64s, rank: int, first: int, last: int) -> int:
@@ -114,21 +129,6 @@ class _Judged(NamedTuple):
 
     rows: list[tuple[Cell, ...]]
     remarks: list[str]
-
-
-def stragglers(spans: Spans) -> Table:
-    """Compare the ranks of each role at equal work and name those that slow the others down.
-
-    Verdicts: ``slow device``, ``slow host`` or, without device times, ``slow rank``;
-    ``slow, work not counted``; ``transient slowdown``, slow for a range of steps; ``slow replica``,
-    one rank of a model replica, unknown which; ``load imbalance``, explained by more work;
-    ``longer in`` a stage while the other stages keep pace, ``slow in`` some stages;
-    ``inconclusive``; and ``no straggler``, if a rank 10% slower would have been detected.
-
-    Abstains if no role has enough ranks, steps and stages without waiting. The answer is cached as
-    long as the run exists, because report and findings both need it.
-    """
-    return spans.once("stragglers", _analyze, spans.tables)
 
 
 def _analyze(spans: Spans) -> Table:
@@ -297,7 +297,7 @@ def _no_straggler(
             f"{_DETECTABLE:.0%} slower may go undetected."
         )
     waiting = max(slowdown.waiting for slowdown in own)
-    if waiting > _MOSTLY:
+    if waiting > _MAX_WAITING_SHARE:
         names = ", ".join(spans.names[code] for code in _stages(lines, seen=False))
         return (
             f"Ranks wait for each other inside {names} ({waiting:.0%} of the time of all stages), "

@@ -30,14 +30,14 @@ EFFECT = 0.05
 BEYOND = 6.0
 """A slow rank deviates by this factor more than the others deviate from each other."""
 
-_FEWEST = 5  # steps in a range, and outside of it
-_FEWEST_TOGETHER = 8
-_SUSPECT = 0.05
-_SURE = 0.95  # of the intervals shown
-_NEARLY, _FIRST = 0.9, 10  # of all steps; and number of first steps that differ from the others
-_LEAST = 1e-3  # of the others' time: less is not believed
-_MEDIAN_HOLDS = 4  # ranks
-_HALF = 0.5  # of the steps that a rank must be known in, to be compared where pace wanders
+_MIN_STEPS = 5  # A range needs as many steps, and so does the rest of the run.
+_MIN_STEPS_TOGETHER = 8
+_SUSPICIOUS_CHANCE = 0.05
+_SHOWN_CONFIDENCE = 0.95
+_NEARLY, _MAX_FIRST = 0.9, 10  # The first steps differ from the others.
+_MIN_RATIO = 1e-3  # A smaller part of the others' time is not believed.
+_MIN_RANKS_OF_MEDIAN = 4
+_MIN_KNOWN = 0.5  # Where pace wanders, ranks with fewer steps leave too few in common.
 
 LEVEL = 0.01
 """Probability that a healthy rank of a role is accused, split among tests and positions."""
@@ -57,17 +57,17 @@ TRANSIENT, IMBALANCE = "transient slowdown", "load imbalance"
 LONGER_IN, SLOW_IN = "longer in", "slow in"
 """Longer in one stage while the others keep pace; or in some. The names of the stages follow."""
 
-_QUESTIONS = 3  # its own time as a whole, each stage, the device's time
-_MATTERS = 0.01  # of the own time: a smaller cost is not reported
-_COMPARABLE = 0.005  # of the own time: a smaller stage says nothing of the machine
+_QUESTIONS = 3  # A rank is tested as a whole, in each stage, and by its device's time.
+_MIN_COST = 0.01  # A slow stage that costs less of a rank's own time is not reported.
+_MIN_STAGE_SHARE = 0.005  # A stage with less of the own time says nothing of the machine.
 
 WHOLE = -1
 """Stands for all stages without waiting; other series are an index into ``Spans.names``."""
 
-_COVERED = 0.5  # of the usual time: steps with less of it are not compared
-_EDGE = 0.02  # of a rank's steps at either end of its work: too rare to compare with
-_ROBUST_FROM = 6  # other ranks
-_NORMAL = 1.4826  # standard deviation of a normal distribution by its median deviation
+_MIN_SHARE_COVERED = 0.5  # Steps with less of the usual time are not compared.
+_EDGE = 0.02  # The least and the most work of a rank is too rare to compare with.
+_MIN_OTHERS_OF_MEDIAN = 6
+_NORMAL = 1.4826  # A normal distribution's standard deviation is its median deviation times this.
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ def _wandering(effect: Float64s, level: float) -> dict[tuple[int, int], Evidence
     asked = [series for series in range(effect.shape[2]) if known_together(effect[:, :, series])]
     for series in asked:
         ranks, steps = known_together(effect[:, :, series]) or ([], np.zeros(0, dtype=np.int64))
-        values = np.log(np.maximum(1 + effect[ranks][:, steps, series], _LEAST))
+        values = np.log(np.maximum(1 + effect[ranks][:, steps, series], _MIN_RATIO))
         for at, (chance, above) in highest(
             steps, values, level / len(asked), math.log1p(EFFECT)
         ).items():
             known = above.scaled(_own_part(len(ranks)))
-            low, high = (math.expm1(each) for each in known.interval(1 - _SURE))
+            low, high = (math.expm1(each) for each in known.interval(1 - _SHOWN_CONFIDENCE))
             first, last = int(steps[0]), int(steps[-1])
             center = math.expm1(known.quantile(0.5))
             evidence = Evidence(first, last, False, center, low, high, min(chance * len(asked), 1))
@@ -153,7 +153,7 @@ def _own_part(ranks: int) -> float:
     The others' effects are relative to this rank, too: of two ranks, one is 5x and the other 1/5.
     From four ranks on, the median of the others hardly moves with one of them.
     """
-    return (ranks - 1) / ranks if ranks < _MEDIAN_HOLDS else 1.0
+    return (ranks - 1) / ranks if ranks < _MIN_RANKS_OF_MEDIAN else 1.0
 
 
 def known_together(effect: Float64s) -> tuple[list[int], Int64s] | None:
@@ -165,9 +165,9 @@ def known_together(effect: Float64s) -> tuple[list[int], Int64s] | None:
         effect: Shape (ranks, steps), NaN for no data.
     """
     known = ~np.isnan(effect)
-    ranks = np.flatnonzero(known.sum(axis=1) >= _HALF * max(int(known.any(axis=0).sum()), 1))
+    ranks = np.flatnonzero(known.sum(axis=1) >= _MIN_KNOWN * max(int(known.any(axis=0).sum()), 1))
     steps = np.flatnonzero(known[ranks].all(axis=0))
-    return (ranks.tolist(), steps) if len(ranks) > 1 and len(steps) >= _FEWEST_TOGETHER else None
+    return (ranks.tolist(), steps) if len(ranks) > 1 and len(steps) >= _MIN_STEPS_TOGETHER else None
 
 
 def _evidence_of(
@@ -192,7 +192,7 @@ def _is_nearly_all(known: Int64s, first: int, last: int) -> bool:
     """Return whether a range has all but a few of the first steps, and nearly all of the last."""
     before, behind = np.count_nonzero(known < first), np.count_nonzero(known > last)
     left = before + behind
-    return bool(before <= _FIRST and behind < _FEWEST and left <= (1 - _NEARLY) * len(known))
+    return bool(before <= _MAX_FIRST and behind < _MIN_STEPS and left <= (1 - _NEARLY) * len(known))
 
 
 def _spread(effect: Float64s, rank: int, evidence: Evidence) -> float:
@@ -208,7 +208,7 @@ def _spread(effect: Float64s, rank: int, evidence: Evidence) -> float:
     )
     off = np.abs(others - nan_median(others))
     off = np.sort(off[~np.isnan(off)])
-    if len(off) >= _ROBUST_FROM:
+    if len(off) >= _MIN_OTHERS_OF_MEDIAN:
         return _NORMAL * float(np.median(off))
     kept = off[:-1] if len(off) > 2 else off
     return float(np.sqrt(np.sum(kept**2) / max(len(kept) - 1, 1)))
@@ -233,14 +233,14 @@ def suspicious(effect: Float64s, lasting: int = 1) -> dict[int, Evidence]:
     chance, center = sign_test(effect), nan_median(effect, axis=1)
     return {
         rank: _evidence(effect[rank], 0, effect.shape[1] - 1, False, float(chance[rank]), lasting)
-        for rank in np.flatnonzero((chance <= _SUSPECT) & (center > EFFECT)).tolist()
+        for rank in np.flatnonzero((chance <= _SUSPICIOUS_CHANCE) & (center > EFFECT)).tolist()
     }
 
 
 def _apart(values: Float64s, first: int, last: int) -> bool:
     """Return whether a rank was slow in a range of steps and not outside of it."""
     inside, beside = values[first : last + 1], np.delete(values, slice(first, last + 1))
-    if min(np.sum(~np.isnan(inside)), np.sum(~np.isnan(beside))) < _FEWEST:
+    if min(np.sum(~np.isnan(inside)), np.sum(~np.isnan(beside))) < _MIN_STEPS:
         return False
     return bool(np.nanmedian(inside) > EFFECT >= np.nanmedian(beside))
 
@@ -374,7 +374,7 @@ def _slow_stages(slowdown: RankSlowdown, level: float) -> list[tuple[int, int, E
     costs = {
         key: evidence.effect * float(slowdown.share[key[1] + 1]) for key, evidence in sure.items()
     }
-    order = sorted((key for key in sure if costs[key] >= _MATTERS), key=lambda key: -costs[key])
+    order = sorted((key for key in sure if costs[key] >= _MIN_COST), key=lambda key: -costs[key])
     return [(rank, series + 1, sure[rank, series]) for rank, series in order]
 
 
@@ -390,7 +390,7 @@ def _slow_in(slowdown: RankSlowdown, rank: int, evidence: Evidence) -> tuple[str
     """
     part = slice(evidence.first, evidence.last + 1)
     effect = nan_median(slowdown.effect[rank, part], axis=0)
-    large = slowdown.seen[1:] & (slowdown.share[1:] >= _COMPARABLE)
+    large = slowdown.seen[1:] & (slowdown.share[1:] >= _MIN_STAGE_SHARE)
     compared = np.flatnonzero(large & ~np.isnan(effect[1:])) + 1
     slow = [series for series in compared.tolist() if effect[series] > EFFECT]
     slow.sort(key=lambda series: -effect[series] * float(slowdown.share[series]))
@@ -533,7 +533,7 @@ def _relative_slowdown(
     weight = np.nan_to_num(nan_median(np.where(valid, explained, np.nan).reshape(-1, len(member))))
     covered, there = (valid * weight) @ member, np.where(valid, explained, 0.0) @ member
     usual = (valid.any(axis=0) * weight) @ member
-    there = np.where((covered > 0) & (covered >= _COVERED * usual), there, np.nan)
+    there = np.where((covered > 0) & (covered >= _MIN_SHARE_COVERED * usual), there, np.nan)
     took = (np.where(valid, ns, 0.0) @ member) / there
     charged = (np.where(valid, np.maximum(ns - early, 0.0), 0.0) @ member) / there
     own, others = (took, charged) if waited else (charged, took)

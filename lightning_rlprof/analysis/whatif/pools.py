@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.steps.partition import containing_step
 from lightning_rlprof.analysis.steps.step_matrix import StepMatrix, step_matrix
-from lightning_rlprof.analysis.steps.step_selection import FEWEST, counted
+from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS, counted
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.analysis.steps.weight_updates import (
     generating_and_training_ranks,
@@ -22,8 +22,8 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
 _NO_WORK = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.UNATTRIBUTED_IDLE)
-_CROSS = 0.1  # of the rollouts: if more end in a later step than they began in, they go on
-_EXPLAINED = 0.9  # of the step: what the work of the slower pool must be
+_MAX_LATER = 0.1  # If more of the rollouts end in a later step, they go on over steps.
+_MIN_EXPLAINED_SHARE = 0.9  # The work of the slower pool must be as much of the step.
 
 
 class Pools(NamedTuple):
@@ -85,8 +85,8 @@ def find_pools(spans: Spans) -> Pools | str:
     ranks = spans.rank[matrix.steps]
     own = included & np.isin(ranks, trains)
     steps, place = np.unique(spans.step[matrix.steps[own]], return_inverse=True)
-    if len(steps) < FEWEST:
-        return f"{len(steps)} steps are included; {FEWEST} are needed."
+    if len(steps) < MIN_STEPS:
+        return f"{len(steps)} steps are included; {MIN_STEPS} are needed."
     wall = np.bincount(place, spans.duration_ns[matrix.steps[own]]) / np.bincount(place)
     training, rollout = (_work(spans, matrix, each, steps) for each in (trains, generates))
     _without_meeting(spans, training, rollout)
@@ -94,10 +94,10 @@ def find_pools(spans: Spans) -> Pools | str:
         rollout[:] = rollout.mean(axis=(0, 1))
     pools = Pools(wall, training, rollout[:, :, :-1], spans.names)
     explained = float(pools.longest_ns().mean() / max(wall.mean(), 1.0))
-    if not _EXPLAINED <= explained <= 1 / _EXPLAINED:
+    if not _MIN_EXPLAINED_SHARE <= explained <= 1 / _MIN_EXPLAINED_SHARE:
         return (
             f"The work of the slower ranks explains {explained:.0%} of a step; "
-            f"{_EXPLAINED:.0%} are needed to predict another."
+            f"{_MIN_EXPLAINED_SHARE:.0%} are needed to predict another."
         )
     return pools
 
@@ -109,7 +109,7 @@ def _go_on(spans: Spans, steps: Int64s, generates: Int64s) -> bool:
     place = containing_step(spans, steps, rows, spans.rank)
     inside = place >= 0
     ends = spans.end_ns[steps[place[inside]]]
-    return bool(np.mean(spans.end_ns[rows[inside]] > ends) > _CROSS) if inside.any() else True
+    return bool(np.mean(spans.end_ns[rows[inside]] > ends) > _MAX_LATER) if inside.any() else True
 
 
 def _work(spans: Spans, matrix: StepMatrix, ranks: Int64s, steps: Int64s) -> Float64s:

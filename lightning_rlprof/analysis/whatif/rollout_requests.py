@@ -11,7 +11,7 @@ from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
-_FEWEST = 4  # requests of a rollout, below which it has no tail
+_MIN_REQUESTS = 4  # A rollout of fewer has no tail.
 _KINDS = (KINDS.index("stage"), KINDS.index("region"))
 
 
@@ -61,7 +61,7 @@ def requests_within(spans: Spans, rows: Int64s) -> RolloutRequests | None:
     place = containing_step(spans, rows, own, spans.rank)
     own, stage = own[place >= 0], rows[place[place >= 0]]
     used, count = np.unique(stage, return_counts=True)
-    keep = np.isin(stage, used[count >= _FEWEST])
+    keep = np.isin(stage, used[count >= _MIN_REQUESTS])
     own, stage = own[keep], stage[keep]
     if not len(own):
         return None

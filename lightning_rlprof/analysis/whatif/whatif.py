@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
-from lightning_rlprof.analysis.steps.step_selection import FEWEST
+from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.analysis.steps.time_categories import Category, category_of
 from lightning_rlprof.analysis.steps.weight_updates import Mode, execution_mode
 from lightning_rlprof.analysis.whatif.edits import (
@@ -53,9 +53,9 @@ _NOT_BALANCED = (
     "waiting."
 )
 _HOUR_NS = 3_600 * 10**9
-_ALLOWED = 0.01  # replay error of the unchanged step
-_SHOWN = 5  # stages with a speedup by default
-_NORMAL = 1.96  # spreads that hold 95%
+_MAX_REPLAY_ERROR = 0.01  # A replay of the unchanged step may err by as much.
+_SHOWN = 5  # By default, as many stages have a speedup.
+_NORMAL = 1.96  # As many spreads on each side hold 95%.
 
 
 class Rollout(NamedTuple):
@@ -105,14 +105,14 @@ def whatif(
     graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
-    if len(graph.steps) < FEWEST:
-        text = f"{len(graph.steps)} steps have usable boundaries; {FEWEST} are needed."
+    if len(graph.steps) < MIN_STEPS:
+        text = f"{len(graph.steps)} steps have usable boundaries; {MIN_STEPS} are needed."
         return Table("whatif", _COLUMNS, abstained=text)
     before = _replayed_ns(graph, Edit(graph.ns, graph.transfer_ns))
     off = float(np.median(np.abs(before / np.maximum(graph.wall_ns, 1) - 1)))
-    if off > _ALLOWED:
+    if off > _MAX_REPLAY_ERROR:
         text = f"The replay error of the unchanged step is {off:.2%}"
-        text += f"; at most {_ALLOWED:.0%} is allowed. {graph.note}"
+        text += f"; at most {_MAX_REPLAY_ERROR:.0%} is allowed. {graph.note}"
         return Table("whatif", _COLUMNS, abstained=text)
     asked = (speedup or {}, remove, overlap)
     changes = asked if any(asked) or rollout else _default_changes(graph)
@@ -158,10 +158,10 @@ def _asynchronous(
     now, steps, before = float(pools.step_ns.mean()), len(pools.step_ns), pools.longest_ns()
     rows: list[tuple[Cell, ...]] = []
     for text, after in changes.items():
-        each = pools.step_ns - before + after  # what no rank's work explains stays
+        each = pools.step_ns - before + after  # What no rank's work explains stays.
         then = float(each.mean())
         unsure = abs(float(np.mean(pools.step_ns - before))) * abs(1 - then / now)
-        # Of the mean of as many steps to come, whose lengths are others.
+        # The interval is of the mean of as many steps to come, whose lengths differ.
         around = _NORMAL * float(each.std(ddof=1)) * np.sqrt(2 / steps) + unsure
         saved = now - then
         hours = saved * steps * len(spans.ranks) / _HOUR_NS
@@ -309,7 +309,7 @@ def score(kept: Iterable[Mapping[str, Any]], later: Spans) -> Table:
         return Table("score", _SCORES, abstained=graph)
     if not last:
         return Table("score", _SCORES, abstained="No predictions were saved.")
-    if len(graph.steps) < FEWEST:
+    if len(graph.steps) < MIN_STEPS:
         return Table("score", _SCORES, abstained="The new run has too few steps.")
     took = round(float(np.median(graph.wall_ns)))
     rows: list[tuple[Cell, ...]] = []

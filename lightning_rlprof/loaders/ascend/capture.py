@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.csv_sheets import (
-    LARGEST_TIME,
+    MAX_TIME,
     microseconds,
     plausible,
     read_sheet,
@@ -138,7 +138,7 @@ class Capture:
             began = int(end["collectionTimeEnd"] - ran)  # type: ignore[index]
         except (KeyError, TypeError, ValueError, OverflowError):
             return 0
-        return began if 0 < began < LARGEST_TIME else 0
+        return began if 0 < began < MAX_TIME else 0
 
     def option(self, name: str, block: str = "experimental_config") -> Any:
         """Return an option of the profiler, None if the files do not have it."""

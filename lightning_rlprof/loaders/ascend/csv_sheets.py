@@ -18,7 +18,7 @@ from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 from lightning_rlprof.tables.table import Cut, Loss
 
-LARGEST_TIME = 2**62
+MAX_TIME = 2**62
 """Larger numbers are damage: in nanoseconds it is the year 2116. Sums of two fit into 64 bits."""
 
 _INTEGERS = msgspec.json.Decoder(list[int])
@@ -56,7 +56,7 @@ def units(texts: Sequence[bytes]) -> Int64s:
             whole = _INTEGERS.decode(b"[" + joined[:-1].translate(None, b".") + b"]")
         except NOT_JSON:
             whole = []
-        if len(whole) == len(texts) and max(map(abs, whole)) < LARGEST_TIME:
+        if len(whole) == len(texts) and max(map(abs, whole)) < MAX_TIME:
             return np.array(whole, np.int64)
     return scaled([text.decode("latin-1") for text in texts], 1000)
 
@@ -70,7 +70,7 @@ def plausible(start_ns: Int64s, end_ns: Int64s) -> Mask:
         >>> plausible(start, np.array([10**18 + 5, 1_005, 10**18])).tolist()
         [True, False, False]
     """
-    sound = (start_ns > 0) & (start_ns < LARGEST_TIME) & (end_ns >= start_ns)
+    sound = (start_ns > 0) & (start_ns < MAX_TIME) & (end_ns >= start_ns)
     sound &= end_ns - start_ns < _LONGEST_NS
     starts = np.sort(start_ns[sound])
     middle = starts[len(starts) // 2] if len(starts) else 0
@@ -96,7 +96,7 @@ def _whole(value: str | float | int | None, factor: int) -> int:
     if "," in text and _GROUPED.fullmatch(text):
         text = text.replace(",", "")
     number = _EXACT.multiply(_EXACT.create_decimal(text or "NaN"), factor)
-    if not number.is_finite() or abs(number) >= LARGEST_TIME:
+    if not number.is_finite() or abs(number) >= MAX_TIME:
         return UNKNOWN
     return int(_EXACT.to_integral_value(number))
 

@@ -20,7 +20,7 @@ from lightning_rlprof.loaders.ascend.capture import (
     texts_of,
 )
 from lightning_rlprof.loaders.ascend.csv_sheets import (
-    LARGEST_TIME,
+    MAX_TIME,
     Convert,
     Sheet,
     microseconds,
@@ -436,8 +436,8 @@ def _last_before(numbers: Int64s, times: Int64s, number: Int64s, before: Int64s)
 def _sound_calls(calls: Mapping[str, Int64s]) -> Calls:
     """Return the rows of a table of calls, with impossible times as unknown."""
     start, end = calls["startNs"], calls["endNs"]
-    begun = (start > 0) & (start < LARGEST_TIME)
-    ended = (start > 0) & (end >= start) & (end < LARGEST_TIME)
+    begun = (start > 0) & (start < MAX_TIME)
+    ended = (start > 0) & (end >= start) & (end < MAX_TIME)
     return Calls(
         np.where(begun, start, UNKNOWN),
         calls["globalTid"] & THREAD_BITS,

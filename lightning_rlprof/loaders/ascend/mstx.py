@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.loaders.ascend.csv_sheets import LARGEST_TIME
+from lightning_rlprof.loaders.ascend.csv_sheets import MAX_TIME
 from lightning_rlprof.loaders.ascend.trace_view import STEP, FlowKind, RowKind, TraceView
 from lightning_rlprof.loaders.host_calls import Launches, Stages, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
@@ -141,7 +141,7 @@ def database_marks(database: SqliteTables) -> Marks:
     name, domain = np.split(code, 2)
     instant = np.isin(ids["eventType"], list(_INSTANTS))
     start, end = ids["startNs"], np.where(instant, ids["startNs"], ids["endNs"])
-    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME) & (name >= 0)
+    sound = (start > 0) & (end >= start) & (end < MAX_TIME) & (name >= 0)
     device_start, device_end = _database_device_times(database, ids["connectionId"])
     return Marks(
         start[sound],

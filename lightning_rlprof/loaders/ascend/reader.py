@@ -21,7 +21,7 @@ from lightning_rlprof.loaders.ascend.capture import (
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES, COMMUNICATION, LINKS
 from lightning_rlprof.loaders.ascend.csv_sheets import (
-    LARGEST_TIME,
+    MAX_TIME,
     Convert,
     device,
     mebibytes,
@@ -112,7 +112,7 @@ def _memory(opened: OpenCapture) -> Frame:
     types = database.strings(process["type"], STRINGS)
     app = np.isin(process["type"], [number for number, text in types.items() if text == "app"])
     devices, _, times, ddr, hbm = (column[app] for column in process.values())
-    sound = (np.minimum(ddr, hbm) >= 0) & (np.maximum(ddr, hbm) < LARGEST_TIME)
+    sound = (np.minimum(ddr, hbm) >= 0) & (np.maximum(ddr, hbm) < MAX_TIME)
     unknown = np.full(len(times), UNKNOWN)
     of_process = {
         **dict.fromkeys(_TOTALS, unknown),

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.csv_sheets import LARGEST_TIME, units, whole_number
+from lightning_rlprof.loaders.ascend.csv_sheets import MAX_TIME, units, whole_number
 from lightning_rlprof.loaders.chrome_events import SIZE, ChromeStream, Source, nanoseconds
 from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS
 from lightning_rlprof.tables.arrays import Int64s
@@ -218,9 +218,9 @@ class _TraceColumns:
             found["id"] = [whole_number(event.id) for event in events]
         else:
             length = nanoseconds([event.dur for event in events])
-            sound &= (length >= 0) & (length < LARGEST_TIME)
+            sound &= (length >= 0) & (length < MAX_TIME)
             found["end_ns"] = start + np.where(sound, length, 0)
-            sound &= found["end_ns"] < LARGEST_TIME
+            sound &= found["end_ns"] < MAX_TIME
             found["name"] = [self.names[str(event.name)] for event in events]
             if kind in (RowKind.CALLS, RowKind.QUEUE):
                 found["category"] = [self._code(event.cat) for event in events]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.chrome_events import (
-    LARGEST_TIME,
+    MAX_TIME,
     MISSING,
     NO_TIME,
     SIZE,
@@ -44,15 +44,15 @@ from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.table import Cut, Loss
 
 _Columns = dict[str, npt.NDArray[Any]]
-_LONGEST_SHAPES = 1_000  # characters of the shapes of one call
-MOST_LANES = 4_096
+_MAX_SHAPES = 1_000
+MAX_LANES = 4_096
 """Most distinct threads; the largest hosts run a few hundred in one process."""
 
 _TOLD = b'"Collective name"'
-_LARGEST = 1e300  # of a counter: a thousand of them still have a sum
-_LONGEST_NAME = 1_000  # characters of what threads and processes are called
+_MAX_COUNTER = 1e300  # A thousand of them still have a sum.
+_MAX_NAME = 1_000
 
-# Codes: half the memory.
+# Codes take half the memory.
 _NARROW = {"lane", "name", "operation", "type", "group", "dims", "types", "values"}
 KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION = range(4)
 """A device's work, calls of its driver, marked ranges, their shadow on the device."""
@@ -71,7 +71,7 @@ DERIVED = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR, SHAPES: OPERATOR}
 _DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "privateuse1")
 _LAUNCHING = [f"{driver}_{api}" for driver in _DRIVERS for api in ("runtime", "driver")]
 _CATEGORIES = {
-    **dict.fromkeys(("kernel", "Kernel"), KERNEL),  # with capitals in torch 1.8
+    **dict.fromkeys(("kernel", "Kernel"), KERNEL),  # torch 1.8 has capitals.
     **dict.fromkeys((*_LAUNCHING, "Runtime"), LAUNCH),
     "user_annotation": ANNOTATION,
     "gpu_user_annotation": DEVICE_ANNOTATION,
@@ -129,7 +129,7 @@ _STEP_FILE = re.compile(r"step-(\d{1,15})")
 
 # Before torch 2.3 times were since 1970, now they are since a quarter of a year began, which has
 # 8 * 10**15 nanoseconds. 10**18 was in 2001.
-_SINCE_1970 = range(10**18, LARGEST_TIME)
+_SINCE_1970 = range(10**18, MAX_TIME)
 
 
 def _field(name: str, default: Id | msgspec.Raw = MISSING) -> Any:
@@ -290,7 +290,7 @@ def _code_of_json(raw: bytes, texts: Codes) -> int:
         text = msgspec.json.format(raw, indent=-1).decode()  # torch breaks lines since 2.3
     except NOT_JSON:
         return MISSING
-    return texts[text] if len(text) <= _LONGEST_SHAPES else MISSING
+    return texts[text] if len(text) <= _MAX_SHAPES else MISSING
 
 
 def _group(args: _Communicated) -> str | None:
@@ -304,7 +304,7 @@ def _group(args: _Communicated) -> str | None:
 def _arguments(
     kind: type, columns: Callable[[list[Any], Codes], _Columns], sign: bytes = b""
 ) -> Arguments:
-    nothing = kind()  # what null stands for
+    nothing = kind()  # Null stands for it.
     decode: Any = msgspec.json.Decoder(list[kind | None]).decode  # type: ignore[valid-type]
     return Arguments(lambda data: [each or nothing for each in decode(data)], columns, sign)
 
@@ -389,7 +389,7 @@ class ChromeColumns:
     def __init__(self, wanted: frozenset[int] = EVERY, like: "ChromeColumns | None" = None) -> None:
         self.wanted = wanted
         self.names: Codes = like.names if like else Codes("(other names)")
-        self.lanes: Codes = like.lanes if like else Codes((None, "others"), MOST_LANES)
+        self.lanes: Codes = like.lanes if like else Codes((None, "others"), MAX_LANES)
         self.thread_names: dict[tuple[Id, Id], str] = {}
         self.labels: dict[Id, str] = {}
         self.counts: Counter[int] = Counter()
@@ -488,7 +488,7 @@ class ChromeColumns:
         if "end_ns" in KEPT[kind]:
             length = columns["length_ns"][rows]
             found["end_ns"] = found["start_ns"] + length
-            sound &= (length >= 0) & (found["end_ns"] < LARGEST_TIME)
+            sound &= (length >= 0) & (found["end_ns"] < MAX_TIME)
         self._grow(kind, found, sound)
 
     def _take_samples(self, events: list[Event]) -> None:
@@ -502,7 +502,7 @@ class ChromeColumns:
                 continue
             lane, name = self.lanes[event.pid, event.tid], event.name or ""
             for series, value in values.items():
-                if not isinstance(value, int | float) or abs(value) > _LARGEST:
+                if not isinstance(value, int | float) or abs(value) > _MAX_COUNTER:
                     self.unread[COUNTER] += 1
                     continue
                 whole = name if series in ("value", name) else f"{name} {series}".strip()
@@ -528,16 +528,16 @@ class ChromeColumns:
     def _name(self, event: Event) -> None:
         """Keep what a thread or process is called."""
         key = {"thread_name": "name", "process_labels": "labels"}.get(event.name or "")
-        if key is None or max(len(self.thread_names), len(self.labels)) >= MOST_LANES:
+        if key is None or max(len(self.thread_names), len(self.labels)) >= MAX_LANES:
             return
         try:
             name = msgspec.json.decode(event.args, type=dict[str, Any])[key]
         except (KeyError, *NOT_JSON):
             return
         if isinstance(name, str) and key == "name":
-            self.thread_names[event.pid, event.tid] = name[:_LONGEST_NAME]
+            self.thread_names[event.pid, event.tid] = name[:_MAX_NAME]
         elif isinstance(name, str):
-            self.labels[event.pid] = name[:_LONGEST_NAME]
+            self.labels[event.pid] = name[:_MAX_NAME]
 
 
 def _type(column: str) -> type[np.generic]:
@@ -649,7 +649,7 @@ class KinetoTrace:
     def unix_ns(self) -> int:
         """Wall-clock time of `zero_ns`; 0 where that is not known."""
         base = told(self.top, "baseTimeNanoseconds", int, 0)
-        if 0 < base + self.zero_ns < LARGEST_TIME and base > 0:
+        if 0 < base + self.zero_ns < MAX_TIME and base > 0:
             return base + self.zero_ns
         return self.zero_ns if self.zero_ns in _SINCE_1970 else 0
 
@@ -696,7 +696,7 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
         trace.problems[0] = Cut(f"{trace.problems[0]} (no kernel was read)")
     trace.problems.extend(trace.losses(*EVERY, more=stream.lost))
     if columns.lanes.merged:
-        text = f"of more than {MOST_LANES:,} threads, the rest are counted as one thread"
+        text = f"of more than {MAX_LANES:,} threads, the rest are counted as one thread"
         trace.problems.append(text)
     return trace
 
@@ -800,7 +800,7 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
 
 def _calls(trace: KinetoTrace) -> Iterator[Columns]:
     """Yield the calls of the driver that have a number; row is -1."""
-    launches = trace.grown(LAUNCH)  # before the names: they may be read with it
+    launches = trace.grown(LAUNCH)  # This comes before the names, which may be read with it.
     names = list(trace.columns.names)
     graphs = np.array([_GRAPH in name for name in names] or [False])
     starts = [part["start_ns"][graphs[part["name"]]] for part in launches.parts()]

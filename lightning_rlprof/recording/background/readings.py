@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import described
 
-_MOST_BYTES = 1 << 16  # of a file
-_SECTOR = 512  # bytes, of /proc/diskstats whatever the disk
-_NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit"
+_MAX_BYTES = 1 << 16
+_SECTOR = 512  # /proc/diskstats counts in it, whatever the disk.
+_NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit".
 _VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
 
-# Numbers of NVML's C interface, which do not change.
+# Numbers of NVML's C interface do not change.
 _SM_CLOCK, _OF_GPU = 1, 0
 _POWER = 0x4 | 0x80  # software power cap, power brake of the hardware
 _HEAT = 0x20 | 0x40  # by software, by hardware
@@ -107,7 +107,7 @@ class HostFiles:
         if number is None:
             number = os.open(self.place(path), os.O_RDONLY | os.O_CLOEXEC)
             self._open[path] = number
-        return os.pread(number, _MOST_BYTES, 0).decode("ascii", "replace")
+        return os.pread(number, _MAX_BYTES, 0).decode("ascii", "replace")
 
     def place(self, path: str) -> Path:
         """Return where a file or folder is."""
@@ -144,7 +144,7 @@ class HostClaim:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 self._socket.bind(f"\0rlprof-host-{name}")
-            except OSError:  # another process has it
+            except OSError:  # Another process has it.
                 self.close()
 
     @property
@@ -198,8 +198,8 @@ def _process(files: HostFiles) -> Reading:
 
 def _host_cpu(files: HostFiles) -> Reading:
     content = files.read("/proc/stat")
-    ticks = [int(each) for each in content.partition("\n")[0].split()[1:9]]  # guests are in user
-    idle = ticks[3] + ticks[4]  # and waiting for a disk
+    ticks = [int(each) for each in content.partition("\n")[0].split()[1:9]]  # User has guests.
+    idle = ticks[3] + ticks[4]  # To wait for a disk is to be idle, too.
     busy, count = sum(ticks) - idle, len(re.findall(r"^cpu\d", content, re.MULTILINE))
     return Reading(
         {

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 
-MOST_SHARE = 0.001
+MAX_SHARE = 0.001
 """Of a core. A machine on which a sample takes longer than a millisecond is sampled less often."""
 
 _STOP_S = 5.0
@@ -52,9 +52,9 @@ _CONSTANT = {
 LONG_NS = 1_000_000
 """A pause of this length or more becomes a region."""
 
-_MOST_EVENTS = 1 << 17  # two per collection, between two calls of `GcPauses.take`
-_MOST_PAUSES = 1 << 12  # long ones between two steps
-_CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
+_MAX_EVENTS = 1 << 17  # Each collection adds two, until `GcPauses.take` is called.
+_MAX_PAUSES = 1 << 12  # They are the long ones between two steps.
+_CHILDREN_EVERY_NS = 100_000_000  # Each child costs the reading of a file.
 
 Device = tuple[int, str | None]
 """Number of an accelerator, as torch counts, and its UUID if torch tells it."""
@@ -155,7 +155,7 @@ class Background:
             took = 0.0 if sets_up else time.thread_time() - begin
             # Samples within a long step, and steps since the last write.
             self._session.buffer.flush_if_free()
-            pause = max(PERIOD_S, took / MOST_SHARE)
+            pause = max(PERIOD_S, took / MAX_SHARE)
 
     def sample(self) -> None:
         """Read all parts once, and add their lines. Never raises an `Exception` of a part."""
@@ -248,12 +248,12 @@ class GcPauses:
     """Count the pauses of this process, of all its threads: each waits for the interpreter."""
 
     def __init__(self) -> None:
-        self._events: deque[Any] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[Any] = deque(maxlen=_MAX_EVENTS)
         self._callback = clock_in_c(self._events)
         self._lock = threading.Lock()
         self._open: tuple[int, int] | None = None
         self._ns = self._count = 0
-        self._long: deque[Pause] = deque(maxlen=_MOST_PAUSES)
+        self._long: deque[Pause] = deque(maxlen=_MAX_PAUSES)
         gc.callbacks.append(self._callback)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from lightning_rlprof.records.records import Header, Kind
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING = 10_000
+_MAX_WAITING = 10_000
 _LAST_WAIT_S = 2.0
 
 
@@ -92,7 +92,7 @@ class DeviceTimeRecorder(Recorder):
 
     def enter(self, name: str, kind: Kind, step: int) -> object:
         """Put the first event of a stage into the stream."""
-        if kind != "stage" or self._waiting >= _MOST_WAITING or self._is_capturing():
+        if kind != "stage" or self._waiting >= _MAX_WAITING or self._is_capturing():
             return None
         return self._recorded()
 

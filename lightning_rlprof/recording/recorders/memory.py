@@ -1,9 +1,4 @@
-"""Record every allocation of a capture, for torch's memory viewer; also when memory runs out.
-
-Sample memory every few milliseconds of a capture, on a thread of its own.
-
-Attach memory to the spans of a capture, and watch it more closely where that is wanted.
-"""
+"""Memory of a capture: every allocation for torch's viewer, samples over time, numbers of spans."""
 
 import inspect
 import logging
@@ -40,9 +35,9 @@ _COLUMNS = (
 )
 _WIDTH = 1 + len(_COLUMNS)
 _UNKNOWN = -1
-# 40 bytes each: 40 MB in all, and close to three hours at the default interval.
-_INTERVAL_MS = 10.0  # between two samples of the timeline
-_MOST = 1_000_000
+# As many samples of 40 bytes are 40 MB, and close to three hours at the default interval.
+_INTERVAL_MS = 10.0
+_MAX_SAMPLES = 1_000_000
 _STOP_S = 5.0
 _ROWS_AT_ONCE = 10_000
 
@@ -230,7 +225,7 @@ class MemoryTimelineRecorder(Recorder):
         most: Samples after which a capture's timeline ends, with a note.
     """
 
-    def __init__(self, kind: str, interval_ms: float, most: int = _MOST) -> None:
+    def __init__(self, kind: str, interval_ms: float, most: int = _MAX_SAMPLES) -> None:
         self._kind, self._interval_ms, self._most = kind, interval_ms, most
         self._out = Path()
         self._sampler: _Sampler | None = None

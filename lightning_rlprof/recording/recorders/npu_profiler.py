@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "lightning_rlprof", "ascend", "parse")
 
 _LATER = "run `rlprof ascend parse` later"
-_LONGEST_PARSE_S = 3600.0
+_MAX_PARSE_S = 3600.0
 
 # Under msprof's command line these make torch_npu.profiler do nothing.
 _MSPROF = ("PROFILING_MODE", "PROFILER_SAMPLECONFIG")
@@ -227,7 +227,7 @@ class NpuProfilerRecorder(Recorder):
             text = f"{len(self._empty)} of {len(self._made)} captures have no device data"
             self.note(Code.CAPTURE_WITHOUT_DEVICE, text, captures=len(self._empty))
         if self._config.integrated.profile_analysis and self._made:
-            analyse_captures(self._made, _LONGEST_PARSE_S, self.note)
+            analyse_captures(self._made, _MAX_PARSE_S, self.note)
 
     def _new_profile(self, out: Path) -> Any:
         module = self._module

@@ -45,14 +45,14 @@ _DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU
 
 # How many ranks share a host where no launcher tells: few hosts hold more than 8 devices.
 _RANKS_PER_HOST = 8
-_MOST_EVENTS = 20_000_000
+_MAX_EVENTS = 20_000_000
 _CURE = (
     "at {}; the events so far are kept. Capture fewer steps, one stage or "
     "torch_profiler.schedule, or leave out stacks and shapes"
 )
-_CHECK_S = 0.2  # a check takes up to 2 ms
+_CHECK_S = 0.2  # A check takes up to 2 ms.
 
-# Stages that step no optimizer.
+# These stages step no optimizer.
 _NO_MINI_BATCHES = set(STAGES) - {"actor_update", "critic_update"}
 
 _MEMINFO = Path("/proc/meminfo")
@@ -62,12 +62,12 @@ _PROBE = 1 << 16
 
 # Underscores part the fields of a name; the folder's and the role's own must not look like them.
 _FOREIGN = re.compile(r"[^0-9A-Za-z.=+-]+")
-_LONGEST = 80
+_MAX_NAME = 80
 
 # Of a trace of 400 MB, level 1 makes 1/12 at 1,150 MB/s; 0 makes 1/10 no faster, 3 no less at 180.
 # Python's gzip makes 1/17 at 52 MB/s (its level 6), torch's own export 1/19 at 9 MB/s.
 _LEVEL = 1
-_GZIP = 31  # zlib's way to ask for gzip's header and check sum
+_GZIP = 31  # It asks zlib for gzip's header and check sum.
 
 # Between two blocks it waits for the interpreter, which a busy training gives up every 5 ms.
 _BLOCK = 4 << 20
@@ -148,7 +148,7 @@ class TorchProfilerRecorder(Recorder):
     """
 
     def __init__(
-        self, config: ProfilerConfig, header: Header, max_events: int = _MOST_EVENTS
+        self, config: ProfilerConfig, header: Header, max_events: int = _MAX_EVENTS
     ) -> None:
         self._config, self._header, self._max_events = config, header, max_events
         block, device = config.integrated, header.device
@@ -645,7 +645,7 @@ def label(text: str) -> str:
         >>> label("update actor/2")
         'update-actor-2'
     """
-    return _FOREIGN.sub("-", text)[:_LONGEST]
+    return _FOREIGN.sub("-", text)[:_MAX_NAME]
 
 
 def trace_name(window: str, role: str, rank: int, world_size: int, batches: str = "") -> str:

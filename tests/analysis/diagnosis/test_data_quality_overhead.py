@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lightning_rlprof.analysis.diagnosis.data_quality import (
-    FEWEST_PAIRS,
+    MIN_PAIRS,
     data_quality,
     measured_overhead,
 )
@@ -73,7 +73,7 @@ def test_the_interval_contains_the_truth_in_most_runs():
 
 def test_few_pairs_give_no_number():
     state, text = detail(loaded(rows(3, 0.5)))
-    more = 2 * (FEWEST_PAIRS - 3)
+    more = 2 * (MIN_PAIRS - 3)
     assert state == "ok"
     assert text.startswith(
         f"cost of recording: no data yet (3 pairs of steps); needs at least {more} more steps"

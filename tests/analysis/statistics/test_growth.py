@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.statistics.growth import FEWEST_TO_GROW, grows
+from lightning_rlprof.analysis.statistics.growth import MIN_VALUES_TO_GROW, grows
 from lightning_rlprof.tables.arrays import Float64s
 from tests.effort import DEEP
 
@@ -78,7 +78,7 @@ def test_tokens_that_are_a_line_over_the_steps_explain_nothing() -> None:
 
 
 def test_few_steps_are_not_judged() -> None:
-    few = np.arange(FEWEST_TO_GROW - 1)
+    few = np.arange(MIN_VALUES_TO_GROW - 1)
     assert grows(few, few).verdict == "too few steps"
     assert grows(few, few).low is None
     assert grows(few[:1], few[:1]).per_step is None

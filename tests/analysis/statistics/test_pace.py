@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.statistics.pace import (
-    LONGEST,
+    MAX_VALUES,
     PRIOR,
     Posterior,
     clipped,
@@ -127,7 +127,7 @@ def test_more_values_make_it_surer_as_the_law_of_the_pace_allows() -> None:
 def test_long_series_are_joined_by_means_and_gaps_stay() -> None:
     steps = np.delete(np.arange(1_000), np.arange(500, 600))
     number, table = joined(steps, np.stack([steps, np.ones(900)], axis=1).astype(float))
-    assert len(number) <= LONGEST
+    assert len(number) <= MAX_VALUES
     assert table[0].tolist() == [1.5, 1.0]
     assert np.diff(number).max() > 20
     same, whole = joined(np.arange(10), np.ones((10, 1)))

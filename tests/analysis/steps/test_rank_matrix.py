@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.steps.rank_matrix import (
-    MOST,
+    MAX_OCCURRENCES,
     RankMatrix,
     Replicas,
     build_rank_matrix,
@@ -83,9 +83,9 @@ def test_own_times_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
 
 
 def test_occurrences_are_slots_of_their_own_up_to_a_limit() -> None:
-    many = [("micro", 2 * at, 2 * at + 1) for at in range(MOST + 3)]
+    many = [("micro", 2 * at, 2 * at + 1) for at in range(MAX_OCCURRENCES + 3)]
     spans, lineup = lined_up(step(1, *many), step(1, *many))
-    assert names(spans, lineup) == ["micro"] * MOST
+    assert names(spans, lineup) == ["micro"] * MAX_OCCURRENCES
     assert (lineup.own_ns == 1.0).all()
 
 

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.loaders.ascend.csv_sheets import LARGEST_TIME, plausible, scaled, units
+from lightning_rlprof.loaders.ascend.csv_sheets import MAX_TIME, plausible, scaled, units
 from lightning_rlprof.tables.kernels import UNKNOWN
 
 EPOCH = 1_736_408_883_000_000_000
-SINCE_1970 = st.integers(1_600_000_000_000_000_000, LARGEST_TIME - 1)
+SINCE_1970 = st.integers(1_600_000_000_000_000_000, MAX_TIME - 1)
 
 
 def brute_force(text: str, factor: int) -> int:
@@ -18,7 +18,7 @@ def brute_force(text: str, factor: int) -> int:
         value = Decimal(text.strip(' \t\r\n"')) * factor
     except InvalidOperation:
         return UNKNOWN
-    if not value.is_finite() or abs(value) >= LARGEST_TIME:
+    if not value.is_finite() or abs(value) >= MAX_TIME:
         return UNKNOWN
     return int(value.to_integral_value(ROUND_HALF_EVEN))
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, MISSING, Event
+from lightning_rlprof.loaders.chrome_events import MAX_TIME, MISSING, Event
 from lightning_rlprof.loaders.kineto import trace as event_kinds
 from lightning_rlprof.loaders.kineto.trace import (
     ANNOTATION,
@@ -139,7 +139,7 @@ def test_a_kernel_without_arguments_is_a_kernel(args: Any) -> None:
         {"dur": None},
         {"dur": -1},
         {"dur": 1e300},
-        {"ts": LARGEST_TIME // 1000 - 1, "dur": LARGEST_TIME // 1000 - 1},
+        {"ts": MAX_TIME // 1000 - 1, "dur": MAX_TIME // 1000 - 1},
     ],
 )
 def test_events_whose_times_cannot_be_true_are_counted(times: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def test_threads_get_their_names() -> None:
 
 
 def test_threads_beyond_the_bound_are_taken_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_kinds, "MOST_LANES", 3)
+    monkeypatch.setattr(event_kinds, "MAX_LANES", 3)
     columns = columns_of(*(kernel(tid=tid) for tid in (1, 2, 3, 4, 5, 1)))
 
     assert columns.lanes.merged == 2

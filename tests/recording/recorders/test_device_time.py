@@ -77,7 +77,7 @@ def test_nothing_is_put_into_a_graph_that_is_being_captured(stream):
 
 
 def test_a_device_that_hangs_stops_costing_memory(stream, monkeypatch):
-    monkeypatch.setattr(device_time, "_MOST_WAITING", 3)
+    monkeypatch.setattr(device_time, "_MAX_WAITING", 3)
     recorder = recorder_of(stream)
     for _ in range(9):
         recorder.exit(recorder.enter("actor_update", "stage", 1))
