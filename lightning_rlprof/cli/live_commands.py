@@ -30,9 +30,7 @@ from lightning_rlprof.system.process import process_state
 from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
     from rich.console import Console, RenderableType
 

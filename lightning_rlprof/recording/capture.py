@@ -1,11 +1,10 @@
 """One rank's captures: recorders opened and closed around windows, and dropped when they fail.
 
-Decide when a capture opens and closes: a pure function of configuration, rank, step and stage.
+When a capture opens and closes follows from configuration, rank, step and stage. It covers a
+window: whole steps (consecutive wanted steps may share one window) or, when stages were chosen or
+``discrete`` is on, one stage of one step.
 
-A capture covers a window. Either whole steps (consecutive wanted steps may share one window), or,
-when stages were chosen or ``discrete`` is on, one window per wanted stage and step.
-
-Count the decoding iterations of a generation: its capture opens at one, ends at another.
+Of a generation the decoding iterations are counted: its capture opens at one, ends at another.
 """
 
 import logging
