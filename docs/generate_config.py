@@ -81,7 +81,7 @@ def _row(name: str, section: type[Section]) -> tuple[str, ...]:
         f"`{name}`",
         allowed,
         default.replace("`null`", "unset"),
-        " ".join((field.description or "").split()),
+        section.meanings()[name],
     )
 
 

@@ -449,7 +449,7 @@ def _say_explained(facts: dict[str, Any]) -> None:
         for setting in remedy["settings"]:
             console.say(f"  {setting}")
         console.say(f"  Risk: {remedy['risk']}")
-    console.say(f"Page of the documentation: {facts['guide']}")
+    console.say(f"Page of the documentation, in a clone: {facts['guide']}")
 
 
 def stragglers(run: Run = SAVE_PATH) -> None:

@@ -236,7 +236,11 @@ def _print_undecided(table: "Table") -> None:
     ]
     for name, _, detectable, needed in [*rows[-1:], *rows[:-1]][:_SHOWN]:
         more = f"; about {needed} steps a run would decide" if needed else ""
-        console.say(f"{name}: a change of {float(detectable or 0):.1%} would have shown{more}")
+        least = float(detectable or 0)
+        said = f"only a change of {least:.1%} or more would have shown"
+        if least > 1:
+            said = "not even a doubling would have shown"
+        console.say(f"{name}: {said}{more}")
 
 
 def _for_people(table: "Table") -> "Table":

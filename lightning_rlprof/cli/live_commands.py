@@ -30,9 +30,7 @@ from lightning_rlprof.system.process import process_state
 from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
     from rich.console import Console, RenderableType
 
@@ -195,6 +193,10 @@ def _report_captures(
         captured = [note.text for note in taken if note.facts.get("step") in steps]
         for text in captured:
             console.say(f"rank {each.rank}: {text}")
+        if captured and each.status is not None and each.last_step < request.last_step:
+            lacking = f"steps {each.last_step + 1} to {request.last_step}"
+            ended = f"the training ended at step {each.last_step}"
+            console.warn(f"rank {each.rank}: {ended}, so {lacking} are not in the capture")
         if not captured:
             warnings = [note for note in notes if note.level != "info"]
             reasons = [note for note in notes if note.code in CAPTURE_FAILURES] or warnings

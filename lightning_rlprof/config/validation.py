@@ -3,9 +3,14 @@
 Steps, ranks and times as people write them: numbers, no text, no truth values, none twice.
 """
 
+import ast
 import difflib
+import inspect
 import re
+import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -13,11 +18,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 _LONGEST = 80
 _ABSENT = object()
@@ -45,9 +51,29 @@ class Section(BaseModel):
     (``integrated:`` with nothing below it) means its defaults.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """Return what each key means: the text below it in the source, where there is a source.
+
+        Pydantic could read it too, but does so whenever the class is made, in every training.
+        """
+        found: dict[str, str] = {}
+        for section in reversed(cls.__mro__):
+            if issubclass(section, Section):
+                found |= _texts(section.__module__).get(section.__name__, {})
+        return {key: found[key] for key in cls.model_fields if key in found}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        made = handler(schema)
+        keys = handler.resolve_ref_schema(made).get("properties", {})
+        for key, meaning in cls.meanings().items():
+            keys[key]["description"] = meaning
+        return made
 
     @model_validator(mode="before")
     @classmethod
@@ -69,6 +95,27 @@ class Section(BaseModel):
     def _unknown(cls, key: str) -> str:
         names = cls.model_fields
         return f"is not a key here{near(key, names)} (allowed: {', '.join(names)})"
+
+
+@cache
+def _texts(module: str) -> dict[str, dict[str, str]]:
+    """Return by class and attribute the texts below the attributes of a module's classes."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # only the compiled module is installed
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for owner in tree.body:
+        if isinstance(owner, ast.ClassDef):
+            found[owner.name] = texts = {}
+            for pair in pairwise(owner.body):
+                match pair:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(text))),
+                    ):
+                        texts[name] = " ".join(text.split())
+    return found
 
 
 def refused(text: str, value: object = _ABSENT, key: str = "") -> PydanticCustomError:

@@ -58,7 +58,8 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
     """
     tables, note, losses = _read_all(pieces)
     if not tables:
-        return Table(name, (_RANK,), abstained=note or _ABSENT)
+        recorded = any(piece.read is not None for piece in pieces)
+        return Table(name, (_RANK,), abstained=note or _ABSENT, recorded=recorded)
     columns: dict[str, Column] = {}
     parts = [_columns_on_timeline(piece, table, columns) for piece, table in tables]
     _renumber([(piece.ranks, part) for (piece, _), part in zip(tables, parts, strict=True)])

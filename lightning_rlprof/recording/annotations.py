@@ -301,7 +301,9 @@ def record(
 def count(**numbers: Any) -> None:
     """Add numbers to the innermost open span of this thread or task; outside of spans do nothing.
 
-    A list or a tensor of several numbers is kept as a histogram, four bins per doubling.
+    A list or a tensor of several numbers is kept as a histogram, four bins per doubling. From
+    ``lengths`` follow ``tokens``, unless you count them, ``tokens_sq`` and ``tokens_max``: work by
+    which runs, ranks and steps are compared.
     ``tokens_per_expert``, a list or tensor of layers and experts, or by layer, keeps every number:
     the tokens that each expert of this rank computed. It is copied, and read after the step. A
     ``version`` of the weights is not added up: the first one stays, and the last one that differs
@@ -325,8 +327,8 @@ def count(**numbers: Any) -> None:
                     if number != total[name]:
                         total[_VERSION_END] = number
                     continue
-                total[name] = total.get(name, 0) + number
-            except Exception:  # Tensors do not fit; the training continues.
+                total[name] = open_spans.added(total.get(name), number)
+            except Exception:  # tensors that do not fit: the training continues
                 total[name] = number
         span.counters = total
 

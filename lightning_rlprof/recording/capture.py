@@ -1,8 +1,10 @@
 """One rank's captures: recorders opened and closed around windows, and dropped when they fail.
 
-When a window opens and closes is a pure function of configuration, rank, step and stage. It covers
-whole steps, of which consecutive ones may share it, or a stage of a step if stages were chosen or
-``discrete`` is on; of a generation, it covers the iterations that ``tokens`` asks for.
+When a capture opens and closes follows from configuration, rank, step and stage. It covers a
+window: whole steps (consecutive wanted steps may share one window) or, when stages were chosen or
+``discrete`` is on, one stage of one step.
+
+Of a generation the decoding iterations are counted: its capture opens at one, ends at another.
 """
 
 import logging

@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any, ClassVar, Protocol
 
-from lightning_rlprof.records.records import EXPERTS, Kind, bin_name, bin_of
+from lightning_rlprof.records.records import EXPERTS, LENGTHS, Kind, bin_name, bin_of
 
 _MAX_LEFT = 1_000
 _PARENT, _OWNS, _APART = "rlprof_parent", "rlprof_owns", "rlprof_apart"  # Threads have them.
@@ -172,17 +172,47 @@ def counters_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what may be numbers; a line with what JSON takes for something else cannot be read.
 
     A list, or a tensor with dimensions, becomes a histogram: a counter per bin of its values.
+    ``lengths`` also say how much work there was, see `work_of`.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name == EXPERTS:
             continue  # `later_experts` keeps them.
         if isinstance(value, list | tuple) or getattr(value, "ndim", False):
-            with suppress(Exception):  # Whatever it is, the training continues.
-                found.update(histogram_counters(name, value))
+            with suppress(Exception):  # of any kind: the training continues
+                listed = value.tolist() if hasattr(value, "tolist") else value
+                found.update(histogram_counters(name, listed))
+                if name == LENGTHS:
+                    found = work_of([*_flat(listed)]) | found
         elif not isinstance(value, str | dict):
             found[name] = value
     return found
+
+
+class TokensOfLengths(int):
+    """A number of tokens that follows from lengths: one that is counted takes its place."""
+
+
+def added(have: Any, number: Any) -> Any:
+    """Return a counter after one more number; None: it is the first."""
+    if isinstance(number, TokensOfLengths):
+        if have is None or isinstance(have, TokensOfLengths):
+            return TokensOfLengths((have or 0) + number)
+        return have
+    return 0 + number if have is None or isinstance(have, TokensOfLengths) else have + number
+
+
+def work_of(lengths: list[float]) -> dict[str, int]:
+    """Return tokens, the sum of their squares, and those of the longest.
+
+    A rollout lasts as long as its longest response, and attention grows with the squares.
+    """
+    whole = [*map(round, lengths)]
+    return {
+        "tokens": TokensOfLengths(sum(whole)),
+        "tokens_sq": sum(each * each for each in whole),
+        "tokens_max": max(whole, default=0),
+    }
 
 
 class ExpertTokens(dict[int, list[int]]):
@@ -248,12 +278,11 @@ def _expert_tokens(
     return found
 
 
-def histogram_counters(name: str, values: Any) -> dict[str, int]:
+def histogram_counters(name: str, listed: Any) -> dict[str, int]:
     """Return how many values lie in each bin, by the name of its counter; see `bin_of`.
 
     All but numbers from zero on are left out.
     """
-    listed = values.tolist() if hasattr(values, "tolist") else values
     found: dict[str, int] = {}
     for value, times in Counter(_flat(listed)).items():
         key = bin_name(name, bin_of(value))

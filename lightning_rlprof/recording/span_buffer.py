@@ -108,7 +108,8 @@ class Buffer:
         self._writer, self._clock = writer, clock
         self._name = plain(str(writer.path))
         self._limit = limit
-        self._left_out = {"lines": 0, "steps": 0}
+        self._left_out = {"lines": 0, "steps": 0}  # as the file is full
+        self._left_from: int | None = None  # the first step that was left out
         self._has_said_full = False
         self._spans: list[Span] = []
         self.append: Callable[[Span], object] = self._spans.append
@@ -149,11 +150,12 @@ class Buffer:
                 self._flush_once()
                 if self._left_out["lines"] and not self._has_said_full:
                     self._has_said_full = True
+                    first = step if self._left_from is None else self._left_from
                     text = (
                         f"over budget: the file has all of max_file_bytes={self._limit:,}; steps "
-                        f"from {step} on are left out"
+                        f"from {first} on are left out"
                     )
-                    said = self._note(Code.OVER_BUDGET, text, {"step": step})
+                    said = self._note(Code.OVER_BUDGET, text, {"step": first})
                     log.warning("%s: %s", self._name, said)
             self._last = self._flushed, self._tally
             self._flushed, self._tally = [], Tally(self._thread)
@@ -415,8 +417,13 @@ class Buffer:
         if self._limit is not None and self._writer.size >= self._limit - self._limit // _RESERVED:
             rare = [line for line in others if type(line) not in _OF_STEPS]
             self._left_out["lines"] += len(rows) + len(others) - len(rare)
-            self._left_out["steps"] += sum(span.kind == "step" for span in spans)
+            steps = [span.step for span in spans if span.kind == "step"]
+            self._left_out["steps"] += len(steps)
+            if steps and self._left_from is None:
+                self._left_from = min(steps)
             rows, others = [], rare
+            # A server may start a thread for each request.
+            news = [line for line in news if not isinstance(line, ThreadLine)]
         lines = [*news, *rows, *others] if news or others else rows
         try:
             if not self._writer.write(lines):  # Tensors are not held any longer.

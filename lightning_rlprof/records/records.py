@@ -65,6 +65,9 @@ OPTIMIZER_STEP = "optimizer step"
 EXPERTS = "tokens_per_expert"
 """Counts of tokens by layer and expert: a histogram per layer, ``tokens_per_expert[3]``."""
 
+LENGTHS = "lengths"
+"""Lengths of responses in tokens, a histogram."""
+
 _PER_DOUBLING = 4
 _BIN_NAME = re.compile(r"(.+)\[(\d+)\]")
 

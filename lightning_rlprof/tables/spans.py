@@ -231,7 +231,7 @@ class Spans:
         """Return a table, None if the run has none.
 
         Why a table cannot be read becomes a remark, and so do rows that its loader left out, unless
-        a warning of the run names them.
+        a warning of the run names them. A table that no profiler recorded is not a remark.
         """
         if name not in self.tables:
             return None
@@ -241,7 +241,8 @@ class Spans:
             remarks.append(f"The table {name} could not be read: {error}.")
             return None
         if table.abstained is not None:
-            remarks.append(f"The table {name} is missing: {table.abstained}.")
+            if table.recorded:
+                remarks.append(f"The table {name} is missing: {table.abstained}.")
             return None
         known = {warning.text for warning in self.warnings}
         lost = (text for text in table.losses if text not in known)

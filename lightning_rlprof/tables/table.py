@@ -196,6 +196,7 @@ class Table:
         note: What must be known about them.
         abstained: Why it has no data; None if it has some.
         losses: Parts of the note that say which rows a loader could not read.
+        recorded: False if no profiler recorded this table, so that nothing is lost without it.
 
     Raises:
         ValueError: A row is not as long as ``columns``.
@@ -214,6 +215,7 @@ class Table:
     note: str = ""
     abstained: str | None = None
     losses: tuple[str, ...] = ()
+    recorded: bool = True
 
     def __post_init__(self) -> None:
         """Reject rows that do not fit under the columns."""

@@ -78,6 +78,20 @@ def test_what_a_rank_says_is_passed_on(rlprof, tmp_path, monkeypatch):
     assert f"rank 0 captured nothing: {text}" in out.replace("\n", " ")
 
 
+def test_a_capture_that_the_end_of_the_training_cut_short_says_where(rlprof, tmp_path, monkeypatch):
+    made = writer(tmp_path)
+    step = ("span", "step", "step", 157, 1, 2, 7, 9, None, None)
+    taken = note_line(5, Code.CAPTURE_TAKEN, "captured step-000155", {"step": 155})
+    monkeypatch.setattr(
+        "lightning_rlprof.cli.live_commands.time.sleep",
+        lambda _: made.write([step, taken, ("end", 9, "finished")]),
+    )
+    code, out, _ = rlprof("capture", tmp_path, "--steps", 100)
+    assert code == 0
+    text = "rank 0: the training ended at step 157, so steps 158 to 254 are not in the capture"
+    assert text in out.replace("\n", " ")
+
+
 BEGINS = (Code.CAPTURE_BEGINS, "capturing step 155", {"first_step": 155, "last_step": 155})
 
 

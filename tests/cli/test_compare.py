@@ -10,7 +10,9 @@ import pytest
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.comparison.run_pair import comparability
 from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
+from lightning_rlprof.cli.compare import _print_undecided
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.table import Column, Table
 from tests.builders.chrome import PID, ChromeTrace
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
 
@@ -239,7 +241,16 @@ def test_what_an_inconclusive_comparison_would_have_shown_is_said(
     for name, seed in (("a", 1), ("b", 2)):
         write_rank(tmp_path / name, header(), grpo_rows(9, seed))
     out = rlprof("compare", tmp_path / "a", tmp_path / "b")[1]
-    assert re.search(r"step: a change of \d+\.\d% would have shown", out)
+    assert re.search(r"compute_reward: only a change of \d+\.\d% or more would have shown", out)
+
+
+def test_a_change_that_could_not_have_shown_has_no_absurd_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    heads = (Column("stage", "text"), Column("verdict", "text"), Column("detectable", "share"))
+    rows = [("weight_sync", "inconclusive", 823.6, None)]
+    _print_undecided(Table("compare", (*heads, Column("steps needed", "count")), rows))
+    assert "weight_sync: not even a doubling would have shown" in capsys.readouterr().out
 
 
 def test_noise_between_runs_makes_the_gate_more_careful(rlprof: Run, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_an_id_is_explained_in_one_text_without_a_run(rlprof: Run) -> None:
     status, out, _ = rlprof("findings", "--explain", "straggler")
     assert (status, out.count("straggler: ")) == (0, 1)
     assert "{" not in out
-    assert "\nPage of the documentation: docs/reference/problems.md#straggler\n" in out
+    assert "\nPage of the documentation, in a clone: docs/reference/problems.md#straggler\n" in out
     remedy = rlprof("findings", "--explain", "data-workers")[1]
     assert "DataLoader(num_workers=)" in remedy
     facts = json.loads(rlprof("findings", "--explain", "straggler", "--json")[1])

@@ -183,7 +183,7 @@ def test_a_run_without_memory_has_no_data(rlprof: Run, tmp_path: Path) -> None:
 def test_memory_finds_what_the_recorder_writes(rlprof: Run, tmp_path: Path) -> None:
     config = ProfilerConfig.build(profile=True, memory={"level": "timeline"})
     head = make_header()
-    with Session(config, tmp_path, head, [build(config, head)]) as session:
+    with Session(config, tmp_path, head, build(config, head)) as session:
         session.begin_step(1)
         with stage("actor_update"):
             pass

@@ -7,6 +7,7 @@ from lightning_rlprof.config.validation import (
     Section,
     SomeRanks,
     Steps,
+    _texts,
     explain,
     near,
     refused,
@@ -223,3 +224,27 @@ def test_refused_without_key_shows_the_value() -> None:
 def test_likeness_can_be_asked_for() -> None:
     assert near("integratd", ["integrated"], 0.9) == "; did you mean 'integrated'?"
     assert near("inte", ["integrated"], 0.9) == ""
+
+
+def test_the_source_is_not_read_until_it_is_asked_what_keys_mean() -> None:
+    made = {name: field.description for name, field in ProfilerConfig.model_fields.items()}
+    assert {*made.values()} == {None}
+    assert {*ProfilerConfig.meanings()} == {*made}
+
+
+def test_where_only_the_compiled_module_is_installed_keys_have_no_meaning(monkeypatch) -> None:
+    def missing(module: object) -> str:
+        raise OSError("could not get source code")
+
+    _texts.cache_clear()
+    monkeypatch.setattr("lightning_rlprof.config.validation.inspect.getsource", missing)
+    try:
+        assert ProfilerConfig.meanings() == {}
+        assert "steps" in ProfilerConfig.model_json_schema()["properties"]
+    finally:
+        _texts.cache_clear()
+
+
+def test_a_key_means_what_is_below_it_also_in_a_section_that_inherits_it() -> None:
+    assert ProfilerConfig.meanings()["max_file_bytes"].startswith("Bytes that the file of a rank")
+    assert Outer.meanings() == {}

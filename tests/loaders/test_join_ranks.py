@@ -316,6 +316,7 @@ def test_a_rank_lacks_a_table_only_where_none_of_its_pieces_has_one() -> None:
 
     assert join_tables("t", pieces).note == "rank 1: this table was not recorded"
     assert join_tables("t", []).abstained == "this table was not recorded"
+    assert [join_tables("t", some).recorded for some in (pieces, pieces[:1])] == [True, False]
 
 
 def test_rows_are_numbered_on_in_each_rank_and_so_is_who_names_them() -> None:

@@ -171,6 +171,39 @@ def test_count_adds_to_the_innermost_span_only(sink):
     assert sink.rows[-1].counters == {"tokens": 10}
 
 
+WORK = ("tokens", "tokens_sq", "tokens_max")
+
+
+def work_in(sink):
+    """Return the last span's tokens, their squares and the longest."""
+    return tuple((sink.rows[-1].counters or {}).get(name) for name in WORK)
+
+
+def test_lengths_say_how_much_work_there_was(sink):
+    with stage("actor_generate"):
+        count(lengths=[900, 100])
+        count(lengths=[[5], (3,)])
+    assert work_in(sink) == (1008, 820_034, 905), "the longest of each batch, one after the other"
+    with stage("actor_generate", lengths=[3, 4]):
+        pass
+    assert work_in(sink) == (7, 25, 4)
+
+
+def test_tokens_that_are_counted_take_the_place_of_those_of_lengths(sink):
+    for first, second in (
+        ({"tokens": 9}, {"lengths": [3, 4]}),
+        ({"lengths": [3, 4]}, {"tokens": 9}),
+    ):
+        with stage("actor_generate"):
+            count(**first)
+            count(**second)
+        assert work_in(sink) == (9, 25, 4)
+    with stage("actor_generate"):
+        count(tokens=9, lengths=[3, 4])
+        count(tokens=1)
+    assert work_in(sink) == (10, 25, 4)
+
+
 def test_threads_do_not_see_each_others_spans(sink):
     def work():
         with stage("inside"):

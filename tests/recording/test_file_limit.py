@@ -96,6 +96,31 @@ def test_steps_beyond_the_limit_are_left_out_and_counted_and_notes_are_written(t
     assert (trace.status, trace.lost_lines) == ("finished", 0)
 
 
+def test_the_first_step_that_is_left_out_is_named_also_of_many_that_share_one_write(tmp_path):
+    buffer, clock = run_of(tmp_path, 100_000)
+    for step in range(1, 401):
+        clock.advance(LONG_NS // 20)
+        for each in [recorded("f", "region", step, 0, 1, 7, 3, 2)] * 10:
+            buffer.append(each)
+        buffer.append(recorded("step", "step", step, 0, 3, 7, 1, None, {}))
+        buffer.end_step(step)
+    buffer.close()
+    trace = read_trace(tmp_path / "rank-00000.jsonl")
+    last = max(span.step for span in trace.spans if span.kind == "step")
+    told = [note.facts["step"] for note in trace.notes if note.code == Code.OVER_BUDGET]
+    assert told == [last + 1]
+
+
+def test_threads_of_what_is_left_out_take_no_room(tmp_path):
+    buffer, _ = full_run(tmp_path, 200)
+    size = (tmp_path / "rank-00000.jsonl").stat().st_size
+    for thread in range(1_000, 3_000):
+        buffer.append(recorded("f", "region", 201, 0, 1, thread, 3, 2))
+        buffer.flush()
+    assert (tmp_path / "rank-00000.jsonl").stat().st_size == size
+    buffer.close()
+
+
 def test_a_process_that_does_not_close_says_how_much_was_left_out(tmp_path):
     buffer, _ = full_run(tmp_path, 150)
     buffer.flush_to_the_end()

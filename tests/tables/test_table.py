@@ -69,3 +69,13 @@ def test_rows_that_a_loader_left_out_are_a_remark_of_whoever_reads_the_table() -
     assert remarks == [
         "The table kernels is incomplete: 1721 rows are left out: their times are wrong."
     ]
+
+
+def test_a_table_that_no_profiler_recorded_is_no_remark() -> None:
+    spans = play(Script(ranks=1, steps=1), 1).spans
+    for recorded, said in ((False, []), (True, ["The table kernels is missing: disk gone."])):
+        table = Table("kernels", (), abstained="disk gone", recorded=recorded)
+        remarks: list[str] = []
+        told = replace(spans, tables={"kernels": lambda table=table: table})
+        assert told.try_table("kernels", remarks) is None
+        assert remarks == said

@@ -225,13 +225,14 @@ def _levels(
         for found in _segments(name, each, step, chance, least)
     ]
     blamed = {found: _stages_after(own, found) for found in of_step}
-    alike = [found for found in of_step if blamed[found] == _ALL]
-    of_stages = [found for found in of_stages if not any(_same(found, each) for each in alike)]
     chosen = {found: found.name for found in of_stages}
     for found in of_step:
-        same = sum(each.per_step for each in of_stages if _same(each, found))
-        if abs(same) < _MIN_EXPLAINED_PART * abs(found.per_step):
+        same = [each for each in of_stages if _same(each, found)]
+        explained = abs(sum(each.per_step for each in same))
+        if blamed[found] == _ALL or explained < _EXPLAINS * abs(found.per_step):
             chosen[found] = blamed[found] or STEP
+            for each in same:  # of one event there is one row
+                chosen.pop(each, None)
     largest = sorted(chosen, key=lambda found: -abs(found.per_step * found.steps))
     rows = [_level_row(found, chosen[found], ranks) for found in largest[:_MAX_CHANGES]]
     if not rows and (trend := _trend_row(step, own, ranks, chance)) is not None:

@@ -33,7 +33,7 @@ def critical_path(spans: Spans, *, per_rank: bool = False, per_sample: bool = Fa
 
     ``part`` is the ``work`` of a stage, a ``transfer`` in it, or the ``handoff`` of a sample or of
     weights: the time from when it is ready until its consumer continues. ``total`` is the time on
-    the path; totals add up to the steps. ``per step`` is the median over the steps, ``steps`` the
+    the path; totals add up to the steps. ``per step`` is the mean over all steps, ``steps`` the
     number of steps in which the row was on the path. ``slack`` is how much longer the tightest of
     its ``count`` occurrences alone could take without making its step longer: 0 on the path.
 
@@ -90,7 +90,8 @@ def _rows(
     np.add.at(chain_ns, (of[on], chain), found.weight[on])
     slack = np.full(size, np.iinfo(np.int64).max)
     np.minimum.at(slack, of, found.slack)
-    total, median = step_ns.sum(axis=1), np.rint(np.median(step_ns, axis=1)).astype(np.int64)
+    total = step_ns.sum(axis=1)
+    mean = np.rint(total / schedule.interval_count).astype(np.int64)
     steps, count = (step_ns > 0).sum(axis=1), np.bincount(of)
     chain = schedule.run[first] // schedule.interval_count
     ranks = graph.ranks[chain if per_rank else chain_ns.argmax(axis=1)]
@@ -100,7 +101,7 @@ def _rows(
         one, own = first[at], int(total[at])
         rank = int(ranks[at]) if own or per_rank else None
         whose = (graph.names[graph.name[one]], _PARTS[part[at]], graph.roles[chain[at]], rank)
-        times = (own / whole_ns, int(median[at]), int(slack[at]), own)
+        times = (own / whole_ns, int(mean[at]), int(slack[at]), own)
         known = int(sample[one]) if per_sample and sample[one] >= 0 else None
         rows.append((*whose, *times, int(steps[at]), int(count[at]), known))
     return rows

@@ -20,7 +20,7 @@ from lightning_rlprof.analysis.steps.step_selection import in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.analysis.steps.weight_updates import rollouts_and_updates
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import FATES, KINDS, NO_KNOWN_FATE, bin_start
+from lightning_rlprof.records.records import FATES, KINDS, LENGTHS, NO_KNOWN_FATE, bin_start
 from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.spans import Histogram, Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -35,9 +35,6 @@ _FATE_COLUMNS = (
     Column("tokens left", "count"),
     Column("generation time", "duration", "ns"),
 )
-
-LENGTHS = "lengths"
-"""Name of the histogram."""
 
 _LENGTH_COLUMNS = (
     Column("stage", "text"),

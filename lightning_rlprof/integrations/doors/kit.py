@@ -78,13 +78,14 @@ class Kit:
 
     def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that logs what it raises, once, and returns None then."""
+        named: Any = hook.func if isinstance(hook, functools.partial) else hook
 
         @functools.wraps(hook)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return hook(*args, **kwargs)
             except Exception as error:
-                self._say(getattr(hook, "__qualname__", repr(hook)), error)
+                self._say(getattr(named, "__qualname__", repr(named)), error)
             return None
 
         return call

@@ -123,12 +123,13 @@ def _callback(base: Any) -> Any:
             self.rlprof_training = _Training()
 
     for name, tell in _HOOKS.items():
-        setattr(RlprofCallback, name, _hook(KIT.quiet(tell)))
+        setattr(RlprofCallback, name, _hook(name, tell))
     return RlprofCallback
 
 
-def _hook(tell: Callable[..., Any]) -> Any:
+def _hook(name: str, tell: Callable[..., Any]) -> Any:
     def hook(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         tell(self.rlprof_training, args, state)
 
-    return hook
+    hook.__qualname__ = name  # by which a failure is said, once for each
+    return KIT.quiet(hook)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import torch  # noqa: F401 - the first to be missing, before Lightning, which needs it
-from pydantic.fields import FieldInfo
 from typing_extensions import NotRequired, TypedDict, Unpack
 
 from lightning_rlprof.config.blocks import IntegratedConfig
@@ -114,7 +113,8 @@ def typed_options(others: Collection[str]) -> Any:
     fields = {name: field for name, field in fields.items() if name not in others}
     keys = {name: NotRequired[_type_of(field.annotation)] for name, field in fields.items()}
     options: Any = TypedDict("CallbackOptions", keys)  # type: ignore[misc]
-    lines = [f"    {name}: {_description(field)}" for name, field in fields.items()]
+    meanings = {**IntegratedConfig.meanings(), **ProfilerConfig.meanings()}
+    lines = [f"    {name}: {meanings.get(name, '')}" for name in fields]
     options.__doc__ = "\n".join(["Fields of the configuration.", "", "Args:", *lines])
     return Unpack[options]
 
@@ -130,10 +130,6 @@ def _type_of(annotation: Any) -> Any:
 
 def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, types.UnionType)
-
-
-def _description(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split())
 
 
 class ProfilerCallback(Callback):

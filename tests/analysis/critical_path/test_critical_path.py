@@ -29,6 +29,14 @@ def test_the_path_of_a_slow_rank_is_that_rank_and_adds_up_to_the_steps() -> None
     assert "Synchronization points: collectives table." in table.note
 
 
+def test_the_time_per_step_is_the_mean_as_in_summary() -> None:
+    table = critical_path(play(Script(listed=True, slow={2: 0.2}), 7).spans)
+
+    for row in rows(table):
+        if row["part"] == "work" and row["stage"] in STAGES:
+            assert row["per step"] == round(row["total"] / row["steps"])
+
+
 def test_per_rank_the_others_have_the_slack_that_they_wait() -> None:
     run = play(Script(listed=True, slow={2: 0.2}, hiccups=0.0), 7)
     table = critical_path(run.spans, per_rank=True)

@@ -217,15 +217,29 @@ def test_no_label_is_cut_no_word_is_broken_and_no_bar_lies_over_its_number(
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_last_bin_of_lengths_is_named_whole(width: int, tab: Tab, tmp_path: Path) -> None:
+def test_the_ruler_is_as_wide_as_the_lanes_below_it(width: int, tab: Tab, page: Path) -> None:
+    """The buttons that save the chart made it narrower, which cut its last label."""
+    tab.resize(width, 844)
+    tab.open(page)
+    wide = "document.getElementById('{}').getBoundingClientRect().width"
+    assert tab.run(wide.format("ruler")) == tab.run(wide.format("lanes"))
+
+
+@pytest.mark.parametrize("values", [(9, 99, 999, 9_999, 99_999), (1, 10)])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_bins_of_lengths_are_named_once_and_the_last_one_whole(
+    width: int, values: tuple[int, ...], tab: Tab, tmp_path: Path
+) -> None:
     """Labels begin at their bins: the one of the last bin was cut at the edge of the chart."""
-    values = [9, 99, 999, 9_999, 99_999]
     counters = {f"lengths[{bin_of(each)}]": 1 for each in values}
     rows = [Row("step", "step", n, 100 * n, 100 * n + 100) for n in range(1, 9)]
     rows += [row._replace(name="a", kind="stage", counters=counters) for row in rows]
     tab.resize(width, 844)
     tab.open(written(loaded(rows), tmp_path))
-    assert texts(tab, "#length-bars text") != []
+    labels = "[...document.querySelectorAll('#length-bars text')].map((each) => each.textContent)"
+    named = [text for text in tab.run(labels) if "%" not in text]
+    assert named != []
+    assert len(named) == len(set(named))
     assert tab.run(CUT) == []
 
 

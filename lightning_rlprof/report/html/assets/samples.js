@@ -18,7 +18,11 @@ const samples = (() => {
       if (wide > 34) root.append(svg("text", { x: x + wide / 2, y: HEIGHT - tall - 3, "text-anchor": "middle" }, percent(counts[bin] / total)));
     }
     const every = Math.max(1, Math.ceil(46 / wide));
-    for (let bin = lowest; bin < counts.length; bin += every) root.append(svg("text", { x: (bin - lowest) * wide, y: HEIGHT + 12 }, text(starts[bin])));
+    for (let bin = lowest, before = ""; bin < counts.length; bin += every) {
+      const own = text(starts[bin]);  // bins of the smallest lengths begin at fractions: 1, 1.19, 1.41
+      if (own !== before) root.append(svg("text", { x: (bin - lowest) * wide, y: HEIGHT + 12 }, own));
+      before = own;
+    }
     root.append(svg("line", { class: "axis", x1: 0, x2: width, y1: HEIGHT, y2: HEIGHT }));
     showChart(bars, root);
   }

@@ -1,0 +1,34 @@
+"""What fails in a hook is said once, by the hook's own name, and the training continues."""
+
+import functools
+import logging
+
+import pytest
+
+from lightning_rlprof.integrations.doors.kit import Kit
+from lightning_rlprof.integrations.doors.transformers import _callback
+
+
+def _fails(*given: object) -> None:
+    raise ValueError(f"not {given}")
+
+
+def names(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The hooks that the log names."""
+    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    return [text.partition(": ")[2].partition(" failed")[0] for text in said]
+
+
+def test_a_hook_with_arguments_of_its_own_is_named_like_its_function(caplog):
+    hook = Kit("a framework").quiet(functools.partial(_fails, "its own"))
+    assert hook(1) is None
+    assert hook(2) is None
+    assert names(caplog) == ["_fails"]
+
+
+def test_each_event_of_transformers_that_fails_is_said_by_its_name(caplog):
+    callback = _callback(object)()
+    callback.rlprof_training = None
+    for event in ("on_step_begin", "on_optimizer_step", "on_step_end", "on_step_begin"):
+        assert getattr(callback, event)(None, None, None, model=None) is None
+    assert names(caplog) == ["on_step_begin", "on_optimizer_step", "on_step_end"]
