@@ -74,7 +74,7 @@ _MEMORY = frozenset(
 )
 _NOT_USUAL = ("interrupted", "capture", SHADOW)
 _STEP = KINDS.index("step")
-# 1,024 reports of hangs would fill the memory.
+# The reports of 1,024 ranks would fill the memory.
 _NOT_SHOWN: dict[str, Any] = {
     "spans": (),
     "threads": (),

@@ -229,9 +229,9 @@ def _levels(
     for found in of_step:
         same = [each for each in of_stages if _same(each, found)]
         explained = abs(sum(each.per_step for each in same))
-        if blamed[found] == _ALL or explained < _EXPLAINS * abs(found.per_step):
+        if blamed[found] == _ALL or explained < _MIN_EXPLAINED_PART * abs(found.per_step):
             chosen[found] = blamed[found] or STEP
-            for each in same:  # of one event there is one row
+            for each in same:  # One event has one row.
                 chosen.pop(each, None)
     largest = sorted(chosen, key=lambda found: -abs(found.per_step * found.steps))
     rows = [_level_row(found, chosen[found], ranks) for found in largest[:_MAX_CHANGES]]

@@ -80,11 +80,14 @@ _MIN_STAGE_SHARE = 0.01  # A stage with less of the step says nothing of the mac
 _MAX_APART = 0.1  # Other stages are not compared with one further from the median change.
 _MIN_STAGES = 3  # Of fewer it is unknown which of them changed apart from the others.
 _POWER_QUANTILE = 0.84  # Eighty percent of a normal distribution lie below it.
-_MAX_FACTOR = 20  # To record still more steps does not help.
+_MAX_FACTOR = 20  # If this multiple of the steps does not decide, no number will.
 _SURE_OF_WANDER = 0.95
 
 FAIL, PASS = "FAIL", "PASS"
-_FAIL_CHANCE, _PASS_CHANCE = 0.0025, 0.05  # Each test is one-sided.
+_FAIL_CHANCE, _PASS_CHANCE = (
+    0.0025,
+    0.05,
+)  # One-sided: to fail by the step or by all stages, and to pass.
 
 
 @dataclass(frozen=True, eq=False)
@@ -436,7 +439,7 @@ def verdict(row: Judged) -> str:
         return found
     relative = _called(row.relative, row.chance)
     if relative == ("faster" if row.adjusted > 1 else "slower"):
-        return f"{relative} than the rest"  # So is 0.96x where all else is 0.8x.
+        return f"{relative} than the rest"  # 0.96x is slower than the rest where all else is 0.8x.
     return AS_THE_REST if relative == "unchanged" else relative
 
 

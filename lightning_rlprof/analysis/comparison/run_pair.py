@@ -57,7 +57,7 @@ _COLUMNS = (
 _APART, _EAGER, _UNCOUNTED = 0.5, 0.3, 0.9  # no common work; all graphs or none; no work counted
 _NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
 _AlikeRow = tuple[Cell, ...]
-_MIN_SHARE_LAST = 0.5  # In as many steps the last to come must be the last to be done.
+_MIN_SHARE_LAST = 0.5  # In this share of the steps, the last to come must be the last to be done.
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ Cells = tuple[Int64s, Int64s, Int64s]
 _ORDER = ("tp", "cp", "ep", "pp")
 
 _MAX_SHARP_PART = 0.25  # Ranks that are closer than this part of their spread elsewhere meet.
-_LIKELY, _MAX_PLACES = 6.0, 6  # Such a place has at most as many times the sharpest one's spread.
+_LIKELY, _MAX_PLACES = 6.0, 6  # A place has up to this multiple of the sharpest one's spread.
 _FREE, _BOUND = -0.3, -0.5  # The slope of work is 0, that of waiting -1.
 _SURE = 2.0  # A slope is known by as many standard errors.
 _FINER = 1.4  # From a place, this multiple of its spread can be measured.
