@@ -23,10 +23,9 @@ def main() -> None:
     import atheris
 
     with atheris.instrument_imports(include=["lightning_rlprof"]):
-        from lightning_rlprof.loaders import native
+        from lightning_rlprof.loaders import native, nsys
         from lightning_rlprof.loaders.ascend import reader as ascend
         from lightning_rlprof.loaders.kineto import reader as kineto
-        from lightning_rlprof.loaders.nsys import reader as nsys
         from tests.fuzz.bounds import bounded, read
     from tests.fuzz.originals import MADE, REAL
 

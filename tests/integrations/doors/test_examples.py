@@ -97,6 +97,7 @@ def test_an_example_is_recorded_with_the_real_framework(name: str, tmp_path: Pat
     assert {*run.steps().column("step")} == {*range(1, 11)}
     found = typical_shares(run)
     untraced = found.pop("untraced", 0.0)
+    found.pop("garbage_collection", None)  # Python decides when, and a busy machine how long.
     assert found.keys() == example.stages.keys()
     assert all(found[stage] >= least for stage, least in example.stages.items()), found
     assert name == "fabric" or untraced < UNTRACED  # there the rollout has no mark
