@@ -355,7 +355,7 @@ def _memory() -> list[Point]:
 
 
 def _saves(update: float, change: tuple[str, float], what: str) -> Callable[[int], bool]:
-    """Ask a simulator in which the change is made, with other responses."""
+    """Ask a simulator in which the change is made: to this run, or to one with other responses."""
     stage, speed = change
 
     def ask(seed: int) -> bool:
@@ -366,7 +366,8 @@ def _saves(update: float, change: tuple[str, float], what: str) -> Callable[[int
             return what == "abstains" and table.abstained is not None
         row = dict(zip([each.name for each in table.columns], table.rows[0], strict=True))
         then = now | {stage: now.get(stage, 1.0) / speed}
-        _, after = engine.one_step_off(engine.OneStepOff(slower=then), 2 * seed + 1)
+        other = 2 * seed + (what == "covers")
+        _, after = engine.one_step_off(engine.OneStepOff(slower=then), other)
         if what == "covers":
             return bool(row["CI low"] <= after <= row["CI high"])
         return bool(abs(row["share"] - (1 - after / before)) <= _POINTS)
