@@ -45,6 +45,14 @@ def test_a_slower_update_is_seen_although_ranks_wait_in_it() -> None:
     assert -0.01 < low < 0.077 < high < 0.13
 
 
+def test_a_stage_slower_than_the_others_is_not_unchanged_for_the_machine_hides_it() -> None:
+    """The whole machine wanders by more than 5%, beside which the other stages show the update."""
+    wanders = Engine(regime=Regime(0.01, common=(0.05, 0.95)))
+    slower = replace(wanders, slower={"actor_update": 1.08})
+    words = {verdict(compared(wanders, slower, seed).by_name["actor_update"]) for seed in range(4)}
+    assert words <= {"slower", "minor", "slower than the rest"}
+
+
 def test_stages_that_did_not_change_are_unchanged_in_the_noise_of_the_readme() -> None:
     words = [
         verdict(

@@ -435,9 +435,11 @@ def verdict(row: Judged) -> str:
     if not low - _SMALL <= math.log(row.adjusted) <= high + _SMALL:
         return "mixed"
     found = _called(row.change, row.chance)
-    if found != INCONCLUSIVE or row.relative is None:
+    if found not in (INCONCLUSIVE, "unchanged") or row.relative is None:
         return found
     relative = _called(row.relative, row.chance)
+    if relative in (INCONCLUSIVE, found):
+        return found
     if relative == ("faster" if row.adjusted > 1 else "slower"):
         return f"{relative} than the rest"  # 0.96x is slower than the rest where all else is 0.8x.
     return AS_THE_REST if relative == "unchanged" else relative
