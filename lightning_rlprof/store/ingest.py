@@ -92,7 +92,7 @@ class Kept(NamedTuple):
 
     cache: Cache
     new: bool
-    untold: list[str]
+    unread: list[str]
 
 
 def ingest(
@@ -225,8 +225,8 @@ def ingest_one(path: str) -> Outcome:
         why = described(error)
         return lost(path, why, time.perf_counter() - start)
     seconds = time.perf_counter() - start
-    state: _State = "failed" if kept.untold else "cached" if kept.new else "up to date"
-    doubts = _few([*kept.untold, *_problems(kept.cache)])
+    state: _State = "failed" if kept.unread else "cached" if kept.new else "up to date"
+    doubts = _few([*kept.unread, *_problems(kept.cache)])
     return Outcome(path, ranks, state, doubts, rows, read, written, seconds)
 
 
@@ -241,7 +241,7 @@ def _add_tables(
     cache: Cache, tables: dict[str, Callable[[], Table]], *, is_large: bool
 ) -> list[str]:
     """Add the tables that lack, and let go of each: the last one is written without the trace."""
-    untold = []
+    unread = []
     for name in [*tables]:
         read = tables.pop(name)
         if is_large:
@@ -253,8 +253,8 @@ def _add_tables(
                 cache.add(table, name)
                 del table
             except TraceError as error:
-                untold.append(f"table {name}: {error}")
-    return untold
+                unread.append(f"table {name}: {error}")
+    return unread
 
 
 def _size(path: Path) -> int:

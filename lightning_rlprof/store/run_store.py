@@ -245,7 +245,7 @@ class Store:
             if is_damage(error):
                 hint = f"if the cache is corrupt, delete {self._cache.folder.parent}"
                 raise TraceError(f"{error}; {hint}, and rlprof rebuilds it") from error.__cause__
-            raise _explained(error, self.tables, tables.untold) from error.__cause__
+            raise _explained(error, self.tables, tables.without_data) from error.__cause__
 
     def _ready(self, query: str) -> "_Told":
         """Make the tables that a query names; keep why some of them abstained."""
@@ -259,7 +259,7 @@ class Store:
             if name in asked:
                 found = joined_table(name, self._parts) if joined else self._single(name)
                 if isinstance(found, str):
-                    tables.untold[name] = found
+                    tables.without_data[name] = found
                 else:
                     tables.told[name] = found
             elif not joined and self._cache.has(name):
@@ -315,7 +315,7 @@ def ask(
     """
     names = (*CORE, *spans.tables)
     tables = [read(name) for name in named(query, dict.fromkeys(names))]
-    untold = {table.name: table.abstained for table in tables if table.abstained is not None}
+    without_data = {table.name: table.abstained for table in tables if table.abstained is not None}
     told = [table for table in tables if table.abstained is None]
 
     def view(connection: "DuckDBPyConnection") -> None:
@@ -326,7 +326,7 @@ def ask(
         found = answer(listing(query, names), view, limits=limits)
         return _noted(found, [table.note for table in told])
     except TraceError as error:
-        raise _explained(error, names, untold) from error
+        raise _explained(error, names, without_data) from error
 
 
 def described(columns: Mapping[str, Iterable[str]]) -> Table:
@@ -355,7 +355,7 @@ class _Told(NamedTuple):
     """The tables that can be asked, and why others cannot."""
 
     told: "dict[str, _Single | JoinedTable]"
-    untold: dict[str, str]
+    without_data: dict[str, str]
 
     @property
     def files(self) -> list[Path]:
@@ -373,12 +373,14 @@ def _noted(answer: Table, notes: list[str]) -> Table:
     return replace(answer, note="; ".join(filter(None, [answer.note, *notes])))
 
 
-def _explained(error: TraceError, tables: Iterable[str], untold: Mapping[str, str]) -> TraceError:
+def _explained(
+    error: TraceError, tables: Iterable[str], without_data: Mapping[str, str]
+) -> TraceError:
     """Say why a table abstained that was not found, else which tables there are."""
     found = re.search(r"Table with name (\w+)", str(error))
     if found is None:
         return error
-    if found[1].lower() in untold:
-        return TraceError(f"table {found[1]} has no data: {untold[found[1].lower()]}")
+    if found[1].lower() in without_data:
+        return TraceError(f"table {found[1]} has no data: {without_data[found[1].lower()]}")
     text, _, _ = str(error).partition(" Did you mean")  # which knows only what is open
     return TraceError(f"{text} (there are: {', '.join(tables)})")
