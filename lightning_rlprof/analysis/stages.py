@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
+from lightning_rlprof.analysis.steps.execution_mode import execution_mode
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
     Partition,
@@ -20,7 +21,6 @@ from lightning_rlprof.analysis.steps.partition import (
 from lightning_rlprof.analysis.steps.step_matrix import WAITING, StageWork, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS, STATES, counted, states
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.analysis.steps.weight_updates import execution_mode
 from lightning_rlprof.records.records import KINDS, VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans

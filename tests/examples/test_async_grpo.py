@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.analysis.ledger.ledger import category_totals, compute_accounts
-from lightning_rlprof.analysis.steps.weight_updates import Mode, execution_mode
+from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.run import load as load_run
 from lightning_rlprof.tables.table import Table

@@ -27,8 +27,8 @@ from lightning_rlprof.analysis.diagnosis.evidence import (
     spans_query,
 )
 from lightning_rlprof.analysis.hangs import line_in_steps
+from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.steps.time_categories import NAMES, Category, categories_of
-from lightning_rlprof.analysis.steps.weight_updates import Mode, execution_mode
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,

@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.samples.sample_book import SampleBook, rollout_rows, sample_book
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
+from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.analysis.steps.weight_updates import Mode, execution_mode
 from lightning_rlprof.analysis.whatif.rollout_requests import (
     RolloutRequests,
     find_requests,

@@ -16,9 +16,9 @@ from lightning_rlprof.analysis.samples.sample_book import (
     sample_book,
 )
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
+from lightning_rlprof.analysis.steps.execution_mode import rollouts_and_updates
 from lightning_rlprof.analysis.steps.step_selection import in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.analysis.steps.weight_updates import rollouts_and_updates
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import FATES, KINDS, LENGTHS, NO_KNOWN_FATE, bin_start
 from lightning_rlprof.tables.arrays import Int64s, group_starts

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.steps.execution_mode import (
+    generating_and_training_ranks,
+    rollouts_and_updates,
+)
 from lightning_rlprof.analysis.steps.partition import containing_step
 from lightning_rlprof.analysis.steps.step_matrix import StepMatrix, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS, counted
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
-from lightning_rlprof.analysis.steps.weight_updates import (
-    generating_and_training_ranks,
-    rollouts_and_updates,
-)
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 

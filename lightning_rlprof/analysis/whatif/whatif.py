@@ -9,9 +9,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
+from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.analysis.steps.time_categories import Category, category_of
-from lightning_rlprof.analysis.steps.weight_updates import Mode, execution_mode
 from lightning_rlprof.analysis.whatif.edits import (
     Edit,
     balance_load,
