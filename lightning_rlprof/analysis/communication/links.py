@@ -20,6 +20,7 @@ import numpy as np
 from lightning_rlprof.analysis.communication.collectives import calls_of, match_collectives
 from lightning_rlprof.analysis.statistics.group_summary import group_medians
 from lightning_rlprof.analysis.statistics.rank_tests import at_least, student_tail
+from lightning_rlprof.analysis.statistics.robust import MAD_TO_SPREAD
 from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s, distinct_tuples
 from lightning_rlprof.tables.kernels import Coded, distinct
 from lightning_rlprof.tables.spans import Spans
@@ -64,7 +65,6 @@ MIN_OTHER_LINKS = 3
 
 _ALPHA = 0.01  # In 1% of healthy runs, some link is called slow.
 _CONGESTION_LEVEL = 0.001  # Congestion alone is taken for a slow link this often.
-_MAD = 1.4826  # A standard deviation is the median of absolute deviations times this.
 _MIN_SPREAD = 0.02  # Timers and chunks alone make links differ by as much.
 _MAX_OTHER_LINKS = 2_000
 _TAIL = np.geomspace(1e-3, 1e6, 4_000)
@@ -382,7 +382,7 @@ def _margin(score: Float64s, others: Int64s, links: int) -> Float64s:
     deviation, so few slow links don't widen it; it counts as half as many degrees of freedom as
     there are links. The tests on healthy runs confirm both.
     """
-    spread = max(_MAD * float(np.median(np.abs(score))), _MIN_SPREAD)
+    spread = max(MAD_TO_SPREAD * float(np.median(np.abs(score))), _MIN_SPREAD)
     freedom = max(len(score) / 2, 2.0)
     reach = float(np.interp(-_ALPHA / links, -student_tail(_TAIL, freedom), _TAIL))
     return np.asarray(reach * spread * np.sqrt(1 + np.pi / 2 / others))

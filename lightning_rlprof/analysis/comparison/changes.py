@@ -27,6 +27,7 @@ from lightning_rlprof.analysis.statistics.pace import (
     joined,
     with_one_more,
 )
+from lightning_rlprof.analysis.statistics.robust import spread_of
 from lightning_rlprof.records.records import VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -155,15 +156,11 @@ def _running_median(values: Float64s) -> Float64s:
     return found
 
 
-def _spread(values: Float64s) -> float:
-    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
-
-
 def _outliers(step: _Series, side: Side, ranks: int) -> list[tuple[Cell, ...]]:
     """Return the steps that take far longer than their neighbors, the longest first."""
     usual = _running_median(step.rest)
     off = step.rest - usual
-    far = np.flatnonzero(off > max(_MIN_OUTLIER, _MIN_OUTLIER_SPREADS * _spread(off)))
+    far = np.flatnonzero(off > max(_MIN_OUTLIER, _MIN_OUTLIER_SPREADS * spread_of(off)))
     rows: list[tuple[Cell, ...]] = []
     for at in far[np.argsort(-off[far])][:_MAX_OUTLIERS].tolist():
         excess = step.ns[at] * -math.expm1(-off[at])
@@ -224,7 +221,16 @@ def _levels(
         for name, each in asked.items()
         for found in _segments(name, each, step, chance, least)
     ]
-    blamed = {found: _stages_after(own, found) for found in of_step}
+    blamed = {
+        found: _stages_after(
+            own,
+            first=found.first,
+            number=found.number,
+            last=found.last,
+            center=math.log1p(found.bounds[1]),
+        )
+        for found in of_step
+    }
     chosen = {found: found.name for found in of_stages}
     for found in of_step:
         same = [each for each in of_stages if _same(each, found)]
@@ -275,7 +281,7 @@ def _segments(
 def _clipped(rest: Float64s) -> Float64s:
     """Clip spikes about the running median, which keeps a change of the level."""
     usual = _running_median(rest)
-    spread = _MAX_SPREADS * _spread(rest - usual)
+    spread = _MAX_SPREADS * spread_of(rest - usual)
     return np.clip(rest, usual - spread, usual + spread) if spread > 0 else rest
 
 
@@ -298,8 +304,7 @@ def _best_split(
     evidence = [each.evidence for each in models[:-1]]
     best = int(np.argmax(evidence))
     known, line = models[best].known, models[-1]
-    away = 1 - known.above(0.0) if known.quantile(0.5) > 0 else known.above(0.0)
-    p_value = min(2 * away * len(splits), 1.0)
+    p_value = min(_chance(known) * len(splits), 1.0)
     if p_value > level or evidence[best] <= line.evidence:
         return None
     at = first + int(splits[best])
@@ -310,22 +315,30 @@ def _best_split(
         delta = after * -math.expm1(-change)
         return delta / max(whole - delta, 1.0)
 
+    middle, ends = known.quantile(0.5), known.interval(0.05)
+    low, center, high = (of_step(each) for each in (ends[0], middle, ends[1]))
     plain = of_step(float(np.median(rest[at - first :]) - np.median(rest[: at - first])))
-    low, center, high = (of_step(each) for each in _with_center(known))
     sign = math.copysign(1, center)
     nearest = min(sign * low, sign * high)
     if sign * center < least or nearest < _CLEAR * least or sign * plain < _PLAIN * least:
         return None
     steps = series.steps
-    delta = after * -math.expm1(-known.quantile(0.5))
-    bounds = (low, center, high)
-    number, end = int(steps[at]), int(steps[last - 1])
-    return _Level(name, int(steps[first]), number, end, bounds, delta, last - at, p_value)
+    return _Level(
+        name=name,
+        first=int(steps[first]),
+        number=int(steps[at]),
+        last=int(steps[last - 1]),
+        bounds=(low, center, high),
+        per_step=after * -math.expm1(-middle),
+        steps=last - at,
+        p_value=p_value,
+    )
 
 
-def _with_center(known: Posterior) -> tuple[float, float, float]:
-    low, high = known.interval(0.05)
-    return low, known.quantile(0.5), high
+def _chance(known: Posterior) -> float:
+    """Return the two-sided p-value of an effect of zero."""
+    above = known.above(0.0)
+    return 2 * (1 - above if known.quantile(0.5) > 0 else above)
 
 
 def _models(
@@ -359,13 +372,22 @@ def _level_row(found: _Level, stage: str, ranks: int) -> tuple[Cell, ...]:
     )
 
 
-def _stages_after(own: Mapping[str, _Series], found: _Level) -> str | None:
-    """Return the row that has most of a change, or ``all`` if all stages changed alike."""
+def _stages_after(
+    own: Mapping[str, _Series], *, first: int, number: int, last: int, center: float
+) -> str | None:
+    """Return the row that has most of a change, or ``all`` if all stages changed alike.
+
+    Args:
+        own: The rows.
+        first: Step before which nothing is compared.
+        number: First step after the change.
+        last: Last step.
+        center: Logarithm of the step's ratio.
+    """
     moved, levels = {}, []
-    center = math.log1p(found.bounds[1])
     for name, each in own.items():
-        before = (each.steps >= found.first) & (each.steps < found.number)
-        after = (each.steps >= found.number) & (each.steps <= found.last)
+        before = (each.steps >= first) & (each.steps < number)
+        after = (each.steps >= number) & (each.steps <= last)
         if min(before.sum(), after.sum()) < _MIN_STEPS_BESIDE:
             continue
         level = float(np.median(each.rest[after]) - np.median(each.rest[before]))
@@ -385,17 +407,20 @@ def _trend_row(
     models, _ = _models(step.steps, _clipped(step.rest), step.columns, with_splits=False)
     known = models[-1].known
     center = known.quantile(0.5)
-    away = 1 - known.above(0.0) if center > 0 else known.above(0.0)
-    if 2 * away > level or abs(center) < _MIN_TREND:
+    p_value = _chance(known)
+    if p_value > level or abs(center) < _MIN_TREND:
         return None
     low, high = known.interval(0.05)
     rise = np.linspace(0, 1, len(step.ns))
     cost = float(np.sum(step.ns * -np.expm1(-center * rise)))
-    half = int(step.steps[len(step.steps) // 2])
-    middle = math.expm1(center / 2)
-    ends = int(step.steps[0]), half, int(step.steps[-1])
-    blamed = _stages_after(own, _Level(STEP, *ends, (0.0, middle, 0.0), 0.0, 0, 0.0))
+    blamed = _stages_after(
+        own,
+        first=int(step.steps[0]),
+        number=int(step.steps[len(step.steps) // 2]),
+        last=int(step.steps[-1]),
+        center=center / 2,
+    )
     return (
         *(TREND, int(step.steps[0]), blamed, math.exp(center), math.exp(low), math.exp(high)),
-        *(round(cost / len(step.ns)), len(step.ns), round(cost * ranks), 2 * away),
+        *(round(cost / len(step.ns)), len(step.ns), round(cost * ranks), p_value),
     )

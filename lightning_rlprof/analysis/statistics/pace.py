@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from lightning_rlprof.analysis.statistics.rank_tests import student_tail
+from lightning_rlprof.analysis.statistics.robust import spread_of
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 _CORRELATIONS = np.array([0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.985])
@@ -266,7 +267,7 @@ def clipped(values: Float64s) -> Float64s:
         197.8
     """
     middle = float(np.median(values))
-    spread = 1.4826 * float(np.median(np.abs(values - middle)))
+    spread = spread_of(values)
     if spread == 0:
         return values
     far = np.mean(np.abs(values - middle) > _SPREADS * spread) > _HEAVY

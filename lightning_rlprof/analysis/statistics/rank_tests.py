@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.statistics.robust import nan_median
+from lightning_rlprof.analysis.statistics.robust import MAD_TO_SPREAD, nan_median
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 _REACH, _STEP = 38.0, 0.005  # Normal tails below 1e-315 are no floats.
@@ -164,7 +164,7 @@ def joined(effect: Float64s, size: int) -> Float64s:
 def _time(effect: Float64s, ranks: int, steps: int) -> float:
     """Return the integrated correlation time, 1 if no autocorrelation is significant."""
     rest = effect - nan_median(effect, axis=1)[:, None]
-    spread = nan_median(np.abs(rest), axis=1)[:, None] * 1.4826
+    spread = nan_median(np.abs(rest), axis=1)[:, None] * MAD_TO_SPREAD
     rest = np.clip(rest, -3 * spread, 3 * spread)  # Outliers are not autocorrelation.
     power = _mean(rest**2)
     if not (power > 0).any():

@@ -9,7 +9,10 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s
 _MAX_PAIRED_VALUES = 1_000  # All their pairs are compared, so that more are thinned evenly.
 
 _MIN_VALUES = 10  # A slope needs as many independent values.
-_SPREAD = 1.2533 * 1.4826  # It turns the median of absolute residuals into a median's error.
+MAD_TO_SPREAD = 1.4826
+"""Standard deviation of a normal distribution by its median absolute deviation."""
+
+_SPREAD = 1.2533 * MAD_TO_SPREAD  # It turns the median of absolute residuals into a median's error.
 
 _ROUNDS = 30
 _MAX_ROWS = 20_000  # Three numbers are learned from them; more rows cost time and change nothing.
@@ -32,6 +35,17 @@ def nan_median(values: Float64s, axis: int = 0) -> Float64s:
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, values.shape[axis] - 1)
     pair = [np.take_along_axis(ordered, at, axis) for at in (low, high)]
     return np.asarray((pair[0] + pair[1]) / 2).squeeze(axis)
+
+
+def spread_of(values: Float64s) -> float:
+    """Return the standard deviation that a normal distribution of this median deviation has.
+
+    Example::
+
+        >>> round(spread_of(np.array([1.0, 2.0, 3.0, 100.0])), 3)
+        1.483
+    """
+    return MAD_TO_SPREAD * float(np.median(np.abs(values - np.median(values))))
 
 
 def leave_one_out_median(values: Float64s, least: int = 1) -> Float64s:
@@ -182,7 +196,7 @@ def _coefficients(ns: Float64s, table: Float64s) -> Float64s:
     fit, beta = np.full(len(ns), middle), np.zeros(len(table))
     for _ in range(_ROUNDS):
         off = np.abs(ns - fit) / fit
-        spread = 1.4826 * float(np.median(off)) * _HUBER + 1e-9
+        spread = MAD_TO_SPREAD * float(np.median(off)) * _HUBER + 1e-9
         weight = np.minimum(1.0, spread / np.maximum(off, 1e-300)) / fit**2
         before, beta = beta, _not_negative(table, ns, weight)
         fit = np.maximum(beta @ table, _MIN_TIME_SHARE * middle)

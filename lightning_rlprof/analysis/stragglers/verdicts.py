@@ -18,7 +18,12 @@ from lightning_rlprof.analysis.statistics.rank_tests import (
     sign_test,
     stretches,
 )
-from lightning_rlprof.analysis.statistics.robust import expected, leave_one_out_median, nan_median
+from lightning_rlprof.analysis.statistics.robust import (
+    MAD_TO_SPREAD,
+    expected,
+    leave_one_out_median,
+    nan_median,
+)
 from lightning_rlprof.analysis.steps.rank_matrix import RankMatrix, counted_amounts, detect_waits
 from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
@@ -67,7 +72,6 @@ WHOLE = -1
 _MIN_SHARE_COVERED = 0.5  # Steps with less of the usual time are not compared.
 _EDGE = 0.02  # The least and the most work of a rank is too rare to compare with.
 _MIN_OTHERS_OF_MEDIAN = 6
-_NORMAL = 1.4826  # A normal distribution's standard deviation is its median deviation times this.
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,7 @@ def _spread(effect: Float64s, rank: int, evidence: Evidence) -> float:
     off = np.abs(others - nan_median(others))
     off = np.sort(off[~np.isnan(off)])
     if len(off) >= _MIN_OTHERS_OF_MEDIAN:
-        return _NORMAL * float(np.median(off))
+        return MAD_TO_SPREAD * float(np.median(off))
     kept = off[:-1] if len(off) > 2 else off
     return float(np.sqrt(np.sum(kept**2) / max(len(kept) - 1, 1)))
 
