@@ -244,7 +244,7 @@ def _work(
             mean = each[counter]
             excess = [*(most - mean[:-1]), whole - mean[-1]]
             for code in np.unique(last.row).tolist():
-                own = _of_the_last(last, code, (at, rank, values, row == code))
+                own = _of_the_last(last, code, at=at, rank=rank, values=values, inside=row == code)
                 some = last.rank[code] >= 0
                 mean[code] = np.where(some, own, mean[code])
                 excess[code] = np.where(some, 0.0, excess[code])
@@ -256,13 +256,22 @@ def _work(
     return found
 
 
-def _of_the_last(last: _Last, row: int, counted: tuple[Int64s, Int64s, Float64s, Mask]) -> Float64s:
+def _of_the_last(
+    last: _Last, row: int, *, at: Int64s, rank: Int64s, values: Float64s, inside: Mask
+) -> Float64s:
     """Return what the last rank counted in each step: in a stage, or if it never does, in all.
 
     Unknown where another rank came shortly before it with so much more to do that it was done
     later.
+
+    Args:
+        last: The last ranks to arrive.
+        row: Row of the stage.
+        at: Step of each number that was counted, in any stage.
+        rank: Its rank.
+        values: The number.
+        inside: Whether it was counted in this stage.
     """
-    at, rank, values, inside = counted
     keep = inside if inside.any() else np.ones_like(inside)
     ranks = max(int(rank.max(initial=0)), int(last.waiter.max(initial=0))) + 1
     shape = (ranks, last.rank.shape[1])
