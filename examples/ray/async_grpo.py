@@ -220,6 +220,7 @@ class Trainer:
                     own.end("stale", trainer_version=self.version)
             else:
                 fresh.append(group)
+        self.ask()  # The actors work while this process updates.
         return fresh
 
     def _take(self, ready: Any) -> None:
