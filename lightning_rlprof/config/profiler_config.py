@@ -196,9 +196,7 @@ class Options(Section):
     the end excluded; null as the end has no end. The spans directly inside are decoding
     iterations: mark the model's forward, or `wrap` it."""
 
-    tools: (
-        list[Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]] | None
-    ) = None
+    tools: list[Tool] | None = None
     """Profilers to use. Unset: they follow from configuration and device. `nsight` includes `nvtx`.
     """
 
