@@ -20,16 +20,15 @@ from lightning_rlprof.loaders.discovery import identify, items
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.rank_names import as_ranges, rank_in_name
-from lightning_rlprof.store.cache import Cache, Sources, find, find_cache, place, sources
+from lightning_rlprof.store.cache import Cache, find, find_cache, place, sources
 from lightning_rlprof.store.duckdb_tables import close
-from lightning_rlprof.store.parquet import row_count
+from lightning_rlprof.store.parquet import first_of, row_count
 from lightning_rlprof.system.location import local_path
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 log = logging.getLogger(__name__)
 
-_FEW = 8
 _LARGE = 1 << 26  # bytes from which on memory counts more than the time to start DuckDB again
 _State = Literal["cached", "up to date", "failed"]
 _PATIENCE_S = 5
@@ -200,13 +199,6 @@ def _read(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
     return load(path, progress=progress)
 
 
-def kept_whole(path: Path, made_of: Sources) -> Cache | None:
-    """Return the good cache of a run or trace if it holds every table."""
-    cache = find(path, made_of)
-    whole = cache is not None and cache.facts() is not None and all(map(cache.has, cache.tables))
-    return cache if whole else None
-
-
 def ingest_one(path: str) -> Outcome:
     """Return what came of `keep`; nothing is raised but what ends the process."""
     start = time.perf_counter()
@@ -226,7 +218,7 @@ def ingest_one(path: str) -> Outcome:
         return lost(path, why, time.perf_counter() - start)
     seconds = time.perf_counter() - start
     state: _State = "failed" if kept.unread else "cached" if kept.new else "up to date"
-    doubts = _few([*kept.unread, *_problems(kept.cache)])
+    doubts = first_of([*kept.unread, *_problems(kept.cache)]) or None
     return Outcome(path, ranks, state, doubts, rows, read, written, seconds)
 
 
@@ -267,11 +259,6 @@ def _size(path: Path) -> int:
 def _problems(cache: Cache) -> list[str]:
     problems = (cache.facts() or {}).get("warnings", [])
     return [text if rank is None else f"rank {rank}: {text}" for rank, text, *_ in problems]
-
-
-def _few(texts: list[str]) -> str | None:
-    more = [f"and {len(texts) - _FEW} more"] if len(texts) > _FEW else []
-    return "; ".join([*texts[:_FEW], *more]) or None
 
 
 def _ranks(cache: Cache) -> str:

@@ -13,7 +13,7 @@ from lightning_rlprof.loaders.discovery import is_run, read_ranks, traces
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.store.cache import cached_spans, find, sources
-from lightning_rlprof.store.ingest import keep, kept_whole
+from lightning_rlprof.store.ingest import keep
 from lightning_rlprof.store.run_store import Part, Store
 from lightning_rlprof.system.location import RemotePath, place
 from lightning_rlprof.tables.spans import Spans
@@ -75,9 +75,9 @@ def _parts(path: Path, facts: Mapping[str, Any]) -> Sequence[Part]:
     left = dict(facts.get("headers", []))
     zero, found = facts.get("unix_ns", 0), []
     for file in traces(path):
-        cache = kept_whole(file, sources(file))
+        cache = find(file, sources(file))
         own = cache.facts() if cache else None
-        if cache is None or own is None:
+        if cache is None or own is None or not all(map(cache.has, cache.tables)):
             return ()
         headers = dict(own["headers"])
         if all(left.get(rank) == header for rank, header in headers.items()):

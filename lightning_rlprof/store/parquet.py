@@ -39,6 +39,7 @@ AT_ONCE = 49_152
 
 _FEW = 8  # files after which DuckDB is restarted: it holds 2 MB more after each, and takes 20 ms
 _MAGIC = b"PAR1"
+_SHOWN = 8
 
 # Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written, and it
 # keeps 1 kB and more of each column of each group until the file ends. Dictionaries are small, too:
@@ -172,20 +173,32 @@ def _is_whole(path: Path) -> bool:
         return head == file.read() == _MAGIC
 
 
-def read_about(path: Path) -> About | None:
-    """Return what a table tells beside its rows, None where it cannot be read."""
+def read_abouts(paths: Sequence[Path]) -> dict[Path, About]:
+    """Return what each table tells beside its rows, in the order given.
+
+    Raises:
+        TraceError: One cannot be read.
+    """
     import duckdb
 
     try:
-        source = text_literal(files_of(path)[-1])
-        query = f"SELECT value FROM parquet_kv_metadata({source}) WHERE key = 'rlprof'"
+        last = {path: files_of(path)[-1] for path in paths}
+        source = source_of(last.values())
+        query = f"SELECT file_name, value FROM parquet_kv_metadata({source}) WHERE key = 'rlprof'"
         with reader() as connection:
-            about = json.loads(connection.execute(query).fetchall()[0][0])
-        return about if {"note", "abstained", "columns"} <= set(about) else None
-    except (duckdb.Error, OSError, ValueError, IndexError, TypeError):
-        return None
-    except RuntimeError:  # a path that is not valid text
-        return None
+            found: dict[str, Any] = dict(connection.execute(query).fetchall())
+        return {path: json.loads(found[str(file)]) for path, file in last.items()}
+    except (duckdb.Error, OSError, ValueError, LookupError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise TraceError(
+            f"a cached table cannot be read ({text}); run rlprof ingest to rebuild it"
+        ) from error
+
+
+def first_of(texts: Sequence[str]) -> str:
+    """Return the first eight texts as one, and how many more there are."""
+    more = [f"and {len(texts) - _SHOWN:,} more"] if len(texts) > _SHOWN else []
+    return "; ".join([*texts[:_SHOWN], *more])
 
 
 def row_count(paths: Iterable[Path]) -> int:
@@ -211,11 +224,9 @@ def kept_table(path: Path, name: str) -> Table:
     as not known. Texts are codes, as in the tables of loaders.
 
     Raises:
-        TraceError: It cannot be read; deleting it is safe.
+        TraceError: It cannot be read.
     """
-    about = read_about(path)
-    if about is None:
-        raise TraceError(f"{path}: corrupt; delete it, and rlprof rebuilds it")
+    about = read_abouts([path])[path]
     columns = tuple(Column(each["name"], each["kind"], each["unit"]) for each in about["columns"])
     rows = KeptRows(_File(path, about, columns))
     losses = tuple(about.get("losses", ()))  # which caches of older versions lack

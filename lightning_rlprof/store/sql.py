@@ -191,15 +191,6 @@ def _allow_open(files: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def is_damage(error: TraceError) -> bool:
-    """Return whether an error of `answer` may come from a damaged file, not from the query."""
-    import duckdb
-
-    query = (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException)
-    others = (duckdb.PermissionException, duckdb.DataError, duckdb.OutOfMemoryException)
-    return error.__cause__ is not None and not isinstance(error.__cause__, (*query, *others))
-
-
 def named(query: str, names: Iterable[str]) -> list[str]:
     """Return which of these tables a query may ask for: those that it has as a word."""
     words = {word.lower() for word in re.findall(r"\w+", query)}
@@ -335,7 +326,7 @@ def _within(
 
     thread = threading.Thread(target=work, daemon=True)
     try:
-        _start(thread)
+        thread.start()
         return _watched(found, limits)
     except duckdb.OutOfMemoryException as error:
         raise TraceError(_too_large(limits)) from error
@@ -353,15 +344,8 @@ def _within(
     finally:
         if not found.done():
             thread.name = ABANDONED
-        elif thread.ident is not None:  # it is about to end; the interpreter must not be first
+        else:  # it is about to end; the interpreter must not be first
             thread.join()
-
-
-def _start(thread: threading.Thread) -> None:
-    try:
-        thread.start()
-    except RuntimeError:  # at the interpreter's end, when there are no new threads
-        thread.run()
 
 
 def _watched(found: "Future[T]", limits: Limits) -> T:

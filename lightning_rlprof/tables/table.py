@@ -329,40 +329,19 @@ class Table:
         """Return a ``polars.DataFrame``.
 
         Raises:
-            RlprofError: polars is not installed.
+            RlprofError: polars or pyarrow is not installed.
         """
-        polars = _library("polars")
-
-        def series(name: str, cells: Any) -> Any:
-            if isinstance(cells, tuple):
-                codes, texts = cells
-                values = polars.Series(name, [*texts, None], dtype=polars.String)
-                return values.gather(np.where(codes < 0, len(texts), codes))
-            values = polars.Series(name, np.ma.getdata(cells))
-            if isinstance(cells, np.ma.MaskedArray):
-                values = values.set(polars.Series(np.ma.getmaskarray(cells)), None)
-            return values
-
-        return polars.DataFrame([series(*column) for column in self._known().items()])
+        return _library("polars").from_arrow(self.to_arrow())
 
     def to_arrow(self) -> Any:
-        """Return a ``pyarrow.Table``; texts are dictionaries, so each is held once.
+        """Return a ``pyarrow.Table``.
 
         Raises:
             RlprofError: pyarrow is not installed.
         """
-        arrow = _library("pyarrow")
-
-        def array(cells: Any) -> Any:
-            if isinstance(cells, tuple):
-                codes, texts = cells
-                indices = arrow.array(codes, arrow.int32(), mask=codes < 0)
-                return arrow.DictionaryArray.from_arrays(
-                    indices, arrow.array(texts, arrow.string())
-                )
-            return arrow.array(np.ma.getdata(cells), mask=np.ma.getmaskarray(cells))
-
-        return arrow.table({name: array(cells) for name, cells in self._known().items()})
+        arrow, columns = _library("pyarrow"), self.to_numpy()
+        kinds = (arrow.string() if array.dtype == object else None for array in columns.values())
+        return arrow.table([*map(arrow.array, columns.values(), kinds)], [*columns])
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the first rows, how many there are, and the note."""
