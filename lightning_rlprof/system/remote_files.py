@@ -4,7 +4,6 @@ Only the files that loaders read are copied, into a temporary folder, before rea
 Errors and messages show URLs without credentials.
 """
 
-import os
 import re
 import shutil
 import tempfile
@@ -17,9 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.system.location import RemotePath, redact
-
-LIMIT = "RLPROF_FETCH_GB"
-"""Environment variable: gigabytes that a downloaded run may take; unset, the free disk space."""
 
 T = TypeVar("T")
 
@@ -77,8 +73,8 @@ def fetch(path: RemotePath) -> Fetched:
     A folder with several runs is refused: downloading each costs time and money.
 
     Raises:
-        TraceError: It does not exist, is too large for the disk or for `LIMIT`, ended early, or a
-            package is missing; the message is one line without credentials.
+        TraceError: It does not exist, is too large for the disk, ended early, or a package is
+            missing; the message is one line without credentials.
     """
     folder = Path(tempfile.mkdtemp(prefix="rlprof-"))
     try:
@@ -160,12 +156,10 @@ def _of_one_run(
 
 def _copied(path: RemotePath, listing: _Listing, folder: Path) -> int:
     """Copy the files into a folder; return how many bytes they are."""
-    room = left = _room(folder)
+    room = left = max(shutil.disk_usage(folder).free - _SPARE, 0)
     listed_bytes = sum(size or 0 for _, size in listing.files.values())
     too_large = f"{path}: its {files_text(len(listing.files))} take {{}}, but there is space for "
-    too_large += (
-        f"{size_text(room)} in {folder.parent}: set TMPDIR to a larger disk, or raise {LIMIT}"
-    )
+    too_large += f"{size_text(room)} in {folder.parent}: set TMPDIR to a larger disk"
     if listed_bytes > room:
         raise TraceError(too_large.format(size_text(listed_bytes)))
     for inside, (remote, size) in listing.files.items():
@@ -179,18 +173,6 @@ def _copied(path: RemotePath, listing: _Listing, folder: Path) -> int:
             raise TraceError(f"{path}: {file} ended after {took:,} of {size:,} bytes; try again")
         left -= took
     return room - left
-
-
-def _room(folder: Path) -> int:
-    """Return how many bytes may be copied."""
-    free = max(shutil.disk_usage(folder).free - _SPARE, 0)
-    text = os.environ.get(LIMIT)
-    if text is None:
-        return free
-    try:
-        return min(free, int(float(text) * 1e9))
-    except (ValueError, OverflowError) as error:
-        raise TraceError(f"{LIMIT}={text}: is not a number of gigabytes, such as 20") from error
 
 
 def _stream(system: Any, remote: str, target: Path, most: int) -> int:
