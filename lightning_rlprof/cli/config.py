@@ -12,7 +12,7 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.cli.open_run import SAVE_PATH, Force, Output
-from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ Ascend = Annotated[
 
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a configuration and show what each key means. Exits 1 if it is wrong."""
+    from lightning_rlprof.analysis.diagnosis.diagnosis import known_id
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.config.sources import from_words, merge, read
 
@@ -127,7 +128,9 @@ def check(file: File, overrides: Overrides = None) -> None:
     try:
         config = ProfilerConfig.build(data)
         roles = {name: ProfilerConfig.build(data, role=name) for name in config.roles}
-    except ConfigError as error:
+        for name in config.ignore_findings:
+            known_id(name)
+    except (ConfigError, TraceError) as error:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
     answers = {"spans": "all stages of every step"} | _capture(config)
     answers |= _file_of_a_rank(config)

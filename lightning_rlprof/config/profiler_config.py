@@ -57,7 +57,6 @@ from lightning_rlprof.config.validation import (
     refused,
 )
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
 from lightning_rlprof.records.records import FOLDER_VARIABLE
 from lightning_rlprof.system.location import redact
 
@@ -234,16 +233,6 @@ class Options(Section):
             key = str(given).replace("-", "_")
             if key not in own and (place := key if key in cls.model_fields else _places_of(key)):
                 raise refused(f"is in the wrong place; write {place}", key=str(given))
-        return value
-
-    @field_validator("ignore_findings")
-    @classmethod
-    def _known_problem(cls, value: list[str]) -> list[str]:
-        known = (*PROBLEM_IDS, *REMEDY_IDS)
-        for name in value:
-            if name not in known:
-                hint = near(name, known) or "; `rlprof findings --explain all` lists them"
-                raise refused(f"holds {name!r}, not the id of a problem or remedy{hint}", value)
         return value
 
     _rules = field_validator("wrap", mode="before")(as_rules)
