@@ -522,27 +522,14 @@ class ProfilerConfig(Options):
                 as ``parallel`` says.
         """
         self.parallel.check_world(world_size)
-        for key, ranks in (self._ranks() if self.captures else {}).items():
-            beyond = [rank for rank in ranks if rank >= world_size]
-            if beyond:
-                raise ConfigError(
-                    f"{key}={ranks} holds rank {beyond[0]}, but this training has {world_size} "
-                    f"(allowed: 0 to {world_size - 1})"
-                )
-
-    def _ranks(self) -> dict[str, list[int]]:
-        names = self.roles if self.role is None else [self.role]
-        chosen = {
-            f"roles.{name}.ranks": self.roles[name].ranks
-            for name in (names if self.roles else ())
-            if self.roles[name].enable
-        }
-        if not self.roles:
-            chosen = {
-                "ranks": self.ranks or [],
-                "integrated.profile_ranks": self.integrated.profile_ranks,
-            }
-        return {key: ranks for key, ranks in chosen.items() if ranks != "all"}
+        ranks = self.wanted_ranks
+        beyond = [rank for rank in ranks if rank >= world_size] if ranks != "all" else []
+        if beyond:
+            own = "integrated.profile_ranks" if self.ranks is None else "ranks"
+            raise ConfigError(
+                f"{'roles' if self.roles else own}: {ranks} holds rank {beyond[0]}, but this "
+                f"training has {world_size} (allowed: 0 to {world_size - 1})"
+            )
 
     def dump(self) -> dict[str, Any]:
         """Every key as JSON holds it, ``${`` escaped; `build` makes an equal one of it."""

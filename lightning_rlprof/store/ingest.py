@@ -56,9 +56,7 @@ _COLUMNS = (
     Column("why", "text"),
     Column("rows", "count"),
     Column("bytes read", "count", "bytes"),
-    Column("bytes written", "count", "bytes"),
     Column("seconds", "number", "s"),
-    Column("MB/s", "number"),
 )
 
 
@@ -72,7 +70,6 @@ class Outcome(NamedTuple):
         why: What went wrong, or what is missing or doubtful in what was read.
         rows: In all its tables together; None where it failed.
         bytes_read: Size of its files, packed as they are; None where they were not read.
-        bytes_written: Size of its cache; None where it failed.
         seconds: What it took; None where its process died.
     """
 
@@ -82,7 +79,6 @@ class Outcome(NamedTuple):
     why: str | None
     rows: int | None
     bytes_read: int | None
-    bytes_written: int | None
     seconds: float | None
 
 
@@ -104,8 +100,7 @@ def ingest(
     """Make the caches of runs and traces with all their tables; return a row for each.
 
     A run with a complete cache is ``up to date`` and is not read again, so call it again to resume.
-    A run that can't be read is ``failed``, the others continue. Rows are in the order of the paths;
-    MB are 10⁶ bytes.
+    A run that can't be read is ``failed``, the others continue. Rows are in the order of the paths.
 
     Args:
         paths: Runs, traces, and directories of them: see `loaders.discovery.items`.
@@ -163,11 +158,7 @@ def _cores() -> int:
 
 def _row(outcome: Outcome, path: str) -> tuple[Cell, ...]:
     """Return a row with the path as it was given."""
-    speed = None
-    if outcome.state == "cached" and outcome.seconds and outcome.bytes_read is not None:
-        speed = outcome.bytes_read / outcome.seconds / 1e6
-    why = outcome.why and outcome.why.replace(outcome.path, path)
-    return (*outcome._replace(path=path, why=why), speed)
+    return outcome._replace(path=path, why=outcome.why and outcome.why.replace(outcome.path, path))
 
 
 def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept:
@@ -205,7 +196,6 @@ def ingest_one(path: str) -> Outcome:
     try:
         kept = keep(Path(path))
         rows = row_count(filter(Path.exists, map(kept.cache.file, kept.cache.tables)))
-        written = kept.cache.size
         ranks, read = _ranks(kept.cache), _size(Path(path))
     except TraceError as error:
         return lost(path, str(error), time.perf_counter() - start)
@@ -219,14 +209,14 @@ def ingest_one(path: str) -> Outcome:
     seconds = time.perf_counter() - start
     state: _State = "failed" if kept.unread else "cached" if kept.new else "up to date"
     doubts = first_of([*kept.unread, *_problems(kept.cache)]) or None
-    return Outcome(path, ranks, state, doubts, rows, read, written, seconds)
+    return Outcome(path, ranks, state, doubts, rows, read, seconds)
 
 
 def lost(path: str, why: str, seconds: float | None = None) -> Outcome:
     """Return the row of a run or trace that could not be read; its name may tell the rank."""
     rank = rank_in_name(Path(path).name)
     ranks = None if rank is None else str(rank)
-    return Outcome(path, ranks, "failed", " ".join(why.split()), None, None, None, seconds)
+    return Outcome(path, ranks, "failed", " ".join(why.split()), None, None, seconds)
 
 
 def _add_tables(

@@ -148,10 +148,10 @@ def test_ranks_of_the_finish_hook(keys: dict[str, Any], runs_on: list[int]) -> N
 @pytest.mark.parametrize(
     ("keys", "key"),
     [
-        ({"ranks": [0, 2]}, "ranks=[0, 2]"),
-        ({"profile_ranks": [2]}, "integrated.profile_ranks=[2]"),
-        ({"roles": {"a": {"ranks": [2]}}}, "roles.a.ranks=[2]"),
-        ({"roles": {"a": {"ranks": [2]}, "b": {}}, "role": "a"}, "roles.a.ranks=[2]"),
+        ({"ranks": [0, 2]}, "ranks: [0, 2]"),
+        ({"profile_ranks": [2]}, "integrated.profile_ranks: [2]"),
+        ({"roles": {"a": {"ranks": [2]}}}, "roles: [2]"),
+        ({"roles": {"a": {"ranks": [2]}, "b": {}}, "role": "a"}, "roles: [2]"),
     ],
 )
 def test_a_rank_that_the_training_does_not_have_is_refused(keys: dict[str, Any], key: str) -> None:
