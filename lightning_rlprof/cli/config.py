@@ -252,17 +252,16 @@ def _stages_of(rule: "WrapRule") -> str:
 
 def _keys(data: Mapping[str, Any], config: "ProfilerConfig") -> dict[str, str]:
     """Return for each key of the file the values that follow from it."""
-    from lightning_rlprof.config.sources import given_keys, keys_without_meaning
+    from lightning_rlprof.config.sources import given_keys
 
     dumped, answers = config.masked(), {}
     given = given_keys(data, type(config).model_fields)
-    foreign = keys_without_meaning(data)
     for key, ours in given.items():
-        if found := [f"{each} = {_value(dumped, each)}" for each in ours if each != "wrap"]:
+        if found := [f"{each} = {_value(dumped, each)}" for each in ours or () if each != "wrap"]:
             answers[f"key {key}"] = ", ".join(found)
-    if idle := [key for key, ours in given.items() if not ours and key not in foreign]:
+    if idle := [key for key, ours in given.items() if ours == []]:
         answers["without effect"] = f"{', '.join(idle)} (null, a default, or of what is off)"
-    if foreign:
+    if foreign := [key for key, ours in given.items() if ours is None]:
         answers["no meaning here"] = f"{', '.join(foreign)} (of verl's own code)"
     return answers
 

@@ -460,11 +460,6 @@ class ProfilerConfig(Options):
         return f"role {self.role!r} is not enabled in roles{hint}"
 
     @property
-    def lightweight(self) -> bool:
-        """Whether a capture holds markers only: ``mstx``, ``level_none`` and no host activity."""
-        return self.integrated.lightweight
-
-    @property
     def joins_steps(self) -> bool:
         """Whether one capture stays open over consecutive wanted steps."""
         if self.per_stage:

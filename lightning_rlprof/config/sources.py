@@ -44,10 +44,9 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
     what = f"configuration {redact(str(source))!r}"
     try:
         text = Path(source).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{what} cannot be read: {why}") from error
     data = _loaded(text, what)
     if not isinstance(data or {}, Mapping):
         raise ConfigError(f"{what} holds {type(data).__name__}, not a mapping")
@@ -199,45 +198,35 @@ def from_words(words: Sequence[str]) -> dict[str, Any]:
     return merged
 
 
-def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, list[str]]:
+def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, list[str] | None]:
     """Return each key that a mapping sets, and the dotted rlprof keys that follow from it.
 
-    These are none for a key of verl whose tool or role is not selected.
+    These are empty for a key of verl whose tool or role is not selected, and None for one that says
+    something to verl's own code alone.
 
     Example::
 
         >>> given_keys({"trainer": {"profile_steps": [1]}}, ["steps"])
         {'trainer.profile_steps': ['steps', 'tools']}
+        >>> given_keys({"global_profiler": {"_target_": "verl.ProfilerConfig"}}, ["steps"])
+        {'global_profiler._target_': None}
     """
     origins: dict[str, str] = {}
     canonical(data, fields, origins)
     with resolving():
         data, fields = _looked_at(data, fields)
-        keys: dict[str, list[str]] = {}
+        keys: dict[str, list[str] | None] = {}
         for item in find(data):
-            keys[item.key] = [own for own, key in origins.items() if item.key in key.split(", ")]
+            is_given, ours = item.value is not None, item.row.ours
+            own = [name for name, key in origins.items() if item.key in key.split(", ")]
             twice = item.place is None or item.row.theirs.endswith(".tool")  # of a role and of all
-            if not keys[item.key] and twice and item.value is not None:
-                keys[item.key] = [own for own in origins if own == item.row.ours]
+            if not own and twice and is_given:
+                own = [name for name in origins if name == ours]
+            keys[item.key] = None if is_given and item.row.accepts == ANYTHING else own
         for home in (data.get(_WRAPPER) or {}, data):
             block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
             keys |= {key: [key] for key in _dotted(_with_save_path(block))}
     return keys
-
-
-def keys_without_meaning(data: Mapping[str, Any]) -> list[str]:
-    """Return the keys of verl in a mapping that say something to verl's own code alone.
-
-    Example::
-
-        >>> keys_without_meaning({"global_profiler": {"_target_": "verl.ProfilerConfig"}})
-        ['global_profiler._target_']
-    """
-    with resolving():
-        found = find(resolvable(data, {*data} & _LOOKED_AT))
-        return [
-            each.key for each in found if each.row.accepts == ANYTHING and each.value is not None
-        ]
 
 
 def _dotted(block: Mapping[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -104,16 +105,8 @@ def _read(path: Path, progress: _Progress | None = None, *, cache: bool) -> Span
         run = read_ranks(files, each, progress) if files else None
         return load(path, progress=progress) if run is None else replace(run, path=path)
     if cache and not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
-        kept = _kept(path, progress)
-        if kept is not None:
-            return kept
+        with suppress(OSError, TraceError):  # to read it without one says what is wrong with it
+            kept = cached_spans(keep(path, progress).cache, path, partial(load, progress=None))
+            if kept is not None:
+                return kept
     return load(path, progress=progress)
-
-
-def _kept(path: Path, progress: _Progress | None) -> Spans | None:
-    """Make a trace's cache and return what is in it, None where it cannot be written."""
-    try:
-        kept = keep(path, progress)
-    except (OSError, TraceError):  # to read it without one says what is wrong with the trace
-        return None
-    return cached_spans(kept.cache, path, partial(load, progress=None))

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -104,8 +104,11 @@ def answer(
         if rows is not None and len(arrays[0]) > rows:
             count = connection.sql(f"SELECT count(*) FROM ({select}\n)").fetchall()[0][0]
             note = f"the first {rows:,} of {count:,} rows"
-        held = ColumnRows([_held(array[:rows]) for array in arrays])
-        return Table("answer", columns, held, note=note)
+        shown = [  # NaN is not known
+            np.ma.masked_invalid(array[:rows]) if array.dtype.kind == "f" else array[:rows]
+            for array in arrays
+        ]
+        return Table("answer", columns, ColumnRows(shown), note=note)
 
     return _within(limits, attach, paths, ask)
 
@@ -290,13 +293,6 @@ def _cast(name: str, kind: str) -> tuple[str, Column]:
     if kind in ("FLOAT", "DOUBLE") or kind.startswith("DECIMAL"):
         return "DOUBLE", Column(name, "number", "ns" if name.endswith("_ns") else "")
     return "VARCHAR", Column(name, "text")
-
-
-def _held(array: Any) -> Any:
-    """Return a column for `ColumnRows`: texts stay apart, NaN is not known."""
-    if array.dtype.kind == "f":
-        return np.ma.masked_invalid(array)
-    return array
 
 
 def _within(

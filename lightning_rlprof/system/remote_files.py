@@ -124,7 +124,9 @@ def _listed(path: RemotePath) -> _Listing:
         inside = remote.removeprefix(start)
         if info["type"] == "file" and remote.startswith(start) and _is_read(inside):
             found[inside] = (remote, info.get("size"))
-    found = {file: at for file, at in found.items() if not _is_exported(file, found)}
+    # A report that also exists as SQLite is not needed: loaders read that without nsys.
+    exported = {f"{file.removesuffix('sqlite')}nsys-rep" for file in found}
+    found = {file: at for file, at in found.items() if file not in exported}
     return _Listing(system, name, _of_one_run(path, found))
 
 
@@ -132,11 +134,6 @@ def _is_read(inside: str) -> bool:
     parts = inside.split("/")
     strange = not {"", ".", ".."}.isdisjoint(parts) or "\0" in inside
     return inside.endswith(_READ) and not strange and not any(map(_RAW.fullmatch, parts[:-1]))
-
-
-def _is_exported(inside: str, others: dict[str, Any]) -> bool:
-    """Return whether an nsys report also exists as SQLite, which loaders read without nsys."""
-    return inside.endswith(".nsys-rep") and inside.removesuffix("nsys-rep") + "sqlite" in others
 
 
 def _of_one_run(

@@ -300,7 +300,7 @@ def test_ascend_goes_from_light_to_one_stage_to_few_ranks(rlprof: Run, folder: P
     commands = [line.strip() for line in out.splitlines() if line.startswith("  ")]
     assert commands == [f"rlprof run --config {name} -- python train.py" for name in STAGED]
     light, stage, ranks = map(ProfilerConfig.build, STAGED)
-    assert light.lightweight
+    assert light.integrated.lightweight
     assert [config.integrated.stage for config in (light, stage, ranks)] == [
         "all",
         "actor_update",

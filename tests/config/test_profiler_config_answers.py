@@ -100,9 +100,9 @@ def test_joining_of_steps(keys: dict[str, Any], joins: bool) -> None:
 
 def test_lightweight_is_that_of_the_block() -> None:
     config = build(mstx=True, profile_level="level_none", profile_with_cpu=False)
-    assert config.lightweight
+    assert config.integrated.lightweight
     assert config.captures
-    assert not build(mstx=True).lightweight
+    assert not build(mstx=True).integrated.lightweight
 
 
 @pytest.mark.parametrize(
