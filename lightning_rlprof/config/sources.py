@@ -18,7 +18,6 @@ from lightning_rlprof.system.location import redact
 PREFIX = "RLPROF__"
 """Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""
 
-_PLACE = "profile_save_path"
 _WRAPPER = "profiler_config"
 _MOST = 10_000  # a training's whole file has some hundreds of values
 _WINDOW = ("profile_step_start", "profile_step_end")
@@ -118,17 +117,16 @@ def canonical(
         data, fields = _looked_at(data, fields)
         translation = translate(data)
         if translation is None and _WRAPPER not in data:
-            return _with_save_path({str(key): plain(data[key]) for key in data})
+            return {str(key): plain(data[key]) for key in data}
         _refuse_misspelled(data, fields)
-        own = {key: plain(data[key]) for key in map(str, data) if _name(key) in {*fields, _PLACE}}
+        own = {key: plain(data[key]) for key in map(str, data) if _name(key) in fields}
         block = plain(data[_WRAPPER]) if _WRAPPER in data else {}
     if not isinstance(block or {}, Mapping):
         raise ConfigError(f"{_WRAPPER}={block!r} is not a mapping of keys such as integrated")
     translation = translation or Translation()
     origins = {} if origins is None else origins
     origins.update(translation.origins)
-    own = _with_save_path(merge(block or {}, own))
-    return lay(_nested(translation.values), origins, own)
+    return lay(_nested(translation.values), origins, merge(block or {}, own))
 
 
 def _looked_at(
@@ -140,18 +138,6 @@ def _looked_at(
     if isinstance(data.get("model"), Mapping):  # the training's own; ours is a path
         fields = {*fields} - {"model"}
     return resolvable(data, {*fields, *_LOOKED_AT}), fields
-
-
-def _with_save_path(values: dict[str, Any]) -> dict[str, Any]:
-    """Put ``profile_save_path`` at the top, where people look for it, into ``integrated``."""
-    given = [key for key in values if _name(key) == _PLACE]
-    block = values.get("integrated") or {}
-    if not given or not isinstance(block, Mapping):
-        return values
-    if _PLACE in map(_name, block):
-        raise ConfigError(f"{_PLACE} is set twice: at the top and in integrated")
-    rest = {key: value for key, value in values.items() if key not in given}
-    return {**rest, "integrated": {**block, _PLACE: values[given[0]]}}
 
 
 def lay(
@@ -224,8 +210,8 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
                 own = [name for name in origins if name == ours]
             keys[item.key] = None if is_given and item.row.accepts == ANYTHING else own
         for home in (data.get(_WRAPPER) or {}, data):
-            block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
-            keys |= {key: [key] for key in _dotted(_with_save_path(block))}
+            block = {key: plain(home[key]) for key in home if _name(key) in fields}
+            keys |= {key: [key] for key in _dotted(block)}
     return keys
 
 
@@ -344,7 +330,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_misspelled(data: Mapping[str, Any], fields: Collection[str]) -> None:
     for key in map(str, data):
         name = key.replace("-", "_")
-        if name in fields or name in _HOMES or name == _PLACE:
+        if name in fields or name in _HOMES:
             continue
         if name in IntegratedConfig.model_fields:
             raise ConfigError(f"{key} is one level down: integrated.{name}")

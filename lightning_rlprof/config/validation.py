@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -208,8 +208,8 @@ _MOST = 2**20  # as many ranks as a run is read of
 def _all_or_numbers(value: Any, what: str, example: str, least: int) -> Any:
     if isinstance(value, str) and value == "all":
         return value
-    if isinstance(value, tuple | range):
-        value = [*value[: _MOST + 1]]
+    if isinstance(value, tuple | range | set | frozenset):
+        value = [*islice(value, _MOST + 1)]
     if not isinstance(value, list):
         raise refused(f"is neither 'all' nor a list of {what} such as {example}", value)
     seen: set[int] = set()

@@ -228,7 +228,6 @@ def test_what_is_no_configuration_is_unreadable_input_not_a_failed_check(
             "{roles: {a.b: {ranks: [1]}, my-role: {}}, steps: [1]}",
             {"roles.a.b": '"a.b"', "roles.my_role": '"my-role"', "steps": "[1]"},
         ),
-        ("profile_save_path: x", {"integrated.profile_save_path": "x"}),
         ("{integrated: null, parallel: {}}", {"integrated": "{", "parallel": "{"}),
         (
             "profiler_config: {integrated: {profile-level: level1}, torch-profiler: "

@@ -25,7 +25,7 @@ def said(kind: TypeAdapter, value: object) -> str:  # type: ignore[type-arg]
     return explain(caught.value)
 
 
-@pytest.mark.parametrize("value", [[0, 2], (0, 2), range(0, 3, 2)])
+@pytest.mark.parametrize("value", [[0, 2], (0, 2), {2, 0}, frozenset({0, 2}), range(0, 3, 2)])
 def test_ranks_may_come_in_any_collection(value: object) -> None:
     assert RANKS.validate_python(value) == [0, 2]
 
