@@ -272,10 +272,6 @@ class Options(Section):
             what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
             text = f"contradicts {what}, which makes one capture per stage"
             raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")
-        return self
-
-    @model_validator(mode="after")
-    def _tokens_agree(self) -> "Options":
         names = {*_listed(self.integrated.stage)}
         if self.tokens and not (self.per_stage and {"all", "actor_generate"} & names):
             text = "needs one capture per stage: set integrated.stage: actor_generate"

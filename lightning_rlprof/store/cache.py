@@ -357,12 +357,10 @@ def find_cache(path: Path, made_of: Sources) -> Cache | None:
     cache = find(path, made_of)
     if cache is None:
         return None
-    try:
+    with contextlib.suppress(TraceError):
         if cache.facts() is not None:
             row_count(file for file in map(cache.file, cache.tables) if file.exists())
             return cache
-    except TraceError:
-        pass
     shutil.rmtree(cache.folder)
     return None
 

@@ -261,31 +261,30 @@ class _File(Sequence[Any]):
         ]
         self._read: dict[int, Any] = {}
         self._heads: dict[int, Any] = {}
-        self.length = self._rows()
+        source = f"parquet_file_metadata({self._source})"
+        found = self._ask(f"SELECT sum(num_rows)::BIGINT AS n FROM {source}")
+        self.length = int(found["n"][0])
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, at: Any) -> Any:
-        at = range(len(self))[at]
-        if at not in self._read:
-            self._read[at] = self._cells(at, self._fetch([at], "")[at])
-        return self._read[at]
+        return next(self._kept([range(len(self))[at]]))
 
     def __iter__(self) -> Iterator[Any]:
-        missing = [at for at in range(len(self)) if at not in self._read]
-        if missing:
-            found = self._fetch(missing, "")
-            self._read |= {at: self._cells(at, array) for at, array in found.items()}
-        return (self._read[at] for at in range(len(self)))
+        return self._kept(range(len(self)))
+
+    def _kept(self, columns: Sequence[int]) -> Iterator[Any]:
+        if missing := [at for at in columns if at not in self._read]:
+            self._read |= self._fetch(missing, "")
+        return (self._read[at] for at in columns)
 
     def head(self, at: int) -> Any:
         """Return the first cells of a column."""
         if at in self._read:
             return self._read[at]
         if not self._heads:
-            found = self._fetch(range(len(self)), f" LIMIT {_HEAD}")
-            self._heads = {each: self._cells(each, array) for each, array in found.items()}
+            self._heads = self._fetch(range(len(self)), f" LIMIT {_HEAD}")
         return self._heads[at]
 
     def _cells(self, at: int, array: Any) -> Any:
@@ -298,11 +297,7 @@ class _File(Sequence[Any]):
     def _fetch(self, columns: Sequence[int], limit: str) -> dict[int, Any]:
         picks = ", ".join(f"{quoted(self._names[at])} AS c{at}" for at in columns)
         found = self._ask(f"SELECT {picks} FROM read_parquet({self._source}){limit}")
-        return {at: found[f"c{at}"] for at in columns}
-
-    def _rows(self) -> int:
-        source = f"parquet_file_metadata({self._source})"
-        return int(self._ask(f"SELECT sum(num_rows)::BIGINT AS n FROM {source}")["n"][0])
+        return {at: self._cells(at, found[f"c{at}"]) for at in columns}
 
     def _ask(self, query: str) -> dict[str, Any]:
         import duckdb

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -60,11 +60,8 @@ def local(path: Path) -> Iterator[Path]:
     if not isinstance(path, RemotePath):
         yield path
         return
-    fetched = fetch(path)
-    try:
+    with closing(fetch(path)) as fetched:
         yield fetched.path
-    finally:
-        fetched.close()
 
 
 def fetch(path: RemotePath) -> Fetched:
