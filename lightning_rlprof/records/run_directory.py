@@ -116,16 +116,6 @@ class SampleLine(msgspec.Struct, array_like=True, tag="sample", frozen=True, gc=
     attempt: int
 
 
-class NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
-    """A note as it stands in the file; those of older runs end after their text."""
-
-    clock_ns: int
-    level: str
-    text: str
-    code: str = ""
-    facts: dict[str, Any] = {}
-
-
 class ClockLine(msgspec.Struct, array_like=True, tag="clock", frozen=True):
     """One meeting of two clocks: the other rank, and what both read."""
 
@@ -157,7 +147,7 @@ _Line = (
     | ThreadLine
     | SampleLine
     | MetricsLine
-    | NoteLine
+    | Note
     | ClockLine
     | EndLine
 )
@@ -365,7 +355,7 @@ def _plain_line(line: Any) -> list[Any]:
 
 def note_line(
     clock_ns: int, code: Code | Level, text: str, facts: Mapping[str, Fact] = NO_FACTS
-) -> NoteLine:
+) -> Note:
     """Return the line of a note, which may quote what comes from anywhere.
 
     Example::
@@ -375,7 +365,7 @@ def note_line(
     """
     own = {name: plain(each) if isinstance(each, str) else each for name, each in facts.items()}
     code_text = code.value if isinstance(code, Code) else ""
-    return NoteLine(clock_ns, level_of(code), plain(text), code_text, own)
+    return Note(clock_ns, level_of(code), plain(text), code_text, own)
 
 
 def plain_item(item: Any, *, texts: bool = False) -> Any:
@@ -405,8 +395,8 @@ def append_note(path: Path, note: Note) -> None:
     Raises:
         OSError: The file is not there, or cannot be written.
     """
-    facts = plain_item(dict(note.facts), texts=True)
-    line = NoteLine(note.clock_ns, note.level, plain_item(note.text), note.code, facts)
+    facts = plain_item(note.facts, texts=True)
+    line = msgspec.structs.replace(note, text=plain_item(note.text), facts=facts)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         check_file(file, path)
@@ -712,13 +702,13 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
             trace.samples.append(line)
         case MetricsLine():
             trace.metrics.append(line)
-        case NoteLine():
+        case Note():
             facts = {
                 name: _cut(value) if isinstance(value, str) else value
                 for name, value in line.facts.items()
                 if isinstance(value, str | int | float)
             }
-            trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text), line.code, facts))
+            trace.notes.append(msgspec.structs.replace(line, text=_cut(line.text), facts=facts))
         case ClockLine():
             trace.exchanges.append((line.rank, line.readings))
         case EndLine():
