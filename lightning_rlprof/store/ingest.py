@@ -124,18 +124,14 @@ def ingest(
     return Table("ingest", _COLUMNS, [rows[at] for at in sorted(rows)])
 
 
-def _refuse_wrong(paths: object, jobs: object, engine: object) -> None:
+def _found(paths: Sequence[str | Path], jobs: object, engine: object) -> list[str]:
+    """Return all runs and traces once, by their first spelling, unless an argument is wrong."""
     if isinstance(paths, str | Path):
         raise ConfigError(f"paths: {local_path(paths)} is one path; ingest takes a list of paths")
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs={jobs!r} must be a whole number from 1 on, or None")
     if engine not in get_args(Engine):
         raise ConfigError(f"unknown engine {engine!r} (allowed: {', '.join(get_args(Engine))})")
-
-
-def _found(paths: Sequence[str | Path], jobs: object, engine: object) -> list[str]:
-    """Return all runs and traces once, by their first spelling, unless an argument is wrong."""
-    _refuse_wrong(paths, jobs, engine)
     found: dict[str, str] = {}
     for path in paths:
         for each in items(local_path(path)):
@@ -196,7 +192,7 @@ def ingest_one(path: str) -> Outcome:
     try:
         kept = keep(Path(path))
         rows = row_count(filter(Path.exists, map(kept.cache.file, kept.cache.tables)))
-        ranks, read = _ranks(kept.cache), _size(Path(path))
+        facts, read = kept.cache.facts() or {}, _size(Path(path))
     except TraceError as error:
         return lost(path, str(error), time.perf_counter() - start)
     except OSError as error:
@@ -208,7 +204,12 @@ def ingest_one(path: str) -> Outcome:
         return lost(path, why, time.perf_counter() - start)
     seconds = time.perf_counter() - start
     state: _State = "failed" if kept.unread else "cached" if kept.new else "up to date"
-    doubts = first_of([*kept.unread, *_problems(kept.cache)]) or None
+    warnings = [
+        text if rank is None else f"rank {rank}: {text}"
+        for rank, text, *_ in facts.get("warnings", [])
+    ]
+    doubts = first_of([*kept.unread, *warnings]) or None
+    ranks = as_ranges(rank for rank, _ in facts.get("headers", []))
     return Outcome(path, ranks, state, doubts, rows, read, seconds)
 
 
@@ -244,15 +245,6 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(size for _, size, _, _ in sources(path))
-
-
-def _problems(cache: Cache) -> list[str]:
-    problems = (cache.facts() or {}).get("warnings", [])
-    return [text if rank is None else f"rank {rank}: {text}" for rank, text, *_ in problems]
-
-
-def _ranks(cache: Cache) -> str:
-    return as_ranges(rank for rank, _ in (cache.facts() or {}).get("headers", []))
 
 
 class _Worker(NamedTuple):

@@ -280,10 +280,7 @@ class Table:
         at = [column.name for column in self.columns].index(name)
         if isinstance(self.rows, ColumnRows):
             return self.rows.columns[at]
-        places: dict[Cell, int] = {}
-        cells = (row[at] for row in self.rows)
-        codes = [-1 if cell is None else places.setdefault(cell, len(places)) for cell in cells]
-        return np.array(codes, dtype=np.int64), list(places)
+        return _as_codes(row[at] for row in self.rows)
 
     def _known(self) -> dict[str, Any]:
         """Return the columns by name; raises RlprofError for a table without an answer."""
@@ -415,12 +412,16 @@ def _coded(codes: Any, values: Sequence[Any]) -> Any:
 
 def _cells(cells: list[Any], kind: str) -> Any:
     if kind == "text" or any(isinstance(cell, str) for cell in cells):
-        place: dict[str, int] = {}
-        codes = [-1 if cell is None else place.setdefault(str(cell), len(place)) for cell in cells]
-        return np.array(codes, dtype=np.int64), list(place)
+        return _as_codes(None if cell is None else str(cell) for cell in cells)
     known = _numbers([0 if cell is None else cell for cell in cells])
     mask = np.array([cell is None for cell in cells], dtype=bool)
     return np.ma.masked_array(np.array(known, dtype=None if known else np.int64), mask=mask)
+
+
+def _as_codes(cells: Iterable[Cell]) -> tuple[Int64s, list[Cell]]:
+    places: dict[Cell, int] = {}
+    codes = [-1 if cell is None else places.setdefault(cell, len(places)) for cell in cells]
+    return np.array(codes, dtype=np.int64), list(places)
 
 
 def _numbers(cells: Sequence[Any]) -> list[Any]:
