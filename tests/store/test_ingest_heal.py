@@ -79,7 +79,9 @@ def test_a_cache_that_goes_while_its_store_is_open_is_no_silent_hole(folder: Pat
     store = open_store(folder)
     assert list(store.sql(QUERY).rows) == ALL
     shutil.rmtree(kernels(folder, 2).parent)
-    assert list(store.sql(QUERY).rows) == ALL
+    with pytest.raises(TraceError, match="run rlprof ingest to rebuild it"):
+        store.sql(QUERY)
+    assert list(open_store(folder).sql(QUERY).rows) == ALL
 
 
 @pytest.mark.parametrize("text", ["", '{"schema": 2, "tab', '{"schema":2,"tables":[],"core":null}'])
