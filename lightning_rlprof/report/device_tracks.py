@@ -1,8 +1,7 @@
 """What devices ran as tracks of a Chrome trace: kernels and copies, one track per stream."""
 
-import heapq
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, repeat
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from lightning_rlprof.report.chrome_trace import (
     MAX_FLOWS,
     End,
     arrow,
+    deal,
     encoded,
     micro,
     named,
@@ -21,7 +21,7 @@ from lightning_rlprof.report.chrome_trace import (
 )
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import covered_before, last_begun, unions
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
 _FIRST = 1 << 20  # threads of a rank are numbered below
 _AT_ONCE = 10_000
@@ -174,18 +174,9 @@ class DeviceTracks:
     def _lanes(self, rows: Int64s) -> list[list[int]]:
         """Deal out what overlaps on one stream to the fewest tracks: Perfetto would drop it."""
         start = self._columns["start"][rows]
-        end = start + self._columns["duration"][rows]
-        lanes: list[list[int]] = []
-        busy: list[tuple[int, int]] = []  # until when, which lane
-        for row, begins, ends in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
-            if not busy or busy[0][0] > begins:
-                heapq.heappush(busy, (ends, len(lanes)))
-                lanes.append([row])
-            else:
-                lane = busy[0][1]
-                heapq.heapreplace(busy, (ends, lane))
-                lanes[lane].append(row)
-        return lanes
+        columns = (rows, start, start + self._columns["duration"][rows], rows)
+        values = (column.tolist() for column in columns)
+        return deal(zip(*values, repeat(NO_PARENT), repeat(False), repeat(False)))
 
     def _slices(self, rows: list[int], track: str) -> Iterator[str]:
         texts = self._encoded
