@@ -71,14 +71,13 @@ SampleNumber = Annotated[
 class _Part(str, Enum):  # Typer takes no list of literals
     RANK = "rank"
     STEP = "step"
-    SAMPLE = "sample"
 
 
 By = Annotated[
     list[_Part] | None,
     option(
         "PART",
-        "One row for each: rank or step in ledger, rank or sample in critical_path (repeatable)",
+        "One row for each: rank or step in ledger, rank in critical_path (repeatable)",
     ),
 ]
 Price = Annotated[float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")]
@@ -94,7 +93,7 @@ _OPTIONS = (
     ("--currency", "currency", "ledger"),
 )
 _EXAMPLES = {"--params": "7.6e9", "--peak-tflops": "989"}
-_PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank", "sample")}
+_PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank",)}
 _NEXT = {"ledger": "findings", "critical_path": "whatif"}  # the verb to ask after an analysis
 
 
@@ -197,7 +196,7 @@ def _tables(
         tables, facts = _ledger(spans, by, **given)
         return _of_rank(tables, rank, name), facts
     if name == "critical_path":
-        given |= {"per_rank": "rank" in by, "per_sample": "sample" in by}
+        given["per_rank"] = "rank" in by
     run = ANALYSES[name].run
     if rank is not None and "ranks" in signature(run).parameters:
         return [run(spans, ranks=[rank], **given)], {}  # type: ignore[call-arg]
