@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,7 +39,7 @@ MAX_COUNTER_EVENTS = 10_000
 """Of one counter; of more, each event is the largest of several."""
 
 MAX_FLOWS = 50_000
-"""Arrows of one kind in a trace; of more, the longest waits have one."""
+"""Arrows in a trace; of more waits, the longest have one."""
 
 _UNCALIBRATED = "UNCALIBRATED"
 _STEP, _EPOCH, _MARK = (KINDS.index(kind) for kind in ("step", "epoch", "mark"))
@@ -110,8 +110,7 @@ def _write(
             comma = b",\n"
         if progress is not None:
             progress(done, len(spans.ranks))
-    launches = devices.flow_events(waits.track, len(spans) + 1) if devices else ()
-    for flow in chain(waits.flow_events(flows), launches):
+    for flow in waits.flow_events(flows):
         file.write(f",\n{flow}".encode())
     file.write(b"\n]}\n")
 
@@ -414,9 +413,13 @@ class _WaitTracks:
                 leaves = max(leaves, min(arrives, int(spans.end_ns[last]) - 1))
             if leaves > arrives:  # its arrival does, in the span around the wait
                 arrives, lies = leaves, self.track[row]
-            start = End(int(spans.rank[last]) + 1, int(self.track[last]), leaves)
-            end = End(int(spans.rank[row]) + 1, int(lies), arrives)
-            yield from arrow("waiting", "last arrival", at + 1, start, end)
+            what = f'"cat":"waiting","name":"last arrival","id":{at + 1}'
+            for phase, (span, tid, time) in {
+                '"s"': (last, self.track[last], leaves),
+                '"f","bp":"e"': (row, lies, arrives),
+            }.items():
+                pid = _pid(int(spans.rank[span]))
+                yield f'{{"ph":{phase},"pid":{pid},"tid":{tid},"ts":{micro(time)},{what}}}'
 
 
 # ---- the job: findings
@@ -496,18 +499,3 @@ def named(pid: int, tid: int, title: str) -> Iterator[str]:
 def _process(pid: int, title: str, place: int) -> Iterator[str]:
     yield about(pid, 0, "process_name", name=title)
     yield about(pid, 0, "process_sort_index", sort_index=place)
-
-
-class End(NamedTuple):
-    """One end of an arrow: a time within a slice of a track."""
-
-    pid: int
-    tid: int
-    time_ns: int
-
-
-def arrow(category: str, name: str, number: int, leaves: End, arrives: End) -> Iterator[str]:
-    """Yield both ends of an arrow between two slices."""
-    what = f'"cat":"{category}","name":"{name}","id":{number}'
-    for phase, (pid, tid, time) in (('"s"', leaves), ('"f","bp":"e"', arrives)):
-        yield f'{{"ph":{phase},"pid":{pid},"tid":{tid},"ts":{micro(time)},{what}}}'

@@ -1,17 +1,13 @@
 """What devices ran as tracks of a Chrome trace: kernels and copies, one track per stream."""
 
 from collections.abc import Iterator
-from itertools import islice, repeat
+from itertools import repeat
 
 import numpy as np
 
 from lightning_rlprof.analysis.device.device_counters import CAPTURED, counter_samples
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work
-from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.report.chrome_trace import (
-    MAX_FLOWS,
-    End,
-    arrow,
     deal,
     encoded,
     micro,
@@ -20,12 +16,11 @@ from lightning_rlprof.report.chrome_trace import (
     track,
 )
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import covered_before, last_begun, unions
+from lightning_rlprof.tables.intervals import covered_before, unions
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
 _FIRST = 1 << 20  # threads of a rank are numbered below
 _AT_ONCE = 10_000
-_MARKED = (KINDS.index("stage"), KINDS.index("region"))
 _PARTS = 100  # of a step, in each of which a device has a share of busy time
 _NUMBERS = ("device", "stream", "start", "duration", "step", "launch")
 
@@ -53,9 +48,7 @@ class DeviceTracks:
         columns |= {name: codes for name, (codes, _) in texts.items()}
         order = np.lexsort([columns[name] for name in ("start", "stream", "device", "rank")])
         self._columns = {name: column[order] for name, column in columns.items()}
-        self._texts = {name: own for name, (_, own) in texts.items()}
-        self._encoded = {name: [*map(encoded, own)] for name, own in self._texts.items()}
-        self._track = np.zeros(len(order), np.int64)  # of each kernel, once it is drawn
+        self._encoded = {name: [*map(encoded, own)] for name, (_, own) in texts.items()}
         if others := sorted({*self._columns["rank"].tolist()} - {*spans.ranks}):
             who = ", ".join(map(str, others))
             self.remarks.append(f"kernels of ranks without spans are left out: {who}")
@@ -71,7 +64,6 @@ class DeviceTracks:
             for number, lane in enumerate(self._lanes(rows), start=1):
                 name = title if number == 1 else f"{title} ({number})"
                 yield [*named(pid, tid, name)]
-                self._track[lane] = tid
                 for first in range(0, len(lane), _AT_ONCE):
                     track = f'"pid":{pid},"tid":{tid}'
                     yield [*self._slices(lane[first : first + _AT_ONCE], track)]
@@ -125,45 +117,6 @@ class DeviceTracks:
             times, depth = times[order], np.cumsum(change[order])
             last = np.append(times[1:] != times[:-1], True)  # of changes at one time
             yield from track(pid, f"{_device(device)} launch queue depth", times[last], depth[last])
-
-    def flow_events(self, tracks: Int64s, first_id: int) -> Iterator[str]:
-        """Yield arrows from each mark to the first and the last kernel that was launched in it.
-
-        Args:
-            tracks: Track of each row of the run.
-            first_id: Number of the first arrow.
-        """
-        spans, columns = self._spans, self._columns
-        launch, start = columns["launch"], columns["start"]
-        codes = {name: code for code, name in enumerate(spans.names)}
-        around, stage = (
-            np.array([*(codes.get(text, -1) for text in self._texts[each]), -1])[columns[each]]
-            for each in ("range", "stage")  # -1, unknown, is last
-        )
-        name = np.where(around < 0, stage, around)
-        known = (
-            (name >= 0) & (launch != NOT_RECORDED) & (launch <= start) & (columns["duration"] > 0)
-        )
-        kernels, width = np.flatnonzero(known), len(codes)
-        marks = np.flatnonzero(np.isin(spans.kind, _MARKED))
-        lane = spans.rank[marks] * width + spans.name[marks]
-        order = np.lexsort((spans.start_ns[marks], lane))
-        marks, lane = marks[order], lane[order]
-        own = columns["rank"][kernels] * width + name[kernels]
-        at = last_begun(lane, spans.start_ns[marks], own, launch[kernels])
-        kernels, around = kernels[at >= 0], marks[at[at >= 0]]
-        within = launch[kernels] < spans.end_ns[around]
-        kernels, around = kernels[within], around[within]
-        order = np.lexsort((start[kernels], around))
-        kernels, around = kernels[order], around[order]
-        differs = np.diff(around) != 0
-        ends = (np.append(True, differs) | np.append(differs, True))[: len(around)]
-        pairs = zip(kernels[ends].tolist(), around[ends].tolist(), strict=True)
-        for number, (row, mark) in enumerate(islice(pairs, MAX_FLOWS), start=first_id):
-            pid = int(columns["rank"][row]) + 1
-            launched = End(pid, int(tracks[mark]), int(launch[row]))
-            ran = End(pid, int(self._track[row]), int(start[row]))
-            yield from arrow("launch", "launch", number, launched, ran)
 
     def _title(self, row: int) -> str:
         """Name a track by what is known of it."""

@@ -69,9 +69,7 @@ def _rows(
     who = np.arange(len(graph.ranks)) if per_rank else first_of_role
     key = (graph.name * 2 + (schedule.sync_point != WORK)) * len(graph.ranks)
     key += who[schedule.run // schedule.interval_count]
-    of = np.unique(key, return_inverse=True)[1]
-    first = np.empty(int(of.max()) + 1, dtype=np.int64)
-    first[of[::-1]] = np.arange(len(of))[::-1]
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
     part = np.append(1 + graph.is_handoff, 0)[schedule.sync_point[first]]  # `WORK` reads the last
 
     on, size = np.flatnonzero(found.on), len(first)

@@ -136,11 +136,6 @@ def _unnamed(*syncs: tuple[int, int]) -> Spans:
     return with_roles(ranks)
 
 
-def test_of_ranks_with_unknown_work_the_order_of_versions_tells_who_receives() -> None:
-    found = weight_updates(_unnamed((60, 90), (10, 50)))
-    assert (found.ranks.tolist(), found.note) == ([0], "")
-
-
 def test_where_the_direction_cannot_be_known_that_is_said() -> None:
     found = weight_updates(_unnamed((20, 60), (10, 50)))
     assert found.ranks.tolist() == []
