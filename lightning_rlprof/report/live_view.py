@@ -1,4 +1,4 @@
-"""What a run that is being written shows: steps, stages, ranks, background metrics, alarms.
+"""What a run that is being written shows: steps, stages, ranks, alarms.
 
 `rlprof watch` and `rlprof serve` show the same figures. `gauges` are these figures as metrics,
 `exposition` writes them in the text format of Prometheus.
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.alarms import UNUSUAL, Alarm, Code, RankState, alarms
+from lightning_rlprof.analysis.alarms import Alarm, Code, RankState, alarms
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.steps.step_matrix import WAITING, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.loaders.rank_names import as_ranges
-from lightning_rlprof.report.terminal import count_of, duration, percent, size
+from lightning_rlprof.report.terminal import count_of, duration, percent
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, figure, rows_of
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, rows_of
 
 _MOST_ROWS = 16  # ranks; of more ranks, blocks are shown
 _MOST_ALARMS = 12
@@ -47,12 +47,7 @@ _RANKS = (
     *columns_of("count", "resident", "device", unit="bytes"),
     Column("written", "text"),
 )
-_METRICS = (
-    *columns_of("text", "metric", "lowest", "median", "highest"),
-    Column("rank", "count"),
-)
 _ALARMS = columns_of("text", "level", "ranks", "alarm")
-_UNITS = {"_percent": "%", "_watts": "W", "_celsius": "°C", "_mhz": "MHz", "_cores": "cores"}
 
 BACKGROUND = "rlprof_background_"
 """Start of the names of background metrics; the rest is the name that the run has."""
@@ -87,8 +82,7 @@ class LiveView:
         slowest: Which rank takes longest, and where it does or makes others wait, in one line each.
         stages: Share of the last steps by stage, over all ranks, with tokens per second and MFU.
         ranks: A row per rank, or per block of ranks if they are many.
-        background: Background metrics that are unusual, see `UNUSUAL`.
-        alarms: Warnings and errors of the run, and ranks that write nothing.
+        alarms: Warnings and errors of the run, silent ranks, and unusual background metrics.
         has_ended: Whether all ranks have.
         times: The times of ranks that these tables show.
     """
@@ -97,7 +91,6 @@ class LiveView:
     slowest: tuple[str, ...]
     stages: Table
     ranks: Table
-    background: Table
     alarms: Table
     has_ended: bool
     times: "RecentTimes"
@@ -105,8 +98,7 @@ class LiveView:
     @property
     def tables(self) -> tuple[Table, ...]:
         """The tables that have rows, alarms first."""
-        found = (self.alarms, self.stages, self.ranks, self.background)
-        return tuple(table for table in found if table.rows)
+        return tuple(each for each in (self.alarms, self.stages, self.ranks) if each.rows)
 
     @property
     def line(self) -> str:
@@ -131,7 +123,6 @@ def live_view(run: LiveRun) -> LiveView:
         slowest=tuple(text for text in (pace.slowest(), behind) if text),
         stages=stages,
         ranks=_ranks(run, ranks, pace),
-        background=_background(ranks),
         alarms=_alarms(run, ranks, times),
         has_ended=run.has_ended,
         times=times,
@@ -373,29 +364,6 @@ def _seconds(seconds: float) -> str:
     return duration(round(seconds) * 10**9) if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def _background(ranks: Sequence[LiveRank]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for name, limit in UNUSUAL.items():
-        values = {each.rank: each.metrics[name] for each in ranks if name in each.metrics}
-        high = max(values, key=values.__getitem__, default=0)
-        if values.get(high, 0.0) < limit:
-            continue
-        shown = (min(values.values()), median(values.values()), values[high])
-        rank = high if len(values) > 1 else None
-        rows.append((name, *(_metric(name, value) for value in shown), rank))
-    note = "Only those that are unusual. All: rlprof show RUN device_counters"
-    return Table("background metrics", _METRICS, rows, note)
-
-
-def _metric(name: str, value: float) -> str:
-    if name.endswith("_bytes"):
-        return size(round(value))
-    if name.endswith("_bytes_per_s"):
-        return f"{size(round(value))}/s"
-    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
-    return f"{figure(value)} {unit}".strip()
-
-
 _ALARM_TEXTS: Mapping[Code, str] = {
     "hang": "hang report: no progress for {time} in step {step}{last}",
     "ended": "ended: {status}",
@@ -403,7 +371,7 @@ _ALARM_TEXTS: Mapping[Code, str] = {
     "unreadable": "its file can't be read: {text}",
     "cpu-wait": "training threads wait for a CPU in up to {share:.0%} of the step: all times "
     "include this wait",
-    "cpu-pressure": "CPU pressure {percent}%: a thread waits for a CPU, so all times are longer",
+    "metric": "{metric} is unusually high. All values: rlprof show RUN device_counters",
     "note": "{text}",
 }
 
