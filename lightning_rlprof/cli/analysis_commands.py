@@ -473,7 +473,6 @@ Overlap = Annotated[
 StopRolloutAt = Annotated[
     float | None, option("SHARE", "End each rollout at this share of its requests (0 to 1)")
 ]
-MaxTokens = Annotated[int | None, option("N", "Cap each response at N tokens")]
 AddReplicas = Annotated[int | None, option("N", "Add N rollout replicas")]
 
 
@@ -483,7 +482,6 @@ def whatif(
     remove: Remove = None,
     overlap: Overlap = None,
     stop_rollout_at: StopRolloutAt = None,
-    max_tokens: MaxTokens = None,
     add_replicas: AddReplicas = None,
 ) -> None:
     """Estimate step time after a change, such as a faster stage.
@@ -497,13 +495,13 @@ def whatif(
 
     factors = dict(map(_factor, speedup or ()))
     spans = open_run(run)
-    changes = (stop_rollout_at, max_tokens, add_replicas)
+    changes = (stop_rollout_at, add_replicas)
     table = predict(
         spans,
         speedup=factors,
         remove=remove or [],
         overlap=overlap or [],
-        rollout=None if changes == (None, None, None) else Rollout(*changes),
+        rollout=None if changes == (None, None) else Rollout(*changes),
     )
     answer(spans, [table], "step time after a change", then=("findings", run))
 

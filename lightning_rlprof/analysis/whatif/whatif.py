@@ -26,7 +26,6 @@ from lightning_rlprof.analysis.whatif.rollout_requests import (
     find_requests,
     replicas_added,
     stopped_at,
-    tokens_capped,
 )
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.arrays import Int64s
@@ -58,12 +57,10 @@ class Rollout(NamedTuple):
 
     Attributes:
         stop_at: Stop each rollout when this share of its requests is answered.
-        max_tokens: Cap each response at this number of tokens.
         add_replicas: Replicas to add, each with as many slots as one rank that has requests.
     """
 
     stop_at: float | None = None
-    max_tokens: int | None = None
     add_replicas: int | None = None
 
 
@@ -130,8 +127,8 @@ def _asynchronous(
     if isinstance(pools, str):
         return Table("whatif", _COLUMNS, abstained=pools)
     _check(rollout)
-    if rollout.stop_at is not None or rollout.max_tokens is not None:
-        text = "rollouts of an asynchronous run can't be stopped or capped here"
+    if rollout.stop_at is not None:
+        text = "rollouts of an asynchronous run can't be stopped here"
         raise TraceError(f"{text}: see `rlprof show RUN long_tail`")
     work = pools.training[:, :, :-1].sum(axis=(0, 1)) + pools.rollout.sum(axis=(0, 1))
     known = {name: ns for name, ns in zip(pools.names, work.tolist(), strict=True) if ns}
@@ -139,21 +136,21 @@ def _asynchronous(
         if name not in known:
             raise _unknown_stage(name, known)
     changes = {
-        f"{name} {speed:g}x faster": pools.longest_ns({name: _speed(name, speed)})
+        f"{name} {speed:g}x faster": ({name: 1 / _speed(name, speed)}, 0)
         for name, speed in speedup.items()
     }
-    changes |= {f"{name} removed": pools.longest_ns(removed=[name]) for name in remove}
-    changes |= {f"{name} overlapped": pools.longest_ns(removed=[name]) for name in overlap}
+    changes |= {f"{name} removed": ({name: 0.0}, 0) for name in remove}
+    changes |= {f"{name} overlapped": ({name: 0.0}, 0) for name in overlap}
     added = [rollout.add_replicas] if rollout.add_replicas else []
     if not changes and not added:
         most = sorted(known, key=known.__getitem__, reverse=True)[:_SHOWN]
-        changes = {f"{name} 2x faster": pools.longest_ns({name: 2.0}) for name in most}
-        added = [1, 2]
-    changes |= {f"+{more} rollout replicas": pools.longest_ns(more=more) for more in added}
+        changes, added = {f"{name} 2x faster": ({name: 0.5}, 0) for name in most}, [1, 2]
+    changes |= {f"+{more} rollout replicas": ({}, more) for more in added}
     now, steps, before = float(pools.step_ns.mean()), len(pools.step_ns), pools.longest_ns()
     rows: list[tuple[Cell, ...]] = []
-    for text, after in changes.items():
-        each = pools.step_ns - before + after  # What no rank's work explains stays.
+    for text, change in changes.items():
+        # What no rank's work explains stays.
+        each = pools.step_ns - before + pools.longest_ns(*change)
         then = float(each.mean())
         unsure = abs(float(np.mean(pools.step_ns - before))) * abs(1 - then / now)
         # The interval is of the mean of as many steps to come, whose lengths differ.
@@ -167,13 +164,12 @@ def _asynchronous(
 
 
 def _pools_note(pools: Pools) -> str:
-    train, roll, step = (
-        each / 1e6 for each in (pools.training_ns, pools.rollout_ns, pools.step_ns.mean())
-    )
+    train, roll = (each.sum(axis=2).mean() / 1e6 for each in (pools.training, pools.rollout))
     return (
         f"Asynchronous, mean of {len(pools.step_ns)} steps: a step takes as long as the rank with "
         f"most to do. Per step, training works {train:.3g} ms, and each rollout rank {roll:.3g} ms "
-        f"({pools.ranks} of them). What neither explains of the {step:.3g} ms of a step stays. "
+        f"({len(pools.rollout)} of them). What neither explains of the "
+        f"{pools.step_ns.mean() / 1e6:.3g} ms of a step stays. "
         "Added ranks are like the present ones, on hardware of their own."
     )
 
@@ -229,13 +225,6 @@ def _rollout_edits(graph: StepGraph, asked: Rollout) -> Iterator[tuple[str, Edit
     if asked.stop_at is not None:
         saved = stopped_at(found, asked.stop_at)
         yield f"rollout stopped at {asked.stop_at:.0%}", shorten_stages(graph, found.row, saved)
-    if asked.max_tokens is not None:
-        if (found.tokens < 0).any():
-            raise TraceError(
-                "max_tokens needs the tokens of every request. Call count(tokens=...) in each."
-            )
-        saved = tokens_capped(found, asked.max_tokens)
-        yield f"max {asked.max_tokens} tokens", shorten_stages(graph, found.row, saved)
     if asked.add_replicas is not None:
         saved = replicas_added(found, graph.spans.step[found.row], asked.add_replicas)
         yield f"+{asked.add_replicas} rollout replicas", shorten_stages(graph, found.row, saved)
@@ -244,9 +233,8 @@ def _rollout_edits(graph: StepGraph, asked: Rollout) -> Iterator[tuple[str, Edit
 def _check(asked: Rollout) -> None:
     if asked.stop_at is not None and not 0 < asked.stop_at <= 1:
         raise TraceError(f"stop_at {asked.stop_at} must be above 0 and at most 1")
-    for name, number in (("max_tokens", asked.max_tokens), ("add_replicas", asked.add_replicas)):
-        if number is not None and number < 1:
-            raise TraceError(f"{name} {number} must be 1 or more")
+    if asked.add_replicas is not None and asked.add_replicas < 1:
+        raise TraceError(f"add_replicas {asked.add_replicas} must be 1 or more")
 
 
 def _stage_code(graph: StepGraph, name: str) -> int:

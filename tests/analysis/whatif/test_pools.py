@@ -90,5 +90,5 @@ def test_what_cannot_be_predicted_is_said() -> None:
     spans = simulated(20, 100, 2)
     with pytest.raises(TraceError, match="unknown stage 'actor_updat'"):
         whatif(spans, speedup={"actor_updat": 2})
-    with pytest.raises(TraceError, match="stopped or capped"):
+    with pytest.raises(TraceError, match="be stopped here"):
         whatif(spans, rollout=Rollout(stop_at=0.9))
