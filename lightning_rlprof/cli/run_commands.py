@@ -321,8 +321,8 @@ def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
     from lightning_rlprof.analysis.steps.sync_points import unsynchronized_clocks
     from lightning_rlprof.report.exports import write_sample_log
 
-    with console.bar("Writing") as step, console.writing(path):
-        number = write_sample_log(spans, path, step)
+    with console.writing(path):
+        number = write_sample_log(spans, path)
     print_warnings(spans)
     if unsynced := unsynchronized_clocks(spans):
         console.warn(f"{unsynced}: don't compare times of different ranks in this file.")

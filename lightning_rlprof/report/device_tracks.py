@@ -41,7 +41,7 @@ class DeviceTracks:
             self.remarks.append("no kernels: the run holds no capture of a device")
         self._spans = spans
         self._counters = [*counter_samples(spans, self.remarks, CAPTURED)]
-        texts = {"name": work.named, "stage": work.stages(), "range": work.ranges}
+        texts = {"name": work.named, "stage": work.stages()}
         is_copy = (np.arange(len(work)) >= work.kernel_count).astype(np.int64)
         columns = {"rank": work.rank, "is_copy": is_copy}
         columns |= {name: work.numbers(name) for name in _NUMBERS}
@@ -69,7 +69,7 @@ class DeviceTracks:
                     yield [*self._slices(lane[first : first + _AT_ONCE], track)]
                 tid += 1
         if high > low:
-            yield [*self._busy(low, high, pid), *self._queued(low, high, pid)]
+            yield [*self._busy(low, high, pid)]
         for samples, metrics in self._counters:
             first = rank == self._spans.ranks[0]  # has what has no rank
             own = samples.rows((samples.rank == rank) | (first & (samples.rank < 0)))
@@ -101,22 +101,8 @@ class DeviceTracks:
             # Where steps follow one another, the next one's first value replaces the 0.
             whole, shown = np.concatenate(times), np.concatenate(values)
             kept = np.append(whole[1:] > whole[:-1], True)
-            yield from track(pid, f"{_device(device)} busy (%)", whole[kept], shown[kept])
-
-    def _queued(self, low: int, high: int, pid: int) -> Iterator[str]:
-        """Yield how much of each device's work was launched and had not started."""
-        start, launch, devices = (
-            self._columns[name][low:high] for name in ("start", "launch", "device")
-        )
-        known = (launch != NOT_RECORDED) & (launch <= start)
-        for device in np.unique(devices[known]).tolist():
-            own = known & (devices == device)
-            times = np.concatenate([launch[own], start[own]])
-            change = np.repeat([1.0, -1.0], int(own.sum()))
-            order = np.argsort(times, kind="stable")
-            times, depth = times[order], np.cumsum(change[order])
-            last = np.append(times[1:] != times[:-1], True)  # of changes at one time
-            yield from track(pid, f"{_device(device)} launch queue depth", times[last], depth[last])
+            name = "device" if device == NOT_RECORDED else f"device {device}"
+            yield from track(pid, f"{name} busy (%)", whole[kept], shown[kept])
 
     def _title(self, row: int) -> str:
         """Name a track by what is known of it."""
@@ -133,20 +119,15 @@ class DeviceTracks:
 
     def _slices(self, rows: list[int], track: str) -> Iterator[str]:
         texts = self._encoded
-        names = ("start", "duration", "launch", "step", "name", "stage", "range", "is_copy")
+        names = ("start", "duration", "launch", "step", "name", "stage", "is_copy")
         columns = (self._columns[name][np.array(rows)].tolist() for name in names)
-        for start, length, launch, step, name, stage, around, is_copy in zip(*columns, strict=True):
+        for start, length, launch, step, name, stage, is_copy in zip(*columns, strict=True):
             category = "gpu_memcpy" if is_copy else "kernel"
             title = texts["name"][name] if name >= 0 else f'"{category}"'
             told = [f'"step":{step}'] if step != NOT_RECORDED else []
             told += [f'"stage":{texts["stage"][stage]}'] if stage >= 0 else []
-            told += [f'"range":{texts["range"][around]}'] if around >= 0 else []
             told += [f'"queued_us":{micro(start - launch)}'] if launch != NOT_RECORDED else []
             yield (
                 f'{{"ph":"X",{track},"ts":{micro(start)},"dur":{micro(length)},'
                 f'"name":{title},"cat":"{category}","args":{{{",".join(told)}}}}}'
             )
-
-
-def _device(number: int) -> str:
-    return "device" if number == NOT_RECORDED else f"device {number}"

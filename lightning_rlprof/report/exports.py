@@ -9,7 +9,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,8 @@ from lightning_rlprof.system.files import draft_of, new_folder
 from lightning_rlprof.tables.rank_tables import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import Spans
 
-_TOGETHER = 1_000  # lines that are written at once
 
-
-def write_sample_log(
-    spans: Spans, path: Path, progress: Callable[[int, int], None] | None = None
-) -> int:
+def write_sample_log(spans: Spans, path: Path) -> int:
     """Write the samples at once or not at all, ordered by number; return how many there are.
 
     Times are nanoseconds since the run's first event, as in the table ``spans``. What was not
@@ -51,7 +47,6 @@ def write_sample_log(
     Args:
         spans: The run.
         path: The file; one that exists is replaced.
-        progress: Called with (samples written, samples in all).
 
     Raises:
         TraceError: The run has no samples.
@@ -64,10 +59,7 @@ def write_sample_log(
         draft_of(path, mode_made_of(spans.path)) as part,
         part.open("w", encoding="utf-8") as file,
     ):
-        for number, line in enumerate(_lines(spans, book), start=1):
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            if progress is not None and number % _TOGETHER == 0:
-                progress(number, len(book))
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(spans, book))
     return len(book)
 
 

@@ -145,8 +145,6 @@ def _fates_note(spans: Spans, book: SampleBook, total: int, useful: int) -> str:
     if silent:
         text = "of the samples that an update took have no tokens"
         texts.append(f"{silent:,} {text}: call count(tokens=...) in their phase.")
-    if book.again:
-        texts.append(f"{book.again:,} fates were told of samples that had one; each counts once.")
     return " ".join(texts)
 
 
