@@ -6,8 +6,7 @@ to further tracks ("lanes") of their thread, each with the spans that were opene
 Steps of a rank are on one track, epochs on another. What a thread waits for other ranks is on a
 track below it; an arrow points to its end from the rank that arrived last. The job is on top.
 
-Beside a rank's host stands by how much its clock may be off. Where that is not known, a watermark
-above all ranks says so.
+Beside a rank's host stands by how much its clock may be off, or that this is not known.
 """
 
 import gzip
@@ -66,7 +65,7 @@ def write_trace(
         spans: The run.
         path: The file; one that exists is replaced.
         devices: What devices ran: tracks of their own below each rank's threads.
-        watermark: Why times of ranks cannot be compared: in the metadata and above all tracks.
+        watermark: Why times of ranks cannot be compared, for the metadata; ranks are marked, too.
         progress: Called after each rank with (ranks written, ranks in all).
 
     Raises OSError where the file cannot be written.
@@ -95,8 +94,7 @@ def _write(
     file.write(f'{{"displayTimeUnit":"ms","otherData":{encoded(other)},"traceEvents":[\n'.encode())
     names = [encoded(name) for name in spans.names]
     clocks = dict.fromkeys(spans.ranks, _UNCALIBRATED) if watermark else _unsure(spans)
-    above = [*_watermark(spans, watermark)] if watermark else []
-    above += _job_events(analyzed, _pid(max(spans.ranks, default=0) + 2))
+    above = [*_job_events(analyzed, _pid(max(spans.ranks, default=0) + 1))]
     if above:
         file.write(",\n".join([*above, ""]).encode("utf-8", "backslashreplace"))
     comma = b""  # a trailing comma, or an empty event to avoid it, is an error to Perfetto
@@ -113,16 +111,6 @@ def _write(
     for flow in waits.flow_events(flows):
         file.write(f",\n{flow}".encode())
     file.write(b"\n]}\n")
-
-
-def _watermark(spans: Spans, text: str) -> Iterator[str]:
-    """Yield a track above all ranks, with one slice as long as the run."""
-    pid = _pid(max(spans.ranks, default=0) + 1)
-    yield from _process(pid, f"{_UNCALIBRATED}: {text}", -2)
-    yield about(pid, 1, "thread_name", name="do not compare times of ranks")
-    start, end = _run(spans)
-    what = f'"pid":{pid},"tid":1,"ts":{micro(start)},"dur":{micro(end - start)}'
-    yield f'{{"ph":"X",{what},"cat":"clocks","name":{encoded(f"{_UNCALIBRATED}: {text}")}}}'
 
 
 def _unsure(spans: Spans) -> dict[int, str]:
@@ -430,7 +418,7 @@ def _job_events(spans: Spans, pid: int) -> Iterator[str]:
 
     A finding is at its first event; one that is about the whole run is as long as the run.
     """
-    start, end = _run(spans)
+    start, end = int(spans.start_ns.min(initial=0)), int(spans.end_ns.max(initial=0))
     for tid, each in enumerate(diagnose(spans).found, start=1):
         args: dict[str, Any] = {
             "id": each.id,
@@ -454,10 +442,6 @@ def _job_events(spans: Spans, pid: int) -> Iterator[str]:
             f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{micro(low)},"dur":{micro(high - low)},'
             f'"name":{encoded(each.heading)},"cat":"job","args":{encoded(args)}}}'
         )
-
-
-def _run(spans: Spans) -> tuple[int, int]:
-    return int(spans.start_ns.min(initial=0)), int(spans.end_ns.max(initial=0))
 
 
 # ---- events

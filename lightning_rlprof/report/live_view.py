@@ -5,8 +5,7 @@
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, rows_of
 
-_MOST_ROWS = 16  # ranks; of more ranks, blocks are shown
+_MAX_RANKS_SHOWN = 16  # of more, the slowest
 _MOST_ALARMS = 12
 _ALIKE = 1.05
 
@@ -43,7 +42,6 @@ _RANKS = (
     *columns_of("text", "rank", "role", "step", "last stage"),
     *columns_of("duration", "last", "median", unit="ns"),
     Column("slowdown", "ratio"),
-    Column("slowest", "count"),
     *columns_of("count", "resident", "device", unit="bytes"),
     Column("written", "text"),
 )
@@ -81,7 +79,7 @@ class LiveView:
         title: How many ranks and steps, in one line.
         slowest: Which rank takes longest, and where it does or makes others wait, in one line each.
         stages: Share of the last steps by stage, over all ranks, with tokens per second and MFU.
-        ranks: A row per rank, or per block of ranks if they are many.
+        ranks: A row per rank; of very many ranks the slowest.
         alarms: Warnings and errors of the run, silent ranks, and unusual background metrics.
         has_ended: Whether all ranks have.
         times: The times of ranks that these tables show.
@@ -303,34 +301,25 @@ def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
 
 
 def _ranks(run: LiveRun, ranks: Sequence[LiveRank], pace: _Pace) -> Table:
-    per_row = 1
-    while len(ranks) > per_row * _MOST_ROWS:
-        per_row *= 2
-    blocks = [ranks[at : at + per_row] for at in range(0, len(ranks), per_row)]
-    note = "Times are medians of a row, slowdown and memory are the highest" * (per_row > 1)
-    return Table("ranks", _RANKS, [_row(run, block, pace) for block in blocks], note)
+    slowest = sorted(ranks, key=lambda each: -pace.slowdown.get(each.rank, 0.0))
+    shown = sorted(slowest[:_MAX_RANKS_SHOWN], key=lambda each: each.rank)
+    note = f"The {len(shown)} slowest of {len(ranks)} ranks" if len(shown) < len(ranks) else ""
+    return Table("ranks", _RANKS, [_row(run, each, pace) for each in shown], note)
 
 
-def _row(run: LiveRun, block: Sequence[LiveRank], pace: _Pace) -> tuple[Cell, ...]:
-    several = len(block) > 1
-    stages = Counter(each.last_stage for each in block if each.last_stage)
-    known = [pace.times.steps[each.rank] for each in block if each.rank in pace.times.steps]
-    last = [float(own.ns[-1]) for own in known]
-    times = [pace.step_ns[each.rank] for each in block if each.rank in pace.step_ns]
-    slow = {each.rank: pace.slowdown[each.rank] for each in block if each.rank in pace.slowdown}
-    slowest = max(slow, key=slow.__getitem__) if slow else None
+def _row(run: LiveRun, rank: LiveRank, pace: _Pace) -> tuple[Cell, ...]:
+    steps, usual = pace.times.steps.get(rank.rank), pace.step_ns.get(rank.rank)
     return (
-        as_ranges(each.rank for each in block),
-        ", ".join(sorted({each.role for each in block})) if pace.has_roles else None,
-        _span([own.last for own in known] or [0]),
-        stages.most_common(1)[0][0] if stages else None,
-        round(median(last)) if last else None,
-        round(median(times)) if times else None,
-        slow[slowest] if slowest is not None else None,
-        slowest if several else None,
-        _highest(block, resident),
-        _highest(block, device_memory),
-        _written(run, block),
+        str(rank.rank),
+        rank.role if pace.has_roles else None,
+        "0" if steps is None else str(steps.last),
+        rank.last_stage or None,
+        None if steps is None else int(steps.ns[-1]),
+        None if usual is None else round(usual),
+        pace.slowdown.get(rank.rank),
+        resident(rank),
+        device_memory(rank),
+        f"{_seconds(run.quiet_s(rank))} ago" if rank.status is None else rank.status,
     )
 
 
@@ -346,18 +335,6 @@ def device_memory(rank: LiveRank) -> int | None:
     names = ("device_used_bytes", "device_reserved_bytes", "device_allocated_bytes")
     found = (rank.memory[name] for name in names if name in rank.memory)
     return round(used) if used is not None else next(found, None)
-
-
-def _highest(block: Sequence[LiveRank], read: Callable[[LiveRank], int | None]) -> int | None:
-    return max((value for each in block if (value := read(each)) is not None), default=None)
-
-
-def _written(run: LiveRun, block: Sequence[LiveRank]) -> str:
-    """Return when a rank last wrote something, or how it ended."""
-    open_ranks = [each for each in block if each.status is None]
-    if not open_ranks:
-        return ", ".join(sorted({each.status or "" for each in block}))
-    return f"{_seconds(max(map(run.quiet_s, open_ranks)))} ago"
 
 
 def _seconds(seconds: float) -> str:
