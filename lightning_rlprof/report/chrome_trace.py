@@ -276,42 +276,29 @@ class _CounterTracks:
     """
 
     def __init__(self, series: StepTimes) -> None:
-        self._spans = series.spans
-        self._steps = np.sort(series.matrix.steps)
+        self._spans, self._steps = series.spans, series.matrix.steps
         self._memory = {title: self._spans.amounts(name) for name, title in _MEMORY.items()}
-        rows, amounts = self._spans.amounts("tokens")
-        if series.tokens is not None:
-            own = self._spans.name[rows] == self._spans.names.index(series.tokens[0])
-            rows, amounts = rows[own], amounts[own]
-        self._tokens = rows, amounts
+        found = series.matrix.amounts(self._spans, "tokens")
+        stage = None if series.tokens is None else series.tokens[0]
+        own = np.array([name == stage for name in self._spans.names], bool)[found.name]
+        tokens = np.bincount(found.step[own], found.amount[own], len(self._steps))
+        self._rates = tokens / np.maximum(self._spans.duration_ns[self._steps], 1) * 1e9
         self._background = [*counter_samples(self._spans, [], (BACKGROUND_METRICS,))]
 
     def events(self, rank: int, pid: int) -> Iterator[str]:
         """Yield the counters of a rank; one event where a value changes."""
         spans, bounds = self._spans, np.searchsorted(self._spans.rank, [rank, rank + 1])
-        yield from self._rates(bounds, pid)
+        first, last = np.searchsorted(spans.rank[self._steps], [rank, rank + 1])
+        if self._rates[first:last].any():
+            steps = self._steps[first:last]
+            times = np.append(spans.start_ns[steps], spans.end_ns[steps].max())
+            yield from track(pid, "tokens/s", times, np.append(self._rates[first:last], 0.0))
         for title, (rows, values) in self._memory.items():
             low, high = np.searchsorted(rows, bounds)
             times, order = spans.end_ns[rows[low:high]], np.argsort(spans.end_ns[rows[low:high]])
             yield from track(pid, title, times[order], values[low:high][order].astype(np.float64))
         for samples, metrics in self._background:
             yield from sample_tracks(samples.rows(samples.rank == rank), metrics, pid)
-
-    def _rates(self, bounds: Int64s, pid: int) -> Iterator[str]:
-        spans, (rows, amounts) = self._spans, self._tokens
-        first, last = np.searchsorted(self._steps, bounds)
-        low, high = np.searchsorted(rows, bounds)
-        steps, rows, amounts = self._steps[first:last], rows[low:high], amounts[low:high]
-        if not len(steps) or not len(rows):
-            return
-        steps = steps[np.argsort(spans.step[steps], kind="stable")]
-        place = np.minimum(np.searchsorted(spans.step[steps], spans.step[rows]), len(steps) - 1)
-        known = spans.step[steps][place] == spans.step[rows]
-        counted = np.bincount(place[known], amounts[known], len(steps))
-        rates = counted / np.maximum(spans.duration_ns[steps], 1) * 1e9
-        order = np.argsort(spans.start_ns[steps], kind="stable")
-        times = np.append(spans.start_ns[steps][order], spans.end_ns[steps].max())
-        yield from track(pid, "tokens/s", times, np.append(rates[order], 0.0))
 
 
 def sample_tracks(samples: Samples, metrics: Sequence[str], pid: int) -> Iterator[str]:
