@@ -258,46 +258,39 @@ def _stages(times: RecentTimes, pace: _Pace) -> tuple[Table, str]:
     of_job = {row["stage"]: row for row in rates if row["rank"] is None}
     of_stage = {row["stage"]: row for row in reversed(rates)} | of_job
     rows: list[tuple[Cell, ...]] = []
-    most, text, waits = 0.0, "", _Behind()
+    behind, longest = [(0.0, "")], [(0.0, "")]  # by time, and what to say
     for row in rows_of(times.stages):
         stage, rate = row["stage"], of_stage.get(row["stage"], {})
         means = times.stage_ns.get(stage, {})
         rank = max(means, key=means.__getitem__, default=0)
         others = [mean for number, mean in means.items() if number != rank]
         ratio = means[rank] / median(others) if others and median(others) > 0 else None
-        longest = (round(means[rank]), rank) if others else (None, None)
+        most = (round(means[rank]), rank) if others else (None, None)
         shown = (stage, row["share"], row["mean"], rate.get("tokens/s in stage"), rate.get("MFU"))
-        rows.append((*shown, *longest, ratio))
+        rows.append((*shown, *most, ratio))
         if stage in times.waits:
-            waits = max(waits, _behind(times.waits[stage], means, pace))
+            behind.append(_behind(times.waits[stage], means, pace))
             continue
         more = means[rank] - median(others) if others else 0.0
         lasts = more <= 2 * pace.excess_ns(rank, means)
-        if more > most and ratio is not None and ratio >= _ALIKE and lasts:
-            most, text = more, f"longest in {stage}: rank {rank}, {ratio:.2f}x the others"
+        if ratio is not None and ratio >= _ALIKE and lasts:
+            text = f"longest in {stage}: rank {rank}, {ratio:.2f}x the others"
+            longest.append((more, text))
     note = f"Last {LATELY} steps of each rank. {times.stages.note}".strip()
-    return Table("stages", _STAGES, rows, note), waits.text or text
+    return Table("stages", _STAGES, rows, note), max(behind)[1] or max(longest)[1]
 
 
-class _Behind(NamedTuple):
-    """How long the others wait for a rank in a stage of waiting."""
-
-    ns: float = 0.0
-    text: str = ""
-
-
-def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
-    """Return the rank that waits least, as it comes last, if one stands apart."""
-    ranks = set(pace.step_ns)
-    waits = {rank: means.get(rank, 0.0) for rank in ranks}
+def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> tuple[float, str]:
+    """Return how long the others wait for the rank that waits least, and say so."""
+    waits = {rank: means.get(rank, 0.0) for rank in pace.step_ns}
     if len(waits) < 2:
-        return _Behind()
+        return 0.0, ""
     rank = min(waits, key=waits.__getitem__)
     others = [mean for number, mean in waits.items() if number != rank]
     ns = median(others) - waits[rank]
     if ns < (_ALIKE - 1) * pace.step_ns[rank] or min(others) - waits[rank] < ns / 2:
-        return _Behind()
-    return _Behind(ns, f"the others wait {duration(round(ns))} per step for rank {rank} in {stage}")
+        return 0.0, ""  # No rank stands apart.
+    return ns, f"the others wait {duration(round(ns))} per step for rank {rank} in {stage}"
 
 
 def _ranks(run: LiveRun, ranks: Sequence[LiveRank], pace: _Pace) -> Table:

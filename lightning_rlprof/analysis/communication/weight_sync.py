@@ -112,15 +112,14 @@ def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     remarks = [counted(spans, spans.rows(kind="step")).note]
     parts, pieces = _pieces(spans, syncs)
     role = [spans.headers[rank].role for rank in spans.rank[syncs].tolist()]
-    rates = _probes(spans)
+    rate = _probed(spans)
     rows: list[tuple[Cell, ...]] = []
     for each in sorted(set(role)):
         own = np.array([other == each for other in role])[pieces.sync]
-        rate = rates.get(each, rates.get(""))
         rows += _rows(each, rate, parts, _Pieces(*(column[own] for column in pieces)))
     if (pieces.moved == UNKNOWN).all():
         remarks.append(_NO_BYTES)
-    remarks.append(f"Measured bandwidth: {rates['']:.4g} GB/s." if rates else _NO_PROBE)
+    remarks.append(_NO_PROBE if rate is None else f"Measured bandwidth: {rate:.4g} GB/s.")
     return Table("weight_sync", _COLUMNS, rows, " ".join(filter(None, remarks)))
 
 
@@ -246,17 +245,13 @@ def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     return found
 
 
-def _probes(spans: Spans) -> dict[str, float]:
-    """Return the median bandwidth of the probes of each role in GB/s, and of all under ""."""
+def _probed(spans: Spans) -> float | None:
+    """Return the median bandwidth of the probes in GB/s; None without any."""
     rows, moved = spans.amounts("bytes")
     code = spans.names.index(PROBE) if PROBE in spans.names else UNKNOWN
     took = spans.duration_ns[rows]
     some = (spans.name[rows] == code) & (took > 0) & (moved > 0)
-    by_role: dict[str, list[float]] = {}
-    for rank, rate in zip(spans.rank[rows[some]].tolist(), moved[some] / took[some], strict=True):
-        for key in ("", spans.headers[rank].role):
-            by_role.setdefault(key, []).append(float(rate))  # bytes per ns are GB/s
-    return {role: float(np.median(own)) for role, own in by_role.items()}
+    return float(np.median(moved[some] / took[some])) if some.any() else None  # bytes per ns
 
 
 def _rows(role: str, rate: float | None, parts: list[str], own: _Pieces) -> list[tuple[Cell, ...]]:

@@ -6,7 +6,6 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import WORK, LongestPath, longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, seconds, step_graph
-from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.analysis.steps.sync_points import (
     WITHIN_UNCERTAINTY,
     is_within_uncertainty,
@@ -42,9 +41,6 @@ def critical_path(spans: Spans, *, per_rank: bool = False) -> Table:
     graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("critical_path", _COLUMNS, abstained=graph)
-    if len(graph.steps) < MIN_STEPS:
-        text = f"{len(graph.steps)} steps have usable boundaries; {MIN_STEPS} are needed."
-        return Table("critical_path", _COLUMNS, abstained=text)
     measured = (graph.schedule, graph.ns, graph.transfer_ns, graph.offset_ns)
     interval_ns, found = replay(*measured).interval_ns, longest_path(*measured)
     whole_ns = int(interval_ns.sum())

@@ -10,7 +10,6 @@ import numpy as np
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
 from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
-from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.analysis.steps.time_categories import Category, category_of
 from lightning_rlprof.analysis.whatif.edits import (
     Edit,
@@ -97,9 +96,6 @@ def whatif(
     graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
-    if len(graph.steps) < MIN_STEPS:
-        text = f"{len(graph.steps)} steps have usable boundaries; {MIN_STEPS} are needed."
-        return Table("whatif", _COLUMNS, abstained=text)
     before = _replayed_ns(graph, Edit(graph.ns, graph.transfer_ns))
     off = float(np.median(np.abs(before / np.maximum(graph.wall_ns, 1) - 1)))
     if off > _MAX_REPLAY_ERROR:
