@@ -490,18 +490,17 @@ def whatif(
 
     Example: rlprof whatif RUN --speedup compute_reward=2 --overlap weight_sync
     """
-    from lightning_rlprof.analysis.whatif.whatif import Rollout
     from lightning_rlprof.analysis.whatif.whatif import whatif as predict
 
     factors = dict(map(_factor, speedup or ()))
     spans = open_run(run)
-    changes = (stop_rollout_at, add_replicas)
     table = predict(
         spans,
         speedup=factors,
         remove=remove or [],
         overlap=overlap or [],
-        rollout=None if changes == (None, None) else Rollout(*changes),
+        stop_rollout_at=stop_rollout_at,
+        add_replicas=add_replicas,
     )
     answer(spans, [table], "step time after a change", then=("findings", run))
 

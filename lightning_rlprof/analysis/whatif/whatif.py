@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -51,25 +50,14 @@ _SHOWN = 5  # By default, as many stages have a speedup.
 _NORMAL = 1.96  # As many spreads on each side hold 95%.
 
 
-class Rollout(NamedTuple):
-    """Changes to rollouts.
-
-    Attributes:
-        stop_at: Stop each rollout when this share of its requests is answered.
-        add_replicas: Replicas to add, each with as many slots as one rank that has requests.
-    """
-
-    stop_at: float | None = None
-    add_replicas: int | None = None
-
-
 def whatif(
     spans: Spans,
     *,
     speedup: Mapping[str, float] | None = None,
     remove: Sequence[str] = (),
     overlap: Sequence[str] = (),
-    rollout: Rollout | None = None,
+    stop_rollout_at: float | None = None,
+    add_replicas: int | None = None,
 ) -> Table:
     """Estimate the median step after each change, largest saving first, with its 95% CI.
 
@@ -86,13 +74,20 @@ def whatif(
         speedup: Speed of stages relative to now, by name; 2 halves their time.
         remove: Stages to leave out.
         overlap: Stages that fully overlap with the rest of the step.
-        rollout: Changes to rollouts; these need a span per request.
+        stop_rollout_at: Stop each rollout when this share of its requests is answered.
+        add_replicas: Replicas to add, each with as many slots as one rank that has requests. These
+            two need a span per request, at least four per rollout.
 
     Raises:
         TraceError: A stage isn't in the run, or a number is out of bounds.
     """
+    if stop_rollout_at is not None and not 0 < stop_rollout_at <= 1:
+        raise TraceError(f"stop_rollout_at {stop_rollout_at} must be above 0 and at most 1")
+    if add_replicas is not None and add_replicas < 1:
+        raise TraceError(f"add_replicas {add_replicas} must be 1 or more")
+    asked, rollout = (speedup or {}, remove, overlap), (stop_rollout_at, add_replicas)
     if execution_mode(spans) == Mode.ASYNCHRONOUS:
-        return _asynchronous(spans, speedup or {}, remove, overlap, rollout or Rollout())
+        return _asynchronous(spans, *asked, *rollout)
     graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
@@ -102,9 +97,8 @@ def whatif(
         text = f"The replay error of the unchanged step is {off:.2%}"
         text += f"; at most {_MAX_REPLAY_ERROR:.0%} is allowed. {graph.note}"
         return Table("whatif", _COLUMNS, abstained=text)
-    asked = (speedup or {}, remove, overlap)
-    changes = asked if any(asked) or rollout else _default_changes(graph)
-    edits = chain(_stage_edits(graph, *changes), _rollout_edits(graph, rollout or Rollout()))
+    changes = asked if any(asked) or any(rollout) else _default_changes(graph)
+    edits = chain(_stage_edits(graph, *changes), _rollout_edits(graph, *rollout))
     rows = [_row(graph, text, before - _replayed_ns(graph, edit)) for text, edit in edits]
     text = f"Based on {len(graph.steps)} steps. Replay error of the unchanged step: {off:.2%}."
     why = "" if any(row[0] == BALANCED for row in rows) else f" {_NOT_BALANCED}"
@@ -117,13 +111,13 @@ def _asynchronous(
     speedup: Mapping[str, float],
     remove: Sequence[str],
     overlap: Sequence[str],
-    rollout: Rollout,
+    stop_at: float | None,
+    add_replicas: int | None,
 ) -> Table:
     pools = find_pools(spans)
     if isinstance(pools, str):
         return Table("whatif", _COLUMNS, abstained=pools)
-    _check(rollout)
-    if rollout.stop_at is not None:
+    if stop_at is not None:
         text = "rollouts of an asynchronous run can't be stopped here"
         raise TraceError(f"{text}: see `rlprof show RUN long_tail`")
     work = pools.training[:, :, :-1].sum(axis=(0, 1)) + pools.rollout.sum(axis=(0, 1))
@@ -137,7 +131,7 @@ def _asynchronous(
     }
     changes |= {f"{name} removed": ({name: 0.0}, 0) for name in remove}
     changes |= {f"{name} overlapped": ({name: 0.0}, 0) for name in overlap}
-    added = [rollout.add_replicas] if rollout.add_replicas else []
+    added = [add_replicas] if add_replicas else []
     if not changes and not added:
         most = sorted(known, key=known.__getitem__, reverse=True)[:_SHOWN]
         changes, added = {f"{name} 2x faster": ({name: 0.5}, 0) for name in most}, [1, 2]
@@ -207,10 +201,11 @@ def _stage_edits(
         yield f"{name} overlapped", overlap_stage(graph, _stage_code(graph, name))
 
 
-def _rollout_edits(graph: StepGraph, asked: Rollout) -> Iterator[tuple[str, Edit]]:
-    if asked == Rollout():
+def _rollout_edits(
+    graph: StepGraph, stop_at: float | None, add_replicas: int | None
+) -> Iterator[tuple[str, Edit]]:
+    if stop_at is None and add_replicas is None:
         return
-    _check(asked)
     stages = np.unique(graph.row[(graph.row >= 0) & ~graph.schedule.produces])
     found = find_requests(graph.spans, stages)
     if found is None:
@@ -218,19 +213,12 @@ def _rollout_edits(graph: StepGraph, asked: Rollout) -> Iterator[tuple[str, Edit
             "changes to rollouts need a span per request (at least 4 per rollout). "
             'Mark each request with annotate("generate").'
         )
-    if asked.stop_at is not None:
-        saved = stopped_at(found, asked.stop_at)
-        yield f"rollout stopped at {asked.stop_at:.0%}", shorten_stages(graph, found.row, saved)
-    if asked.add_replicas is not None:
-        saved = replicas_added(found, graph.spans.step[found.row], asked.add_replicas)
-        yield f"+{asked.add_replicas} rollout replicas", shorten_stages(graph, found.row, saved)
-
-
-def _check(asked: Rollout) -> None:
-    if asked.stop_at is not None and not 0 < asked.stop_at <= 1:
-        raise TraceError(f"stop_at {asked.stop_at} must be above 0 and at most 1")
-    if asked.add_replicas is not None and asked.add_replicas < 1:
-        raise TraceError(f"add_replicas {asked.add_replicas} must be 1 or more")
+    if stop_at is not None:
+        saved = stopped_at(found, stop_at)
+        yield f"rollout stopped at {stop_at:.0%}", shorten_stages(graph, found.row, saved)
+    if add_replicas is not None:
+        saved = replicas_added(found, graph.spans.step[found.row], add_replicas)
+        yield f"+{add_replicas} rollout replicas", shorten_stages(graph, found.row, saved)
 
 
 def _stage_code(graph: StepGraph, name: str) -> int:

@@ -1,6 +1,7 @@
 """Requests of rollouts: which they are, and what rollouts save with other ones."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from lightning_rlprof.analysis.whatif.rollout_requests import (
     slots,
     stopped_at,
 )
-from lightning_rlprof.analysis.whatif.whatif import Rollout, whatif
+from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, loaded
@@ -100,7 +101,7 @@ def test_no_schedule_is_twice_as_long_as_the_best_one(ns: list[int], many: int) 
 
 
 def test_predictions_about_rollouts() -> None:
-    table = whatif(loaded(rank()), rollout=Rollout(stop_at=0.8, add_replicas=1))
+    table = whatif(loaded(rank()), stop_rollout_at=0.8, add_replicas=1)
     saved = {row[0]: row[3] for row in table.rows}
     assert saved["rollout stopped at 80%"] == 70 * MS
     assert saved["+1 rollout replicas"] == 40 * MS
@@ -109,16 +110,16 @@ def test_predictions_about_rollouts() -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        (Rollout(stop_at=1.5), "stop_at 1.5 must be above 0 and at most 1"),
-        (Rollout(add_replicas=-1), "add_replicas -1 must be 1 or more"),
+        ({"stop_rollout_at": 1.5}, "stop_rollout_at 1.5 must be above 0 and at most 1"),
+        ({"add_replicas": -1}, "add_replicas -1 must be 1 or more"),
     ],
 )
-def test_what_cannot_be_asked_is_an_error(asked: Rollout, text: str) -> None:
+def test_what_cannot_be_asked_is_an_error(asked: dict[str, Any], text: str) -> None:
     with pytest.raises(TraceError, match=text):
-        whatif(loaded(rank()), rollout=asked)
+        whatif(loaded(rank()), **asked)
 
 
 def test_what_the_run_does_not_hold_is_an_error_that_says_how_to_record_it() -> None:
     bare = [row for row in rank() if row.kind != "region"]
     with pytest.raises(TraceError, match="Mark each request"):
-        whatif(loaded(bare), rollout=Rollout(stop_at=0.9))
+        whatif(loaded(bare), stop_rollout_at=0.9)
