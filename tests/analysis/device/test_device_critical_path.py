@@ -52,7 +52,7 @@ def test_a_step_is_divided_among_host_launch_kernel_and_host_again() -> None:
     ]
     assert table.note == (
         "Critical path over 1 step: host 51.0%, kernel 48.0%, launch latency 1.0%. "
-        "Device work was recorded on rank 0 only, of 2 ranks."
+        "Device work was recorded on 1 of 2 ranks."
     )
 
 
