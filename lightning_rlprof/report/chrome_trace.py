@@ -30,6 +30,7 @@ from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
+from lightning_rlprof.tables.table import rows_of
 
 if TYPE_CHECKING:
     from lightning_rlprof.report.device_tracks import DeviceTracks
@@ -115,14 +116,10 @@ def _write(
 
 def _unsure(spans: Spans) -> dict[int, str]:
     """Return by rank what stands beside its host, for those that may be off."""
-    if "clocks" not in spans.tables:
-        return {}
-    table = spans.table("clocks")
-    told = zip(table.column("rank"), table.column("uncertainty"), strict=True)
+    table = spans.try_table("clocks", [])
+    rows = [] if table is None else rows_of(table)
     return {
-        rank: f"±{unsure / 1e6:.3f} ms"
-        for rank, unsure in told
-        if isinstance(rank, int) and isinstance(unsure, int) and unsure
+        row["rank"]: f"±{row['uncertainty'] / 1e6:.3f} ms" for row in rows if row["uncertainty"]
     }
 
 

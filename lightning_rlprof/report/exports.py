@@ -36,6 +36,7 @@ from lightning_rlprof.records.run_directory import (
 from lightning_rlprof.system.files import draft_of, new_folder
 from lightning_rlprof.tables.rank_tables import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import rows_of
 
 
 def write_sample_log(spans: Spans, path: Path) -> int:
@@ -96,13 +97,8 @@ def _lines(spans: Spans, book: SampleBook) -> Iterator[dict[str, Any]]:
 def _groups(spans: Spans) -> dict[int, str]:
     """Return the group of each sample that has a name; of several ranks the first one counts."""
     table = spans.try_table(SAMPLE_NAMES, [])
-    if table is None:
-        return {}
-    named = zip(table.column("sample"), table.column("prompt group"), strict=True)
-    found: dict[int, str] = {}
-    for number, group in named:
-        found.setdefault(int(number or 0), str(group))
-    return found
+    rows = [] if table is None else rows_of(table)
+    return {int(row["sample"] or 0): str(row["prompt group"]) for row in reversed(rows)}
 
 
 def _phase(spans: Spans, row: int) -> dict[str, Any]:
