@@ -18,12 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.csv_sheets import (
-    MAX_TIME,
-    microseconds,
-    plausible,
-    read_sheet,
-)
+from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, plausible, read_sheet
 from lightning_rlprof.loaders.ascend.mstx import (
     MARKS_WANTED,
     Marks,
@@ -33,6 +28,7 @@ from lightning_rlprof.loaders.ascend.mstx import (
     trace_marks,
 )
 from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_view
+from lightning_rlprof.loaders.chrome_events import MAX_TIME
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import capture_in_name, rank_files

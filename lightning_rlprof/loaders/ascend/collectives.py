@@ -22,7 +22,7 @@ from lightning_rlprof.loaders.ascend.capture import (
     coded_texts,
     texts_of,
 )
-from lightning_rlprof.loaders.ascend.csv_sheets import plausible, scaled
+from lightning_rlprof.loaders.ascend.csv_sheets import plausible
 from lightning_rlprof.loaders.ascend.kernels import (
     Calls,
     Tasks,
@@ -37,6 +37,7 @@ from lightning_rlprof.loaders.ascend.kernels import (
 )
 from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
 from lightning_rlprof.loaders.ascend.trace_view import RowKind
+from lightning_rlprof.loaders.chrome_events import scaled
 from lightning_rlprof.loaders.host_calls import columns_named
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s

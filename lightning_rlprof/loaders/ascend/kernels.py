@@ -20,7 +20,6 @@ from lightning_rlprof.loaders.ascend.capture import (
     texts_of,
 )
 from lightning_rlprof.loaders.ascend.csv_sheets import (
-    MAX_TIME,
     Convert,
     Sheet,
     microseconds,
@@ -36,6 +35,7 @@ from lightning_rlprof.loaders.ascend.trace_view import (
     RowKind,
     TraceView,
 )
+from lightning_rlprof.loaders.chrome_events import MAX_TIME
 from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, columns_named, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s, Mask

@@ -19,7 +19,7 @@ import msgspec
 
 from lightning_rlprof.errors import RecorderError, TraceError
 from lightning_rlprof.loaders.ascend.capture import OUTPUT, Capture, find_captures
-from lightning_rlprof.loaders.chrome_events import ChromeStream, Source
+from lightning_rlprof.loaders.chrome_events import read_batches
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.system.subprocess_python import Interpreter, InterpreterError, ask
 
@@ -55,8 +55,7 @@ _RANGES, _HOST, _DEVICE = "MSTX ranges", "host operators", "device tasks"
 _TABLES = {_RANGES: "MSTX_EVENTS", _HOST: "PYTORCH_API", _DEVICE: "TASK"}
 _TASKS = ("stars_soc", "hwts")  # prefixes of CANN's raw files with tasks
 _HARDWARE = b'"Ascend Hardware"'
-# Old exporters of CANN write mark_id where newer ones write event_type.
-_RANGE_KEYS = (b'"event_type"', b'"mark_id"')
+_RANGE_KEY = b'"event_type"'
 
 
 @dataclass(frozen=True)
@@ -349,16 +348,29 @@ def _any_bytes(paths: Iterable[Path]) -> bool:
 def _missing_in_trace(path: Path | None, expected: set[str]) -> str:
     if path is None:
         return "trace_view.json is missing"
+    found, busy, hardware = set[str](), set[bytes](), set[bytes]()
+
+    def look(events: list[_Event]) -> None:
+        for event in events:
+            if bytes(event.ph) == b'"M"':
+                if _HARDWARE in bytes(event.args):
+                    hardware.add(bytes(event.pid))
+                continue
+            busy.add(bytes(event.pid))
+            if bytes(event.cat) == b'"cpu_op"':
+                found.add(_HOST)
+            elif _RANGES not in found and _RANGE_KEY in bytes(event.args):
+                found.add(_RANGES)
+
     try:
-        with Source(path) as source:
-            stream = ChromeStream(source, msgspec.json.Decoder(list[_Event]))
-            found = _kinds(stream)
+        stream = read_batches(path, msgspec.json.Decoder(list[_Event]).decode, look)
     except TraceError as error:
         return str(error).replace(str(path), path.name, 1)
     if stream.problems or stream.lost or not stream.complete:
-        broken = f"{stream.lost} events are broken" if stream.lost else "it contains no events"
-        why = "; ".join(stream.problems) or broken
+        why = "; ".join(stream.problems) or f"{stream.lost} events are broken"
         return f"trace_view.json cannot be read ({why})"
+    # Names of processes may come after their rows.
+    found |= {_DEVICE} if busy & hardware else set()
     return _without("trace_view.json", expected - found)
 
 
@@ -369,23 +381,6 @@ class _Event(msgspec.Struct, gc=False):
     pid: msgspec.Raw = msgspec.Raw()
     cat: msgspec.Raw = msgspec.Raw()
     args: msgspec.Raw = msgspec.Raw()
-
-
-def _kinds(stream: ChromeStream[_Event]) -> set[str]:
-    """Return the kinds of rows in a trace; names of processes may come after their rows."""
-    found, busy, hardware = set(), set(), set()
-    for batch in stream:
-        for event in batch:
-            if bytes(event.ph) == b'"M"':
-                if _HARDWARE in bytes(event.args):
-                    hardware.add(bytes(event.pid))
-                continue
-            busy.add(bytes(event.pid))
-            if bytes(event.cat) == b'"cpu_op"':
-                found.add(_HOST)
-            elif _RANGES not in found and any(key in bytes(event.args) for key in _RANGE_KEYS):
-                found.add(_RANGES)
-    return found | ({_DEVICE} if busy & hardware else set())
 
 
 def _missing_in_database(path: Path | None, expected: set[str]) -> str:

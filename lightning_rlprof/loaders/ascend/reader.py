@@ -21,18 +21,17 @@ from lightning_rlprof.loaders.ascend.capture import (
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES, COMMUNICATION, LINKS
 from lightning_rlprof.loaders.ascend.csv_sheets import (
-    MAX_TIME,
     Convert,
     device,
     mebibytes,
     microseconds,
     read_sheet,
-    scaled,
     whole,
 )
 from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
 from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
+from lightning_rlprof.loaders.chrome_events import MAX_TIME, scaled
 from lightning_rlprof.loaders.host_calls import as_spans, columns_named
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, Header

@@ -473,25 +473,17 @@ class _Device(msgspec.Struct):
 
 
 def is_chrome_trace(path: Path) -> bool:
-    """Tell by its content whether a file is a Chrome trace, compressed or not.
-
-    One compressed by zstd counts by its name where the package that reads it is missing, so that
-    reading it says which.
-    """
-    if not path.is_file():
-        return False
+    """Tell by its content whether a file is a Chrome trace, compressed or not."""
     try:
-        return read_head(path).events
+        return path.is_file() and read_head(path).events
     except TraceError:
-        return path.name.endswith(".json.zst")
+        return False
 
 
 def is_export(path: Path) -> bool:
     """Return whether rlprof exported this file; it does not count as a trace of a folder."""
-    if not path.is_file():
-        return False
     try:
-        top = read_head(path).top
+        top = read_head(path).top if path.is_file() else {}
     except TraceError:
         return False
     return told(top, "otherData", dict[str, Any], {}).items() >= EXPORT.items()
@@ -509,7 +501,7 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
     step is the one in the file's name, as `TorchProfilerRecorder` writes it.
 
     Args:
-        path: A plain file, .gz or .zst; one that is cut off is read up to the cut.
+        path: A plain file or .gz; one that is cut off is read up to the cut.
         every: All tables will be asked for: read what they need at once.
 
     Raises:

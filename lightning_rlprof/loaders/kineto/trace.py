@@ -23,16 +23,13 @@ from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.chrome_events import (
     MAX_TIME,
     MISSING,
-    NO_TIME,
-    SIZE,
-    ChromeStream,
     Codes,
     Event,
     EventDecoder,
     Id,
-    Source,
     integers,
     nanoseconds,
+    read_batches,
 )
 from lightning_rlprof.loaders.host_calls import NOWHERE, PRODUCTS, Launches, Stages, stages_at
 from lightning_rlprof.loaders.rank_names import labels_of_verl
@@ -484,7 +481,7 @@ class ChromeColumns:
                 self.unread[kind] += readable.count(False)
                 rows = rows[readable]
         found |= {name: columns[name][rows] for name in ("start_ns", "lane", "name")}
-        sound = found["start_ns"] != NO_TIME
+        sound = found["start_ns"] != UNKNOWN
         if "end_ns" in KEPT[kind]:
             length = columns["length_ns"][rows]
             found["end_ns"] = found["start_ns"] + length
@@ -511,7 +508,7 @@ class ChromeColumns:
         if rows:
             columns: dict[str, Any] = dict(zip(KEPT[COUNTER], zip(*rows, strict=True), strict=True))
             start = columns["start_ns"] = nanoseconds(columns["start_ns"])
-            self._grow(COUNTER, columns, start != NO_TIME)
+            self._grow(COUNTER, columns, start != UNKNOWN)
 
     def _grow(self, kind: int, columns: dict[str, Any], sound: npt.NDArray[np.bool_]) -> None:
         lost = int(np.count_nonzero(~sound))
@@ -605,7 +602,8 @@ class KinetoTrace:
                 if _version(self.path) != self.version:
                     raise TraceError(f"{self.path}: changed since it was loaded; load it again")
                 rest = ChromeColumns(EVERY - self.columns.wanted, self.columns)
-                _stream(self.path, rest)
+                read_batches(self.path, EventDecoder().decode, rest.add)
+                give_back()
                 self._more.append(rest)
         return self._of(kind).grown(kind)
 
@@ -668,7 +666,7 @@ def ident(tid: Any, lane: int) -> int:
 
 
 def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
-    """Read a trace of torch.profiler: plain, .gz or .zst, complete or cut off.
+    """Read a trace of torch.profiler: plain or .gz, complete or cut off.
 
     Takes 2 to 3 ms per MB, twice that with ``every``; columns beyond 4 MB lie in a temporary file.
 
@@ -681,7 +679,8 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
     """
     version = _version(path)
     columns = ChromeColumns(EVERY if every else _FIRST)
-    stream = _stream(path, columns)
+    stream = read_batches(path, EventDecoder().decode, columns.add)
+    give_back()
     trace = KinetoTrace(
         path,
         stream.top,
@@ -707,19 +706,6 @@ def _version(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     return found.st_size, found.st_mtime_ns
-
-
-def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
-    """Read all events into columns."""
-    with Source(path) as source:
-        stream = ChromeStream(source, EventDecoder(), SIZE)
-        if not stream.open():
-            why = f" ({source.problem})" if source.problem else ""
-            raise TraceError(f'{path}: not a Chrome trace, no array "traceEvents"{why}')
-        for batch in stream:
-            columns.add(batch)
-    give_back()
-    return stream
 
 
 def place(trace: KinetoTrace, work: Grown, what: str) -> tuple[Grown, list[str]]:
