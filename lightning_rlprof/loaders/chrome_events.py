@@ -493,7 +493,7 @@ def read_batches(
         TraceError: See `Source`; also of a file without an array of events.
     """
     with Source(path) as source:
-        stream = ChromeStream(source, decode)
+        stream = ChromeStream(source, decode, SIZE)
         if not stream.open():
             why = f" ({source.problem})" if source.problem else ""
             raise TraceError(f'{path}: not a Chrome trace, no array "traceEvents"{why}')

@@ -15,9 +15,9 @@ from lightning_rlprof.loaders.ascend.capture import (
     COMMUNICATION_FILE,
     KERNEL_SHEET,
     LINKS_FILE,
+    Capture,
     Cells,
     Frame,
-    OpenCapture,
     TableReader,
     coded_texts,
     texts_of,
@@ -109,7 +109,7 @@ class _Collective:
         return size or None, time or None
 
 
-def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _communication(opened: Capture) -> tuple[Frame, list[str]]:
     file = opened.file(COMMUNICATION_FILE)
     rows = list(_from_analysis(opened.analysis) if file is None else _from_file(file))  # type: ignore[arg-type]
     moved = [row.moved() for row in rows]
@@ -137,7 +137,7 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     return frame, []
 
 
-def _rl_steps(opened: OpenCapture, steps: Iterable[str]) -> Int64s:
+def _rl_steps(opened: Capture, steps: Iterable[str]) -> Int64s:
     found = map(_STEP.fullmatch, steps)
     return opened.rl_steps(
         np.array([int(each[1]) if each else UNKNOWN for each in found], np.int64)
@@ -224,7 +224,7 @@ class _Link(NamedTuple):
     time: Any
 
 
-def _links(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _links(opened: Capture) -> tuple[Frame, list[str]]:
     """Read the sums of each operation, or its parts if it has no sum."""
     file = opened.file(LINKS_FILE)
     rows = list(_matrix_in_analysis(opened.analysis) if file is None else _matrix_in_file(file))  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ def _links(opened: OpenCapture) -> tuple[Frame, list[str]]:
     keep = [at for at, key in enumerate(keys) if is_sum[at] or key not in summed]
     rows, names = [rows[at] for at in keep], [names[at] for at in keep]
     source, destination = (scaled([row[at] for row in rows], 1) for at in (4, 5))
-    groups = {group_hash(name): ranks for name, ranks in opened.capture.groups.items()}
+    groups = {group_hash(name): ranks for name, ranks in opened.groups.items()}
     own = {row.group: row.source for row in rows if row.source == row.destination}
 
     def ranks(numbers: Int64s) -> Int64s:
@@ -311,7 +311,7 @@ def group_hash(name: str) -> str:
     return str(high << 32 | low) if name else ""
 
 
-def analyzed_collectives(opened: OpenCapture) -> tuple[list[str], list[str], Int64s, Int64s]:
+def analyzed_collectives(opened: Capture) -> tuple[list[str], list[str], Int64s, Int64s]:
     """Return name, group, start and end of each collective that CANN analyzed in text files.
 
     Starts are up to 14 µs late; unknown ones are `UNKNOWN`.
@@ -325,7 +325,7 @@ def analyzed_collectives(opened: OpenCapture) -> tuple[list[str], list[str], Int
     return [row.name for row in rows], [row.group for row in rows], start, end
 
 
-def collective_groups(opened: OpenCapture, names: Sequence[str], start_ns: Int64s) -> list[str]:
+def collective_groups(opened: Capture, names: Sequence[str], start_ns: Int64s) -> list[str]:
     """Return the group of each collective of the text format, "" if it is unknown.
 
     Collectives of two groups may have one name. Then the start decides.
@@ -357,7 +357,7 @@ class _Collectives:
     count: Int64s
 
 
-def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _read(opened: Capture) -> tuple[Frame, list[str]]:
     """Read the collectives on the device, else those that HCCL marks."""
     found = None
     if opened.database is None:
@@ -370,7 +370,7 @@ def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
     frame, remarks = task_frame(opened, found.tasks)
     names = [parse_operator_name(name) for name in texts_of(found.tasks.name)]
     group = [known or end for known, (_, end, _) in zip(found.group, names, strict=True)]
-    sizes = {group_hash(name): len(ranks) for name, ranks in opened.capture.groups.items()}
+    sizes = {group_hash(name): len(ranks) for name, ranks in opened.groups.items()}
     size = np.array([sizes.get(each, UNKNOWN) for each in group], np.int64)
     operation = [name for name, _, _ in names]
     return {
@@ -396,7 +396,7 @@ def _from_database(database: SqliteTables) -> _Collectives:
     )
 
 
-def _from_trace(opened: OpenCapture) -> _Collectives | None:
+def _from_trace(opened: Capture) -> _Collectives | None:
     """Read the lanes of the groups; only CANN's analysis has the whole identifier of a group."""
     if opened.trace is None:
         return None
@@ -416,7 +416,7 @@ def _from_trace(opened: OpenCapture) -> _Collectives | None:
     )
 
 
-def _from_sheets(opened: OpenCapture) -> _Collectives | None:
+def _from_sheets(opened: Capture) -> _Collectives | None:
     """Read the kernels that are collectives, else CANN's analysis; neither has types and counts."""
     if opened.file(KERNEL_SHEET) is not None:
         tasks = read_tasks(opened)
@@ -431,7 +431,7 @@ def _from_sheets(opened: OpenCapture) -> _Collectives | None:
     return _Collectives(tasks, groups, [""] * count, np.full(count, UNKNOWN))
 
 
-def _analyzed_tasks(opened: OpenCapture) -> Tasks:
+def _analyzed_tasks(opened: Capture) -> Tasks:
     names, _, start, end = analyzed_collectives(opened)
     rows = np.flatnonzero(plausible(start, end))
     rows = rows[np.argsort(start[rows], kind="stable")]

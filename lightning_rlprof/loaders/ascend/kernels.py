@@ -13,8 +13,8 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import (
     KERNEL_SHEET,
+    Capture,
     Frame,
-    OpenCapture,
     TableReader,
     coded_texts,
     texts_of,
@@ -164,13 +164,13 @@ def is_collective(name: str) -> bool:
     return name.startswith(("hcom", "Hccl", "hccl"))
 
 
-def has_kernels(opened: OpenCapture) -> bool:
+def has_kernels(opened: Capture) -> bool:
     """Return whether a capture may have kernels."""
     tables = opened.has("COMPUTE_TASK_INFO") or opened.has("COMMUNICATION_OP")
     return tables or opened.file(KERNEL_SHEET) is not None or opened.trace is not None
 
 
-def read_tasks(opened: OpenCapture) -> Tasks:
+def read_tasks(opened: Capture) -> Tasks:
     """Return the kernels and collectives of a capture.
 
     The text format has them in ``kernel_details.csv`` from level1 on, and in the trace.
@@ -192,7 +192,7 @@ def read_tasks(opened: OpenCapture) -> Tasks:
         if view is None or len(tasks.start_ns):
             return replace(tasks, remarks=remarks)
     if view is None:
-        raise TraceError(f"{opened.capture.path}: contains no kernels")
+        raise TraceError(f"{opened.path}: contains no kernels")
     return replace(_trace_kernels(view), remarks=remarks)
 
 
@@ -518,7 +518,7 @@ class _Places(NamedTuple):
         return _Places(*(np.where(rows, new, old) for old, new in columns))
 
 
-def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
+def task_frame(opened: Capture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
     """Return tasks by start as columns of the table of kernels, and remarks on them.
 
     A task belongs to the ranges around its launch. These are the ranges of the launching thread,
@@ -539,7 +539,7 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
     place, remarks = _place(tasks, ranges)
     counted = np.maximum(opened.rl_steps(tasks.step), 0)
     in_run = opened.stages_of_run is not None
-    if in_run and not (opened.capture.window[0] or len(ranges.marking.kind)):
+    if in_run and not (opened.window[0] or len(ranges.marking.kind)):
         counted = np.zeros_like(counted)
     launch = tasks.torch.replaced(tasks.torch.time_ns == UNKNOWN, tasks.cann)
     step = np.where(place.step > 0, place.step, counted)
@@ -561,7 +561,7 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
     }, [*tasks.remarks, *remarks, *empty]
 
 
-def _read_kernels(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _read_kernels(opened: Capture) -> tuple[Frame, list[str]]:
     problems = opened.timeline.problems  # first: they say why nothing can be read
     frame, remarks = task_frame(opened, read_tasks(opened))
     return frame, remarks if opened.stages_of_run is None else [*problems, *remarks]
@@ -631,7 +631,7 @@ def _device_ranges(ranges: Ranges, rows: Mask) -> Stages:
     return Stages(lane, lane, ranges.kind[rows], ranges.name[rows], ranges.step[rows], *times)
 
 
-def _copies(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _copies(opened: Capture) -> tuple[Frame, list[str]]:
     """Read copies by start.
 
     ``kind`` is ``HtoD``, ``DtoH``, ``DtoD`` or ``HtoH``, and ``PCIe`` if only the engine is known.
