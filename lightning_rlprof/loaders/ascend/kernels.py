@@ -21,7 +21,6 @@ from lightning_rlprof.loaders.ascend.capture import (
 )
 from lightning_rlprof.loaders.ascend.csv_sheets import (
     Convert,
-    Sheet,
     microseconds,
     plausible,
     read_sheet,
@@ -219,27 +218,29 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     remarks += [Loss(f"{path.name}: skipped {lost} rows with impossible times")] if lost else []
     step = sheet.number("stepid")[sound]
     columns = (device, stream, (codes[sound], texts), step, torch, cann, remarks)
-    npu = {name: _rows(column, sound) for name, column in _sheet_npu(sheet).items()}
+    old, new = sheet.number("blockdim"), sheet.number("blocknum")
+    npu = _recorded(
+        {
+            "op type": sheet.text("type"),
+            "input shapes": sheet.text("inputshapes"),
+            "block dim": np.where(old == UNKNOWN, new, old),
+            "aicore time": sheet.number("aicoretime(us)"),
+            "vector time": sheet.number("aivtime(us)"),
+        }
+    )
+    npu = {name: _rows(column, sound) for name, column in npu.items()}
     return Tasks(start, start + length[sound], *columns, npu)
 
 
-def _sheet_npu(sheet: Sheet) -> dict[str, Any]:
-    """Return those of `NPU_COLUMNS` that a sheet has."""
-    codes, shapes = sheet.text("inputshapes")
-    old, new = sheet.number("blockdim"), sheet.number("blocknum")
-    found = {
-        "op type": sheet.text("type"),
-        "input shapes": distinct(codes, [text.strip('"') for text in shapes]),
-        "block dim": np.where(old == UNKNOWN, new, old),
-        "aicore time": sheet.number("aicoretime(us)"),
-        "vector time": sheet.number("aivtime(us)"),
+def _recorded(cells: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `NPU_COLUMNS` in which any row is known; shapes without quotes."""
+    codes, shapes = cells["input shapes"]
+    cells["input shapes"] = distinct(codes, [text.strip('"') for text in shapes])
+    return {
+        name: column
+        for name, column in cells.items()
+        if (column[0] >= 0 if isinstance(column, tuple) else column != UNKNOWN).any()
     }
-    return {name: column for name, column in found.items() if _is_known(column)}
-
-
-def _is_known(column: Any) -> bool:
-    """Return whether any row of a column is known."""
-    return bool((column[0] >= 0).any() if isinstance(column, tuple) else (column != UNKNOWN).any())
 
 
 def _trace_kernels(view: TraceView) -> Tasks:
@@ -335,15 +336,15 @@ def _database_tasks(database: SqliteTables) -> Tasks:
     sound = by_start(rows, rows["startNs"], rows["endNs"])
     lost = len(rows["name"]) - len(sound["name"])
     remarks: list[str] = [Loss(f"skipped {lost} tasks with impossible times")] if lost else []
-    found: dict[str, Any] = {
-        "op type": database.decode(sound["opType"], STRINGS),
-        "input shapes": database.decode(sound["inputShapes"], STRINGS),
-        "block dim": np.where(sound["blockDim"] == UNKNOWN, sound["blockNum"], sound["blockDim"]),
-        **{name: sound[name] for name in _CORE_TIMES},
-    }
-    codes, shapes = found["input shapes"]
-    found["input shapes"] = distinct(codes, [text.strip('"') for text in shapes])
-    npu = {name: column for name, column in found.items() if _is_known(column)}
+    old, new = sound["blockDim"], sound["blockNum"]
+    npu = _recorded(
+        {
+            "op type": database.decode(sound["opType"], STRINGS),
+            "input shapes": database.decode(sound["inputShapes"], STRINGS),
+            "block dim": np.where(old == UNKNOWN, new, old),
+            **{name: sound[name] for name in _CORE_TIMES},
+        }
+    )
     return replace(database_tasks(database, sound), remarks=remarks, npu=npu)
 
 
