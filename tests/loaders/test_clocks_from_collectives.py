@@ -208,7 +208,7 @@ def test_where_no_host_is_told_a_clock_stays_that_may_be_the_same() -> None:
 def test_hosts_that_are_not_told_and_never_compared_are_a_problem() -> None:
     run = replace(run_of(job_of(13, [(0, 1)]), ["", ""], [true, true]), tables={})
     (problem,) = aligned(run).warnings
-    assert problem.text.startswith("hosts of ranks 0-1 are unknown and clocks are unsynchronized")
+    assert problem.text.startswith("clocks of 2 hosts are unsynchronized")
 
 
 def test_clocks_compared_by_ping_pong_stay_and_the_others_are_compared_with_them() -> None:
