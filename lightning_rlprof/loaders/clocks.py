@@ -575,46 +575,27 @@ def _unsynchronized(spans: Spans, rows: Sequence[ClockRow]) -> list[RunWarning]:
 
 
 def _compared_clocks(spans: Spans, rows: Sequence[ClockRow]) -> dict[int, _Solved]:
-    """Compare clock after clock with those that are known already.
-
-    Where none is known, it is that of the lowest rank.
-    """
+    """Compare clocks with those that are known; where none is, it is that of the lowest rank."""
     calls = met(spans)
     if calls is None:
         return {}
-    unsure = {row.clock: row.uncertainty_ns for row in rows if row.uncertainty_ns is not None}
-    unsure = unsure or {rows[0].clock: 0}
-    left = {row.clock: row for row in rows if row.clock == row.rank and row.clock not in unsure}
+    known = {row.clock: row.uncertainty_ns for row in rows if row.uncertainty_ns is not None}
+    known = known or {rows[0].clock: 0}
     clock_of = np.zeros(max(row.rank for row in rows) + 1, np.int64)
     clock_of[[row.rank for row in rows]] = [row.clock for row in rows]
+    whose = clock_of[calls.rank]
+    there, worst = calls.side(np.flatnonzero(np.isin(whose, [*known]))), max(known.values())
     found: dict[int, _Solved] = {}
-    while left:
-        whose = clock_of[calls.rank]
-        there, worst = calls.side(np.flatnonzero(np.isin(whose, [*unsure]))), max(unsure.values())
-        new: dict[int, _Solved] = {}
-        for clock, row in left.items():
-            shared = calls.side(np.flatnonzero(whose == clock)).shared(there)
-            own = clock_of[spans.rank] == clock
-            edges = [spans.start_ns[own].min(), spans.end_ns[own].max()] if own.any() else []
-            may_be_one = bool(spans.headers[clock].unix_ns) and not row.host
-            solved = _compared(shared, edges, worst, may_be_one=may_be_one)
-            new |= {} if solved is None else {clock: solved}
-        if not new:
-            break
-        calls, found = _on(calls, whose, new), found | new
-        unsure |= {clock: solved.unsure_ns for clock, solved in new.items()}
-        left = {clock: row for clock, row in left.items() if clock not in new}
+    for row in rows:
+        if row.clock != row.rank or row.clock in known:
+            continue
+        shared = calls.side(np.flatnonzero(whose == row.clock)).shared(there)
+        own = clock_of[spans.rank] == row.clock
+        edges = [spans.start_ns[own].min(), spans.end_ns[own].max()] if own.any() else []
+        may_be_one = bool(spans.headers[row.clock].unix_ns) and not row.host
+        if (solved := _compared(shared, edges, worst, may_be_one=may_be_one)) is not None:
+            found[row.clock] = solved
     return found
-
-
-def _on(calls: Met, whose: Int64s, clocks: Mapping[int, _Solved]) -> Met:
-    """Return the calls with those of some clocks moved."""
-
-    def shift(clock: int, times: Int64s) -> Int64s:
-        return clocks[clock].clock.moved(times) if clock in clocks else times
-
-    start, end = (shift_cells(each, whose, shift) for each in (calls.start_ns, calls.end_ns))
-    return calls._replace(start_ns=start, end_ns=end)
 
 
 def _compared(

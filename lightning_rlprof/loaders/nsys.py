@@ -27,6 +27,8 @@ from lightning_rlprof.loaders.host_calls import (
     Stages,
     as_spans,
     columns_named,
+    counted,
+    launch_remarks,
     stages_at,
 )
 from lightning_rlprof.loaders.rank_names import rank_in_name
@@ -86,6 +88,7 @@ _DEVICES = "TARGET_INFO_CUDA_DEVICE"
 ACTIVITIES = (KERNELS, _GRAPH, _COPY, _SET, _SYNC)
 """Tables whose rows belong to processes; all but the last one are of what devices ran."""
 
+_CALLED = {KERNELS: "kernels", _COPY: "copies", _SYNC: "waits"}
 _GRAPHS = ("graphNodeId", "graphId")
 _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _COPIES = {
@@ -243,7 +246,7 @@ def read_ranges(export: Export) -> Ranges:
         events.end[keep],
         [events.names[code] for code in used.tolist()],
         own,
-        events.ranks(problems),
+        events.ranks(),
         events.unix_ns(),
         problems,
     )
@@ -295,9 +298,8 @@ class _Events:
         forward = (self.end >= self.start) & (self.end < MAX_NUMBER)
         reasons = {
             "events are left out: they have no type": self.type == UNKNOWN,
-            "ranges are left out: they have no time or no thread": span & ~placed,
             "ranges are left out: they never ended": span & placed & ~ended,
-            "ranges are left out: they end before they start": span & placed & ended & ~forward,
+            "ranges are left out: their times are invalid": span & ~(placed & (forward | ~ended)),
         }
         counts = {text: np.count_nonzero(rows) for text, rows in reasons.items()}
         lost: list[str] = [Loss(f"{count} NVTX {text}") for text, count in counts.items() if count]
@@ -315,20 +317,10 @@ class _Events:
         kind[self.type == _MARK] = _KIND["mark"]
         return kind
 
-    def ranks(self, problems: list[str]) -> dict[int, int]:
-        """Return each process's rank as its first mark says it; another one is a problem."""
-        found: dict[int, int] = {}
-        wrong = set()
-        for row in self._said(_RANK, _MAX_RANKS):
-            process, rank = int(self.process[row]), int(self.payload[row])
-            if found.setdefault(process, rank) != rank:
-                wrong.add((process, rank))
-        for process, rank in sorted(wrong):
-            problems.append(
-                f"process {pid_of(process)} is taken as rank {found[process]}, "
-                f"but marks in it also say rank {rank}"
-            )
-        return found
+    def ranks(self) -> dict[int, int]:
+        """Return each process's rank as its first mark says it."""
+        rows = reversed(self._said(_RANK, _MAX_RANKS))
+        return {int(self.process[row]): int(self.payload[row]) for row in rows}
 
     def unix_ns(self) -> int | None:
         """Return the wall-clock time of zero by the marks that tell it.
@@ -583,7 +575,10 @@ class Report:
         columns, rank, lost = self._sound_rows(tables, *more)
         launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
         found = stages_at(self.ranges.at(self.ranges.own), launches)
-        return _Rows(columns, rank, launches, call_ns, found, _remarks(lost, launches, found))
+        losses = counted((lost, "rows are left out: their times or their process are invalid"))
+        missing = np.count_nonzero(launches.time_ns == UNKNOWN)
+        remarks = launch_remarks(_CALLED[tables[0]], missing, np.count_nonzero(found.lent))
+        return _Rows(columns, rank, launches, call_ns, found, [*map(Loss, losses), *remarks])
 
     def _sound_rows(
         self, tables: Sequence[str], *more: str
@@ -655,7 +650,7 @@ class Report:
 
     def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:
         whole = len(self.export.numbers(_GRAPH, "start")["start"])
-        return _counted(
+        return counted(
             (
                 _replayed(columns).sum(),
                 "kernels ran in CUDA graph replays and belong to the stage of the launch",
@@ -678,26 +673,6 @@ def _pairs(first: Int64s, second: Int64s) -> Int64s:
     _, more = np.unique(second, return_inverse=True)
     pairs: Int64s = codes * (len(second) + 1) + more
     return pairs
-
-
-def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
-    losses = _counted((lost, "rows are left out: their times or their process are invalid"))
-    doubts = _counted(
-        (
-            np.count_nonzero(launches.time_ns == UNKNOWN),
-            "launches were not recorded: their stage, step and range are unknown",
-        ),
-        (
-            np.count_nonzero(found.lent),
-            "launches came from threads without marks, such as autograd's: they belong to the "
-            "stage of the training thread",
-        ),
-    )
-    return [*map(Loss, losses), *doubts]
-
-
-def _counted(*texts: tuple[Any, str]) -> list[str]:
-    return [f"{count} {text}" for count, text in texts if count]
 
 
 def _labels(numbers: Int64s, labels: Mapping[int, str]) -> Coded:

@@ -47,7 +47,7 @@ _TIMES, _BANDWIDTHS, _MATRIX = "CommAnalyzerTime", "CommAnalyzerBandwidth", "Com
 
 # Of each operation the analysis lists some collectives (allreduce-top1, -middle, -bottom1) and
 # their sum (allreduce-total).
-_OPERATION = re.compile(r"(.+?)-(total|top\d*|middle\d*|bottom\d*)")
+_PART = re.compile(r"-(top|middle|bottom)\d*$")
 _STEP = re.compile(r"step(\d{1,15})")
 
 # The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
@@ -224,16 +224,10 @@ class _Link(NamedTuple):
 
 
 def _links(opened: Capture) -> tuple[Frame, list[str]]:
-    """Read the sums of each operation, or its parts if it has no sum."""
+    """Read the sums of each operation."""
     file = opened.file(LINKS_FILE)
     rows = list(_matrix_in_analysis(opened.analysis) if file is None else _matrix_in_file(file))  # type: ignore[arg-type]
-    parsed = [_OPERATION.fullmatch(row.operation) for row in rows]
-    names = [found[1] if found else row.operation for found, row in zip(parsed, rows, strict=True)]
-    keys = [(row.step, row.group, name) for row, name in zip(rows, names, strict=True)]
-    is_sum = [found is not None and found[2] == "total" for found in parsed]
-    summed = {key for key, total in zip(keys, is_sum, strict=True) if total}
-    keep = [at for at, key in enumerate(keys) if is_sum[at] or key not in summed]
-    rows, names = [rows[at] for at in keep], [names[at] for at in keep]
+    rows = [row for row in rows if not _PART.search(row.operation)]
     source = scaled([row.source for row in rows], 1)
     destination = scaled([row.destination for row in rows], 1)
     members = {
@@ -252,7 +246,7 @@ def _links(opened: Capture) -> tuple[Frame, list[str]]:
     return {
         "step": _rl_steps(opened, [row.step for row in rows]),
         "kind": coded_texts([row.kind for row in rows]),
-        "operation": coded_texts(names),
+        "operation": coded_texts([row.operation.removesuffix("-total") for row in rows]),
         "group": coded_texts([row.group for row in rows]),
         "source": source,
         "destination": destination,

@@ -35,7 +35,15 @@ from lightning_rlprof.loaders.ascend.trace_view import (
     TraceView,
 )
 from lightning_rlprof.loaders.chrome_events import MAX_TIME
-from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, columns_named, stages_at
+from lightning_rlprof.loaders.host_calls import (
+    NOWHERE,
+    Launches,
+    Stages,
+    columns_named,
+    counted,
+    launch_remarks,
+    stages_at,
+)
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import innermost
@@ -591,17 +599,18 @@ def _place(tasks: Tasks, ranges: Ranges) -> tuple[_Places, list[str]]:
     found, _ = _around(ranges, ranges.marking, tasks.start_ns, none)
     by_time = lost & (found.stage >= 0)
     place = place.replaced(by_time, found)
-    texts = [
-        (by_device, "kernels have no recorded launch: assigned to the range on the device"),
-        (by_time, "kernels have no recorded launch: assigned to the host's stage when they ran"),
-        (lost & ~by_time, "kernels have no recorded launch: their stage may be unknown"),
-        (
-            borrowed & (calls.time_ns != UNKNOWN),
-            "kernels were launched by threads without ranges, such as autograd's: assigned to the "
-            "training thread's stage",
+    told = "kernels have no recorded launch: assigned to the"
+    return place, [
+        *counted(
+            (np.count_nonzero(by_device), f"{told} range on the device"),
+            (np.count_nonzero(by_time), f"{told} host's stage when they ran"),
+        ),
+        *launch_remarks(
+            "kernels",
+            np.count_nonzero(lost & ~by_time),
+            np.count_nonzero(borrowed & (calls.time_ns != UNKNOWN)),
         ),
     ]
-    return place, [f"{count} {text}" for rows, text in texts if (count := np.count_nonzero(rows))]
 
 
 def _attributing_calls(tasks: Tasks, ranges: Ranges) -> Calls:
