@@ -1,4 +1,4 @@
-"""Logs of frameworks as runs: AReaL's traces, slime's rollouts, and verl's steps.
+"""Logs of frameworks as runs: AReaL's sessions, slime's rollouts, and verl's steps.
 
 The beginning of a file tells which of them it is; files of one kind are read together.
 """
@@ -31,8 +31,8 @@ from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLi
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
 
-US, S = 1_000, 1_000_000_000
-"""Nanoseconds of each unit."""
+S = 1_000_000_000
+"""Nanoseconds of a second."""
 
 MAX_LINE_BYTES = 1 << 24
 """Bytes of a line, or of a pickle's beginning, that are looked at."""
@@ -46,7 +46,6 @@ TODAY = range(15 * 10**17, 26 * 10**17)
 _MAX_INTEGER = 2**52
 _MAX_TEXT = 200
 _Read = TypeVar("_Read")
-_NO_CLOCK = "AReaL's trace lacks a wall clock: don't compare ranks by time"
 _PHASES = {"generate": "actor_generate", "reward": "compute_reward", "toolcall": "tool_call"}
 
 # An accepted session may still be dropped or go stale before an update: that is not in the file.
@@ -66,7 +65,7 @@ _ONLY_STEPS = (
     "the log has no times of day: its steps follow one another without a gap, and their stages are "
     "left out, as their order is unknown"
 )
-Log = Literal["areal events", "areal sessions", "slime", "verl"]
+Log = Literal["areal", "slime", "verl"]
 SUFFIXES = (".jsonl", ".json")
 """Of files that may be logs."""
 
@@ -266,50 +265,6 @@ def rank_trace(
     )
 
 
-def read_events(paths: Sequence[Path]) -> list[RankTrace]:
-    """Read ``traces-r*.jsonl`` of AReaL's perf tracer.
-
-    Its ``global_step`` counts from 0. A step is as long as to the first event of the next one.
-
-    Raises:
-        TraceError: A file cannot be read, or has no event of a step.
-    """
-    return [_read_events(path) for path in paths]
-
-
-def _read_events(path: Path) -> RankTrace:
-    spans, lost = list[SpanLine](), 0
-    rank, role, process = 0, "actor", 0
-    for event in objects(path):
-        if event is None:
-            lost += 1
-            continue
-        about = event.get("args")
-        about = about if isinstance(about, dict) else {}
-        rank, role = _number_or(about.get("rank"), rank), text(about.get("role", role))
-        process = _number_or(event.get("pid"), process)
-        start, length = as_ns(event.get("ts"), US, ANY), as_ns(event.get("dur"), US, ANY)
-        step, name = whole(about.get("global_step")), event.get("name")
-        if event.get("ph") != "X" or not isinstance(name, str) or step is None:
-            continue
-        if start is None or length is None:
-            lost += 1
-            continue
-        thread = _number_or(event.get("tid"), 0)
-        stage = text(standard_stage(name))
-        spans.append(line(stage, "stage", start, start + length, step + 1, thread))
-    if not spans:
-        raise TraceError(f"{path}: has no timings of a step")
-    threads = [each.thread for each in spans]
-    starts: dict[int, int] = {}
-    for each in spans:
-        starts[each.step] = min(starts.get(each.step, each.start_ns), each.start_ns)
-    end = max(each.end_ns for each in spans)
-    spans += step_spans(starts, end, max(set(threads), key=threads.count))
-    notes = [("info", _NO_CLOCK)]
-    return rank_trace(path, spans, rank=rank, role=role, process=process, notes=notes, lost=lost)
-
-
 def _number_or(value: object, otherwise: int) -> int:
     found = whole(value)
     return otherwise if found is None else found
@@ -458,14 +413,6 @@ class _Span(NamedTuple):
     attributes: Mapping[str, Any]
 
 
-class _Trace(NamedTuple):
-    """Spans of a sample in the order of their starts, moments, and the number of lost events."""
-
-    spans: list[_Span]
-    moments: list[tuple[str, int]]
-    torn: int
-
-
 def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     """Read dumps of rollouts, in JSON or lines of it, as one rank.
 
@@ -482,12 +429,12 @@ def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     for dump in (each for dumps, _ in read for each in dumps):
         phases, ends = list[SpanLine](), list[tuple[Mapping[str, Any], int, int | None]]()
         for sample in dump.samples:
-            number, trace = _number_of(dump, sample), _trace_of(sample, seen)
+            number, (traced, lost_events) = _number_of(dump, sample), _trace_of(sample, seen)
             names.append(_name(number, dump, sample))
-            own = _phases(number, sample, trace, len(spans) + len(phases))
+            own = _phases(number, sample, traced, len(spans) + len(phases))
             ends.append((sample, number, max((each.end_ns for each in own), default=None)))
             phases += own
-            torn += trace.torn
+            torn += lost_events
         if phases:
             last = max(each.end_ns for each in phases)
             lives.append((dump, min(each.start_ns for each in phases), last))
@@ -536,12 +483,12 @@ def _told(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     return trace if isinstance(trace, dict) else sample
 
 
-def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> _Trace:
-    """Read the events of a sample; spans that another sample has as well are left to that one."""
+def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> tuple[list[_Span], int]:
+    """Return a sample's spans by start, without those of another one, and lost events."""
     events = _told(sample).get("events")
     begun: dict[str, tuple[str, int, object, Mapping[str, Any]]] = {}
     ended: dict[str, _Span] = {}
-    moments, torn = list[tuple[str, int]](), 0
+    torn = 0
     for event in events if isinstance(events, list) else ():
         told = event if isinstance(event, dict) else {}
         what, name, key = told.get("type"), told.get("name"), told.get("span_id")
@@ -550,7 +497,7 @@ def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> _Trace:
         if at is None or not isinstance(name, str):
             torn += 1
         elif what == "event":
-            moments.append((text(name), at))
+            continue
         elif what == "span_start" and isinstance(key, str):
             begun[key] = (name, at, told.get("parent_span_id"), attributes)
         elif what == "span_end" and isinstance(key, str) and key in begun:
@@ -562,20 +509,20 @@ def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> _Trace:
     spans = [ended[key] for key in begun if key in ended and key not in seen]
     torn += sum(key not in ended for key in begun)
     seen.update(begun)
-    return _Trace(spans, moments, torn)
+    return spans, torn
 
 
-def _phases(number: int, sample: Mapping[str, Any], trace: _Trace, before: int) -> list[SpanLine]:
-    """Return a sample's phases and moments: innermost generations, and what isn't around them."""
+def _phases(
+    number: int, sample: Mapping[str, Any], spans: Sequence[_Span], before: int
+) -> list[SpanLine]:
+    """Return a sample's phases: innermost generations, and what isn't around them."""
     length = whole(sample.get("response_length"))
-    outer = [each for each in trace.spans if each.name == _WHOLE]
+    outer = [each for each in spans if each.name == _WHOLE]
     made = [
-        each
-        for each in trace.spans
-        if standard_stage(each.name) == _GENERATE and each.name != _WHOLE
+        each for each in spans if standard_stage(each.name) == _GENERATE and each.name != _WHOLE
     ] or (outer if length else [])
-    by_id = {each.id: each for each in trace.spans}
-    around = {each.id for each in trace.spans if each.name == _GROUP}
+    by_id = {each.id: each for each in spans}
+    around = {each.id for each in spans if each.name == _GROUP}
     around |= {each.id for each in outer if each not in made}
     for each in made:
         above = each.parent
@@ -584,7 +531,7 @@ def _phases(number: int, sample: Mapping[str, Any], trace: _Trace, before: int) 
             above = by_id[above].parent
     told = dict(zip((each.id for each in made), _counters(sample, made, length), strict=True))
     place, found = dict[object, int](), list[SpanLine]()
-    for each in trace.spans:
+    for each in spans:
         if each.id in around:
             continue
         counters = {SAMPLE: number, **told.get(each.id, {})}
@@ -594,8 +541,6 @@ def _phases(number: int, sample: Mapping[str, Any], trace: _Trace, before: int) 
             line(name, "region", each.start_ns, each.end_ns, parent=parent, counters=counters)
         )
         place[each.id] = before + len(found)
-    for name, at in trace.moments:
-        found.append(line(name, "mark", at, at, counters={SAMPLE: number}))
     return found
 
 
@@ -726,18 +671,14 @@ def _kind_of_object(first: Mapping[str, Any]) -> Log | None:
     if isinstance(first.get("data"), dict) and "step" in first:
         return "verl"
     if {"task_id", "session_id", "submit_ts"} <= first.keys():
-        return "areal sessions"
+        return "areal"
     if isinstance(first.get("trace"), dict) or isinstance(first.get("events"), list):
         return "slime"
-    about = first.get("args")
-    own = isinstance(about, dict) and ("global_step" in about or "role" in about)
-    known = first.get("ph") in ("M", "X", "i") and (own or "pid" in first)
-    return "areal events" if known else None
+    return None
 
 
 READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
-    "areal events": read_events,
-    "areal sessions": read_sessions,
+    "areal": read_sessions,
     "slime": read_slime,
     "verl": read_verl,
 }

@@ -86,21 +86,6 @@ def test_a_clock_that_was_set_is_found() -> None:
     assert (abs(off(run, job, 1)) <= second.uncertainty_ns).all()
 
 
-def test_a_host_that_met_only_another_one_is_compared_through_that_one() -> None:
-    job = job_of(6, [(0, 1), (1, 2)])
-    clocks = [true, drifting(1)[0], drifting(2)[0]]
-    run = aligned(run_of(job, "abc", clocks))
-    _, second, third = rows_of(run)
-    assert second.uncertainty_ns is not None
-    assert third.uncertainty_ns is not None
-    mine = (job.rank > 0) & (np.array(job.group) == "group 1")
-    own = Job(*(column[mine] for column in job[:5]), ["group 1"] * int(mine.sum()))
-    apart = rows_of(aligned(run_of(own._replace(rank=own.rank - 1), "bc", clocks[1:])))[1]
-    assert apart.uncertainty_ns is not None
-    assert third.uncertainty_ns > second.uncertainty_ns + apart.uncertainty_ns // 2
-    assert (abs(off(run, job, 2)) <= third.uncertainty_ns).all()
-
-
 def test_ranks_of_one_host_move_together() -> None:
     job = job_of(7, [(0, 1, 2, 3)])
     clock, _ = drifting(3)
