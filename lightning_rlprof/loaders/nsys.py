@@ -496,16 +496,13 @@ class Report:
 
     def tables(self) -> dict[str, Callable[[], Table]]:
         """Return what can be read, by name."""
-        has, found = self.export.has, dict[str, Callable[[], Table]]()
-        if has(KERNELS) or has(_GRAPH):
-            found["kernels"] = self.kernels
-        if has(_COPY) or has(_SET):
-            found["memcpy"] = self.copies
-        if has(_SYNC):
-            found["sync"] = self.syncs
-        if has(_METRICS):
-            found["gpu_metrics"] = self.metrics
-        return found
+        tables = (
+            ("kernels", self.kernels, (KERNELS, _GRAPH)),
+            ("memcpy", self.copies, (_COPY, _SET)),
+            ("sync", self.syncs, (_SYNC,)),
+            ("gpu_metrics", self.metrics, (_METRICS,)),
+        )
+        return {name: read for name, read, of in tables if any(map(self.export.has, of))}
 
     def kernels(self) -> Table:
         """Return one row per kernel, by rank and start."""
@@ -650,13 +647,9 @@ class Report:
 
     def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:
         whole = len(self.export.numbers(_GRAPH, "start")["start"])
-        return counted(
-            (
-                _replayed(columns).sum(),
-                "kernels ran in CUDA graph replays and belong to the stage of the launch",
-            ),
-            (whole, f"CUDA graph replays: {HIDDEN_IN_GRAPHS} (use nsys --cuda-graph-trace=node)"),
-        )
+        text = "kernels ran in CUDA graph replays and belong to the stage of the launch"
+        hidden = f"CUDA graph replays: {HIDDEN_IN_GRAPHS} (use nsys --cuda-graph-trace=node)"
+        return counted((_replayed(columns).sum(), text), (whole, hidden))
 
 
 def _made(name: str, cells: Mapping[str, Any], remarks: Sequence[str]) -> Table:

@@ -305,20 +305,17 @@ def _repeated_steps(captures: Sequence[Capture]) -> list[RunWarning]:
     """
     times: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for each in captures:
-        ranges, rank = each.timeline.ranges, each.rank
-        rows = np.flatnonzero((ranges.kind == KINDS.index("step")) & (ranges.step > 0))
-        columns = (ranges.step[rows], ranges.start_ns[rows], ranges.end_ns[rows])
-        for step, start, end in zip(*(column.tolist() for column in columns), strict=True):
-            times.setdefault((rank, step), []).append((start, end))
+        steps = each.timeline.ranges.only(KINDS.index("step"))
+        columns = (steps.step.tolist(), steps.start_ns.tolist(), steps.end_ns.tolist())
+        for step, start, end in zip(*columns, strict=True):
+            times.setdefault((each.rank, step), []).append((start, end))
     found = {}
     for (rank, step), parts in times.items():
         gap = max(start for start, _ in parts) - min(end for _, end in parts)
-        if gap > _MAX_GAP_RATIO * sum(end - start for start, end in parts):
-            found[rank] = (
-                f"step {step} is in captures far apart, and added up. Are they of one run?"
-            )
-    code = Code.CAPTURE_DOUBTFUL.value
-    return [RunWarning(rank, text, code) for rank, text in found.items()]
+        if step > 0 and gap > _MAX_GAP_RATIO * sum(end - start for start, end in parts):
+            text = f"step {step} is in captures far apart, and added up. Are they of one run?"
+            found[rank] = RunWarning(rank, text, Code.CAPTURE_DOUBTFUL.value)
+    return [*found.values()]
 
 
 def _span_columns(captures: Sequence[Capture], zero_ns: int) -> dict[str, Any]:
