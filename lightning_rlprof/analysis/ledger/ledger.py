@@ -53,6 +53,7 @@ _STEP = KINDS.index("step")
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
 _SHOWN = 5
 _SILENT = -1  # stands for a rank without a file
+_NO_SPANS = (Category.UNTRACED, Category.OUTSIDE_STEPS)
 _UNKNOWN_WORK = (Category.COMPUTE, Category.CUSTOM, Category.UNTRACED)
 
 
@@ -123,8 +124,8 @@ def category_totals(
     """Return one row per category: its time of the job, its cost, and where this is known from.
 
     ``total`` adds up to ``wall_ns`` times all ranks; ``in steps`` is the part inside steps.
-    ``source`` is ``spans``, ``kernels``, ``both``, or ``none`` for untraced time. The note lists
-    the categories without data: they have no row, and are not zero.
+    ``source`` is ``spans``, ``kernels``, ``both``, or ``none`` for untraced time and time outside
+    steps. The note lists the categories without data: they have no row, and are not zero.
 
     Args:
         accounts: The job's time.
@@ -150,7 +151,7 @@ def category_totals(
         total, from_kernels = totals[category], int(accounts.kernels_ns[category])
         hours = total / _HOUR_NS
         source = accounts.sources[category]
-        if category == Category.UNTRACED:
+        if category in _NO_SPANS:
             source = "none"
         elif total:
             part = "kernels" if from_kernels == total else "both"
@@ -201,10 +202,11 @@ def category_breakdown(accounts: Accounts, *, per_step: bool) -> Table:
 
 
 def _most_time_first(accounts: Accounts) -> list[Category]:
-    """Return the categories with data, untraced last."""
+    """Return the categories with data; those that no span shows come last."""
     totals = accounts.job_ns.sum(axis=0)
     return sorted(
-        accounts.sources, key=lambda each: (each == Category.UNTRACED, -totals[each], each)
+        accounts.sources,
+        key=lambda each: (each if each in _NO_SPANS else 0, -totals[each], each),
     )
 
 
@@ -244,7 +246,8 @@ def compute_accounts(
     """Assign every instant of every rank of the job to one category and one step.
 
     Every rank lasts from the job's start to its end, even if its file starts late, is truncated or
-    missing: time without data is untraced.
+    missing. Time in its steps that no span covers is untraced; all other time without data is
+    outside steps.
 
     Args:
         spans: The run.
@@ -267,7 +270,7 @@ def compute_accounts(
     numbers = steps.number if cuts is None else np.arange(len(cuts) + 1)
     ns: Int64s = np.zeros((rows, len(numbers) + 1, len(Category)), dtype)
     kernels_ns: Int64s = np.zeros(len(Category), dtype)
-    from_spans, idle_ns = {Category.UNTRACED}, 0
+    from_spans, idle_ns = {*_NO_SPANS}, 0
     for at, rank in enumerate(ranks):
         own = _rank_times(job, rank)
         ns[at if per_rank else 0] += own.ns
@@ -366,6 +369,9 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     if tail is not None:
         category[tail & (category == Category.ROLLOUT)] = Category.ROLLOUT_TAIL
         categories.add(Category.ROLLOUT_TAIL)
+    own_steps = np.count_nonzero(spans.kind[rows] == _STEP)  # They come last.
+    outside = painted < len(steps.number) - own_steps
+    category[outside & (category == Category.UNTRACED)] = Category.OUTSIDE_STEPS
     if warms.any():
         category[warms], by_kernels = Category.WARM_UP, by_kernels & ~warms
         categories.add(Category.WARM_UP)
@@ -497,7 +503,7 @@ def _notes(
     idle_ns: int,
 ) -> list[str]:
     """Return what is untraced, what is included although it differs, and what is uncertain."""
-    untraced = [f"No file, so untraced: {_listed('rank', silent)}."] if silent else []
+    untraced = [f"No file, so outside steps: {_listed('rank', silent)}."] if silent else []
     for rank in spans.ranks:
         last = int(spans.end_ns[spans.rows(rank=rank)].max(initial=0))
         if spans.statuses.get(rank) is None and last < end_ns:
@@ -525,7 +531,7 @@ def _notes(
     if idle_ns:
         idle = f"{idle_ns / 1e6:,.3g} ms"
         texts.append(f"Devices were idle for {idle} more, which count as what the host did then.")
-    clocks = "Wall time, and untraced time at the start and end of a rank"
+    clocks = "Wall time, and time outside steps at the start and end of a rank"
     return [*texts, *filter(None, [uncertainty_note(spans, clocks)])]
 
 
