@@ -14,7 +14,6 @@ from lightning_rlprof.analysis.models.architecture import (
     LinearAttention,
     Mlp,
     Model,
-    Vision,
 )
 from lightning_rlprof.errors import RlprofError
 
@@ -166,7 +165,7 @@ def read_model(source: Source) -> Model:
             else f"Known are {', '.join(KNOWN)}. Pass FLOPs per token, or count(flops=…).",
             code="model_type",
         )
-    return _text_model(config, kind, None)
+    return _text_model(config, kind)
 
 
 def _content(source: Source) -> Mapping[str, Any]:
@@ -234,7 +233,7 @@ class _Config:
         return bool(self.values.get(decides)) if isinstance(decides, str) else decides
 
 
-def _text_model(config: _Config, name: str, vision: Vision | None) -> Model:
+def _text_model(config: _Config, name: str, vision: int = 0) -> Model:
     family = _FAMILIES[config.text("model_type")]
     config = _Config(config.values, family.defaults)
     hidden, count = config.size("hidden_size"), config.size("num_hidden_layers")
@@ -330,8 +329,8 @@ def _block(config: _Config, family: _Family, hidden: int, at: int) -> tuple[Mlp 
     return experts, count * family.expert_bias
 
 
-def _vision(kind: str, config: _Config) -> Vision:
-    """Return the tower; biases and norms as in its class in transformers."""
+def _vision(kind: str, config: _Config) -> int:
+    """Return the parameters of the tower; biases and norms as in its class in transformers."""
     old = kind == "qwen2_vl"
     hidden = config.size("embed_dim") if old else config.size("hidden_size")
     width = 4 * hidden if old else config.size("intermediate_size")
@@ -347,14 +346,11 @@ def _vision(kind: str, config: _Config) -> Vision:
     norm = hidden if kind == "qwen2_5_vl" else 2 * hidden  # RMSNorm, or LayerNorm
     merged = merge**2 * hidden
     other = depth * (biases + 2 * norm) + norm + merged + out
-    tower = (hidden, width, matrices, depth, patch, merge, out)
-    if kind == "qwen2_5_vl":
-        full = tuple(config.sequence("fullatt_block_indexes"))
-        window = config.size("window_size") // merge // side * merge
-        return Vision(*tower, full=full, window=window, other=other)
-    if old:
-        return Vision(*tower, other=other)
-    deep = len(config.sequence("deepstack_visual_indexes"))
-    other += hidden + config.size("num_position_embeddings") * hidden
-    other += deep * (3 * merged + out)
-    return Vision(*tower, mergers=1 + deep, other=other)
+    mergers = 1
+    if kind.startswith("qwen3"):
+        deep = len(config.sequence("deepstack_visual_indexes"))
+        other += hidden + config.size("num_position_embeddings") * hidden
+        other += deep * (3 * merged + out)
+        mergers += deep
+    layers = depth * (4 * hidden**2 + matrices * hidden * width)
+    return hidden * patch + layers + mergers * merged * (merged + out) + other

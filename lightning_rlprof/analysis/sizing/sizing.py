@@ -117,8 +117,8 @@ class Sizing:
             total = (phase.name, "total", phase.low / GB, phase.high / GB)
             rows += [*parts, (*total, judge(phase, available(self.job, phase)))]
         notes = [_ASSUMED]
-        if self.job.model.vision and not self.job.image_tokens:
-            notes.append("Not included: activations of the vision tower; pass --image-tokens N.")
+        if self.job.model.vision:
+            notes.append("Not included: activations of the vision tower.")
         if self.job.generates:
             notes.append(self._rollout())
         if host := host_bytes(self.job):
@@ -250,10 +250,7 @@ def step_times(job: Job) -> list[StageTime]:
     trained = peak * job.training_devices
     for stage, passes in _passes(job).items():
         low, high = (
-            passes
-            * samples
-            * forward(job.model, [job.prompt + response], images=job.images).forward
-            / (trained * mfu)
+            passes * samples * forward(job.model, [job.prompt + response]).forward / (trained * mfu)
             for response, mfu in zip((job.response // 2, job.response), _TRAINING, strict=True)
         )
         found.append(StageTime(stage, low, high, "compute"))
@@ -298,7 +295,7 @@ def _generation(job: Job, samples: int, peak: float, bandwidth: float) -> StageT
         cache = each * decode_cache_bytes(job.model, [job.prompt], [response])
         read = (weights + cache / tp) / bandwidth / of_memory
         compute = each * decode(job.model, [job.prompt], [response]).forward / peak / tp / of_peak
-        once = prefill(job.model, [job.prompt], images=job.images).forward
+        once = prefill(job.model, [job.prompt]).forward
         reading = -(-each // job.group) * once
         bounds.append(max(read, compute) + reading / peak / tp / of_peak)
         limit = "memory" if read > compute else "compute"
