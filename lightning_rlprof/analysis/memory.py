@@ -16,7 +16,7 @@ from lightning_rlprof.analysis.statistics.growth import (
 from lightning_rlprof.analysis.steps.partition import open_spans
 from lightning_rlprof.analysis.steps.step_selection import CLOSED, counted, in_included
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, group_starts
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -58,11 +58,9 @@ _NO_MEMORY = (
 _PHASE_COLUMNS = (
     Column("rank", "count"),
     Column("component", "text"),
-    Column("device", "count"),
     *columns_of("text", "phase", "verdict"),
     Column("residual", "count", "bytes"),
     *columns_of("number", "added per step", "CI low", "CI high", unit="bytes"),
-    *columns_of("number", "residual per step", "residual low", "residual high", unit="bytes"),
     *columns_of("count", "steps", "steps left", "fewest left", "most left"),
 )
 _NO_PHASES = "This run has no memory of its stages: it is recorded at the end of stages of 1 ms"
@@ -70,7 +68,6 @@ _PHASE_NOTE = (
     "residual: median at the end of the phase. added per step: what the phase adds to the end of "
     "the phase before it, with its 99% CI."
 )
-_TOOL_NOTE = "What only a profiler's samples have is judged by the lowest bytes of each step."
 _NONE = -1
 _UNKNOWN = -(2**63) + 1  # Frees of earlier allocations can make real bytes negative.
 
@@ -132,15 +129,6 @@ class _Samples(NamedTuple):
         columns: tuple[Any, ...] = self
         for code in np.unique(self.stage[self.stage != _NONE]).tolist():
             yield names[code], _Samples(*(each[self.stage == code] for each in columns))
-
-    def lowest_by_step(self) -> tuple[Int64s, Int64s]:
-        """Return steps with known bytes, and the least allocated, else reserved, bytes in each."""
-        is_known = self.allocated != _UNKNOWN
-        used = self.allocated if is_known.any() else self.reserved
-        keep = np.flatnonzero((self.step > 0) & (used != _UNKNOWN))
-        order = keep[np.lexsort((used[keep], self.step[keep]))]
-        first = order[group_starts(self.step[order])]
-        return self.step[first], used[first]
 
 
 def _from_table(spans: Spans, notes: list[str]) -> dict[Group, _Samples]:
@@ -252,23 +240,16 @@ class _Row(NamedTuple):
     """One phase of one rank; `cells` are those of the table."""
 
     rank: int
-    component: str | None
-    device: int | None
+    component: str
     series: _Series
     verdict: str
     added: Growth
     left: tuple[int | None, ...] = (None, None, None)
 
     def cells(self) -> tuple[Cell, ...]:
-        own = self.series
-        place = (self.rank, self.component, self.device)
-        head = (*place, own.phase, self.verdict, int(np.median(own.residual)))
-        slopes = [
-            each
-            for found in (self.added, grows(own.present, own.residual))
-            for each in (found.per_step, found.low, found.high)
-        ]
-        return (*head, *slopes, len(own.present), *self.left)
+        own, added = self.series, self.added
+        head = (self.rank, self.component, own.phase, self.verdict, int(np.median(own.residual)))
+        return (*head, added.per_step, added.low, added.high, len(own.present), *self.left)
 
     @property
     def is_leak(self) -> bool:
@@ -290,47 +271,20 @@ def memory_phases(spans: Spans) -> Table:
     release more than the growth, of which one keeps memory. ``steps left`` is until the limit of
     the container, machine or device, if that was recorded. Excluded steps are left out.
 
-    A component that only a profiler's table ``memory`` has is judged by its lowest bytes in each
-    step: what outlives the step.
-
     Abstains if no stage has memory.
     """
     found: list[_Row] = []
     for component, (_, limit) in _COMPONENTS.items():
         found += _with_forecasts(spans, limit, _rows(spans, component))
-    notes: list[str] = []
-    sampled = _sampled_rows(spans, {(row.rank, row.component) for row in found}, notes)
-    found += sampled
     if not found:
-        reason = " ".join([_NO_PHASES, *notes])
-        return Table("memory_phases", _PHASE_COLUMNS, abstained=reason)
+        return Table("memory_phases", _PHASE_COLUMNS, abstained=_NO_PHASES)
     excluded = counted(spans, spans.rows(kind="step")).note
-    notes += [*_sentences(found), excluded, _PHASE_NOTE, *[_TOOL_NOTE] * bool(sampled)]
-    note = " ".join(filter(None, notes))
+    note = " ".join(filter(None, [*_sentences(found), excluded, _PHASE_NOTE]))
     return Table("memory_phases", _PHASE_COLUMNS, [row.cells() for row in found], note)
 
 
-def _sampled_rows(
-    spans: Spans, counted_by_spans: set[tuple[int, str | None]], notes: list[str]
-) -> list[_Row]:
-    """Return the rows of what only a profiler's samples have, by its lowest bytes in a step."""
-    found = []
-    for (rank, component, device), samples in _from_table(spans, notes).items():
-        if (rank, component) in counted_by_spans:
-            continue
-        for phase, own in samples.by_stage(spans.names):
-            steps, lowest = own.lowest_by_step()
-            if len(steps):
-                series, grown = _Series(phase, steps, lowest, steps, lowest), grows(steps, lowest)
-                added = grown if phase == ALL else Growth(grown.verdict, None)
-                found.append(_Row(rank, component, device, series, grown.verdict, added))
-    return found
-
-
-def leaking_phases(spans: Spans, rank: int, component: str | None) -> list[str]:
+def leaking_phases(spans: Spans, rank: int, component: str) -> list[str]:
     """Return the phases of a rank that leak a component, the one that adds most first."""
-    if component not in _COMPONENTS:
-        return []
     return _phases([row for row in _rows(spans, component, rank) if row.is_leak])
 
 
@@ -365,7 +319,7 @@ def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
         tokens = _tokens(spans, int(rank[0]), series[0].steps)
         slopes = [grows(each.steps, each.added, tokens) for each in series]
         judged = zip(series, _verdicts(series, slopes), slopes, strict=True)
-        found += [_Row(int(rank[0]), component, None, *each) for each in judged]
+        found += [_Row(int(rank[0]), component, *each) for each in judged]
     return found
 
 

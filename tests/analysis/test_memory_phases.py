@@ -68,13 +68,12 @@ def leaking(steps: int, phase: int, rate: int) -> npt.NDArray[np.int64]:
     return rate * held
 
 
-def test_each_phase_has_its_residual_what_it_adds_and_both_slopes() -> None:
+def test_each_phase_has_its_residual_and_what_it_adds() -> None:
     found = table(run_of(steady(30) + leaking(30, LEAKS, MIB)))
     assert [*found] == ["all", *PHASES]
     update = found["actor_update"]
     assert update["residual"] == 4 * GIB + 40 * MIB + 15.5 * MIB
     assert update["added per step"] == update["CI low"] == update["CI high"] == -60 * MIB
-    assert update["residual per step"] == update["residual low"] == MIB
     assert found["all"]["added per step"] == MIB
     assert {row["steps"] for row in found.values()} == {30}
 
@@ -96,7 +95,6 @@ def test_one_phase_that_leaks_is_named() -> None:
         **dict.fromkeys(["all", "actor_update"], "leak"),
     }
     assert leaking_phases(spans, 0, "host") == ["actor_update"]
-    assert leaking_phases(spans, 0, "CUDA") == []
     note = memory_phases(spans).note
     assert note.startswith("Rank 0, host: leak of 0.0625 MiB per step")
     assert "in actor_update." in note
@@ -331,7 +329,7 @@ def test_residuals_agree_with_brute_force(drawn: list[list[int | None]]) -> None
     shown = dict(zip(found.column("phase"), found.rows, strict=True))
     assert shown.keys() == {"all", *residuals}
     for phase, sizes in residuals.items():
-        assert shown[phase][5] == int(np.median(sizes))
+        assert shown[phase][4] == int(np.median(sizes))
 
 
 @settings(max_examples=examples(60), deadline=None)
