@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +32,6 @@ _MAX_SLOWDOWN = 0.05  # Captured steps, and recorded ones, may be slower than ot
 _MAX_LOST = 0.01  # The last launches of a capture have no kernel, which is less than this.
 _MAX_UNCERTAINTY_NS = 1_000_000
 _SHOWN = 8
-
-AIM = 0.003
-"""Half of the 95% interval that is worth reaching: 0.3 points."""
 
 MIN_PAIRS = 20
 """Below it, the interval of a median is nearly the range of the values."""
@@ -105,17 +101,6 @@ class Overhead:
     low: float
     high: float
     step_ends: float
-
-    @property
-    def more_steps(self) -> int:
-        """How many more steps are needed for an interval of ±0.3 points; 0 if it is reached.
-
-        The interval narrows with the square root of the number of pairs.
-        """
-        if self.pairs < MIN_PAIRS:
-            return 2 * (MIN_PAIRS - self.pairs)
-        half = (self.high - self.low) / 2
-        return 2 * max(ceil(self.pairs * ((half / AIM) ** 2 - 1)), 0)
 
 
 def check_quality(spans: Spans) -> Quality:
@@ -190,17 +175,8 @@ def _steps(spans: Spans) -> Iterator[_Result]:
     configs = [header.config for header in spans.headers.values()]
     # Runs of earlier versions may have recorded captured steps alone.
     if lost and all(config and config.get("spans", True) for config in configs):
-        yield (
-            _WARN,
-            f"{lost} between the others are in no file: {_listed(_first_gaps(steps), lost)}",
-        )
-
-
-def _first_gaps(steps: Int64s) -> list[int]:
-    """Return the first step numbers missing between others: at least as many as are listed."""
-    edges = np.flatnonzero(np.diff(steps) > 1)[:_SHOWN]
-    gaps = ((int(steps[at]) + 1, int(steps[at + 1])) for at in edges.tolist())
-    return [step for low, high in gaps for step in range(low, min(high, low + _SHOWN))]
+        first = int(steps[np.flatnonzero(np.diff(steps) > 1)[0]]) + 1
+        yield _WARN, f"{lost} between the others are in no file, the first is {first}"
 
 
 def _dropped_events(spans: Spans) -> Iterator[_Result]:
@@ -303,22 +279,20 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
 
 
 def _recording(found: Overhead) -> str:
-    """Say what recording costs, and what is missing for ±0.3 points."""
-    more = found.more_steps
+    """Say what recording costs."""
     if found.pairs < MIN_PAIRS:
         pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of steps"
-        return f"cost of recording: no data yet ({pairs}); needs at least {more} more steps"
+        return f"cost of recording: no data yet ({pairs}; {MIN_PAIRS} are needed)"
     interval = f"95% CI {100 * found.low:.2f} to {100 * found.high:.2f}"
-    text = (
+    return (
         f"recording adds {100 * found.share:.2f} points to a step ({interval}, "
         f"{found.pairs:,} pairs of steps); timed directly, the ends of steps take "
         f"{100 * found.step_ends:.2f} in the mean"
     )
-    return f"{text}; ±{100 * AIM:.1f} points need some {more:,} more steps" if more else text
 
 
-def _listed(numbers: list[int], count: int | None = None) -> str:
-    rest = (len(numbers) if count is None else count) - _SHOWN
+def _listed(numbers: list[int]) -> str:
+    rest = len(numbers) - _SHOWN
     return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
 
 

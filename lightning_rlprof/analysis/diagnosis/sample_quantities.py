@@ -1,6 +1,5 @@
 """Quantities of samples, memory and what was recorded: lengths, fates, growth, lost data."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -319,24 +318,12 @@ def _ran_out(spans: Spans, rank: int, steps: Int64s) -> Measured:
                 for name in ("wanted_bytes", "free_bytes")
                 if name in note.facts
             ]
-    facts += _last_memory(spans, rank)
     return exact(
         1.0,
         facts=tuple(facts),
         query=f"select * from spans where rank = {rank} and step = {step} order by start_ns",
         place=place_of(spans, last if len(last) else steps[-1:]),
     )
-
-
-def _last_memory(spans: Spans, rank: int) -> Iterator[Fact]:
-    """Yield the memory at the end of the last stage that has it, by component."""
-    for component, counter in _COUNTED_MEMORY.items():
-        rows, values = spans.amounts(counter, np.int64)
-        own = np.flatnonzero((spans.rank[rows] == rank) & (spans.kind[rows] == _STAGE))
-        if len(own):
-            last = own[np.argmax(spans.end_ns[rows[own]])]
-            stage = spans.names[int(spans.name[rows[last]])]
-            yield Fact(f"{component} memory after {stage}", float(values[last]), "bytes")
 
 
 # ---- what the recording lost
