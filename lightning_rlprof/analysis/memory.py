@@ -24,14 +24,14 @@ ALL, REST = "all", "rest of step"
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _TORCH = ("device_allocated_bytes", "device_peak_bytes", "device_reserved_bytes")
 _COMPONENTS = {
-    "host": ("host_rss_bytes", "host_limit_bytes"),
-    "child processes": ("children_rss_bytes", ""),
-    "torch": ("device_allocated_bytes", "device_total_bytes"),
-    "torch reserved": ("device_reserved_bytes", "device_total_bytes"),
-    "device": ("device_used_bytes", "device_total_bytes"),
-    "non-PyTorch": ("device_other_bytes", "device_total_bytes"),
+    "host": "host_rss_bytes",
+    "child processes": "children_rss_bytes",
+    "torch": "device_allocated_bytes",
+    "torch reserved": "device_reserved_bytes",
+    "device": "device_used_bytes",
+    "non-PyTorch": "device_other_bytes",
 }
-"""By component: the counter of its bytes, and that of its limit; "" for none."""
+"""By component the counter of its bytes."""
 _ALONE, _MINOR = 1.5, 0.1  # A phase is named for the growth of all by what it adds to it.
 _MAX_NOTES = 3
 _MIB = 2**20
@@ -61,7 +61,7 @@ _PHASE_COLUMNS = (
     *columns_of("text", "phase", "verdict"),
     Column("residual", "count", "bytes"),
     *columns_of("number", "added per step", "CI low", "CI high", unit="bytes"),
-    *columns_of("count", "steps", "steps left", "fewest left", "most left"),
+    Column("steps", "count"),
 )
 _NO_PHASES = "This run has no memory of its stages: it is recorded at the end of stages of 1 ms"
 _PHASE_NOTE = (
@@ -180,7 +180,7 @@ def _carried(
 def _from_spans(spans: Spans) -> dict[Group, _Samples]:
     """Read the counters of spans: a sample at the end of each stage and step."""
     found: dict[Group, _Samples] = {}
-    for component, (counter, _) in _COMPONENTS.items():
+    for component, counter in _COMPONENTS.items():
         if component == "torch reserved":  # It is a column of torch.
             continue
         names = _TORCH if component == "torch" else (counter, "", "")
@@ -244,12 +244,11 @@ class _Row(NamedTuple):
     series: _Series
     verdict: str
     added: Growth
-    left: tuple[int | None, ...] = (None, None, None)
 
     def cells(self) -> tuple[Cell, ...]:
         own, added = self.series, self.added
         head = (self.rank, self.component, own.phase, self.verdict, int(np.median(own.residual)))
-        return (*head, added.per_step, added.low, added.high, len(own.present), *self.left)
+        return (*head, added.per_step, added.low, added.high, len(own.present))
 
     @property
     def is_leak(self) -> bool:
@@ -268,14 +267,11 @@ def memory_phases(spans: Spans) -> Table:
     - ``too few steps``: fewer than 16, see `lightning_rlprof.analysis.statistics.growth`.
 
     If ``all`` leaks, so do the phases that add as much; ``may leak`` are then phases that add and
-    release more than the growth, of which one keeps memory. ``steps left`` is until the limit of
-    the container, machine or device, if that was recorded. Excluded steps are left out.
+    release more than the growth, of which one keeps memory. Excluded steps are left out.
 
     Abstains if no stage has memory.
     """
-    found: list[_Row] = []
-    for component, (_, limit) in _COMPONENTS.items():
-        found += _with_forecasts(spans, limit, _rows(spans, component))
+    found = [row for component in _COMPONENTS for row in _rows(spans, component)]
     if not found:
         return Table("memory_phases", _PHASE_COLUMNS, abstained=_NO_PHASES)
     excluded = counted(spans, spans.rows(kind="step")).note
@@ -295,7 +291,7 @@ def _phases(rows: list[_Row]) -> list[str]:
 
 def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
     """Return the rows of each rank: all phases together, then each phase by its end in a step."""
-    rows, values = spans.amounts(_COMPONENTS[component][0], np.int64)
+    rows, values = spans.amounts(_COMPONENTS[component], np.int64)
     is_step = spans.kind[rows] == _STEP
     steps = spans.rows(kind="step")
     keep = is_step | (spans.kind[rows] == _STAGE)
@@ -368,32 +364,6 @@ def _verdicts(series: list[_Series], slopes: list[Growth]) -> list[str]:
     return [LEAK, *(MAY_LEAK if own else FLAT for own in unclear)]
 
 
-def _with_forecasts(spans: Spans, limit: str, rows: list[_Row]) -> list[_Row]:
-    """Add the steps that are left to the ranks that leak, if the limit is known.
-
-    Ranks of one host share its memory: what they have and what they leak adds up.
-    """
-    limits, values = spans.amounts(limit, np.int64)
-    known = dict(zip(spans.rank[limits].tolist(), values.tolist(), strict=True))
-    sharing: dict[str, list[_Row]] = {}
-    for row in rows:
-        if row.series.phase == ALL:
-            name = spans.headers[row.rank].host if row.component == "host" else str(row.rank)
-            sharing.setdefault(name, []).append(row)
-    left: dict[int, tuple[int | None, ...]] = {}
-    for group in sharing.values():
-        leaks = [row.added for row in group if row.is_leak]
-        room = min((known[row.rank] for row in group if row.rank in known), default=None)
-        if leaks and room is not None:
-            room -= sum(int(row.series.residual[-1]) for row in group)
-            middle, least, most = (
-                max(0, int(room / sum(getattr(each, of) or 0.0 for each in leaks)))
-                for of in ("per_step", "high", "low")
-            )
-            left |= {row.rank: (middle, least, most) for row in group if row.is_leak}
-    return [row._replace(left=left.get(row.rank, row.left)) if row.is_leak else row for row in rows]
-
-
 def _sentences(rows: list[_Row]) -> list[str]:
     """Return a sentence on each rank and component that leaks, the fastest ones."""
     texts = []
@@ -405,9 +375,5 @@ def _sentences(rows: list[_Row]) -> list[str]:
         own_rates = (row.added.per_step, row.added.low, row.added.high)
         rate, low, high = ((each or 0.0) / _MIB for each in own_rates)
         text = f"Rank {row.rank}, {row.component}: leak of {rate:.3g} MiB per step"
-        text += f" (99% CI {low:.3g}–{high:.3g}) {where}"
-        steps, least, most = row.left
-        if steps is not None:
-            text += f", out of memory in about {steps:,} steps ({least:,}–{most:,})"
-        texts.append(f"{text}.")
+        texts.append(f"{text} (99% CI {low:.3g}–{high:.3g}) {where}.")
     return texts

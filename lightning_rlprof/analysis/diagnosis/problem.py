@@ -12,28 +12,7 @@ DOCS = "docs"
 """Where the documentation is: a folder of the repository, until it has a public address."""
 
 GUIDE = f"{DOCS}/guides/tuning.md"
-"""Page with a section for each remedy, whose anchor is that of its symptom."""
-
-_SECTIONS = {
-    "smaller-micro-batch": "out-of-memory",
-    "own-threads": "cpu-contention",
-    "fewer-workers": "cpu-contention",
-    "other-programs": "cpu-contention",
-    "cpu-quota-limit": "cpu-limit",
-    "swap-ranks": "thermal-throttling",
-    "cut-tail": "rollout-tail",
-    "longer-responses": "clipped-responses",
-    "discard-less": "discarded-samples",
-    "less-staleness": "stale-samples",
-    "prefetch": "data-workers",
-    "sync-less-often": "weight-sync-overlap",
-    "weight-sync-backend": "weight-sync-overlap",
-    "no-synchronization": "host-bound-update",
-    "more-host-memory": "memory-pressure",
-    "fewer-workers-for-memory": "memory-pressure",
-    "faster-disk": "disk-wait",
-    "collect-together": "garbage-collection",
-}  # of the guide, for remedies that are explained with a symptom of another name
+"""Page with an anchor for each remedy."""
 
 _OF_SETTING = ("framework", "key", "change", "default")
 _SETTING = re.compile(r"([\w-]+): (.+?) ([=↑↓])(?: (?!\(default )(.+?))?(?: \(default (.+)\))?")
@@ -132,7 +111,7 @@ class Remedy:
     @property
     def guide(self) -> str:
         """The address of the section that explains it."""
-        return f"{GUIDE}#{_SECTIONS.get(self.id, self.id)}"
+        return f"{GUIDE}#{self.id}"
 
 
 @dataclass(frozen=True)
