@@ -356,42 +356,31 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     cut = partition(spans, ranks)
     if not len(cut.steps):
         return Table("gaps", _GAP_COLUMNS, abstained="no complete step was recorded")
-    choice, found = counted(spans, cut.steps), find_gaps(cut, spans)
-    found = Gaps(*(column[choice.mask[found.step]] for column in found))
-    names = (*spans.names, "step boundary")
-    keys = found.after * len(names) + found.before
-    sums = summarize(keys, found.ns)
-    order = np.lexsort((found.ns, keys))
+    choice, names = counted(spans, cut.steps), (*spans.names, "step boundary")
+    found = find_gaps(cut, spans)
+    step, ns, after, before = (column[choice.mask[found[0]]] for column in found)
+    keys = after * len(names) + before
+    sums = summarize(keys, ns)
+    order = np.lexsort((ns, keys))
     last = order[np.cumsum(sums.count) - 1]  # The longest of each pair is last.
-    worst = cut.steps[found.step[last]]
+    worst = cut.steps[step[last]]
     whole = int((cut.divided.end_ns - cut.divided.start_ns)[choice.mask[cut.divided.step]].sum())
     numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
     rows: list[tuple[Cell, ...]] = []
     for key, *row in zip(sums.group.tolist(), *(each.tolist() for each in numbers), strict=True):
-        after, before = names[key // len(names)], names[key % len(names)]
-        rows.append((after, before, row[0] / whole, *row))
+        around = (names[code] for code in divmod(key, len(names)))
+        rows.append((*around, row[0] / whole, *row))
     rows.sort(key=lambda row: row[2] or 0.0, reverse=True)
     return Table("gaps", _GAP_COLUMNS, rows, choice.note)
 
 
-class Gaps(NamedTuple):
-    """Untraced time ranges, each as long as possible within one step, by thread and time.
+def find_gaps(cut: Partition, spans: Spans) -> tuple[Int64s, ...]:
+    """Return the untraced time of all steps, by thread and time: its gaps as columns.
 
-    Attributes:
-        step: Index into ``Partition.steps``.
-        ns: Its length; never zero.
-        after: Index into ``Spans.names`` of the stage before it; ``len(names)`` at a step's start.
-        before: Index of the stage behind it; ``len(names)`` at a step's end.
+    Neighboring segments without a stage are one gap. The columns are its index into
+    ``Partition.steps``, its length, and the names of the stages before and behind it as indices
+    into ``Spans.names``; ``len(names)`` at the edge of a step.
     """
-
-    step: Int64s
-    ns: Int64s
-    after: Int64s
-    before: Int64s
-
-
-def find_gaps(cut: Partition, spans: Spans) -> Gaps:
-    """Return the untraced time of all steps: neighboring segments without a stage are one gap."""
     own, edge = cut.divided, len(spans.names)
     bare = np.flatnonzero(own.stage == UNTRACED)
     breaks = np.flatnonzero((np.diff(bare) > 1) | (np.diff(own.step[bare]) != 0))
@@ -401,7 +390,7 @@ def find_gaps(cut: Partition, spans: Spans) -> Gaps:
     step = np.append(own.step, -1)  # Indices -1 and len read this -1, no step.
     after = np.where(step[first - 1] == step[first], names[first - 1], edge)
     before = np.where(step[last + 1] == step[last], names[last + 1], edge)
-    return Gaps(own.step[first], own.end_ns[last] - own.start_ns[first], after, before)
+    return own.step[first], own.end_ns[last] - own.start_ns[first], after, before
 
 
 def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:

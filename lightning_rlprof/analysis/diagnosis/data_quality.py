@@ -189,8 +189,7 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
         table = spans.try_table(name, [])
         texts += [f"{name}: {text}" for text in table.losses] if table else []
     if texts:
-        first = f"{len(texts)} warnings, the first: " if len(texts) > 1 else ""
-        yield _WARN, f"{first}{texts[0]}"
+        yield _WARN, _first(texts, "warnings")
     elif not over:
         yield _OK, "none detected"
 
@@ -200,11 +199,11 @@ def _remarks(spans: Spans) -> Iterator[_Result]:
     texts = [
         note.text for note in spans.notes if note.level != "info" and note.code not in _OVER_BUDGET
     ]
-    if texts:
-        first = f"{len(texts)} remarks, the first: " if len(texts) > 1 else ""
-        yield _WARN, f"{first}{texts[0]}"
-    else:
-        yield _OK, "none"
+    yield (_WARN, _first(texts, "remarks")) if texts else (_OK, "none")
+
+
+def _first(texts: list[str], what: str) -> str:
+    return f"{len(texts)} {what}, the first: {texts[0]}" if len(texts) > 1 else texts[0]
 
 
 def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:

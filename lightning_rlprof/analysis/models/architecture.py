@@ -265,19 +265,6 @@ class Model:
         return self.embedding_parameters + layers + self.other + own_head + self.vision
 
     @property
-    def active_parameters(self) -> int:
-        """Parameters that one token of text passes, the input embedding included.
-
-        Model cards differ: gpt-oss leaves the input embedding out.
-        """
-        routed = sum(
-            n * layer.experts(self.hidden) * (1 - block.per_token / block.count)
-            for layer, n in self.kinds.items()
-            if isinstance(block := layer.block, Experts)
-        )
-        return self.parameters - self.vision - round(routed)
-
-    @property
     def expert_parameters(self) -> int:
         """Parameters of all routed experts, which expert parallelism divides."""
         return sum(layer.experts(self.hidden) * n for layer, n in self.kinds.items())

@@ -30,18 +30,13 @@ class Flops:
         return self.linear + self.attention + self.head
 
     @property
-    def backward(self) -> int:
-        """Gradients of inputs and of weights: two matmuls for each one.
-
-        Flash attention computes 2.5 instead of 2, as it recomputes; that is work, but not useful
-        work, and MFU does not count it.
-        """
-        return 2 * self.forward
-
-    @property
     def training(self) -> int:
-        """Forward and backward, without recomputation: what MFU counts (PaLM, arXiv:2204.02311)."""
-        return self.forward + self.backward
+        """Forward and backward, without recomputation: what MFU counts (PaLM, arXiv:2204.02311).
+
+        The gradients of inputs and of weights are two matmuls for each one. Flash attention
+        computes 2.5 instead of 2, as it recomputes; that is work, but not useful work.
+        """
+        return 3 * self.forward
 
 
 def pairs(new: int, total: int | None = None, window: int | None = None) -> int:
@@ -149,11 +144,6 @@ def decode_weight_bytes(model: Model, batch: float, *, bytes_each: int = 2) -> f
             own += hit * block.expert(model.hidden)
         weights += n * own
     return bytes_each * weights
-
-
-def cache_bytes_per_token(model: Model, *, bytes_each: int = 2) -> int:
-    """Return the bytes of KV cache per token, of all layers, as if no window was full."""
-    return bytes_each * sum(n * layer.attention.cached for layer, n in model.kinds.items())
 
 
 def cache_bytes(model: Model, lengths: Iterable[int], *, bytes_each: int = 2) -> int:

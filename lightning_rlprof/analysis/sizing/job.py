@@ -20,6 +20,10 @@ Shard = Literal["fsdp", "zero1", "zero2", "zero3", "megatron"]
 
 _DEVICES = re.compile(r"([0-9]{1,9})\s*[x×*]\s*(\S+)")
 _MAX_COUNT = 1 << 40
+_COUNTS = (
+    *("prompt", "response", "devices", "tp", "pp", "ep", "cp", "group"),
+    *("batch", "tokens", "forward_tokens", "rollout_tp", "rollout_ep"),
+)
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,7 @@ class Job:
         for name, choices in (("algorithm", Algorithm), ("shard", Shard)):
             if (value := getattr(self, name)) not in get_args(choices):
                 raise RlprofError(f"{name} {value!r} is not one of {', '.join(get_args(choices))}")
-        for name in ("prompt", "response", "devices", "tp", "pp", "ep", "cp", "group"):
-            if not 0 < getattr(self, name) < _MAX_COUNT:
-                raise RlprofError(f"{name}={getattr(self, name)} is not a positive count")
-        for name in ("batch", "tokens", "forward_tokens", "rollout_tp", "rollout_ep"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and not 0 < value < _MAX_COUNT:
                 raise RlprofError(f"{name}={value} is not a positive count")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.efficiency.throughput import flops_of, throughput
 from lightning_rlprof.analysis.models.flops import (
-    cache_bytes_per_token,
     decode_weight_bytes,
     forward,
 )
@@ -22,7 +21,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.summary import lead_tables
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell
-from tests.analysis.models.published import CONFIGS
+from tests.analysis.models.published import CONFIGS, cache_bytes_per_token
 from tests.builders.runs import Row, loaded
 from tests.effort import examples
 
