@@ -33,8 +33,6 @@ _COMPONENTS = {
 }
 """By component the counter of its bytes."""
 _ALONE, _MINOR = 1.5, 0.1  # A phase is named for the growth of all by what it adds to it.
-_MAX_NOTES = 3
-_MIB = 2**20
 
 _COLUMNS = (
     Column("stage", "text"),
@@ -275,7 +273,7 @@ def memory_phases(spans: Spans) -> Table:
     if not found:
         return Table("memory_phases", _PHASE_COLUMNS, abstained=_NO_PHASES)
     excluded = counted(spans, spans.rows(kind="step")).note
-    note = " ".join(filter(None, [*_sentences(found), excluded, _PHASE_NOTE]))
+    note = " ".join(filter(None, [excluded, _PHASE_NOTE]))
     return Table("memory_phases", _PHASE_COLUMNS, [row.cells() for row in found], note)
 
 
@@ -362,18 +360,3 @@ def _verdicts(series: list[_Series], slopes: list[Growth]) -> list[str]:
         return [LEAK, *(LEAK if own else FLAT for own in leaks)]
     unclear = (slope.rises or down for slope, down in zip(each, frees, strict=True))
     return [LEAK, *(MAY_LEAK if own else FLAT for own in unclear)]
-
-
-def _sentences(rows: list[_Row]) -> list[str]:
-    """Return a sentence on each rank and component that leaks, the fastest ones."""
-    texts = []
-    leaks = [row for row in rows if row.series.phase == ALL and row.is_leak]
-    for row in sorted(leaks, key=lambda row: -(row.added.per_step or 0.0))[:_MAX_NOTES]:
-        own = [each for each in rows if (each.rank, each.component) == (row.rank, row.component)]
-        names = _phases(own)
-        where = f"in {', '.join(names)}" if names else "in a phase that is unclear"
-        own_rates = (row.added.per_step, row.added.low, row.added.high)
-        rate, low, high = ((each or 0.0) / _MIB for each in own_rates)
-        text = f"Rank {row.rank}, {row.component}: leak of {rate:.3g} MiB per step"
-        texts.append(f"{text} (99% CI {low:.3g}–{high:.3g}) {where}.")
-    return texts

@@ -95,9 +95,6 @@ def test_one_phase_that_leaks_is_named() -> None:
         **dict.fromkeys(["all", "actor_update"], "leak"),
     }
     assert leaking_phases(spans, 0, "host") == ["actor_update"]
-    note = memory_phases(spans).note
-    assert note.startswith("Rank 0, host: leak of 0.0625 MiB per step")
-    assert "in actor_update." in note
 
 
 def test_a_leak_is_named_beside_phases_that_take_and_free_memory() -> None:
@@ -125,7 +122,6 @@ def test_if_one_phase_frees_less_than_another_adds_either_may_leak() -> None:
         **dict.fromkeys(["compute_reward", "weight_sync"], "flat"),
         "all": "leak",
     }
-    assert "in a phase that is unclear" in memory_phases(run_of(held)).note
 
 
 def test_few_steps_are_not_judged() -> None:

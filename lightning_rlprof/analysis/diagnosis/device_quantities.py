@@ -58,7 +58,7 @@ from lightning_rlprof.analysis.steps.time_categories import (
 )
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
-from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s, Mask
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.intervals import NONE, enclosing
 from lightning_rlprof.tables.spans import Spans
 
@@ -529,8 +529,7 @@ def _small(run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]]) -> Me
     )
     least, share, most = (each / run.observed_ns for each in _exposed_transfer(row))
     query = f"select * from collectives where {' and '.join(where)} order by rank, start_ns"
-    place = _first_call(run.spans, row)
-    found = Measured(share, least, most, facts=facts, query=query, place=place, confidence=MEDIUM)
+    found = Measured(share, least, most, facts=facts, query=query, confidence=MEDIUM)
     return run.of_captures(found)
 
 
@@ -545,17 +544,6 @@ def _exposed_transfer(row: dict[str, Any]) -> tuple[int, int, int]:
     whole = exposed + (row["overlapped"] or 0)
     likely = round(transfer * exposed / whole) if whole else 0
     return low, min(high, max(low, likely)), high
-
-
-def _first_call(spans: Spans, row: dict[str, Any]) -> Place:
-    table = spans.table("collectives")
-    keep = np.ones(len(table.rows), bool)
-    for name in _KEYS:
-        code, names = table.texts(name)
-        keep &= code == (UNKNOWN if row[name] is None else names.index(row[name]))
-    rank, start, took = (table.numbers(name)[keep] for name in ("rank", "start", "duration"))
-    at = int(np.argmin(start))
-    return place_at(spans, int(rank[at]), int(start[at]), int(start[at] + took[at]))
 
 
 # ---- kinds of devices

@@ -377,8 +377,6 @@ def test_it_fires_with_what_they_cost_and_the_link_returns_the_calls() -> None:
     found = Run.of(spans).sql(claim.query)
     assert len(found.rows) == 400
     assert set(found.column("bytes")) == {SMALL}
-    assert claim.place is not None
-    assert claim.place.step == 1
 
 
 def staged(rows: list[Cells]) -> list[Cells]:
