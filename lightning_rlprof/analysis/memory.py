@@ -45,10 +45,6 @@ _COLUMNS = (
     Column("samples", "count"),
 )
 _NOTE = "peak, reserved: maximum. fragmentation: reserved beyond allocated at the peak."
-_NON_PYTORCH = (
-    "non-PyTorch: used on the device beyond what torch's allocator reserves here, by other "
-    "processes or by this one (contexts, NCCL, other libraries)."
-)
 _NO_MEMORY = (
     "This run has no memory data. Capture a step with profile_with_memory: true, or with "
     "memory.level."
@@ -103,8 +99,7 @@ def memory(spans: Spans) -> Table:
         return -whole, component or "", stage != ALL, -largest[component, stage], stage
 
     rows.sort(key=rank_of)
-    notes += [_NOTE, *[_NON_PYTORCH] * ("device_other_bytes" in spans.counters)]
-    return Table("memory", _COLUMNS, rows, " ".join(notes))
+    return Table("memory", _COLUMNS, rows, " ".join([*notes, _NOTE]))
 
 
 class _Samples(NamedTuple):

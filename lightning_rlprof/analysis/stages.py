@@ -41,9 +41,9 @@ _COLUMNS = (  # The most important ones come first: a narrow terminal shows as m
 )
 _NOTE = "Times are per step, the mean of its ranks, unless a column says per call."
 _DEVICE_NOTE = (
-    "device per call: from when the device reaches the stage until it has done the stage's work, "
-    "of {} of {} spans. Far above the inclusive time: later stages wait for this work. Far below: "
-    "the device waits for the host."
+    "device per call: from when the device reaches the stage until it has done the stage's work. "
+    "Far above the inclusive time: later stages wait for this work. Far below: the device waits "
+    "for the host."
 )
 _DEVICE = "device_ns"
 _GAP_COLUMNS = (
@@ -97,14 +97,12 @@ class Calls(NamedTuple):
             is the same.
         device_ns: Mean of the device's time, over the spans that measured it.
         spans: How many spans there are.
-        measured: How many of them measured the device's time.
     """
 
     own_ns: int | None
     whole_ns: int | None
     device_ns: int | None
     spans: int
-    measured: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +219,7 @@ class StepTimes:
         at, device = self.spans.amounts(_DEVICE, np.int64)
         known = np.isin(at, rows)
         on_device = summarize(self.spans.name[at[known]], device[known])
-        columns = (on_device.group.tolist(), on_device.mean.tolist(), on_device.count.tolist())
-        measured = {code: each for code, *each in zip(*columns, strict=True)}
+        of_device = dict(zip(on_device.group.tolist(), on_device.mean.tolist(), strict=True))
         own = {part.stage: part.total_ns for part in self.parts if part.kind == "stage"}
         found: dict[str, Calls] = {}
         columns = (whole.group.tolist(), whole.mean.tolist(), whole.count.tolist())
@@ -230,8 +227,7 @@ class StepTimes:
             each = mean(own[self.spans.names[code]], count)
             inner = inclusive if inclusive != each else None
             once = count == np.count_nonzero(self._counts)
-            device_ns, timed = measured.get(code, (None, 0))
-            calls = Calls(None if once else each, inner, device_ns, count, timed)
+            calls = Calls(None if once else each, inner, of_device.get(code), count)
             found[self.spans.names[code]] = calls
         return found
 
@@ -332,9 +328,8 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     else:
         of_ranks = times.work.ranks.tolist()
         rows = [(rank, *row) for rank in of_ranks for row in _rows(StepTimes(spans, [rank]), {})]
-    calls = times.calls.values()
-    measured = sum(each.measured for each in calls)
-    note = _DEVICE_NOTE.format(measured, sum(each.spans for each in calls)) if measured else ""
+    is_timed = any(each.device_ns is not None for each in times.calls.values())
+    note = _DEVICE_NOTE if is_timed else ""
     return Table(name, columns, rows, " ".join(filter(None, (times.note, _NOTE, note))))
 
 
@@ -347,7 +342,7 @@ def _rows(
         if own is None and not part.total_ns and part.kind != "untraced":
             continue
         slow = slowest.get(part.name, (None, None)) if part.kind == "stage" else (None, None)
-        calls = own[:4] if own else (None,) * 4
+        calls = own or (None,) * 4
         yield (part.name, *times.statistics(part), *slow, *calls, part.total_ns)
 
 

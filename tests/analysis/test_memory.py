@@ -74,7 +74,6 @@ def test_ranks_of_a_stage_are_adjacent_and_the_largest_comes_first() -> None:
     ]
     assert {row[0] for row in found[6:12]} == {"host"}
     assert found[12:] == [("non-PyTorch", "all", 1, 1), ("non-PyTorch", "b", 1, 1)]
-    assert "non-PyTorch: used on the device beyond" in table.note
 
 
 def test_the_step_is_the_first_that_had_the_maximum() -> None:

@@ -412,7 +412,6 @@ def _training_mfu(run: Evidence) -> Measurement:
     mfu = float(used.sum() / possible.sum())
     rows = rows[np.argsort(used / possible)]
     names = ", ".join(sorted({spans.names[code] for code in spans.name[rows].tolist()}))
-    named = [f"{spans.rank[row]}/{spans.id[row]}" for row in rows[:_MAX_SPANS_SHOWN].tolist()]
     return Measured(
         mfu,
         low,
@@ -421,7 +420,6 @@ def _training_mfu(run: Evidence) -> Measurement:
         facts=(
             Fact("MFU", mfu, "share", low, high),
             Fact("stages", names, "text"),
-            Fact("lowest spans (rank/id)", ", ".join(named), "text"),
         ),
         query=spans_query(spans, rows[:_MAX_SPANS_SHOWN].tolist()),
         place=place_of(spans, rows),

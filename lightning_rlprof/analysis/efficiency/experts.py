@@ -101,38 +101,27 @@ def _of_stage(stage: str, keys: Int64s, tokens: Float64s) -> list[_Row]:
     rank, layer = keys[2], keys[3]
     by_rank, of_rank = distinct_tuples(keys[:4])
     load = _sums(of_rank, tokens)
-    of_ranks = _relative(by_rank[[0, 1, 3]], load)  # the ranks of a step, group and layer
-    rows = [_layers_row(stage, "all layers", None, keys, tokens, by_rank, load)]
+    _, place = distinct_tuples(by_rank[[0, 1, 3]])  # the ranks of a step, group and layer
+    even = (_sums(place, load) / np.bincount(place))[place]
     layers = [
-        _layers_row(
-            stage,
-            "layer",
-            number,
-            *(keys[:, layer == number], tokens[layer == number]),
-            *(by_rank[:, by_rank[3] == number], load[by_rank[3] == number]),
-        )
+        _layers_row(stage, "layer", number, keys[:, layer == number], tokens[layer == number])
         for number in np.unique(layer).tolist()
     ]
+    rows = [_layers_row(stage, "all layers", None, keys, tokens)]
     rows += sorted(layers, key=lambda row: (-float(row[8] or 0), row[2]))
     several = len(np.unique(by_rank[2])) > 1
     for number in np.unique(rank).tolist():
         own = by_rank[2] == number
-        part = float(load[own].sum() / max(of_ranks[own].sum(), 1)) if several else None
+        part = float(load[own].sum() / max(even[own].sum(), 1)) if several else None
         total, idle = round(tokens[rank == number].sum()), _share_of_zeros(tokens[rank == number])
         rows.append((stage, "rank", None, number, None, total, part, None, None, idle))
     return rows
 
 
-def _layers_row(
-    stage: str,
-    of: str,
-    number: int | None,
-    keys: Int64s,
-    tokens: Float64s,
-    by_rank: Int64s,
-    load: Float64s,
-) -> _Row:
+def _layers_row(stage: str, of: str, number: int | None, keys: Int64s, tokens: Float64s) -> _Row:
     """Return the balance of some layers, and their most loaded rank and expert."""
+    by_rank, of_rank = distinct_tuples(keys[:4])
+    load = _sums(of_rank, tokens)
     most_rank, mean_rank = _most_and_mean(by_rank[[0, 1, 3]], load)
     most_expert, mean_expert = _most_and_mean(keys[[0, 1, 3]], tokens)
     several = len(np.unique(by_rank[2])) > 1 and mean_rank > 0
@@ -149,12 +138,6 @@ def _layers_row(
         1 - mean_rank / most_rank if several else None,
         _share_of_zeros(tokens),
     )
-
-
-def _relative(places: Int64s, amounts: Float64s) -> Float64s:
-    """Return the mean amount at the place of each one."""
-    _, place = distinct_tuples(places)
-    return np.asarray((np.bincount(place, amounts) / np.bincount(place))[place])
 
 
 def _most_and_mean(places: Int64s, amounts: Float64s) -> tuple[float, float]:

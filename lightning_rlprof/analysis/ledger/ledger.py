@@ -135,7 +135,7 @@ def category_totals(
     columns = (
         Column("category", "text"),
         Column("share", "share"),
-        Column(_hours(accounts), "number", "h"),
+        Column(f"{accounts.device}-hours", "number", "h"),
         *([] if price is None else [Column("cost", "number", currency)]),
         Column("total", "duration", "ns"),
         Column("source", "text"),
@@ -161,10 +161,6 @@ def category_totals(
         times = (total, source, in_steps[category], measured)
         rows.append((category.text, total / accounts.total_ns, hours, *cost, *times))
     return Table("ledger", columns, rows, _note(accounts))
-
-
-def _hours(accounts: Accounts) -> str:
-    return f"{accounts.device}-hours"
 
 
 def category_breakdown(accounts: Accounts, *, per_step: bool) -> Table:
@@ -213,9 +209,8 @@ def _most_time_first(accounts: Accounts) -> list[Category]:
 def _note(accounts: Accounts) -> str:
     ranks, wall_s = len(accounts.ranks) + len(accounts.silent), accounts.wall_ns / 1e9
     total_s = accounts.total_ns / 1e9
-    hours = f"{_rounded(total_s / 3600)} {_hours(accounts)}"
-    if total_s < _FEW_S:
-        hours = f"{_rounded(total_s)} {accounts.device}-seconds"
+    amount, unit = (total_s, "seconds") if total_s < _FEW_S else (total_s / 3600, "hours")
+    hours = f"{_rounded(amount)} {accounts.device}-{unit}"
     cpu = " (CPU run)" if accounts.device == "rank" else ""
     head = f"{ranks} {'rank' if ranks == 1 else 'ranks'} × {_rounded(wall_s)} s = {hours}{cpu}."
     present = {*accounts.sources, *_ONLY_IF_ANY}
