@@ -79,8 +79,6 @@ _PLACES = ("in steps", "other thread", "outside steps")
 _REGION_COLUMNS = (
     *columns_of("text", "name", "kind", "location"),
     Column("share", "share"),
-    Column("longest", "duration", "ns"),
-    Column("on rank", "count"),
     *columns_of("duration", "total", "per call", "inclusive per call", unit="ns"),
     *columns_of("duration", "p50 per call", "p95 per call", "max per call", unit="ns"),
     Column("calls", "count"),
@@ -490,13 +488,12 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     times are those of whole spans: they nest in one another and in stages, so their shares of the
     step time do not add up to 100%. Times of stages are exclusive, as those of `stages`; where
     whole spans are longer, ``inclusive per call`` says so. ``location`` is where the span starts.
-    Of several ranks, ``longest`` is the time per call on the rank where it is longest, ``on rank``.
 
     Args:
         spans: The run.
         ranks: Only these; None for all.
     """
-    cut, width = partition(spans, ranks), int(spans.rank.max(initial=0)) + 1
+    cut = partition(spans, ranks)
     choice = counted(spans, cut.steps)
     step_ns = int(spans.duration_ns[cut.steps[choice.mask]].sum())
     in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
@@ -510,11 +507,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     place = np.where(step < 0, _PLACES.index("outside steps"), is_stage)
     group, own = (spans.name[rows] * 2 + is_stage) * len(_PLACES) + place, whole.copy()
     own[is_stage > 0] = outside[rows[is_stage > 0]]
-    sums, by_rank = summarize(group, own), summarize(group * width + spans.rank[rows], own)
-    longest: dict[int, tuple[int | None, int | None]] = {}
-    for at in np.lexsort((by_rank.group, by_rank.mean)).tolist():  # The last one of a group stays.
-        key, rank = divmod(int(by_rank.group[at]), width)
-        longest[key] = (int(by_rank.mean[at]), rank) if len(spans.ranks) > 1 else (None, None)
+    sums = summarize(group, own)
     columns = (sums.total, sums.mean, summarize(group, whole).mean, sums.p50, sums.p95, sums.max)
     table: list[tuple[Cell, ...]] = []
     for key, total, mean_ns, inclusive, *rest in zip(
@@ -524,7 +517,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         share = total / step_ns if at == 0 else None
         names = (spans.names[code], "stage" if stage else "region", _PLACES[at])
         more = inclusive if inclusive != mean_ns else None
-        table.append((*names, share, *longest[key], total, mean_ns, more, *rest))
-    table.sort(key=lambda row: -(row[6] or 0))  # type: ignore[operator]
+        table.append((*names, share, total, mean_ns, more, *rest))
+    table.sort(key=lambda row: -(row[4] or 0))  # type: ignore[operator]
     note = f"{choice.note} {_REGION_NOTE}".strip()
     return Table("regions", _REGION_COLUMNS, table, note)

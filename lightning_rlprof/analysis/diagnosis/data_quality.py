@@ -93,14 +93,12 @@ class Overhead:
         share: Median of their ratios, less 1; NaN with fewer than `MIN_PAIRS` pairs.
         low: Lower end of its 95% interval.
         high: Upper end.
-        step_ends: Share of the recorded steps that their end took: counters, encoding, writing.
     """
 
     pairs: int
     share: float
     low: float
     high: float
-    step_ends: float
 
 
 def check_quality(spans: Spans) -> Quality:
@@ -283,11 +281,8 @@ def _recording(found: Overhead) -> str:
         pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of steps"
         return f"cost of recording: no data yet ({pairs}; {MIN_PAIRS} are needed)"
     interval = f"95% CI {100 * found.low:.2f} to {100 * found.high:.2f}"
-    return (
-        f"recording adds {100 * found.share:.2f} points to a step ({interval}, "
-        f"{found.pairs:,} pairs of steps); timed directly, the ends of steps take "
-        f"{100 * found.step_ends:.2f} in the mean"
-    )
+    share = f"{100 * found.share:.2f} points"
+    return f"recording adds {share} to a step ({interval}, {found.pairs:,} pairs of steps)"
 
 
 def _listed(numbers: list[int]) -> str:
@@ -332,22 +327,20 @@ def measured_overhead(spans: Spans) -> Overhead | None:
     if not (state == STATES.index(SHADOW)).any():
         return None
     roles = [spans.headers[rank].role for rank in spans.ranks]
-    ratios, ends, recorded = [], 0.0, 0.0
+    ratios = []
     for role in dict.fromkeys(roles):
         own = [rank for rank, its in zip(spans.ranks, roles, strict=True) if its == role]
         chosen = np.isin(spans.rank[rows], own)
-        found = _ratios(spans, rows[chosen], state[chosen])
-        ratios.append(found[0])
-        ends, recorded = ends + found[1], recorded + found[2]
+        ratios.append(_ratios(spans, rows[chosen], state[chosen]))
     values = np.concatenate(ratios) - 1
-    share, bounds = ends / recorded if recorded else 0.0, median_bounds(values)
+    bounds = median_bounds(values)
     if len(values) < MIN_PAIRS or bounds is None:
-        return Overhead(len(values), np.nan, np.nan, np.nan, share)
-    return Overhead(len(values), float(np.median(values)), *bounds, share)
+        return Overhead(len(values), np.nan, np.nan, np.nan)
+    return Overhead(len(values), float(np.median(values)), *bounds)
 
 
-def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float, float]:
-    """Return a ratio per pair, and of their recorded steps how long the ends and all of it took."""
+def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> Float64s:
+    """Return a ratio per pair of steps."""
     order = np.lexsort([spans.start_ns[rows], spans.rank[rows]])
     rows, state = rows[order], state[order]
     after = spans.per_row(STEP_END)[rows]  # It is how long the end of the step before took.
@@ -366,5 +359,5 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float,
     early = first[complete[first] & shadow[first + 1]]
     late = first[shadow[first] & complete[first + 1]] + 1
     on, off = np.append(early, late), np.append(early + 1, late - 1)
-    ends = np.bincount(place, end)[on].sum()
-    return sums[on] / sums[off], float(ends), float(sums[on].sum())
+    ratios: Float64s = sums[on] / sums[off]
+    return ratios

@@ -118,9 +118,7 @@ def accounts_of(spans: Spans) -> Accounts:
     return spans.once("accounts", compute_accounts, spans.tables)
 
 
-def category_totals(
-    accounts: Accounts, *, price: float | None = None, currency: str = "EUR"
-) -> Table:
+def category_totals(accounts: Accounts, *, price: float | None = None) -> Table:
     """Return one row per category: its time of the job, its cost, and where this is known from.
 
     ``total`` adds up to ``wall_ns`` times all ranks; ``in steps`` is the part inside steps.
@@ -129,14 +127,13 @@ def category_totals(
 
     Args:
         accounts: The job's time.
-        price: Price of a GPU-hour.
-        currency: Unit of the price.
+        price: Price of a GPU-hour, in any currency.
     """
     columns = (
         Column("category", "text"),
         Column("share", "share"),
         Column(f"{accounts.device}-hours", "number", "h"),
-        *([] if price is None else [Column("cost", "number", currency)]),
+        *([] if price is None else [Column("cost", "number")]),
         Column("total", "duration", "ns"),
         Column("source", "text"),
         Column("in steps", "duration", "ns"),
@@ -218,21 +215,17 @@ def _note(accounts: Accounts) -> str:
     texts = [head, *accounts.notes]
     if Category.HOST_IDLE in missing and Category.COMPUTE in accounts.sources:
         texts.append("Without device kernels, compute includes host-bound idle time.")
-    return " ".join([*texts, *_no_data(missing)])
+    if missing:
+        parts = [f"{each.text} ({_NEEDS[each]})" for each in missing if each in _NEEDS]
+        if unnamed := ", ".join(each.text for each in missing if each not in _NEEDS):
+            parts.append(f"{unnamed} (no spans with matching names)")
+        count = f"{len(missing)} {'category' if len(missing) == 1 else 'categories'}"
+        texts.append(f"No data for {count}: {'; '.join(parts)}.")
+    return " ".join(texts)
 
 
 def _rounded(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _no_data(missing: Sequence[Category]) -> list[str]:
-    if not missing:
-        return []
-    unnamed = ", ".join(each.text for each in missing if each not in _NEEDS)
-    parts = [f"{each.text} ({_NEEDS[each]})" for each in missing if each in _NEEDS]
-    parts += [f"{unnamed} (no spans with matching names)"] if unnamed else []
-    count = f"{len(missing)} {'category' if len(missing) == 1 else 'categories'}"
-    return [f"No data for {count}: {'; '.join(parts)}."]
 
 
 def compute_accounts(
@@ -510,9 +503,8 @@ def _notes(
     steps = [rows[spans.kind[rows] == _STEP] for rows in flagged]
     interrupted, captured, shadow = ({*spans.step[rows].tolist()} for rows in steps)
     counts = {"captured": len(captured - interrupted), "interrupted": len(interrupted)}
+    counts["shadow"] = len(shadow - captured - interrupted)
     texts += [f"Includes {how} steps: {count}." for how, count in counts.items() if count]
-    if unknown := len(shadow - captured - interrupted):
-        texts.append(f"Includes shadow steps, whose stages are unknown: {unknown}.")
     rows = np.flatnonzero((categories == NO_CATEGORY)[spans.name])
     stages = np.unique(spans.name[rows[spans.kind[rows] == _STAGE]])
     if custom := [spans.names[code] for code in stages.tolist()]:
