@@ -247,7 +247,7 @@ def _growth(run: Evidence) -> Measurement:
             peaks[place] = max(peaks.get(place, 0), row["peak"] or 0, row["reserved"] or 0)
     rows = [row | {"peak": peaks[row["rank"], row["component"]]} for row in rows]
     if not rows:
-        raise NoData("No memory was recorded", "Record on Linux, or on a device")
+        raise NoData("No memory of steps was recorded", "Record on Linux, or on a device")
     if all(row["verdict"] == TOO_FEW for row in rows):
         NoData.unless(max(row["steps"] for row in rows), MIN_VALUES_TO_GROW, "steps with memory")
     leaks: dict[str, list[dict[str, Any]]] = {}

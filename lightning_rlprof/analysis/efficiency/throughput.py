@@ -113,10 +113,9 @@ def throughput(
         if number is not None and not 0 < number < 1e18:
             raise RlprofError(f"{option} {number}: must be above 0 and below 1e18")
     devices = {rank: recorded_device(header) for rank, header in spans.headers.items()}
-    tops = {rank: device.tflops if device else None for rank, device in devices.items()}
-    peaks = {rank: peak_tflops or top for rank, top in tops.items()}
+    peaks = {rank: peak_tflops or (own.tflops if own else None) for rank, own in devices.items()}
     found_model, why_none = _model(spans, model)
-    gb_s = {rank: device.gb_s if device else None for rank, device in devices.items()}
+    gb_s = {rank: own.gb_s if own else None for rank, own in devices.items()}
     of_model = found_model if model is not None or parameters is None else None
     given = _Given(parameters, peaks, peak_tflops is None, of_model, gb_s)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 Shape = tuple[int, int]
 """Inputs and outputs of a matmul."""
@@ -30,12 +30,8 @@ class Attention:
     def projections(self, hidden: int) -> tuple[Shape, ...]:
         """Return the shapes of q, k, v and o."""
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return (
-            (hidden, wide * (1 + self.gated)),
-            (hidden, narrow),
-            (hidden, narrow),
-            (wide, hidden),
-        )
+        key_or_value = (hidden, narrow)
+        return (hidden, wide * (1 + self.gated)), key_or_value, key_or_value, (wide, hidden)
 
     def core_flops(self, tokens: int, pairs: int, *, absorbed: bool = False) -> int:
         """Return the FLOPs of q k' and p v: the number of key heads does not matter."""
@@ -66,17 +62,13 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     value_dim: int
-    window: None = None
+    window: ClassVar[None] = None
 
     def projections(self, hidden: int) -> tuple[Shape, ...]:
         """Return the shapes of the query, compression, expansion and output matrices."""
-        query = self.heads * (self.nope_dim + self.rope_dim)
+        query, rank = self.heads * (self.nope_dim + self.rope_dim), self.query_rank
         return (
-            *(
-                ((hidden, query),)
-                if self.query_rank is None
-                else ((hidden, self.query_rank), (self.query_rank, query))
-            ),
+            *(((hidden, query),) if rank is None else ((hidden, rank), (rank, query))),
             (hidden, self.rank + self.rope_dim),
             (self.rank, self.heads * (self.nope_dim + self.value_dim)),
             (self.heads * self.value_dim, hidden),
@@ -107,7 +99,7 @@ class LinearAttention:
     key_dim: int
     value_dim: int
     kernel: int
-    window: None = None
+    window: ClassVar[None] = None
 
     @property
     def channels(self) -> int:

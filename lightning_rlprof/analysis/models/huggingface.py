@@ -278,25 +278,15 @@ def _attention(
     """Return the attention of a layer, and its biases and norms."""
     heads = config.size("num_attention_heads")
     if kind == "linear_attention":
-        linear = LinearAttention(
-            config.size("linear_num_key_heads"),
-            config.size("linear_num_value_heads"),
-            config.size("linear_key_head_dim"),
-            config.size("linear_value_head_dim"),
-            config.size("linear_conv_kernel_dim"),
-        )
+        heads_and_sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        sizes = [config.size(f"linear_{each}") for each in (*heads_and_sizes, "conv_kernel_dim")]
+        linear = LinearAttention(*sizes)
         other = linear.channels * linear.kernel + 2 * linear.value_heads + linear.value_dim
         return linear, other
     if rank := config.find("kv_lora_rank"):
         query = config.find("q_lora_rank")
-        latent = LatentAttention(
-            heads,
-            query or None,
-            rank,
-            config.size("qk_nope_head_dim"),
-            config.size("qk_rope_head_dim"),
-            config.size("v_head_dim"),
-        )
+        dims = map(config.size, ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        latent = LatentAttention(heads, query or None, rank, *dims)
         return latent, rank + (query or 0)
     kv_heads = config.find("num_key_value_heads") or heads
     head_dim = config.find("head_dim") or hidden // heads

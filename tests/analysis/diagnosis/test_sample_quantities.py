@@ -115,7 +115,10 @@ def test_it_abstains_where_steps_are_few_or_it_stopped_or_is_noise(
 
 
 def test_where_no_memory_was_recorded_it_is_undecided() -> None:
-    assert why(loaded([Row("step", "step", 1, 0, 9)]), "memory-growth") == "No memory was recorded"
+    assert (
+        why(loaded([Row("step", "step", 1, 0, 9)]), "memory-growth")
+        == "No memory of steps was recorded"
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
