@@ -81,7 +81,6 @@ By = Annotated[
     ),
 ]
 Price = Annotated[float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")]
-Currency = Annotated[str | None, option("NAME", "ledger: currency of the price (default: EUR)")]
 All = Annotated[bool, typer.Option("--all", help="List also analyses without data in this run")]
 # Each option, its parameter in Python, and what it applies to.
 _OPTIONS = (
@@ -90,7 +89,6 @@ _OPTIONS = (
     ("--model", "model", "throughput"),
     ("--sample", "sample", "sample_path"),
     ("--price", "price", "ledger"),
-    ("--currency", "currency", "ledger"),
 )
 _EXAMPLES = {"--params": "7.6e9", "--peak-tflops": "989"}
 _PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank",)}
@@ -103,7 +101,6 @@ def show(
     rank: Rank = None,
     by: By = None,
     price: Price = None,
-    currency: Currency = None,
     params: Params = None,
     peak_tflops: Peak = None,
     model: ModelConfig = None,
@@ -124,7 +121,7 @@ def show(
     if price is not None and not 0 <= price < math.inf:
         raise RlprofError(f"--price {price} is not a price", hint="For example --price 2.50")
     parts = [each.value for each in by or ()]
-    given = _given(name, (params, peak_tflops, model, sample, price, currency), parts)
+    given = _given(name, (params, peak_tflops, model, sample, price), parts)
     spans = open_run(run)
     tables, facts = _tables(name, spans, rank, parts, given)
     files = _memory_files(spans) if name == "memory" else []
@@ -204,7 +201,7 @@ def _tables(
 
 
 def _ledger(
-    spans: "Spans", by: Sequence[str], price: float | None = None, currency: str = "EUR"
+    spans: "Spans", by: Sequence[str], price: float | None = None
 ) -> "tuple[list[Table], dict[str, Any]]":
     """Return the hours by category, by rank and step if asked for, and the facts of JSON."""
     from lightning_rlprof.analysis.ledger.ledger import (
@@ -214,7 +211,7 @@ def _ledger(
     )
 
     accounts = compute_accounts(spans, per_rank="rank" in by)
-    tables = [category_totals(accounts, price=price, currency=currency)]
+    tables = [category_totals(accounts, price=price)]
     tables += [category_breakdown(accounts, per_step="step" in by)] if by else []
     return tables, {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
 
