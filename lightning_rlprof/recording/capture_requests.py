@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import explain
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.recording.anomalies import MOST_FOR_ALL, Anomalies, Anomaly, choose, facts_of
+from lightning_rlprof.recording.anomalies import Anomalies, facts_of
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.recording.recorders.base import build_recorders, unmet
@@ -42,6 +42,7 @@ LOOK_NS = 500_000_000
 _MAX_CAPTURES = 20  # Captures that the configuration names do not count.
 _ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
 _STEPS = 2
+_MAX_RANKS = 8
 _CHOICES = ("roles", "ranks", "steps", "discrete", "tokens")
 
 POLL_S = 0.5
@@ -95,7 +96,6 @@ class CaptureRequests:
         learns = run.config.capture_anomalies and not run.header.rank
         self._learned = Anomalies() if learns else None
         self._anomalies: list[int] = []  # They are the times at which each was found.
-        self._found: Anomaly | None = None  # It waits to be captured.
 
     @property
     def learns(self) -> bool:
@@ -115,22 +115,8 @@ class CaptureRequests:
             self._run.note(code, text, found=found.kind, found_step=found.step)
             return
         self._anomalies.append(now_ns)
-        self._found = found
-        if self._run.header.world_size <= MOST_FOR_ALL:
-            self._ask_for_found(step)
-        else:  # The other ranks have not written this step yet.
-            self._look_at = max(self._look_at, now_ns + LOOK_NS)
-
-    def _ask_for_found(self, step: int) -> None:
-        """Request a capture of what was unusual, on the ranks that show it."""
-        found, self._found = self._found, None
-        if found is None:
-            return
-        run, alone = self._run, found.kind == "spike"
-        choice = choose(run.header, run.run, found.step, alone=alone)
-        why = f"{found}; {choice.why}" if choice.why else str(found)
-        first = step + steps_ahead(found.usual_ns)
-        self.ask(first, _STEPS, choice.ranks, (), why, found=found.kind, found_step=found.step)
+        first, ranks = step + steps_ahead(found.usual_ns), some_ranks(self._run.header.world_size)
+        self.ask(first, _STEPS, ranks, (), str(found), found=found.kind, found_step=found.step)
 
     def ask(
         self,
@@ -181,7 +167,6 @@ class CaptureRequests:
             self._run.switch(self._own, None)
         if now_ns >= self._look_at:
             self._look_at = now_ns + LOOK_NS
-            self._ask_for_found(step)
             self._look(step)
         if self._relay is not None:
             if self._relay.refused:
@@ -225,8 +210,10 @@ class CaptureRequests:
         if request.ranks is not None and self._run.header.rank not in request.ranks:
             return
         if request.first_step <= step:
-            text = f"capture of step {request.first_step} was requested too late, in step {step}"
-            self._run.note(Code.CAPTURE_REFUSED, f"{text} ({request.why})", **_facts(request))
+            late = f"capture of step {request.first_step} was requested too late, in step {step}"
+            if self._run.buffer.is_full:  # Whoever asks counts from the last step in the file.
+                late += ", as its file is full: raise max_file_bytes in the next run"
+            self._run.note(Code.CAPTURE_REFUSED, f"{late} ({request.why})", **_facts(request))
         elif self._count >= _MAX_CAPTURES:
             text = f"no capture: {_MAX_CAPTURES} were requested in this run already"
             self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
@@ -255,6 +242,19 @@ class CaptureRequests:
     def _cannot(self, request: CaptureRequest, why: str) -> None:
         text = f"{_where(request)} cannot be captured: {why}"
         self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
+
+
+def some_ranks(world_size: int) -> list[int] | None:
+    """Return ranks to capture after an unusual step: None, for all, or 8 that are evenly apart.
+
+    Example::
+
+        >>> some_ranks(8), some_ranks(64)
+        (None, [0, 8, 16, 24, 32, 40, 48, 56])
+    """
+    if world_size <= _MAX_RANKS:
+        return None
+    return [at * world_size // _MAX_RANKS for at in range(_MAX_RANKS)]
 
 
 def may_span_hosts(ranks: int) -> bool:

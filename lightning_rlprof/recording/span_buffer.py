@@ -148,7 +148,7 @@ class Buffer:
                 self._collect()
             else:
                 self._flush_once()
-                if self._left_out["lines"] and not self._has_said_full:
+                if self.is_full and not self._has_said_full:
                     self._has_said_full = True
                     first = step if self._left_from is None else self._left_from
                     text = (
@@ -169,7 +169,7 @@ class Buffer:
         """Append everything to the file, and how much was left out: the process ends."""
         with self._lock:
             self._flush_once()
-            if self._left_out["lines"]:
+            if self.is_full:
                 text = (
                     "over budget: {lines:,} lines, {steps:,} steps among them, were not kept: "
                     "raise max_file_bytes={limit:,}"
@@ -294,6 +294,11 @@ class Buffer:
             self._thread = max(spent, key=spent.__getitem__)
             self._tally.follow(self._thread)
         return self._thread
+
+    @property
+    def is_full(self) -> bool:
+        """Whether lines were left out, as the file has its limit."""
+        return bool(self._left_out["lines"])
 
     def has_stages(self) -> bool:
         """Return whether a stage has ended since the step began; those in validations are none."""
