@@ -18,7 +18,7 @@ from lightning_rlprof.records.capture_request import (
 )
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.system.files import owners_of
-from lightning_rlprof.testing import FakeRecorder, make_header
+from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps, spans
 
 

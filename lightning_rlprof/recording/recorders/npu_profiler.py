@@ -46,12 +46,6 @@ _CHOSEN_BY = {
     "msprof_tx": "mstx",
 }
 
-# Which releases know what; post-releases carry back-ports. Only told to people: the signature of
-# what is installed decides.
-_METRICS = "2.1.0.post13, 2.4.0.post4, 2.5.1 and later"
-_NUMA = "2.7.1.post11, 2.9.0.post9, 2.10.0.post7, 2.11.0 and later"
-_OTHERS = "2.1.0.post13, 2.5.1.post1, 2.6.0 and later"
-
 # torch_npu resets what it does not like and prints a line about it.
 _CURES = {
     "aic_metrics": "needs integrated.profile_level: level1 or level2",
@@ -299,7 +293,7 @@ def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
     given = _given(config, profiler)
     for name, value in given.items():
         if name not in known:
-            _refuse(f"npu.experimental.{name}", _OTHERS)
+            _refuse(f"npu.experimental.{name}")
         if isinstance(known[name].default, bool) and not isinstance(value, bool):
             raise RecorderError(f"npu.experimental.{name}={value!r} is neither true nor false")
     deep = block.profile_level in ("level1", "level2")
@@ -331,21 +325,18 @@ def _given(config: ProfilerConfig, profiler: Any) -> dict[str, Any]:
         if not getattr(block, needs):
             raise RecorderError(f"npu.experimental.{name} needs integrated.{needs}: true")
     if "host_sys" in given:
-        systems = getattr(profiler, "HostSystem", None)
-        if systems is None:
-            _refuse("npu.experimental.host_sys", _OTHERS)
         names = given["host_sys"] if isinstance(given["host_sys"], list) else [given["host_sys"]]
-        key = "npu.experimental.host_sys"
-        given["host_sys"] = [_member(systems, str(each).upper(), key, _NUMA) for each in names]
+        systems = profiler.HostSystem
+        given["host_sys"] = [_member(systems, str(each).upper(), "host_sys") for each in names]
     if "aic_metrics" in given:
-        name, key = str(given["aic_metrics"]), "npu.experimental.aic_metrics"
-        given["aic_metrics"] = _member(profiler.AiCMetrics, name, key, _METRICS)
+        name = str(given["aic_metrics"])
+        given["aic_metrics"] = _member(profiler.AiCMetrics, name, "aic_metrics")
     return given
 
 
-def _member(enum: Any, name: str, key: str, releases: str) -> Any:
+def _member(enum: Any, name: str, key: str) -> Any:
     if not hasattr(enum, name):
-        _refuse(f"{key} {name}", releases)
+        _refuse(f"npu.experimental.{key} {name}")
     return getattr(enum, name)
 
 
@@ -363,10 +354,9 @@ def _comparable(value: Any) -> Any:
     return sorted(value) if isinstance(value, list) else [value]
 
 
-def _refuse(what: str, releases: str) -> NoReturn:
+def _refuse(what: str) -> NoReturn:
     raise RecorderError(
-        f"{what} is not known to the installed torch_npu: leave it out, or install a version that "
-        f"has it ({releases})"
+        f"{what} is not known to the installed torch_npu: leave it out, or install a newer version"
     )
 
 
