@@ -14,14 +14,7 @@ from lightning_rlprof.system.post_import import when_imported
 is_compiling: Callable[[], bool] = bool
 """Tells whether torch.compile traces the caller: no, until its front end is imported."""
 
-_RULE = "wrap: "
 _left_out: set[str] = set()
-_rules: dict[str, str] = {}
-
-
-def key_of_rule(target: str) -> str:
-    """Return by which `leave_out` knows a rule of ``wrap`` from marks in code."""
-    return f"{_RULE}{target}"
 
 
 def leave_out(what: str) -> bool:
@@ -36,33 +29,24 @@ def leave_out(what: str) -> bool:
 
 def is_left_out(target: str) -> bool:
     """Return whether calls of a rule's method were in compiled code."""
-    return key_of_rule(target) in _left_out
-
-
-def mark_instead(target: str, instead: str) -> None:
-    """Let the next `remark` name a rule of ``wrap``, and what to mark instead, if it is known."""
-    _rules[target] = instead
+    return target in _left_out
 
 
 def remark() -> list[Remark]:
     """Say what was left out, and what to mark instead; nothing if all marks were made.
 
-    Marks in code are those of the process: what is compiled in one run may be called in the next.
+    Marks are those of the process: what is compiled in one run may be called in the next.
 
     Example::
 
         >>> remark()
         []
     """
-    names = {name for name in _left_out if not name.startswith(_RULE)} | {*_rules}
-    known = sorted({*_rules.values()} - {""})
-    _rules.clear()
-    if not names:
+    if not _left_out:
         return []
-    such = f", such as {', '.join(known)}" if known else ""
     text = (
-        f"inside torch.compile, so not marked: {', '.join(sorted(names))}. "
-        f"Mark the call of the compiled module or function instead{such}"
+        f"inside torch.compile, so not marked: {', '.join(sorted(_left_out))}. "
+        "Mark the call of the compiled module or function instead"
     )
     return [Remark(Code.COMPILED_CODE, text)]
 

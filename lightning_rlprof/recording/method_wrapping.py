@@ -102,7 +102,7 @@ class Wraps(_Replaced):
 
     def __init__(self, root: object, rules: Sequence[WrapRule], *, by_name: bool = False) -> None:
         super().__init__()
-        self._root, self._by_name = root, by_name
+        self._by_name = by_name
         self._calls: list[_Calls] = []
         try:
             for rule in rules:
@@ -114,12 +114,7 @@ class Wraps(_Replaced):
 
     def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""
-        for calls in self._calls:
-            if compiled_code.is_left_out(target := calls.rule.target):
-                compiled_code.mark_instead(target, _compiled(self._root, target))
-        if self._by_name:
-            return []
-        return _remarks(self._calls)
+        return [] if self._by_name else _remarks(self._calls)
 
     def _install(self, root: object, rule: WrapRule) -> None:
         owner, name = _find(root, rule.target)
@@ -164,8 +159,6 @@ class ImportedWraps(_Replaced):
 
     def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""
-        for target in filter(compiled_code.is_left_out, self._calls):
-            compiled_code.mark_instead(target, "")
         return self._missing + _remarks(self._calls.values())
 
     def _install(self, rule: WrapRule, module: object) -> None:
@@ -199,20 +192,6 @@ def _remarks(calls: Iterable["_Calls"]) -> list[Remark]:
         for each in calls
         if (text := each.remark())
     ]
-
-
-def _compiled(root: object, target: str) -> str:
-    """Return the target that marks the call of the compiled module around a method; or ""."""
-    modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
-    try:
-        owner, _ = _find(root, target)
-    except ConfigError:  # The training has replaced it since.
-        return ""
-    for name, module in modules:
-        inside = getattr(module, "_orig_mod", None)
-        if isinstance(inside, torch.nn.Module) and any(each is owner for each in inside.modules()):
-            return f"{name}.forward"
-    return ""
 
 
 def _find(root: object, target: str) -> tuple[object, str]:
@@ -283,10 +262,10 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     mark: Callable[[str], Marker] = OwnMarker if calls.by_name else stage
     marked = {name: mark(name)(function) for name in rule.names().values()}
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
-    key = compiled_code.key_of_rule(rule.target)
+    target = rule.target
 
     def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        if compiled_code.is_compiling() and compiled_code.leave_out(key):
+        if compiled_code.is_compiling() and compiled_code.leave_out(target):
             return function
         value = value_of(args, kwargs)
         name = rule.stage_for(grad=torch.is_grad_enabled(), value=value)

@@ -8,6 +8,7 @@ thread, and compressed on others in bounded memory.
 import ctypes
 import gc
 import logging
+import math
 import os
 import re
 import threading
@@ -28,12 +29,13 @@ from torch.profiler.profiler import _KinetoProfile
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError, described
+from lightning_rlprof.recording.background.readings import HostFiles, host_parts
 from lightning_rlprof.recording.open_spans import OwnName
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.records.notes import Code, Fact, Level, Notes
 from lightning_rlprof.records.records import STAGES, Header, Kind
 from lightning_rlprof.records.run_directory import make_capture_folder
-from lightning_rlprof.system.process import give_back
+from lightning_rlprof.system.process import give_back, resident_bytes
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +57,6 @@ _CHECK_S = 0.2  # A check takes up to 2 ms.
 # These stages step no optimizer.
 _NO_MINI_BATCHES = set(STAGES) - {"actor_update", "critic_update"}
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _PROBE = 1 << 16
 
 # Underscores part the fields of a name; the folder's and the role's own must not look like them.
@@ -521,30 +520,24 @@ def event_bytes(*, with_stack: bool, record_shapes: bool) -> tuple[int, int]:
     return (150, 1_450) if with_stack else (200, 1_300)
 
 
-def available_bytes() -> int | None:
+def available_bytes(root: Path = Path("/")) -> int | None:
     """Return the host memory in bytes that this process could still get; None if not on Linux.
 
     That is the host's available memory, or the rest of the container's limit if that is less.
+
+    Args:
+        root: Where ``/proc`` and ``/sys`` are.
     """
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-        found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    except (OSError, IndexError, ValueError):
-        return None
-    host = found.get("MemAvailable")
-    container = _container_bytes()
-    return container if host is None or (container is not None and container < host) else host
-
-
-def _container_bytes() -> int | None:
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # no container, or "max"
-        return None
-    cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-    return max(0, limit - used + cached)
+    files, found = HostFiles(root), dict[str, float]()
+    for part in host_parts(files):
+        if part.name in ("host memory", "memory limit"):
+            with suppress(OSError, KeyError, ValueError):
+                found |= part.read().values
+    files.close()
+    free = found.get("host_available_bytes", math.inf)
+    limit = found.get("container_memory_limit_bytes", math.inf)
+    least = min(free, max(limit - found.get("container_memory_bytes", 0), 0))
+    return None if least == math.inf else int(least)
 
 
 class _Mallinfo(ctypes.Structure):
@@ -568,7 +561,7 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        self.used: Callable[[], int | None] = _glibc() or _anonymous
+        self.used: Callable[[], int | None] = _glibc() or resident_bytes
         """Returns the bytes, in 0.03 to 2 ms; None if not on Linux."""
 
     def release(self, held: list[Any]) -> None:
@@ -591,16 +584,6 @@ def _glibc() -> Callable[[], int] | None:
     probe = ctypes.create_string_buffer(_PROBE)
     grown = ask().uordblks - before
     return (lambda: int(ask().uordblks)) if grown >= len(probe) else None
-
-
-def _anonymous() -> int | None:
-    """Return the anonymous resident memory of this process, in bytes."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            _, resident, shared, *_ = statm.read().split()
-            return (int(resident) - int(shared)) * _PAGE
-    except (OSError, ValueError):
-        return None
 
 
 class Budget:
@@ -668,24 +651,6 @@ def trace_name(window: str, role: str, rank: int, world_size: int, batches: str 
     return "_".join(field for field in fields if field) + ".pt.trace.json.gz"
 
 
-def unused(path: Path) -> Path:
-    """Return the path, or if it is taken the first of ``…-2.pt.trace.json.gz``, ``-3``, and so on.
-
-    A plain file beside it takes it, too: that is a trace on its way into it.
-
-    Example::
-
-        >>> unused(Path("step-000003.pt.trace.json.gz"))
-        PosixPath('step-000003.pt.trace.json.gz')
-    """
-    stem, dot, suffix = path.name.partition(".pt.trace.")
-    number = 1
-    while path.exists() or path.with_suffix("").exists():
-        number += 1
-        path = path.with_name(f"{stem}-{number}{dot}{suffix}")
-    return path
-
-
 class TraceExporter:
     """Write traces on the calling thread, and compress them on threads that end with them.
 
@@ -709,10 +674,9 @@ class TraceExporter:
 
         Args:
             held: The stopped torch profiler, alone in a list that is emptied when it is written.
-            path: Where to; a number is added to a name that is taken.
+            path: Where to.
             kernels: It should hold some, and its reader is told where it does not.
         """
-        path = unused(path)
         plain = path.with_suffix("")
         try:
             held[0].export_chrome_trace(str(plain))
