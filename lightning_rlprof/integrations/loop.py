@@ -280,7 +280,7 @@ class _Unrecorded(Session):
     next_step = 1
     mirrors = has_steps = has_wrapped = False
     step_start_ns = None
-    step_totals = StepTotals(0, False, {})
+    step_totals = StepTotals(0, False, {}, {})
     standing = "not recorded"
     nothing: Any = _do_nothing
     begin_step = expect_step = end_step = abandon_step = saw = nothing

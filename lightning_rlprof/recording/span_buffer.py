@@ -3,6 +3,7 @@
 import logging
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -53,20 +54,18 @@ RATE = "_tokens_per_s"
 _SUMMED = ("tokens", "samples", "flops")
 
 
-class Spent(NamedTuple):
-    """What a step spent on one stage.
+class Counted(NamedTuple):
+    """A counter of a stage.
 
     Attributes:
-        ns: Nanoseconds in which at least one span of the stage was open.
-        counters: Sum of each counter.
-        counted_ns: The same time of only those spans that carry that counter.
+        total: Its sum.
+        ns: Nanoseconds in which at least one span that carries it was open.
         spans: How many these are.
     """
 
-    ns: int
-    counters: dict[str, Number]
-    counted_ns: dict[str, int]
-    spans: dict[str, int]
+    total: Number = 0
+    ns: int = 0
+    spans: int = 0
 
 
 class StepTotals(NamedTuple):
@@ -76,12 +75,14 @@ class StepTotals(NamedTuple):
         ns: How long it took without validations, in nanoseconds; 0 where no step has ended, or
             where it was a shadow step.
         captured: Whether a capture was open in it.
-        stages: What it spent on each stage of the thread that trains.
+        stages: Nanoseconds of each stage of the thread that trains: one span at least was open.
+        counts: Counters of these, by stage and name.
     """
 
     ns: int
     captured: bool
-    stages: dict[str, Spent]
+    stages: dict[str, int]
+    counts: dict[tuple[str, str], Counted]
 
 
 class Buffer:
@@ -523,18 +524,17 @@ class Tally:
     def totals(self) -> StepTotals:
         """Return what the step spent on each stage; what lies before or after it is cut off."""
         if self._step is None:
-            return StepTotals(0, False, {})
+            return StepTotals(0, False, {}, {})
         low, high = self._step
-        stages: dict[str, Spent] = {}
+        stages, counts = dict[str, int](), dict[tuple[str, str], Counted]()
         for (stage, counter), spent in self._spent.items():
             ns = spent.within(low, high)
-            if counter:  # The stage itself has an entry by now, since it was added first.
-                stages[stage].counters[counter] = spent.total
-                stages[stage].counted_ns[counter] = ns
-                stages[stage].spans[counter] = spent.spans
+            if counter:
+                counts[stage, counter] = Counted(spent.total, ns, spent.spans)
             else:
-                stages[stage] = Spent(ns, {}, {}, {})
-        return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
+                stages[stage] = ns
+        length = high - low - self._apart.within(low, high)
+        return StepTotals(length, self._captured, stages, counts)
 
     def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
         self._spent.setdefault((stage, ""), _Union()).add(start, end)
@@ -641,16 +641,14 @@ class StageSums:
     Attributes:
         steps: How many they are.
         stages: Nanoseconds of each stage.
-        counts: By stage and counter, its sum, and the nanoseconds of the spans that counted.
-        spans: By stage and counter, how many spans counted.
+        counts: Its counters, by stage and name.
     """
 
     def __init__(self) -> None:
         self.steps = self._ns = 0
         self._memory_gb: float | None = None
-        self.stages: dict[str, int] = {}
-        self.counts: dict[tuple[str, str], tuple[Number, int]] = {}
-        self.spans: dict[tuple[str, str], int] = {}
+        self.stages = Counter[str]()
+        self.counts: dict[tuple[str, str], Counted] = {}
 
     def reach(self, memory_gb: float | None) -> None:
         """Add an amount of memory, of which the highest counts."""
@@ -661,15 +659,11 @@ class StageSums:
         """Add a step."""
         self.steps += 1
         self._ns += step.ns
-        for name, spent in step.stages.items():
-            self.stages[name] = self.stages.get(name, 0) + spent.ns
-            for counter in _SUMMED:
-                if counter in spent.counted_ns:
-                    total, ns = self.counts.get((name, counter), (0, 0))
-                    total += spent.counters[counter]
-                    self.counts[name, counter] = total, ns + spent.counted_ns[counter]
-                    number = self.spans.get((name, counter), 0)
-                    self.spans[name, counter] = number + spent.spans[counter]
+        self.stages.update(step.stages)
+        for key, counted in step.counts.items():
+            if key[1] in _SUMMED:
+                before = self.counts.get(key, Counted())
+                self.counts[key] = Counted(*map(sum, zip(before, counted, strict=True)))
 
     def metrics(self) -> dict[str, float]:
         """Return means per step in seconds, shares, tokens per second, and memory."""
@@ -677,9 +671,9 @@ class StageSums:
         for stage, ns in self.stages.items():
             found[f"rlprof/{stage}_s"] = ns / self.steps / 1e9
             found[f"rlprof/{stage}_share"] = ns / self._ns
-            tokens, counted_ns = self.counts.get((stage, "tokens"), (0, 0))
-            if counted_ns:
-                found[f"rlprof/{stage}{RATE}"] = tokens / (counted_ns / 1e9)
+            tokens = self.counts.get((stage, "tokens"), Counted())
+            if tokens.ns:
+                found[f"rlprof/{stage}{RATE}"] = tokens.total / (tokens.ns / 1e9)
         if self.steps:  # The step comes after the stages, one of which may be called "step".
             found["rlprof/step_s"] = self._ns / self.steps / 1e9
         if self._memory_gb is not None:

@@ -24,7 +24,7 @@ from lightning_rlprof.integrations.lightning.profiler_callback import (
 from lightning_rlprof.recording import accelerator
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current
-from lightning_rlprof.recording.span_buffer import RATE, StageSums, StepTotals
+from lightning_rlprof.recording.span_buffer import RATE, Counted, StageSums, StepTotals
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.system.process import resident_bytes
 
@@ -196,10 +196,10 @@ def _mfu(
 
     What is above the peak is left out: its FLOPs or tokens are wrong.
     """
-    found = {}
+    found, counts = {}, {key: (each.total, each.ns) for key, each in sums.counts.items()}
     for stage in sums.stages if peak else ():
         size = parameters.get(stage, parameters.get(""))
-        flops, ns = counted_flops(stage, sums.counts, model, size) or (0, 0)
+        flops, ns = counted_flops(stage, counts, model, size) or (0, 0)
         if ns and peak and 0 <= flops / ns / 1_000 <= peak:
             found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
     return found
@@ -212,11 +212,11 @@ def _bandwidth(sums: StageSums, gb_s: float | None, model: Model | None) -> dict
     """
     found = {}
     for stage in filter(generates, sums.stages if model and gb_s else ()):
-        tokens, ns = sums.counts.get((stage, "tokens"), (0, 0))
-        samples, _ = sums.counts.get((stage, "samples"), (0, 0))
-        calls = sums.spans.get((stage, "samples"), 0)
-        if model and gb_s and ns and samples and tokens:
-            share = decode_bytes(model, tokens, samples, calls) / ns / gb_s
+        tokens = sums.counts.get((stage, "tokens"), Counted())
+        samples = sums.counts.get((stage, "samples"), Counted())
+        if model and gb_s and tokens.ns and samples.total and tokens.total:
+            read = decode_bytes(model, tokens.total, samples.total, samples.spans)
+            share = read / tokens.ns / gb_s
             if share <= 1:
                 found[f"rlprof/{stage}_bandwidth"] = share
     return found
