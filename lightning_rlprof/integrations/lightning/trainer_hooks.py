@@ -1,4 +1,4 @@
-"""What a run follows of a Trainer: its profiler, batches, evaluations and progress bar."""
+"""What a run follows of a Trainer: its profiler, batches and progress bar."""
 
 import logging
 from _thread import get_ident
@@ -12,6 +12,8 @@ from typing import Any
 from lightning_rlprof.recording.annotations import Marker
 from lightning_rlprof.recording.open_spans import innermost
 from lightning_rlprof.recording.session import Session
+
+log = logging.getLogger(__name__)
 
 _ABSENT = object()
 # Lightning names an action "[Owner]Class.hook"; only these hooks are worth a span at every step.
@@ -29,9 +31,6 @@ _CALLBACK_HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch
 _OURS = "ProfilerCallback"
 _OWNERS = ("[Strategy]", "[_TrainingEpochLoop]")
 _SLOW_NS = 1_000_000
-VERBS = {"validate": "validation", "test": "test", "predict": "predict"}
-"""Verbs of the Trainer, and the name of what each of them does."""
-
 _LONG_NS = 1_000_000_000  # a bar that moves more often shows no stage: it could not be read
 _MOST = 40  # times that the bar is drawn in a step, some 100 µs each
 
@@ -246,79 +245,6 @@ class Batches:
             except Exception as ours:
                 self._give_up(ours)
         self._inside = False
-
-
-class EvaluationBatches:
-    """Make each batch a step of the run, with all of it in one row, until `remove`.
-
-    Args:
-        session: Whose steps they are.
-        trainer: Who runs them.
-        verb: A key of `VERBS`.
-        watched: Ids of callbacks; a tuner runs batches without all of them, and those are no steps.
-        begin: Called before the first batch.
-        give_up: Told what failed here; the evaluation never hears of it.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        trainer: Any,
-        verb: str,
-        watched: Collection[int],
-        begin: Callable[[], None],
-        give_up: Callable[[Exception], None],
-    ) -> None:
-        name, loop = VERBS[verb], getattr(trainer, f"{verb}_loop")
-        self._trainer, self._watched = trainer, watched
-        self._session, self._marker = session, Marker(name, "region")
-        self._begin, self._give_up = begin, give_up
-        self._run, self._step = loop.run, getattr(trainer.strategy, f"{name}_step")
-        self._covers = [
-            Cover(loop, "run", self._run_all),
-            Cover(trainer.strategy, f"{name}_step", self._run_step),
-        ]
-
-    def remove(self) -> None:
-        """Restore what was covered."""
-        for cover in self._covers:
-            cover.remove()
-
-    def _run_all(self) -> Any:
-        if not self._is_watched():
-            return self._run()
-        self._begin()
-        self._safely(lambda: self._session.expect_step(1))
-        found = self._run()
-        self._safely(lambda: self._session.abandon_step(interrupted=False))
-        return found
-
-    def _run_step(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_watched():
-            return self._step(*args, **kwargs)
-        self._safely(lambda: self._session.begin_step(self._session.step))
-        found = self._step(*args, **kwargs)
-        self._safely(self._end)
-        return found
-
-    def _is_watched(self) -> bool:
-        return any(id(each) in self._watched for each in self._trainer.callbacks)
-
-    def _end(self) -> None:
-        session = self._session
-        start = session.step_start_ns
-        if start is not None:
-            session.record(self._marker, start, session.clock())
-        session.end_step()
-
-    def _safely(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except Exception as error:
-            self._give_up(error)
-
-
-log = logging.getLogger(__name__)
 
 
 class StageOnBar:
