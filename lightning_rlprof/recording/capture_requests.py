@@ -171,7 +171,7 @@ class CaptureRequests:
         if self._relay is not None:
             if self._relay.refused:
                 self._refuse(self._relay.refused)
-            if (request := self._relay.received()) is not None:
+            if (request := self._relay.received) is not None:
                 self._consider(request, step)
         waiting = self._waiting
         if waiting is not None and step + 1 >= waiting.first_step and self._open is None:
@@ -288,6 +288,7 @@ class StoreRelay:
     for ever, and the training does not.
 
     Attributes:
+        received: The newest request that has arrived.
         refused: Why the newest request that came was none.
 
     Args:
@@ -298,7 +299,7 @@ class StoreRelay:
     def __init__(self, store: Any, run: str) -> None:
         self._store, self._key = store, f"rlprof/{run}/capture-request"
         self._outgoing: CaptureRequest | None = None
-        self._received: CaptureRequest | None = None
+        self.received: CaptureRequest | None = None
         self.refused = ""
         self._news, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="rlprof capture relay", daemon=True)
@@ -308,10 +309,6 @@ class StoreRelay:
         """Pass a request to the other ranks."""
         self._outgoing = request
         self._news.set()
-
-    def received(self) -> CaptureRequest | None:
-        """Return the newest request that has arrived."""
-        return self._received
 
     def close(self) -> None:
         """End the thread, when it is free."""
@@ -334,7 +331,7 @@ class StoreRelay:
             self._store.set(self._key, msgspec.json.encode(request))
         if self._store.check([self._key]):
             try:
-                self._received = decode_request(self._store.get(self._key))
+                self.received = decode_request(self._store.get(self._key))
             except RlprofError as error:
                 self.refused = str(error)
 

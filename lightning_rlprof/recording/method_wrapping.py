@@ -47,7 +47,11 @@ class _Calls:
     def remark(self) -> str | None:
         """Return what the user must know: no call was a stage, and why."""
         rule, by_arg = self.rule, self.rule.by_arg
-        if self.as_stage or compiled_code.is_left_out(rule.target):  # Another remark names these.
+        if self.as_stage:
+            return None
+        if compiled_code.is_left_out(f"{compiled_code.RULE}{rule.target}"):
+            return compiled_code.NOT_MARKED.format(rule.target)
+        if self.by_name:
             return None
         if not self.called:
             return f"wrap: {rule.target!r} was never called"
@@ -102,24 +106,23 @@ class Wraps(_Replaced):
 
     def __init__(self, root: object, rules: Sequence[WrapRule], *, by_name: bool = False) -> None:
         super().__init__()
-        self._by_name = by_name
         self._calls: list[_Calls] = []
         try:
             for rule in rules:
                 if not rule.is_imported:
-                    self._install(root, rule)
+                    self._install(root, rule, by_name)
         except BaseException:
             self.remove()
             raise
 
     def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""
-        return [] if self._by_name else _remarks(self._calls)
+        return _remarks(self._calls)
 
-    def _install(self, root: object, rule: WrapRule) -> None:
+    def _install(self, root: object, rule: WrapRule, by_name: bool) -> None:
         owner, name = _find(root, rule.target)
         method = getattr(owner, name)
-        calls = _Calls(rule, by_name=self._by_name)
+        calls = _Calls(rule, by_name=by_name)
         self._calls.append(calls)
         mine = _method(method, calls)
         holders = [each for each in (owner, getattr(owner, "_orig_mod", None)) if each is not None]
@@ -262,10 +265,10 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     mark: Callable[[str], Marker] = OwnMarker if calls.by_name else stage
     marked = {name: mark(name)(function) for name in rule.names().values()}
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
-    target = rule.target
+    key = f"{compiled_code.RULE}{rule.target}"
 
     def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        if compiled_code.is_compiling() and compiled_code.leave_out(target):
+        if compiled_code.is_compiling() and compiled_code.leave_out(key):
             return function
         value = value_of(args, kwargs)
         name = rule.stage_for(grad=torch.is_grad_enabled(), value=value)

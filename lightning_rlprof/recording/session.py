@@ -7,7 +7,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -386,31 +386,25 @@ class Session:
             self.silent_thread, self.flush_at_ns = 0, clock() + _UNWRITTEN_NS
             self._steps = _Steps(threading.get_ident())
             self._marking = _Marking(config.measure_overhead)
-            try:
+            with ExitStack() as undo:
+                undo.callback(_remove_empty, run)
                 writer = open_writer(run, header)
-                try:
-                    chosen = chosen_stages(config, header.rank)
-                    self.buffer = Buffer(
-                        writer, clock, config.max_file_bytes, all_names=bool(chosen)
-                    )
-                    self._memory = _Memory(header.device)
-                    self._windows = _Windows(
-                        Capture(self, rank_directory(run, header.rank), recorders),
-                        CaptureRequests(self, clock),
-                        TokenWindow(config),
-                        chosen,
-                        config.captures and config.wants_rank(header.rank),
-                    )
-                    # `atexit` does not run in processes that multiprocessing starts; this does.
-                    at_exit = Finalize(None, self.buffer.flush_to_the_end, exitpriority=100)
-                    self._ending = _Ending(at_exit, ChildMarks())
-                    self._tune()
-                except BaseException:
-                    writer.discard()
-                    raise
-            except BaseException:
-                _remove_empty(run)
-                raise
+                undo.callback(writer.discard)
+                chosen = chosen_stages(config, header.rank)
+                self.buffer = Buffer(writer, clock, config.max_file_bytes, all_names=bool(chosen))
+                self._memory = _Memory(header.device)
+                self._windows = _Windows(
+                    Capture(self, rank_directory(run, header.rank), recorders),
+                    CaptureRequests(self, clock),
+                    TokenWindow(config),
+                    chosen,
+                    config.captures and config.wants_rank(header.rank),
+                )
+                # `atexit` does not run in processes that multiprocessing starts; this does.
+                at_exit = Finalize(None, self.buffer.flush_to_the_end, exitpriority=100)
+                self._ending = _Ending(at_exit, ChildMarks())
+                self._tune()
+                undo.pop_all()
             _Process.session = self
         for code, text, facts in _Process.notes:
             self.add(note_line(clock(), code, text, facts))

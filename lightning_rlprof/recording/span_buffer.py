@@ -662,8 +662,10 @@ class StageSums:
         self.stages.update(step.stages)
         for key, counted in step.counts.items():
             if key[1] in _SUMMED:
-                before = self.counts.get(key, Counted())
-                self.counts[key] = Counted(*map(sum, zip(before, counted, strict=True)))
+                total, ns, spans = self.counts.get(key, Counted())
+                self.counts[key] = Counted(
+                    total + counted.total, ns + counted.ns, spans + counted.spans
+                )
 
     def metrics(self) -> dict[str, float]:
         """Return means per step in seconds, shares, tokens per second, and memory."""

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _MAX_THREADS, _MAX_FRAMES, _MAX_CHILDREN = 100, 64, 64
 _MAX_TEXT = 200
 _LOOK_S = 0.5
-_DEBUGGERS = {"pdb", "bdb", "pydevd", "debugpy", "ipdb"}
 _MAX_SPANS = 200
 _IDLE_S = 0.25  # It passes between looks at the request and at the step.
 _SAMPLE_S = 0.05
@@ -105,17 +104,6 @@ def _calls(frame: FrameType | None) -> list[tuple[CodeType, int]]:
         found.append((frame.f_code, line or frame.f_code.co_firstlineno))
         frame = frame.f_back
     return found
-
-
-def in_debugger(thread: int) -> bool:
-    """Return whether a thread stands in a debugger."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        module = frame.f_globals.get("__name__")
-        if isinstance(module, str) and module.split(".")[0] in _DEBUGGERS:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def child_processes() -> tuple[ChildProcess, ...]:

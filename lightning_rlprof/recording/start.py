@@ -305,17 +305,19 @@ def run_finish(
     finished = Finished(run, ",".join(tools), header.rank, header.pid, header.role)
     thread = threading.Thread(target=_call, args=[action, finished], name="rlprof-finish")
     thread.start()
-    if _is_ray_worker():
+    if ray_worker() is not None:
         thread.join(_MAX_CALL_S)
     return thread
 
 
-def _is_ray_worker() -> bool:
+def ray_worker() -> Any:
+    """Return Ray's context if this process is one of its workers, else None."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
-        return False
-    worker = getattr(ray.get_runtime_context(), "worker", None)  # A Ray client has none.
-    return worker is not None and worker.mode == ray.WORKER_MODE
+        return None
+    context = ray.get_runtime_context()
+    worker = getattr(context, "worker", None)  # A Ray client has none.
+    return context if worker is not None and worker.mode == ray.WORKER_MODE else None
 
 
 def _call(action: OnFinish, finished: Finished) -> None:

@@ -35,9 +35,7 @@ _COLUMNS = (
 )
 _WIDTH = 1 + len(_COLUMNS)
 _UNKNOWN = -1
-# As many samples of 40 bytes are 40 MB, and close to three hours at the default interval.
 _INTERVAL_MS = 10.0
-_MAX_SAMPLES = 1_000_000
 _STOP_S = 5.0
 _ROWS_AT_ONCE = 10_000
 
@@ -222,20 +220,18 @@ class MemoryTimelineRecorder(Recorder):
     Args:
         kind: The kind of device, as `accelerator.device_kind` names it.
         interval_ms: Time between two samples.
-        most: Samples after which a capture's timeline ends, with a note.
     """
 
-    def __init__(self, kind: str, interval_ms: float, most: int = _MAX_SAMPLES) -> None:
-        self._kind, self._interval_ms, self._most = kind, interval_ms, most
+    def __init__(self, kind: str, interval_ms: float) -> None:
+        self._kind, self._interval_ms = kind, interval_ms
         self._out = Path()
         self._sampler: _Sampler | None = None
 
     def open(self, out: Path) -> None:
         """Start sampling the device that the calling thread uses."""
         self._out = out
-        sampler = _Sampler(self._kind, self._interval_ms / 1000, self._most, self.note)
-        sampler.start()
-        self._sampler = sampler
+        self._sampler = _Sampler(self._kind, self._interval_ms / 1000, self.note)
+        self._sampler.thread.start()
 
     def close(self) -> None:
         """Stop sampling, sample once more, and write the file."""
@@ -258,27 +254,26 @@ class MemoryTimelineRecorder(Recorder):
 class _Sampler:
     """One capture's thread and its samples, ``_WIDTH`` numbers each."""
 
-    def __init__(self, kind: str, interval_s: float, most: int, note: Notes) -> None:
-        self._kind, self._interval_s, self._most, self._note = kind, interval_s, most, note
+    def __init__(self, kind: str, interval_s: float, note: Notes) -> None:
+        self._kind, self._interval_s, self._note = kind, interval_s, note
         self._index = accelerator.device_index()
         self._numbers = array("q")
         self._end = threading.Event()
         self._failed = False
         # A daemon, since it may be inside a driver that never answers when the process ends.
-        self._thread = threading.Thread(target=self._run, name="rlprof-memory", daemon=True)
-        self.start = self._thread.start
+        self.thread = threading.Thread(target=self._run, name="rlprof-memory", daemon=True)
 
     def stop(self) -> None:
         """Take a last sample on this thread after the other one has ended."""
         self._end.set()
-        self._thread.join(_STOP_S)
-        if self._thread.is_alive():
+        self.thread.join(_STOP_S)
+        if self.thread.is_alive():
             self._note(
                 Code.MEMORY_TIMELINE_CUT,
                 f"the memory timeline stopped: a call into the driver of {self._kind} "
                 "does not return",
             )
-        elif not (self._failed or self._is_full()):
+        elif not self._failed:
             self._sample()
 
     def known(self) -> tuple[list[str], list["array[int]"]]:
@@ -299,18 +294,11 @@ class _Sampler:
                 accelerator.use_device(self._kind, self._index)
             self._sample()
             while not self._end.wait(self._interval_s):
-                if self._is_full():
-                    text = f"the memory timeline ended early, after {self._most:,} samples"
-                    self._note(Code.MEMORY_TIMELINE_CUT, text)
-                    return
                 self._sample()
         except Exception as error:
             self._failed = True
             text = f"the memory timeline ended early ({described(error)})"
             self._note(Code.MEMORY_TIMELINE_CUT, text)
-
-    def _is_full(self) -> bool:
-        return len(self._numbers) >= self._most * _WIDTH
 
     def _sample(self) -> None:
         found: dict[str, int | None] = {**accelerator.memory_bytes(self._kind)}

@@ -10,8 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -64,7 +62,7 @@ def analyse_captures(
     """Run ``rlprof ascend parse`` on capture directories and wait; what goes wrong becomes a note.
 
     Not in this process: torch_npu's analysis forks, changes how multiprocessing starts processes,
-    may wait for ever, and takes about a minute per captured step. What it prints is logged.
+    may wait for ever, and takes about a minute per captured step. What it prints is logged then.
 
     Args:
         captures: Directories ``…_ascend_pt``.
@@ -78,15 +76,16 @@ def analyse_captures(
         status, last = _run([*command, *map(str, captures)], timeout_s)
     except OSError as error:
         note(Code.ASCEND_NOT_PARSED, f"parsing could not be started ({error}); {_LATER}")
-        return
-    if status == -signal.SIGKILL:
+    except subprocess.TimeoutExpired:
         note(Code.ASCEND_NOT_PARSED, f"parsing was stopped after {timeout_s:g} s; {_LATER}")
-    elif status:
-        note(Code.ASCEND_NOT_PARSED, f"parsing failed with status {status} ({last}); {_LATER}")
+    else:
+        if status:
+            text = f"parsing failed with status {status} ({last}); {_LATER}"
+            note(Code.ASCEND_NOT_PARSED, text)
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
-    """Log what a command says as it comes; return its status and its last words."""
+    """Log what a command says; return its status and its last words."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -96,26 +95,17 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
         errors="replace",
         start_new_session=True,
     )
-    timer = threading.Timer(timeout_s, _kill, [process])
-    timer.daemon = True
-    timer.start()
-    said = deque(["no output"], maxlen=1)
-    assert process.stdout is not None
     try:
-        with process.stdout as output:
-            for line in filter(str.strip, output):
-                log.info("analyse: %s", line.rstrip())
-                said.append(line.strip())
-        return process.wait(), said[0]
+        said, _ = process.communicate(timeout=timeout_s)
     finally:  # Ctrl-C, too
-        timer.cancel()
         if process.poll() is None:
-            _kill(process)
-
-
-def _kill(process: "subprocess.Popen[str]") -> None:
-    with suppress(OSError):  # it has ended
-        os.killpg(process.pid, signal.SIGKILL)
+            with suppress(OSError):  # it has ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for line in lines:
+        log.info("analyse: %s", line)
+    return process.returncode, lines[-1] if lines else "no output"
 
 
 def build(config: ProfilerConfig, header: Header) -> Recorder:

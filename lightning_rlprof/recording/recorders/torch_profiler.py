@@ -111,11 +111,6 @@ def set_injection_aside(environment: MutableMapping[str, str] = os.environ) -> s
         f"{_INJECTION}={named} was replaced: its tool would take CUPTI from torch.profiler; "
         f"{_KEEP[0]}=1 keeps it"
     )
-    if torch.cuda.is_initialized():
-        text += (
-            "; CUDA is already initialized, so this may be too late: unset the variable "
-            "before the training starts"
-        )
     log.warning("%s", text)
     return text
 
