@@ -55,20 +55,16 @@ def requested(config: ProfilerConfig, request: CaptureRequest) -> ProfilerConfig
     Raises:
         ValidationError: They don't go together.
     """
-    kept = {
-        key: value
-        for key, value in config.model_dump(exclude_unset=True).items()
-        if key not in _CHOICES
+    left_out: Any = {**dict.fromkeys(_CHOICES, True), "integrated": {"profile_ranks"}}
+    kept = config.model_dump(exclude_unset=True, exclude=left_out)
+    kept["integrated"] = {
+        **kept.get("integrated", {}),
+        "profile": True,
+        "stage": request.stages or "all",
     }
-    block = dict(kept.get("integrated", {}))
-    block.pop("profile_ranks", None)
-    block |= {"profile": True, "stage": request.stages or "all"}
-    kept |= {
-        "integrated": block,
-        "steps": list(range(request.first_step, request.last_step + 1)),
-        "profile_continuous_steps": None if request.stages else True,
-    }
-    kept |= {"ranks": "all" if request.ranks is None else request.ranks}
+    kept["steps"] = list(range(request.first_step, request.last_step + 1))
+    kept["profile_continuous_steps"] = None if request.stages else True
+    kept["ranks"] = "all" if request.ranks is None else request.ranks
     return ProfilerConfig.model_validate(kept)
 
 

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -254,10 +254,8 @@ def free_ranks(run: Path, rank: int | None) -> "range | list[int]":
     """Return the ranks to try in a run: the known one, else those that are free, ascending."""
     if rank is not None:
         return [rank]
-    taken = 0
-    while rank_file(run, taken).exists():
-        taken += 1
-    return range(taken, taken + 1_000)
+    free = next(each for each in count() if not rank_file(run, each).exists())
+    return range(free, free + 1_000)
 
 
 def remember(run: Path) -> None:

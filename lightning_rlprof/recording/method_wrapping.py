@@ -70,12 +70,17 @@ class _Calls:
         )
 
 
-class _Replaced:
+class Replaced:
     """Functions and methods that are replaced until `remove`."""
 
     def __init__(self) -> None:
         # Each has the owner, the name, the marked function, and what was there before.
         self._installed: list[tuple[Any, str, object, object]] = []
+
+    def put(self, owner: Any, name: str, mine: object) -> None:
+        """Replace what an owner has by a name."""
+        self._installed.append((owner, name, mine, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, mine)
 
     def remove(self) -> None:
         """Remove the marks, last first, except where other code replaced the function since."""
@@ -88,7 +93,7 @@ class _Replaced:
         self._installed.clear()
 
 
-class Wraps(_Replaced):
+class Wraps(Replaced):
     """Methods of one module that are marked until `remove`.
 
     Bound methods are put on the instance, so that classes stay untouched and ``copy.deepcopy`` of a
@@ -143,7 +148,7 @@ class Wraps(_Replaced):
             mine.__func__.__name__ = name  # pickle looks for it by this name.
 
 
-class ImportedWraps(_Replaced):
+class ImportedWraps(Replaced):
     """Functions and methods of classes that are marked by import path until `remove`.
 
     Those of modules that are imported later are marked then. Code that has taken a function by
@@ -180,10 +185,7 @@ class ImportedWraps(_Replaced):
             self._lacks(rule, f"wrap: {rule.target!r} is not a function or method")
             return
         marked: Any = _marked(function, self._calls[rule.target])
-        mine = kind(marked) if kind else marked
-        before = vars(owner).get(name, _ABSENT)
-        setattr(owner, name, mine)
-        self._installed.append((owner, name, mine, before))
+        self.put(owner, name, kind(marked) if kind else marked)
 
     def _lacks(self, rule: WrapRule, text: str) -> None:
         self._missing.append(Remark(Code.WRAP_WITHOUT_CALL, text, {"target": rule.target}))

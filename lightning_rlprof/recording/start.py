@@ -120,8 +120,10 @@ def start_session(
     if on_finish is not None:
         shown["on_finish"] = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
     shown["model"], why_not = _model_content(config)
-    header = replace(header, config=shown, open_world=open_world, step_unit=step_unit)
-    header = replace(header, versions={**header.versions, **_versions(packages)})
+    versions = {**header.versions, **_versions(packages)}
+    header = replace(
+        header, config=shown, open_world=open_world, step_unit=step_unit, versions=versions
+    )
     helpers = partial(_helpers, hosts)
     session = Session(config, run, header, chosen, owner=owner, loop=loop, helpers=helpers)
     try:

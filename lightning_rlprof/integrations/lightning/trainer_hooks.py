@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Any
 
 from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.recording.method_wrapping import Replaced
 from lightning_rlprof.recording.open_spans import innermost
 from lightning_rlprof.recording.session import Session
 
 log = logging.getLogger(__name__)
 
-_ABSENT = object()
 # Lightning names an action "[Owner]Class.hook"; only these hooks are worth a span at every step.
 _REGIONS = {
     "train_dataloader_next": "data_fetch",
@@ -35,7 +35,7 @@ _LONG_NS = 1_000_000_000  # a bar that moves more often shows no stage: it could
 _MOST = 40  # times that the bar is drawn in a step, some 100 µs each
 
 
-class Cover:
+class Cover(Replaced):
     """A method of one object that is ours until `remove`; its class and its equals stay untouched.
 
     A copy of the object, and what is pickled of it, has its own method again: workers of a data
@@ -48,20 +48,10 @@ class Cover:
     """
 
     def __init__(self, owner: Any, name: str, mine: Callable[..., Any]) -> None:
-        self._own, self._name = vars(owner), name
-        self._before = self._own.get(name, _ABSENT)
-        self._mine = _Covering(mine)
-        self._mine.covers = getattr(owner, name)
-        self._own[name] = self._mine
-
-    def remove(self) -> None:
-        """Restore the method, unless other code replaced it since."""
-        if self._own.get(self._name) is not self._mine:
-            return
-        if self._before is _ABSENT:
-            del self._own[self._name]
-        else:
-            self._own[self._name] = self._before
+        super().__init__()
+        covering = _Covering(mine)
+        covering.covers = getattr(owner, name)
+        self.put(owner, name, covering)
 
 
 class _Covering(partial[Any]):

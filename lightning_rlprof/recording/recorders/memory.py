@@ -12,6 +12,8 @@ from time import perf_counter_ns
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -240,15 +242,15 @@ class MemoryTimelineRecorder(Recorder):
             return
         sampler.stop()
         make_capture_folder(self._out)
-        names, columns = sampler.known()
+        names, samples = sampler.known()
         units = [name.rpartition("_")[2] for name in names]
         head = {"columns": names, "units": units, "interval_ms": self._interval_ms}
         encode = msgspec.json.Encoder().encode_lines
         with (self._out / _FILE).open("wb") as file:
             file.write(encode([head]))
-            for start in range(0, len(columns[0]), _ROWS_AT_ONCE):
-                part = [column[start : start + _ROWS_AT_ONCE] for column in columns]
-                file.write(encode(list(_rows(part))))
+            for start in range(0, len(samples), _ROWS_AT_ONCE):
+                rows = samples[start : start + _ROWS_AT_ONCE].tolist()
+                file.write(encode([[None if n == _UNKNOWN else n for n in row] for row in rows]))
 
 
 class _Sampler:
@@ -276,17 +278,12 @@ class _Sampler:
         elif not self._failed:
             self._sample()
 
-    def known(self) -> tuple[list[str], list["array[int]"]]:
-        """Return the columns of which anything is known, and their names."""
-        numbers = self._numbers[:]  # a thread that hangs may still add to the array
-        names = ["clock_ns"]
-        columns = [numbers[::_WIDTH]]
-        for at, name in enumerate(_COLUMNS, start=1):
-            column = numbers[at::_WIDTH]
-            if max(column, default=_UNKNOWN) != _UNKNOWN:
-                names.append(name)
-                columns.append(column)
-        return names, columns
+    def known(self) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """Return the names of the columns of which anything is known, and the samples in these."""
+        # A copy: a thread that hangs may still add to the array.
+        samples = np.array(self._numbers, np.int64).reshape(-1, _WIDTH)
+        known = [0, *np.flatnonzero((samples[:, 1:] != _UNKNOWN).any(axis=0)) + 1]
+        return [("clock_ns", *_COLUMNS)[at] for at in known], samples[:, known]
 
     def _run(self) -> None:
         try:
@@ -306,11 +303,6 @@ class _Sampler:
         values = (found.get(name) for name in _COLUMNS)
         known = (_UNKNOWN if value is None else value for value in values)
         self._numbers.extend((perf_counter_ns(), *known))
-
-
-def _rows(columns: list["array[int]"]) -> Iterator[list[int | None]]:
-    for row in zip(*columns, strict=True):
-        yield [None if value == _UNKNOWN else value for value in row]
 
 
 def build(config: ProfilerConfig, header: Header) -> list[Recorder]:

@@ -86,7 +86,7 @@ def analyse_captures(
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
     """Log what a command says; return its status and its last words."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -94,14 +94,13 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
         text=True,
         errors="replace",
         start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=timeout_s)
-    finally:  # Ctrl-C, too
-        if process.poll() is None:
-            with suppress(OSError):  # it has ended
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        finally:  # Ctrl-C, too
+            if process.poll() is None:
+                with suppress(OSError):  # it has ended
+                    os.killpg(process.pid, signal.SIGKILL)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for line in lines:
         log.info("analyse: %s", line)
