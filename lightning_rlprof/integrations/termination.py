@@ -100,10 +100,9 @@ class Termination:
                     _end_by_signal()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._pid:  # not in a child that was forked just now
-            if self._hears():
-                return  # the listener works
-            self._work()
+        if self._hears():
+            return  # the listener works
+        self._work()
         _end_by_signal()
 
     def _work(self) -> None:
@@ -119,10 +118,25 @@ class _Installed:
 
 
 def _watch_forks() -> None:
-    """Let the signal end forked children as before."""
+    """Let the signal end forked children as before, also one that comes as soon as they exist."""
     if not _Installed.watches_forks:
-        os.register_at_fork(after_in_child=_restore_in_child)
+        os.register_at_fork(
+            before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child
+        )
         _Installed.watches_forks = True
+
+
+_forking = threading.local()  # what a thread that forks has blocked before
+
+
+def _block() -> None:
+    if _Installed.here is not None:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _unblock() -> None:
+    if (mask := vars(_forking).pop("mask", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _restore_in_child() -> None:
@@ -133,6 +147,7 @@ def _restore_in_child() -> None:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         here._end = bool
         _Installed.here = None
+    _unblock()
 
 
 def _end_by_signal() -> None:
