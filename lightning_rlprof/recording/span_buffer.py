@@ -60,12 +60,10 @@ class Counted(NamedTuple):
     Attributes:
         total: Its sum.
         ns: Nanoseconds in which at least one span that carries it was open.
-        spans: How many these are.
     """
 
     total: Number = 0
     ns: int = 0
-    spans: int = 0
 
 
 class StepTotals(NamedTuple):
@@ -530,7 +528,7 @@ class Tally:
         for (stage, counter), spent in self._spent.items():
             ns = spent.within(low, high)
             if counter:
-                counts[stage, counter] = Counted(spent.total, ns, spent.spans)
+                counts[stage, counter] = Counted(spent.total, ns)
             else:
                 stages[stage] = ns
         length = high - low - self._apart.within(low, high)
@@ -567,18 +565,16 @@ class _Union:
     """Intervals that come in the order of their ends, to ask for how long one at least is open.
 
     Attributes:
-        spans: How many were added.
         total: Sum of their values.
     """
 
     def __init__(self) -> None:
-        self.spans = 0
         self.total: Number = 0
         self._apart: list[tuple[int, int]] = []
         self._done_ns = 0
 
     def add(self, start: int, end: int, value: Number = 0) -> None:
-        self.spans, self.total, apart = self.spans + 1, self.total + value, self._apart
+        self.total, apart = self.total + value, self._apart
         while apart and apart[-1][1] > start:
             start = min(start, apart.pop()[0])
         apart.append((start, end))
@@ -662,10 +658,8 @@ class StageSums:
         self.stages.update(step.stages)
         for key, counted in step.counts.items():
             if key[1] in _SUMMED:
-                total, ns, spans = self.counts.get(key, Counted())
-                self.counts[key] = Counted(
-                    total + counted.total, ns + counted.ns, spans + counted.spans
-                )
+                total, ns = self.counts.get(key, Counted())
+                self.counts[key] = Counted(total + counted.total, ns + counted.ns)
 
     def metrics(self) -> dict[str, float]:
         """Return means per step in seconds, shares, tokens per second, and memory."""

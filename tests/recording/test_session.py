@@ -184,7 +184,7 @@ def test_totals_of_a_step_are_there_when_it_ended(start, clock):
     thread.join()
     session.record(Marker("backward", "region"), 0, 5)
     session.end_step()
-    counts = {("actor_generate", "tokens"): (7, 20, 2)}
+    counts = {("actor_generate", "tokens"): (7, 20)}
     assert session.step_totals == (20, False, {"actor_generate": 20}, counts)
 
 

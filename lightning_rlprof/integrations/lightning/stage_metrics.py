@@ -9,8 +9,6 @@ from typing import Any
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.efficiency.throughput import (
     counted_flops,
-    decode_bytes,
-    generates,
     model_from,
     recorded_model,
 )
@@ -24,7 +22,7 @@ from lightning_rlprof.integrations.lightning.profiler_callback import (
 from lightning_rlprof.recording import accelerator
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current
-from lightning_rlprof.recording.span_buffer import RATE, Counted, StageSums, StepTotals
+from lightning_rlprof.recording.span_buffer import RATE, StageSums, StepTotals
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.system.process import resident_bytes
 
@@ -40,9 +38,6 @@ class StageMetrics(Callback):
     - ``rlprof/<stage>_share``: share of the step.
     - ``rlprof/<stage>_tokens_per_s``: for stages that count ``tokens``, over the spans that do.
     - ``rlprof/<stage>_mfu``: share of the device's peak, from 0 to 1, of what `throughput` says.
-    - ``rlprof/<stage>_bandwidth``: share of the device's memory bandwidth that decoding reads at
-      least, of stages that generate and count ``tokens`` and ``samples``, with a ``model`` in the
-      configuration.
 
     Validations are left out of all of these.
 
@@ -132,9 +127,7 @@ class StageMetrics(Callback):
         """Return the metrics of some steps, on rank 0 over all ranks."""
         sums, device, model = row.shown, recorded_device(header), self._model(header)
         peak = self._peak_tflops or (device.tflops if device else None)
-        gb_s = device.gb_s if device else None
-        rates = _mfu(sums, self._parameters, peak, model) | _bandwidth(sums, gb_s, model)
-        own = {**sums.metrics(), **rates}
+        own = {**sums.metrics(), **_mfu(sums, self._parameters, peak, model)}
         try:
             return self._ranks.combined(own, header)
         except Exception as error:  # the connection to the other ranks
@@ -196,29 +189,12 @@ def _mfu(
 
     What is above the peak is left out: its FLOPs or tokens are wrong.
     """
-    found, counts = {}, {key: (each.total, each.ns) for key, each in sums.counts.items()}
+    found = {}
     for stage in sums.stages if peak else ():
         size = parameters.get(stage, parameters.get(""))
-        flops, ns = counted_flops(stage, counts, model, size) or (0, 0)
+        flops, ns = counted_flops(stage, sums.counts, model, size) or (0, 0)
         if ns and peak and 0 <= flops / ns / 1_000 <= peak:
             found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
-    return found
-
-
-def _bandwidth(sums: StageSums, gb_s: float | None, model: Model | None) -> dict[str, float]:
-    """Return the share of the memory's bandwidth that decoding reads at least, of each stage.
-
-    What is above the bandwidth is left out, as in `_mfu`.
-    """
-    found = {}
-    for stage in filter(generates, sums.stages if model and gb_s else ()):
-        tokens = sums.counts.get((stage, "tokens"), Counted())
-        samples = sums.counts.get((stage, "samples"), Counted())
-        if model and gb_s and tokens.ns and samples.total and tokens.total:
-            read = decode_bytes(model, tokens.total, samples.total, samples.spans)
-            share = read / tokens.ns / gb_s
-            if share <= 1:
-                found[f"rlprof/{stage}_bandwidth"] = share
     return found
 
 
