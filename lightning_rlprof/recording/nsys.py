@@ -317,9 +317,7 @@ def folder_of(config: NsightConfig) -> Path | None:
     try:
         return Path(context.get_temp_dir(), context.get_session_name(), "logs", "nsight")
     except AttributeError:  # an older Ray, which has no public way to tell
-        node = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
-        told = getattr(node, "get_session_dir_path", None)
-        return latest_folder() if told is None else Path(told(), "logs", "nsight")
+        return latest_folder()
 
 
 def latest_folder() -> Path:

@@ -376,7 +376,8 @@ class Session:
         helpers: Callable[["Session"], Helpers] | None = None,
     ) -> None:
         with _Process.lock:
-            _refuse_a_second()
+            if other := running():
+                raise AlreadyRecordingError(other)
             _watch_forks()
             self.owner = owner or Owner()
             self.owner.begin()
@@ -977,11 +978,6 @@ def _safely(part: Callable[[], object], what: str = "the run could not be finish
 def _remove_empty(run: Path) -> None:
     with suppress(OSError):  # It stays if other ranks or captures have files there.
         run.rmdir()
-
-
-def _refuse_a_second() -> None:
-    if other := running():
-        raise AlreadyRecordingError(other)
 
 
 def _watch_forks() -> None:

@@ -124,11 +124,6 @@ def open_now(since: int) -> list[Span]:
     return sorted(around, key=attrgetter("id"))[:_MAX_SPANS]
 
 
-def open_in(since: int, thread: int) -> tuple[tuple[str, str], ...]:
-    """Return name and kind of each open span of a thread, outermost first."""
-    return tuple((span.name, span.kind) for span in open_now(since) if span.thread == thread)
-
-
 class StackSampler:
     """Sample the stack of the training thread 20 times a second while there is a reason to.
 
@@ -201,16 +196,16 @@ class StackSampler:
         if request is None:
             return
         session.buffer.flush_if_free()
-        spans = tuple((span.name, span.start_ns) for span in self._open(thread))
+        spans = tuple(
+            (span.name, span.start_ns)
+            for span in open_now(self._since)
+            if span.thread == thread and span.kind in ("stage", "region")
+        )
         answer = StackAnswer(
             request.id, thread, tuple((at, place) for at, _, place in samples), spans
         )
         with suppress(OSError):  # Who asked waits for it, and says so.
             write_stack_answer(session.run, session.header.rank, answer)
-
-    def _open(self, thread: int) -> list[Span]:
-        kinds = ("stage", "region")
-        return [one for one in open_now(self._since) if one.thread == thread and one.kind in kinds]
 
     def _new_request(self) -> StackRequest | None:
         stamp = stamp_of(stack_request_file(self._session.run))

@@ -15,7 +15,6 @@ from lightning_rlprof.recording.open_spans import numbers
 from lightning_rlprof.recording.stacks import (
     StackSampler,
     child_processes,
-    open_in,
     open_now,
     thread_stacks,
 )
@@ -189,7 +188,8 @@ class Watchdog:
         if quiet_s < self._timeout_s or self._alarms == len(_TIMES_REPORTED):
             return False
         if self._open is None:
-            self._open = open_in(self._first, self._session.training_thread)
+            thread, spans = self._session.training_thread, open_now(self._first)
+            self._open = tuple((one.name, one.kind) for one in spans if one.thread == thread)
         return quiet_s >= self._limit_s() * _TIMES_REPORTED[self._alarms] and not self._is_excused()
 
     def _has_progress(self) -> bool:

@@ -121,13 +121,10 @@ def _type_of(annotation: Any) -> Any:
     """Return a type that accepts all that a field does, and is as narrow as a reader can check."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return dict[str, Any]
-    parts = get_args(annotation) if _is_union(annotation) else (annotation,)
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    parts = get_args(annotation) if is_union else (annotation,)
     is_plain = all(part in _PLAIN or get_origin(part) is Literal for part in parts)
     return annotation if is_plain else Any
-
-
-def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, types.UnionType)
 
 
 class ProfilerCallback(Callback):

@@ -160,8 +160,8 @@ class TorchProfilerRecorder(Recorder):
             self._remark = set_injection_aside()
         self._out = Path()
         self._window: TorchWindow | None = None
-        self._memory = HostMemory()
-        self._exporter = TraceExporter(self._tell, self._memory.release)
+        self._used = memory_count()
+        self._exporter = TraceExporter(self._tell)
 
     def __reduce__(self) -> tuple[Callable[..., Recorder], tuple[ProfilerConfig, Header, int]]:
         return (TorchProfilerRecorder, (self._config, self._header, self._max_events))
@@ -247,7 +247,7 @@ class TorchProfilerRecorder(Recorder):
         """Return the budget of a profiler that starts now."""
         shapes = self._config.integrated.profile_record_shapes
         size = event_bytes(with_stack=self._with_stack, record_shapes=shapes)
-        return Budget(self._memory, size, self._max_events, self.max_bytes())
+        return Budget(self._used, size, self._max_events, self.max_bytes())
 
     def max_bytes(self) -> int | None:
         """Return the most that stopping may take: this rank's part of half of what is available."""
@@ -274,7 +274,7 @@ class TorchProfilerRecorder(Recorder):
         if cycle.taken:
             text = f"{name} was not written: another torch profiler ran during the capture"
             self.note(Code.TRACE_LOST, text, trace=name)
-            self._memory.release(held)
+            release(held)
             return
         self._exporter.write(held, self._out / name, kernels=self._on_device)
 
@@ -464,7 +464,7 @@ class TorchWindow:
         if self.scheduled:
             last = self.mini_batches - 1  # without the current one, which is not complete
             cycle.batches = f"mb{cycle.first}" + (f"-{last}" if last > cycle.first else "")
-        cycle.device_full = _device_is_full()
+        cycle.device_full = bool(getattr(torch.autograd, "_is_kineto_stopped", bool)())
         cycle.taken = not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         if not cycle.taken:  # otherwise torch 2.6 refuses to stop it
             cycle.profiler.stop_trace()
@@ -498,10 +498,6 @@ def _end_open_rows() -> None:
     for one in gc.get_referrers(record_function):
         if type(one) is record_function and one.record is not None:
             one.__exit__(None, None, None)
-
-
-def _device_is_full() -> bool:
-    return bool(getattr(torch.autograd, "_is_kineto_stopped", bool)())
 
 
 def event_bytes(*, with_stack: bool, record_shapes: bool) -> tuple[int, int]:
@@ -547,26 +543,24 @@ class _Mallinfo(ctypes.Structure):
     )
 
 
-class HostMemory:
-    """Memory allocated by this process, as its allocator counts it.
+def release(held: list[Any]) -> None:
+    """Clear a list and return its memory to the host.
+
+    Freeing a stopped capture takes about 1 µs per event and holds the GIL. Without
+    `give_back` glibc would keep nearly all of the memory.
+    """
+    held.clear()
+    give_back()
+
+
+def memory_count() -> Callable[[], int | None]:
+    """Return what counts the bytes that this process has, in 0.03 to 2 ms; None if not on Linux.
 
     glibc's count is exact. It excludes large blocks (above 128 KiB to 32 MiB) that are mapped one
     by one: a training's tensors are such blocks, events never are. With another allocator, the
     resident memory is used. That was up to 17 times too high: it includes the gaps between blocks.
     """
-
-    def __init__(self) -> None:
-        self.used: Callable[[], int | None] = _glibc() or resident_bytes
-        """Returns the bytes, in 0.03 to 2 ms; None if not on Linux."""
-
-    def release(self, held: list[Any]) -> None:
-        """Clear a list and return its memory to the host.
-
-        Freeing a stopped capture takes about 1 µs per event and holds the GIL. Without
-        `give_back` glibc would keep nearly all of the memory.
-        """
-        held.clear()
-        give_back()
+    return _glibc() or resident_bytes
 
 
 def _glibc() -> Callable[[], int] | None:
@@ -585,22 +579,26 @@ class Budget:
     """The maximum number of events of one capture, which starts now.
 
     Args:
-        memory: The memory of this process.
+        used: Counts the memory of this process, see `memory_count`.
         size: Bytes per event, from `event_bytes`.
         max_events: Maximum number of events.
         max_bytes: Maximum bytes that stopping may allocate; None for no limit.
     """
 
     def __init__(
-        self, memory: HostMemory, size: tuple[int, int], max_events: int, max_bytes: int | None
+        self,
+        used: Callable[[], int | None],
+        size: tuple[int, int],
+        max_events: int,
+        max_bytes: int | None,
     ) -> None:
-        self._memory, self._size = memory, size
+        self._used, self._size = used, size
         self._max_events, self._max_bytes = max_events, max_bytes
-        self._start = memory.used()
+        self._start = used()
 
     def exceeded(self) -> str | None:
         """Return which limit is exceeded, as text; None while the events fit."""
-        now = self._memory.used()
+        now = self._used()
         if now is None or self._start is None:
             return None
         recorded, stopped = self._size
@@ -656,11 +654,10 @@ class TraceExporter:
 
     Args:
         note: Tells the run's reader what went wrong; from any thread.
-        release: Frees what a list holds.
     """
 
-    def __init__(self, note: Notes, release: Callable[[list[Any]], None]) -> None:
-        self._note, self._release = note, release
+    def __init__(self, note: Notes) -> None:
+        self._note = note
         self._last: threading.Thread | None = None
         self._told = False
 
@@ -679,7 +676,7 @@ class TraceExporter:
             self._lost(path, error)
             return
         finally:
-            self._release(held)
+            release(held)
         self._last = threading.Thread(
             target=self._compress, args=(plain, path, kernels, self._last), name="rlprof-compress"
         )

@@ -8,9 +8,10 @@ import pytest
 from lightning_rlprof.recording.recorders import torch_profiler as event_budget
 from lightning_rlprof.recording.recorders.torch_profiler import (
     Budget,
-    HostMemory,
     available_bytes,
     event_bytes,
+    memory_count,
+    release,
 )
 from lightning_rlprof.system.process import resident_bytes
 
@@ -28,7 +29,7 @@ class Used:
 
 
 def budget(*used: int | None, events: int = 1_000, most: int | None = None) -> Budget:
-    return Budget(Used(*used), SIZE, events, most)  # type: ignore[arg-type]
+    return Budget(Used(*used).used, SIZE, events, most)
 
 
 def test_events_are_the_growth_by_their_size() -> None:
@@ -62,24 +63,23 @@ def test_contents_make_events_bigger() -> None:
 
 
 def test_memory_in_use_grows_by_what_is_kept_and_shrinks_when_it_is_released() -> None:
-    memory = HostMemory()
-    before = memory.used()
+    used = memory_count()
+    before = used()
     assert before is not None
     held = [bytes(1_000) for _ in range(10_000)]  # each in a block of malloc's
-    grown = (memory.used() or 0) - before
+    grown = (used() or 0) - before
     assert 10_000_000 <= grown < 12_000_000
-    memory.release(held)
+    release(held)
     assert held == []
-    assert (memory.used() or 0) - before < 1_000_000
+    assert (used() or 0) - before < 1_000_000
 
 
 def test_released_memory_goes_back_to_the_host_though_some_behind_it_is_kept() -> None:
-    memory = HostMemory()
     held = [bytes(1_000) for _ in range(50_000)]
     behind = [bytes(1_000) for _ in range(100)]
     before = resident_bytes()
     assert before is not None
-    memory.release(held)
+    release(held)
     assert before - (resident_bytes() or 0) > 40_000_000
     assert len(behind) == 100
 
@@ -88,12 +88,12 @@ def test_another_allocator_is_asked_by_its_resident_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(event_budget, "_glibc", lambda: None)
-    memory = HostMemory()
-    before = memory.used()
+    used = memory_count()
+    before = used()
     assert before is not None
     assert before > 10_000_000
     held = bytearray(50_000_000)
-    assert 45_000_000 < (memory.used() or 0) - before < 60_000_000
+    assert 45_000_000 < (used() or 0) - before < 60_000_000
     assert len(held) == 50_000_000
 
 

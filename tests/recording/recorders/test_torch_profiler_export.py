@@ -45,7 +45,7 @@ class Exports:
     def __init__(self) -> None:
         self.notes: list[tuple[str, str]] = []
         self.exporter = TraceExporter(
-            lambda code, text, **facts: self.notes.append((level_of(code), text)), list.clear
+            lambda code, text, **facts: self.notes.append((level_of(code), text))
         )
 
     def write(self, trace: Any, path: Path, *, kernels: bool = False) -> list[Any]:
