@@ -631,10 +631,7 @@ class Session:
 
     @_harmless
     def _metrics(self) -> dict[str, float]:
-        sums = StageSums()
-        if self.step_totals.ns:
-            sums.add(self.step_totals)
-        return sums.metrics()
+        return StageSums([self.step_totals] if self.step_totals.ns else []).metrics()
 
     @property
     def step_totals(self) -> StepTotals:

@@ -51,8 +51,6 @@ _RETURNED = "numbers that a recorder should have returned:"
 RATE = "_tokens_per_s"
 """End of the names of metrics that are sums over ranks."""
 
-_SUMMED = ("tokens", "samples", "flops")
-
 
 class Counted(NamedTuple):
     """A counter of a stage.
@@ -640,29 +638,18 @@ class StageSums:
         counts: Its counters, by stage and name.
     """
 
-    def __init__(self) -> None:
-        self.steps = self._ns = 0
-        self._memory_gb: float | None = None
+    def __init__(self, steps: Sequence[StepTotals]) -> None:
+        self.steps, self._ns = len(steps), sum(step.ns for step in steps)
         self.stages = Counter[str]()
         self.counts: dict[tuple[str, str], Counted] = {}
-
-    def reach(self, memory_gb: float | None) -> None:
-        """Add an amount of memory, of which the highest counts."""
-        if memory_gb is not None:
-            self._memory_gb = max(memory_gb, self._memory_gb or 0.0)
-
-    def add(self, step: StepTotals) -> None:
-        """Add a step."""
-        self.steps += 1
-        self._ns += step.ns
-        self.stages.update(step.stages)
-        for key, counted in step.counts.items():
-            if key[1] in _SUMMED:
+        for step in steps:
+            self.stages.update(step.stages)
+            for key, counted in step.counts.items():
                 total, ns = self.counts.get(key, Counted())
                 self.counts[key] = Counted(total + counted.total, ns + counted.ns)
 
     def metrics(self) -> dict[str, float]:
-        """Return means per step in seconds, shares, tokens per second, and memory."""
+        """Return means per step in seconds, shares, and tokens per second."""
         found = {}
         for stage, ns in self.stages.items():
             found[f"rlprof/{stage}_s"] = ns / self.steps / 1e9
@@ -672,6 +659,4 @@ class StageSums:
                 found[f"rlprof/{stage}{RATE}"] = tokens.total / (tokens.ns / 1e9)
         if self.steps:  # The step comes after the stages, one of which may be called "step".
             found["rlprof/step_s"] = self._ns / self.steps / 1e9
-        if self._memory_gb is not None:
-            found["rlprof/peak_memory_gb"] = self._memory_gb
         return found

@@ -85,14 +85,15 @@ class StageMetrics(Callback):
                 if value is not None and not 0 < value < 1e18:
                     raise ConfigError(f"{name}={value} must be above 0 and below 1e18")
         self._parameters, self._peak_tflops = by_stage, peak_tflops
-        self._row, self._ranks = _Row(), _Ranks()
+        self._row: list[tuple[StepTotals, float | None]] = []  # steps since the last row, memory
+        self._ranks = _Ranks()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse a Trainer without a ProfilerCallback, and one in the other order."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         ours = [one for one in trainer.callbacks if isinstance(one, ProfilerCallback)]
         # Lightning puts that of RLPROF=1 behind all others, where it serves as well.
-        self._row, self._ranks = _Row(), _Ranks()
+        self._row, self._ranks = [], _Ranks()
         if stage == "fit" and not any(one in before or one.by_environment for one in ours):
             raise ConfigError(
                 "StageMetrics needs a ProfilerCallback before it: "
@@ -109,13 +110,15 @@ class StageMetrics(Callback):
         if session is None or not session.step_totals.ns or session.step_totals is self._seen:
             return
         self._seen = totals = session.step_totals
-        self._row.add(totals, _memory_gb(session.header.device, keep_peak=totals.captured))
         # Not log_dict: it repeats the last value of a stage in steps that did not have it.
         loop = trainer.fit_loop
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
-        if every and (x + 1) % every == 0 and not loop._should_accumulate():
-            row, self._row = self._row, _Row()
-            metrics = self._metrics(row, session.header)
+        if not every:
+            return
+        memory_gb = _memory_gb(session.header.device, keep_peak=totals.captured)
+        self._row.append((totals, memory_gb))
+        if (x + 1) % every == 0 and not loop._should_accumulate():
+            metrics = self._metrics(session.header)
             # A logger of the user's own may know nothing of ranks.
             for logger in trainer.loggers if trainer.is_global_zero else ():
                 try:
@@ -123,11 +126,16 @@ class StageMetrics(Callback):
                 except Exception as error:  # the others get theirs
                     self.give_up(error)
 
-    def _metrics(self, row: "_Row", header: Header) -> dict[str, float]:
-        """Return the metrics of some steps, on rank 0 over all ranks."""
-        sums, device, model = row.shown, recorded_device(header), self._model(header)
+    def _metrics(self, header: Header) -> dict[str, float]:
+        """Return the metrics of the steps since the last row, on rank 0 over all ranks."""
+        row, self._row = self._row, []
+        steps, memory = [totals for totals, _ in row], [gb for _, gb in row if gb is not None]
+        sums = StageSums([totals for totals in steps if not totals.captured] or steps)
+        device, model = recorded_device(header), self._model(header)
         peak = self._peak_tflops or (device.tflops if device else None)
         own = {**sums.metrics(), **_mfu(sums, self._parameters, peak, model)}
+        if memory:  # the highest, also where times are left out
+            own["rlprof/peak_memory_gb"] = max(memory)
         try:
             return self._ranks.combined(own, header)
         except Exception as error:  # the connection to the other ranks
@@ -149,24 +157,6 @@ class StageMetrics(Callback):
         if not self._failed:
             log.warning("stage metrics could not be logged: %s", error, exc_info=error)
         self._failed = True
-
-
-class _Row:
-    """Steps that a row is of: those without a capture, and those with one."""
-
-    def __init__(self) -> None:
-        self._sums, self._captured = StageSums(), StageSums()
-
-    def add(self, totals: StepTotals, memory_gb: float | None) -> None:
-        """Add a step."""
-        (self._captured if totals.captured else self._sums).add(totals)
-        for sums in (self._sums, self._captured):  # the highest, also where times are left out
-            sums.reach(memory_gb)
-
-    @property
-    def shown(self) -> StageSums:
-        """Those whose times count."""
-        return self._sums if self._sums.steps else self._captured
 
 
 def _log(logger: Any, metrics: Mapping[str, float], x: int) -> None:
