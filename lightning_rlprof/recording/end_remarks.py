@@ -142,17 +142,13 @@ class ChildMarks:
 
     def remark(self) -> list[Remark]:
         """Say it, in the parent, and forget it."""
-        path, self.path = self.path, ""
-        if not path:
-            return []
-        if os.environ.get(CHILD_MARKS) == path:
+        path, self.path, text = self.path, "", ""
+        if path and os.environ.get(CHILD_MARKS) == path:
             del os.environ[CHILD_MARKS]
-        try:
+        with suppress(OSError):
             with open_file(Path(path)) as file:
                 text = file.readline(_MAX_BYTES_OF_A_CHILD).decode("utf-8", "ignore").strip()
             os.unlink(path)
-        except OSError:
-            return []
         if not text:
             return []
         whole = (

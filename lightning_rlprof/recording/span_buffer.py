@@ -289,7 +289,7 @@ class Buffer:
                 spent[span.thread] = spent.get(span.thread, 0) + span.duration_ns
         if spent and self._thread not in spent:
             self._thread = max(spent, key=spent.__getitem__)
-            self._tally.follow(self._thread)
+            self._tally.thread = self._thread
         return self._thread
 
     @property
@@ -367,7 +367,7 @@ class Buffer:
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""
         self._lock, self._writes = threading.RLock(), True  # Another thread may have held the lock.
-        self.append = _ignore  # Optimizers may add spans for long.
+        self.append = bool  # It keeps nothing: optimizers may add spans for long.
         self._close_file()
 
     def totals(self) -> StepTotals:
@@ -483,26 +483,22 @@ class Tally:
     """Adds up the spans of a step.
 
     Args:
-        thread: Identity of the thread whose spans count.
+        thread: Identity of the thread whose spans count from now on.
     """
 
     def __init__(self, thread: int) -> None:
-        self._thread = thread
+        self.thread = thread
         self._step: tuple[int, int] | None = None
         self._captured = False
         self._spent: dict[tuple[str, str], _Union] = {}  # The counter "" is of all spans.
         self._apart = _Union()  # Validations are not training.
-
-    def follow(self, thread: int) -> None:
-        """Let the spans of another thread count from now on."""
-        self._thread = thread
 
     def add(self, spans: Iterable[Span]) -> None:
         """Add spans in the order in which they ended; those before the step are left out.
 
         So are those in validations.
         """
-        own = [span for span in spans if span.thread == self._thread]
+        own = [span for span in spans if span.thread == self.thread]
         began = 0
         for span in own:
             counters = span.counters or {}
@@ -623,10 +619,6 @@ def open_writer(run: Path, header: Header) -> TraceWriter:
             f"integrated.profile_save_path: {run} cannot be written ({error.strerror}); "
             "choose a directory that this process may write"
         ) from error
-
-
-def _ignore(span: Span) -> None:
-    pass
 
 
 class StageSums:

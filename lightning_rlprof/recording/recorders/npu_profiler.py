@@ -50,7 +50,6 @@ _CURES = {
     "op_attr": "needs integrated.profile_export_type: db",
     **dict.fromkeys(_FILTERS, "needs integrated.mstx: true"),
 }
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def analyse_captures(
@@ -355,7 +354,6 @@ def npu_module(name: str) -> Any:
     Raises:
         RecorderError: torch_npu or CANN is missing or broken.
     """
-    before = os.environ.get(_AUTOLOAD)
     try:
         return import_module(f"torch_npu.{name}")
     except Exception as error:  # without CANN: ImportError, RuntimeError, and a bare Exception, too
@@ -364,9 +362,3 @@ def npu_module(name: str) -> Any:
             f"torch_npu on a machine with CANN is required ({reason[0]}): "
             'pip install "lightning-rlprof[npu]", and source set_env.sh of CANN'
         ) from error
-    finally:
-        # A failed import leaves this at 0, and child processes would inherit that.
-        if before is None:
-            os.environ.pop(_AUTOLOAD, None)
-        else:
-            os.environ[_AUTOLOAD] = before
