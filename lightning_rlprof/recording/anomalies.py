@@ -93,9 +93,7 @@ class Anomalies:
 
     def add(self, step: int, ns: int, facts: StepFacts) -> Anomaly | None:
         """Return what a step shows; its time must be above 0."""
-        times = self._times.get(facts.counter)
-        if times is None:
-            times = self._times[facts.counter] = StepTimes(facts.counter)
+        times = self._times.setdefault(facts.counter, StepTimes(facts.counter))
         found = times.add(step, ns, facts.work)
         if found is not None:
             for each in self._times.values():

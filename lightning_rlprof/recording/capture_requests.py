@@ -90,19 +90,15 @@ class CaptureRequests:
         self._open: CaptureRequest | None = None
         self._count = 0
         learns = run.config.capture_anomalies and not run.header.rank
-        self._learned = Anomalies() if learns else None
+        self.learned = Anomalies() if learns else None
+        """What learns how long steps take; None if this rank looks for no unusual ones."""
         self._anomalies: list[int] = []  # They are the times at which each was found.
-
-    @property
-    def learns(self) -> bool:
-        """Whether this rank looks for unusual steps."""
-        return self._learned is not None
 
     def learn(self, step: int, ns: int, now_ns: int, spans: Iterable[Span]) -> None:
         """Let a step that was not captured count, unless it had a validation; it may be unusual."""
-        if self._learned is None or ns <= 0 or (facts := facts_of(spans)).validated:
+        if self.learned is None or ns <= 0 or (facts := facts_of(spans)).validated:
             return
-        if (found := self._learned.add(step, ns, facts)) is None:
+        if (found := self.learned.add(step, ns, facts)) is None:
             return
         lately = [time for time in self._anomalies if time > now_ns - _HOUR_NS]
         if len(self._anomalies) >= _ANOMALIES or len(lately) >= _PER_HOUR:
@@ -135,7 +131,8 @@ class CaptureRequests:
             text = f"{why}; the capture cannot be requested: {error}"
             self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
             return False
-        text = f"{why}; requested a capture of {_where(request)}{_on(ranks)}"
+        shown = "" if ranks is None else f" on ranks {', '.join(map(str, ranks))}"
+        text = f"{why}; requested a capture of {_where(request)}{shown}"
         self._run.note(Code.CAPTURE_REQUESTED, text, **_facts(request), **facts)
         if self._relay is not None:
             self._relay.send(request)
@@ -271,10 +268,6 @@ def _where(request: CaptureRequest) -> str:
     if request.steps == 1:
         return f"step {request.first_step}"
     return f"steps {request.first_step} to {request.last_step}"
-
-
-def _on(ranks: Sequence[int] | None) -> str:
-    return "" if ranks is None else f" on ranks {', '.join(map(str, ranks))}"
 
 
 class StoreRelay:

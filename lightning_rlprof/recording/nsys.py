@@ -263,10 +263,8 @@ class Source:
         if not self.captures:
             return [] if found or any(self.home.glob(f"*{_SUFFIX}")) else [0]
         there = {number or 1 for number in found}
-        return [number for number in self.captures if not (number in there or self._home(number))]
-
-    def _home(self, number: int) -> bool:
-        return (self.home / f"{self.stem(number)}{_SUFFIX}").exists()
+        there |= {n for n in self.captures if (self.home / f"{self.stem(n)}{_SUFFIX}").exists()}
+        return [number for number in self.captures if number not in there]
 
 
 class _Look(NamedTuple):

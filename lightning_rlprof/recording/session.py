@@ -466,7 +466,11 @@ class Session:
 
     def _ask_for_captures(self, start: int | None, end: int) -> None:
         requests = self._windows.requests
-        if requests.learns and start is not None and not self._windows.capture.saw(self.step):
+        if (
+            requests.learned is not None
+            and start is not None
+            and not self._windows.capture.saw(self.step)
+        ):
             requests.learn(self.step, end - start, end, self.buffer.last_step())
         requests.after(self.step, end)
 
