@@ -95,8 +95,8 @@ class CaptureRequests:
         self._anomalies: list[int] = []  # They are the times at which each was found.
 
     def learn(self, step: int, ns: int, now_ns: int, spans: Iterable[Span]) -> None:
-        """Let a step that was not captured count, unless it had a validation; it may be unusual."""
-        if self.learned is None or ns <= 0 or (facts := facts_of(spans)).validated:
+        """Let a step count unless it was captured or evaluated; it may be unusual."""
+        if self.learned is None or ns <= 0 or (facts := facts_of(spans)).evaluated:
             return
         if (found := self.learned.add(step, ns, facts)) is None:
             return
