@@ -1,14 +1,11 @@
 """The verbs that print analyses of a run.
 
-They are show, findings, stragglers, whatif and whatif check.
+They are show, findings, stragglers and whatif.
 """
 
-import json
 import math
 import shlex
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from inspect import signature
@@ -27,7 +24,6 @@ from lightning_rlprof.cli.open_run import (
     answer,
     complete_analysis,
     complete_problem,
-    complete_run,
     complete_run_or_analysis,
     complete_stage,
     is_absent,
@@ -35,7 +31,7 @@ from lightning_rlprof.cli.open_run import (
     run_at,
 )
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import RemotePath, place
+from lightning_rlprof.system.location import place
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.catalog import Analysis
@@ -75,14 +71,13 @@ SampleNumber = Annotated[
 class _Part(str, Enum):  # Typer takes no list of literals
     RANK = "rank"
     STEP = "step"
-    SAMPLE = "sample"
 
 
 By = Annotated[
     list[_Part] | None,
     option(
         "PART",
-        "One row for each: rank or step in ledger, rank or sample in critical_path (repeatable)",
+        "One row for each: rank or step in ledger, rank in critical_path (repeatable)",
     ),
 ]
 Price = Annotated[float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")]
@@ -98,7 +93,7 @@ _OPTIONS = (
     ("--currency", "currency", "ledger"),
 )
 _EXAMPLES = {"--params": "7.6e9", "--peak-tflops": "989"}
-_PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank", "sample")}
+_PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank",)}
 _NEXT = {"ledger": "findings", "critical_path": "whatif"}  # the verb to ask after an analysis
 
 
@@ -201,7 +196,7 @@ def _tables(
         tables, facts = _ledger(spans, by, **given)
         return _of_rank(tables, rank, name), facts
     if name == "critical_path":
-        given |= {"per_rank": "rank" in by, "per_sample": "sample" in by}
+        given["per_rank"] = "rank" in by
     run = ANALYSES[name].run
     if rank is not None and "ranks" in signature(run).parameters:
         return [run(spans, ranks=[rank], **given)], {}  # type: ignore[call-arg]
@@ -398,6 +393,8 @@ def _print_cards(found: "Diagnosis", spans: "Spans") -> list[str]:
 def _print_undecided(found: "Diagnosis", spans: "Spans", *, every: bool) -> None:
     if found.explained:
         console.status(f"Explained by another: {', '.join(found.explained)}", "dim")
+    if found.unknown:
+        console.status(f"ignore_findings has ids that do not exist: {', '.join(found.unknown)}")
     if not found.undecided:
         return
     if not every:
@@ -460,9 +457,6 @@ def stragglers(run: Run = SAVE_PATH) -> None:
     answer(spans, [find(spans)], "stragglers", then=("whatif", run))
 
 
-_PREDICTIONS = "predictions.jsonl"
-_MOST_BYTES = 1 << 26
-
 Speedup = Annotated[
     list[str] | None,
     option("STAGE=N", "Make a stage N times as fast (repeatable)", autocompletion=complete_stage),
@@ -481,9 +475,7 @@ Overlap = Annotated[
 StopRolloutAt = Annotated[
     float | None, option("SHARE", "End each rollout at this share of its requests (0 to 1)")
 ]
-MaxTokens = Annotated[int | None, option("N", "Cap each response at N tokens")]
 AddReplicas = Annotated[int | None, option("N", "Add N rollout replicas")]
-Save = Annotated[bool, typer.Option("--save", help="Save the predictions for rlprof whatif check")]
 
 
 def whatif(
@@ -492,55 +484,27 @@ def whatif(
     remove: Remove = None,
     overlap: Overlap = None,
     stop_rollout_at: StopRolloutAt = None,
-    max_tokens: MaxTokens = None,
     add_replicas: AddReplicas = None,
-    save: Save = False,
 ) -> None:
     """Estimate step time after a change, such as a faster stage.
 
     Changes are: no straggler, a stage sped up, removed or overlapped, another rollout.
 
-    Compare saved predictions with a later run: rlprof whatif check RUN NEW_RUN
-
     Example: rlprof whatif RUN --speedup compute_reward=2 --overlap weight_sync
     """
-    from lightning_rlprof.analysis.whatif.whatif import Rollout
     from lightning_rlprof.analysis.whatif.whatif import whatif as predict
 
     factors = dict(map(_factor, speedup or ()))
     spans = open_run(run)
-    changes = (stop_rollout_at, max_tokens, add_replicas)
     table = predict(
         spans,
         speedup=factors,
         remove=remove or [],
         overlap=overlap or [],
-        rollout=None if changes == (None, None, None) else Rollout(*changes),
+        stop_rollout_at=stop_rollout_at,
+        add_replicas=add_replicas,
     )
-    file = _save(spans, table) if save and table.abstained is None else None
-    facts = {"predictions_file": None if file is None else str(file)}
-    answer(spans, [table], "step time after a change", facts=facts, then=("findings", run))
-    if file is not None:
-        then = f"rlprof whatif check {run} NEW_RUN"
-        console.status(f"Saved predictions to {file}. After the change: {then}")
-
-
-def whatif_check(
-    run: Run,
-    new_run: Annotated[
-        Path,
-        argument("NEW_RUN", "The run after the change", parser=run_at, autocompletion=complete_run),
-    ],
-) -> None:
-    """Compare the saved predictions of a run with a later run.
-
-    Save them first: rlprof whatif RUN --save
-    """
-    from lightning_rlprof.analysis.whatif.whatif import score
-
-    spans = open_run(run)
-    table = score(_saved(_predictions_file(spans)), open_run(new_run))
-    answer(spans, [table], f"predictions compared with {new_run}")
+    answer(spans, [table], "step time after a change", then=("findings", run))
 
 
 def _factor(text: str) -> tuple[str, float]:
@@ -550,51 +514,3 @@ def _factor(text: str) -> tuple[str, float]:
     except ValueError:
         example = "For example --speedup actor_generate=2"
         raise RlprofError(f"--speedup {text} is not STAGE=N", hint=example) from None
-
-
-def _predictions_file(spans: "Spans") -> Path:
-    """Return where predictions are saved: in the run directory, else next to the file."""
-    path = spans.path
-    if isinstance(path, RemotePath):
-        return Path(f"{path.stem}-{_PREDICTIONS}")
-    return path / _PREDICTIONS if path.is_dir() else path.with_name(f"{path.stem}-{_PREDICTIONS}")
-
-
-def _save(spans: "Spans", table: "Table") -> Path:
-    """Append the predictions to the run's file."""
-    from lightning_rlprof.analysis.whatif.whatif import predictions
-    from lightning_rlprof.records.run_directory import mode_made_of
-    from lightning_rlprof.system.files import draft_of, read_inside
-
-    file = _predictions_file(spans)
-    facts = {"unix": int(time.time()), "run": str(spans.path)}
-    lines = [json.dumps(facts | each) + "\n" for each in predictions(table)]
-    try:
-        with draft_of(file, mode_made_of(spans.path)) as part:
-            with suppress(FileNotFoundError):
-                part.write_bytes(read_inside(file.parent, file, _MOST_BYTES))
-            with part.open("a", encoding="utf-8") as stream:
-                stream.writelines(lines)
-    except OSError as error:
-        raise RlprofError(f"cannot save predictions to {file} ({error.strerror})") from error
-    return file
-
-
-def _saved(file: Path) -> list[dict[str, Any]]:
-    """Return the saved predictions; a line that a crash truncated is skipped."""
-    from lightning_rlprof.system.files import read_inside
-
-    hint = "Save predictions first: rlprof whatif RUN --save"
-    try:
-        data = read_inside(file.parent, file, _MOST_BYTES)
-    except FileNotFoundError as error:
-        raise RlprofError(f"no predictions: {file} does not exist", hint=hint) from error
-    except OSError as error:
-        raise RlprofError(f"{file} cannot be read ({error.strerror})") from error
-    saved = []
-    for line in data.splitlines():
-        with suppress(ValueError):
-            saved.append(json.loads(line))
-    if not saved:
-        raise RlprofError(f"no predictions in {file}", hint=hint)
-    return saved

@@ -14,7 +14,6 @@ from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath, local_path, place
@@ -56,7 +55,9 @@ def complete_run_or_analysis(incomplete: str) -> list[str]:
 
 def complete_problem(incomplete: str) -> list[str]:
     """Return the ids of problems and remedies that begin like that."""
-    return [name for name in (*PROBLEM_IDS, *REMEDY_IDS) if name.startswith(incomplete)]
+    from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEMS, REMEDIES
+
+    return [name for name in (*PROBLEMS, *REMEDIES) if name.startswith(incomplete)]
 
 
 def complete_stage(incomplete: str) -> list[str]:

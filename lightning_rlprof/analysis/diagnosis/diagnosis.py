@@ -38,7 +38,7 @@ from lightning_rlprof.analysis.diagnosis.run_problems import (
     RANKS_AND_CHANGES,
 )
 from lightning_rlprof.analysis.diagnosis.stage_problems import DEVICES, ROLLOUTS, WAITS
-from lightning_rlprof.analysis.whatif.whatif import BALANCED, Rollout, whatif
+from lightning_rlprof.analysis.whatif.whatif import BALANCED, whatif
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, rows_of
@@ -96,6 +96,7 @@ class Diagnosis:
         undecided: Problems and remedies that could not be decided.
         explained: Problems that are not listed, as another one explains half of their time.
         ignored: Ids that the configuration leaves out.
+        unknown: Ids that it leaves out and that no problem or remedy has.
         frameworks: Whose settings are shown.
         abstained: Why nothing could be judged; None if it could.
     """
@@ -106,6 +107,7 @@ class Diagnosis:
     undecided: tuple[Undecided, ...] = ()
     explained: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     frameworks: tuple[str, ...] = ()
     abstained: str | None = None
 
@@ -195,6 +197,7 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
         tuple(dict.fromkeys(undecided)),
         tuple(dict.fromkeys(each.id for each in found if each.id not in {own.id for own in kept})),
         tuple(sorted(ignored & known)),
+        tuple(sorted(ignored - known)),
         named,
     )
 
@@ -365,7 +368,7 @@ def _saves(run: Evidence, found: Finding, remedy: Remedy) -> Price | None:
     names, change = [], {"balance": BALANCED, "straggler": _NO_STRAGGLER}.get(remedy.saving, "")
     asked: dict[str, Any] = {}
     if remedy.saving == "tail":
-        change, asked = f"rollout stopped at {_STOP_AT:.0%}", {"rollout": Rollout(stop_at=_STOP_AT)}
+        change, asked = f"rollout stopped at {_STOP_AT:.0%}", {"stop_rollout_at": _STOP_AT}
     elif remedy.saving in ("overlap", "removed"):
         names = _stages_of(run, found)
         if len(names) != 1:
