@@ -1,14 +1,11 @@
 """The verbs that print analyses of a run.
 
-They are show, findings, stragglers, whatif and whatif check.
+They are show, findings, stragglers and whatif.
 """
 
-import json
 import math
 import shlex
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from inspect import signature
@@ -27,7 +24,6 @@ from lightning_rlprof.cli.open_run import (
     answer,
     complete_analysis,
     complete_problem,
-    complete_run,
     complete_run_or_analysis,
     complete_stage,
     is_absent,
@@ -35,7 +31,7 @@ from lightning_rlprof.cli.open_run import (
     run_at,
 )
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import RemotePath, place
+from lightning_rlprof.system.location import place
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.catalog import Analysis
@@ -132,12 +128,8 @@ def show(
     given = _given(name, (params, peak_tflops, model, sample, price, currency), parts)
     spans = open_run(run)
     tables, facts = _tables(name, spans, rank, parts, given)
-    files = _memory_files(spans) if name == "memory" else []
-    facts |= {"files": files} if files else {}
     then = (_NEXT[name], run) if name in _NEXT else ()
     answer(spans, tables, "", facts=facts, rows=_LIMIT, then=then)
-    if not console.is_json():
-        _print_memory_files(files)
 
 
 def _named(name: str) -> str:
@@ -277,43 +269,6 @@ def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
         return bool({"kernels", "memcpy", "calls", "operators"} & spans.tables.keys())
     table = analysis.run(spans)
     return table.abstained is None and len(table.rows) > 0
-
-
-# Names that the recorders give their files (importing them would load torch), and how to read them.
-_MEMORY_FILES = {
-    "snapshot": (
-        "memory-snapshot_rank*.pickle",
-        "Drop a snapshot on https://docs.pytorch.org/memory_viz (it stays in your browser).",
-    ),
-    "timeline": (
-        "memory-timeline.jsonl",
-        "A timeline has one JSON array per sample; its first line names the columns.",
-    ),
-}
-
-
-def _memory_files(spans: "Spans") -> list[dict[str, Any]]:
-    """Return the memory files of each rank and capture."""
-    from lightning_rlprof.records.run_directory import is_inside, rank_directory
-
-    run = spans.path if spans.path.is_dir() else spans.path.parent
-    return [
-        {"what": what, "rank": rank, "capture": path.parent.name, "path": str(path)}
-        for rank in spans.ranks
-        for path in sorted(rank_directory(run, rank).glob("*/memory-*"))
-        if is_inside(run, path)
-        for what, (pattern, _) in _MEMORY_FILES.items()
-        if path.match(pattern)
-    ]
-
-
-def _print_memory_files(files: list[dict[str, Any]]) -> None:
-    for what, (_, how) in _MEMORY_FILES.items():
-        of_kind = [file for file in files if file["what"] == what]
-        for file in of_kind:
-            console.say(f"{what}, rank {file['rank']}, {file['capture']}: {file['path']}")
-        if of_kind:
-            console.say(how, "dim")
 
 
 _MAX_TITLE = 120  # letters; a kernel's name in it has up to thousands
@@ -460,9 +415,6 @@ def stragglers(run: Run = SAVE_PATH) -> None:
     answer(spans, [find(spans)], "stragglers", then=("whatif", run))
 
 
-_PREDICTIONS = "predictions.jsonl"
-_MOST_BYTES = 1 << 26
-
 Speedup = Annotated[
     list[str] | None,
     option("STAGE=N", "Make a stage N times as fast (repeatable)", autocompletion=complete_stage),
@@ -483,7 +435,6 @@ StopRolloutAt = Annotated[
 ]
 MaxTokens = Annotated[int | None, option("N", "Cap each response at N tokens")]
 AddReplicas = Annotated[int | None, option("N", "Add N rollout replicas")]
-Save = Annotated[bool, typer.Option("--save", help="Save the predictions for rlprof whatif check")]
 
 
 def whatif(
@@ -494,13 +445,12 @@ def whatif(
     stop_rollout_at: StopRolloutAt = None,
     max_tokens: MaxTokens = None,
     add_replicas: AddReplicas = None,
-    save: Save = False,
 ) -> None:
     """Estimate step time after a change, such as a faster stage.
 
     Changes are: no straggler, a stage sped up, removed or overlapped, another rollout.
 
-    Compare saved predictions with a later run: rlprof whatif check RUN NEW_RUN
+    After the change, compare the runs: rlprof compare RUN NEW_RUN
 
     Example: rlprof whatif RUN --speedup compute_reward=2 --overlap weight_sync
     """
@@ -517,30 +467,7 @@ def whatif(
         overlap=overlap or [],
         rollout=None if changes == (None, None, None) else Rollout(*changes),
     )
-    file = _save(spans, table) if save and table.abstained is None else None
-    facts = {"predictions_file": None if file is None else str(file)}
-    answer(spans, [table], "step time after a change", facts=facts, then=("findings", run))
-    if file is not None:
-        then = f"rlprof whatif check {run} NEW_RUN"
-        console.status(f"Saved predictions to {file}. After the change: {then}")
-
-
-def whatif_check(
-    run: Run,
-    new_run: Annotated[
-        Path,
-        argument("NEW_RUN", "The run after the change", parser=run_at, autocompletion=complete_run),
-    ],
-) -> None:
-    """Compare the saved predictions of a run with a later run.
-
-    Save them first: rlprof whatif RUN --save
-    """
-    from lightning_rlprof.analysis.whatif.whatif import score
-
-    spans = open_run(run)
-    table = score(_saved(_predictions_file(spans)), open_run(new_run))
-    answer(spans, [table], f"predictions compared with {new_run}")
+    answer(spans, [table], "step time after a change", then=("findings", run))
 
 
 def _factor(text: str) -> tuple[str, float]:
@@ -550,51 +477,3 @@ def _factor(text: str) -> tuple[str, float]:
     except ValueError:
         example = "For example --speedup actor_generate=2"
         raise RlprofError(f"--speedup {text} is not STAGE=N", hint=example) from None
-
-
-def _predictions_file(spans: "Spans") -> Path:
-    """Return where predictions are saved: in the run directory, else next to the file."""
-    path = spans.path
-    if isinstance(path, RemotePath):
-        return Path(f"{path.stem}-{_PREDICTIONS}")
-    return path / _PREDICTIONS if path.is_dir() else path.with_name(f"{path.stem}-{_PREDICTIONS}")
-
-
-def _save(spans: "Spans", table: "Table") -> Path:
-    """Append the predictions to the run's file."""
-    from lightning_rlprof.analysis.whatif.whatif import predictions
-    from lightning_rlprof.records.run_directory import mode_made_of
-    from lightning_rlprof.system.files import draft_of, read_inside
-
-    file = _predictions_file(spans)
-    facts = {"unix": int(time.time()), "run": str(spans.path)}
-    lines = [json.dumps(facts | each) + "\n" for each in predictions(table)]
-    try:
-        with draft_of(file, mode_made_of(spans.path)) as part:
-            with suppress(FileNotFoundError):
-                part.write_bytes(read_inside(file.parent, file, _MOST_BYTES))
-            with part.open("a", encoding="utf-8") as stream:
-                stream.writelines(lines)
-    except OSError as error:
-        raise RlprofError(f"cannot save predictions to {file} ({error.strerror})") from error
-    return file
-
-
-def _saved(file: Path) -> list[dict[str, Any]]:
-    """Return the saved predictions; a line that a crash truncated is skipped."""
-    from lightning_rlprof.system.files import read_inside
-
-    hint = "Save predictions first: rlprof whatif RUN --save"
-    try:
-        data = read_inside(file.parent, file, _MOST_BYTES)
-    except FileNotFoundError as error:
-        raise RlprofError(f"no predictions: {file} does not exist", hint=hint) from error
-    except OSError as error:
-        raise RlprofError(f"{file} cannot be read ({error.strerror})") from error
-    saved = []
-    for line in data.splitlines():
-        with suppress(ValueError):
-            saved.append(json.loads(line))
-    if not saved:
-        raise RlprofError(f"no predictions in {file}", hint=hint)
-    return saved

@@ -87,7 +87,7 @@ class _Verb(TyperCommand):
 
 
 class _Verbs(TyperGroup):
-    """A group that raises `RlprofError` for usage errors, and finds ``whatif check``."""
+    """A group that raises `RlprofError` for usage errors."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Find a verb, and drop Python types from its help: ``<Path>``, ``<bool>``, ``{RUN}``."""
@@ -106,11 +106,6 @@ class _Verbs(TyperGroup):
         """Return the verbs as they are used; of a verb, its commands as they were added."""
         place = {name: at for at, name in enumerate(_ORDER)}
         return sorted(self.commands, key=lambda name: place.get(name, len(place)))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Find a verb of two words, else of one."""
-        two = " ".join(args[:2])
-        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words before the verb; print the help if there is neither."""
@@ -136,7 +131,6 @@ class _Verbs(TyperGroup):
             (
                 (_panel(command, "Commands"), (name, command.get_short_help_str(limit=200)))
                 for name, command in found
-                if not command.hidden
             ),
         )
         _write_options(self, ctx, formatter)
@@ -308,8 +302,6 @@ _verb("size", size.size, formats=True)
 _verb("demo", demo, json=False)
 _verb("doctor", doctor.doctor)
 _verb("help", help_topic, plain=True)
-_whatif_check = _with_output_options(analysis_commands.whatif_check, formats=True)
-app.command("whatif check", cls=_Verb, hidden=True)(_whatif_check)
 
 
 def _version(wanted: bool) -> None:

@@ -61,7 +61,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
 
 # What rlprof's own commands write into a run's directory does not belong to the run.
-_WRITTEN = {"predictions.jsonl", "report.html", "samples.jsonl", "trace.json.gz"}
+_WRITTEN = {"report.html", "samples.jsonl", "trace.json.gz"}
 _WRONG = (TraceError, KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 

@@ -254,23 +254,6 @@ def test_a_dump_in_a_folder_for_all_is_not_read_through_a_link(
     assert not dump_file(session.run, 0).exists()
 
 
-def test_predictions_are_not_appended_to_what_a_link_names(
-    foreign: Path, rlprof: Run, tmp_path: Path
-) -> None:
-    with start_session(profile_save_path=str(tmp_path), summary=False) as session:
-        for _ in range(12):
-            with step(), stage("actor_update"):
-                pass
-    save = ("whatif", session.run, "--speedup", "actor_update=2", "--save")
-    assert rlprof(*save)[0] == rlprof(*save)[0] == 0
-    path = session.run / "predictions.jsonl"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    linked(path, foreign / "file")
-    status, _, error = rlprof(*save)
-    assert (status, "is a link" in error) == (2, True)
-    assert (foreign / "file").read_bytes() == FOREIGN
-
-
 # ---- one run of a job
 
 

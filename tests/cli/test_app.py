@@ -77,7 +77,6 @@ def test_a_name_outside_the_encoding_of_the_terminal_is_escaped(
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["whatif", "check"], "missing argument 'RUN'", "See rlprof whatif check --help"),
         (["summary", "--limt", "3"], "no such option: --limt (Possible options: --limit", "See rl"),
         (["summary", "x", "--bogus"], "no such option: --bogus", "See rlprof summary --help"),
         (["--bogus"], "no such option: --bogus", "See rlprof --help"),
@@ -170,7 +169,7 @@ main()
     assert int(modules) < 250
 
 
-@pytest.mark.parametrize("verb", [*chain(*PANELS.values()), "whatif check", "nsys run"])
+@pytest.mark.parametrize("verb", [*chain(*PANELS.values()), "nsys run"])
 def test_the_help_of_a_verb_shows_no_python_types(rlprof: Run, verb: str) -> None:
     status, out, _ = rlprof(*verb.split(), "--help")
     assert status == 0

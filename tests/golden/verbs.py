@@ -33,7 +33,7 @@ VERBS = {
     "show": ("show {run}", *(f"show {{run}} {each.name}" for each in SHOWN)),
     "stragglers": ("stragglers {run}",),
     "summary": ("summary {run}", "summary {run} --by rank"),
-    "whatif": ("whatif {run} --save --speedup actor_update=2", "whatif check {run} {other}"),
+    "whatif": ("whatif {run} --speedup actor_update=2",),
 }
 _OTHER = {"demo": "slow", "slow": "demo", "async": "demo"}
 
@@ -140,7 +140,6 @@ capture demo
 watch demo --stacks
 hang demo
 hang kineto
-whatif check demo slow
 whatif demo --speedup actor_update
 findings --explain nothing
 report demo -o demo

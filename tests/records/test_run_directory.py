@@ -57,7 +57,7 @@ def test_two_jobs_never_share_a_file(tmp_path):
 
 
 def test_what_lies_beside_the_trace_of_a_rank_is_no_rank(tmp_path):
-    (tmp_path / "rank-0.json-predictions.jsonl").write_text("{}\n")
+    (tmp_path / "rank-0.json-samples.jsonl").write_text("{}\n")
     assert rank_files(tmp_path) == []
 
 

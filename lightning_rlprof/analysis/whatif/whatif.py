@@ -1,9 +1,9 @@
-"""Step time after a change, from a replay of the step graph, and scores of such predictions."""
+"""Step time after a change, from a replay of the step graph."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,11 +42,6 @@ _COLUMNS = (
     Column("share", "share"),
     Column("hours saved", "number", "h"),
     *columns_of("duration", "CI low", "CI high", unit="ns"),
-)
-_SCORES = (
-    Column("change", "text"),
-    *columns_of("duration", "predicted", "CI low", "CI high", "measured", unit="ns"),
-    Column("error", "share"),
 )
 _NOT_BALANCED = (
     '"balanced load" is not available: no token counts, or the work is inside stages that include '
@@ -290,32 +285,3 @@ def _row(graph: StepGraph, text: str, saved_ns: Int64s) -> tuple[Cell, ...]:
     hours = int(saved_ns.sum()) * len(graph.ranks) / _HOUR_NS
     saving = round(now) - round(then)
     return (text, round(now), round(then), saving, saving / max(now, 1.0), hours, low, high)
-
-
-def predictions(table: Table) -> list[dict[str, Any]]:
-    """Return the rows of a what-if table as plain data, to save and to score with a later run."""
-    names = [column.name for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in table.rows]
-
-
-def score(kept: Iterable[Mapping[str, Any]], later: Spans) -> Table:
-    """Compare predictions with the median step of a new run; error > 0: predicted too slow.
-
-    You know which of the changes was made. Of several predictions of a change, the last counts.
-    """
-    last = {str(each["change"]): each for each in kept}
-    graph = step_graph(later)
-    if isinstance(graph, str):
-        return Table("score", _SCORES, abstained=graph)
-    if not last:
-        return Table("score", _SCORES, abstained="No predictions were saved.")
-    if len(graph.steps) < MIN_STEPS:
-        return Table("score", _SCORES, abstained="The new run has too few steps.")
-    took = round(float(np.median(graph.wall_ns)))
-    rows: list[tuple[Cell, ...]] = []
-    for change, each in last.items():
-        bounds = (int(each[name]) for name in ("predicted", "CI low", "CI high"))
-        rows.append((change, *bounds, took, each["predicted"] / took - 1))
-    rows.sort(key=lambda row: abs(float(row[5] or 0.0)))
-    note = f"Median of {len(graph.steps)} steps of the new run. {graph.note}"
-    return Table("score", _SCORES, rows, note)
