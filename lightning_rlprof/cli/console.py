@@ -313,13 +313,21 @@ def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class _Left(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            """Say how much time is left, once that can be known."""
+            known = task.total is not None and task.time_remaining is not None
+            return Text.assemble("left ", super().render(task)) if known else Text()
 
     columns: Sequence[Any] = (TextColumn("{task.description}", markup=False), BarColumn())
-    times = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    times = (MofNCompleteColumn(), TimeElapsedColumn(), _Left())
     with Progress(*columns, *times, console=console, transient=True) as progress:
         task = progress.add_task(text, total=None)
         yield lambda done, total, text: progress.update(
