@@ -41,32 +41,6 @@ if TYPE_CHECKING:
 
 _LIMIT = 50
 
-RunOrName = Annotated[
-    Path, argument("RUN", RUN_HELP, parser=run_at, autocompletion=complete_run_or_analysis)
-]
-Name = Annotated[
-    str | None,
-    argument(
-        "[NAME]", "Analysis to show; omit it to list them all", autocompletion=complete_analysis
-    ),
-]
-Rank = Annotated[int | None, option("N", "Show only this rank")]
-Params = Annotated[
-    float | None,
-    option("N", "throughput: model parameters (e.g. 7.6e9), to estimate FLOPs for MFU"),
-]
-Peak = Annotated[
-    float | None,
-    option("N", "throughput: peak of one device, dense, in TFLOP/s (default: data sheet)"),
-]
-
-ModelConfig = Annotated[
-    str | None, option("PATH", "throughput: config.json of the model, for FLOPs and MFU", "--model")
-]
-SampleNumber = Annotated[
-    int | None, option("N", "sample_path: number of the sample to follow", "--sample")
-]
-
 
 class _Part(str, Enum):  # Typer takes no list of literals
     RANK = "rank"
@@ -74,16 +48,6 @@ class _Part(str, Enum):  # Typer takes no list of literals
     SAMPLE = "sample"
 
 
-By = Annotated[
-    list[_Part] | None,
-    option(
-        "PART",
-        "One row for each: rank or step in ledger, rank or sample in critical_path (repeatable)",
-    ),
-]
-Price = Annotated[float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")]
-Currency = Annotated[str | None, option("NAME", "ledger: currency of the price (default: EUR)")]
-All = Annotated[bool, typer.Option("--all", help="List also analyses without data in this run")]
 # Each option, its parameter in Python, and what it applies to.
 _OPTIONS = (
     ("--params", "parameters", "throughput"),
@@ -99,17 +63,47 @@ _NEXT = {"ledger": "findings", "critical_path": "whatif"}  # the verb to ask aft
 
 
 def show(
-    run: RunOrName = SAVE_PATH,
-    name: Name = None,
-    rank: Rank = None,
-    by: By = None,
-    price: Price = None,
-    currency: Currency = None,
-    params: Params = None,
-    peak_tflops: Peak = None,
-    model: ModelConfig = None,
-    sample: SampleNumber = None,
-    every: All = False,
+    run: Annotated[
+        Path, argument("RUN", RUN_HELP, parser=run_at, autocompletion=complete_run_or_analysis)
+    ] = SAVE_PATH,
+    name: Annotated[
+        str | None,
+        argument(
+            "[NAME]", "Analysis to show; omit it to list them all", autocompletion=complete_analysis
+        ),
+    ] = None,
+    rank: Annotated[int | None, option("N", "Show only this rank")] = None,
+    by: Annotated[
+        list[_Part] | None,
+        option(
+            "PART",
+            "One row for each: rank or step in ledger, rank or sample in critical_path",
+        ),
+    ] = None,
+    price: Annotated[
+        float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")
+    ] = None,
+    currency: Annotated[
+        str | None, option("NAME", "ledger: currency of the price (default: EUR)")
+    ] = None,
+    params: Annotated[
+        float | None,
+        option("N", "throughput: model parameters (e.g. 7.6e9), to estimate FLOPs for MFU"),
+    ] = None,
+    peak_tflops: Annotated[
+        float | None,
+        option("N", "throughput: peak of one device, dense, in TFLOP/s (default: data sheet)"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        option("PATH", "throughput: config.json of the model, for FLOPs and MFU", "--model"),
+    ] = None,
+    sample: Annotated[
+        int | None, option("N", "sample_path: number of the sample to follow", "--sample")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="List also analyses without data in this run")
+    ] = False,
 ) -> None:
     """Show one table, such as ledger, critical_path or kernels.
 
@@ -274,26 +268,24 @@ def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
 _MAX_TITLE = 120  # letters; a kernel's name in it has up to thousands
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
-Every = Annotated[
-    bool, typer.Option("--all", help="Also list what was not decided, and what to record")
-]
-Explain = Annotated[
-    str | None,
-    option(
-        "ID", "Explain a problem or remedy; 'all' lists the ids", autocompletion=complete_problem
-    ),
-]
-ForFramework = Annotated[
-    str | None,
-    option("NAME", "Show the settings of verl, TRL, vLLM, Lightning, ...", "--framework"),
-]
-
 
 def findings(
     run: Run = SAVE_PATH,
-    every: Every = False,
-    explain: Explain = None,
-    framework: ForFramework = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also list what was not decided, and what to record")
+    ] = False,
+    explain: Annotated[
+        str | None,
+        option(
+            "ID",
+            "Explain a problem or remedy; 'all' lists the ids",
+            autocompletion=complete_problem,
+        ),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        option("NAME", "Show the settings of verl, TRL, vLLM, Lightning, ...", "--framework"),
+    ] = None,
 ) -> None:
     """List what to fix first, with prices, evidence and remedies.
 
@@ -415,36 +407,31 @@ def stragglers(run: Run = SAVE_PATH) -> None:
     answer(spans, [find(spans)], "stragglers", then=("whatif", run))
 
 
-Speedup = Annotated[
-    list[str] | None,
-    option("STAGE=N", "Make a stage N times as fast (repeatable)", autocompletion=complete_stage),
-]
-Remove = Annotated[
-    list[str] | None, option("STAGE", "Remove a stage (repeatable)", autocompletion=complete_stage)
-]
-Overlap = Annotated[
-    list[str] | None,
-    option(
-        "STAGE",
-        "Assume a stage fully overlaps with the rest (repeatable)",
-        autocompletion=complete_stage,
-    ),
-]
-StopRolloutAt = Annotated[
-    float | None, option("SHARE", "End each rollout at this share of its requests (0 to 1)")
-]
-MaxTokens = Annotated[int | None, option("N", "Cap each response at N tokens")]
-AddReplicas = Annotated[int | None, option("N", "Add N rollout replicas")]
-
-
 def whatif(
     run: Run = SAVE_PATH,
-    speedup: Speedup = None,
-    remove: Remove = None,
-    overlap: Overlap = None,
-    stop_rollout_at: StopRolloutAt = None,
-    max_tokens: MaxTokens = None,
-    add_replicas: AddReplicas = None,
+    speedup: Annotated[
+        list[str] | None,
+        option(
+            "STAGE=N", "Make a stage N times as fast (repeatable)", autocompletion=complete_stage
+        ),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        option("STAGE", "Remove a stage (repeatable)", autocompletion=complete_stage),
+    ] = None,
+    overlap: Annotated[
+        list[str] | None,
+        option(
+            "STAGE",
+            "Assume a stage fully overlaps with the rest (repeatable)",
+            autocompletion=complete_stage,
+        ),
+    ] = None,
+    stop_rollout_at: Annotated[
+        float | None, option("SHARE", "End each rollout at this share of its requests (0 to 1)")
+    ] = None,
+    max_tokens: Annotated[int | None, option("N", "Cap each response at N tokens")] = None,
+    add_replicas: Annotated[int | None, option("N", "Add N rollout replicas")] = None,
 ) -> None:
     """Estimate step time after a change, such as a faster stage.
 

@@ -107,7 +107,6 @@ Overrides = Annotated[
     ),
 ]
 
-Target = Annotated[Path, option("PATH", "File to write", "-o", "--output", parser=local_path)]
 Ascend = Annotated[
     bool,
     typer.Option(
@@ -145,7 +144,11 @@ def check(file: File, overrides: Overrides = None) -> None:
 
 
 def init(
-    output: Target = Path("rlprof.yaml"), force: Force = False, ascend: Ascend = False
+    output: Annotated[
+        Path, option("PATH", "File to write", "-o", "--output", parser=local_path)
+    ] = Path("rlprof.yaml"),
+    force: Force = False,
+    ascend: Ascend = False,
 ) -> None:
     """Write a configuration to edit: the usual keys, each with an example and what it does.
 

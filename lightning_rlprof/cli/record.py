@@ -340,33 +340,29 @@ def _variables(pid: int) -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
-Command = Annotated[list[str], argument("COMMAND", "Training to run: python train.py …")]
-NsysConfig = Annotated[
-    Path | None, option("FILE", "Config file; also turns rlprof on inside COMMAND")
-]
-Name = Annotated[
-    str | None,
-    option("NAME", "Name of the reports; may contain %p, %h, %q{RANK}", "-o", "--output"),
-]
-Option = Annotated[list[str] | None, option("KEY=VALUE", "Option of nsys profile (repeatable)")]
-Range = Annotated[
-    Literal["cudaProfilerApi", "nvtx", "none"] | None,
-    option(
-        "RANGE", "What opens a capture: cudaProfilerApi (default with a GPU), nvtx (without), none"
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command, run nothing")]
-Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite existing files")]
-
-
 def nsys_run(
-    command: Command,
-    config: NsysConfig = None,
-    output: Name = None,
-    option: Option = None,
-    capture_range: Range = None,
-    dry_run: DryRun = False,
-    force: Force = False,
+    command: Annotated[list[str], argument("COMMAND", "Training to run: python train.py …")],
+    config: Annotated[
+        Path | None, option("FILE", "Config file; also turns rlprof on inside COMMAND")
+    ] = None,
+    output: Annotated[
+        str | None,
+        option("NAME", "Name of the reports; may contain %p, %h, %q{RANK}", "-o", "--output"),
+    ] = None,
+    option: Annotated[
+        list[str] | None, option("KEY=VALUE", "Option of nsys profile (repeatable)")
+    ] = None,
+    capture_range: Annotated[
+        Literal["cudaProfilerApi", "nvtx", "none"] | None,
+        option(
+            "RANGE",
+            "What opens a capture: cudaProfilerApi (default with a GPU), nvtx (without), none",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command, run nothing")
+    ] = False,
+    force: Annotated[bool, typer.Option("-f", "--force", help="Overwrite existing files")] = False,
 ) -> None:
     """Run a training under Nsight Systems, with one report per captured step or stage.
 

@@ -183,17 +183,6 @@ def open_in_perfetto(
         console.status("Ended.")
 
 
-To = Annotated[
-    str | None,
-    option("URL", "Upload the run itself below this URL, such as s3://bucket/runs", "--to"),
-]
-UploadRank = Annotated[int | None, option("N", "--to: only this rank", "--rank", min=0)]
-IncludeUnfinished = Annotated[
-    bool,
-    typer.Option("--include-unfinished", help="--to: also ranks that didn't shut down cleanly"),
-]
-
-
 def export(
     run: Run = SAVE_PATH,
     target: Annotated[
@@ -208,9 +197,15 @@ def export(
     kernels: Kernels = False,
     force: Force = False,
     allow_unsynced: AllowUnsynced = False,
-    to: To = None,
-    rank: UploadRank = None,
-    include_unfinished: IncludeUnfinished = False,
+    to: Annotated[
+        str | None,
+        option("URL", "Upload the run itself below this URL, such as s3://bucket/runs", "--to"),
+    ] = None,
+    rank: Annotated[int | None, option("N", "--to: only this rank", "--rank", min=0)] = None,
+    include_unfinished: Annotated[
+        bool,
+        typer.Option("--include-unfinished", help="--to: also ranks that didn't shut down cleanly"),
+    ] = False,
 ) -> None:
     """Export a run as a Perfetto trace or as files, or upload it.
 
@@ -408,25 +403,6 @@ def describe(spans: "Spans") -> None:
         console.say(line)
 
 
-Query = Annotated[str | None, argument("[QUERY]", "One SELECT; omit it to list the tables")]
-Rows = Annotated[
-    Path | None,
-    option(
-        "PATH", "Write all rows to a .csv or .parquet file", "-o", "--output", parser=local_path
-    ),
-]
-
-
-Memory = Annotated[
-    float | None,
-    option("GB", "Memory limit (default 2, or half of the machine's if that is less)", min=0.01),
-]
-Describe = Annotated[
-    bool, typer.Option("--describe", help="List every column: its unit and its meaning")
-]
-Timeout = Annotated[float, option("SECONDS", "Time limit", min=0.1)]
-
-
 def _run_or_query(text: str | Path) -> Path | str:
     """Return a run, or the text of a query, which is then of the newest run."""
     return text if str(text).split()[1:] and not Path(text).exists() else run_at(text)
@@ -436,12 +412,26 @@ def sql(
     run: Annotated[
         Any, argument("RUN", RUN_HELP, parser=_run_or_query, autocompletion=complete_run)
     ] = SAVE_PATH,
-    query: Query = None,
-    output: Rows = None,
+    query: Annotated[
+        str | None, argument("[QUERY]", "One SELECT; omit it to list the tables")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        option(
+            "PATH", "Write all rows to a .csv or .parquet file", "-o", "--output", parser=local_path
+        ),
+    ] = None,
     force: Force = False,
-    memory: Memory = None,
-    timeout: Timeout = 60,
-    describe: Describe = False,
+    memory: Annotated[
+        float | None,
+        option(
+            "GB", "Memory limit (default 2, or half of the machine's if that is less)", min=0.01
+        ),
+    ] = None,
+    timeout: Annotated[float, option("SECONDS", "Time limit", min=0.1)] = 60,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="List every column: its unit and its meaning")
+    ] = False,
 ) -> None:
     """Query a run's tables with SQL (read-only). The first query caches the run.
 
@@ -582,26 +572,21 @@ def _print_states(states: "Sequence[Cell]") -> None:
     console.status(", ".join(counts), "bold")
 
 
-Paths = Annotated[
-    list[Path],
-    argument(
-        "PATHS", "Runs, directories of captures, or *_ascend_pt directories", parser=local_path
-    ),
-]
-ParseJobs = Annotated[
-    int | None, option("N", "Parallel jobs (default: half of the cores)", "-j", "--jobs", min=1)
-]
-ParseTimeout = Annotated[float, option("SECONDS", "Time limit per directory", min=1)]
-Formats = Annotated[
-    Literal["text", "db", "both"] | None, option("FORMAT", "text, db, both (default: as recorded)")
-]
-
-
 def ascend_parse(
-    paths: Paths,
-    jobs: ParseJobs = None,
-    timeout: ParseTimeout = 3600.0,
-    export: Formats = None,
+    paths: Annotated[
+        list[Path],
+        argument(
+            "PATHS", "Runs, directories of captures, or *_ascend_pt directories", parser=local_path
+        ),
+    ],
+    jobs: Annotated[
+        int | None, option("N", "Parallel jobs (default: half of the cores)", "-j", "--jobs", min=1)
+    ] = None,
+    timeout: Annotated[float, option("SECONDS", "Time limit per directory", min=1)] = 3600.0,
+    export: Annotated[
+        Literal["text", "db", "both"] | None,
+        option("FORMAT", "text, db, both (default: as recorded)"),
+    ] = None,
     reparse: Annotated[
         bool, typer.Option("--reparse", help="Parse again what is already parsed")
     ] = False,
