@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.console import option
+from lightning_rlprof.cli.open_run import SAVE_PATH
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.doors.registry import DOORS
-from lightning_rlprof.system.location import local_path
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
 if TYPE_CHECKING:
-    from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.tables.spans import Spans
 
 _STYLES = {"ok": "green", "missing": "dim", "warn": "yellow", "broken": "red"}
@@ -51,31 +49,6 @@ import torch, torch_npu
 answer.update(version=torch_npu.__version__, count=torch.npu.device_count())
 """
 
-# The recorders themselves say what they cannot do here, as they would in a training.
-_ASK_RECORDERS = """
-import json
-from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.recorders.base import build_recorder, recorder_names, unmet
-from lightning_rlprof.recording.start import make_header
-config, device = ProfilerConfig.model_validate(json.loads(sys.argv[1])), sys.argv[2]
-header, refused = make_header(config, "doctor", 0, 1, device), {}
-for name in recorder_names(config, device):
-    try:
-        build_recorder(name, config, header)
-        refused[name] = ""
-    except Exception as error:
-        refused[name] = str(error) or type(error).__name__
-answer.update(refused=refused, unmet=unmet(config, device) or "")
-"""
-
-_KEYS = {
-    "device_time": "device_time",
-    "memory": "integrated.profile_with_memory",
-    "mstx": "integrated.mstx",
-    "npu_profiler": "integrated.profile",
-    "nvtx": "integrated.mstx",
-    "torch_profiler": "integrated.profile_level",
-}
 _NAME = "selftest"
 _STEPS, _STAGES = (1, 2), ("actor_generate", "actor_update")
 _TRAIN = "from lightning_rlprof.cli.doctor import train; answer.update(train(sys.argv[1]))"
@@ -83,14 +56,6 @@ _TRAIN_S, _ANALYSIS_S = 600.0, 600.0
 
 
 def doctor(
-    config: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "YAML file; exits 1 if this machine cannot record what it asks for",
-            parser=local_path,
-        ),
-    ] = None,
     selftest: Annotated[
         bool, typer.Option("--selftest", help="Record a tiny run and check its contents")
     ] = False,
@@ -99,32 +64,20 @@ def doctor(
 
     Example: rlprof doctor --selftest
     """
-    if selftest and config:
-        raise RlprofError("--selftest does not use a configuration: leave out --config")
     if selftest:
         _selftest()
         return
-    from lightning_rlprof.config.profiler_config import ProfilerConfig
-
-    settings = ProfilerConfig.build(config)
     with console.bar("Checking"):
-        found = diagnose(Path(settings.integrated.profile_save_path))
-        needs = check_needs(settings, found) if config else []
+        found = diagnose()
     checks, records = [*found.checks.values()], recordable(found)
     if console.is_json():
         data: dict[str, Any] = {"device": found.device, "records": records}
-        data |= {"checks": _data(checks), "needs": _data(needs)}
-        console.put_json(data | {"frameworks": [each._asdict() for each in doors()]})
+        data |= {"checks": _data(checks), "frameworks": [each._asdict() for each in doors()]}
+        console.put_json(data)
     else:
         _print_checks(checks)
         _print_doors(doors())
-        if config:
-            console.say(f"{config} needs:", "bold")
-            _print_checks(needs)
         console.say(f"This machine can record: {', '.join(records)}", "bold")
-    if lacking := [need.name for need in needs if need.state in ("missing", "broken")]:
-        keys = ", ".join(dict.fromkeys(lacking))
-        raise console.CheckFailedError(f"this machine lacks what {config} needs: {keys}")
     console.next_command("rlprof", "doctor", "--selftest")
 
 
@@ -195,15 +148,12 @@ class Diagnosis(NamedTuple):
     checks: dict[str, Check]
 
 
-def diagnose(save_path: Path) -> Diagnosis:
-    """Check everything that a recording may use; as slow as importing torch and torch_npu.
-
-    ``save_path`` is the output directory of runs; it need not exist.
-    """
+def diagnose() -> Diagnosis:
+    """Check everything that a recording may use; as slow as importing torch and torch_npu."""
     torch, answer = check_torch()
     nvtx = check_nvtx()
     checks = [torch, check_lightning(), check_gpu(answer), nvtx, check_nsys(nvtx), check_cupti()]
-    checks += [check_torch_npu(), check_cann(), check_msprof(), check_disk(save_path)]
+    checks += [check_torch_npu(), check_cann(), check_msprof(), check_disk(SAVE_PATH)]
     return Diagnosis(answer.get("kind"), {check.name: check for check in checks})
 
 
@@ -436,40 +386,6 @@ def check_disk(save_path: Path) -> Check:
         cure = "captures can take gigabytes per rank, and parsing 20 times the raw data"
         return Check("disk", "broken", f"only {says}", cure)
     return Check("disk", "ok", says)
-
-
-def check_needs(config: "ProfilerConfig", found: Diagnosis) -> list[Check]:
-    """Return a finding per thing that a configuration needs; its name is the key that needs it.
-
-    Builds the recorders in another interpreter, on the device that is here. ``found`` is what
-    `diagnose` found, with the save path of the same configuration.
-    """
-    needs = [found.checks["disk"]._replace(name="integrated.profile_save_path")]
-    if found.device is None:
-        return [found.checks["torch"]._replace(name="every training"), *needs]
-    try:
-        answer = ask(_ASK_RECORDERS, config.model_dump_json(), found.device, timeout_s=_ANSWERS_S)
-    except InterpreterError as error:
-        return [Check("recorders", "broken", f"could not be tested: {error}"), *needs]
-    for name, refusal in answer["refused"].items():
-        needs.append(_recorder(name, refusal, config, found.checks["nsys"]))
-    if answer["unmet"]:
-        key = "integrated.mstx" if config.integrated.mstx else "integrated.profile"
-        needs.append(Check(key, "missing", answer["unmet"], "run it on such a device"))
-    if config.integrated.profile_analysis and "npu_profiler" in answer["refused"]:
-        needs.append(found.checks["msprof"]._replace(name="integrated.profile_analysis"))
-    return needs
-
-
-def _recorder(name: str, refusal: str, config: "ProfilerConfig", nsys: Check) -> Check:
-    key = "tools" if config.tools and name in (*config.tools, "nvtx") else _KEYS[name]
-    if name == "memory" and config.memory.level and not config.tools:
-        key = "memory.level"
-    if refusal:
-        return Check(key, "missing", f"{name}: {refusal}")
-    if name == "nsight" and nsys.state != "ok":
-        return nsys._replace(name=key, message=f"nsight: nsys {nsys.message}")
-    return Check(key, "ok", f"{name} can record")
 
 
 def run_selftest() -> list[Check]:

@@ -237,22 +237,22 @@ def generate(
     policy: Policy,
     prompts: Tensor,
     length: int,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator,
     kv_cache: bool = False,
 ) -> Tensor:
     """Answers of the policy to the prompts: ``(batch, prompt) -> (batch, length)``.
 
     Each answer ends with the policy's ``end`` unless it fills ``length``; `PAD` follows. Samples at
-    temperature 1 from ``generator``, or takes the likeliest token when it is None. The random
-    numbers drawn do not depend on ``kv_cache``.
+    temperature 1 from ``generator``; the random numbers drawn do not depend on ``kv_cache``.
     """
     cache: Cache | None = {} if kv_cache else None
     answers = torch.full((len(prompts), length), PAD, device=prompts.device)
     seen, fresh = prompts, prompts
     done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     for place in range(length):
-        logits = policy(fresh if kv_cache else seen, cache, last=1)[:, -1]
-        token = _pick(logits, generator).masked_fill(done, PAD)
+        logits = policy(fresh if kv_cache else seen, cache, last=1)[:, -1, PAD + 1 :]  # never `PAD`
+        drawn = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0] + PAD + 1
+        token = drawn.masked_fill(done, PAD)
         answers[:, place] = token
         done |= token == policy.end
         if bool(done.all()):
@@ -260,13 +260,6 @@ def generate(
         fresh = token[:, None]
         seen = torch.cat([seen, fresh], 1)
     return answers
-
-
-def _pick(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    logits = logits[:, PAD + 1 :]  # it stands for neither text nor the end
-    if generator is None:
-        return logits.argmax(1) + PAD + 1
-    return torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0] + PAD + 1
 
 
 def answer_mask(answers: Tensor) -> Tensor:
