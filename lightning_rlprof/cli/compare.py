@@ -219,21 +219,22 @@ def _print_runs(
 
 def _print_undecided(table: "Table") -> None:
     """Say of the step and the largest inconclusive stages what would decide them."""
+    from lightning_rlprof.tables.table import rows_of
+
     if table.abstained is not None:
         return
-    columns = map(table.column, ("stage", "verdict", "detectable", "steps needed"))
-    rows = [
+    found = [
         row
-        for row in zip(*columns, strict=True)
-        if row[1] == "inconclusive" and row[2] and row[0] != "untraced"
+        for row in rows_of(table)
+        if row["verdict"] == "inconclusive" and row["detectable"] and row["stage"] != "untraced"
     ]
-    for name, _, detectable, needed in [*rows[-1:], *rows[:-1]][:_SHOWN]:
+    for row in sorted(found, key=lambda row: row["stage"] != "step")[:_SHOWN]:
+        needed, least = row["steps needed"], row["detectable"]
         more = f"; about {needed} steps a run would decide" if needed else ""
-        least = float(detectable or 0)
         said = f"only a change of {least:.1%} or more would have shown"
         if least > 1:
             said = "not even a doubling would have shown"
-        console.say(f"{name}: {said}{more}")
+        console.say(f"{row['stage']}: {said}{more}")
 
 
 def _for_people(table: "Table") -> "Table":

@@ -492,15 +492,10 @@ def _list_tables(store: "Store", run: Path) -> None:
     if console.is_json():
         console.put_json({"run": str(run), "tables": list(store.tables)})
         return
-    from lightning_rlprof.tables.table import Column, Table
-
-    rows = []
-    for name in store.tables:
+    for name in store.tables:  # as lines: a table would cut the names of its columns
         names = ", ".join(str(row[0]) for row in store.sql(f'describe "{name}"').rows)
-        (total,) = store.sql(f'select count(*) from "{name}"').rows
-        rows.append((name, total[0], names))
-    columns = (Column("table", "text"), Column("rows", "count"), Column("columns", "text"))
-    console.print_tables([Table("tables", columns, rows)])
+        ((total,),) = store.sql(f'select count(*) from "{name}"').rows
+        console.say(f"{name} ({total:,} rows): {names}")
     console.next_command("rlprof", "sql", run, f"describe {store.tables[0]}")
 
 
