@@ -75,27 +75,13 @@ class CheckFailedError(RlprofError):
 
 def use_output(
     output_format: Annotated[
-        Format,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="table, json, csv or markdown",
-            rich_help_panel=_PANEL,
-        ),
+        Format, option("FORMAT", "table, json, csv or markdown", "--format", panel=_PANEL)
     ] = "table",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON", rich_help_panel=_PANEL)
     ] = False,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "--limit",
-            min=1,
-            metavar="N",
-            help="Maximum rows of each table",
-            rich_help_panel=_PANEL,
-        ),
+        int | None, option("N", "Maximum rows of each table", "-n", "--limit", panel=_PANEL, min=1)
     ] = None,
     quiet: Annotated[
         bool,

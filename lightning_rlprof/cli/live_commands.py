@@ -63,11 +63,7 @@ def capture(
     ranks: Annotated[str, option("RANKS", "all, or a list such as 0,3")] = "0",
     stage: Annotated[
         list[str] | None,
-        option(
-            "STAGE",
-            "Capture this stage instead of whole steps; may be repeated",
-            autocompletion=complete_stage,
-        ),
+        option("STAGE", "Capture this stage only (repeatable)", autocompletion=complete_stage),
     ] = None,
 ) -> None:
     """Capture the next steps of a running training, without a restart.

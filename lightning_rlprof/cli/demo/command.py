@@ -31,15 +31,8 @@ def demo(
     output: Annotated[
         Path, option("PATH", "Directory for the run directory", "-o", "--output", parser=local_path)
     ] = SAVE_PATH,
-    slow_rank: Annotated[int | None, option("N", "Slow this rank down", panel=_SLOW)] = None,
-    slow_by: Annotated[
-        float | None,
-        option(
-            *("SHARE", "How much slower, as a fraction (default: 0.15)"),
-            panel=_SLOW,
-            min=0.01,
-            max=10,
-        ),
+    slow_rank: Annotated[
+        int | None, option("N", "Make this rank 15% slower, to see it found", panel=_SLOW)
     ] = None,
     inject: Annotated[
         Fault | None,
@@ -51,13 +44,9 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small policy with GRPO here, to see what you get."""
-    if slow_by is not None and slow_rank is None:
-        raise RlprofError("--slow-by needs --slow-rank", hint="For example --slow-rank 1")
-    given: dict[str, Any] = {"steps": steps, "ranks": ranks}
-    given |= {"slow_rank": slow_rank, "slow_by": slow_by, "inject": inject}
-    if inject in _ON_TWO_RANKS:
-        given["ranks"] = ranks or 2
-    chosen = {name: value for name, value in given.items() if value is not None}
+    ranks = ranks or 2 if inject in _ON_TWO_RANKS else ranks
+    given = {"steps": steps, "ranks": ranks, "slow_rank": slow_rank, "inject": inject}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     wanted = DemoOptions(kv_cache=kv_cache, save_path=output, **chosen)
     if slow_rank is not None and wanted.total_steps < _STEPS_TO_FIND_SLOW:
         console.warn(

@@ -101,15 +101,10 @@ def test_a_demo_that_left_no_run_is_an_error(
 def test_a_slow_rank_is_made_and_the_command_that_finds_it_is_next(
     rlprof: Run, asked: dict[str, Any], hints: None, tmp_path: Path
 ) -> None:
-    words = ("--ranks", 2, "--slow-rank", 1, "--slow-by", 0.3)
+    err = rlprof("demo", "-o", tmp_path, "--ranks", 2, "--slow-rank", 1)[2]
 
-    err = rlprof("demo", "-o", tmp_path, *words)[2]
-
-    assert (asked["slow_rank"], asked["slow_by"]) == (1, 0.3)
+    assert (asked["slow_rank"], asked["ranks"]) == (1, 2)
     assert err.endswith(f"next: rlprof stragglers {tmp_path}/run\n")
-    status, _, err = rlprof("demo", "-o", tmp_path, "--slow-by", 0.3)
-    assert status == 2
-    assert err == "rlprof: error: --slow-by needs --slow-rank\n  hint: For example --slow-rank 1\n"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,6 @@ def test_a_slow_rank_is_made_and_the_command_that_finds_it_is_next(
     [
         ("--steps", 0),
         ("--ranks", 65),
-        ("--slow-by", 11, "--slow-rank", 0),
         ("--inject", "hnag"),
     ],
 )
