@@ -58,8 +58,7 @@ def test_the_warm_start_has_the_length_that_was_asked_for(tmp_path: Path) -> Non
     options = {"steps": 1, "save_path": tmp_path}
     none = run_demo(DemoOptions(**options, warmup_steps=0))
     default = run_demo(DemoOptions(**options))
-    assert none.exact_before < 0.02
-    assert default.exact_before > 0.1
+    assert none.exact_before < 0.02 < default.exact_before
 
 
 class Gather(pl.Callback):
