@@ -18,7 +18,7 @@ from typing import Any
 
 from _cost import bounds as limits
 from _cost import control, large
-from _curves import CURVES, Point, measured
+from _curves import CURVES, CURVES_OF_ENGINES, Point, measured
 from _curves import bounds as promises
 from _engine import ENGINE_CURVES
 from _measure import Bound, Report, options, verdict
@@ -82,9 +82,10 @@ def main(chosen: argparse.Namespace) -> int:
     promised, quiet = [*bounds(found, short), *limits(costs)], all(cost.quiet for cost in costs)
     heads = ["case", *formulas]
     report = Report("verdicts", heads, rows, promised, control(costs), quiet, facts)
+    engines = [*CURVES_OF_ENGINES, *ENGINE_CURVES]
     curves = [
         _curves(chosen, "operating curves", CURVES),
-        _curves(chosen, "operating curves under the law of engines", ENGINE_CURVES),
+        _curves(chosen, "operating curves under the law of engines", engines),
     ]
     return max(verdict(report, chosen), *curves)
 

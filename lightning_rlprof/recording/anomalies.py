@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.recording.open_spans import Span
-from lightning_rlprof.records.records import VALIDATIONS, Header
+from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import RankReader, SpanLine, rank_files
+from lightning_rlprof.records.stage_aliases import is_evaluation
 
 _MIN_STEPS, _MAX_STEPS = 30, 200  # The usual time is learned from as many steps.
 _REFRESH, _REFRESHES = 5, 8  # It takes 0.1 ms: every 5 steps at first, every 25 later.
@@ -66,31 +67,31 @@ class StepFacts(NamedTuple):
     """What the spans of a step say of its work.
 
     Attributes:
-        validated: Whether it contained a validation.
+        evaluated: Whether it contained an evaluation or a checkpoint.
         counter: ``tokens`` if a stage counted them, else ``flops``; ``""`` without either.
         work: The sum of that counter over its stages.
     """
 
-    validated: bool
+    evaluated: bool
     counter: str
     work: float
 
 
 def facts_of(spans: Iterable[Span]) -> StepFacts:
     """Return what the spans of a step say: 0.1 µs each."""
-    validated = False
+    evaluated = False
     work: dict[str, float] = {}
     for span in spans:
-        if span.name in VALIDATIONS:
-            validated = True
+        if is_evaluation(span.name):
+            evaluated = True
         if span.counters and span.kind == "stage":
             for name in _WORK:
                 if name in span.counters:
                     work[name] = work.get(name, 0) + _plain(span.counters[name])
     for name in _WORK:
         if 0 < work.get(name, 0) < math.inf:
-            return StepFacts(validated, name, work[name])
-    return StepFacts(validated, "", 1.0)
+            return StepFacts(evaluated, name, work[name])
+    return StepFacts(evaluated, "", 1.0)
 
 
 def _plain(value: object) -> float:
@@ -131,7 +132,7 @@ class StepTimes:
     more work at least in proportion: longer responses are not an anomaly.
 
     A spike is a step that exceeds the usual time by ln 2.5 and by 8 s. It must also be 1.25 times
-    as long as the highest such step of the last 1,500: periodic checkpoints are found once. A
+    as long as the highest such step of the last 1,500: what recurs is found once. A
     lasting change is 7 of 8 steps that exceed it by ln 1.2 and by 2 s; the usual time is then
     learned from them. After a find, 200 steps are silent.
 

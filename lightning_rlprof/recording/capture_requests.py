@@ -103,8 +103,8 @@ class CaptureRequests:
         return self._learned is not None
 
     def learn(self, step: int, ns: int, now_ns: int, spans: Iterable[Span]) -> None:
-        """Let a step that was not captured count, unless it had a validation; it may be unusual."""
-        if self._learned is None or ns <= 0 or (facts := facts_of(spans)).validated:
+        """Let a step count unless it was captured or evaluated; it may be unusual."""
+        if self._learned is None or ns <= 0 or (facts := facts_of(spans)).evaluated:
             return
         if (found := self._learned.add(step, ns, facts)) is None:
             return

@@ -1,6 +1,7 @@
 """Other names of the known stages, as frameworks and code call them, and which stage each means."""
 
 import re
+from functools import lru_cache
 
 from lightning_rlprof.records.records import STAGES
 
@@ -73,6 +74,7 @@ def plain_names(name: str) -> tuple[str, str]:
     return _SIGNS.sub("_", whole).strip("_"), _SIGNS.sub("_", last).strip("_")
 
 
+@lru_cache(maxsize=1_000)
 def is_evaluation(name: str) -> bool:
     """Return whether a stage or region is a checkpoint or an evaluation, by its name.
 

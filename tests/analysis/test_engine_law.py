@@ -4,11 +4,14 @@
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.comparison.compare import PASS, Judgement, gate, judge, verdict
+from lightning_rlprof.analysis.diagnosis.evidence import Evidence
+from lightning_rlprof.analysis.diagnosis.step_quantities import OUTLIERS
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from tests.builders.engine import Engine, OneStepOff, one_step_off, run
@@ -31,7 +34,7 @@ def test_a_faster_rollout_makes_no_other_stage_faster() -> None:
 
 
 def test_longer_responses_are_more_work_and_no_change() -> None:
-    found = compared(JOB, replace(JOB, length=1.5))
+    found = compared(JOB, replace(JOB, regime=Regime(0.02, length=1.5)))
     rows = [row for row in found.rows if not row.name.startswith("waiting")]
     assert {verdict(row) for row in rows} == {"unchanged"}
     assert gate(found, 0.03).result == PASS
@@ -100,19 +103,39 @@ def test_a_change_smaller_than_asked_is_no_row() -> None:
 
 
 def test_one_checkpoint_is_named_and_checkpoints_that_recur_are_no_outliers() -> None:
-    once = replace(JOB, extra_ms={(29, "save_checkpoint"): 5_000.0})
+    once = replace(JOB, extra_ms={(None, 29, "save_checkpoint"): 5_000.0})
     assert rows_of_changes(once) == [(OUTLIER, 30, "save_checkpoint")]
     assert rows_of_changes(replace(JOB, checkpoint=10, evaluation=10)) == []
 
 
 def test_a_checkpoint_that_takes_far_longer_than_the_others_is_an_outlier() -> None:
-    job = replace(JOB, checkpoint=10, extra_ms={(39, "save_checkpoint"): 20_000.0})
+    job = replace(JOB, checkpoint=10, extra_ms={(None, 39, "save_checkpoint"): 20_000.0})
     assert rows_of_changes(job) == [(OUTLIER, 40, "save_checkpoint")]
 
 
 @pytest.mark.parametrize("shape", ["growing", "shrinking", "cosine", "curriculum"])
 def test_lengths_that_change_over_the_run_are_no_change_of_pace(shape: str) -> None:
     assert rows_of_changes(replace(JOB, shape=shape)) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("counted", "stage", "unclear"),
+    [
+        ("tokens", "actor_generate", True),
+        ("lengths", "actor_generate", False),
+        ("tokens", "save_checkpoint", False),
+    ],
+)
+def test_a_row_that_longer_responses_may_explain_says_so(
+    counted: Literal["tokens", "lengths"], stage: str, *, unclear: bool
+) -> None:
+    spans = run(replace(JOB, counted=counted, extra_ms={(None, 29, stage): 5_000.0}), 5)
+    table = changes(spans)
+    assert table.rows[0][:3] == (OUTLIER, 30, stage)
+    assert ("not counted" in str(table.note)) == unclear
+    (found,) = OUTLIERS.measure(Evidence(spans))  # type: ignore[misc]
+    assert ("lengths of responses" in [each.name for each in found.facts]) == unclear
+    assert found.confidence == ("medium" if unclear else "high")
 
 
 def test_p_values_are_above_zero() -> None:

@@ -43,7 +43,7 @@ class Engine:
     """A run as it is to be; milliseconds of the law are in `_own_ms`.
 
     Attributes:
-        length: Mean length of responses, times the usual; by rank where it differs.
+        lengths: By rank, the mean length of its responses, times the usual.
         shape: How lengths change over the run: 400 to 1,600 tokens on average, or back.
         batches: How an update is cut: as one, filled to 8,192 tokens, or 4 padded responses.
         judge: Whether the reward is a remote judge: the slowest of 16 latencies with heavy tails.
@@ -56,14 +56,13 @@ class Engine:
         since: First step (0-based) in which `slower` holds.
         slow_ranks: By rank, the factor of all its work.
         per_host: Ranks of a host; 0 for one host.
-        extra_ms: By step (0-based) and stage, milliseconds on top on all ranks.
+        extra_ms: By rank, step (0-based) and stage, milliseconds on top; None is all.
         counted: Which amounts are recorded: all that follow from lengths, tokens alone, or none.
     """
 
     ranks: int = 4
     steps: int = 60
     regime: Regime = field(default_factory=lambda: Regime(0.02))
-    length: float = 1.0
     lengths: Mapping[int, float] = field(default_factory=dict)
     shape: Shape = "level"
     batches: Batches = "whole"
@@ -77,7 +76,7 @@ class Engine:
     since: int = 0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     per_host: int = 0
-    extra_ms: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    extra_ms: Mapping[tuple[int | None, int | None, str], float] = field(default_factory=dict)
     counted: Literal["lengths", "tokens", "nothing"] = "lengths"
 
 
@@ -92,8 +91,9 @@ def run(job: Engine, seed: int) -> Spans:
         took[:, job.since :, some] *= factor
     for rank, factor in job.slow_ranks.items():
         took[rank] *= factor
-    for (step, stage), ms in job.extra_ms.items():
-        took[:, step, STAGES.index(stage)] += ms * 1e6
+    for (rank, step, stage), ms in job.extra_ms.items():
+        some = [slice(None) if at is None else at for at in (rank, step)]
+        took[(*some, STAGES.index(stage))] += ms * 1e6
     return _spans(job, took, lengths)
 
 
@@ -108,7 +108,7 @@ def _lengths(job: Engine, random: Any) -> Any:
         "curriculum": np.where(at < 1 / 3, 0.5, np.where(at < 2 / 3, 1.0, 1.6)),
     }[job.shape]
     by_rank = np.array([job.lengths.get(rank, 1.0) for rank in range(job.ranks)])
-    mean = _MEAN * job.length * usual[None, :, None] * by_rank[:, None, None]
+    mean = _MEAN * job.regime.length * usual[None, :, None] * by_rank[:, None, None]
     drawn = random.lognormal(-(_SIGMA**2) / 2, _SIGMA, (job.ranks, job.steps, _RESPONSES))
     found = np.clip(np.rint(mean * drawn), 1, _CAP)
     if job.alternating:

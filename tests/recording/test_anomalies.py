@@ -191,6 +191,7 @@ def line(name, kind, counters=None):
         ([line("a", "stage", {"tokens": float("nan")})], StepFacts(False, "", 1.0)),
         ([line("a", "stage", {"tokens": -4})], StepFacts(False, "", 1.0)),
         ([line("validation", "region")], StepFacts(True, "", 1.0)),
+        ([line("Trainer.save-checkpoint", "region")], StepFacts(True, "", 1.0)),
     ],
 )
 def test_what_the_spans_of_a_step_say(lines, expected):

@@ -28,6 +28,8 @@ from lightning_rlprof.analysis.statistics.pace import (
     with_one_more,
 )
 from lightning_rlprof.analysis.statistics.robust import spread_of
+from lightning_rlprof.analysis.steps.step_matrix import WAITING
+from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -49,6 +51,10 @@ _COLUMNS = (
 _NOTE = (
     "ratio: time of the step after the change over before, at equal work, with its 95% CI. delta: "
     "per step. cost: rank time in all steps since, negative if saved. stage: where most of it is."
+)
+_UNKNOWN_LENGTHS = (
+    " Lengths of responses are not counted, so longer ones may explain these rows: "
+    "count(lengths=...) in the rollout."
 )
 MIN_STEPS = 24
 """Steps needed: of fewer, a change cannot be separated from the pace of the machine."""
@@ -112,7 +118,20 @@ def changes(spans: Spans, least: float = MIN_SHARE) -> Table:
     if step is None:
         return Table("changes", _COLUMNS, abstained="no step took any time")
     rows = [*_outliers(step, side, ranks), *_levels(step, own, ranks, least)]
-    return Table("changes", _COLUMNS, sorted(rows, key=lambda row: -int(row[8] or 0)), _NOTE)
+    unclear = any(may_be_longer_responses(spans, row[2]) for row in rows)
+    note = _NOTE + _UNKNOWN_LENGTHS * unclear
+    return Table("changes", _COLUMNS, sorted(rows, key=lambda row: -int(row[8] or 0)), note)
+
+
+def may_be_longer_responses(spans: Spans, stage: Cell) -> bool:
+    """Return whether a stage's time depends on responses whose lengths are not counted."""
+    names = str(stage).removeprefix(WAITING.format("")), *spans.names
+    of_stage, *categories = categories_of(names)[:-1].tolist()
+    return (
+        "tokens_max" not in spans.counters
+        and Category.ROLLOUT in categories
+        and (stage == _ALL or of_stage in (Category.ROLLOUT, Category.COMPUTE))
+    )
 
 
 def _without_recurring(side: Side) -> Side:

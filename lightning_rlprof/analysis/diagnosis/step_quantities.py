@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.communication.weight_sync import weight_sync
-from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, TREND, changes
+from lightning_rlprof.analysis.comparison.changes import (
+    LEVEL,
+    OUTLIER,
+    TREND,
+    changes,
+    may_be_longer_responses,
+)
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_STEPS,
     HIGH,
@@ -504,11 +510,13 @@ def _change(run: Evidence, row: dict[str, Any]) -> Measured:
     ]
     if row["p-value"] is not None:
         facts.append(Fact("p-value", row["p-value"], "number"))
+    if unclear := may_be_longer_responses(spans, row["stage"]):
+        facts.append(Fact("lengths of responses", "not counted", "text"))
     line = line_in_steps(spans, step, step + row["steps"] - 1)
     if line is not None:
         facts.append(Fact("stacks", str(line), "text"))
     share = row["cost"] / max(run.accounts.total_ns, 1)
-    sure = row["p-value"] is None or row["p-value"] < _MAX_SURE_P_VALUE
+    sure = not unclear and (row["p-value"] is None or row["p-value"] < _MAX_SURE_P_VALUE)
     return exact(
         share,
         lost_ns=row["cost"],
