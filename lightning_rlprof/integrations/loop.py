@@ -122,6 +122,8 @@ def open_session(
     owner: Owner,
     asked: Mapping[str, Any],
     end_if_left: Callable[[], object] | None = None,
+    *,
+    yields: bool = False,
 ) -> Session:
     """Start a session; if another one records this process, return what stands for one.
 
@@ -132,6 +134,7 @@ def open_session(
         owner: Whose spans are recorded.
         asked: More arguments of `recording.start.start_session`.
         end_if_left: As of `Loop`.
+        yields: As of `Loop`.
     """
     if (other := running()) is not None:
         return _beside(other, config, owner)
@@ -141,6 +144,7 @@ def open_session(
         idles=place.is_actor and config.role != "controller",
         object_rules=config.wrap if len(by_path) < len(config.wrap) else (),
         end_if_left=end_if_left,
+        yields=yields,
     )
     others = {
         **asked,

@@ -175,6 +175,7 @@ class Loop:
         object_rules: Rules that mark methods of an object, which `Session.wrap` gets.
         end_if_left: Ends the session if what it records has ended without a word; called before
             another session begins.
+        yields: Whether a session of another door takes the place of this one.
         give_up: Ends the recording after a failure of rlprof's own in the steps.
     """
 
@@ -182,6 +183,7 @@ class Loop:
     idles: bool = False
     object_rules: Sequence[WrapRule] = ()
     end_if_left: Callable[[], object] | None = None
+    yields: bool = False
     give_up: Callable[[Exception], object] | None = None
 
 

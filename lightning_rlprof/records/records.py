@@ -62,6 +62,9 @@ NO_KNOWN_FATE = "unknown"
 OPTIMIZER_STEP = "optimizer step"
 """The unit of steps in a run that an optimizer alone divides."""
 
+ROLLOUT_AND_UPDATES = "rollout and its updates"
+"""The unit of steps in a run that rollouts divide."""
+
 EXPERTS = "tokens_per_expert"
 """Counts of tokens by layer and expert: a histogram per layer, ``tokens_per_expert[3]``."""
 
@@ -158,7 +161,7 @@ class Header:
     tools recorded has the model alone, as ``device``. ``chip`` is what CANN's files say of an
     Ascend: ``cube_cores`` and ``cube_mhz``. ``world_size`` of an open world, where processes come
     and go, is that of the ranks up to this one. ``step_unit`` is `OPTIMIZER_STEP` where nothing
-    tells what the steps of the program's own loop are.
+    tells what the steps of the program's own loop are, and `ROLLOUT_AND_UPDATES` where calls do.
     """
 
     format: Annotated[int, msgspec.Meta(ge=1)]

@@ -39,6 +39,9 @@ class Kit:
             **options: As of `start_session`.
         """
         session = current()
+        if session is not None and session.loop.yields:
+            running()  # It makes room.
+            session = current()
         if session is None and running() is None and "session" not in self._failed:
             try:
                 session = self.new_session(Owner(is_training=False, has_process=True), **options)
@@ -53,6 +56,8 @@ class Kit:
         device: str | None = None,
         step_unit: str = "",
         end_if_left: Callable[[], object] | None = None,
+        *,
+        yields: bool = False,
         **options: Any,
     ) -> Session:
         """Start a session; raises what `start_session` raises.
@@ -63,11 +68,13 @@ class Kit:
             device: As of `start_session`.
             step_unit: As of `Header`.
             end_if_left: As of `Loop`.
+            yields: As of `Loop`.
             **options: Fields of the configuration.
         """
         config = ProfilerConfig.build(os.environ.get("RLPROF_CONFIG") or None, **options)
         asked = {"device": device, "packages": self._packages, "step_unit": step_unit}
-        return open_session(config, None, find_place(own=own_place), owner, asked, end_if_left)
+        place = find_place(own=own_place)
+        return open_session(config, None, place, owner, asked, end_if_left, yields=yields)
 
     def begin_step(self, **options: Any) -> Session | None:
         """Begin a step unless one has begun; return the session, as `session` does."""

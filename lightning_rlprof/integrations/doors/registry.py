@@ -8,6 +8,7 @@ import os
 from functools import partial
 from typing import Any, NamedTuple
 
+from lightning_rlprof.integrations.doors import pytorch
 from lightning_rlprof.integrations.lightning.autoload import is_on
 from lightning_rlprof.system.post_import import when_imported
 
@@ -100,6 +101,7 @@ DOORS = (
         _MARKED,
         _DOUBLE,
     ),
+    Door("PyTorch", "torch", pytorch.MODULES, "pytorch", "2.13"),
 )
 """All doors; Lightning has an entry point of its own."""
 

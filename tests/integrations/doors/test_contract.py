@@ -102,6 +102,7 @@ CASES = {
     ),
     "opentelemetry": Case(4, {"actor_generate": 0.3, "actor_update": 0.25}),
     "fabric": Case(10, {"actor_update": 0.2}),
+    "pytorch": Case(4, {"actor_generate": 0.3, "actor_update": 0.3}),
 }
 UNTRACED = 0.25
 """Of a busy machine; docs/integrations says how much it is on a quiet one."""
@@ -213,7 +214,7 @@ class Empty:
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.integrations.doors.registry import DOORS
 
-wanted = {module for door in DOORS for module in door.modules}
+wanted = {module for door in DOORS for module in door.modules if door.package != "torch"}
 sys.meta_path.insert(1, Empty())
 for module in sorted(wanted):
     importlib.import_module(module)

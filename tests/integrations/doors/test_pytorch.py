@@ -1,0 +1,236 @@
+"""The door to PyTorch itself: what a step is, whose each moment is, and that nothing changes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lightning_rlprof.run import load
+from tests.integrations.doors.test_contract import LONGER, ran, shares
+
+HEAD = """
+import time
+import gymnasium
+import torch
+from torch import nn
+
+class Slow(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+    def step(self, action):
+        time.sleep(0.002)
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+gymnasium.register("Slow-v0", Slow, max_episode_steps=100)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = torch.optim.Adam(model.parameters())
+env = gymnasium.make("Slow-v0")
+state, _ = env.reset(seed=0)
+
+def update(inputs, divided_by=1):
+    loss = model(inputs).square().mean() / divided_by
+    time.sleep(0.002)
+    loss.backward()
+
+def stepped():
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+ACCUMULATES = """
+for _ in range(6):
+    for _ in range(3):
+        update(torch.ones(2, 4), 3)
+    stepped()
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+"""
+
+LOADS = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.ones(4)
+
+for batch in torch.utils.data.DataLoader(Data(), batch_size=2):
+    update(batch)
+    stepped()
+"""
+
+ROLLS_OUT_WITH_GRADIENTS = """
+for _ in range(4):
+    chosen = []
+    for _ in range(4):
+        chosen.append(model(torch.as_tensor(state)).log_softmax(0)[0])
+        state = env.step(0)[0]
+    loss = torch.stack(chosen).sum()
+    loss.backward()
+    time.sleep(0.004)
+    stepped()
+"""
+
+ROLLS_OUT_IN_THE_LOADER = """
+class Experience(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        global state
+        for _ in range(4):
+            for _ in range(4):
+                with torch.no_grad():
+                    model(torch.as_tensor(state))
+                state = env.step(0)[0]
+            yield torch.ones(4)
+
+for batch in torch.utils.data.DataLoader(Experience(), batch_size=1):
+    update(batch)
+    stepped()
+"""
+
+TWO_OPTIMIZERS = """
+other = nn.Linear(4, 1)
+second = torch.optim.SGD(other.parameters())
+for _ in range(5):
+    update(torch.ones(2, 4))
+    stepped()
+    other(torch.ones(2, 4)).sum().backward()
+    second.step()
+"""
+
+EVERY_FEW_STEPS = """
+for at in range(12):
+    with torch.no_grad():
+        model(torch.as_tensor(state))
+    state = env.step(0)[0]
+    if at % 3 == 2:
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+        update(torch.ones(2, 4))
+        stepped()
+"""
+
+
+class Case(NamedTuple):
+    """A loop, its steps, and the least share of each stage."""
+
+    program: str
+    steps: int
+    stages: dict[str, float]
+
+
+CASES = {
+    "gradients are accumulated": Case(ACCUMULATES, 6, {"actor_update": 0.8}),
+    "a loader": Case(LOADS, 4, {"data_fetch": 0.3, "actor_update": 0.2}),
+    "actions are drawn with gradients": Case(
+        ROLLS_OUT_WITH_GRADIENTS, 4, {"actor_generate": 0.5, "actor_update": 0.2}
+    ),
+    "the loader rolls out": Case(
+        ROLLS_OUT_IN_THE_LOADER, 4, {"actor_generate": 0.5, "actor_update": 0.1}
+    ),
+    "two optimizers": Case(TWO_OPTIMIZERS, 5, {"actor_update": 0.8}),
+    "an update every few steps": Case(
+        EVERY_FEW_STEPS, 4, {"actor_generate": 0.5, "actor_update": 0.15}
+    ),
+}
+SAYS = "\nprint(sum(each.double().sum().item() for each in model.parameters()).hex())"
+
+
+def plain(program: str) -> str:
+    """Run a program without rlprof; returns what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "RLPROF": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", CASES)
+def test_steps_and_phases_of_a_loop(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    ran(LONGER + HEAD + case.program, tmp_path)
+    run = load(tmp_path / "runs")
+    found = shares(run)
+    found.pop("untraced", 0.0)
+    assert len(run.rows(kind="step")) == case.steps
+    assert found.keys() == case.stages.keys()
+    for stage, least in case.stages.items():
+        assert found[stage] >= least, found
+
+
+@pytest.mark.deep
+def test_results_are_the_same_bits(tmp_path: Path) -> None:
+    program = HEAD + EVERY_FEW_STEPS
+    said = ran(
+        program + SAYS.replace(".hex())", ".hex(), file=__import__('sys').stderr)"), tmp_path
+    )
+    assert plain(program + SAYS).strip() in said
+
+
+@pytest.mark.deep
+def test_what_has_not_trained_leaves_no_run(tmp_path: Path) -> None:
+    said = ran(HEAD + "for _ in range(5):\n    env.step(0)\n", tmp_path)
+    assert "Traceback" not in said
+    assert not list((tmp_path / "runs").glob("2*"))
+
+
+@pytest.mark.deep
+def test_a_session_of_the_program_takes_its_place(tmp_path: Path) -> None:
+    own = """
+from lightning_rlprof import stage, start_session, step
+with start_session(name="own"):
+    for _ in range(3):
+        with step(), stage("actor_update"):
+            update(torch.ones(2, 4))
+            stepped()
+"""
+    ran(HEAD + "update(torch.ones(2, 4)); stepped()\n" + own, tmp_path)
+    runs = {path.name: path for path in (tmp_path / "runs").glob("[2o]*")}
+    assert len(load(runs.pop("own")).rows(kind="step")) == 3
+    (before,) = runs.values()
+    assert len(load(before).rows(kind="step")) == 1
+
+
+COMPILED = """
+import sys
+import torch
+import torch._dynamo as dynamo
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.rest = nn.Sequential(nn.ReLU(), nn.Linear(8, 1))
+    def forward(self, inputs):
+        return self.rest(self.first(inputs))
+
+model = Model()
+model.rest.register_forward_hook(lambda *given: None)
+compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(5):
+    compiled(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+found = dynamo.explain(model)(torch.ones(4, 8))
+stats = dynamo.utils.counters["stats"]["unique_graphs"]
+print("graphs", stats, found.graph_count, found.graph_break_count, file=sys.stderr)
+"""
+
+
+@pytest.mark.deep
+def test_compiled_code_has_the_same_graphs(tmp_path: Path) -> None:
+    said = ran(COMPILED, tmp_path)
+    assert plain(COMPILED.replace("file=sys.stderr", "")).strip() in said
+    assert len(load(tmp_path / "runs").rows(kind="step")) == 5
