@@ -97,7 +97,7 @@ def _alarm(law: Law, regime: str) -> Callable[[int], bool]:
     def ask(seed: int) -> bool:
         rows = _pair(law, seed, regime).rows
         return any(
-            verdict(row) in ("faster", "slower")
+            verdict(row).split()[0] in ("faster", "slower")  # also: than the rest
             for row in rows
             if not row.name.startswith("waiting")
         )
@@ -109,7 +109,8 @@ def _found(law: Law, regime: str, stage: str, factor: float) -> Callable[[int], 
     def ask(seed: int) -> bool:
         found = _pair(law, seed, regime, {stage: factor}).by_name
         row = found["step" if stage == "*" else stage]
-        return verdict(row) in ("slower", "minor") if stage == "*" else verdict(row) in _CHANGED
+        said = verdict(row).split()[0]
+        return said in ("slower", "minor") if stage == "*" else said in _CHANGED
 
     return ask
 

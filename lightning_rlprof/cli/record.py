@@ -100,7 +100,7 @@ Stages = Annotated[
 def run(words: Words, config: Config = None, stage: Stages = None) -> None:
     """Record a program's trainings without a change of its code.
 
-    It knows Lightning, TRL, verl and others: rlprof doctor lists them.
+    It knows Lightning, TRL, verl and others (rlprof doctor lists them), and plain PyTorch loops.
 
     The exit status is that of the program. Processes that it starts are recorded as well.
 
