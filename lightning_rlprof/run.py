@@ -63,7 +63,7 @@ class Run(Methods, Spans):
 
     @property
     def plot(self) -> Plots:
-        """Charts of this run with matplotlib; ``run.plot()`` is ``run.plot.steps()``."""
+        """Charts of this run with matplotlib, such as ``run.plot.steps()``."""
         return Plots(self)
 
     def table(self, name: str) -> Table:

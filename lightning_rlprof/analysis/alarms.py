@@ -1,4 +1,4 @@
-"""What deserves attention now in a run that is being written: hangs, silence, CPUs, notes.
+"""What deserves attention now in a run that is being written: hangs, silence, machines, notes.
 
 Alarms have a code and facts; the text is made where they are shown.
 """
@@ -39,7 +39,7 @@ UNUSUAL: Mapping[str, float] = {
 `rlprof findings` reports from the same metrics; other metrics have no value that is unusual by
 itself."""
 
-Code = Literal["hang", "ended", "quiet", "unreadable", "cpu-wait", "cpu-pressure", "note"]
+Code = Literal["hang", "ended", "quiet", "unreadable", "cpu-wait", "metric", "note"]
 """What an alarm is about."""
 
 
@@ -88,7 +88,7 @@ def alarms(
     hangs: Mapping[int, HangReport] | None = None,
     problems: Mapping[int, str] | None = None,
 ) -> list[Alarm]:
-    """Return all alarms: ranks that do not go on, then CPUs, then what ranks noted.
+    """Return all alarms: ranks that do not go on, then machines, then what ranks noted.
 
     Args:
         ranks: All that have written.
@@ -115,9 +115,9 @@ def alarms(
     for rank in [rank for rank, share in waits.items() if share >= CPU_WAITS]:
         found.add("warning", "cpu-wait", rank, share=max(waits.values()))
     for each in known.values():
-        pressure = each.metrics.get("cpu_pressure_percent", 0.0)
-        if each.status is None and pressure >= UNUSUAL["cpu_pressure_percent"]:
-            found.add("warning", "cpu-pressure", each.rank, percent=round(pressure))
+        for name, limit in UNUSUAL.items() if each.status is None else ():
+            if each.metrics.get(name, 0.0) >= limit:
+                found.add("warning", "metric", each.rank, metric=name)
     notes = _Grouped()
     for each in known.values():
         for note in reversed(each.notes):

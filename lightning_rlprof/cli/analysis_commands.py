@@ -45,7 +45,6 @@ _LIMIT = 50
 class _Part(str, Enum):  # Typer takes no list of literals
     RANK = "rank"
     STEP = "step"
-    SAMPLE = "sample"
 
 
 # Each option, its parameter in Python, and what it applies to.
@@ -58,7 +57,7 @@ _OPTIONS = (
     ("--currency", "currency", "ledger"),
 )
 _EXAMPLES = {"--params": "7.6e9", "--peak-tflops": "989"}
-_PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank", "sample")}
+_PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank",)}
 _NEXT = {"ledger": "findings", "critical_path": "whatif"}  # the verb to ask after an analysis
 
 
@@ -77,7 +76,7 @@ def show(
         list[_Part] | None,
         option(
             "PART",
-            "One row for each: rank or step in ledger, rank or sample in critical_path",
+            "One row for each: rank or step in ledger, rank in critical_path",
         ),
     ] = None,
     price: Annotated[
@@ -187,7 +186,7 @@ def _tables(
         tables, facts = _ledger(spans, by, **given)
         return _of_rank(tables, rank, name), facts
     if name == "critical_path":
-        given |= {"per_rank": "rank" in by, "per_sample": "sample" in by}
+        given["per_rank"] = "rank" in by
     run = ANALYSES[name].run
     if rank is not None and "ranks" in signature(run).parameters:
         return [run(spans, ranks=[rank], **given)], {}  # type: ignore[call-arg]
@@ -430,7 +429,6 @@ def whatif(
     stop_rollout_at: Annotated[
         float | None, option("SHARE", "End each rollout at this share of its requests (0 to 1)")
     ] = None,
-    max_tokens: Annotated[int | None, option("N", "Cap each response at N tokens")] = None,
     add_replicas: Annotated[int | None, option("N", "Add N rollout replicas")] = None,
 ) -> None:
     """Estimate step time after a change, such as a faster stage.
@@ -441,18 +439,17 @@ def whatif(
 
     Example: rlprof whatif RUN --speedup compute_reward=2 --overlap weight_sync
     """
-    from lightning_rlprof.analysis.whatif.whatif import Rollout
     from lightning_rlprof.analysis.whatif.whatif import whatif as predict
 
     factors = dict(map(_factor, speedup or ()))
     spans = open_run(run)
-    changes = (stop_rollout_at, max_tokens, add_replicas)
     table = predict(
         spans,
         speedup=factors,
         remove=remove or [],
         overlap=overlap or [],
-        rollout=None if changes == (None, None, None) else Rollout(*changes),
+        stop_rollout_at=stop_rollout_at,
+        add_replicas=add_replicas,
     )
     answer(spans, [table], "step time after a change", then=("findings", run))
 

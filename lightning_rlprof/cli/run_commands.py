@@ -186,10 +186,10 @@ def open_in_perfetto(
 def export(
     run: Run = SAVE_PATH,
     target: Annotated[
-        Literal["perfetto", "parquet", "csv", "samples", "tensorboard", "insight"] | None,
+        Literal["perfetto", "parquet", "csv", "samples", "insight"] | None,
         option(
             "FORMAT",
-            "perfetto (default), parquet, csv, samples, tensorboard or insight",
+            "perfetto (default), parquet, csv, samples or insight",
             "--format",
         ),
     ] = None,
@@ -210,8 +210,7 @@ def export(
     """Export a run as a Perfetto trace or as files, or upload it.
 
     perfetto is a file .json or .json.gz, samples one of JSON lines, one per sample. parquet and csv
-    are a file per table. tensorboard and insight are folders of captures for TensorBoard's
-    torch.profiler plugin and MindStudio Insight.
+    are a file per table. insight is a folder per capture for MindStudio Insight.
 
     --to uploads a finished run to S3, GCS, HDFS or any fsspec store. It resumes if interrupted.
 
@@ -231,8 +230,8 @@ def export(
     match target:
         case "samples":
             _export_samples(run, output, force=force)
-        case "tensorboard" | "insight":
-            _export_captures(run, target, output, force=force)
+        case "insight":
+            _export_captures(run, output, force=force)
         case "parquet" | "csv":
             _export_tables(run, target, output, force=force)
         case _:
@@ -310,8 +309,8 @@ def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
     from lightning_rlprof.analysis.steps.sync_points import unsynchronized_clocks
     from lightning_rlprof.report.exports import write_sample_log
 
-    with console.bar("Writing") as step, console.writing(path):
-        number = write_sample_log(spans, path, step)
+    with console.writing(path):
+        number = write_sample_log(spans, path)
     print_warnings(spans)
     if unsynced := unsynchronized_clocks(spans):
         console.warn(f"{unsynced}: don't compare times of different ranks in this file.")
@@ -319,22 +318,18 @@ def _export_samples(run: Path, output: Path | None, *, force: bool) -> None:
     console.status(console.count(number, "sample"))
 
 
-def _export_captures(run: Path, viewer: str, output: Path | None, *, force: bool) -> None:
-    """Put the captures of a run into folders for another viewer."""
+def _export_captures(run: Path, output: Path | None, *, force: bool) -> None:
+    """Put the captures of a run into folders for MindStudio Insight."""
     from lightning_rlprof.loaders.load import newest_run
-    from lightning_rlprof.report.exports import insight_folders, tensorboard_folders
+    from lightning_rlprof.report.exports import insight_folders
 
     check_exists(run)
-    raw: list[Path] = []
     with local(run) as copy:
         source = newest_run(copy)
         name = source.name or source.absolute().name
-        out = _folder(output or Path(f"{name}-{viewer}"), force=force)
+        out = _folder(output or Path(f"{name}-insight"), force=force)
         with console.writing(out):
-            if viewer == "tensorboard":
-                folders = tensorboard_folders(source, out)
-            else:
-                folders, raw = insight_folders(source, out)
+            folders, raw = insight_folders(source, out)
     parse = shlex.join(["rlprof", "ascend", "parse", str(run)])
     if raw and not folders:
         raise RlprofError(f"the captures of {run} are not parsed", hint=f"Parse them: {parse}")
@@ -342,10 +337,7 @@ def _export_captures(run: Path, viewer: str, output: Path | None, *, force: bool
         console.warn(f"{console.count(len(raw), 'capture')} left out, not parsed: {parse}")
     for folder in folders:
         console.wrote(folder)
-    if viewer == "tensorboard":
-        console.next_command("tensorboard", "--logdir", out)
-    else:
-        console.status("Import one of them into MindStudio Insight.")
+    console.status("Import one of them into MindStudio Insight.")
 
 
 def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) -> None:

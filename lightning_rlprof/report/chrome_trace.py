@@ -3,28 +3,24 @@
 The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 Slices of one track must nest, else Perfetto drops them: spans that overlap, as asyncio tasks do, go
 to further tracks ("lanes") of their thread, each with the spans that were opened inside it.
-Steps of a rank are on one track, epochs on another. A wait for other ranks is a slice inside its
-stage; an arrow points to its end from the rank that arrived last. The job is on top.
+Steps of a rank are on one track, epochs on another. What a thread waits for other ranks is on a
+track below it; an arrow points to its end from the rank that arrived last. The job is on top.
 
-Beside a rank's host stands by how much its clock may be off. Where that is not known, a watermark
-above all ranks says so.
+Beside a rank's host stands by how much its clock may be off, or that this is not known.
 """
 
 import gzip
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_rlprof.analysis.comparison.changes import LEVEL, OUTLIER, changes
 from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
-from lightning_rlprof.analysis.samples.sample_book import UNKNOWN, sample_book
-from lightning_rlprof.analysis.samples.sample_tables import updates_of
 from lightning_rlprof.analysis.stages import StepTimes
 from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.records.records import BACKGROUND_METRICS, EXPORT, KINDS, Number
@@ -43,12 +39,11 @@ MAX_COUNTER_EVENTS = 10_000
 """Of one counter; of more, each event is the largest of several."""
 
 MAX_FLOWS = 50_000
-"""Arrows of one kind in a trace; of more, the longest waits have one."""
+"""Arrows in a trace; of more waits, the longest have one."""
 
 _UNCALIBRATED = "UNCALIBRATED"
 _STEP, _EPOCH, _MARK = (KINDS.index(kind) for kind in ("step", "epoch", "mark"))
 _LOOSE = tuple(KINDS.index(kind) for kind in ("epoch", "step", "region"))
-_FIRST_SAMPLE_ARROW = 1 << 40  # numbers of other arrows are below
 _MEMORY = {
     "device_allocated_bytes": "device memory allocated (bytes)",
     "device_reserved_bytes": "device memory reserved (bytes)",
@@ -71,7 +66,7 @@ def write_trace(
         spans: The run.
         path: The file; one that exists is replaced.
         devices: What devices ran: tracks of their own below each rank's threads.
-        watermark: Why times of ranks cannot be compared: in the metadata and above all tracks.
+        watermark: Why times of ranks cannot be compared, for the metadata; ranks are marked, too.
         progress: Called after each rank with (ranks written, ranks in all).
 
     Raises OSError where the file cannot be written.
@@ -94,14 +89,13 @@ def _write(
     other = {**EXPORT, "unix_ns": str(spans.unix_ns), "path": spans.path.name}
     other |= {"clocks": f"{_UNCALIBRATED}: {watermark}"} if watermark else {}
     analyzed = spans if devices else without_captures(spans)
-    counters, waits = _CounterTracks(StepTimes(analyzed)), _WaitSlices(analyzed)
+    counters, waits = _CounterTracks(StepTimes(analyzed)), _WaitTracks(analyzed)
     flows, left_out = ([], 0) if watermark else waits.flows()
     other |= {"arrows": f"{left_out} shorter waits have none"} if left_out else {}
     file.write(f'{{"displayTimeUnit":"ms","otherData":{encoded(other)},"traceEvents":[\n'.encode())
     names = [encoded(name) for name in spans.names]
     clocks = dict.fromkeys(spans.ranks, _UNCALIBRATED) if watermark else _unsure(spans)
-    above = [*_watermark(spans, watermark)] if watermark else []
-    above += _job_events(analyzed, _pid(max(spans.ranks, default=0) + 2))
+    above = [*_job_events(analyzed, _pid(max(spans.ranks, default=0) + 1))]
     if above:
         file.write(",\n".join([*above, ""]).encode("utf-8", "backslashreplace"))
     comma = b""  # a trailing comma, or an empty event to avoid it, is an error to Perfetto
@@ -115,33 +109,17 @@ def _write(
             comma = b",\n"
         if progress is not None:
             progress(done, len(spans.ranks))
-    launches = devices.flow_events(waits.track, len(spans) + 1) if devices else ()
-    arrows = () if watermark else _sample_arrows(analyzed, waits.track)
-    for flow in chain(waits.flow_events(flows), launches, arrows):
+    for flow in waits.flow_events(flows):
         file.write(f",\n{flow}".encode())
     file.write(b"\n]}\n")
 
 
-def _watermark(spans: Spans, text: str) -> Iterator[str]:
-    """Yield a track above all ranks, with one slice as long as the run."""
-    pid = _pid(max(spans.ranks, default=0) + 1)
-    yield from _process(pid, f"{_UNCALIBRATED}: {text}", -2)
-    yield about(pid, 1, "thread_name", name="do not compare times of ranks")
-    start, end = _run(spans)
-    what = f'"pid":{pid},"tid":1,"ts":{micro(start)},"dur":{micro(end - start)}'
-    yield f'{{"ph":"X",{what},"cat":"clocks","name":{encoded(f"{_UNCALIBRATED}: {text}")}}}'
-
-
 def _unsure(spans: Spans) -> dict[int, str]:
     """Return by rank what stands beside its host, for those that may be off."""
-    if "clocks" not in spans.tables:
-        return {}
-    table = spans.table("clocks")
-    told = zip(table.column("rank"), table.column("uncertainty"), strict=True)
+    table = spans.try_table("clocks", [])
+    rows = [] if table is None else rows_of(table)
     return {
-        rank: f"±{unsure / 1e6:.3f} ms"
-        for rank, unsure in told
-        if isinstance(rank, int) and isinstance(unsure, int) and unsure
+        row["rank"]: f"±{row['uncertainty'] / 1e6:.3f} ms" for row in rows if row["uncertainty"]
     }
 
 
@@ -150,7 +128,7 @@ def _pid(rank: int) -> int:
 
 
 def _rank_events(
-    spans: Spans, rank: int, names: list[str], clock: str, waits: "_WaitSlices"
+    spans: Spans, rank: int, names: list[str], clock: str, waits: "_WaitTracks"
 ) -> Iterator[str]:
     pid, rows = _pid(rank), spans.rows(rank=rank)
     who = ", ".join(filter(None, (spans.headers[rank].host, clock)))
@@ -160,18 +138,15 @@ def _rank_events(
     others = rows[~np.isin(spans.kind[rows], (_STEP, _EPOCH))]
     tid = 0  # counted before use: thread 0 would melt into the process's main thread
     for label, own in [("epochs", epochs), ("steps", steps), *_threads(spans, others)]:
-        apart: list[int] = []  # waits that would cut a slice in two
         for number, lane in enumerate(lanes(spans, own), start=1):
             tid += 1
+            waits.track[lane] = tid
             yield from named(pid, tid, label if number == 1 else f"{label} ({number})")
-            drawn, more = waits.merged(lane, tid)
-            apart += more
-            slices = _slices(spans, lane, f'"pid":{pid},"tid":{tid}', names, arguments)
-            yield from (next(slices) if at >= 0 else waits.slice(at, pid, tid) for at in drawn)
-        if apart:
+            yield from _slices(spans, lane, f'"pid":{pid},"tid":{tid}', names, arguments)
+        if found := waits.within(own):
             tid += 1
             yield from named(pid, tid, f"{label}: waiting")
-            yield from (waits.slice(at, pid, tid) for at in apart)
+            yield from (waits.slice(at, pid, tid) for at in found)
 
 
 def _threads(spans: Spans, rows: Int64s) -> Iterator[tuple[str, Int64s]]:
@@ -252,18 +227,25 @@ def lanes(spans: Spans, rows: Int64s) -> list[list[int]]:
     known = np.isin(spans.parent[order], spans.id[rows])
     parents = np.where(known, spans.parent[order], NO_PARENT)
     loose = np.isin(spans.kind[order], _LOOSE) & (parents == NO_PARENT)
-    columns = (spans.start_ns, spans.end_ns, spans.id, spans.kind)
-    values = (column[order].tolist() for column in columns)
+    is_mark = spans.kind[order] == _MARK
+    columns = (order, *(column[order] for column in (spans.start_ns, spans.end_ns, spans.id)))
+    values = (column.tolist() for column in (*columns, parents, loose, is_mark))
+    return deal(zip(*values, strict=True))
+
+
+def deal(spans: Iterable[tuple[int, int, int, int, int, bool, bool]]) -> list[list[int]]:
+    """Return rows by lane.
+
+    Args:
+        spans: By start, the longest first: row, start, end, id, parent or `NO_PARENT`, whether it
+            nests by time alone, and whether it is an instant, which covers nothing.
+    """
     found = [_Lane()]
-    for row, free, parent, start, end, span_id, kind in zip(
-        order.tolist(), loose.tolist(), parents.tolist(), *values, strict=True
-    ):
-        if kind == _MARK:  # an instant covers nothing
-            found[0].rows.append(row)
-            continue
-        lane = _choose(found, start, end, parent, free)
+    for row, start, end, span_id, parent, free, is_mark in spans:
+        lane = found[0] if is_mark else _choose(found, start, end, parent, free)
         lane.rows.append(row)
-        lane.open.append((end, span_id, free))
+        if not is_mark:
+            lane.open.append((end, span_id, free))
     return [lane.rows for lane in found if lane.rows]
 
 
@@ -280,7 +262,7 @@ def _choose(found: list[_Lane], start: int, end: int, parent: int, loose: bool) 
     return empty
 
 
-# ---- counters, waiting with arrows, and samples
+# ---- counters, and waiting with arrows
 
 
 class _CounterTracks:
@@ -291,42 +273,29 @@ class _CounterTracks:
     """
 
     def __init__(self, series: StepTimes) -> None:
-        self._spans = series.spans
-        self._steps = np.sort(series.matrix.steps)
+        self._spans, self._steps = series.spans, series.matrix.steps
         self._memory = {title: self._spans.amounts(name) for name, title in _MEMORY.items()}
-        rows, amounts = self._spans.amounts("tokens")
-        if series.tokens is not None:
-            own = self._spans.name[rows] == self._spans.names.index(series.tokens[0])
-            rows, amounts = rows[own], amounts[own]
-        self._tokens = rows, amounts
+        found = series.matrix.amounts(self._spans, "tokens")
+        stage = None if series.tokens is None else series.tokens[0]
+        own = np.array([name == stage for name in self._spans.names], bool)[found.name]
+        tokens = np.bincount(found.step[own], found.amount[own], len(self._steps))
+        self._rates = tokens / np.maximum(self._spans.duration_ns[self._steps], 1) * 1e9
         self._background = [*counter_samples(self._spans, [], (BACKGROUND_METRICS,))]
 
     def events(self, rank: int, pid: int) -> Iterator[str]:
         """Yield the counters of a rank; one event where a value changes."""
         spans, bounds = self._spans, np.searchsorted(self._spans.rank, [rank, rank + 1])
-        yield from self._rates(bounds, pid)
+        first, last = np.searchsorted(spans.rank[self._steps], [rank, rank + 1])
+        if self._rates[first:last].any():
+            steps = self._steps[first:last]
+            times = np.append(spans.start_ns[steps], spans.end_ns[steps].max())
+            yield from track(pid, "tokens/s", times, np.append(self._rates[first:last], 0.0))
         for title, (rows, values) in self._memory.items():
             low, high = np.searchsorted(rows, bounds)
             times, order = spans.end_ns[rows[low:high]], np.argsort(spans.end_ns[rows[low:high]])
             yield from track(pid, title, times[order], values[low:high][order].astype(np.float64))
         for samples, metrics in self._background:
             yield from sample_tracks(samples.rows(samples.rank == rank), metrics, pid)
-
-    def _rates(self, bounds: Int64s, pid: int) -> Iterator[str]:
-        spans, (rows, amounts) = self._spans, self._tokens
-        first, last = np.searchsorted(self._steps, bounds)
-        low, high = np.searchsorted(rows, bounds)
-        steps, rows, amounts = self._steps[first:last], rows[low:high], amounts[low:high]
-        if not len(steps) or not len(rows):
-            return
-        steps = steps[np.argsort(spans.step[steps], kind="stable")]
-        place = np.minimum(np.searchsorted(spans.step[steps], spans.step[rows]), len(steps) - 1)
-        known = spans.step[steps][place] == spans.step[rows]
-        counted = np.bincount(place[known], amounts[known], len(steps))
-        rates = counted / np.maximum(spans.duration_ns[steps], 1) * 1e9
-        order = np.argsort(spans.start_ns[steps], kind="stable")
-        times = np.append(spans.start_ns[steps][order], spans.end_ns[steps].max())
-        yield from track(pid, "tokens/s", times, np.append(rates[order], 0.0))
 
 
 def sample_tracks(samples: Samples, metrics: Sequence[str], pid: int) -> Iterator[str]:
@@ -359,8 +328,8 @@ def track(pid: int, name: str, times: Int64s, values: Float64s) -> Iterator[str]
         )
 
 
-class _WaitSlices:
-    """Waits of a run, and where their slices and those of the last ranks are drawn.
+class _WaitTracks:
+    """Waits of a run, and on which tracks these and the spans of the last ranks are drawn.
 
     Attributes:
         track: By row of the run, the number of its track in the process of its rank.
@@ -369,50 +338,20 @@ class _WaitSlices:
     def __init__(self, spans: Spans) -> None:
         self._spans, self._waits = spans, find_waits(spans)
         self._own = np.zeros(len(self._waits.row), np.int64)  # track of each wait
-        self._order = np.argsort(self._waits.row, kind="stable")
-        self._rows = self._waits.row[self._order]
+        self._thread = spans.thread[self._waits.row]  # ascends
         self.track = np.zeros(len(spans), np.int64)
 
-    def merged(self, lane: list[int], tid: int) -> tuple[list[int], list[int]]:
-        """Return what a track shows in drawing order, and the waits that do not nest there.
+    def within(self, rows: Int64s) -> list[int]:
+        """Return the waits in some rows of a thread, by index and time."""
+        if not len(rows):
+            return []
+        low, high = np.searchsorted(self._thread, self._spans.thread[rows[0]] + np.arange(2))
+        mine: list[int] = np.flatnonzero(np.isin(self._waits.row[low:high], rows)).tolist()
+        return [int(low) + at for at in mine]
 
-        A wait is ``~index``. Perfetto drops a slice that begins inside another and ends after it.
-
-        Args:
-            lane: Rows of the track, in drawing order.
-            tid: Its number.
-        """
-        spans, waits, rows = self._spans, self._waits, np.array(lane, np.int64)
-        self.track[rows] = tid
-        low, high = np.searchsorted(self._rows, [rows.min(), rows.max() + 1])
-        mine = self._order[low:high][np.isin(self._rows[low:high], rows)]
-        if not len(mine):
-            return lane, []
-        self._own[mine] = tid
-        start = np.concatenate([spans.start_ns[rows], waits.start_ns[mine]])
-        end = np.concatenate([spans.end_ns[rows], waits.end_ns[mine]])
-        item = np.concatenate([rows, ~mine])
-        order = np.lexsort((item < 0, -end, start))
-        left_out: set[int] = set()
-        stack: list[tuple[int, int]] = []
-        columns = (column[order].tolist() for column in (start, end, item))
-        for begins, ends, each in zip(*columns, strict=True):
-            if each >= 0 and spans.kind[each] == _MARK:
-                continue
-            while stack and stack[-1][0] <= begins:
-                stack.pop()
-            while each >= 0 and stack and stack[-1][0] < ends:  # rows nest: it is a wait
-                left_out.add(stack.pop()[1])
-            if stack and stack[-1][0] < ends:
-                left_out.add(each)
-            else:
-                stack.append((ends, each))
-        drawn = [each for each in item[order].tolist() if each not in left_out]
-        return drawn, sorted(left_out, reverse=True)
-
-    def slice(self, item: int, pid: int, tid: int) -> str:
+    def slice(self, at: int, pid: int, tid: int) -> str:
         """Return a wait as a slice, and note on which track it is."""
-        spans, waits, at = self._spans, self._waits, ~item
+        spans, waits = self._spans, self._waits
         self._own[at] = tid
         start, length = int(waits.start_ns[at]), int(waits.end_ns[at] - waits.start_ns[at])
         step, last = int(spans.step[waits.row[at]]), int(spans.rank[waits.last[at]])
@@ -446,79 +385,25 @@ class _WaitSlices:
                 leaves = max(leaves, min(arrives, int(spans.end_ns[last]) - 1))
             if leaves > arrives:  # its arrival does, in the span around the wait
                 arrives, lies = leaves, self.track[row]
-            start = End(int(spans.rank[last]) + 1, int(self.track[last]), leaves)
-            end = End(int(spans.rank[row]) + 1, int(lies), arrives)
-            yield from arrow("waiting", "last arrival", at + 1, start, end)
+            what = f'"cat":"waiting","name":"last arrival","id":{at + 1}'
+            for phase, (span, tid, time) in {
+                '"s"': (last, self.track[last], leaves),
+                '"f","bp":"e"': (row, lies, arrives),
+            }.items():
+                pid = _pid(int(spans.rank[span]))
+                yield f'{{"ph":{phase},"pid":{pid},"tid":{tid},"ts":{micro(time)},{what}}}'
 
 
-def _sample_arrows(spans: Spans, tracks: Int64s) -> Iterator[str]:
-    """Yield both ends of the arrow of each trained sample; of many samples, of some evenly.
-
-    Args:
-        spans: The run.
-        tracks: Track of each row.
-    """
-    book = sample_book(spans)
-    phase = spans.kind[book.rows] != KINDS.index("mark")
-    rows, owner = book.rows[phase], book.owner[phase]
-    last = np.full(len(book), -1)
-    last[owner] = rows  # the last one by start stays
-    some = np.flatnonzero(book.fates("trained") & (last >= 0))
-    if len(some) > MAX_FLOWS:
-        some = some[np.linspace(0, len(some) - 1, MAX_FLOWS).astype(int)]
-    updates = updates_of(spans, book.fate_row[some])
-    for at, row, update in zip(some.tolist(), last[some].tolist(), updates.tolist(), strict=True):
-        if update == UNKNOWN:
-            continue
-        leaves = max(int(spans.end_ns[row]) - 1, int(spans.start_ns[row]))
-        arrives = max(int(spans.start_ns[update]), min(leaves, int(spans.end_ns[update]) - 1))
-        if arrives < leaves:
-            continue  # clocks that are off, or a phase that ends after its update
-        ends = (
-            End(int(spans.rank[each]) + 1, int(tracks[each]), time)
-            for each, time in ((row, leaves), (update, arrives))
-        )
-        yield from arrow("sample", "sample", _FIRST_SAMPLE_ARROW + at, *ends)
-
-
-# ---- the job: findings, and changes of the step time
-
-
-class _Slice(NamedTuple):
-    name: str
-    start_ns: int
-    end_ns: int
-    args: dict[str, Any]
+# ---- the job: findings
 
 
 def _job_events(spans: Spans, pid: int) -> Iterator[str]:
-    """Yield the process of the job: a track per finding, in their order, and one of the changes.
+    """Yield the process of the job: a track per finding, in their order.
 
     A finding is at its first event; one that is about the whole run is as long as the run.
     """
-    tracks = [(f"finding {n}", [each]) for n, each in enumerate(_findings(spans), start=1)]
-    if found := _changes(spans):
-        tracks.append(("changes", found))
-    if not tracks:
-        return
-    yield from _process(pid, "job: findings and changes", -1)
-    for tid, (title, slices) in enumerate(tracks, start=1):
-        yield from named(pid, tid, title)
-        for each in slices:
-            yield (
-                f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{micro(each.start_ns)},'
-                f'"dur":{micro(each.end_ns - each.start_ns)},"name":{encoded(each.name)},'
-                f'"cat":"job","args":{encoded(each.args)}}}'
-            )
-
-
-def _run(spans: Spans) -> tuple[int, int]:
-    return int(spans.start_ns.min(initial=0)), int(spans.end_ns.max(initial=0))
-
-
-def _findings(spans: Spans) -> Iterator[_Slice]:
-    start, end = _run(spans)
-    for each in diagnose(spans).found:
+    start, end = int(spans.start_ns.min(initial=0)), int(spans.end_ns.max(initial=0))
+    for tid, each in enumerate(diagnose(spans).found, start=1):
         args: dict[str, Any] = {
             "id": each.id,
             "kind": each.kind,
@@ -534,34 +419,13 @@ def _findings(spans: Spans) -> Iterator[_Slice]:
             high = end if place.to_ns is None else place.to_ns
         if each.price is not None:
             args["price"] = f"{each.price.text}, {duration(each.price.ns)}"
-        yield _Slice(each.heading, low, high, args)
-
-
-def _changes(spans: Spans) -> list[_Slice]:
-    """Return trends, then levels from their step to the next, then outlier steps: they nest."""
-    rows = spans.rows(kind="step")
-    if not len(rows):
-        return []
-    numbers, place = np.unique(spans.step[rows], return_inverse=True)
-    begins = np.full(len(numbers), np.iinfo(np.int64).max)
-    np.minimum.at(begins, place, spans.start_ns[rows])
-    start, end = _run(spans)
-    begin = dict(zip(numbers.tolist(), begins.tolist(), strict=True))
-    following = dict(zip(numbers.tolist(), [*begins[1:].tolist(), end], strict=True))
-    found = rows_of(changes(spans))
-    levels = sorted(row["step"] for row in found if row["change"] == LEVEL)
-    slices = []
-    for row in found:
-        step, name = row["step"], f"{row['change']} {row['ratio']:.2f}x"
-        args = {key: row[key] for key in ("stage", "steps") if row[key] is not None}
-        if row["change"] == LEVEL:
-            until = next((begin[each] for each in levels if each > step), end)
-            slices.append(_Slice(f"{name} from step {step}", begin[step], until, args))
-        elif row["change"] == OUTLIER:
-            slices.append(_Slice(f"{name} in step {step}", begin[step], following[step], args))
-        else:
-            slices.append(_Slice(f"{name} over the run", start, end, args))
-    return sorted(slices, key=lambda each: (each.start_ns, -each.end_ns))
+        if tid == 1:
+            yield from _process(pid, "job: findings", -1)
+        yield from named(pid, tid, f"finding {tid}")
+        yield (
+            f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{micro(low)},"dur":{micro(high - low)},'
+            f'"name":{encoded(each.heading)},"cat":"job","args":{encoded(args)}}}'
+        )
 
 
 # ---- events
@@ -603,18 +467,3 @@ def named(pid: int, tid: int, title: str) -> Iterator[str]:
 def _process(pid: int, title: str, place: int) -> Iterator[str]:
     yield about(pid, 0, "process_name", name=title)
     yield about(pid, 0, "process_sort_index", sort_index=place)
-
-
-class End(NamedTuple):
-    """One end of an arrow: a time within a slice of a track."""
-
-    pid: int
-    tid: int
-    time_ns: int
-
-
-def arrow(category: str, name: str, number: int, leaves: End, arrives: End) -> Iterator[str]:
-    """Yield both ends of an arrow between two slices."""
-    what = f'"cat":"{category}","name":"{name}","id":{number}'
-    for phase, (pid, tid, time) in (('"s"', leaves), ('"f","bp":"e"', arrives)):
-        yield f'{{"ph":{phase},"pid":{pid},"tid":{tid},"ts":{micro(time)},{what}}}'

@@ -1,18 +1,14 @@
 """What devices ran as tracks of a Chrome trace: kernels and copies, one track per stream."""
 
-import heapq
 from collections.abc import Iterator
-from itertools import islice
+from itertools import repeat
 
 import numpy as np
 
 from lightning_rlprof.analysis.device.device_counters import CAPTURED, counter_samples
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work
-from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.report.chrome_trace import (
-    MAX_FLOWS,
-    End,
-    arrow,
+    deal,
     encoded,
     micro,
     named,
@@ -20,12 +16,11 @@ from lightning_rlprof.report.chrome_trace import (
     track,
 )
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import covered_before, last_begun, unions
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.intervals import covered_before, unions
+from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
 _FIRST = 1 << 20  # threads of a rank are numbered below
 _AT_ONCE = 10_000
-_MARKED = (KINDS.index("stage"), KINDS.index("region"))
 _PARTS = 100  # of a step, in each of which a device has a share of busy time
 _NUMBERS = ("device", "stream", "start", "duration", "step", "launch")
 
@@ -46,16 +41,14 @@ class DeviceTracks:
             self.remarks.append("no kernels: the run holds no capture of a device")
         self._spans = spans
         self._counters = [*counter_samples(spans, self.remarks, CAPTURED)]
-        texts = {"name": work.named, "stage": work.stages(), "range": work.ranges}
+        texts = {"name": work.named, "stage": work.stages()}
         is_copy = (np.arange(len(work)) >= work.kernel_count).astype(np.int64)
         columns = {"rank": work.rank, "is_copy": is_copy}
         columns |= {name: work.numbers(name) for name in _NUMBERS}
         columns |= {name: codes for name, (codes, _) in texts.items()}
         order = np.lexsort([columns[name] for name in ("start", "stream", "device", "rank")])
         self._columns = {name: column[order] for name, column in columns.items()}
-        self._texts = {name: own for name, (_, own) in texts.items()}
-        self._encoded = {name: [*map(encoded, own)] for name, own in self._texts.items()}
-        self._track = np.zeros(len(order), np.int64)  # of each kernel, once it is drawn
+        self._encoded = {name: [*map(encoded, own)] for name, (_, own) in texts.items()}
         if others := sorted({*self._columns["rank"].tolist()} - {*spans.ranks}):
             who = ", ".join(map(str, others))
             self.remarks.append(f"kernels of ranks without spans are left out: {who}")
@@ -71,13 +64,12 @@ class DeviceTracks:
             for number, lane in enumerate(self._lanes(rows), start=1):
                 name = title if number == 1 else f"{title} ({number})"
                 yield [*named(pid, tid, name)]
-                self._track[lane] = tid
                 for first in range(0, len(lane), _AT_ONCE):
                     track = f'"pid":{pid},"tid":{tid}'
                     yield [*self._slices(lane[first : first + _AT_ONCE], track)]
                 tid += 1
         if high > low:
-            yield [*self._busy(low, high, pid), *self._queued(low, high, pid)]
+            yield [*self._busy(low, high, pid)]
         for samples, metrics in self._counters:
             first = rank == self._spans.ranks[0]  # has what has no rank
             own = samples.rows((samples.rank == rank) | (first & (samples.rank < 0)))
@@ -109,61 +101,8 @@ class DeviceTracks:
             # Where steps follow one another, the next one's first value replaces the 0.
             whole, shown = np.concatenate(times), np.concatenate(values)
             kept = np.append(whole[1:] > whole[:-1], True)
-            yield from track(pid, f"{_device(device)} busy (%)", whole[kept], shown[kept])
-
-    def _queued(self, low: int, high: int, pid: int) -> Iterator[str]:
-        """Yield how much of each device's work was launched and had not started."""
-        start, launch, devices = (
-            self._columns[name][low:high] for name in ("start", "launch", "device")
-        )
-        known = (launch != NOT_RECORDED) & (launch <= start)
-        for device in np.unique(devices[known]).tolist():
-            own = known & (devices == device)
-            times = np.concatenate([launch[own], start[own]])
-            change = np.repeat([1.0, -1.0], int(own.sum()))
-            order = np.argsort(times, kind="stable")
-            times, depth = times[order], np.cumsum(change[order])
-            last = np.append(times[1:] != times[:-1], True)  # of changes at one time
-            yield from track(pid, f"{_device(device)} launch queue depth", times[last], depth[last])
-
-    def flow_events(self, tracks: Int64s, first_id: int) -> Iterator[str]:
-        """Yield arrows from each mark to the first and the last kernel that was launched in it.
-
-        Args:
-            tracks: Track of each row of the run.
-            first_id: Number of the first arrow.
-        """
-        spans, columns = self._spans, self._columns
-        launch, start = columns["launch"], columns["start"]
-        codes = {name: code for code, name in enumerate(spans.names)}
-        around, stage = (
-            np.array([*(codes.get(text, -1) for text in self._texts[each]), -1])[columns[each]]
-            for each in ("range", "stage")  # -1, unknown, is last
-        )
-        name = np.where(around < 0, stage, around)
-        known = (
-            (name >= 0) & (launch != NOT_RECORDED) & (launch <= start) & (columns["duration"] > 0)
-        )
-        kernels, width = np.flatnonzero(known), len(codes)
-        marks = np.flatnonzero(np.isin(spans.kind, _MARKED))
-        lane = spans.rank[marks] * width + spans.name[marks]
-        order = np.lexsort((spans.start_ns[marks], lane))
-        marks, lane = marks[order], lane[order]
-        own = columns["rank"][kernels] * width + name[kernels]
-        at = last_begun(lane, spans.start_ns[marks], own, launch[kernels])
-        kernels, around = kernels[at >= 0], marks[at[at >= 0]]
-        within = launch[kernels] < spans.end_ns[around]
-        kernels, around = kernels[within], around[within]
-        order = np.lexsort((start[kernels], around))
-        kernels, around = kernels[order], around[order]
-        differs = np.diff(around) != 0
-        ends = (np.append(True, differs) | np.append(differs, True))[: len(around)]
-        pairs = zip(kernels[ends].tolist(), around[ends].tolist(), strict=True)
-        for number, (row, mark) in enumerate(islice(pairs, MAX_FLOWS), start=first_id):
-            pid = int(columns["rank"][row]) + 1
-            launched = End(pid, int(tracks[mark]), int(launch[row]))
-            ran = End(pid, int(self._track[row]), int(start[row]))
-            yield from arrow("launch", "launch", number, launched, ran)
+            name = "device" if device == NOT_RECORDED else f"device {device}"
+            yield from track(pid, f"{name} busy (%)", whole[kept], shown[kept])
 
     def _title(self, row: int) -> str:
         """Name a track by what is known of it."""
@@ -174,35 +113,21 @@ class DeviceTracks:
     def _lanes(self, rows: Int64s) -> list[list[int]]:
         """Deal out what overlaps on one stream to the fewest tracks: Perfetto would drop it."""
         start = self._columns["start"][rows]
-        end = start + self._columns["duration"][rows]
-        lanes: list[list[int]] = []
-        busy: list[tuple[int, int]] = []  # until when, which lane
-        for row, begins, ends in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
-            if not busy or busy[0][0] > begins:
-                heapq.heappush(busy, (ends, len(lanes)))
-                lanes.append([row])
-            else:
-                lane = busy[0][1]
-                heapq.heapreplace(busy, (ends, lane))
-                lanes[lane].append(row)
-        return lanes
+        columns = (rows, start, start + self._columns["duration"][rows], rows)
+        values = (column.tolist() for column in columns)
+        return deal(zip(*values, repeat(NO_PARENT), repeat(False), repeat(False)))
 
     def _slices(self, rows: list[int], track: str) -> Iterator[str]:
         texts = self._encoded
-        names = ("start", "duration", "launch", "step", "name", "stage", "range", "is_copy")
+        names = ("start", "duration", "launch", "step", "name", "stage", "is_copy")
         columns = (self._columns[name][np.array(rows)].tolist() for name in names)
-        for start, length, launch, step, name, stage, around, is_copy in zip(*columns, strict=True):
+        for start, length, launch, step, name, stage, is_copy in zip(*columns, strict=True):
             category = "gpu_memcpy" if is_copy else "kernel"
             title = texts["name"][name] if name >= 0 else f'"{category}"'
             told = [f'"step":{step}'] if step != NOT_RECORDED else []
             told += [f'"stage":{texts["stage"][stage]}'] if stage >= 0 else []
-            told += [f'"range":{texts["range"][around]}'] if around >= 0 else []
             told += [f'"queued_us":{micro(start - launch)}'] if launch != NOT_RECORDED else []
             yield (
                 f'{{"ph":"X",{track},"ts":{micro(start)},"dur":{micro(length)},'
                 f'"name":{title},"cat":"{category}","args":{{{",".join(told)}}}}}'
             )
-
-
-def _device(number: int) -> str:
-    return "device" if number == NOT_RECORDED else f"device {number}"

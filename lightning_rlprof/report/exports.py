@@ -1,19 +1,17 @@
-"""Further exports of a run: its samples as JSON lines, and its captures for other viewers.
+"""Further exports of a run: its samples as JSON lines, and its captures for MindStudio Insight.
 
-TensorBoard's plugin for torch.profiler takes a folder for a run, and reads worker and time from the
-name of each trace. MindStudio Insight takes a folder for a cluster, with one ``*_ascend_pt`` folder
-per rank; several captures of one rank in it are mixed up. Files are hard links where the file
-system has them, so that they take no disk.
+Insight takes a folder for a cluster, with one ``*_ascend_pt`` folder per rank; several captures of
+one rank in it are mixed up. Files are hard links where the file system has them, so that they take
+no disk.
 """
 
 import json
 import math
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,29 +25,21 @@ from lightning_rlprof.analysis.samples.sample_book import (
 from lightning_rlprof.analysis.samples.sample_tables import updates_of
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import OUTPUT
-from lightning_rlprof.loaders.run_captures import device_files
-from lightning_rlprof.records.records import FATES, Header, Number
+from lightning_rlprof.records.records import FATES, Number
 from lightning_rlprof.records.run_directory import (
     capture_in_name,
     is_inside,
     mode_made_of,
     rank_directory,
     rank_files,
-    read_header,
 )
 from lightning_rlprof.system.files import draft_of, new_folder
 from lightning_rlprof.tables.rank_tables import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import Spans
-
-_TRACE = re.compile(r"(?:\.pt)?\.trace\.json(\.gz)?$")
-_WHOLE_STEPS = "steps"
-_NO_CAPTURES = "contains no captures of {}"
-_TOGETHER = 1_000  # lines that are written at once
+from lightning_rlprof.tables.table import rows_of
 
 
-def write_sample_log(
-    spans: Spans, path: Path, progress: Callable[[int, int], None] | None = None
-) -> int:
+def write_sample_log(spans: Spans, path: Path) -> int:
     """Write the samples at once or not at all, ordered by number; return how many there are.
 
     Times are nanoseconds since the run's first event, as in the table ``spans``. What was not
@@ -58,7 +48,6 @@ def write_sample_log(
     Args:
         spans: The run.
         path: The file; one that exists is replaced.
-        progress: Called with (samples written, samples in all).
 
     Raises:
         TraceError: The run has no samples.
@@ -71,10 +60,7 @@ def write_sample_log(
         draft_of(path, mode_made_of(spans.path)) as part,
         part.open("w", encoding="utf-8") as file,
     ):
-        for number, line in enumerate(_lines(spans, book), start=1):
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            if progress is not None and number % _TOGETHER == 0:
-                progress(number, len(book))
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(spans, book))
     return len(book)
 
 
@@ -111,13 +97,8 @@ def _lines(spans: Spans, book: SampleBook) -> Iterator[dict[str, Any]]:
 def _groups(spans: Spans) -> dict[int, str]:
     """Return the group of each sample that has a name; of several ranks the first one counts."""
     table = spans.try_table(SAMPLE_NAMES, [])
-    if table is None:
-        return {}
-    named = zip(table.column("sample"), table.column("prompt group"), strict=True)
-    found: dict[int, str] = {}
-    for number, group in named:
-        found.setdefault(int(number or 0), str(group))
-    return found
+    rows = [] if table is None else rows_of(table)
+    return {int(row["sample"] or 0): str(row["prompt group"]) for row in reversed(rows)}
 
 
 def _phase(spans: Spans, row: int) -> dict[str, Any]:
@@ -144,47 +125,7 @@ def _finite(value: Number | None) -> Number | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-# ---- captures in the folders of other viewers
-
-
-class _Window(NamedTuple):
-    """A capture of one rank: its folder, and what the folder's name says."""
-
-    header: Header
-    folder: Path
-    step: int
-    stage: str
-
-
-def tensorboard_folders(run: Path, out: Path) -> list[Path]:
-    """Write the traces of torch.profiler for TensorBoard, a folder per stage; return them.
-
-    Names are ``<role>_<host>_<rank>.<step>.pt.trace.json.gz``: the plugin shows a folder as a run,
-    what precedes the first dot as a worker, and the number as a span. Of several traces of a rank
-    in one step, the later ones have more digits.
-
-    Raises:
-        TraceError: The run is not a run directory, or has no such captures.
-        OSError: The folder cannot be written.
-    """
-    written: dict[Path, int] = {}
-    mode = mode_made_of(run)
-    for window in _windows(run):
-        folder = out / (window.stage or _WHOLE_STEPS)
-        _make(folder, mode)
-        header = window.header
-        words = (header.role, header.host, str(header.rank))
-        worker = "_".join(re.sub(r"[^0-9A-Za-z-]+", "-", word) for word in words)
-        for path in device_files(window.folder):
-            if not (found := _TRACE.search(path.name)):
-                continue
-            first = folder / f"{worker}.{window.step:06d}"
-            number = written[first] = written.get(first, 0) + 1
-            more = f"{number:02d}" if number > 1 else ""
-            _put(path, folder / f"{first.name}{more}.pt.trace.json{found[1] or ''}")
-    if not written:
-        raise TraceError(f"{run} {_NO_CAPTURES.format('torch.profiler')}")
-    return sorted({first.parent for first in written})
+# ---- captures in the folders of MindStudio Insight
 
 
 def insight_folders(run: Path, out: Path) -> tuple[list[Path], list[Path]]:
@@ -205,41 +146,33 @@ def insight_folders(run: Path, out: Path) -> tuple[list[Path], list[Path]]:
     mode = mode_made_of(run)
     raw: list[Path] = []
     for window in _windows(run):
-        for capture in sorted(window.folder.glob("*_ascend_pt")):
+        for capture in sorted(window.glob("*_ascend_pt")):
             if not is_inside(run, capture):
                 continue
             if not any((capture / OUTPUT).glob("*")):
                 raw.append(capture)
                 continue
-            folder = out / window.folder.name
-            _make(folder, mode)
+            folder = out / window.name
+            new_folder(out, mode)
+            new_folder(folder, mode)
             folders.add(folder)
             for path in (*capture.glob("profiler_*.json"), *(capture / OUTPUT).rglob("*")):
                 if path.is_file():
                     _put(path, folder / capture.name / path.relative_to(capture))
     if not folders and not raw:
-        raise TraceError(f"{run} {_NO_CAPTURES.format('torch_npu.profiler')}")
+        raise TraceError(f"{run} contains no captures of torch_npu.profiler")
     return sorted(folders), raw
 
 
-def _windows(run: Path) -> Iterator[_Window]:
-    """Yield the captures of each rank, by rank and step."""
+def _windows(run: Path) -> Iterator[Path]:
+    """Yield the folders of captures, by rank and step."""
     files = rank_files(run) if run.is_dir() else []
     if not files:
         raise TraceError(f"{run} is not a run directory of rlprof")
     for file in files:
-        folder = rank_directory(run, int(file.stem[5:]))
-        header = read_header(file)
-        for path in sorted(folder.glob("step-*")):
-            capture = capture_in_name(path.name)
-            if capture and path.is_dir() and is_inside(run, path):
-                yield _Window(header, path, *capture)
-
-
-def _make(folder: Path, mode: int | None) -> None:
-    """Make the folder of an export, and the one that it is in, which the run's readers may open."""
-    new_folder(folder.parent, mode)
-    new_folder(folder, mode)
+        for path in sorted(rank_directory(run, int(file.stem[5:])).glob("step-*")):
+            if capture_in_name(path.name) and path.is_dir() and is_inside(run, path):
+                yield path
 
 
 def _put(source: Path, target: Path) -> None:

@@ -1,31 +1,30 @@
-"""What a run that is being written shows: steps, stages, ranks, background metrics, alarms.
+"""What a run that is being written shows: steps, stages, ranks, alarms.
 
 `rlprof watch` and `rlprof serve` show the same figures. `gauges` are these figures as metrics,
 `exposition` writes them in the text format of Prometheus.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.alarms import UNUSUAL, Alarm, Code, RankState, alarms
+from lightning_rlprof.analysis.alarms import Alarm, Code, RankState, alarms
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.steps.step_matrix import WAITING, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.loaders.live_run import LATELY, LiveRank, LiveRun
 from lightning_rlprof.loaders.rank_names import as_ranges
-from lightning_rlprof.report.terminal import count_of, duration, percent, size
+from lightning_rlprof.report.terminal import count_of, duration, percent
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, figure, rows_of
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, rows_of
 
-_MOST_ROWS = 16  # ranks; of more ranks, blocks are shown
+_MAX_RANKS_SHOWN = 16  # of more, the slowest
 _MOST_ALARMS = 12
 _ALIKE = 1.05
 
@@ -43,16 +42,10 @@ _RANKS = (
     *columns_of("text", "rank", "role", "step", "last stage"),
     *columns_of("duration", "last", "median", unit="ns"),
     Column("slowdown", "ratio"),
-    Column("slowest", "count"),
     *columns_of("count", "resident", "device", unit="bytes"),
     Column("written", "text"),
 )
-_METRICS = (
-    *columns_of("text", "metric", "lowest", "median", "highest"),
-    Column("rank", "count"),
-)
 _ALARMS = columns_of("text", "level", "ranks", "alarm")
-_UNITS = {"_percent": "%", "_watts": "W", "_celsius": "°C", "_mhz": "MHz", "_cores": "cores"}
 
 BACKGROUND = "rlprof_background_"
 """Start of the names of background metrics; the rest is the name that the run has."""
@@ -86,9 +79,8 @@ class LiveView:
         title: How many ranks and steps, and where most of the time goes, in one line.
         slowest: Which rank takes longest, and where it does or makes others wait, in one line each.
         stages: Share of the last steps by stage, over all ranks, with tokens per second and MFU.
-        ranks: A row per rank, or per block of ranks if they are many.
-        background: Background metrics that are unusual, see `UNUSUAL`.
-        alarms: Warnings and errors of the run, and ranks that write nothing.
+        ranks: A row per rank; of very many ranks the slowest.
+        alarms: Warnings and errors of the run, silent ranks, and unusual background metrics.
         has_ended: Whether all ranks have.
         times: The times of ranks that these tables show.
     """
@@ -97,7 +89,6 @@ class LiveView:
     slowest: tuple[str, ...]
     stages: Table
     ranks: Table
-    background: Table
     alarms: Table
     has_ended: bool
     times: "RecentTimes"
@@ -105,8 +96,7 @@ class LiveView:
     @property
     def tables(self) -> tuple[Table, ...]:
         """The tables that have rows, alarms first."""
-        found = (self.alarms, self.stages, self.ranks, self.background)
-        return tuple(table for table in found if table.rows)
+        return tuple(each for each in (self.alarms, self.stages, self.ranks) if each.rows)
 
     @property
     def line(self) -> str:
@@ -128,7 +118,6 @@ def live_view(run: LiveRun) -> LiveView:
         slowest=tuple(text for text in (pace.slowest(), behind) if text),
         stages=stages,
         ranks=_ranks(run, ranks, pace),
-        background=_background(ranks),
         alarms=_alarms(run, ranks, times),
         has_ended=run.has_ended,
         times=times,
@@ -274,77 +263,61 @@ def _stages(times: RecentTimes, pace: _Pace) -> tuple[Table, str]:
     of_job = {row["stage"]: row for row in rates if row["rank"] is None}
     of_stage = {row["stage"]: row for row in reversed(rates)} | of_job
     rows: list[tuple[Cell, ...]] = []
-    most, text, waits = 0.0, "", _Behind()
+    behind, longest = [(0.0, "")], [(0.0, "")]  # by time, and what to say
     for row in rows_of(times.stages):
         stage, rate = row["stage"], of_stage.get(row["stage"], {})
         means = times.stage_ns.get(stage, {})
         rank = max(means, key=means.__getitem__, default=0)
         others = [mean for number, mean in means.items() if number != rank]
         ratio = means[rank] / median(others) if others and median(others) > 0 else None
-        longest = (round(means[rank]), rank) if others else (None, None)
+        most = (round(means[rank]), rank) if others else (None, None)
         shown = (stage, row["share"], row["mean"], rate.get("tokens/s in stage"), rate.get("MFU"))
-        rows.append((*shown, *longest, ratio))
+        rows.append((*shown, *most, ratio))
         if stage in times.waits:
-            waits = max(waits, _behind(times.waits[stage], means, pace))
+            behind.append(_behind(times.waits[stage], means, pace))
             continue
         more = means[rank] - median(others) if others else 0.0
         lasts = more <= 2 * pace.excess_ns(rank, means)
-        if more > most and ratio is not None and ratio >= _ALIKE and lasts:
-            most, text = more, f"longest in {stage}: rank {rank}, {ratio:.2f}x the others"
+        if ratio is not None and ratio >= _ALIKE and lasts:
+            text = f"longest in {stage}: rank {rank}, {ratio:.2f}x the others"
+            longest.append((more, text))
     note = f"Last {LATELY} steps of each rank. {times.stages.note}".strip()
-    return Table("stages", _STAGES, rows, note), waits.text or text
+    return Table("stages", _STAGES, rows, note), max(behind)[1] or max(longest)[1]
 
 
-class _Behind(NamedTuple):
-    """How long the others wait for a rank in a stage of waiting."""
-
-    ns: float = 0.0
-    text: str = ""
-
-
-def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> _Behind:
-    """Return the rank that waits least, as it comes last, if one stands apart."""
-    ranks = set(pace.step_ns)
-    waits = {rank: means.get(rank, 0.0) for rank in ranks}
+def _behind(stage: str, means: Mapping[int, float], pace: _Pace) -> tuple[float, str]:
+    """Return how long the others wait for the rank that waits least, and say so."""
+    waits = {rank: means.get(rank, 0.0) for rank in pace.step_ns}
     if len(waits) < 2:
-        return _Behind()
+        return 0.0, ""
     rank = min(waits, key=waits.__getitem__)
     others = [mean for number, mean in waits.items() if number != rank]
     ns = median(others) - waits[rank]
     if ns < (_ALIKE - 1) * pace.step_ns[rank] or min(others) - waits[rank] < ns / 2:
-        return _Behind()
-    return _Behind(ns, f"the others wait {duration(round(ns))} per step for rank {rank} in {stage}")
+        return 0.0, ""  # No rank stands apart.
+    return ns, f"the others wait {duration(round(ns))} per step for rank {rank} in {stage}"
 
 
 def _ranks(run: LiveRun, ranks: Sequence[LiveRank], pace: _Pace) -> Table:
-    per_row = 1
-    while len(ranks) > per_row * _MOST_ROWS:
-        per_row *= 2
-    blocks = [ranks[at : at + per_row] for at in range(0, len(ranks), per_row)]
-    note = "Times are medians of a row, slowdown and memory are the highest" * (per_row > 1)
-    return Table("ranks", _RANKS, [_row(run, block, pace) for block in blocks], note)
+    slowest = sorted(ranks, key=lambda each: -pace.slowdown.get(each.rank, 0.0))
+    shown = sorted(slowest[:_MAX_RANKS_SHOWN], key=lambda each: each.rank)
+    note = f"The {len(shown)} slowest of {len(ranks)} ranks" if len(shown) < len(ranks) else ""
+    return Table("ranks", _RANKS, [_row(run, each, pace) for each in shown], note)
 
 
-def _row(run: LiveRun, block: Sequence[LiveRank], pace: _Pace) -> tuple[Cell, ...]:
-    several = len(block) > 1
-    stages = Counter(each.last_stage for each in block if each.last_stage)
-    known = [pace.times.steps[each.rank] for each in block if each.rank in pace.times.steps]
-    last = [float(own.ns[-1]) for own in known]
-    times = [pace.step_ns[each.rank] for each in block if each.rank in pace.step_ns]
-    slow = {each.rank: pace.slowdown[each.rank] for each in block if each.rank in pace.slowdown}
-    slowest = max(slow, key=slow.__getitem__) if slow else None
+def _row(run: LiveRun, rank: LiveRank, pace: _Pace) -> tuple[Cell, ...]:
+    steps, usual = pace.times.steps.get(rank.rank), pace.step_ns.get(rank.rank)
     return (
-        as_ranges(each.rank for each in block),
-        ", ".join(sorted({each.role for each in block})) if pace.has_roles else None,
-        _span([own.last for own in known] or [0]),
-        stages.most_common(1)[0][0] if stages else None,
-        round(median(last)) if last else None,
-        round(median(times)) if times else None,
-        slow[slowest] if slowest is not None else None,
-        slowest if several else None,
-        _highest(block, resident),
-        _highest(block, device_memory),
-        _written(run, block),
+        str(rank.rank),
+        rank.role if pace.has_roles else None,
+        "0" if steps is None else str(steps.last),
+        rank.last_stage or None,
+        None if steps is None else int(steps.ns[-1]),
+        None if usual is None else round(usual),
+        pace.slowdown.get(rank.rank),
+        resident(rank),
+        device_memory(rank),
+        f"{_seconds(run.quiet_s(rank))} ago" if rank.status is None else rank.status,
     )
 
 
@@ -362,43 +335,8 @@ def device_memory(rank: LiveRank) -> int | None:
     return round(used) if used is not None else next(found, None)
 
 
-def _highest(block: Sequence[LiveRank], read: Callable[[LiveRank], int | None]) -> int | None:
-    return max((value for each in block if (value := read(each)) is not None), default=None)
-
-
-def _written(run: LiveRun, block: Sequence[LiveRank]) -> str:
-    """Return when a rank last wrote something, or how it ended."""
-    open_ranks = [each for each in block if each.status is None]
-    if not open_ranks:
-        return ", ".join(sorted({each.status or "" for each in block}))
-    return f"{_seconds(max(map(run.quiet_s, open_ranks)))} ago"
-
-
 def _seconds(seconds: float) -> str:
     return duration(round(seconds) * 10**9) if seconds >= 60 else f"{seconds:.0f} s"
-
-
-def _background(ranks: Sequence[LiveRank]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for name, limit in UNUSUAL.items():
-        values = {each.rank: each.metrics[name] for each in ranks if name in each.metrics}
-        high = max(values, key=values.__getitem__, default=0)
-        if values.get(high, 0.0) < limit:
-            continue
-        shown = (min(values.values()), median(values.values()), values[high])
-        rank = high if len(values) > 1 else None
-        rows.append((name, *(_metric(name, value) for value in shown), rank))
-    note = "Only those that are unusual. All: rlprof show RUN device_counters"
-    return Table("background metrics", _METRICS, rows, note)
-
-
-def _metric(name: str, value: float) -> str:
-    if name.endswith("_bytes"):
-        return size(round(value))
-    if name.endswith("_bytes_per_s"):
-        return f"{size(round(value))}/s"
-    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
-    return f"{figure(value)} {unit}".strip()
 
 
 _ALARM_TEXTS: Mapping[Code, str] = {
@@ -408,7 +346,7 @@ _ALARM_TEXTS: Mapping[Code, str] = {
     "unreadable": "its file can't be read: {text}",
     "cpu-wait": "training threads wait for a CPU in up to {share:.0%} of the step: all times "
     "include this wait",
-    "cpu-pressure": "CPU pressure {percent}%: a thread waits for a CPU, so all times are longer",
+    "metric": "{metric} is unusually high. All values: rlprof show RUN device_counters",
     "note": "{text}",
 }
 

@@ -76,11 +76,7 @@ class Plots:
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
 
-    def __call__(self, *, ax: "Axes | None" = None) -> "Axes":
-        """Draw `steps`."""
-        return self.steps(ax=ax)
-
-    def steps(self, *, share: bool = False, ax: "Axes | None" = None) -> "Axes":
+    def steps(self, *, ax: "Axes | None" = None) -> "Axes":
         """Draw where the time of each step goes, as stacked bars; means of the ranks, in seconds.
 
         Waiting for other ranks and untraced time are hatched. Steps that statistics exclude are
@@ -88,7 +84,6 @@ class Plots:
         than 1,000 steps, one bar is the mean of several.
 
         Args:
-            share: Draw shares of the step instead of seconds.
             ax: Where to draw; None for a new figure.
         """
         series, ax = StepCharts(self._spans), _axes(ax)
@@ -104,13 +99,12 @@ class Plots:
             found[at] = np.asarray(us, np.float64) / 1e6
             return found
 
-        wall, below = cells(data["wall"]), np.zeros(len(edges) - 1)
-        scale = 1 / np.where(wall > 0, wall, np.nan) if share else np.ones(len(wall))
+        below = np.zeros(len(edges) - 1)
         colors, parts, handles = stage_paints(self._spans, series), series.drawn, []
         for part, own in zip(parts, data["parts"], strict=True):
             if not any(own["us"]):
                 continue
-            above = below + cells(own["us"]) * scale
+            above = below + cells(own["us"])
             handles.append(
                 ax.stairs(above, edges, baseline=below, fill=True, **_style(part, colors))
             )
@@ -125,8 +119,8 @@ class Plots:
         _legend(ax, handles, names)
         ax.set(xlabel="step", xlim=(edges[0], edges[-1]))
         ax.set_ylim(bottom=0)
-        ax.set_ylabel("share of the step" if share else "time of a step, mean of ranks")
-        ax.yaxis.set_major_formatter(_ticker().PercentFormatter(1) if share else _seconds())
+        ax.set_ylabel("time of a step, mean of ranks")
+        ax.yaxis.set_major_formatter(_seconds())
         return _labeled(ax, f"Where the time of each step goes. {_shares(series)}")
 
     def stages(self, *, ax: "Axes | None" = None) -> "Axes":

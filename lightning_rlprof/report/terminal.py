@@ -72,10 +72,7 @@ def duration(ns: int) -> str:
         return f"{seconds // 3600:,} h {seconds // 60 % 60:02d} min"
     if seconds >= 60:
         return f"{seconds // 60} min {seconds % 60:02d} s"
-    size, unit = next(pair for pair in _UNITS if ns >= pair[0] * 0.9995 or pair[0] == 1)
-    value = ns / size
-    digits = 0 if size == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f} {unit}"
+    return _scaled(ns, _UNITS)
 
 
 def hours(number: float) -> str:
@@ -99,7 +96,12 @@ def size(number: int) -> str:
         >>> [size(number) for number in (999, 1536, 80 * 2**30)]
         ['999 B', '1.50 KiB', '80.0 GiB']
     """
-    unit, name = next(pair for pair in _SIZES if number >= pair[0] * 0.9995 or pair[0] == 1)
+    return _scaled(number, _SIZES)
+
+
+def _scaled(number: int, units: Sequence[tuple[int, str]]) -> str:
+    """Return a number in the largest unit of which it has one, with three significant digits."""
+    unit, name = next(pair for pair in units if number >= pair[0] * 0.9995 or pair[0] == 1)
     value = number / unit
     digits = 0 if unit == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f} {name}"

@@ -77,6 +77,7 @@ def test_a_name_outside_the_encoding_of_the_terminal_is_escaped(
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
+        (["config", "check"], "missing argument 'FILE'", "See rlprof config check --help"),
         (["summary", "--limt", "3"], "no such option: --limt (Possible options: --limit", "See rl"),
         (["summary", "x", "--bogus"], "no such option: --bogus", "See rlprof summary --help"),
         (["--bogus"], "no such option: --bogus", "See rlprof --help"),

@@ -316,26 +316,6 @@ def test_samples_are_exported_as_json_lines(rlprof: Run, tmp_path: Path) -> None
     assert rlprof("summary", tmp_path / "run")[0] == 0  # the log does not belong to the run
 
 
-def test_captures_are_exported_for_tensorboard(
-    rlprof: Run, tmp_path: Path, hints: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_rank(tmp_path / "run", header(), grpo_rows(3))
-    words = ("export", "run", "--format", "tensorboard")
-    assert rlprof(*words)[2] == "rlprof: error: run contains no captures of torch.profiler\n"
-    folder = tmp_path / "run" / "rank-00000" / "step-000002"
-    folder.mkdir(parents=True)
-    (folder / "x.pt.trace.json.gz").write_bytes(b"")
-    status, out, err = rlprof(*words)
-    assert (status, out) == (0, "Wrote run-tensorboard/steps\n")
-    assert err == "next: tensorboard --logdir run-tensorboard\n"
-    assert "run-tensorboard exists already" in rlprof(*words)[2]
-    assert rlprof(*words, "--force")[0] == 0
-    assert rlprof(*words, "-o", "run/rank-00000.jsonl")[0] == 2
-    out = rlprof("export", tmp_path, "--format", "tensorboard", "-o", "newest")[1]
-    assert out == "Wrote newest/steps\n"
-
-
 def test_captures_are_exported_for_insight_once_they_are_parsed(
     rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +344,10 @@ def test_captures_are_exported_for_insight_once_they_are_parsed(
             "Import one of them into MindStudio Insight.",
         ],
     )
+    assert "out exists already" in rlprof(*words)[2]
+    assert rlprof(*words, "--force")[0] == 0
+    assert rlprof(*words[:-1], "run/rank-00000.jsonl")[0] == 2
+    assert rlprof("export", tmp_path, "--format", "insight")[1].endswith(" Insight.\n")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -97,7 +97,7 @@ def test_rows_of_one_rank_and_a_limit(rlprof: Run, tmp_path: Path) -> None:
         (("rank_status", "--rank", "7"), "rank 7 is not in this run (ranks: 0)\n"),
         (("stages", "--params", "1e9"), "--params applies to 'throughput', not to 'stages'"),
         (("stages", "--price", "2"), "--price applies to 'ledger', not to 'stages'"),
-        (("ledger", "--by", "sample"), "--by sample applies to 'critical_path', not to 'ledger'"),
+        (("critical_path", "--by", "step"), "--by step applies to 'ledger', not to 'critical_p"),
         (("gaps", "--by", "rank"), "--by rank applies to 'ledger' and 'critical_path', not to 'g"),
         (("stragglers",), "'stragglers' is a verb of its own\n  hint: rlprof stragglers "),
     ],

@@ -1,15 +1,14 @@
-"""The tracks of the whole job: findings and changes, above the ranks, where a search finds them."""
+"""The tracks of the whole job: findings, above the ranks, where a search finds them."""
 
 import json
 from pathlib import Path
 
-from lightning_rlprof.analysis.comparison.changes import changes
 from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from tests.builders.chrome_tracks import Tracks
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play
 
-JOB = "job: findings and changes"
+JOB = "job: findings"
 
 
 def test_each_finding_is_a_slice_at_its_first_event(tmp_path: Path) -> None:
@@ -26,19 +25,6 @@ def test_each_finding_is_a_slice_at_its_first_event(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
     assert min(order, key=lambda pid: order[pid]) == max(order), "the job is on top"
-
-
-def test_a_level_lasts_from_its_step_to_the_end(tmp_path: Path) -> None:
-    spans = play(Script(ranks=2, steps=60, slow={0: 0.6, 1: 0.6}, when=(30, 60)), 3).spans
-    slices = Tracks(spans, tmp_path / "t.json").slices[JOB, "changes"]
-    rows = changes(spans)
-    assert len(slices) == len(rows.rows)
-    level = next(each for each in slices if each.name.startswith("level"))
-    step = int(rows.column("step")[rows.column("change").index("level")] or 0)
-    steps = spans.rows(kind="step")
-    assert level.start == int(spans.start_ns[steps[spans.step[steps] == step]].min())
-    assert level.end == int(spans.end_ns.max())
-    assert level.name.endswith(f"x from step {step}")
 
 
 def test_a_run_without_findings_has_no_job_process(tmp_path: Path) -> None:

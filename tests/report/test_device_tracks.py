@@ -73,7 +73,7 @@ def test_a_kernel_lies_on_the_track_of_its_rank_device_and_stream(tmp_path: Path
         "0.040",
         "0.005",
     )
-    assert first["args"] == {"step": 3, "stage": "actor_update", "range": "gemm<1>"}
+    assert first["args"] == {"step": 3, "stage": "actor_update"}
     assert (second["ts"], second["dur"]) == ("1152921504606846.977", "0.007")
     assert second["args"]["queued_us"] == "2.000"
 
@@ -116,23 +116,6 @@ def test_copies_lie_beside_the_kernels_of_their_stream(tmp_path: Path) -> None:
     }
 
 
-def test_arrows_go_from_a_mark_to_its_first_and_last_kernel(tmp_path: Path) -> None:
-    rows = [
-        Row("step", "step", 3, 0, 900),
-        Row("actor_update", "stage", 3, 0, 500),
-        Row("gemm<1>", "region", 3, 15, 30),  # the range of the kernel of that name
-    ]
-    times = [(10, 100, 200), (20, 200, 300), (300, 600, 700), (UNKNOWN, 750, 800), (600, 810, 820)]
-    kernels = [(0, 0, 7, start, end, launch) for launch, start, end in times]
-    spans = dataclasses.replace(loaded(rows), tables={"kernels": lambda: _kernels(*kernels)})
-    flows = Tracks(spans, tmp_path / "t.json", kernels=True).flows
-    assert [(source.name, target.name) for (_, source), (_, target) in flows] == [
-        ("actor_update", "gemm<0>"),
-        ("actor_update", "gemm<2>"),  # the last one was launched after the stage
-        ("gemm<1>", "gemm<1>"),
-    ]
-
-
 def test_a_device_is_busy_where_any_of_its_streams_is(tmp_path: Path) -> None:
     rows = [Row("step", "step", n, 1000 * n, 1000 * n + 1000) for n in (3, 4)]
     streams = [(7, 100, 300), (9, 200, 400), (7, 900, 1000)]
@@ -141,16 +124,6 @@ def test_a_device_is_busy_where_any_of_its_streams_is(tmp_path: Path) -> None:
     counters = Tracks(spans, tmp_path / "t.json", kernels=True).counters
     assert counters["rank 0 (node-a)", "device 0 busy (%)"] == [
         *((0, 0.0), (100, 100.0), (400, 0.0), (900, 100.0), (1000, 0.0))
-    ]
-
-
-def test_the_launch_queue_is_as_deep_as_what_was_launched_and_has_not_started(
-    tmp_path: Path,
-) -> None:
-    kernels = [(0, 0, 7, 20, 40, 10), (0, 0, 7, 40, 50, 12), (0, 0, 9, 20, 30, UNKNOWN)]
-    counters = Tracks(_spans(kernels=lambda: _kernels(*kernels)), tmp_path / "t.json", kernels=True)
-    assert counters.counters["rank 0 (node-a)", "device 0 launch queue depth"] == [
-        *((10, 1.0), (12, 2.0), (20, 1.0), (40, 0.0))
     ]
 
 

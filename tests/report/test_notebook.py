@@ -78,13 +78,6 @@ def test_steps_are_stacked_parts_in_the_colors_of_the_report(spans: Spans) -> No
     assert "waiting in actor_update 11%" in ax.get_label()
 
 
-def test_shares_of_steps_reach_one(spans: Spans) -> None:
-    ax = Plots(spans).steps(share=True, ax=on_figure())
-    top = np.asarray(patches_of(ax)[-1].get_data().values)
-    assert np.allclose(top, 1, atol=1e-3)
-    assert ax.get_ylabel() == "share of the step"
-
-
 def test_steps_that_are_not_recorded_are_a_gap_and_excluded_ones_pale() -> None:
     ms, rows = 10**6, []
     for n in (1, 2, 3, 4, 8, 9):
@@ -193,7 +186,7 @@ def test_names_of_a_run_are_text_and_not_formulas() -> None:
 def test_without_axes_a_figure_is_made_and_with_axes_none(spans: Spans) -> None:
     Plots(spans).steps(ax=on_figure())
     assert plt.get_fignums() == []
-    ax = Plots(spans)()
+    ax = Plots(spans).steps()
     assert plt.get_fignums() == [ax.figure.number]
     assert legend_of(ax) == legend_of(Plots(spans).steps(ax=on_figure()))
 

@@ -143,37 +143,33 @@ def read_calls(spans: Spans, remarks: list[str]) -> Calls | None:
     codes, names = table.texts("kernel")
     keep = (np.append(kernel_categories(names), UNKNOWN) == Category.COMMUNICATION)[codes]
     operation = distinct(codes[keep], [operation_of(name) for name in names])
-    return replace(_calls(table, operation, keep), remark=_BY_NAME) if keep.any() else None
+    return calls_of(table, operation, keep) if keep.any() else None
 
 
-def calls_of(table: Table) -> Calls:
-    """Return the rows of a table ``collectives`` as calls, in their order."""
-    return replace(
-        _calls(table, table.texts("operation")),
-        number=table.numbers("number", UNKNOWN),
-        bytes=table.numbers("bytes", UNKNOWN),
-        members=table.numbers("group size", UNKNOWN),
-        group=table.texts("group"),
-    )
-
-
-def _calls(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> Calls:
-    """Return what both tables have, of some rows."""
+def calls_of(
+    table: Table, operation: Coded | None = None, keep: slice | Mask = slice(None)
+) -> Calls:
+    """Return the rows of a table ``collectives`` as calls, or kernels whose operation is given."""
     start, took = table.numbers("start")[keep], table.numbers("duration")[keep]
-    stage, names = table.texts("stage")
-    unknown = np.full(len(start), UNKNOWN)
+    stage, stages = table.texts("stage")
+    unknown, listed = np.full(len(start), UNKNOWN), operation is None
+    number, size, members = (
+        table.numbers(name, UNKNOWN) if listed else unknown
+        for name in ("number", "bytes", "group size")
+    )
     return Calls(
         table.numbers("rank")[keep],
         optional_numbers(table, "device")[keep],
         start,
         start + took,
         table.numbers("step")[keep],
-        unknown,
-        unknown,
-        unknown,
-        operation,
-        (unknown, []),
-        (stage[keep], names),
+        number,
+        size,
+        members,
+        table.texts("operation") if operation is None else operation,
+        table.texts("group") if listed else (unknown, []),
+        (stage[keep], stages),
+        "" if listed else _BY_NAME,
     )
 
 

@@ -13,7 +13,6 @@ also be slow more often than congestion explains, which the other links show.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from lightning_rlprof.analysis.statistics.group_summary import group_medians
 from lightning_rlprof.analysis.statistics.rank_tests import at_least, student_tail
 from lightning_rlprof.analysis.statistics.robust import MAD_TO_SPREAD
 from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s, distinct_tuples
-from lightning_rlprof.tables.kernels import Coded, distinct
+from lightning_rlprof.tables.kernels import Coded
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -44,13 +43,7 @@ _NO_LINKS = (
 _NUMBERED = "In rows with a group, a rank that recorded nothing has its number within that group."
 _BOTH = "From collectives of groups of two ranks: each link is both directions of a pair."
 _MAX_LINKS_NAMED = 3
-_Row = tuple[Cell, ...]
-
-_Names = list[list[str]]
-"""Of each link the rank at both ends; see `_names`."""
-
-Verdict = Literal["slow", "ok", "inconclusive"]
-
+_WAYS = ("and", "to")  # of a pair, and of one direction
 SLOWER = 0.9
 """A link is slow if it certainly has less than this part of the baseline's speed."""
 
@@ -92,16 +85,16 @@ def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if seen is None:
         return Table("links", _COLUMNS, abstained=" ".join([_NO_LINKS, *notes]))
     found = judge(seen)
-    order = _by_score(found)
-    names, verdicts = _names(found, seen), found.verdicts()
-    rows = [_row(found, seen, at, verdicts[at]) for at in order]
-    hosts = {rank: header.host for rank, header in spans.headers.items()}
+    speed = found.size / found.time
+    score = np.where(np.isnan(found.score), np.inf, found.score)
+    order = np.lexsort((*found.ends[::-1], speed, score)).tolist()
     if (found.groups != UNKNOWN).any():
         notes.append(_NUMBERED)
     if not seen.directed:
         notes.append(_BOTH)
-    note = " ".join([_conclude(_Evidence(found, seen, names, hosts), order), *notes])
-    return Table("links", _COLUMNS, rows, note)
+    hosts = {rank: header.host for rank, header in spans.headers.items()}
+    note = " ".join([_conclude(found, seen, _names(found, seen, hosts), order), *notes])
+    return Table("links", _COLUMNS, [_row(found, seen, at) for at in order], note)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +113,7 @@ class Links:
         low: Lower end of the interval of the score; all intervals hold together at 99%.
         high: Upper end.
         others: How many links it was compared with.
-        chance: How likely a healthy link is that so often, by how often the other links are.
+        verdict: Whether it is "slow", "ok" or "inconclusive".
     """
 
     ends: Int64s
@@ -134,24 +127,7 @@ class Links:
     low: Float64s
     high: Float64s
     others: Int64s
-    chance: Float64s
-
-    def verdicts(self) -> Sequence[Verdict]:
-        """Return whether each link is slow."""
-        slower = self.high < np.log(SLOWER)
-        slow = slower & (self.seen >= SEEN) & (self.chance * len(self.seen) < _CONGESTION_LEVEL)
-        ok = ~slower & (self.low > np.log(EXCLUDED))
-        return [
-            "slow" if one else "ok" if other else "inconclusive"
-            for one, other in zip(slow, ok, strict=True)
-        ]
-
-
-def _by_score(found: Links) -> list[int]:
-    """Return the links, the slowest first; those without a baseline are last."""
-    speed = found.size / found.time
-    score = np.where(np.isnan(found.score), np.inf, found.score)
-    return np.lexsort((*found.ends[::-1], speed, score)).tolist()  # type: ignore[no-any-return]
+    verdict: Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +157,7 @@ class Observations:
     directed: bool
 
 
-def _row(found: Links, seen: Observations, at: int, verdict: str) -> _Row:
+def _row(found: Links, seen: Observations, at: int) -> tuple[Cell, ...]:
     group, transport = int(found.groups[:, at].max()), int(found.transport[at])
     scores = (float(each[at]) for each in (found.score, found.low, found.high))
     return (
@@ -193,120 +169,71 @@ def _row(found: Links, seen: Observations, at: int, verdict: str) -> _Row:
         float(found.size[at] / found.time[at]),  # bytes per ns are GB/s
         *(None if np.isnan(score) else float(np.exp(score)) for score in scores),
         int(found.seen[at]),
-        verdict,
+        found.verdict[at],
     )
 
 
-def _names(found: Links, seen: Observations) -> _Names:
-    """Return the rank at both ends of each link, or ``#3`` for number 3 of the only group.
+def _names(found: Links, seen: Observations, hosts: Mapping[int, str]) -> list[tuple[str, ...]]:
+    """Return the ranks at the ends of each link, with hosts if there are several.
 
-    With several groups the group's name stands before it.
+    ``#3`` is number 3 of a group; with several groups the group's name stands before it.
     """
     only = len(np.unique(found.groups[found.groups != UNKNOWN])) == 1
-    groups = ["" if only else name for name in seen.group_names]
-    return [
-        [
-            str(number) if group == UNKNOWN else f"{groups[group]}#{number}"
-            for group, number in zip(*each, strict=True)
-        ]
-        for each in zip(found.groups.tolist(), found.ends.tolist(), strict=True)
-    ]
+    several = len({*hosts.values()}) > 1
+
+    def name(group: int, number: int) -> str:
+        if group != UNKNOWN:
+            return f"{'' if only else seen.group_names[group]}#{number}"
+        host = hosts.get(number) if several else None
+        return f"{number} ({host})" if host else str(number)
+
+    sides = zip(found.groups.tolist(), found.ends.tolist(), strict=True)
+    return [*zip(*(map(name, *side) for side in sides), strict=True)]
 
 
-class _Evidence(NamedTuple):
-    """What the verdict is made of, and what its text needs."""
+def _conclude(
+    found: Links, seen: Observations, names: list[tuple[str, ...]], order: Sequence[int]
+) -> str:
+    """Name the slow links with their evidence, or say that there are none, or what is missing.
 
-    found: Links
-    seen: Observations
-    names: _Names
-    hosts: Mapping[int, str]
-
-    def link(self, at: int) -> str:
-        """Return the ends of a link and its transport in words."""
-        one, other = (self.rank(each[at]) for each in self.names)
-        code = int(self.found.transport[at])
-        over = f" over {self.seen.transport[1][code]}" if self.seen.directed and code >= 0 else ""
-        return f"rank {one} {'to' if self.seen.directed else 'and'} rank {other}{over}"
-
-    def rank(self, name: str) -> str:
-        """Return a rank with its host, if the run has several."""
-        host = self.hosts.get(int(name)) if name.isdigit() else None
-        return f"{name} ({host})" if host and len({*self.hosts.values()}) > 1 else name
-
-    def times(self, at: int) -> str:
-        """Return how often a link was slower."""
-        return f"{self.found.below[at]} of {self.found.seen[at]} observations"
-
-
-def _conclude(evidence: _Evidence, order: Sequence[int]) -> str:
-    """Name the slow links with their evidence, or say that there are none, or what is missing."""
-    verdicts = evidence.found.verdicts()
-    slow = [at for at in order if verdicts[at] == "slow"]
-    missing = _missing(evidence, [at for at in order if verdicts[at] == "inconclusive"])
-    if slow:
-        return " ".join(filter(None, [_slow(evidence, slow), missing]))
-    if missing:
-        return f"Inconclusive: {missing}"
-    return (
+    All links of one rank are named as that rank's.
+    """
+    slow = [at for at in order if found.verdict[at] == "slow"]
+    every, own = (Counter(name for at in some for name in names[at]) for some in (order, slow))
+    ports = {name for name, count in own.items() if count == every[name] > 2}
+    texts = []
+    for name in sorted(ports):
+        part = float(np.exp(np.median([found.score[at] for at in slow if name in names[at]])))
+        texts.append(
+            f"All {own[name]} links of rank {name} are slow, {part:.2f}x the speed of comparable "
+            "ones: check its port or network card."
+        )
+    rest = [at for at in slow if ports.isdisjoint(names[at])]
+    texts += [_described(found, seen, names[at], at) for at in rest[:_MAX_LINKS_NAMED]]
+    if len(rest) > _MAX_LINKS_NAMED:
+        texts.append(f"{len(rest) - _MAX_LINKS_NAMED} more links are slow, see the column verdict.")
+    if undecided := found.verdict.count("inconclusive"):
+        texts.append(
+            f"Inconclusive: {undecided} of {len(order)} links, with fewer than {MIN_OTHER_LINKS} "
+            "others to compare with, or with speeds that vary, as under congestion. Capture more "
+            "ranks or steps."
+        )
+    return " ".join(texts) or (
         f"No slow link: each of {len(order)} links has more than {EXCLUDED:g}x the speed of "
         "comparable ones (99% CI)."
     )
 
 
-def _slow(evidence: _Evidence, slow: list[int]) -> str:
-    """Describe slow links; all links of one rank are named as that rank's."""
-    score, names = evidence.found.score, evidence.names
-    texts, left = [], {*slow}
-    every = Counter([*names[0], *names[1]])
-    for name, count in Counter(each[at] for at in slow for each in names).most_common():
-        own = [at for at in left if name in (names[0][at], names[1][at])]
-        if len(own) == count == every[name] and count > 2:
-            part = float(np.exp(np.median(score[own])))
-            texts.append(
-                f"All {count} links of rank {evidence.rank(name)} are slow, {part:.2f}x the "
-                "speed of comparable ones: check its port or network card."
-            )
-            left -= {*own}
-    rest = [at for at in slow if at in left]
-    texts += [f"Slow link: {_described(evidence, at)}" for at in rest[:_MAX_LINKS_NAMED]]
-    if len(rest) > _MAX_LINKS_NAMED:
-        texts.append(f"{len(rest) - _MAX_LINKS_NAMED} more links are slow, see the column verdict.")
-    return " ".join(texts)
-
-
-def _described(evidence: _Evidence, at: int) -> str:
-    found = evidence.found
+def _described(found: Links, seen: Observations, names: tuple[str, ...], at: int) -> str:
     ratio, low, high = (float(np.exp(each[at])) for each in (found.score, found.low, found.high))
+    code = int(found.transport[at])
+    over = f" over {seen.transport[1][code]}" if seen.directed and code >= 0 else ""
     return (
-        f"{evidence.link(at)}, {found.size[at] / found.time[at]:.4g} GB/s, {ratio:.2f}x the speed "
-        f"of {found.others[at]} links in the same operations and sizes (99% CI {low:.2f}\u2013"
-        f"{high:.2f}), slower in {evidence.times(at)}."
+        f"Slow link: rank {f' {_WAYS[seen.directed]} rank '.join(names)}{over}, "
+        f"{found.size[at] / found.time[at]:.4g} GB/s, {ratio:.2f}x the speed of "
+        f"{found.others[at]} links in the same operations and sizes (99% CI {low:.2f}\u2013"
+        f"{high:.2f}), slower in {found.below[at]} of {found.seen[at]} observations."
     )
-
-
-def _missing(evidence: _Evidence, undecided: list[int]) -> str:
-    """Say why some links are neither slow nor ok, and how to find out."""
-    found = evidence.found
-    texts, whole = [], len(found.size)
-    alone = [at for at in undecided if found.others[at] < MIN_OTHER_LINKS]
-    rare = [at for at in undecided if found.high[at] < np.log(SLOWER)]
-    wide = len(undecided) - len(alone) - len(rare)
-    if alone:
-        texts.append(
-            f"{len(alone)} of {whole} links have fewer than {MIN_OTHER_LINKS} others of the same "
-            "transport, operation and size to compare with. Record more ranks."
-        )
-    if rare:
-        part = float(np.exp(found.score[rare[0]]))
-        texts.append(
-            f"{evidence.link(rare[0])} had {part:.2f}x the speed of others, slower in "
-            f"{evidence.times(rare[0])}. Congestion comes and goes: capture more steps."
-        )
-    if wide:
-        texts.append(
-            f"the speeds of {wide} of {whole} links vary too much to tell. Capture more steps."
-        )
-    return " ".join(texts)
 
 
 def judge(seen: Observations) -> Links:
@@ -323,10 +250,14 @@ def judge(seen: Observations) -> Links:
     below = np.bincount(link[known], relative[known] < np.log(SLOWER), count).astype(np.int64)
     times = np.bincount(link[known], minlength=count)
     score = group_medians(link[known], relative[known], count)
-    compared = _compare(score, below, times, ends, groups, transport)
-    size, time = amounts
+    score, low, high, others, chance = _compare(score, below, times, ends, groups, transport)
     seen_of = np.bincount(link, minlength=count)
-    return Links(ends, groups, transport, size, time, seen_of, below, *compared)
+    slower = high < np.log(SLOWER)
+    slow = slower & (seen_of >= SEEN) & (chance * count < _CONGESTION_LEVEL)
+    ok = ~slower & (low > np.log(EXCLUDED))
+    verdict = np.select([slow, ok], ["slow", "ok"], "inconclusive").tolist()
+    (size, time), own = amounts, (seen_of, below, score, low, high, others, verdict)
+    return Links(ends, groups, transport, size, time, *own)
 
 
 def _relative(seen: Observations, link: Int64s) -> Float64s:
@@ -453,43 +384,26 @@ def _pairs(
     The transfer is the shorter of their durations: the other one waited as well.
     """
     found, calls = match_collectives(calls_of(table))
-    at = np.flatnonzero(found.collective != UNKNOWN)
-    of = found.collective[at]
-    count = len(found.ranks)
-    low, high, size = (np.full(count, start) for start in (2**62, -1, UNKNOWN))
-    step, operation = np.zeros(count, np.int64), np.full(count, UNKNOWN)
-    members = np.full(count, UNKNOWN)
-    np.minimum.at(low, of, calls.rank[at])
-    for column, values in (
-        (high, calls.rank),
-        (size, calls.bytes),
-        (step, calls.step),
-        (operation, calls.operation[0]),
-        (members, calls.members),
-    ):
-        np.maximum.at(column, of, values[at])
-    keep = (members == 2) & (found.ranks == 2) & (size > 0) & (found.transfer_ns > 0) & ~found.apart
+    is_pair = (found.ranks == 2) & (found.transfer_ns > 0) & ~found.apart
+    at = np.flatnonzero(np.append(is_pair, False)[found.collective])  # `UNKNOWN` reads the last
+    ends = at[np.lexsort((calls.rank[at], found.collective[at]))].reshape(-1, 2).T
+    size = calls.bytes[ends].max(axis=0)
+    keep = (calls.members[ends].max(axis=0) == 2) & (size > 0)
     if ranks is not None:
-        keep &= np.isin(low, list(ranks)) & np.isin(high, list(ranks))
+        keep &= np.isin(calls.rank[ends], list(ranks)).all(axis=0)
     if not keep.any():
         return None
-    ends = [*zip(low[keep].tolist(), high[keep].tolist(), strict=True)]
-    names = [_transport(hosts.get(one, ""), hosts.get(other, "")) for one, other in ends]
-    code, texts = distinct(np.arange(len(names)), names)
+    ends, size = ends[:, keep], size[keep]
+    places = [[hosts.get(rank, "") for rank in own] for own in calls.rank[ends].T.tolist()]
+    transport = [int(one != other) if one and other else UNKNOWN for one, other in places]
     return Observations(
-        np.stack([low[keep], high[keep]]),
-        np.full((2, len(ends)), UNKNOWN),
+        calls.rank[ends],
+        np.full(ends.shape, UNKNOWN),
         [],
-        (np.where([name == "" for name in names], UNKNOWN, code), texts),
-        (operation[keep], calls.operation[1]),
-        step[keep],
-        size[keep],
-        found.transfer_ns[keep],
+        (np.array(transport), [INSIDE, BETWEEN]),
+        (calls.operation[0][ends].max(axis=0), calls.operation[1]),
+        calls.step[ends].max(axis=0),
+        size,
+        found.transfer_ns[found.collective[ends[0]]],
         directed=False,
     )
-
-
-def _transport(one: str, other: str) -> str:
-    if not one or not other:
-        return ""
-    return INSIDE if one == other else BETWEEN

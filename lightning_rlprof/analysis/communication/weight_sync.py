@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.communication.collectives import calls_of
 from lightning_rlprof.analysis.statistics.group_summary import mean
 from lightning_rlprof.analysis.steps.partition import Segments, divide, partition, rows_on_ranks
 from lightning_rlprof.analysis.steps.step_selection import counted, in_included
@@ -111,17 +110,16 @@ def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if not len(syncs):
         return Table("weight_sync", _COLUMNS, abstained=_NO_SYNC)
     remarks = [counted(spans, spans.rows(kind="step")).note]
-    parts, pieces = _pieces(spans, syncs, remarks)
+    parts, pieces = _pieces(spans, syncs)
     role = [spans.headers[rank].role for rank in spans.rank[syncs].tolist()]
-    rates = _probes(spans)
+    rate = _probed(spans)
     rows: list[tuple[Cell, ...]] = []
     for each in sorted(set(role)):
         own = np.array([other == each for other in role])[pieces.sync]
-        rate = rates.get(each, rates.get(""))
         rows += _rows(each, rate, parts, _Pieces(*(column[own] for column in pieces)))
     if (pieces.moved == UNKNOWN).all():
         remarks.append(_NO_BYTES)
-    remarks.append(f"Measured bandwidth: {rates['']:.4g} GB/s." if rates else _NO_PROBE)
+    remarks.append(_NO_PROBE if rate is None else f"Measured bandwidth: {rate:.4g} GB/s.")
     return Table("weight_sync", _COLUMNS, rows, " ".join(filter(None, remarks)))
 
 
@@ -145,7 +143,7 @@ def _around(spans: Spans, rows: Int64s) -> Int64s:
     return parents(spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows])
 
 
-def _pieces(spans: Spans, syncs: Int64s, remarks: list[str]) -> tuple[list[str], _Pieces]:
+def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     """Return the names of parts, whole syncs last, and what each sync has of each."""
     rows = _work(spans, None)
     lane, start = spans.thread, spans.start_ns
@@ -179,9 +177,6 @@ def _pieces(spans: Spans, syncs: Int64s, remarks: list[str]) -> tuple[list[str],
     counted_bytes = summed(by_span, moved != UNKNOWN) > 0
     size = np.where(counted_bytes, summed(by_span, np.maximum(moved, 0)), UNKNOWN)
     stated = of_syncs(size, at_rest)
-    at, profiled = _collectives(spans, cut, remarks)
-    has_calls = ~counted_bytes & (summed(by_segment[at], np.ones_like(at)) > 0)
-    size = np.where(has_calls, summed(by_segment[at], profiled), size)
     transfer, rest = (of_syncs(size, code) for code in ([*PARTS].index(TRANSFER), at_rest))
     whole = np.where(stated != UNKNOWN, stated, np.where(transfer != UNKNOWN, transfer, rest))
     size[keys % width == at_rest] = UNKNOWN
@@ -250,29 +245,13 @@ def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     return found
 
 
-def _collectives(spans: Spans, cut: Segments, remarks: list[str]) -> tuple[Int64s, Int64s]:
-    """Return the segments in which profiled collectives with known bytes start, and the bytes."""
-    table = spans.try_table("collectives", remarks)
-    if table is None or not len(table.rows):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    calls = calls_of(table)
-    within = Enclosing(spans.rank[cut.stage], cut.start_ns, cut.end_ns)
-    at = within.at(calls.rank, calls.start_ns)
-    some = (at != NONE) & (calls.bytes != UNKNOWN)
-    return at[some], calls.bytes[some]
-
-
-def _probes(spans: Spans) -> dict[str, float]:
-    """Return the median bandwidth of the probes of each role in GB/s, and of all under ""."""
+def _probed(spans: Spans) -> float | None:
+    """Return the median bandwidth of the probes in GB/s; None without any."""
     rows, moved = spans.amounts("bytes")
     code = spans.names.index(PROBE) if PROBE in spans.names else UNKNOWN
     took = spans.duration_ns[rows]
     some = (spans.name[rows] == code) & (took > 0) & (moved > 0)
-    by_role: dict[str, list[float]] = {}
-    for rank, rate in zip(spans.rank[rows[some]].tolist(), moved[some] / took[some], strict=True):
-        for key in ("", spans.headers[rank].role):
-            by_role.setdefault(key, []).append(float(rate))  # bytes per ns are GB/s
-    return {role: float(np.median(own)) for role, own in by_role.items()}
+    return float(np.median(moved[some] / took[some])) if some.any() else None  # bytes per ns
 
 
 def _rows(role: str, rate: float | None, parts: list[str], own: _Pieces) -> list[tuple[Cell, ...]]:

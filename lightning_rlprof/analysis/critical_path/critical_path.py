@@ -6,13 +6,11 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import WORK, LongestPath, longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, seconds, step_graph
-from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.analysis.steps.sync_points import (
     WITHIN_UNCERTAINTY,
     is_within_uncertainty,
     uncertainty_ns,
 )
-from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table, columns_of
 
@@ -23,12 +21,11 @@ _COLUMNS: tuple[Column, ...] = (
     *columns_of("duration", "per step", "slack", "total", unit="ns"),
     *columns_of("count", "steps", "count"),
 )
-_SAMPLE = Column("sample", "count")
 _LATE = "late start"
 _PARTS = ("work", "transfer", "handoff")
 
 
-def critical_path(spans: Spans, *, per_rank: bool = False, per_sample: bool = False) -> Table:
+def critical_path(spans: Spans, *, per_rank: bool = False) -> Table:
     """Divide complete steps by what is on their longest path, longest first, with the slack.
 
     ``part`` is the ``work`` of a stage, a ``transfer`` in it, or the ``handoff`` of a sample or of
@@ -40,46 +37,35 @@ def critical_path(spans: Spans, *, per_rank: bool = False, per_sample: bool = Fa
     Args:
         spans: The run.
         per_rank: One row per rank; else ``rank`` is the one most often on the path.
-        per_sample: One row per sample that is on the path, with an additional column.
     """
     graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("critical_path", _COLUMNS, abstained=graph)
-    if len(graph.steps) < MIN_STEPS:
-        text = f"{len(graph.steps)} steps have usable boundaries; {MIN_STEPS} are needed."
-        return Table("critical_path", _COLUMNS, abstained=text)
     measured = (graph.schedule, graph.ns, graph.transfer_ns, graph.offset_ns)
     interval_ns, found = replay(*measured).interval_ns, longest_path(*measured)
-    columns = (*_COLUMNS, _SAMPLE) if per_sample else _COLUMNS
     whole_ns = int(interval_ns.sum())
-    rows = _rows(graph, found, max(whole_ns, 1), per_rank=per_rank, per_sample=per_sample)
+    rows = _rows(graph, found, max(whole_ns, 1), per_rank=per_rank)
     late = whole_ns - sum(row[7] for row in rows)
     if late:
         below = is_within_uncertainty(late // len(graph.steps), uncertainty_ns(graph.spans))
         part = WITHIN_UNCERTAINTY if below else "work"
-        rows.append((_LATE, part, None, None, late / whole_ns, None, 0, late, None, None, None))
+        rows.append((_LATE, part, None, None, late / whole_ns, None, 0, late, None, None))
     error = float(np.median(np.abs(interval_ns / np.maximum(graph.wall_ns, 1) - 1)))
     took = seconds(float(np.median(graph.wall_ns)))
     text = f"Median step: {took} ({len(graph.steps)} steps). Replay error: {error:.2%}."
-    rows = [row[: len(columns)] for row in rows]
-    return Table("critical_path", columns, rows, f"{text} {graph.note}")
+    return Table("critical_path", _COLUMNS, rows, f"{text} {graph.note}")
 
 
 def _rows(
-    graph: StepGraph, found: LongestPath, whole_ns: int, *, per_rank: bool, per_sample: bool
+    graph: StepGraph, found: LongestPath, whole_ns: int, *, per_rank: bool
 ) -> list[tuple[Any, ...]]:
-    """Return a row per stage, part and role or rank, and sample; the sample is the last cell."""
+    """Return a row per stage, part and role or rank."""
     schedule = graph.schedule
     first_of_role = np.array([graph.roles.index(role) for role in graph.roles])
     who = np.arange(len(graph.ranks)) if per_rank else first_of_role
     key = (graph.name * 2 + (schedule.sync_point != WORK)) * len(graph.ranks)
     key += who[schedule.run // schedule.interval_count]
-    sample = _samples(graph, found) if per_sample else np.zeros(0)
-    if per_sample:
-        key += np.unique(sample, return_inverse=True)[1] * (int(key.max()) + 1)
-    of = np.unique(key, return_inverse=True)[1]
-    first = np.empty(int(of.max()) + 1, dtype=np.int64)
-    first[of[::-1]] = np.arange(len(of))[::-1]
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
     part = np.append(1 + graph.is_handoff, 0)[schedule.sync_point[first]]  # `WORK` reads the last
 
     on, size = np.flatnonzero(found.on), len(first)
@@ -102,20 +88,5 @@ def _rows(
         rank = int(ranks[at]) if own or per_rank else None
         whose = (graph.names[graph.name[one]], _PARTS[part[at]], graph.roles[chain[at]], rank)
         times = (own / whole_ns, int(mean[at]), int(slack[at]), own)
-        known = int(sample[one]) if per_sample and sample[one] >= 0 else None
-        rows.append((*whose, *times, int(steps[at]), int(count[at]), known))
+        rows.append((*whose, *times, int(steps[at]), int(count[at])))
     return rows
-
-
-def _samples(graph: StepGraph, found: LongestPath) -> Int64s:
-    """Return the sample of each segment, -1 if it has none or is never on the path.
-
-    Numbers beyond 64 bits are Python integers.
-    """
-    told = graph.spans.counters.get("sample")
-    of_row = np.full(len(graph.spans) + 1, -1, None if told is None else told.values.dtype)
-    if told is not None:
-        of_row[told.rows] = told.values
-    sample = of_row[graph.row]  # UNTRACED reads the last one
-    on = np.unique(sample[found.on & (found.weight > 0)])
-    return np.where(np.isin(sample, on), sample, -1)

@@ -22,7 +22,7 @@ from lightning_rlprof.analysis.critical_path.handoffs import (
 )
 from lightning_rlprof.analysis.critical_path.replay import WORK, Schedule, build_schedule
 from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, partition
-from lightning_rlprof.analysis.steps.step_selection import counted, last_steps
+from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS, counted, last_steps
 from lightning_rlprof.analysis.steps.sync_points import (
     SyncPoints,
     find_sync_points,
@@ -285,6 +285,8 @@ def step_graph(spans: Spans) -> StepGraph | str:
     while len(timeline.intervals.steps):
         graph = _graph(timeline, dropped)
         stuck = graph.schedule.stuck
+        if not stuck.any() and len(graph.steps) < MIN_STEPS:
+            return f"{len(graph.steps)} steps have usable boundaries; {MIN_STEPS} are needed."
         if not stuck.any():
             return graph
         dropped += int(stuck.sum())

@@ -14,14 +14,12 @@ from lightning_rlprof.analysis.device.work import (
     GRAPHS_NOTE,
     NO_REPLAY,
     NOT_RECORDED,
-    OTHERS,
     device_work,
     no_work,
     optional_numbers,
 )
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group, summarize
 from lightning_rlprof.analysis.steps.partition import paint
-from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts
 from lightning_rlprof.tables.intervals import cells_of, covered_before, edges, open_count
@@ -104,9 +102,7 @@ class _LaunchQueue(NamedTuple):
     calls: _HostCalls
 
 
-def device_critical_path(
-    spans: Spans, *, top: int | None = 20, ranks: Collection[int] | None = None
-) -> Table:
+def device_critical_path(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Divide step time among host, launches, kernels and copies on the critical path; exact sums.
 
     The path leads back from the end of each step. Device work waited for its launch, for the work
@@ -120,14 +116,8 @@ def device_critical_path(
 
     Args:
         spans: The run.
-        top: How many rows; one more sums up the rest. None for all.
         ranks: Only these; None for all.
-
-    Raises:
-        RlprofError: ``top`` is below 1.
     """
-    if top is not None and top < 1:
-        raise RlprofError(f"top={top}: must be 1 or more, or None for all rows")
     notes: list[str] = []
     totals: _Totals = defaultdict(lambda: np.zeros(3, np.int64))
     steps_of_ranks: list[set[int]] = []
@@ -147,7 +137,7 @@ def device_critical_path(
     notes.insert(0, _summary([each for each in steps_of_ranks if each], totals))
     if without_calls:
         notes.append(f"{without_calls} ranks are left out: their host calls were not recorded.")
-    return Table("device_critical_path", _COLUMNS, _rows(totals, top), " ".join(notes))
+    return Table("device_critical_path", _COLUMNS, _rows(totals), " ".join(notes))
 
 
 def _summary(steps_of_ranks: Sequence[set[int]], totals: _Totals) -> str:
@@ -303,18 +293,14 @@ def _within(
     return first[rows], last[rows], code[rows]
 
 
-def _rows(totals: _Totals, top: int | None) -> list[tuple[Cell, ...]]:
+def _rows(totals: _Totals) -> list[tuple[Cell, ...]]:
     sums = {key: each.tolist() for key, each in totals.items()}
     whole = sum(total for total, _, _ in sums.values())
     ordered = sorted(sums.items(), key=lambda item: (-item[1][0], str(item[0])))
-    rows: list[tuple[Cell, ...]] = [
+    return [
         (*key, total / whole, total, total / all_work if all_work >= total else None, count)
-        for key, (total, count, all_work) in ordered[:top]
+        for key, (total, count, all_work) in ordered
     ]
-    if rest := ordered[len(rows) :]:
-        total, count = (sum(each[at] for _, each in rest) for at in range(2))
-        rows.append((None, OTHERS, None, total / whole, total, None, count))
-    return rows
 
 
 def _launch_queues(

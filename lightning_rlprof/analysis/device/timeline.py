@@ -46,7 +46,6 @@ HOST_BOUND, LAUNCH_LATENCY, COLLECTIVE_WAIT, UNATTRIBUTED = range(4)
 
 _NO_COPIES = "Copies were not recorded; their time counts as idle."
 _NO_KERNELS = "No kernels were recorded, so device idle time is unknown."
-_SHOWN = 8
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)
 
@@ -204,15 +203,10 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
 
 
 def missing_ranks(spans: Spans, ranks: list[int]) -> list[str]:
-    """Say on which ranks of the job device work was recorded, unless it was on all."""
+    """Say on how many ranks of the job device work was recorded, unless it was on all."""
     sizes = [header.world_size for header in spans.headers.values()]
-    world, own = max([len(spans.ranks), *sizes]), sorted(set(ranks))
-    if len(own) >= world:
-        return []
-    more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
-    shown = ", ".join(map(str, own[:_SHOWN])) + more
-    ranks_text = f"rank{'s' if len(own) > 1 else ''} {shown}"
-    return [f"Device work was recorded on {ranks_text} only, of {world} ranks."]
+    world, own = max([len(spans.ranks), *sizes]), len(set(ranks))
+    return [f"Device work was recorded on {own} of {world} ranks."] if own < world else []
 
 
 def grid_of(lane: Lane, *others: Int64s) -> Grid:

@@ -38,7 +38,7 @@ from lightning_rlprof.analysis.diagnosis.run_problems import (
     RANKS_AND_CHANGES,
 )
 from lightning_rlprof.analysis.diagnosis.stage_problems import DEVICES, ROLLOUTS, WAITS
-from lightning_rlprof.analysis.whatif.whatif import BALANCED, Rollout, whatif
+from lightning_rlprof.analysis.whatif.whatif import BALANCED, whatif
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, rows_of
@@ -365,7 +365,7 @@ def _saves(run: Evidence, found: Finding, remedy: Remedy) -> Price | None:
     names, change = [], {"balance": BALANCED, "straggler": _NO_STRAGGLER}.get(remedy.saving, "")
     asked: dict[str, Any] = {}
     if remedy.saving == "tail":
-        change, asked = f"rollout stopped at {_STOP_AT:.0%}", {"rollout": Rollout(stop_at=_STOP_AT)}
+        change, asked = f"rollout stopped at {_STOP_AT:.0%}", {"stop_rollout_at": _STOP_AT}
     elif remedy.saving in ("overlap", "removed"):
         names = _stages_of(run, found)
         if len(names) != 1:

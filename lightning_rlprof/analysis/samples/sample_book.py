@@ -47,7 +47,6 @@ class SampleBook:
         rows: Rows of its spans and marks, by sample and start, fates left out.
         first: Index of each sample's first row; the last entry is the number of rows.
         of_row: Sample of each row of the run, or `UNKNOWN`; fates have none.
-        again: How many fates were told of a sample that had one already.
     """
 
     id: Int64s
@@ -63,7 +62,6 @@ class SampleBook:
     rows: Int64s
     first: Int64s
     of_row: Int64s
-    again: int
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -114,9 +112,8 @@ def _read(spans: Spans) -> SampleBook:
     at, values = spans.amounts("reward")
     every[at] = values
     tokens, reward = _tokens(spans, rows, owner, fate_row), every[fate_row]
-    again = len(told) - len(first)
     told_of = ids, prompt, prompts, attempt, fate, fate_row, tokens, *versions, reward
-    return SampleBook(*told_of, rows, starts, of_row, again)
+    return SampleBook(*told_of, rows, starts, of_row)
 
 
 def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Int64s, Sequence[str], Int64s]:

@@ -145,8 +145,6 @@ def _fates_note(spans: Spans, book: SampleBook, total: int, useful: int) -> str:
     if silent:
         text = "of the samples that an update took have no tokens"
         texts.append(f"{silent:,} {text}: call count(tokens=...) in their phase.")
-    if book.again:
-        texts.append(f"{book.again:,} fates were told of samples that had one; each counts once.")
     return " ".join(texts)
 
 
@@ -221,7 +219,8 @@ def length_balance(spans: Spans) -> Table:
         chunks = np.minimum(np.arange(len(own)) // max(len(own) // parts, 1), parts - 1)
         found = {"as generated": chunks, "as trained": place, "best": balanced(lengths, parts)}
         for name, of in found.items():
-            sums[name].append([_sums(lengths, of, parts), _sums(lengths**2, of, parts)])
+            both = (np.bincount(of, each, parts) for each in (lengths, lengths**2))
+            sums[name].append([each.astype(np.int64) for each in both])
     if not samples:
         return Table("length_balance", _BALANCE_COLUMNS, abstained=_ONE_RANK)
     rows: list[tuple[Cell, ...]] = []
@@ -238,12 +237,6 @@ def _first_rows(first: Int64s, rows: Int64s) -> Int64s:
     """Return the first row of each sample; the first of all for one without rows."""
     starts = np.minimum(first[:-1], max(len(rows) - 1, 0))
     return rows[starts] if len(rows) else np.zeros(len(first) - 1, np.int64)
-
-
-def _sums(lengths: Int64s, part: Int64s, parts: int) -> Int64s:
-    found = np.zeros(parts, np.int64)
-    np.add.at(found, part, lengths)
-    return found
 
 
 def _imbalance(steps: Sequence[Int64s]) -> float | None:

@@ -1,7 +1,7 @@
 """Which ranks send new weights and which receive them, and what is unknown about that.
 
 A stage of a weight sync is marked where the weights are sent, where they arrive, or on both sides.
-So its name alone does not tell the direction: what else the rank does and the order of versions do.
+So its name alone does not tell the direction: what else the rank does tells it.
 """
 
 from typing import NamedTuple
@@ -43,8 +43,7 @@ def weight_updates(spans: Spans) -> WeightUpdates:
     """Find the rows in which weights are sent and received; once per run.
 
     A rank that trains sends. A rank that generates and doesn't train receives, if another rank may
-    send. Ranks do what their stages say, else what their role says. Of other ranks, those receive
-    whose weight syncs begin after another rank's weight sync of the same version has ended.
+    send. Ranks do what their stages say, else what their role says. Other ranks count as senders.
     """
     return spans.once("weight updates", _find)
 
@@ -62,8 +61,6 @@ def _find(spans: Spans) -> WeightUpdates:
     trains, generates = _doing(spans, training, generating)
     other = ~trains & ~generates
     receives = generates & ~trains & bool((trains | other).any())
-    later, unclear = _by_order(spans, np.intersect1d(sync, numbered), other)
-    receives |= later
     by_rank = np.zeros(max(spans.ranks, default=-1) + 1, bool)
     by_rank[[*spans.ranks]] = receives
     here = by_rank[spans.rank]
@@ -71,10 +68,12 @@ def _find(spans: Spans) -> WeightUpdates:
     sending_ns = np.zeros_like(sent)
     received = _outermost(spans, sync[here[sync]])
     notes = []
-    if unclear:
+    unclear = np.isin(spans.ranks, spans.rank[np.intersect1d(sync, numbered)]) & other
+    if unclear.sum() > 1:
         notes.append(
-            f"The direction of weight syncs is unknown on ranks {_listed(unclear)}: no rank trains "
-            "or generates in a stage with a known name, and they run at the same time."
+            "The direction of weight syncs is unknown on ranks "
+            f"{_listed(np.array(spans.ranks)[unclear].tolist())}: they neither train nor generate "
+            "in a stage with a known name."
         )
     users = np.unique(spans.rank[np.append(received, numbered[here[numbered]])]).tolist()
     if not len(sent) and len(training) and users:
@@ -104,35 +103,6 @@ def _doing(spans: Spans, training: Int64s, generating: Int64s) -> tuple[Mask, Ma
             trains[at] = kind_of(role) == "training" or role in ("trainer", "learner")
             generates[at] = categories_of([role])[0] == Category.ROLLOUT
     return trains, generates
-
-
-def _by_order(spans: Spans, rows: Int64s, other: Mask) -> tuple[Mask, list[int]]:
-    """Return which of the other ranks receive by the order of versions, and which may or may not.
-
-    ``rows`` are weight syncs with a version.
-    """
-    ranks = np.array(spans.ranks)
-    later, unclear = np.zeros(len(ranks), bool), set[int]()
-    counted, values = spans.counters.get("version", (rows, rows))
-    mine = np.isin(ranks, spans.rank[rows]) & other
-    if mine.sum() < 2:
-        return later, []
-    after: dict[int, list[bool]] = {}
-    rows = rows[np.isin(spans.rank[rows], ranks[mine])]
-    version = np.unique(values[np.searchsorted(counted, rows)], return_inverse=True)[1]
-    for each in range(int(version.max(initial=-1)) + 1):
-        own = rows[version == each]
-        first = own[np.argmin(spans.end_ns[own])]
-        peers = own[spans.rank[own] != spans.rank[first]]
-        for row in peers.tolist():
-            is_after = bool(spans.start_ns[row] >= spans.end_ns[first])
-            after.setdefault(int(spans.rank[row]), []).append(is_after)
-            if not is_after:
-                unclear |= {int(spans.rank[row]), int(spans.rank[first])}
-        if len(peers):
-            after.setdefault(int(spans.rank[first]), []).append(False)
-    later[:] = [all(after.get(rank, [False])) for rank in ranks.tolist()]
-    return later, sorted(unclear)
 
 
 def _until_next(spans: Spans, rows: Int64s) -> Int64s:

@@ -5,7 +5,7 @@ to do decides, so the recorded steps are replayed one by one. Where rollouts go 
 steps, their ranks are servers that only have to keep up on average.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -41,40 +41,19 @@ class Pools(NamedTuple):
     rollout: Float64s
     names: tuple[str, ...]
 
-    @property
-    def ranks(self) -> int:
-        """How many rollout ranks there are."""
-        return len(self.rollout)
-
-    def longest_ns(
-        self, speed: Mapping[str, float] | None = None, removed: Sequence[str] = (), more: int = 0
-    ) -> Float64s:
+    def longest_ns(self, factors: Mapping[str, float] | None = None, more: int = 0) -> Float64s:
         """Return for each step the work of the rank that has most, after a change.
 
         Args:
-            speed: Speed of stages relative to now.
-            removed: Stages that take no time any longer.
+            factors: What is left of the time of stages: 0.5 of one that is twice as fast.
             more: Further rollout ranks.
         """
-        factor = np.ones(len(self.names))
-        for name, value in (speed or {}).items():
-            factor[self.names.index(name)] = 1 / value
-        for name in removed:
-            factor[self.names.index(name)] = 0
+        factor = np.array([(factors or {}).get(name, 1.0) for name in self.names])
+        ranks = len(self.rollout)
         training = self.training @ np.append(factor, 1.0)
-        rollout = self.rollout @ factor * (self.ranks / (self.ranks + more))
+        rollout = self.rollout @ factor * (ranks / (ranks + more))
         found: Float64s = np.maximum(training.max(axis=0), rollout.max(axis=0))
         return found
-
-    @property
-    def training_ns(self) -> float:
-        """Work of a training rank per step."""
-        return float(self.training.sum(axis=2).mean())
-
-    @property
-    def rollout_ns(self) -> float:
-        """Work of a rollout rank per step."""
-        return float(self.rollout.sum(axis=2).mean())
 
 
 def find_pools(spans: Spans) -> Pools | str:

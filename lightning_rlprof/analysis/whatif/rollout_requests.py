@@ -103,18 +103,6 @@ def stopped_at(found: RolloutRequests, share: float) -> Int64s:
     return np.array(saved, dtype=np.int64)
 
 
-def tokens_capped(found: RolloutRequests, most: int) -> Int64s:
-    """Return what each rollout saves if no response has more tokens; all must be counted."""
-    took = found.end_ns - found.start_ns
-    short = np.rint(took * np.minimum(1.0, most / np.maximum(found.tokens, 1))).astype(np.int64)
-    saved = []
-    for at in range(len(found.row)):
-        own = found.of(at)
-        many = slots(found.start_ns[own], found.end_ns[own])
-        saved.append(max(makespan(took[own], many) - makespan(short[own], many), 0))
-    return np.array(saved, dtype=np.int64)
-
-
 def replicas_added(found: RolloutRequests, step: Int64s, replicas: int) -> Int64s:
     """Return what each rollout saves with more replicas, each like one that exists.
 

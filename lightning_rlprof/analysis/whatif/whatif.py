@@ -3,14 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
 from lightning_rlprof.analysis.steps.execution_mode import Mode, execution_mode
-from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.analysis.steps.time_categories import Category, category_of
 from lightning_rlprof.analysis.whatif.edits import (
     Edit,
@@ -26,7 +24,6 @@ from lightning_rlprof.analysis.whatif.rollout_requests import (
     find_requests,
     replicas_added,
     stopped_at,
-    tokens_capped,
 )
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.arrays import Int64s
@@ -53,27 +50,14 @@ _SHOWN = 5  # By default, as many stages have a speedup.
 _NORMAL = 1.96  # As many spreads on each side hold 95%.
 
 
-class Rollout(NamedTuple):
-    """Changes to rollouts.
-
-    Attributes:
-        stop_at: Stop each rollout when this share of its requests is answered.
-        max_tokens: Cap each response at this number of tokens.
-        add_replicas: Replicas to add, each with as many slots as one rank that has requests.
-    """
-
-    stop_at: float | None = None
-    max_tokens: int | None = None
-    add_replicas: int | None = None
-
-
 def whatif(
     spans: Spans,
     *,
     speedup: Mapping[str, float] | None = None,
     remove: Sequence[str] = (),
     overlap: Sequence[str] = (),
-    rollout: Rollout | None = None,
+    stop_rollout_at: float | None = None,
+    add_replicas: int | None = None,
 ) -> Table:
     """Estimate the median step after each change, largest saving first, with its 95% CI.
 
@@ -90,28 +74,31 @@ def whatif(
         speedup: Speed of stages relative to now, by name; 2 halves their time.
         remove: Stages to leave out.
         overlap: Stages that fully overlap with the rest of the step.
-        rollout: Changes to rollouts; these need a span per request.
+        stop_rollout_at: Stop each rollout when this share of its requests is answered.
+        add_replicas: Replicas to add, each with as many slots as one rank that has requests. These
+            two need a span per request, at least four per rollout.
 
     Raises:
         TraceError: A stage isn't in the run, or a number is out of bounds.
     """
+    if stop_rollout_at is not None and not 0 < stop_rollout_at <= 1:
+        raise TraceError(f"stop_rollout_at {stop_rollout_at} must be above 0 and at most 1")
+    if add_replicas is not None and add_replicas < 1:
+        raise TraceError(f"add_replicas {add_replicas} must be 1 or more")
+    asked, rollout = (speedup or {}, remove, overlap), (stop_rollout_at, add_replicas)
     if execution_mode(spans) == Mode.ASYNCHRONOUS:
-        return _asynchronous(spans, speedup or {}, remove, overlap, rollout or Rollout())
+        return _asynchronous(spans, *asked, *rollout)
     graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
-    if len(graph.steps) < MIN_STEPS:
-        text = f"{len(graph.steps)} steps have usable boundaries; {MIN_STEPS} are needed."
-        return Table("whatif", _COLUMNS, abstained=text)
     before = _replayed_ns(graph, Edit(graph.ns, graph.transfer_ns))
     off = float(np.median(np.abs(before / np.maximum(graph.wall_ns, 1) - 1)))
     if off > _MAX_REPLAY_ERROR:
         text = f"The replay error of the unchanged step is {off:.2%}"
         text += f"; at most {_MAX_REPLAY_ERROR:.0%} is allowed. {graph.note}"
         return Table("whatif", _COLUMNS, abstained=text)
-    asked = (speedup or {}, remove, overlap)
-    changes = asked if any(asked) or rollout else _default_changes(graph)
-    edits = chain(_stage_edits(graph, *changes), _rollout_edits(graph, rollout or Rollout()))
+    changes = asked if any(asked) or any(rollout) else _default_changes(graph)
+    edits = chain(_stage_edits(graph, *changes), _rollout_edits(graph, *rollout))
     rows = [_row(graph, text, before - _replayed_ns(graph, edit)) for text, edit in edits]
     text = f"Based on {len(graph.steps)} steps. Replay error of the unchanged step: {off:.2%}."
     why = "" if any(row[0] == BALANCED for row in rows) else f" {_NOT_BALANCED}"
@@ -124,14 +111,14 @@ def _asynchronous(
     speedup: Mapping[str, float],
     remove: Sequence[str],
     overlap: Sequence[str],
-    rollout: Rollout,
+    stop_at: float | None,
+    add_replicas: int | None,
 ) -> Table:
     pools = find_pools(spans)
     if isinstance(pools, str):
         return Table("whatif", _COLUMNS, abstained=pools)
-    _check(rollout)
-    if rollout.stop_at is not None or rollout.max_tokens is not None:
-        text = "rollouts of an asynchronous run can't be stopped or capped here"
+    if stop_at is not None:
+        text = "rollouts of an asynchronous run can't be stopped here"
         raise TraceError(f"{text}: see `rlprof show RUN long_tail`")
     work = pools.training[:, :, :-1].sum(axis=(0, 1)) + pools.rollout.sum(axis=(0, 1))
     known = {name: ns for name, ns in zip(pools.names, work.tolist(), strict=True) if ns}
@@ -139,21 +126,21 @@ def _asynchronous(
         if name not in known:
             raise _unknown_stage(name, known)
     changes = {
-        f"{name} {speed:g}x faster": pools.longest_ns({name: _speed(name, speed)})
+        f"{name} {speed:g}x faster": ({name: 1 / _speed(name, speed)}, 0)
         for name, speed in speedup.items()
     }
-    changes |= {f"{name} removed": pools.longest_ns(removed=[name]) for name in remove}
-    changes |= {f"{name} overlapped": pools.longest_ns(removed=[name]) for name in overlap}
-    added = [rollout.add_replicas] if rollout.add_replicas else []
+    changes |= {f"{name} removed": ({name: 0.0}, 0) for name in remove}
+    changes |= {f"{name} overlapped": ({name: 0.0}, 0) for name in overlap}
+    added = [add_replicas] if add_replicas else []
     if not changes and not added:
         most = sorted(known, key=known.__getitem__, reverse=True)[:_SHOWN]
-        changes = {f"{name} 2x faster": pools.longest_ns({name: 2.0}) for name in most}
-        added = [1, 2]
-    changes |= {f"+{more} rollout replicas": pools.longest_ns(more=more) for more in added}
+        changes, added = {f"{name} 2x faster": ({name: 0.5}, 0) for name in most}, [1, 2]
+    changes |= {f"+{more} rollout replicas": ({}, more) for more in added}
     now, steps, before = float(pools.step_ns.mean()), len(pools.step_ns), pools.longest_ns()
     rows: list[tuple[Cell, ...]] = []
-    for text, after in changes.items():
-        each = pools.step_ns - before + after  # What no rank's work explains stays.
+    for text, change in changes.items():
+        # What no rank's work explains stays.
+        each = pools.step_ns - before + pools.longest_ns(*change)
         then = float(each.mean())
         unsure = abs(float(np.mean(pools.step_ns - before))) * abs(1 - then / now)
         # The interval is of the mean of as many steps to come, whose lengths differ.
@@ -167,13 +154,12 @@ def _asynchronous(
 
 
 def _pools_note(pools: Pools) -> str:
-    train, roll, step = (
-        each / 1e6 for each in (pools.training_ns, pools.rollout_ns, pools.step_ns.mean())
-    )
+    train, roll = (each.sum(axis=2).mean() / 1e6 for each in (pools.training, pools.rollout))
     return (
         f"Asynchronous, mean of {len(pools.step_ns)} steps: a step takes as long as the rank with "
         f"most to do. Per step, training works {train:.3g} ms, and each rollout rank {roll:.3g} ms "
-        f"({pools.ranks} of them). What neither explains of the {step:.3g} ms of a step stays. "
+        f"({len(pools.rollout)} of them). What neither explains of the "
+        f"{pools.step_ns.mean() / 1e6:.3g} ms of a step stays. "
         "Added ranks are like the present ones, on hardware of their own."
     )
 
@@ -215,10 +201,11 @@ def _stage_edits(
         yield f"{name} overlapped", overlap_stage(graph, _stage_code(graph, name))
 
 
-def _rollout_edits(graph: StepGraph, asked: Rollout) -> Iterator[tuple[str, Edit]]:
-    if asked == Rollout():
+def _rollout_edits(
+    graph: StepGraph, stop_at: float | None, add_replicas: int | None
+) -> Iterator[tuple[str, Edit]]:
+    if stop_at is None and add_replicas is None:
         return
-    _check(asked)
     stages = np.unique(graph.row[(graph.row >= 0) & ~graph.schedule.produces])
     found = find_requests(graph.spans, stages)
     if found is None:
@@ -226,27 +213,12 @@ def _rollout_edits(graph: StepGraph, asked: Rollout) -> Iterator[tuple[str, Edit
             "changes to rollouts need a span per request (at least 4 per rollout). "
             'Mark each request with annotate("generate").'
         )
-    if asked.stop_at is not None:
-        saved = stopped_at(found, asked.stop_at)
-        yield f"rollout stopped at {asked.stop_at:.0%}", shorten_stages(graph, found.row, saved)
-    if asked.max_tokens is not None:
-        if (found.tokens < 0).any():
-            raise TraceError(
-                "max_tokens needs the tokens of every request. Call count(tokens=...) in each."
-            )
-        saved = tokens_capped(found, asked.max_tokens)
-        yield f"max {asked.max_tokens} tokens", shorten_stages(graph, found.row, saved)
-    if asked.add_replicas is not None:
-        saved = replicas_added(found, graph.spans.step[found.row], asked.add_replicas)
-        yield f"+{asked.add_replicas} rollout replicas", shorten_stages(graph, found.row, saved)
-
-
-def _check(asked: Rollout) -> None:
-    if asked.stop_at is not None and not 0 < asked.stop_at <= 1:
-        raise TraceError(f"stop_at {asked.stop_at} must be above 0 and at most 1")
-    for name, number in (("max_tokens", asked.max_tokens), ("add_replicas", asked.add_replicas)):
-        if number is not None and number < 1:
-            raise TraceError(f"{name} {number} must be 1 or more")
+    if stop_at is not None:
+        saved = stopped_at(found, stop_at)
+        yield f"rollout stopped at {stop_at:.0%}", shorten_stages(graph, found.row, saved)
+    if add_replicas is not None:
+        saved = replicas_added(found, graph.spans.step[found.row], add_replicas)
+        yield f"+{add_replicas} rollout replicas", shorten_stages(graph, found.row, saved)
 
 
 def _stage_code(graph: StepGraph, name: str) -> int:

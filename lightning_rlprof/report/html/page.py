@@ -501,7 +501,6 @@ def environment(spans: Spans) -> list[Fact]:
     numbers = np.unique(spans.step[spans.rows(kind="step")])
     found = [
         Fact("Host" if len(hosts) == 1 else f"{len(hosts)} hosts", _few(hosts)),
-        Fact("Device", ", ".join(sorted({header.hardware for header in headers}))),
         Fact("Steps", f"{numbers[0]}–{numbers[-1]}" if len(numbers) else ""),
         Fact("Ended", "finished" if all(ended) else f"{sum(ended)} of {len(ended)} finished"),
         Fact("Recorded", f"{len(spans):,} spans"),

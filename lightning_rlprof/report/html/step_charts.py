@@ -34,11 +34,6 @@ _ALIKE = 1.05  # times the median of the other ranks: ranks below that are alike
 _SMALL = 0.01  # of the step: a slow rank there does not matter
 _OCTAVE = 12  # shades of a heat map per doubling: neighbors differ by 6%
 
-_KEYS = (
-    *("first", "last", "state", "states", "included", "wall", "most", "parts", "tokens", "sizes"),
-    *("trained", "levels", "outliers"),
-)
-
 OTHERS = "other stages"
 LATE, WAITS = "arrives late by", "waits"
 
@@ -113,15 +108,13 @@ class StepCharts(StepTimes):
             changes: Rows of the analysis `changes`.
         """
         heads = self._heads
-        last = np.append(heads[1:], len(self.numbers)) - 1 if len(heads) else heads
-        sizes = np.diff(np.append(heads, len(self.numbers)))
+        edges = np.append(heads, len(self.numbers))
+        last, sizes = edges[1:] - 1, np.diff(edges)
 
         def mean(values: Float64s) -> list[int]:
             sums = np.add.reduceat(values, heads) / sizes
             return [round(ns / 1e3) for ns in sums.tolist()]
 
-        if not len(heads):
-            return {key: [] for key in _KEYS}
         outliers = [row["step"] for row in changes if row["change"] == "outlier"]
         return {
             "first": self.numbers[heads].tolist(),

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -125,18 +125,13 @@ def _labels(steps: list[_Step]) -> dict[int, list[str]]:
     return labels
 
 
-def _order(count: int, first: dict[int, list[str]]) -> Iterator[int]:
-    """Yield every position once: the labelled, 0, then halves, quarters, eighths … of the run."""
-    seen = dict.fromkeys([*first, *range(min(1, count))])
-    yield from seen
-    parts = 2
-    while len(seen) < count:
-        for part in range(1, parts, 2):
-            at = min(count - 1, part * count // parts)
-            if at not in seen:
-                seen[at] = None
-                yield at
-        parts *= 2
+def _order(count: int, first: dict[int, list[str]]) -> Iterable[int]:
+    """Return every position once: the labelled, 0, then halves, quarters, eighths … of the run."""
+    found, stride = dict.fromkeys(first), 1 << count.bit_length()
+    while stride:
+        found |= dict.fromkeys(range(0, count, stride))
+        stride //= 2
+    return found
 
 
 def _draw(spans: Spans, step: _Step, counters: dict[str, int]) -> dict[str, Any]:

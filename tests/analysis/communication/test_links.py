@@ -78,8 +78,8 @@ def test_a_slow_link_is_named_with_its_evidence() -> None:
     assert table.column("verdict")[:2] == ["slow", "ok"]
     assert table.note.startswith(
         "Slow link: rank 1 to rank 2 over HCCS, 10 GB/s, 0.50x the speed of 11 links in the same "
-        "operations and sizes (99% CI 0.44\u20130.56), slower in 3 of 3 observations. 2 of 14 "
-        "links have fewer than 3 others of the same transport"
+        "operations and sizes (99% CI 0.44\u20130.56), slower in 3 of 3 observations. "
+        "Inconclusive: 2 of 14 links"
     )
 
 
@@ -94,10 +94,8 @@ def test_equal_links_are_not_slow() -> None:
 def test_one_slow_moment_is_not_a_slow_link() -> None:
     table = links(run(*mesh(4, 1, lambda one, other, _: 5 if (one, other) == (1, 2) else 20)))
     assert table.column("verdict")[0] == "inconclusive"
-    assert table.note == (
-        "Inconclusive: rank 1 to rank 2 over HCCS had 0.25x the speed of others, slower in 1 of 1 "
-        "observations. Congestion comes and goes: capture more steps."
-    )
+    assert table.rows[0][:2] == (1, 2)
+    assert table.note.startswith("Inconclusive: 1 of 12 links")
 
 
 def test_links_are_compared_with_what_did_the_same() -> None:
@@ -126,7 +124,7 @@ def test_links_that_vary_leave_the_verdict_open() -> None:
     rng = np.random.default_rng(0)
     table = links(run(*mesh(4, 3, lambda *_: float(np.exp(rng.normal(3, 0.5))))))
     assert "slow" not in table.column("verdict")
-    assert "links vary too much to tell. Capture more steps." in table.note
+    assert "Inconclusive: 12 of 12 links" in table.note
 
 
 def noisy(seed: int, kind: str, ranks: int, steps: int) -> Callable[[int, int, int], float]:

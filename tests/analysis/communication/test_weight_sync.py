@@ -6,7 +6,6 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from lightning_rlprof.analysis.steps.time_categories import Category, category_o
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import Span
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Table, columns_of
+from lightning_rlprof.tables.table import Cell
 from tests.builders.oracle import runs
 from tests.builders.runs import MAIN, Row, header, loaded, write_rank
 from tests.builders.synced_weights import BYTES, CONVERT_MS, PAUSE_MS, PROBE, RANKS
@@ -122,22 +121,6 @@ def test_ranks_that_count_no_bytes_do_not_slow_the_bandwidth_of_the_others() -> 
     assert found["actor", "whole sync"]["time per sync"] == 500
 
 
-def test_without_counters_bytes_are_those_of_profiled_collectives() -> None:
-    columns = (
-        *columns_of("count", "rank", "start", "duration", "step", "number", "bytes", "group size"),
-        *columns_of("text", "operation", "group", "stage"),
-    )
-    calls = [
-        (0, start, 5, 1, number, size, 2, "broadcast", "world", None)
-        for number, (start, size) in enumerate([(15, 30), (25, 40), (80, 4), (150, 99)])
-    ]
-    spans = loaded([sync(0, 100), part("send_weights", 10, 60)])
-    spans = replace(spans, tables={"collectives": lambda: Table("collectives", columns, calls)})
-    found = rows_of(spans)
-    assert found["actor", "transfer"]["bytes"] == found["actor", "whole sync"]["bytes"] == 70
-    assert found["actor", "rest"]["bytes"] is None
-
-
 def test_a_sync_on_another_thread_is_hidden_behind_the_stages_of_the_training_thread() -> None:
     rank = [
         step(0, 1000),
@@ -151,16 +134,16 @@ def test_a_sync_on_another_thread_is_hidden_behind_the_stages_of_the_training_th
     assert shown == {"whole sync": (400, 200), "load": (100, 100), "rest": (300, 100)}
 
 
-def test_roles_have_rows_of_their_own_and_probes_of_their_own(tmp_path: Path) -> None:
+def test_roles_have_rows_of_their_own(tmp_path: Path) -> None:
     for rank, role in enumerate(("trainer", "rollout")):
         rows = [
             sync(0, 100, counters={"bytes": 50}),
-            part("bandwidth_probe", 200, 300, bytes=100 * (rank + 1)),
+            part("bandwidth_probe", 200, 300, bytes=100),
         ]
         write_rank(tmp_path, header(rank, 2, role=role), rows)
     found = rows_of(load(tmp_path))
     assert found["trainer", "whole sync"]["bound"] == 50
-    assert found["rollout", "whole sync"]["bound"] == 25
+    assert found["rollout", "whole sync"]["bound"] == 50
 
 
 def test_syncs_of_excluded_steps_are_left_out() -> None:

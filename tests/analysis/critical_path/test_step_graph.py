@@ -20,10 +20,12 @@ def graph(spans: Spans) -> StepGraph:
     return found
 
 
-def rank(late: int, *, joins: tuple[str, ...] = ("barrier", "all_reduce")) -> list[Row]:
-    """Return four steps of 100: a stage until the first join, the joins at the end."""
+def rank(
+    late: int, *, joins: tuple[str, ...] = ("barrier", "all_reduce"), steps: int = 4
+) -> list[Row]:
+    """Return steps of 100: a stage until the first join, the joins at the end."""
     rows = []
-    for step in range(1, 5):
+    for step in range(1, steps + 1):
         at = 100 * step
         rows += [
             Row("step", "step", step, at, at + 100),
@@ -55,10 +57,10 @@ def test_the_measured_step_comes_out_when_it_is_played_again() -> None:
 
 
 def test_a_step_without_its_last_join_makes_no_lap_of_two_steps() -> None:
-    ranks = [rank(0), rank(10)]
+    ranks = [rank(0, steps=6), rank(10, steps=6)]
     kept = [[row for row in own if row.step != 3 or row.kind != "region"] for own in ranks]
     own = graph(loaded(*kept))
-    assert (own.steps.tolist(), own.wall_ns.tolist()) == ([2], [100])
+    assert (own.steps.tolist(), own.wall_ns.tolist()) == ([2, 5, 6], [100] * 3)
 
 
 def test_joins_in_different_orders_leave_their_steps_out() -> None:

@@ -117,7 +117,7 @@ def check_findings(spans: Spans) -> None:
 
 def check_path(spans: Spans) -> None:
     """The path lies in the profiled time: on it no kind of work takes longer than it ran."""
-    parts = totals(device_critical_path(spans, top=None), "part")
+    parts = totals(device_critical_path(spans), "part")
     cells = whole(spans)
     ran = {
         "kernel": cells.get("compute", 0),

@@ -52,6 +52,6 @@ def test_the_host_has_the_share_that_hta_gives_it(name: str, step: int, host: fl
     theirs = json.loads(done.stdout.splitlines()[-1])
     assert theirs.get("cpu_bound", 0) / sum(theirs.values()) == pytest.approx(host, abs=0.015)
     ours: Counter[object] = Counter()
-    for part, _, _, share, *_ in device_critical_path(load(Path(file)), top=None).rows:
+    for part, _, _, share, *_ in device_critical_path(load(Path(file))).rows:
         ours[part] += share
     assert ours["host"] == pytest.approx(host, abs=0.015)

@@ -30,7 +30,7 @@ def test_sums_are_exact_whatever_was_recorded(data: st.DataObject) -> None:
         calls.append(Call(name, start, start + data.draw(times), "runtime"))
     calls.append(Call("aten::mm", 0, 10))
     spans = job(STEP, calls, kernels)
-    table = device_critical_path(spans, top=None)
+    table = device_critical_path(spans)
     if any(each.end > each.start and _begun(each) < 1_000 for each in kernels):
         ends = [each.end for each in kernels if each.end > each.start and _begun(each) < 1_000]
         assert sum(table.column("total")) == max(1_000, *ends)
@@ -51,7 +51,7 @@ def test_no_time_counts_twice_whatever_the_steps(data: st.DataObject) -> None:
         length, stream = data.draw(st.integers(1, 500)), data.draw(st.integers(0, 2))
         start = max(start, launch)
         kernels.append(Kernel(str(number), start, start + length, launch, 3, stream=stream))
-    table = device_critical_path(job(rows, [Call("aten::mm", 0, 10)], kernels), top=None)
+    table = device_critical_path(job(rows, [Call("aten::mm", 0, 10)], kernels))
     assert sum(table.column("total")) <= max(starts[-1], *(each.end for each in kernels))
     assert all(part is None or 0 < part <= 1 for part in table.column("on path"))
 
@@ -63,7 +63,7 @@ def _begun(kernel: Kernel) -> int:
 @pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")
 def test_a_real_trace_is_divided_exactly() -> None:
     spans = load(KINETO / "h100_qwen1.5-0.5b.json.gz")
-    table = device_critical_path(spans, top=None)
+    table = device_critical_path(spans)
     (step,) = spans.rows(kind="step").tolist()
     kernels = spans.table("kernels")
     ends = [a + b for a, b in zip(kernels.column("start"), kernels.column("duration"), strict=True)]

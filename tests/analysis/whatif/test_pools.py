@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.whatif.whatif import Rollout, whatif
+from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, loaded
@@ -61,8 +61,7 @@ def test_more_servers_and_faster_stages_take_what_a_simulation_takes(
     train: float, roll: float, servers: int
 ) -> None:
     now = simulated(train, roll, servers)
-    change = Rollout(add_replicas=1)
-    (row,) = whatif(now, rollout=change).rows
+    (row,) = whatif(now, add_replicas=1).rows
     assert row[0] == "+1 rollout replicas"
     assert row[2] == pytest.approx(mean_step(simulated(train, roll, servers + 1, 1)), rel=0.1)
     for name, other in (
@@ -90,5 +89,5 @@ def test_what_cannot_be_predicted_is_said() -> None:
     spans = simulated(20, 100, 2)
     with pytest.raises(TraceError, match="unknown stage 'actor_updat'"):
         whatif(spans, speedup={"actor_updat": 2})
-    with pytest.raises(TraceError, match="stopped or capped"):
-        whatif(spans, rollout=Rollout(stop_at=0.9))
+    with pytest.raises(TraceError, match="be stopped here"):
+        whatif(spans, stop_rollout_at=0.9)

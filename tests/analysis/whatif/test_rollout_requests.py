@@ -1,6 +1,7 @@
 """Requests of rollouts: which they are, and what rollouts save with other ones."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,8 @@ from lightning_rlprof.analysis.whatif.rollout_requests import (
     replicas_added,
     slots,
     stopped_at,
-    tokens_capped,
 )
-from lightning_rlprof.analysis.whatif.whatif import Rollout, whatif
+from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, loaded
@@ -70,7 +70,6 @@ def test_what_is_saved_is_what_the_schedule_says() -> None:
     # Two slots: 10 + 30 + 50 = 90 and 20 + 40 + 100 = 160.
     assert stopped_at(their, 0.8).tolist() == [70 * MS] * 5
     assert stopped_at(their, 1.0).tolist() == [0] * 5
-    assert tokens_capped(their, 50).tolist() == [50 * MS] * 5
     # Four slots: 10 + 50, 20 + 100, 30 and 40.
     assert replicas_added(their, np.arange(5), 1).tolist() == [40 * MS] * 5
 
@@ -102,29 +101,25 @@ def test_no_schedule_is_twice_as_long_as_the_best_one(ns: list[int], many: int) 
 
 
 def test_predictions_about_rollouts() -> None:
-    table = whatif(loaded(rank()), rollout=Rollout(stop_at=0.8, max_tokens=50, add_replicas=1))
+    table = whatif(loaded(rank()), stop_rollout_at=0.8, add_replicas=1)
     saved = {row[0]: row[3] for row in table.rows}
     assert saved["rollout stopped at 80%"] == 70 * MS
-    assert saved["max 50 tokens"] == 50 * MS
     assert saved["+1 rollout replicas"] == 40 * MS
 
 
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        (Rollout(stop_at=1.5), "stop_at 1.5 must be above 0 and at most 1"),
-        (Rollout(max_tokens=0), "max_tokens 0 must be 1 or more"),
-        (Rollout(add_replicas=-1), "add_replicas -1 must be 1 or more"),
+        ({"stop_rollout_at": 1.5}, "stop_rollout_at 1.5 must be above 0 and at most 1"),
+        ({"add_replicas": -1}, "add_replicas -1 must be 1 or more"),
     ],
 )
-def test_what_cannot_be_asked_is_an_error(asked: Rollout, text: str) -> None:
+def test_what_cannot_be_asked_is_an_error(asked: dict[str, Any], text: str) -> None:
     with pytest.raises(TraceError, match=text):
-        whatif(loaded(rank()), rollout=asked)
+        whatif(loaded(rank()), **asked)
 
 
 def test_what_the_run_does_not_hold_is_an_error_that_says_how_to_record_it() -> None:
     bare = [row for row in rank() if row.kind != "region"]
     with pytest.raises(TraceError, match="Mark each request"):
-        whatif(loaded(bare), rollout=Rollout(stop_at=0.9))
-    with pytest.raises(TraceError, match="count\\(tokens"):
-        whatif(loaded(rank(tokens=False)), rollout=Rollout(max_tokens=50))
+        whatif(loaded(bare), stop_rollout_at=0.9)

@@ -201,6 +201,19 @@ BROKEN = """[...document.querySelectorAll('td, th, .bar i, .legend, nav a')].fla
 COVERED = """[...document.querySelectorAll('td.share')].filter((cell) =>
     getComputedStyle(cell).backgroundImage !== 'none').length"""
 
+AWAY = """[...document.querySelectorAll('.chip + bdi')].filter((label) => {
+    const [first] = label.getClientRects();
+    return first && first.top > label.previousElementSibling.getBoundingClientRect().bottom;
+}).map((label) => label.textContent)"""
+
+
+@pytest.mark.parametrize("width", [820, 500, 390])
+def test_a_color_is_on_the_line_of_its_label(width: int, tab: Tab, page: Path) -> None:
+    tab.resize(width, 844)
+    tab.open(page)
+    tab.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    assert tab.run(AWAY) == []
+
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_label_is_cut_no_word_is_broken_and_no_bar_lies_over_its_number(
