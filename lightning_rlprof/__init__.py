@@ -13,95 +13,69 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_rlprof.analysis.efficiency.throughput import flops_of
-    from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError, TraceError
-    from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
-    from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
-    from lightning_rlprof.integrations.loop import start_session, step
-    from lightning_rlprof.integrations.ray import ray_runtime_env
-    from lightning_rlprof.recording.accelerator import log_memory, log_memory_around
-    from lightning_rlprof.recording.annotations import (
-        annotate,
-        count,
-        gather_timings,
-        mark,
-        record,
-        reduce_timings,
-        stage,
-        tail_ratio,
+    from lightning_rlprof.analysis.efficiency.throughput import flops_of as flops_of
+    from lightning_rlprof.config.profiler_config import ProfilerConfig as ProfilerConfig
+    from lightning_rlprof.errors import ConfigError as ConfigError
+    from lightning_rlprof.errors import RecorderError as RecorderError
+    from lightning_rlprof.errors import RlprofError as RlprofError
+    from lightning_rlprof.errors import TraceError as TraceError
+    from lightning_rlprof.integrations.lightning.profiler_callback import (
+        ProfilerCallback as ProfilerCallback,
     )
-    from lightning_rlprof.recording.recorders.base import Recorder
-    from lightning_rlprof.recording.samples import Sample, sample
-    from lightning_rlprof.recording.session import request_capture
-    from lightning_rlprof.records.records import FATES, STAGES, Span
-    from lightning_rlprof.run import Run, load
+    from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics as StageMetrics
+    from lightning_rlprof.integrations.loop import start_session as start_session
+    from lightning_rlprof.integrations.loop import step as step
+    from lightning_rlprof.integrations.ray import ray_runtime_env as ray_runtime_env
+    from lightning_rlprof.recording.accelerator import log_memory as log_memory
+    from lightning_rlprof.recording.accelerator import log_memory_around as log_memory_around
+    from lightning_rlprof.recording.annotations import annotate as annotate
+    from lightning_rlprof.recording.annotations import count as count
+    from lightning_rlprof.recording.annotations import gather_timings as gather_timings
+    from lightning_rlprof.recording.annotations import mark as mark
+    from lightning_rlprof.recording.annotations import record as record
+    from lightning_rlprof.recording.annotations import reduce_timings as reduce_timings
+    from lightning_rlprof.recording.annotations import stage as stage
+    from lightning_rlprof.recording.annotations import tail_ratio as tail_ratio
+    from lightning_rlprof.recording.recorders.base import Recorder as Recorder
+    from lightning_rlprof.recording.samples import Sample as Sample
+    from lightning_rlprof.recording.samples import sample as sample
+    from lightning_rlprof.recording.session import request_capture as request_capture
+    from lightning_rlprof.records.records import FATES as FATES
+    from lightning_rlprof.records.records import STAGES as STAGES
+    from lightning_rlprof.records.records import Span as Span
+    from lightning_rlprof.run import Run as Run
+    from lightning_rlprof.run import load as load
 
-__all__ = [
-    "FATES",
-    "STAGES",
-    "ConfigError",
-    "ProfilerCallback",
-    "ProfilerConfig",
-    "Recorder",
-    "RecorderError",
-    "RlprofError",
-    "Run",
-    "Sample",
-    "Span",
-    "StageMetrics",
-    "TraceError",
-    "annotate",
-    "count",
-    "flops_of",
-    "gather_timings",
-    "load",
-    "log_memory",
-    "log_memory_around",
-    "mark",
-    "ray_runtime_env",
-    "record",
-    "reduce_timings",
-    "request_capture",
-    "sample",
-    "stage",
-    "start_session",
-    "step",
-    "tail_ratio",
-]
-
-_HOME = {
-    "ConfigError": "errors",
-    "ProfilerCallback": "integrations.lightning.profiler_callback",
-    "ProfilerConfig": "config.profiler_config",
-    "Recorder": "recording.recorders.base",
-    "RecorderError": "errors",
-    "RlprofError": "errors",
-    "FATES": "records.records",
-    "Run": "run",
-    "STAGES": "records.records",
-    "Sample": "recording.samples",
-    "Span": "records.records",
-    "StageMetrics": "integrations.lightning.stage_metrics",
-    "TraceError": "errors",
-    "annotate": "recording.annotations",
-    "count": "recording.annotations",
-    "flops_of": "analysis.efficiency.throughput",
-    "gather_timings": "recording.annotations",
-    "load": "run",
-    "log_memory": "recording.accelerator",
-    "log_memory_around": "recording.accelerator",
-    "mark": "recording.annotations",
-    "ray_runtime_env": "integrations.ray",
-    "reduce_timings": "recording.annotations",
-    "request_capture": "recording.session",
-    "stage": "recording.annotations",
-    "record": "recording.annotations",
-    "sample": "recording.samples",
-    "start_session": "integrations.loop",
-    "step": "integrations.loop",
-    "tail_ratio": "recording.annotations",
+_NAMES = {
+    "analysis.efficiency.throughput": ("flops_of",),
+    "config.profiler_config": ("ProfilerConfig",),
+    "errors": ("ConfigError", "RecorderError", "RlprofError", "TraceError"),
+    "integrations.lightning.profiler_callback": ("ProfilerCallback",),
+    "integrations.lightning.stage_metrics": ("StageMetrics",),
+    "integrations.loop": ("start_session", "step"),
+    "integrations.ray": ("ray_runtime_env",),
+    "recording.accelerator": ("log_memory", "log_memory_around"),
+    "recording.annotations": (
+        "annotate",
+        "count",
+        "gather_timings",
+        "mark",
+        "record",
+        "reduce_timings",
+        "stage",
+        "tail_ratio",
+    ),
+    "recording.recorders.base": ("Recorder",),
+    "recording.samples": ("Sample", "sample"),
+    "recording.session": ("request_capture",),
+    "records.records": ("FATES", "STAGES", "Span"),
+    "run": ("Run", "load"),
 }
+"""Public names, by the module that has them."""
+
+_HOME = {name: home for home, names in _NAMES.items() for name in names}
+
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from lightning_rlprof.report.notebook import Plots, ReportFrame, summary_html
 from lightning_rlprof.report.summary import Summary, lead_tables, summary
 from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run
-from lightning_rlprof.store.run_store import ask, described
+from lightning_rlprof.store.run_store import ask, described, in_memory
 from lightning_rlprof.store.sql import Limits
 from lightning_rlprof.tables.spans import CORE, Spans
 from lightning_rlprof.tables.table import Table
@@ -95,7 +95,8 @@ class Run(Methods, Spans):
             TraceError: The query is wrong, would do more than read, or needs more than its limits;
                 the text is one line.
         """
-        return ask(self, query, self.table, Limits(memory_gb, timeout_s))
+        names, limits = (*CORE, *self.tables), Limits(memory_gb, timeout_s)
+        return ask(query, names, lambda name: in_memory(self.table(name)), limits=limits)
 
     def describe(self) -> Table:
         """Return every column of the SQL tables that have data: its unit, and what it means.

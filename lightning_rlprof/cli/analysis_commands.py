@@ -344,6 +344,8 @@ def _print_cards(found: "Diagnosis", spans: "Spans") -> list[str]:
 def _print_undecided(found: "Diagnosis", spans: "Spans", *, every: bool) -> None:
     if found.explained:
         console.status(f"Explained by another: {', '.join(found.explained)}", "dim")
+    if found.unknown:
+        console.status(f"ignore_findings has ids that do not exist: {', '.join(found.unknown)}")
     if not found.undecided:
         return
     if not every:

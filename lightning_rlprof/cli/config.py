@@ -11,7 +11,7 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.cli.open_run import SAVE_PATH, Force
-from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ Ascend = Annotated[
 
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a configuration and show what each key means. Exits 1 if it is wrong."""
+    from lightning_rlprof.analysis.diagnosis.diagnosis import known_id
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.config.sources import from_words, merge, read
 
@@ -125,7 +126,9 @@ def check(file: File, overrides: Overrides = None) -> None:
     try:
         config = ProfilerConfig.build(data)
         roles = {name: ProfilerConfig.build(data, role=name) for name in config.roles}
-    except ConfigError as error:
+        for name in config.ignore_findings:
+            known_id(name)
+    except (ConfigError, TraceError) as error:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
     answers = {"spans": "all stages of every step"} | _capture(config)
     for name, role in roles.items():
@@ -221,17 +224,16 @@ def _stages_of(rule: "WrapRule") -> str:
 
 def _keys(data: Mapping[str, Any], config: "ProfilerConfig") -> dict[str, str]:
     """Return for each key of the file the values that follow from it."""
-    from lightning_rlprof.config.sources import given_keys, keys_without_meaning
+    from lightning_rlprof.config.sources import given_keys
 
     dumped, answers = config.masked(), {}
     given = given_keys(data, type(config).model_fields)
-    foreign = keys_without_meaning(data)
     for key, ours in given.items():
-        if found := [f"{each} = {_value(dumped, each)}" for each in ours if each != "wrap"]:
+        if found := [f"{each} = {_value(dumped, each)}" for each in ours or () if each != "wrap"]:
             answers[f"key {key}"] = ", ".join(found)
-    if idle := [key for key, ours in given.items() if not ours and key not in foreign]:
+    if idle := [key for key, ours in given.items() if ours == []]:
         answers["without effect"] = f"{', '.join(idle)} (null, a default, or of what is off)"
-    if foreign:
+    if foreign := [key for key, ours in given.items() if ours is None]:
         answers["no meaning here"] = f"{', '.join(foreign)} (of verl's own code)"
     return answers
 

@@ -14,7 +14,6 @@ from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath, local_path, place
@@ -48,11 +47,17 @@ def _completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[st
     return complete
 
 
+def _problems() -> list[str]:
+    from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEMS, REMEDIES
+
+    return [*PROBLEMS, *REMEDIES]
+
+
 _ANALYSES = [each.name for each in CATALOG]
 complete_run = _completed_by(runs_here)
 complete_analysis = _completed_by(lambda: _ANALYSES)
 complete_run_or_analysis = _completed_by(lambda: [*runs_here(), *_ANALYSES])
-complete_problem = _completed_by(lambda: [*PROBLEM_IDS, *REMEDY_IDS])
+complete_problem = _completed_by(_problems)
 complete_stage = _completed_by(lambda: STAGES)
 
 

@@ -14,6 +14,7 @@ Which ranks of a role are captured, and how: verl's block per role and its union
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike, fspath
 from os.path import expanduser
 from typing import Annotated, Any, Literal
@@ -190,14 +191,6 @@ def _options(value: Any, defaults: dict[str, str | None]) -> Any:
     return options
 
 
-def _controller(value: Any) -> Any:
-    return _options(value, _TRACE)
-
-
-def _worker(value: Any) -> Any:
-    return _options(value, _WORKER)
-
-
 class NsightConfig(Section):
     """How Nsight Systems records, and where its reports appear.
 
@@ -205,14 +198,14 @@ class NsightConfig(Section):
     leading dashes. What is given is laid over the defaults; ``null`` leaves an option out.
     """
 
-    controller: Annotated[dict[str, str | None], BeforeValidator(_controller)] = Field(
-        default_factory=_TRACE.copy
-    )
+    controller: Annotated[
+        dict[str, str | None], BeforeValidator(partial(_options, defaults=_TRACE))
+    ] = Field(default_factory=_TRACE.copy)
     """Options for the controller (in verl: `controller_nsight_options`)."""
 
-    worker: Annotated[dict[str, str | None], BeforeValidator(_worker)] = Field(
-        default_factory=_WORKER.copy
-    )
+    worker: Annotated[
+        dict[str, str | None], BeforeValidator(partial(_options, defaults=_WORKER))
+    ] = Field(default_factory=_WORKER.copy)
     """Options for the workers (in verl: `worker_nsight_options`). `capture-range` is fixed. With
     `capture-range-end: null` it follows from the number of captures."""
 

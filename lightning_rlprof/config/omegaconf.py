@@ -4,9 +4,9 @@ import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel
 
 from lightning_rlprof.errors import ConfigError
@@ -62,17 +62,9 @@ def resolvable(data: Mapping[str, Any], looked_at: Collection[str]) -> Mapping[s
             "the configuration refers to other keys by ${…}: load it with OmegaConf, "
             "or write values"
         ) from error
-    created: Mapping[str, Any] = omega.OmegaConf.create(_supported(plain(data)))
+    # Dates become texts, as OmegaConf itself reads them from YAML.
+    created: Mapping[str, Any] = omega.OmegaConf.create(msgspec.to_builtins(plain(data)))
     return created
-
-
-def _supported(value: Any) -> Any:
-    """The same with dates as texts, as OmegaConf itself reads them from YAML."""
-    if isinstance(value, dict):
-        return {key: _supported(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_supported(each) for each in value]
-    return str(value) if isinstance(value, date) else value
 
 
 @contextmanager

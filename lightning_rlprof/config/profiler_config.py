@@ -57,7 +57,6 @@ from lightning_rlprof.config.validation import (
     refused,
 )
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.records.problem_ids import PROBLEM_IDS, REMEDY_IDS
 from lightning_rlprof.records.records import FOLDER_VARIABLE
 from lightning_rlprof.system.location import redact
 
@@ -196,9 +195,7 @@ class Options(Section):
     the end excluded; null as the end has no end. The spans directly inside are decoding
     iterations: mark the model's forward, or `wrap` it."""
 
-    tools: (
-        list[Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]] | None
-    ) = None
+    tools: list[Tool] | None = None
     """Profilers to use. Unset: they follow from configuration and device. `nsight` includes `nvtx`.
     """
 
@@ -238,16 +235,6 @@ class Options(Section):
                 raise refused(f"is in the wrong place; write {place}", key=str(given))
         return value
 
-    @field_validator("ignore_findings")
-    @classmethod
-    def _known_problem(cls, value: list[str]) -> list[str]:
-        known = (*PROBLEM_IDS, *REMEDY_IDS)
-        for name in value:
-            if name not in known:
-                hint = near(name, known) or "; `rlprof findings --explain all` lists them"
-                raise refused(f"holds {name!r}, not the id of a problem or remedy{hint}", value)
-        return value
-
     _rules = field_validator("wrap", mode="before")(as_rules)
 
     @model_validator(mode="after")
@@ -285,10 +272,6 @@ class Options(Section):
             what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
             text = f"contradicts {what}, which makes one capture per stage"
             raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")
-        return self
-
-    @model_validator(mode="after")
-    def _tokens_agree(self) -> "Options":
         names = {*_listed(self.integrated.stage)}
         if self.tokens and not (self.per_stage and {"all", "actor_generate"} & names):
             text = "needs one capture per stage: set integrated.stage: actor_generate"
@@ -473,11 +456,6 @@ class ProfilerConfig(Options):
         return f"role {self.role!r} is not enabled in roles{hint}"
 
     @property
-    def lightweight(self) -> bool:
-        """Whether a capture holds markers only: ``mstx``, ``level_none`` and no host activity."""
-        return self.integrated.lightweight
-
-    @property
     def joins_steps(self) -> bool:
         """Whether one capture stays open over consecutive wanted steps."""
         if self.per_stage:
@@ -535,27 +513,14 @@ class ProfilerConfig(Options):
                 as ``parallel`` says.
         """
         self.parallel.check_world(world_size)
-        for key, ranks in (self._ranks() if self.captures else {}).items():
-            beyond = [rank for rank in ranks if rank >= world_size]
-            if beyond:
-                raise ConfigError(
-                    f"{key}={ranks} holds rank {beyond[0]}, but this training has {world_size} "
-                    f"(allowed: 0 to {world_size - 1})"
-                )
-
-    def _ranks(self) -> dict[str, list[int]]:
-        names = self.roles if self.role is None else [self.role]
-        chosen = {
-            f"roles.{name}.ranks": self.roles[name].ranks
-            for name in (names if self.roles else ())
-            if self.roles[name].enable
-        }
-        if not self.roles:
-            chosen = {
-                "ranks": self.ranks or [],
-                "integrated.profile_ranks": self.integrated.profile_ranks,
-            }
-        return {key: ranks for key, ranks in chosen.items() if ranks != "all"}
+        ranks = self.wanted_ranks
+        beyond = [rank for rank in ranks if rank >= world_size] if ranks != "all" else []
+        if beyond:
+            own = "integrated.profile_ranks" if self.ranks is None else "ranks"
+            raise ConfigError(
+                f"{'roles' if self.roles else own}: {ranks} holds rank {beyond[0]}, but this "
+                f"training has {world_size} (allowed: 0 to {world_size - 1})"
+            )
 
     def dump(self) -> dict[str, Any]:
         """Every key as JSON holds it, ``${`` escaped; `build` makes an equal one of it."""

@@ -18,7 +18,6 @@ from lightning_rlprof.system.location import redact
 PREFIX = "RLPROF__"
 """Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""
 
-_PLACE = "profile_save_path"
 _WRAPPER = "profiler_config"
 _MOST = 10_000  # a training's whole file has some hundreds of values
 _WINDOW = ("profile_step_start", "profile_step_end")
@@ -44,10 +43,9 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
     what = f"configuration {redact(str(source))!r}"
     try:
         text = Path(source).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{what} cannot be read: {why}") from error
     data = _loaded(text, what)
     if not isinstance(data or {}, Mapping):
         raise ConfigError(f"{what} holds {type(data).__name__}, not a mapping")
@@ -119,17 +117,16 @@ def canonical(
         data, fields = _looked_at(data, fields)
         translation = translate(data)
         if translation is None and _WRAPPER not in data:
-            return _with_save_path({str(key): plain(data[key]) for key in data})
+            return {str(key): plain(data[key]) for key in data}
         _refuse_misspelled(data, fields)
-        own = {key: plain(data[key]) for key in map(str, data) if _name(key) in {*fields, _PLACE}}
+        own = {key: plain(data[key]) for key in map(str, data) if _name(key) in fields}
         block = plain(data[_WRAPPER]) if _WRAPPER in data else {}
     if not isinstance(block or {}, Mapping):
         raise ConfigError(f"{_WRAPPER}={block!r} is not a mapping of keys such as integrated")
     translation = translation or Translation()
     origins = {} if origins is None else origins
     origins.update(translation.origins)
-    own = _with_save_path(merge(block or {}, own))
-    return lay(_nested(translation.values), origins, own)
+    return lay(_nested(translation.values), origins, merge(block or {}, own))
 
 
 def _looked_at(
@@ -141,18 +138,6 @@ def _looked_at(
     if isinstance(data.get("model"), Mapping):  # the training's own; ours is a path
         fields = {*fields} - {"model"}
     return resolvable(data, {*fields, *_LOOKED_AT}), fields
-
-
-def _with_save_path(values: dict[str, Any]) -> dict[str, Any]:
-    """Put ``profile_save_path`` at the top, where people look for it, into ``integrated``."""
-    given = [key for key in values if _name(key) == _PLACE]
-    block = values.get("integrated") or {}
-    if not given or not isinstance(block, Mapping):
-        return values
-    if _PLACE in map(_name, block):
-        raise ConfigError(f"{_PLACE} is set twice: at the top and in integrated")
-    rest = {key: value for key, value in values.items() if key not in given}
-    return {**rest, "integrated": {**block, _PLACE: values[given[0]]}}
 
 
 def lay(
@@ -199,45 +184,35 @@ def from_words(words: Sequence[str]) -> dict[str, Any]:
     return merged
 
 
-def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, list[str]]:
+def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, list[str] | None]:
     """Return each key that a mapping sets, and the dotted rlprof keys that follow from it.
 
-    These are none for a key of verl whose tool or role is not selected.
+    These are empty for a key of verl whose tool or role is not selected, and None for one that says
+    something to verl's own code alone.
 
     Example::
 
         >>> given_keys({"trainer": {"profile_steps": [1]}}, ["steps"])
         {'trainer.profile_steps': ['steps', 'tools']}
+        >>> given_keys({"global_profiler": {"_target_": "verl.ProfilerConfig"}}, ["steps"])
+        {'global_profiler._target_': None}
     """
     origins: dict[str, str] = {}
     canonical(data, fields, origins)
     with resolving():
         data, fields = _looked_at(data, fields)
-        keys: dict[str, list[str]] = {}
+        keys: dict[str, list[str] | None] = {}
         for item in find(data):
-            keys[item.key] = [own for own, key in origins.items() if item.key in key.split(", ")]
+            is_given, ours = item.value is not None, item.row.ours
+            own = [name for name, key in origins.items() if item.key in key.split(", ")]
             twice = item.place is None or item.row.theirs.endswith(".tool")  # of a role and of all
-            if not keys[item.key] and twice and item.value is not None:
-                keys[item.key] = [own for own in origins if own == item.row.ours]
+            if not own and twice and is_given:
+                own = [name for name in origins if name == ours]
+            keys[item.key] = None if is_given and item.row.accepts == ANYTHING else own
         for home in (data.get(_WRAPPER) or {}, data):
-            block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
-            keys |= {key: [key] for key in _dotted(_with_save_path(block))}
+            block = {key: plain(home[key]) for key in home if _name(key) in fields}
+            keys |= {key: [key] for key in _dotted(block)}
     return keys
-
-
-def keys_without_meaning(data: Mapping[str, Any]) -> list[str]:
-    """Return the keys of verl in a mapping that say something to verl's own code alone.
-
-    Example::
-
-        >>> keys_without_meaning({"global_profiler": {"_target_": "verl.ProfilerConfig"}})
-        ['global_profiler._target_']
-    """
-    with resolving():
-        found = find(resolvable(data, {*data} & _LOOKED_AT))
-        return [
-            each.key for each in found if each.row.accepts == ANYTHING and each.value is not None
-        ]
 
 
 def _dotted(block: Mapping[str, Any]) -> Iterator[str]:
@@ -355,7 +330,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_misspelled(data: Mapping[str, Any], fields: Collection[str]) -> None:
     for key in map(str, data):
         name = key.replace("-", "_")
-        if name in fields or name in _HOMES or name == _PLACE:
+        if name in fields or name in _HOMES:
             continue
         if name in IntegratedConfig.model_fields:
             raise ConfigError(f"{key} is one level down: integrated.{name}")

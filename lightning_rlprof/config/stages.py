@@ -46,11 +46,9 @@ def check_stages(names: Collection[str], custom: Collection[str], key: str, give
 def _choice(value: Any) -> Any:
     if isinstance(value, str):
         return value
-    names = list(value) if isinstance(value, tuple | set | frozenset) else value
+    names = _names(value, "is not a stage; write all, one stage, or a list of stages")
     if names == ["all"]:
         return "all"
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise refused("is not a stage; write all, one stage, or a list of stages", value)
     if not names:
         raise refused("selects no stage; write all, a stage, or profile: false", value)
     if "all" in names:
@@ -59,11 +57,9 @@ def _choice(value: Any) -> Any:
 
 
 def _custom(value: Any) -> Any:
-    names = list(value) if isinstance(value, tuple) else value
-    if not isinstance(names, list):
-        raise refused("is not a list of stage names; write [my_stage]", value)
+    names = _names(value, "is not a list of stage names; write [my_stage]")
     for name in names:
-        if not isinstance(name, str) or name in _TAKEN or not _NAME.fullmatch(name):
+        if name in _TAKEN or not _NAME.fullmatch(name):
             raise refused(
                 f"holds {name!r}; a stage is a word of letters, digits, '_', '-', '.', not 'all' "
                 "or 'untraced'",
@@ -72,11 +68,14 @@ def _custom(value: Any) -> Any:
     return _once(names)
 
 
-def _in_order(value: Any) -> Any:
+def _in_order(value: Any) -> list[str]:
+    return _names(value, "is not a list of stages; write [actor_update, critic_update]")
+
+
+def _names(value: Any, otherwise: str) -> list[str]:
     names = list(value) if isinstance(value, tuple) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        text = "is not a list of stages; write [actor_update, critic_update]"
-        raise refused(text, value)
+        raise refused(otherwise, value)
     return names
 
 

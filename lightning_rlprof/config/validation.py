@@ -9,8 +9,8 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
+from itertools import islice, pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -27,13 +27,6 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 _LONGEST = 80
 _ABSENT = object()
-_INSTEAD = {
-    "all_ranks": "write ranks: all",
-    "token_start": "write tokens: [start, end]",
-    "token_end": "write tokens: [start, end]",
-    "spans": "leave it out, as spans are always recorded",
-}
-"""What to do about a key that the configuration does not know."""
 _HOW = {
     "bool_type": "; write true or false",
     "dict_type": "; write KEY: VALUE, or {KEY: VALUE}",
@@ -142,8 +135,6 @@ def near(word: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
         >>> near("banana", ["actor_update"])
         ''
     """
-    if word in _INSTEAD:
-        return f"; {_INSTEAD[word]}"
     close = near_match(word, allowed, likeness)
     return f"; did you mean {close!r}?" if close else ""
 
@@ -214,13 +205,13 @@ _RANGE = re.compile(r"\s*(\d{1,12})\s*-\s*(\d{1,12})\s*")
 _MOST = 2**20  # as many ranks as a run is read of
 
 
-def _listed(value: Any, what: str, least: int) -> Any:
-    if isinstance(value, tuple | range):
-        value = [*value[: _MOST + 1]]
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=lambda each: (str(type(each)), each if type(each) is int else 0))
+def _all_or_numbers(value: Any, what: str, example: str, least: int) -> Any:
+    if isinstance(value, str) and value == "all":
+        return value
+    if isinstance(value, tuple | range | set | frozenset):
+        value = [*islice(value, _MOST + 1)]
     if not isinstance(value, list):
-        raise refused(f"is not a list of {what}; write [{least}, {least + 1}]", value)
+        raise refused(f"is neither 'all' nor a list of {what} such as {example}", value)
     seen: set[int] = set()
     for item in value[: _MOST + 1]:
         if type(item) is not int:
@@ -235,12 +226,7 @@ def _listed(value: Any, what: str, least: int) -> Any:
     return value
 
 
-def _ranks(value: Any) -> Any:
-    if value == "all":
-        return value
-    if isinstance(value, str) or value is None:
-        raise refused("is neither 'all' nor a list of ranks such as [0, 1]", value)
-    return _listed(value, "ranks", 0)
+_ranks = partial(_all_or_numbers, what="ranks", example="[0, 1]", least=0)
 
 
 def _some_ranks(value: Any) -> Any:
@@ -261,22 +247,12 @@ def _is_window(start: Any, end: Any) -> bool:
     return type(start) is int and start >= 0 and (end is None or (type(end) is int and end > start))
 
 
-def _step(value: Any) -> Any:
-    if type(value) is not int:
-        raise refused("is not a whole number; write a step without quotes", value)
-    if value < 1:
-        raise refused("is not a step; steps count from 1", value)
-    return value
-
-
 def _steps(value: Any) -> Any:
-    if value is None or value == "all":
+    if value is None:
         return value
-    if isinstance(value, str):
-        if not _RANGE.fullmatch(value):
-            raise refused("is neither 'all' nor a list of steps such as [1, 10-20]", value)
+    if isinstance(value, str) and _RANGE.fullmatch(value):
         value = [value]
-    return _listed(_without_ranges(value), "steps", 1)
+    return _all_or_numbers(_without_ranges(value), "steps", "[1, 10-20]", 1)
 
 
 def _without_ranges(value: Any) -> Any:
@@ -299,7 +275,6 @@ def _without_ranges(value: Any) -> Any:
 # What the validators say first, the schema says to editors.
 _UNIQUE: dict[str, Any] = {"uniqueItems": True}
 _Rank = Annotated[int, Field(ge=0)]
-_Step = Annotated[int, Field(ge=1)]
 _Some = Annotated[list[_Rank], Field(min_length=1, json_schema_extra=_UNIQUE)]
 
 _AnyNumber = Annotated[list[_Rank], Field(json_schema_extra=_UNIQUE)]
@@ -324,14 +299,14 @@ Tokens = Annotated[
 ]
 """The first token and the first one after the last; None if the last one is open."""
 
-StepNumber = Annotated[_Step, BeforeValidator(_step)]
+StepNumber = Annotated[int, Field(ge=1)]
 """A step, counted from 1."""
 
 _AS_RANGE = {"type": "string", "pattern": r"^\d+-\d+$"}
 _STEP_OR_RANGE = {"anyOf": [{"type": "integer", "minimum": 1}, _AS_RANGE]}
 
 Steps = Annotated[
-    list[_Step] | Literal["all"] | None,
+    list[StepNumber] | Literal["all"] | None,
     BeforeValidator(_steps),
     WithJsonSchema(
         {

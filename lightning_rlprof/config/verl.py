@@ -64,9 +64,6 @@ NSIGHT_GUIDE = (
 )
 """Keys of verl's Nsight guide: where a file names no tool, they choose one of `OLD_TOOLS`."""
 
-LATER = ("precision_debugger",)
-"""Tools of verl that are refused by name."""
-
 _CALLABLE = "pass on_finish=function to ProfilerCallback or start_session"
 _WITH = "integrated.profile_with_*"
 _OPTIONS = "trainer.npu_profile.options"
@@ -509,10 +506,6 @@ def _selected_tool(common: Sequence[Found], blocks: Sequence[Sequence[Found]]) -
 
 def _known_tool(item: Found) -> str:
     tool = str(item.value)
-    if tool in LATER:
-        raise ConfigError(
-            f"{item.key}={tool!r} is not supported yet (supported: {', '.join(TOOLS)})"
-        )
     if tool not in TOOLS:
         raise ConfigError(
             f"{item.key}={tool!r} is not a tool{near(tool, TOOLS)} (allowed: {', '.join(TOOLS)})"

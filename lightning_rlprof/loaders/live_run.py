@@ -14,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
@@ -194,7 +195,7 @@ class LiveRank:
                     self.metrics[name[:_MAX_CHARACTERS]] = float(value)
         for note in trace.notes:
             if note.level in ("warning", "error"):
-                self.notes.append(replace(note, text=note.text[:_MAX_CHARACTERS]))
+                self.notes.append(msgspec.structs.replace(note, text=note.text[:_MAX_CHARACTERS]))
         for lines in (trace.spans, trace.metrics, trace.notes, trace.samples):
             lines.clear()
         self._drop(kept)

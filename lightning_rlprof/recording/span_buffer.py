@@ -22,7 +22,6 @@ from lightning_rlprof.records.run_directory import (
     EndLine,
     ExpertsLine,
     MetricsLine,
-    NoteLine,
     SampleLine,
     ThreadLine,
     TraceWriter,
@@ -457,7 +456,7 @@ class Buffer:
         self.add(line)
         return line.text
 
-    def _note_of_lost(self) -> NoteLine:
+    def _note_of_lost(self) -> msgspec.Struct:
         text = f"{self._lost} lines were lost, because they could not be written"
         return note_line(self._clock(), Code.LINES_LOST, text, {"lines": self._lost})
 

@@ -55,7 +55,7 @@ LONGEST_S = 60.0
 
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
 _OURS = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
-_MOST_BYTES_OF_ANSWER, _MOST_BYTES_OF_REQUEST = 1 << 20, 100_000
+_MOST_BYTES_OF_REQUEST = 100_000
 
 Cause = Literal["hang", "still", "asked", "recovered"]
 """Why a report was written: the rank hangs, still does, another one does, or it has recovered."""
@@ -464,7 +464,4 @@ def read_stack_request(run: Path, owners: Collection[int]) -> StackRequest:
 
 def read_stack_answer(run: Path, rank: int) -> StackAnswer | None:
     """Return the newest answer of a rank, None if there is none that can be read."""
-    with suppress(OSError, *NOT_JSON):
-        data = read_inside(run, stack_answer_file(run, rank), _MOST_BYTES_OF_ANSWER)
-        return msgspec.json.decode(data, type=StackAnswer)
-    return None
+    return _read(run, stack_answer_file(run, rank), StackAnswer)

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from lightning_rlprof.records.notes import Fact
-
 FORMAT = 1
 """Version of the trace format that this package writes; it reads this one and older ones."""
 
@@ -187,23 +185,24 @@ class Header:
         return self.device_name or self.device
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, array_like=True, tag="note", frozen=True):
     """Something that a run's reader must know: what was not recorded, and why.
+
+    Notes of older runs end after their text.
 
     Attributes:
         clock_ns: When it was made, on the rank's monotonic clock.
         level: ``info``, ``warning`` or ``error``.
         text: For people.
         code: For programs, see `lightning_rlprof.records.notes`; empty if it was written without.
-        facts: Numbers and names that belong to the code.
+        facts: Numbers and texts that belong to the code.
     """
 
     clock_ns: int
     level: str
     text: str
     code: str = ""
-    facts: Mapping[str, Fact] = field(default_factory=dict)
+    facts: dict[str, Any] = {}
 
 
 def as_number(value: object) -> Number | None:

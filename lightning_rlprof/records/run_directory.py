@@ -14,14 +14,14 @@ array whose first item says what it is::
     ["end", clock_ns, status]
 
 Lines are appended when complete, so a crash leaves at most half a last line. Readers skip and count
-what they cannot read, and ignore kinds of lines that a later version may add.
+what they cannot read.
 
 The header ends with spaces, which a full disk lets overwrite: there a rank says what it lost, and
-how it ended. The header of a file that was truncated meanwhile comes again, later.
+how it ended.
 """
 
-import codecs
 import errno
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,6 @@ _MOST_WAITING = 8 << 20  # bytes in memory; some 8,000 steps
 _NEWLINE = ord("\n")
 _LONGEST_LINE = 1 << 24  # bytes; the longest that were seen have some thousand
 _TOO_LONG = b"["  # stands for such a line: it cannot be read
-_LINES_OF_HEADER = 2  # the header is the first line, or the second one of a truncated file
 _AT_ONCE = 1 << 24  # bytes that are read and decoded together
 _LAST_STEPS = 20  # whose median is the time of a step
 _HEAD = 1 << 16  # bytes that hold the header and the first step
@@ -117,16 +116,6 @@ class SampleLine(msgspec.Struct, array_like=True, tag="sample", frozen=True, gc=
     attempt: int
 
 
-class NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
-    """A note as it stands in the file; those of older runs end after their text."""
-
-    clock_ns: int
-    level: str
-    text: str
-    code: str = ""
-    facts: dict[str, Any] = {}
-
-
 class ClockLine(msgspec.Struct, array_like=True, tag="clock", frozen=True):
     """One meeting of two clocks: the other rank, and what both read."""
 
@@ -151,7 +140,6 @@ class EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
     status: str
 
 
-_KINDS = {"span", "count", "experts", "thread", "sample", "metrics", "note", "clock", "end"}
 _Line = (
     SpanLine
     | CountLine
@@ -159,7 +147,7 @@ _Line = (
     | ThreadLine
     | SampleLine
     | MetricsLine
-    | NoteLine
+    | Note
     | ClockLine
     | EndLine
 )
@@ -241,43 +229,25 @@ class TraceWriter:
         self._encode = msgspec.json.Encoder().encode_lines
         try:
             set_mode(self._file, mode)
-            self._head = _encoded(header)
-            self._write_header()
+            self._append(_encoded(header) + b" " * _RESERVE + b"\n")
+            self._reserved_at = self._size - _RESERVE - 1
         except BaseException:  # an empty file would be a rank of the run
             self.discard()
             raise
 
-    def _write_header(self) -> None:
-        line = self._head + b" " * _RESERVE + b"\n"
-        waiting, self._waiting = self._waiting, b""
-        try:
-            self._append(b"\n" * self._torn + line)
-        finally:
-            self._waiting += waiting
-        self._reserved_at = self._size - _RESERVE - 1
-
     def damage(self) -> str:
         """Return what was done to the file from outside, as the rest of a sentence; or nothing.
 
-        A truncated file gets its header again, so that what follows can be read; then it is whole.
         Raises OSError.
         """
         found = os.fstat(self._file)
         if found.st_size < self._size:
-            if self._torn:  # the rest of a line whose begin is gone
-                self._waiting = self._waiting[self._waiting.find(b"\n") + 1 :]
-            self._torn, self._size = found.st_size > 0, found.st_size
-            self._write_header()
             return "was truncated: what was cut off is lost"
         if found.st_nlink == 0:
             return "was deleted: what this rank records is lost"
-        try:
-            there = self._place.lstat()
-        except FileNotFoundError:
+        if not os.path.lexists(self._place):
             return "was moved: this rank still writes to it"
-        except OSError:
-            return ""
-        if os.path.samestat(there, found):
+        if os.path.samestat(self._place.lstat(), found):
             return ""
         return "was moved, and another file has its name: this rank still writes to the moved one"
 
@@ -361,19 +331,12 @@ class TraceWriter:
 
 
 def _encoded(header: Header) -> bytes:
-    """Return a header as JSON; bytes of a path that are not UTF-8 are escaped."""
+    """Return a header as JSON; bytes of a path that are not UTF-8 become question marks."""
     try:
         return msgspec.json.encode(header)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_readable(msgspec.to_builtins(header)))
-
-
-def _readable(item: Any) -> Any:
-    if isinstance(item, str):
-        return item.encode("utf-8", "backslashreplace").decode()
-    if isinstance(item, dict):
-        return {_readable(key): _readable(value) for key, value in item.items()}
-    return [*map(_readable, item)] if isinstance(item, list | tuple) else item
+        text = json.dumps(msgspec.to_builtins(header), ensure_ascii=False)
+        return text.encode("utf-8", "replace")
 
 
 def _count_lines(data: bytes) -> int:
@@ -392,7 +355,7 @@ def _plain_line(line: Any) -> list[Any]:
 
 def note_line(
     clock_ns: int, code: Code | Level, text: str, facts: Mapping[str, Fact] = NO_FACTS
-) -> NoteLine:
+) -> Note:
     """Return the line of a note, which may quote what comes from anywhere.
 
     Example::
@@ -402,7 +365,7 @@ def note_line(
     """
     own = {name: plain(each) if isinstance(each, str) else each for name, each in facts.items()}
     code_text = code.value if isinstance(code, Code) else ""
-    return NoteLine(clock_ns, level_of(code), plain(text), code_text, own)
+    return Note(clock_ns, level_of(code), plain(text), code_text, own)
 
 
 def plain_item(item: Any, *, texts: bool = False) -> Any:
@@ -432,8 +395,8 @@ def append_note(path: Path, note: Note) -> None:
     Raises:
         OSError: The file is not there, or cannot be written.
     """
-    facts = plain_item(dict(note.facts), texts=True)
-    line = NoteLine(note.clock_ns, note.level, plain_item(note.text), note.code, facts)
+    facts = plain_item(note.facts, texts=True)
+    line = msgspec.structs.replace(note, text=plain_item(note.text), facts=facts)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         check_file(file, path)
@@ -589,8 +552,6 @@ class RankReader:
         self.size, self.has_skipped = 0, False
         self._rest = bytearray()  # of a line whose end is not written yet
         self._is_cut = False  # whether the start of that line is not in `_rest`
-        self._above: list[bytes] = []  # lines above the header
-        self._head = b""
 
     def read(self, most: int | None = None) -> bool:
         """Take the next part of what was appended; return whether there is more.
@@ -653,44 +614,29 @@ class RankReader:
         Raises:
             TraceError: The file has no header.
         """
-        if self.trace is None and self._rest and len(self._above) < _LINES_OF_HEADER:
-            self._find_header(bytes(self._rest))
         if self.trace is None:
-            raise _no_header(self.path)
-        if self._rest and not self._is_cut and not self._rest.startswith(self._head):
-            self.trace.lost_lines += 1
+            return self._started(bytes(self._rest))
+        self.trace.lost_lines += bool(self._rest) and not self._is_cut
         return self.trace
 
     def _take(self, lines: list[bytes]) -> None:
-        """Sort in whole lines but headers, which a truncated file has twice."""
-        while self.trace is None and lines:
-            if self._find_header(lines.pop(0)):
-                lines = self._above + lines
-            elif len(self._above) >= _LINES_OF_HEADER:
-                raise _no_header(self.path)
-        if self.trace is None:
+        """Sort in whole lines, of which the first of all is the header."""
+        if not lines:
             return
-        head = self._head
-        found = [
-            line if len(line) < _LONGEST_LINE else _TOO_LONG
-            for line in lines
-            if line and not line.startswith(head)
-        ]
+        if self.trace is None:
+            self.trace = self._started(lines.pop(0))
+        found = [line if len(line) < _LONGEST_LINE else _TOO_LONG for line in lines if line]
         for line in _decode(found, self.trace):
             _sort_in(self.trace, line)
 
-    def _find_header(self, line: bytes) -> bool:
-        """Return whether this is the header: the first line, the second of a truncated file."""
-        own = line if self._above else line.removeprefix(codecs.BOM_UTF8)
-        try:
-            header = msgspec.json.decode(own, type=Header)
-        except NOT_JSON:
-            self._above.append(line)
-            return False
-        _refuse_newer(self.path, header)
-        self._head = own.rstrip()
-        self.trace = RankTrace(self.path, header)
-        return True
+    def _started(self, first_line: bytes) -> RankTrace:
+        header = _header(self.path, first_line)
+        if header.format > FORMAT:
+            raise TraceError(
+                f"{self.path}: has format {header.format}, but this version reads up to "
+                f"{FORMAT}; pip install -U lightning-rlprof"
+            )
+        return RankTrace(self.path, header)
 
 
 def read_header(path: Path) -> Header:
@@ -701,36 +647,18 @@ def read_header(path: Path) -> Header:
     """
     try:
         with open_file(path) as file:
-            lines = _first_lines(file)
+            first_line = file.readline(_LONGEST_LINE)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    return _decode_header(path, lines)
+    return _header(path, first_line)
 
 
-def _first_lines(file: BinaryIO) -> list[bytes]:
-    """Return the first two lines, without a mark of byte order."""
-    first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
-    return [first.removeprefix(codecs.BOM_UTF8), second]
-
-
-def _decode_header(path: Path, lines: list[bytes]) -> Header:
-    """Return the header: the first line, or the second one of a truncated file."""
-    for line in lines[:_LINES_OF_HEADER]:
-        with suppress(*NOT_JSON):
-            return msgspec.json.decode(line, type=Header)
-    raise _no_header(path)
-
-
-def _no_header(path: Path) -> TraceError:
-    return TraceError(f"{path}: is not a rank file of rlprof (its first line is not a header)")
-
-
-def _refuse_newer(path: Path, header: Header) -> None:
-    if header.format > FORMAT:
-        raise TraceError(
-            f"{path}: has format {header.format}, but this version reads up to "
-            f"{FORMAT}; pip install -U lightning-rlprof"
-        )
+def _header(path: Path, first_line: bytes) -> Header:
+    try:
+        return msgspec.json.decode(first_line, type=Header)
+    except NOT_JSON as error:
+        text = f"{path}: is not a rank file of rlprof (its first line is not a header)"
+        raise TraceError(text) from error
 
 
 _ONE = msgspec.json.Decoder(_Line)
@@ -743,26 +671,12 @@ def _decode(lines: list[bytes], trace: RankTrace) -> list[_Line]:
         found = _MANY.decode(b"[" + b",".join(lines) + b"]")
         if len(found) == len(lines):  # halves of a line that was torn would be one line
             return found
-    return [line for line in (_decode_one(raw, trace) for raw in lines) if line is not None]
-
-
-def _decode_one(raw: bytes, trace: RankTrace) -> _Line | None:
-    try:
-        line: _Line = _ONE.decode(raw)
-    except NOT_JSON:
-        trace.lost_lines += not _is_foreign(raw)
-        return None
-    return line
-
-
-def _is_foreign(raw: bytes) -> bool:
-    """Tell whether a line is whole but of a kind that this version does not know."""
-    try:
-        line = msgspec.json.decode(raw)
-    except NOT_JSON:
-        return False
-    kind = line[0] if isinstance(line, list) and line else None
-    return isinstance(kind, str) and kind not in _KINDS
+    found = []
+    for line in lines:
+        with suppress(*NOT_JSON):
+            found.append(_ONE.decode(line))
+    trace.lost_lines += len(lines) - len(found)
+    return found
 
 
 def _cut(text: str) -> str:
@@ -788,13 +702,13 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
             trace.samples.append(line)
         case MetricsLine():
             trace.metrics.append(line)
-        case NoteLine():
+        case Note():
             facts = {
                 name: _cut(value) if isinstance(value, str) else value
                 for name, value in line.facts.items()
                 if isinstance(value, str | int | float)
             }
-            trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text), line.code, facts))
+            trace.notes.append(msgspec.structs.replace(line, text=_cut(line.text), facts=facts))
         case ClockLine():
             trace.exchanges.append((line.rank, line.readings))
         case EndLine():

@@ -63,13 +63,10 @@ def _complete(run: Path, rank: int | None, crashed: bool) -> tuple[list[Path], l
         inside = file.relative_to(run).parts
         owner = inside[0].removesuffix(".jsonl")
         wanted = owner in ended or (rank is None and not owner.startswith("rank-"))
-        if wanted and not any(part.startswith(".") for part in inside) and _is_regular(file):
+        is_regular = file.is_file() and not file.is_symlink()
+        if wanted and is_regular and not any(part.startswith(".") for part in inside):
             files.append(file)
     return files, [file.name for file in traces if file.stem not in ended]
-
-
-def _is_regular(file: Path) -> bool:
-    return file.is_file() and not file.is_symlink()
 
 
 def _has_ended(file: Path) -> bool:

@@ -5,7 +5,6 @@ threads, headers, notes, warnings.
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -29,7 +28,6 @@ from lightning_rlprof.records.run_directory import CACHE_FOLDER, mode_made_of
 from lightning_rlprof.store.duckdb_tables import occurring
 from lightning_rlprof.store.parquet import (
     STAMP_NS,
-    files_of,
     is_whole,
     kept_table,
     row_count,
@@ -84,13 +82,6 @@ class Cache:
     def has(self, name: str) -> bool:
         """Tell whether a table is there and whole."""
         return is_whole(self.file(name))
-
-    @property
-    def size(self) -> int:
-        """Bytes on the disk, without what another process is adding."""
-        paths = [self.folder / _INDEX, self.folder / _FACTS, *map(self.file, self.tables)]
-        there = [file for path in paths if path.exists() for file in files_of(path)]
-        return sum(file.stat().st_size for file in there)
 
     def facts(self) -> dict[str, Any] | None:
         """Return what `facts_of` wrote, None if it is damaged."""
@@ -322,10 +313,7 @@ def facts_of(spans: Spans, path: Path) -> bytes:
         "used_threads": np.flatnonzero(occurring(spans.thread, spans.threads)).tolist(),
         "unix_ns": spans.unix_ns,
         "moved": sorted(spans.wall_off),
-        "headers": [
-            [rank, {each.name: getattr(header, each.name) for each in dataclasses.fields(header)}]
-            for rank, header in spans.headers.items()
-        ],
+        "headers": [[rank, vars(header)] for rank, header in spans.headers.items()],
         "statuses": list(spans.statuses.items()),
         "notes": spans.notes,
         "warnings": spans.warnings,
@@ -369,12 +357,10 @@ def find_cache(path: Path, made_of: Sources) -> Cache | None:
     cache = find(path, made_of)
     if cache is None:
         return None
-    try:
+    with contextlib.suppress(TraceError):
         if cache.facts() is not None:
             row_count(file for file in map(cache.file, cache.tables) if file.exists())
             return cache
-    except TraceError:
-        pass
     shutil.rmtree(cache.folder)
     return None
 

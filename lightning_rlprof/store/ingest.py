@@ -20,16 +20,15 @@ from lightning_rlprof.loaders.discovery import identify, items
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.rank_names import as_ranges, rank_in_name
-from lightning_rlprof.store.cache import Cache, Sources, find, find_cache, place, sources
+from lightning_rlprof.store.cache import Cache, find, find_cache, place, sources
 from lightning_rlprof.store.duckdb_tables import close
-from lightning_rlprof.store.parquet import row_count
+from lightning_rlprof.store.parquet import first_of, row_count
 from lightning_rlprof.system.location import local_path
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 log = logging.getLogger(__name__)
 
-_FEW = 8
 _LARGE = 1 << 26  # bytes from which on memory counts more than the time to start DuckDB again
 _State = Literal["cached", "up to date", "failed"]
 _PATIENCE_S = 5
@@ -57,9 +56,7 @@ _COLUMNS = (
     Column("why", "text"),
     Column("rows", "count"),
     Column("bytes read", "count", "bytes"),
-    Column("bytes written", "count", "bytes"),
     Column("seconds", "number", "s"),
-    Column("MB/s", "number"),
 )
 
 
@@ -73,7 +70,6 @@ class Outcome(NamedTuple):
         why: What went wrong, or what is missing or doubtful in what was read.
         rows: In all its tables together; None where it failed.
         bytes_read: Size of its files, packed as they are; None where they were not read.
-        bytes_written: Size of its cache; None where it failed.
         seconds: What it took; None where its process died.
     """
 
@@ -83,7 +79,6 @@ class Outcome(NamedTuple):
     why: str | None
     rows: int | None
     bytes_read: int | None
-    bytes_written: int | None
     seconds: float | None
 
 
@@ -105,8 +100,7 @@ def ingest(
     """Make the caches of runs and traces with all their tables; return a row for each.
 
     A run with a complete cache is ``up to date`` and is not read again, so call it again to resume.
-    A run that can't be read is ``failed``, the others continue. Rows are in the order of the paths;
-    MB are 10⁶ bytes.
+    A run that can't be read is ``failed``, the others continue. Rows are in the order of the paths.
 
     Args:
         paths: Runs, traces, and directories of them: see `loaders.discovery.items`.
@@ -130,18 +124,14 @@ def ingest(
     return Table("ingest", _COLUMNS, [rows[at] for at in sorted(rows)])
 
 
-def _refuse_wrong(paths: object, jobs: object, engine: object) -> None:
+def _found(paths: Sequence[str | Path], jobs: object, engine: object) -> list[str]:
+    """Return all runs and traces once, by their first spelling, unless an argument is wrong."""
     if isinstance(paths, str | Path):
         raise ConfigError(f"paths: {local_path(paths)} is one path; ingest takes a list of paths")
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs={jobs!r} must be a whole number from 1 on, or None")
     if engine not in get_args(Engine):
         raise ConfigError(f"unknown engine {engine!r} (allowed: {', '.join(get_args(Engine))})")
-
-
-def _found(paths: Sequence[str | Path], jobs: object, engine: object) -> list[str]:
-    """Return all runs and traces once, by their first spelling, unless an argument is wrong."""
-    _refuse_wrong(paths, jobs, engine)
     found: dict[str, str] = {}
     for path in paths:
         for each in items(local_path(path)):
@@ -164,11 +154,7 @@ def _cores() -> int:
 
 def _row(outcome: Outcome, path: str) -> tuple[Cell, ...]:
     """Return a row with the path as it was given."""
-    speed = None
-    if outcome.state == "cached" and outcome.seconds and outcome.bytes_read is not None:
-        speed = outcome.bytes_read / outcome.seconds / 1e6
-    why = outcome.why and outcome.why.replace(outcome.path, path)
-    return (*outcome._replace(path=path, why=why), speed)
+    return outcome._replace(path=path, why=outcome.why and outcome.why.replace(outcome.path, path))
 
 
 def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept:
@@ -200,21 +186,13 @@ def _read(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
     return load(path, progress=progress)
 
 
-def kept_whole(path: Path, made_of: Sources) -> Cache | None:
-    """Return the good cache of a run or trace if it holds every table."""
-    cache = find(path, made_of)
-    whole = cache is not None and cache.facts() is not None and all(map(cache.has, cache.tables))
-    return cache if whole else None
-
-
 def ingest_one(path: str) -> Outcome:
     """Return what came of `keep`; nothing is raised but what ends the process."""
     start = time.perf_counter()
     try:
         kept = keep(Path(path))
         rows = row_count(filter(Path.exists, map(kept.cache.file, kept.cache.tables)))
-        written = kept.cache.size
-        ranks, read = _ranks(kept.cache), _size(Path(path))
+        facts, read = kept.cache.facts() or {}, _size(Path(path))
     except TraceError as error:
         return lost(path, str(error), time.perf_counter() - start)
     except OSError as error:
@@ -226,15 +204,20 @@ def ingest_one(path: str) -> Outcome:
         return lost(path, why, time.perf_counter() - start)
     seconds = time.perf_counter() - start
     state: _State = "failed" if kept.unread else "cached" if kept.new else "up to date"
-    doubts = _few([*kept.unread, *_problems(kept.cache)])
-    return Outcome(path, ranks, state, doubts, rows, read, written, seconds)
+    warnings = [
+        text if rank is None else f"rank {rank}: {text}"
+        for rank, text, *_ in facts.get("warnings", [])
+    ]
+    doubts = first_of([*kept.unread, *warnings]) or None
+    ranks = as_ranges(rank for rank, _ in facts.get("headers", []))
+    return Outcome(path, ranks, state, doubts, rows, read, seconds)
 
 
 def lost(path: str, why: str, seconds: float | None = None) -> Outcome:
     """Return the row of a run or trace that could not be read; its name may tell the rank."""
     rank = rank_in_name(Path(path).name)
     ranks = None if rank is None else str(rank)
-    return Outcome(path, ranks, "failed", " ".join(why.split()), None, None, None, seconds)
+    return Outcome(path, ranks, "failed", " ".join(why.split()), None, None, seconds)
 
 
 def _add_tables(
@@ -262,20 +245,6 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(size for _, size, _, _ in sources(path))
-
-
-def _problems(cache: Cache) -> list[str]:
-    problems = (cache.facts() or {}).get("warnings", [])
-    return [text if rank is None else f"rank {rank}: {text}" for rank, text, *_ in problems]
-
-
-def _few(texts: list[str]) -> str | None:
-    more = [f"and {len(texts) - _FEW} more"] if len(texts) > _FEW else []
-    return "; ".join([*texts[:_FEW], *more]) or None
-
-
-def _ranks(cache: Cache) -> str:
-    return as_ranges(rank for rank, _ in (cache.facts() or {}).get("headers", []))
 
 
 class _Worker(NamedTuple):

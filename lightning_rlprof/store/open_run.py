@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from lightning_rlprof.loaders.discovery import is_run, read_ranks, traces
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.store.cache import cached_spans, find, sources
-from lightning_rlprof.store.ingest import keep, kept_whole
+from lightning_rlprof.store.ingest import keep
 from lightning_rlprof.store.run_store import Part, Store
 from lightning_rlprof.system.location import RemotePath, place
 from lightning_rlprof.tables.spans import Spans
@@ -75,9 +76,9 @@ def _parts(path: Path, facts: Mapping[str, Any]) -> Sequence[Part]:
     left = dict(facts.get("headers", []))
     zero, found = facts.get("unix_ns", 0), []
     for file in traces(path):
-        cache = kept_whole(file, sources(file))
+        cache = find(file, sources(file))
         own = cache.facts() if cache else None
-        if cache is None or own is None:
+        if cache is None or own is None or not all(map(cache.has, cache.tables)):
             return ()
         headers = dict(own["headers"])
         if all(left.get(rank) == header for rank, header in headers.items()):
@@ -104,16 +105,8 @@ def _read(path: Path, progress: _Progress | None = None, *, cache: bool) -> Span
         run = read_ranks(files, each, progress) if files else None
         return load(path, progress=progress) if run is None else replace(run, path=path)
     if cache and not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
-        kept = _kept(path, progress)
-        if kept is not None:
-            return kept
+        with suppress(OSError, TraceError):  # to read it without one says what is wrong with it
+            kept = cached_spans(keep(path, progress).cache, path, partial(load, progress=None))
+            if kept is not None:
+                return kept
     return load(path, progress=progress)
-
-
-def _kept(path: Path, progress: _Progress | None) -> Spans | None:
-    """Make a trace's cache and return what is in it, None where it cannot be written."""
-    try:
-        kept = keep(path, progress)
-    except (OSError, TraceError):  # to read it without one says what is wrong with the trace
-        return None
-    return cached_spans(kept.cache, path, partial(load, progress=None))

@@ -39,6 +39,7 @@ AT_ONCE = 49_152
 
 _FEW = 8  # files after which DuckDB is restarted: it holds 2 MB more after each, and takes 20 ms
 _MAGIC = b"PAR1"
+_SHOWN = 8
 
 # Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written, and it
 # keeps 1 kB and more of each column of each group until the file ends. Dictionaries are small, too:
@@ -172,20 +173,32 @@ def _is_whole(path: Path) -> bool:
         return head == file.read() == _MAGIC
 
 
-def read_about(path: Path) -> About | None:
-    """Return what a table tells beside its rows, None where it cannot be read."""
+def read_abouts(paths: Sequence[Path]) -> dict[Path, About]:
+    """Return what each table tells beside its rows, in the order given.
+
+    Raises:
+        TraceError: One cannot be read.
+    """
     import duckdb
 
     try:
-        source = text_literal(files_of(path)[-1])
-        query = f"SELECT value FROM parquet_kv_metadata({source}) WHERE key = 'rlprof'"
+        last = {path: files_of(path)[-1] for path in paths}
+        source = source_of(last.values())
+        query = f"SELECT file_name, value FROM parquet_kv_metadata({source}) WHERE key = 'rlprof'"
         with reader() as connection:
-            about = json.loads(connection.execute(query).fetchall()[0][0])
-        return about if {"note", "abstained", "columns"} <= set(about) else None
-    except (duckdb.Error, OSError, ValueError, IndexError, TypeError):
-        return None
-    except RuntimeError:  # a path that is not valid text
-        return None
+            found: dict[str, Any] = dict(connection.execute(query).fetchall())
+        return {path: json.loads(found[str(file)]) for path, file in last.items()}
+    except (duckdb.Error, OSError, ValueError, LookupError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise TraceError(
+            f"a cached table cannot be read ({text}); run rlprof ingest to rebuild it"
+        ) from error
+
+
+def first_of(texts: Sequence[str]) -> str:
+    """Return the first eight texts as one, and how many more there are."""
+    more = [f"and {len(texts) - _SHOWN:,} more"] if len(texts) > _SHOWN else []
+    return "; ".join([*texts[:_SHOWN], *more])
 
 
 def row_count(paths: Iterable[Path]) -> int:
@@ -211,11 +224,9 @@ def kept_table(path: Path, name: str) -> Table:
     as not known. Texts are codes, as in the tables of loaders.
 
     Raises:
-        TraceError: It cannot be read; deleting it is safe.
+        TraceError: It cannot be read.
     """
-    about = read_about(path)
-    if about is None:
-        raise TraceError(f"{path}: corrupt; delete it, and rlprof rebuilds it")
+    about = read_abouts([path])[path]
     columns = tuple(Column(each["name"], each["kind"], each["unit"]) for each in about["columns"])
     rows = KeptRows(_File(path, about, columns))
     losses = tuple(about.get("losses", ()))  # which caches of older versions lack
@@ -250,31 +261,30 @@ class _File(Sequence[Any]):
         ]
         self._read: dict[int, Any] = {}
         self._heads: dict[int, Any] = {}
-        self.length = self._rows()
+        source = f"parquet_file_metadata({self._source})"
+        found = self._ask(f"SELECT sum(num_rows)::BIGINT AS n FROM {source}")
+        self.length = int(found["n"][0])
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, at: Any) -> Any:
-        at = range(len(self))[at]
-        if at not in self._read:
-            self._read[at] = self._cells(at, self._fetch([at], "")[at])
-        return self._read[at]
+        return next(self._kept([range(len(self))[at]]))
 
     def __iter__(self) -> Iterator[Any]:
-        missing = [at for at in range(len(self)) if at not in self._read]
-        if missing:
-            found = self._fetch(missing, "")
-            self._read |= {at: self._cells(at, array) for at, array in found.items()}
-        return (self._read[at] for at in range(len(self)))
+        return self._kept(range(len(self)))
+
+    def _kept(self, columns: Sequence[int]) -> Iterator[Any]:
+        if missing := [at for at in columns if at not in self._read]:
+            self._read |= self._fetch(missing, "")
+        return (self._read[at] for at in columns)
 
     def head(self, at: int) -> Any:
         """Return the first cells of a column."""
         if at in self._read:
             return self._read[at]
         if not self._heads:
-            found = self._fetch(range(len(self)), f" LIMIT {_HEAD}")
-            self._heads = {each: self._cells(each, array) for each, array in found.items()}
+            self._heads = self._fetch(range(len(self)), f" LIMIT {_HEAD}")
         return self._heads[at]
 
     def _cells(self, at: int, array: Any) -> Any:
@@ -287,11 +297,7 @@ class _File(Sequence[Any]):
     def _fetch(self, columns: Sequence[int], limit: str) -> dict[int, Any]:
         picks = ", ".join(f"{quoted(self._names[at])} AS c{at}" for at in columns)
         found = self._ask(f"SELECT {picks} FROM read_parquet({self._source}){limit}")
-        return {at: found[f"c{at}"] for at in columns}
-
-    def _rows(self) -> int:
-        source = f"parquet_file_metadata({self._source})"
-        return int(self._ask(f"SELECT sum(num_rows)::BIGINT AS n FROM {source}")["n"][0])
+        return {at: self._cells(at, found[f"c{at}"]) for at in columns}
 
     def _ask(self, query: str) -> dict[str, Any]:
         import duckdb

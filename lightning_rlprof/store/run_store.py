@@ -1,10 +1,10 @@
 """Query the tables of a run, or of many traces at once, by read-only SQL; Parquet caches them."""
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -14,13 +14,13 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.store.cache import Cache, find_cache, make, sources
 from lightning_rlprof.store.column_meanings import meaning
-from lightning_rlprof.store.duckdb_tables import VISIBLE, attach, quoted, reader, sql_columns
-from lightning_rlprof.store.parquet import About, files_of, read_about, source_of
+from lightning_rlprof.store.duckdb_tables import VISIBLE, attach, quoted, sql_columns
+from lightning_rlprof.store.parquet import files_of, first_of, read_abouts, source_of
 from lightning_rlprof.store.sql import (
     DEFAULT_LIMITS,
+    Attach,
     Limits,
     answer,
-    is_damage,
     listing,
     named,
     text_literal,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
 
 _FILE = "its file"
-_FEW = 8
 
 # Tables of the whole run; others are asked in the traces that it was put together from.
 _WHOLE = (*CORE, "clocks")
@@ -57,54 +56,32 @@ class Part(NamedTuple):
     later_ns: int
 
 
-class JoinedTable(NamedTuple):
-    """What is needed to ask a table of several traces.
+class Source(NamedTuple):
+    """A table that can be asked.
 
     Attributes:
-        name: Of the table.
         files: Those that hold it.
-        columns: In SQL, in the order of the first file that has them, and whether they are times.
-        parts: What each file is a part of.
-        note: What the files say beside their rows.
+        note: What must be known of its rows.
+        attach: Makes it a view of its name.
     """
 
-    name: str
     files: list[Path]
-    columns: dict[str, bool]
-    parts: list[Part]
     note: str
-
-    def attach(self, connection: "DuckDBPyConnection") -> None:
-        """Make it a view of its name: all rows on one axis, each with its rank."""
-        about = {
-            "file": np.array([*map(str, self.files)], dtype=object),
-            "rank": np.array([-1 if part.rank is None else part.rank for part in self.parts]),
-            "later": np.array([part.later_ns for part in self.parts], dtype=np.int64),
-        }
-        parts = f"{self.name} parts"
-        connection.register(parts, about)
-        options = f"union_by_name = true, filename = {text_literal(_FILE)}"
-        connection.execute(
-            f"CREATE TEMP VIEW {quoted(self.name)} AS SELECT {', '.join(self._picks())} "
-            f"FROM read_parquet({source_of(self.files)}, {options}) d "
-            f"JOIN {quoted(parts)} p ON d.{quoted(_FILE)} = p.file"
-        )
-
-    def _picks(self) -> list[str]:
-        own = "nullif(p.rank, -1)"
-        picks = [] if "rank" in self.columns else [f"{own} AS rank"]
-        for column, is_time in self.columns.items():
-            name = quoted(column)
-            if is_time:
-                picks.append(f"d.{name} + p.later AS {name}")
-            else:
-                value = f"coalesce(d.rank, {own})" if name == '"rank"' else f"d.{name}"
-                picks.append(f"{value} AS {name}")
-        return picks
+    attach: Attach
 
 
-def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
+def in_memory(table: Table) -> Source | str:
+    """Return a table that was read, or why it has no data."""
+    if table.abstained is not None:
+        return table.abstained
+    return Source([], table.note, partial(attach, table=table))
+
+
+def joined_table(name: str, parts: Sequence[Part]) -> Source | str:
     """Return the table of all parts that have it, or the reason for missing data.
+
+    Its rows are on one axis, each with its rank. Columns are in the order of the first file that
+    has them.
 
     Args:
         name: Of the table.
@@ -114,15 +91,14 @@ def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
         TraceError: A file cannot be read.
     """
     there = {part.cache.file(name): part for part in parts if name in part.cache.tables}
-    abouts = _abouts([*there]) if there else {}
+    abouts = read_abouts([*there]) if there else {}
     told = {path: about for path, about in abouts.items() if about["abstained"] is None}
     remarks: dict[str, None] = {}
     for path, about in abouts.items():
         text, rank = about["abstained"] or about["note"], there[path].rank
         if text:
             remarks[text if rank is None else f"rank {rank}: {text}"] = None
-    note = "; ".join([*remarks][:_FEW])
-    note += f"; and {len(remarks) - _FEW} more warnings" if len(remarks) > _FEW else ""
+    note = first_of([*remarks])
     if not told:
         return note or "no trace contains it"
     columns = {
@@ -133,25 +109,101 @@ def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
         )
     }
     files = {file: there[path] for path in told for file in files_of(path)}
-    return JoinedTable(name, [*files], columns, [*files.values()], note)
+    return Source([*files], note, partial(_attach_joined, name=name, files=files, columns=columns))
 
 
-def _abouts(paths: Sequence[Path]) -> dict[Path, About]:
-    """Return what each table tells beside its rows, in the order given."""
-    import duckdb
+def _attach_joined(
+    connection: "DuckDBPyConnection",
+    name: str,
+    files: Mapping[Path, Part],
+    columns: Mapping[str, bool],
+) -> None:
+    """Make a view of files, given the part of each; columns say whether they are times."""
+    ranks = [-1 if part.rank is None else part.rank for part in files.values()]
+    about = {
+        "file": np.array([*map(str, files)], dtype=object),
+        "rank": np.array(ranks),
+        "later": np.array([part.later_ns for part in files.values()], dtype=np.int64),
+    }
+    parts = f"{name} parts"
+    connection.register(parts, about)
+    picks = [] if "rank" in columns else ["nullif(p.rank, -1) AS rank"]
+    for column, is_time in columns.items():
+        own = quoted(column)
+        value = "coalesce(d.rank, nullif(p.rank, -1))" if column == "rank" else f"d.{own}"
+        picks.append(f"{value}{' + p.later' * is_time} AS {own}")
+    options = f"union_by_name = true, filename = {text_literal(_FILE)}"
+    connection.execute(
+        f"CREATE TEMP VIEW {quoted(name)} AS SELECT {', '.join(picks)} "
+        f"FROM read_parquet({source_of(files)}, {options}) d "
+        f"JOIN {quoted(parts)} p ON d.{quoted(_FILE)} = p.file"
+    )
 
-    last = {path: files_of(path)[-1] for path in paths}
-    source = source_of(last.values())
-    query = f"SELECT file_name, value FROM parquet_kv_metadata({source}) WHERE key = 'rlprof'"
-    try:
-        with reader() as connection:
-            found: dict[str, Any] = dict(connection.execute(query).fetchall())
-        return {path: json.loads(found[str(file)]) for path, file in last.items()}
-    except (duckdb.Error, ValueError, KeyError) as error:
-        text = " ".join(str(error).split())
-        raise TraceError(
-            f"a cached table cannot be read ({text}); run rlprof ingest to rebuild it"
-        ) from error
+
+def _attach_files(connection: "DuckDBPyConnection", name: str, files: Sequence[Path]) -> None:
+    select = f"SELECT {VISIBLE} FROM read_parquet({source_of(files)})"
+    connection.execute(f"CREATE VIEW {quoted(name)} AS {select}")
+
+
+def ask(
+    query: str,
+    names: Iterable[str],
+    read: Callable[[str], Source | str],
+    rows: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Table:
+    """Return what one SELECT says of the tables of a run; see `lightning_rlprof.store.sql.answer`.
+
+    Args:
+        query: One SELECT.
+        names: Of all tables.
+        read: Returns a table that the query names, or why it has no data.
+        rows: Most rows.
+        limits: Of memory and time.
+
+    Raises:
+        TraceError: The query is wrong or would do more than read, or names a table of which
+            the run knows nothing; the text is one line.
+    """
+    tables = _Tables(query, names, read)
+    found = tables.ask(partial(answer, rows=rows, limits=limits))
+    notes = (found.note, *(each.note for each in tables.sources.values()))
+    return replace(found, note="; ".join(filter(None, notes)))
+
+
+class _Tables:
+    """The tables that a query names, and why some of them have no data."""
+
+    def __init__(
+        self, query: str, names: Iterable[str], read: Callable[[str], Source | str]
+    ) -> None:
+        self._names = [*dict.fromkeys(names)]
+        self._query = listing(query, self._names)
+        found = {name: read(name) for name in named(query, self._names)}
+        self.sources = {name: each for name, each in found.items() if isinstance(each, Source)}
+        self._without = {name: each for name, each in found.items() if isinstance(each, str)}
+
+    def ask(self, call: Callable[[str, Attach, list[Path]], _Answer]) -> _Answer:
+        """Return what is answered, given the query, what makes the tables, and their files."""
+        files = [file for source in self.sources.values() for file in source.files]
+        try:
+            return call(self._query, self._attach, files)
+        except TraceError as error:
+            raise self._explained(error) from error
+
+    def _attach(self, connection: "DuckDBPyConnection") -> None:
+        for source in self.sources.values():
+            source.attach(connection)
+
+    def _explained(self, error: TraceError) -> TraceError:
+        """Say why a table abstained that was not found, else which tables there are."""
+        found = re.search(r"Table with name (\w+)", str(error))
+        if found is None:
+            return error
+        if found[1].lower() in self._without:
+            return TraceError(f"table {found[1]} has no data: {self._without[found[1].lower()]}")
+        text, _, _ = str(error).partition(" Did you mean")  # which knows only what is open
+        return TraceError(f"{text} (there are: {', '.join(self._names)})")
 
 
 class Store:
@@ -185,8 +237,7 @@ class Store:
         self._spans: Spans | None = None
         self._made_of = sources(self.path)
         self._cache = find_cache(self.path, self._made_of) or self._made()
-        self._joins = parts
-        self._parts = self._joined()
+        self._parts = parts(self._cache.facts() or {}) if parts else ()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -194,20 +245,8 @@ class Store:
         return self._cache.tables
 
     def sql(self, query: str, rows: int | None = None, limits: Limits = DEFAULT_LIMITS) -> Table:
-        """Return what one SELECT says; see `lightning_rlprof.store.sql.answer`.
-
-        Raises:
-            TraceError: The query is wrong or would do more than read, or names a table of which
-                the run knows nothing; the text is one line.
-        """
-        notes: list[str] = []
-
-        def ask(tables: _Told) -> Table:
-            notes[:] = [each.note for each in tables.told.values()]
-            told = listing(query, self.tables)
-            return answer(told, tables.attach, tables.files, rows, limits)
-
-        return _noted(self._ask(query, ask), notes)
+        """Return what one SELECT says; raises TraceError as `ask`."""
+        return ask(query, self.tables, self._source, rows, limits)
 
     def describe(self) -> Table:
         """Return every column of every table that has data: its unit, and what it means."""
@@ -226,53 +265,21 @@ class Store:
             TraceError: As `sql`.
             OSError: The file cannot be written.
         """
-        told = listing(query, self.tables)
-        return self._ask(
-            query,
-            lambda tables: write_answer(
-                told, tables.attach, tables.files, output, limits, mode_made_of(self.path)
-            ),
+        mode = mode_made_of(self.path)
+        return _Tables(query, self.tables, self._source).ask(
+            lambda select, attach, files: write_answer(select, attach, files, output, limits, mode)
         )
 
-    def _joined(self) -> "Sequence[Part]":
-        return self._joins(self._cache.facts() or {}) if self._joins else ()
-
-    def _ask(self, query: str, ask: "Callable[[_Told], _Answer]") -> _Answer:
-        tables = self._ready(query)
-        try:
-            return ask(tables)
-        except TraceError as error:
-            if is_damage(error):
-                hint = f"if the cache is corrupt, delete {self._cache.folder.parent}"
-                raise TraceError(f"{error}; {hint}, and rlprof rebuilds it") from error.__cause__
-            raise _explained(error, self.tables, tables.without_data) from error.__cause__
-
-    def _ready(self, query: str) -> "_Told":
-        """Make the tables that a query names; keep why some of them abstained."""
-        tables = _Told({}, {})
-        asked = named(query, self.tables)
-        wanted = [(part.cache, name) for part in self._parts for name in {*asked} - {*_WHOLE}]
-        if not all(cache.has(name) for cache, name in wanted if name in cache.tables):
-            self._parts = self._joined()  # a part was deleted: it may be there again, or is read
-        for name in self.tables:
-            joined = self._parts and name not in _WHOLE
-            if name in asked:
-                found = joined_table(name, self._parts) if joined else self._single(name)
-                if isinstance(found, str):
-                    tables.without_data[name] = found
-                else:
-                    tables.told[name] = found
-            elif not joined and self._cache.has(name):
-                tables.told[name] = _Single(name, files_of(self._cache.file(name)), "")
-        return tables
-
-    def _single(self, name: str) -> "_Single | str":
+    def _source(self, name: str) -> Source | str:
+        if self._parts and name not in _WHOLE:
+            return joined_table(name, self._parts)
         if not self._cache.has(name):
             self._add(name)
-        about = read_about(self._cache.file(name)) or {"note": "", "abstained": None}
+        path = self._cache.file(name)
+        about, files = read_abouts([path])[path], files_of(path)
         if about["abstained"] is not None:
             return str(about["abstained"])
-        return _Single(name, files_of(self._cache.file(name)), about["note"])
+        return Source(files, about["note"], partial(_attach_files, name=name, files=files))
 
     def _add(self, name: str) -> None:
         table = self._table(name)
@@ -299,36 +306,6 @@ class Store:
         return made or make(self.path, before, spans, shared=shared)
 
 
-def ask(
-    spans: "Spans", query: str, read: Callable[[str], Table], limits: Limits = DEFAULT_LIMITS
-) -> Table:
-    """Return what one SELECT says of a run that is in memory; nothing is written.
-
-    Args:
-        spans: The run.
-        query: As `Store.sql`.
-        read: Returns a table of the run by its name.
-        limits: Of memory and time.
-
-    Raises:
-        TraceError: As `Store.sql`.
-    """
-    names = (*CORE, *spans.tables)
-    tables = [read(name) for name in named(query, dict.fromkeys(names))]
-    without_data = {table.name: table.abstained for table in tables if table.abstained is not None}
-    told = [table for table in tables if table.abstained is None]
-
-    def view(connection: "DuckDBPyConnection") -> None:
-        for table in told:
-            attach(connection, table)
-
-    try:
-        found = answer(listing(query, names), view, limits=limits)
-        return _noted(found, [table.note for table in told])
-    except TraceError as error:
-        raise _explained(error, names, without_data) from error
-
-
 def described(columns: Mapping[str, Iterable[str]]) -> Table:
     """Return a row for each column of tables: the table, the column, its unit and its meaning."""
     rows = [
@@ -336,51 +313,3 @@ def described(columns: Mapping[str, Iterable[str]]) -> Table:
     ]
     heads = ("table", "column", "unit", "meaning")
     return Table("columns", tuple(Column(head, "text") for head in heads), rows)
-
-
-class _Single(NamedTuple):
-    """A table of the run's own cache, and what it says beside its rows."""
-
-    name: str
-    files: list[Path]
-    note: str
-
-    def attach(self, connection: "DuckDBPyConnection") -> None:
-        """Make it a view of its name."""
-        select = f"SELECT {VISIBLE} FROM read_parquet({source_of(self.files)})"
-        connection.execute(f"CREATE VIEW {quoted(self.name)} AS {select}")
-
-
-class _Told(NamedTuple):
-    """The tables that can be asked, and why others cannot."""
-
-    told: "dict[str, _Single | JoinedTable]"
-    without_data: dict[str, str]
-
-    @property
-    def files(self) -> list[Path]:
-        """All files that are read."""
-        return [file for table in self.told.values() for file in table.files]
-
-    def attach(self, connection: "DuckDBPyConnection") -> None:
-        """Make each a view."""
-        for table in self.told.values():
-            table.attach(connection)
-
-
-def _noted(answer: Table, notes: list[str]) -> Table:
-    """Say with an answer what must be known of the tables that it comes from."""
-    return replace(answer, note="; ".join(filter(None, [answer.note, *notes])))
-
-
-def _explained(
-    error: TraceError, tables: Iterable[str], without_data: Mapping[str, str]
-) -> TraceError:
-    """Say why a table abstained that was not found, else which tables there are."""
-    found = re.search(r"Table with name (\w+)", str(error))
-    if found is None:
-        return error
-    if found[1].lower() in without_data:
-        return TraceError(f"table {found[1]} has no data: {without_data[found[1].lower()]}")
-    text, _, _ = str(error).partition(" Did you mean")  # which knows only what is open
-    return TraceError(f"{text} (there are: {', '.join(tables)})")

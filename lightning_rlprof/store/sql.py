@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -104,8 +104,11 @@ def answer(
         if rows is not None and len(arrays[0]) > rows:
             count = connection.sql(f"SELECT count(*) FROM ({select}\n)").fetchall()[0][0]
             note = f"the first {rows:,} of {count:,} rows"
-        held = ColumnRows([_held(array[:rows]) for array in arrays])
-        return Table("answer", columns, held, note=note)
+        shown = [  # NaN is not known
+            np.ma.masked_invalid(array[:rows]) if array.dtype.kind == "f" else array[:rows]
+            for array in arrays
+        ]
+        return Table("answer", columns, ColumnRows(shown), note=note)
 
     return _within(limits, attach, paths, ask)
 
@@ -189,15 +192,6 @@ def _allow_open(files: int) -> None:
         if soft != resource.RLIM_INFINITY and soft < wanted:
             most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def is_damage(error: TraceError) -> bool:
-    """Return whether an error of `answer` may come from a damaged file, not from the query."""
-    import duckdb
-
-    query = (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException)
-    others = (duckdb.PermissionException, duckdb.DataError, duckdb.OutOfMemoryException)
-    return error.__cause__ is not None and not isinstance(error.__cause__, (*query, *others))
 
 
 def named(query: str, names: Iterable[str]) -> list[str]:
@@ -301,13 +295,6 @@ def _cast(name: str, kind: str) -> tuple[str, Column]:
     return "VARCHAR", Column(name, "text")
 
 
-def _held(array: Any) -> Any:
-    """Return a column for `ColumnRows`: texts stay apart, NaN is not known."""
-    if array.dtype.kind == "f":
-        return np.ma.masked_invalid(array)
-    return array
-
-
 def _within(
     limits: Limits,
     attach: Attach,
@@ -335,7 +322,7 @@ def _within(
 
     thread = threading.Thread(target=work, daemon=True)
     try:
-        _start(thread)
+        thread.start()
         return _watched(found, limits)
     except duckdb.OutOfMemoryException as error:
         raise TraceError(_too_large(limits)) from error
@@ -353,15 +340,8 @@ def _within(
     finally:
         if not found.done():
             thread.name = ABANDONED
-        elif thread.ident is not None:  # it is about to end; the interpreter must not be first
+        else:  # it is about to end; the interpreter must not be first
             thread.join()
-
-
-def _start(thread: threading.Thread) -> None:
-    try:
-        thread.start()
-    except RuntimeError:  # at the interpreter's end, when there are no new threads
-        thread.run()
 
 
 def _watched(found: "Future[T]", limits: Limits) -> T:

@@ -1,4 +1,4 @@
-"""A small HTTP server for pages that need a secret: GET and HEAD, one request per connection.
+"""A small HTTP server for pages that need a secret: GET alone, one request per connection.
 
 Clients that have not sent a request are limited in number, time and size. What a request may see is
 decided by the function that answers it, so that it can look at the secret before all else.
@@ -36,13 +36,11 @@ class Request(NamedTuple):
     """What a client asks for.
 
     Attributes:
-        method: GET or HEAD.
         path: Printable ASCII that begins with a slash, still quoted.
         query: What follows the question mark.
         fields: Names, in lower case, and values of the head.
     """
 
-    method: str
     path: str
     query: str
     fields: list[tuple[str, str]]
@@ -150,7 +148,7 @@ class HttpServer:
             request = await self._request(reader, writer.transport)
             answer = request if isinstance(request, Answer) else await self._answered(request)
             self._tasks[task] = not isinstance(answer.body, bytes)
-            await _send(writer, answer, isinstance(request, Request) and request.method == "HEAD")
+            await _send(writer, answer)
         except (EOFError, OSError):
             pass  # the client has gone, or was too slow
         except Exception:
@@ -196,14 +194,14 @@ def _parsed(head: bytes) -> Request | Answer:
     is_plain = target.isascii() and target.isprintable() and target.startswith("/")
     if not is_plain or not version.startswith("HTTP/1."):
         return text_answer(HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1")
-    if method not in ("GET", "HEAD"):
+    if method != "GET":
         text = "only GET: this server changes nothing"
-        return text_answer(HTTPStatus.METHOD_NOT_ALLOWED, text, allow="GET, HEAD")
+        return text_answer(HTTPStatus.METHOD_NOT_ALLOWED, text, allow="GET")
     parts = [line.partition(":") for line in lines]
-    return Request(method, path, query, [(name.lower(), value.strip()) for name, _, value in parts])
+    return Request(path, query, [(name.lower(), value.strip()) for name, _, value in parts])
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Answer, head_only: bool) -> None:
+async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
     """Send an answer; a client that takes nothing for long is cut off."""
     fields = {**_FIELDS, **answer.fields}
     if isinstance(answer.body, bytes):
@@ -212,8 +210,6 @@ async def _send(writer: asyncio.StreamWriter, answer: Answer, head_only: bool) -
     lines += [f"{name}: {value}" for name, value in fields.items()]
     writer.transport.set_write_buffer_limits(0)  # `drain` waits until all is with the kernel
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
-    if head_only:
-        return
     body = _parts(answer.body) if isinstance(answer.body, bytes) else answer.body
     async with aclosing(body) as parts:
         async for part in parts:

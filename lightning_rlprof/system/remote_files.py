@@ -4,22 +4,18 @@ Only the files that loaders read are copied, into a temporary folder, before rea
 Errors and messages show URLs without credentials.
 """
 
-import os
 import re
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.system.location import RemotePath, redact
-
-LIMIT = "RLPROF_FETCH_GB"
-"""Environment variable: gigabytes that a downloaded run may take; unset, the free disk space."""
 
 T = TypeVar("T")
 
@@ -64,11 +60,8 @@ def local(path: Path) -> Iterator[Path]:
     if not isinstance(path, RemotePath):
         yield path
         return
-    fetched = fetch(path)
-    try:
+    with closing(fetch(path)) as fetched:
         yield fetched.path
-    finally:
-        fetched.close()
 
 
 def fetch(path: RemotePath) -> Fetched:
@@ -77,8 +70,8 @@ def fetch(path: RemotePath) -> Fetched:
     A folder with several runs is refused: downloading each costs time and money.
 
     Raises:
-        TraceError: It does not exist, is too large for the disk or for `LIMIT`, ended early, or a
-            package is missing; the message is one line without credentials.
+        TraceError: It does not exist, is too large for the disk, ended early, or a package is
+            missing; the message is one line without credentials.
     """
     folder = Path(tempfile.mkdtemp(prefix="rlprof-"))
     try:
@@ -128,7 +121,9 @@ def _listed(path: RemotePath) -> _Listing:
         inside = remote.removeprefix(start)
         if info["type"] == "file" and remote.startswith(start) and _is_read(inside):
             found[inside] = (remote, info.get("size"))
-    found = {file: at for file, at in found.items() if not _is_exported(file, found)}
+    # A report that also exists as SQLite is not needed: loaders read that without nsys.
+    exported = {f"{file.removesuffix('sqlite')}nsys-rep" for file in found}
+    found = {file: at for file, at in found.items() if file not in exported}
     return _Listing(system, name, _of_one_run(path, found))
 
 
@@ -136,11 +131,6 @@ def _is_read(inside: str) -> bool:
     parts = inside.split("/")
     strange = not {"", ".", ".."}.isdisjoint(parts) or "\0" in inside
     return inside.endswith(_READ) and not strange and not any(map(_RAW.fullmatch, parts[:-1]))
-
-
-def _is_exported(inside: str, others: dict[str, Any]) -> bool:
-    """Return whether an nsys report also exists as SQLite, which loaders read without nsys."""
-    return inside.endswith(".nsys-rep") and inside.removesuffix("nsys-rep") + "sqlite" in others
 
 
 def _of_one_run(
@@ -160,12 +150,10 @@ def _of_one_run(
 
 def _copied(path: RemotePath, listing: _Listing, folder: Path) -> int:
     """Copy the files into a folder; return how many bytes they are."""
-    room = left = _room(folder)
+    room = left = max(shutil.disk_usage(folder).free - _SPARE, 0)
     listed_bytes = sum(size or 0 for _, size in listing.files.values())
     too_large = f"{path}: its {files_text(len(listing.files))} take {{}}, but there is space for "
-    too_large += (
-        f"{size_text(room)} in {folder.parent}: set TMPDIR to a larger disk, or raise {LIMIT}"
-    )
+    too_large += f"{size_text(room)} in {folder.parent}: set TMPDIR to a larger disk"
     if listed_bytes > room:
         raise TraceError(too_large.format(size_text(listed_bytes)))
     for inside, (remote, size) in listing.files.items():
@@ -179,18 +167,6 @@ def _copied(path: RemotePath, listing: _Listing, folder: Path) -> int:
             raise TraceError(f"{path}: {file} ended after {took:,} of {size:,} bytes; try again")
         left -= took
     return room - left
-
-
-def _room(folder: Path) -> int:
-    """Return how many bytes may be copied."""
-    free = max(shutil.disk_usage(folder).free - _SPARE, 0)
-    text = os.environ.get(LIMIT)
-    if text is None:
-        return free
-    try:
-        return min(free, int(float(text) * 1e9))
-    except (ValueError, OverflowError) as error:
-        raise TraceError(f"{LIMIT}={text}: is not a number of gigabytes, such as 20") from error
 
 
 def _stream(system: Any, remote: str, target: Path, most: int) -> int:

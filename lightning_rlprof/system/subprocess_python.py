@@ -6,9 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 _MARK = "\x1e"
@@ -77,12 +76,7 @@ class Interpreter:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill what still runs."""
         self.stop()
 
@@ -136,17 +130,9 @@ def ask(
     if not mark:
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         raise InterpreterError(f"it ended {how} without an answer")
-    return _answer(json.loads(said.partition("\n")[0]))
-
-
-def _answer(said: Mapping[str, Any]) -> dict[str, Any]:
-    if "failed" in said:
-        raise InterpreterError(_reason(said["failed"]))
-    answer: dict[str, Any] = said["answer"]
+    found: dict[str, Any] = json.loads(said.partition("\n")[0])
+    if "failed" in found:  # what was raised, and what lay behind it
+        first, last = found["failed"][0], found["failed"][-1]
+        raise InterpreterError(first if first == last else f"{first} ({last})")
+    answer: dict[str, Any] = found["answer"]
     return answer
-
-
-def _reason(reasons: Sequence[str]) -> str:
-    """Put what was raised, and what lay behind it, into one line."""
-    first, last = reasons[0], reasons[-1]
-    return first if first == last else f"{first} ({last})"

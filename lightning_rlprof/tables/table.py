@@ -280,10 +280,7 @@ class Table:
         at = [column.name for column in self.columns].index(name)
         if isinstance(self.rows, ColumnRows):
             return self.rows.columns[at]
-        places: dict[Cell, int] = {}
-        cells = (row[at] for row in self.rows)
-        codes = [-1 if cell is None else places.setdefault(cell, len(places)) for cell in cells]
-        return np.array(codes, dtype=np.int64), list(places)
+        return _as_codes(row[at] for row in self.rows)
 
     def _known(self) -> dict[str, Any]:
         """Return the columns by name; raises RlprofError for a table without an answer."""
@@ -329,40 +326,19 @@ class Table:
         """Return a ``polars.DataFrame``.
 
         Raises:
-            RlprofError: polars is not installed.
+            RlprofError: polars or pyarrow is not installed.
         """
-        polars = _library("polars")
-
-        def series(name: str, cells: Any) -> Any:
-            if isinstance(cells, tuple):
-                codes, texts = cells
-                values = polars.Series(name, [*texts, None], dtype=polars.String)
-                return values.gather(np.where(codes < 0, len(texts), codes))
-            values = polars.Series(name, np.ma.getdata(cells))
-            if isinstance(cells, np.ma.MaskedArray):
-                values = values.set(polars.Series(np.ma.getmaskarray(cells)), None)
-            return values
-
-        return polars.DataFrame([series(*column) for column in self._known().items()])
+        return _library("polars").from_arrow(self.to_arrow())
 
     def to_arrow(self) -> Any:
-        """Return a ``pyarrow.Table``; texts are dictionaries, so each is held once.
+        """Return a ``pyarrow.Table``.
 
         Raises:
             RlprofError: pyarrow is not installed.
         """
-        arrow = _library("pyarrow")
-
-        def array(cells: Any) -> Any:
-            if isinstance(cells, tuple):
-                codes, texts = cells
-                indices = arrow.array(codes, arrow.int32(), mask=codes < 0)
-                return arrow.DictionaryArray.from_arrays(
-                    indices, arrow.array(texts, arrow.string())
-                )
-            return arrow.array(np.ma.getdata(cells), mask=np.ma.getmaskarray(cells))
-
-        return arrow.table({name: array(cells) for name, cells in self._known().items()})
+        arrow, columns = _library("pyarrow"), self.to_numpy()
+        kinds = (arrow.string() if array.dtype == object else None for array in columns.values())
+        return arrow.table([*map(arrow.array, columns.values(), kinds)], [*columns])
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the first rows, how many there are, and the note."""
@@ -436,12 +412,16 @@ def _coded(codes: Any, values: Sequence[Any]) -> Any:
 
 def _cells(cells: list[Any], kind: str) -> Any:
     if kind == "text" or any(isinstance(cell, str) for cell in cells):
-        place: dict[str, int] = {}
-        codes = [-1 if cell is None else place.setdefault(str(cell), len(place)) for cell in cells]
-        return np.array(codes, dtype=np.int64), list(place)
+        return _as_codes(None if cell is None else str(cell) for cell in cells)
     known = _numbers([0 if cell is None else cell for cell in cells])
     mask = np.array([cell is None for cell in cells], dtype=bool)
     return np.ma.masked_array(np.array(known, dtype=None if known else np.int64), mask=mask)
+
+
+def _as_codes(cells: Iterable[Cell]) -> tuple[Int64s, list[Cell]]:
+    places: dict[Cell, int] = {}
+    codes = [-1 if cell is None else places.setdefault(cell, len(places)) for cell in cells]
+    return np.array(codes, dtype=np.int64), list(places)
 
 
 def _numbers(cells: Sequence[Any]) -> list[Any]:

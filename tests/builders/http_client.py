@@ -32,7 +32,7 @@ def ask(
 ) -> Got:
     """Return the answer to one request, or its first parts; then the client is gone."""
     path, _, query = target.partition("?")
-    request = Request("GET", path, query, [*([host] if host else []), *fields])
+    request = Request(path, query, [*([host] if host else []), *fields])
 
     async def asked() -> Got:
         answer = await answering(request)

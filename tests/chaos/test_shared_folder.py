@@ -519,7 +519,7 @@ def test_a_path_that_is_not_utf_8_is_recorded(tmp_path: Path) -> None:
     for run in runs:
         trace = read_trace(rank_file(run, 0))
         assert (trace.status, trace.notes) == ("finished", [])
-        assert trace.header.config["integrated"]["profile_save_path"].endswith(r"runs-\udcff")
+        assert trace.header.config["integrated"]["profile_save_path"].endswith("runs-?")
     assert session.run in runs
 
 

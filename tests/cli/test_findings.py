@@ -5,10 +5,6 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.errors import ConfigError
 from tests.cli.test_stragglers import recorded
 from tests.test_run import recorded as short
 
@@ -108,10 +104,10 @@ def test_the_framework_may_be_another_than_that_of_the_run(rlprof: Run, tmp_path
     assert (status != 0, "frameworks: verl" in err) == (True, True)
 
 
-def test_the_configuration_knows_the_ids() -> None:
-    config = ProfilerConfig.build(ignore_findings=["data-workers", "straggler"])
-    assert config.ignore_findings == ["data-workers", "straggler"]
-    with pytest.raises(ConfigError, match="data-workers"):
-        ProfilerConfig.build(ignore_findings=["data-worker"])
-    with pytest.raises(ConfigError, match="--explain all"):
-        ProfilerConfig.build(ignore_findings=["xyz"])
+def test_an_id_that_no_problem_has_is_named(rlprof: Run, tmp_path: Path) -> None:
+    file = tmp_path / "rlprof.yaml"
+    file.write_text("ignore_findings: [data-workers, straggler]")
+    assert rlprof("config", "check", file)[0] == 0
+    file.write_text("ignore_findings: [data-worker]")
+    status, _, err = rlprof("config", "check", file)
+    assert (status, "did you mean 'data-workers'?" in err) == (1, True)

@@ -127,4 +127,4 @@ def test_a_refused_key_is_named_with_what_to_do(row: Row, check: Check) -> None:
     assert (status, answers) == (1, {})
     message = json.loads(err)["error"]["message"]
     assert message.startswith(row.key.removeprefix("profiler_config."))
-    assert re.search(r"set it to |supported: |write ", message), message
+    assert re.search(r"set it to |allowed: |write ", message), message

@@ -100,9 +100,9 @@ def test_joining_of_steps(keys: dict[str, Any], joins: bool) -> None:
 
 def test_lightweight_is_that_of_the_block() -> None:
     config = build(mstx=True, profile_level="level_none", profile_with_cpu=False)
-    assert config.lightweight
+    assert config.integrated.lightweight
     assert config.captures
-    assert not build(mstx=True).lightweight
+    assert not build(mstx=True).integrated.lightweight
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_ranks_of_the_finish_hook(keys: dict[str, Any], runs_on: list[int]) -> N
 @pytest.mark.parametrize(
     ("keys", "key"),
     [
-        ({"ranks": [0, 2]}, "ranks=[0, 2]"),
-        ({"profile_ranks": [2]}, "integrated.profile_ranks=[2]"),
-        ({"roles": {"a": {"ranks": [2]}}}, "roles.a.ranks=[2]"),
-        ({"roles": {"a": {"ranks": [2]}, "b": {}}, "role": "a"}, "roles.a.ranks=[2]"),
+        ({"ranks": [0, 2]}, "ranks: [0, 2]"),
+        ({"profile_ranks": [2]}, "integrated.profile_ranks: [2]"),
+        ({"roles": {"a": {"ranks": [2]}}}, "roles: [2]"),
+        ({"roles": {"a": {"ranks": [2]}, "b": {}}, "role": "a"}, "roles: [2]"),
     ],
 )
 def test_a_rank_that_the_training_does_not_have_is_refused(keys: dict[str, Any], key: str) -> None:

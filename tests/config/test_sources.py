@@ -292,17 +292,8 @@ def test_merge_replaces_lists_and_joins_mappings() -> None:
     assert merge() == {}
 
 
-@pytest.mark.parametrize("key", ["profile_save_path", "profile-save-path"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_the_save_path_may_stand_at_the_top(key: str, wrapped: bool) -> None:
-    block: dict[str, Any] = {key: "runs", "integrated": {"stage": "actor_update"}}
-    config = ProfilerConfig.build({"profiler_config": block} if wrapped else block)
-    assert config.integrated.profile_save_path == "runs"
-    assert config.integrated.stage == "actor_update"
-    beside = {key: "runs", "profiler_config": {"integrated": {}}}
-    assert ProfilerConfig.build(beside).integrated.profile_save_path == "runs"
-
-
-def test_a_save_path_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is set twice: at the top and in integrated"):
-        ProfilerConfig.build({"profile_save_path": "a", "integrated": {"profile_save_path": "b"}})
+def test_a_save_path_at_the_top_is_refused_with_its_place(wrapped: bool) -> None:
+    keys = {"profile_save_path": "runs"}
+    with pytest.raises(ConfigError, match=r"one level down: integrated\.profile_save_path"):
+        ProfilerConfig.build({"profiler_config": keys} if wrapped else keys)

@@ -24,7 +24,6 @@ def said(kind: TypeAdapter, value: object) -> str:  # type: ignore[type-arg]
         ("actor_update", "actor_update"),
         (["actor_update", "weight_sync"], ["actor_update", "weight_sync"]),
         (("actor_update",), ["actor_update"]),
-        ({"actor_update"}, ["actor_update"]),
     ],
 )
 def test_a_choice_is_all_one_or_a_list(value: object, expected: object) -> None:
@@ -51,7 +50,7 @@ def test_custom_stages_are_words(value: object) -> None:
     assert CUSTOM.validate_python(value) == list(value)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("name", ["all", "untraced", "", "a b", "a/b", "../up", 3])
+@pytest.mark.parametrize("name", ["all", "untraced", "", "a b", "a/b", "../up"])
 def test_a_custom_stage_must_be_usable_as_a_file_name(name: object) -> None:
     assert said(CUSTOM, [name]).startswith(f"[{name!r}] holds {name!r}; a stage is a word of")
 

@@ -36,7 +36,7 @@ def test_an_unknown_tool_has_a_near_match() -> None:
 
 def test_the_precision_debugger_is_refused_by_name() -> None:
     text = said(new(tool="precision_debugger"))
-    assert text.startswith("global_profiler.tool='precision_debugger' is not supported yet")
+    assert text.startswith("global_profiler.tool='precision_debugger' is not a tool (allowed: nsys")
 
 
 @pytest.mark.parametrize("keys", [{"steps": None}, {"steps": []}])

@@ -9,7 +9,6 @@ from lightning_rlprof.config.validation import Section
 from lightning_rlprof.config.verl import (
     ANYTHING,
     BLOCKS,
-    LATER,
     ROLE,
     ROLES,
     SPELLINGS,
@@ -89,10 +88,6 @@ def test_lookup_finds_rows_and_whole_blocks() -> None:
 def test_blocks_are_the_places_that_hold_keys() -> None:
     assert {"global_profiler.global_tool_config", f"{ROLE}.profiler.tool_config.torch"} <= BLOCKS
     assert not {row.theirs for row in SPELLINGS} & BLOCKS
-
-
-def test_words_for_later_are_no_tools() -> None:
-    assert not set(LATER) & set(TOOLS)
 
 
 def test_the_shared_block_comes_before_the_roles_own() -> None:

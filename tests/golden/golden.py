@@ -35,7 +35,7 @@ Contract = Callable[[], Any]
 
 _ENVIRONMENT = {"COLUMNS": "100", "NO_COLOR": "1", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
 _DIFF_LINES, _LINE = 40, 100
-_VARYING = {"seconds", "MB/s", "bytes read", "bytes written"}
+_VARYING = {"seconds", "bytes read"}
 
 
 @contextmanager

@@ -255,17 +255,6 @@ def test_how_a_rank_ended_is_read_where_a_full_disk_lets_it_be_written(live, tmp
     assert live.ranks[0].status == "disk full"
 
 
-def test_a_truncated_file_is_followed_on(live, tmp_path):
-    writer = rank_writer(tmp_path)
-    writer.write(one_step(1) * 20)
-    live.refresh()
-    os.truncate(writer.path, 0)
-    assert writer.damage()
-    writer.write(one_step(2))
-    live.refresh()
-    assert live.ranks[0].last_step == 2
-
-
 def test_a_rank_that_writes_nothing_is_known_by_the_clock(live, tmp_path, seconds):
     writer = rank_writer(tmp_path)
     os.utime(writer.path, (0, 0))

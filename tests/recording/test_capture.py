@@ -434,7 +434,7 @@ def test_an_exception_closes_the_capture(start: Any) -> None:
         ({**STAGE, "tokens": [-1, None]}, "tokens=[-1, None] is not [start, end]"),
         ({**STAGE, "tokens": [None, 2]}, "tokens=[None, 2] is not [start, end]"),
         ({**STAGE, "tokens": 3}, "tokens=3 is not [start, end]"),
-        ({**STAGE, "token_start": 3}, "token_start is not an option; write tokens: [start, end]"),
+        ({**STAGE, "token_start": 3}, "token_start is not an option; did you mean 'tokens'?"),
     ],
 )
 def test_a_window_that_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from lightning_rlprof.recording.annotations import annotate
 from lightning_rlprof.recording.span_buffer import Buffer
 from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import Note
 from lightning_rlprof.records.run_directory import (
     CountLine,
     EndLine,
-    NoteLine,
     RankTrace,
     SampleLine,
     TraceWriter,
@@ -82,7 +82,7 @@ def test_steps_beyond_the_limit_are_left_out_and_counted_and_notes_are_written(t
     file = tmp_path / "rank-00000.jsonl"
     (note,) = read_trace(file).notes
     assert (note.code, "max_file_bytes=100,000" in note.text) == (Code.OVER_BUDGET, True)
-    buffer.add(NoteLine(5, "warning", "no progress for 300 s"))
+    buffer.add(Note(5, "warning", "no progress for 300 s"))
     buffer.add(EndLine(5, "finished"))
     buffer.close()
     assert file.stat().st_size <= 100_000

@@ -84,12 +84,6 @@ def test_a_damaged_line_is_counted_and_its_neighbours_survive(writer):
     assert (len(trace.spans), trace.lost_lines) == (2, 1)
 
 
-def test_kinds_of_lines_from_a_later_version_are_skipped_silently(writer):
-    writer.write([SPAN, ("reading", 1, 2), SPAN])
-    trace = read_trace(writer.path)
-    assert (len(trace.spans), trace.lost_lines) == (2, 0)
-
-
 NESTED = "[" * 3_000
 
 
@@ -228,14 +222,6 @@ def test_a_long_note_is_cut_and_says_by_how_much(writer):
     assert note.text == "x" * 4_000 + "… and 996,000 more characters"
 
 
-def test_a_byte_order_mark_of_an_editor_is_passed_over(writer):
-    writer.write([SPAN])
-    writer.close()
-    writer.path.write_bytes(b"\xef\xbb\xbf" + writer.path.read_bytes())
-    assert len(read_trace(writer.path).spans) == 1
-    assert read_header(writer.path) == make_header()
-
-
 _NAMES = st.sampled_from(["actor_update", "rollout", "Anfrage \u00e4\U0001f600", "x"])
 _LINES = st.one_of(
     st.tuples(
@@ -339,14 +325,3 @@ def test_a_file_that_was_written_in_place_is_read_again(writer):
     os.utime(writer.path, ns=(1, 1))
     reader.read()
     assert (reader.status, len(reader.spans)) == ("disk full", 1)
-
-
-def test_a_truncated_file_is_read_again(writer):
-    writer.write([SPAN] * 3)
-    reader = RankReader(writer.path)
-    reader.read()
-    os.truncate(writer.path, 0)
-    assert writer.damage()
-    writer.write([SPAN])
-    reader.read()
-    assert len(reader.spans) == 1

@@ -79,7 +79,9 @@ def test_a_cache_that_goes_while_its_store_is_open_is_no_silent_hole(folder: Pat
     store = open_store(folder)
     assert list(store.sql(QUERY).rows) == ALL
     shutil.rmtree(kernels(folder, 2).parent)
-    assert list(store.sql(QUERY).rows) == ALL
+    with pytest.raises(TraceError, match="run rlprof ingest to rebuild it"):
+        store.sql(QUERY)
+    assert list(open_store(folder).sql(QUERY).rows) == ALL
 
 
 @pytest.mark.parametrize("text", ["", '{"schema": 2, "tab', '{"schema":2,"tables":[],"core":null}'])
@@ -93,13 +95,13 @@ def test_an_index_that_was_cut_makes_room_for_a_good_one(tmp_path: Path, text: s
 
 def test_what_a_killed_process_left_goes_after_a_day_and_never_counts(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "rank0.pt.trace.json")
-    before = ingest_one(str(path)).bytes_written
+    assert ingest_one(str(path)).state == "cached"
     kept = kernels(tmp_path, 0)
     for name in (".kernels-old.part", ".kernels-new.part"):
         (kept.parent / name).mkdir()
         (kept.parent / name / "00001-of-00009.parquet").write_bytes(bytes(10**6))
     os.utime(kept.parent / ".kernels-old.part", (0, 0))
-    assert ingest_one(str(path)).bytes_written == before
+    assert ingest_one(str(path)).state == "up to date"
     kept.unlink()
     assert ingest_one(str(path)).state == "cached"
     assert [each.name for each in kept.parent.glob(".*")] == [".kernels-new.part"]

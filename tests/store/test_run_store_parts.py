@@ -140,10 +140,9 @@ def test_parts_and_one_go_say_the_same(
     monkeypatch.setattr(parquet, "AT_ONCE", ROWS)
     write_table(table, "calls", tmp_path / "whole")
 
-    parts, whole = (parquet.read_about(tmp_path / name) for name in ("parts", "whole"))
+    parts, whole = parquet.read_abouts([tmp_path / "parts", tmp_path / "whole"]).values()
 
     assert parts == whole
-    assert parts is not None
     assert parts["columns"][1]["texts"] == ["gemm", "copy 'n' paste", "aten::mm"]
 
 

@@ -23,7 +23,6 @@ def _no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def echo(request: Request) -> Answer:
-    assert request.method in ("GET", "HEAD")
     text = f"{request.path}|{request.query}|{'+'.join(request.values('x-word'))}"
     return Answer(HTTPStatus.OK, text.encode(), {"content-type": "text/plain"})
 
@@ -70,8 +69,6 @@ def test_a_request_is_answered_and_the_connection_closed() -> None:
         assert head.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"content-length: 18\r\n" in head + b"\r\n"
         assert b"connection: close\r\n" in head + b"\r\n"
-        answer = fetch(port, "/a", "HEAD")
-        assert (answer.status, answer.headers["content-length"], answer.body) == (200, "4", "")
 
 
 def test_no_answer_is_kept_or_guessed() -> None:
@@ -94,6 +91,7 @@ def test_no_answer_is_kept_or_guessed() -> None:
         (b"GET /\r HTTP/1.1", b"400"),
         (b"GET /\xc3\xa9 HTTP/1.1", b"400"),
         (b"POST / HTTP/1.1", b"405"),
+        (b"HEAD / HTTP/1.1", b"405"),
         (b"OPTIONS / HTTP/1.1", b"405"),
         (b"get / HTTP/1.1", b"405"),
         (b"GET / HTTP/1.1" + b"\r\na:" * 100, b"200"),

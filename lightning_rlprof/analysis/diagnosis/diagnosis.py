@@ -96,6 +96,7 @@ class Diagnosis:
         undecided: Problems and remedies that could not be decided.
         explained: Problems that are not listed, as another one explains half of their time.
         ignored: Ids that the configuration leaves out.
+        unknown: Ids that it leaves out and that no problem or remedy has.
         frameworks: Whose settings are shown.
         abstained: Why nothing could be judged; None if it could.
     """
@@ -106,6 +107,7 @@ class Diagnosis:
     undecided: tuple[Undecided, ...] = ()
     explained: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     frameworks: tuple[str, ...] = ()
     abstained: str | None = None
 
@@ -195,6 +197,7 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
         tuple(dict.fromkeys(undecided)),
         tuple(dict.fromkeys(each.id for each in found if each.id not in {own.id for own in kept})),
         tuple(sorted(ignored & known)),
+        tuple(sorted(ignored - known)),
         named,
     )
 

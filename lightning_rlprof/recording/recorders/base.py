@@ -178,7 +178,7 @@ def unmet(config: ProfilerConfig, device: str) -> str | None:
     names = _captured(config, device)
     left = f"spans and {' and '.join(names)} are" if names else "only spans are"
     if config.integrated.mstx and device not in _MARKERS:
-        mode = "lightweight mode" if config.lightweight else "mstx"
+        mode = "lightweight mode" if config.integrated.lightweight else "mstx"
         return f"{mode}: {device} has no profiler markers, {left} recorded"
     if not names:
         return f"the configuration enables no capture on {device!r}: {left} recorded"
