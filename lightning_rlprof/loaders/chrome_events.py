@@ -10,11 +10,11 @@ import itertools
 import json
 import operator
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from sys import getsizeof
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from isal import isal_zlib
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.table import Cut, Loss
 
 MISSING = -1
@@ -29,9 +30,6 @@ MISSING = -1
 
 MAX_TIME = 2**62
 """Times beyond it, in nanoseconds, are damage: the year 2116. Sums of two fit into 64 bits."""
-
-NO_TIME = -(2**63)
-"""Stands for an invalid time, or one beyond `MAX_TIME`."""
 
 Id = int | float | str | None
 """As ids are found in real traces: 7, "stream 7", "PyTorch Profiler", null."""
@@ -44,7 +42,9 @@ _ABSENT = -(2.0**42)
 _FEW, _SAMPLES = 8, 32
 _time = operator.attrgetter("ts")
 _INTS = msgspec.json.Decoder(list[int])
+_TENS = 10 ** np.arange(4)
 _EXACT = decimal.Context(prec=40, traps=[])
+_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 MOST_NAMES = 1 << 18
 """Most distinct texts; a day of a large job has some ten thousand names."""
 
@@ -64,7 +64,7 @@ _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).ra
 _BROKEN, _INCOMPLETE = -1, -2
 _LITERAL = 16  # The longest escape or literal that a cut may split is shorter.
 BOMB_RATIO = 200
-"""Real traces are 10 to 22 times as long as their .gz and up to 100 times as long as their .zst."""
+"""Real traces are 10 to 22 times as long as their .gz."""
 
 BOMB_BYTES = 1 << 28
 """Up to here a compressed file may expand by any ratio: two seconds of work."""
@@ -164,8 +164,8 @@ def _integer(value: Id) -> int:
     return int(value) if known else MISSING  # type: ignore[arg-type]
 
 
-def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
-    """Turn microseconds into nanoseconds, exactly; `NO_TIME` for anything else.
+def nanoseconds(times: Sequence[bytes] | Sequence[float]) -> Int64s:
+    """Turn microseconds into nanoseconds, exactly; `UNKNOWN` for anything else.
 
     Args:
         times: As they are written, or as `EventDecoder` read them. Below 2**43 µs, neighbouring
@@ -181,7 +181,7 @@ def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
         [4398046511104001]
     """
     if not times or not isinstance(times[0], float):
-        return _of_texts(cast("Sequence[msgspec.Raw]", times))
+        return _of_texts(cast("Sequence[bytes]", times))
     try:
         floats = np.array(times, np.float64)
     except (TypeError, ValueError):  # From some event on, a damaged batch keeps them as they are.
@@ -191,46 +191,49 @@ def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
     floats = np.where(sound, floats, 0)
     whole = np.floor(floats)
     rest = np.rint((floats - whole) * 1000).astype(np.int64)
-    return np.where(sound, whole.astype(np.int64) * 1000 + rest, NO_TIME)
+    return np.where(sound, whole.astype(np.int64) * 1000 + rest, UNKNOWN)
 
 
-def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
-    joined = b"[" + b",".join(texts) + b"]"
-    try:
-        integers = _INTS.decode(joined)
-        if max(map(abs, integers)) < MAX_TIME // 1000:
-            return np.array(integers, np.int64) * 1000
-    except NOT_JSON:
-        pass
-    if (split := _split(texts)) is not None:
-        return split
-    return np.fromiter((_exactly(bytes(text)) for text in texts), np.int64, len(texts))
+def _of_texts(texts: Sequence[bytes]) -> Int64s:
+    """Read all at once where all are whole numbers, or all have a point, as those since 1970."""
+    joined = b",".join(texts)
+    between = joined.translate(None, b"0123456789")
+    with suppress(*NOT_JSON, OverflowError):
+        if between == b"," * (len(texts) - 1):
+            numbers = np.array(_INTS.decode(b"[%b]" % joined), np.int64)
+            if numbers.max() < MAX_TIME // 1000:
+                return numbers * 1000
+        elif between == b",".join([b"."] * len(texts)):
+            # JSON has no numbers that begin with 0, so a one comes before the digits.
+            numbers = np.array(_INTS.decode(b"[%b]" % joined.replace(b".", b",1")), np.int64)
+            whole, digits = numbers[::2], numbers[1::2]
+            unit = _TENS[np.searchsorted(_TENS, digits, "right") - 1]
+            if whole.max() < MAX_TIME // 1000 and digits.max() < 2000:
+                return whole * 1000 + (digits - unit) * 1000 // unit
+    return scaled([bytes(text).decode("latin-1") for text in texts], 1000)
 
 
-def _split(texts: Sequence[msgspec.Raw]) -> Int64s | None:
-    """Read times since 1970, which doubles cannot hold; None where one is written otherwise."""
-    parts = [bytes(text).partition(b".") for text in texts]
-    try:
-        whole = np.array(_INTS.decode(b"[%b]" % b",".join([part[0] for part in parts])), np.int64)
-        # JSON has no numbers that begin with 0, so a one comes before them.
-        digits = b",".join([b"1" + part[2].ljust(3, b"0") for part in parts])
-        rest = np.array(_INTS.decode(b"[%b]" % digits), np.int64) - 1000
-    except (*NOT_JSON, OverflowError):
-        return None
-    if b"e" in digits.lower():
-        return None
-    sound = (rest >= 0) & (rest < 1000) & (abs(whole) < MAX_TIME // 1000)
-    if len(whole) != len(texts) or len(rest) != len(texts) or not sound.all():
-        return None
-    minus = [part[0].lstrip().startswith(b"-") for part in parts]
-    return whole * 1000 + np.where(minus, -rest, rest)
+def scaled(texts: Sequence[str | float | int | None], factor: int) -> Int64s:
+    """Multiply decimals by a factor and round them to integers; other texts become `UNKNOWN`.
+
+    A float counts as its shortest decimal.
+
+    Example::
+
+        >>> scaled(["2109.6015625", 8903.431, None], 2**20)[:2].tolist()
+        [2212077568, 9335924064]
+    """
+    return np.fromiter((_scaled(text, factor) for text in texts), np.int64, len(texts))
 
 
-def _exactly(text: bytes) -> int:
-    value = _EXACT.multiply(_EXACT.create_decimal(text.decode("latin-1")), 1000)
-    if not value.is_finite() or abs(value) >= MAX_TIME:
-        return NO_TIME
-    return int(_EXACT.to_integral_value(value))
+def _scaled(value: str | float | int | None, factor: int) -> int:
+    text = "" if value is None else str(value).strip()
+    if "," in text and _GROUPED.fullmatch(text):
+        text = text.replace(",", "")
+    number = _EXACT.multiply(_EXACT.create_decimal(text or "NaN"), factor)
+    if not number.is_finite() or abs(number) >= MAX_TIME:
+        return UNKNOWN
+    return int(_EXACT.to_integral_value(number))
 
 
 class Codes(dict[Any, int]):
@@ -289,12 +292,6 @@ def _emptied(found: re.Match[bytes]) -> bytes:
     return found[0] if before == b"\\" else b'":' + b'""'.ljust(len(found[0]) - 2)
 
 
-def _past_gap(text: str, at: int) -> int:
-    """Return where the blanks and commas end that begin here."""
-    found = _GAP.match(text, at)
-    return found.end() if found else at
-
-
 def _end_of_value(text: str, at: int) -> int:
     """Return where the JSON value that begins here ends, else `_BROKEN` or `_INCOMPLETE`."""
     try:
@@ -306,13 +303,6 @@ def _end_of_value(text: str, at: int) -> int:
         return _INCOMPLETE if cut else _BROKEN
 
 
-class Decoder(Protocol[T]):
-    """What turns a JSON array of events into a list, as `msgspec.json.Decoder` does."""
-
-    def decode(self, data: Any, /) -> list[T]:
-        """Return the events; raises one of `NOT_JSON` for what it cannot read."""
-
-
 class ChromeStream(Generic[T]):
     """Cut a trace into batches of whole events, whatever its layout.
 
@@ -321,7 +311,7 @@ class ChromeStream(Generic[T]):
 
     Args:
         source: The bytes.
-        decoder: Turns a JSON array of events into a list; an event that it refuses is left out.
+        decode: Turns a JSON array of events into a list; an event that it refuses is left out.
         size: Bytes of the buffer.
         most: Bytes that the buffer may grow to for one large event, or for large metadata.
 
@@ -337,7 +327,7 @@ class ChromeStream(Generic[T]):
     def __init__(
         self,
         source: "Source",
-        decoder: Decoder[T],
+        decode: Callable[[Any], list[T]],
         size: int = SIZE,
         most: int = MAX_EVENT_BYTES,
     ) -> None:
@@ -346,7 +336,7 @@ class ChromeStream(Generic[T]):
         self.read = self.lost = 0
         self.problems: list[str] = []
         self.complete = False
-        self._source, self._decode, self._most = source, decoder.decode, most
+        self._source, self._decode, self._most = source, decode, most
         self._buffer = bytearray(max(size, 16))
         # What is not cut yet lies between; the byte before it is free for a bracket.
         self._low = self._high = 1
@@ -456,8 +446,8 @@ class ChromeStream(Generic[T]):
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # It has one character per byte.
         events: list[T] = []
-        at = _past_gap(text, 0)
-        while at < len(text):
+        at = 0
+        while (at := _GAP.match(text, at).end()) < len(text):  # type: ignore[union-attr]
             if text[at] == "]":
                 self._ended, at = True, at + 1
                 break
@@ -469,7 +459,7 @@ class ChromeStream(Generic[T]):
                 events += self._decode(b"[%b]" % window[at:end])
             except NOT_JSON:
                 self.lost += 1
-            at = _past_gap(text, end)
+            at = end
         self._low += at
         return events
 
@@ -494,6 +484,24 @@ class ChromeStream(Generic[T]):
             self.problems.append("the data outside of the events can't be read")
 
 
+def read_batches(
+    path: Path, decode: Callable[[Any], list[T]], take: Callable[[list[T]], None]
+) -> ChromeStream[T]:
+    """Hand all batches of a file to a function; they are valid until it returns.
+
+    Raises:
+        TraceError: See `Source`; also of a file without an array of events.
+    """
+    with Source(path) as source:
+        stream = ChromeStream(source, decode, SIZE)
+        if not stream.open():
+            why = f" ({source.problem})" if source.problem else ""
+            raise TraceError(f'{path}: not a Chrome trace, no array "traceEvents"{why}')
+        for batch in stream:
+            take(batch)
+    return stream
+
+
 def read_head(path: Path) -> ChromeStream[Any]:
     """Read up to the first event: ``top`` has what stands there, ``events`` whether it is a trace.
 
@@ -501,16 +509,9 @@ def read_head(path: Path) -> ChromeStream[Any]:
         TraceError: See `Source`.
     """
     with Source(path) as source:
-        stream = ChromeStream(source, msgspec.json.Decoder(list[Any]), _HEAD_SIZE, _LARGEST_HEAD)
+        stream = ChromeStream(source, msgspec.json.decode, _HEAD_SIZE, _LARGEST_HEAD)
         stream.open()
     return stream
-
-
-class _Stream(Protocol):
-    """Where bytes come from: a plain file, or something that decompresses one."""
-
-    def readinto(self, view: memoryview, /) -> int | None:
-        """Fill the beginning of ``view``; 0 at the end."""
 
 
 class _DamagedError(Exception):
@@ -518,7 +519,7 @@ class _DamagedError(Exception):
 
 
 class Source(AbstractContextManager["Source"]):
-    """Read a plain, gzip or zstd file as one stream; which of them, its first bytes tell.
+    """Read a plain or gzip file as one stream; which of them, its first bytes tell.
 
     ``problem`` says why the stream ended before the file's end, None if it did not.
 
@@ -526,8 +527,8 @@ class Source(AbstractContextManager["Source"]):
         path: The file.
 
     Raises:
-        TraceError: It cannot be opened or read, or expands beyond `BOMB_RATIO`, or is compressed by
-            zstd and the package for that is not installed.
+        TraceError: It cannot be opened or read, expands beyond `BOMB_RATIO`, or is compressed in
+            another way.
     """
 
     def __init__(self, path: Path) -> None:
@@ -541,12 +542,14 @@ class Source(AbstractContextManager["Source"]):
             self._size = path.stat().st_size
         except OSError as error:
             raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+        if magic == _ZSTD:
+            self._file.close()
+            raise TraceError(f"{path}: compressed with zstd; decompress it first (zstd -d)")
         self._limit: int | None = None
-        self._stream: _Stream = self._file
-        if magic.startswith((_GZIP, _ZSTD)):
+        self._stream: BinaryIO | _Gzip = self._file
+        if magic.startswith(_GZIP):
             self._limit = max(BOMB_BYTES, BOMB_RATIO * self._size)
-            gzip = magic.startswith(_GZIP)
-            self._stream = _Gzip(self._file) if gzip else _Zstd(self._file, path)
+            self._stream = _Gzip(self._file)
 
     def __exit__(self, *_: object) -> None:
         """Close the file."""
@@ -557,7 +560,7 @@ class Source(AbstractContextManager["Source"]):
         if self.problem is not None:
             return 0
         try:
-            count = self._stream.readinto(view) or 0
+            count = self._stream.readinto(view) or 0  # type: ignore[union-attr]
         except _DamagedError as damage:
             self.problem = str(damage)
             return 0
@@ -614,31 +617,3 @@ class _Gzip:
         if rest:
             self._rest, self._member = rest, isal_zlib.decompressobj(_GZIP_MEMBER)
         return bool(rest)
-
-
-class _Zstd:
-    """Zstd frames, one after the other; a window above 128 MiB is refused."""
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError as error:
-            file.close()
-            raise TraceError(
-                f"{path}: compressed with zstd; to read it: pip install zstandard"
-            ) from error
-        self._error: type[Exception] = zstandard.ZstdError
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-        self._any = False
-        self._stream = decompressor.stream_reader(file, read_across_frames=True)
-
-    def readinto(self, view: memoryview, /) -> int:
-        try:
-            # The first gives what comes before damage; it may give nothing for a single read.
-            count: int = self._stream.readinto1(view[:_STEP]) or self._stream.readinto(view)
-        except self._error as error:
-            raise _DamagedError(f"its compressed data is damaged ({error})") from error
-        self._any = self._any or count > 0
-        if not self._any:  # The first block is not whole; later ones end where the events do.
-            raise _DamagedError("its compressed data is truncated")
-        return count

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.loaders.clock_fit import Clock, Knot, from_collectives, from_exchange, solve
-from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.arrays import (
@@ -99,6 +98,16 @@ class ClockRow(NamedTuple):
             reference=rank, method="reference", exchanges=0, off_ns=0, uncertainty_ns=0
         )
 
+    def compared(self, reference: int | None, clock: Clock, **known: Any) -> "ClockRow":
+        """Return the same clock as one that was compared with another."""
+        return self._replace(
+            reference=reference,
+            drift=clock.drift * 1e6,
+            drift_uncertainty=clock.drift_uncertainty * 1e6,
+            jumps=len(clock.jumps),
+            **known,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class OnAxis:
@@ -175,9 +184,19 @@ def clock_table(
     rows = []
     for rank, own in ranks.items():
         row = ClockRow(rank, headers[rank].host, lowest.setdefault(own, rank))
-        if own.clock is None and own.anchor_ns in references:
+        if (clock := own.clock) is not None:
+            at_ends = clock.uncertainty((lives or {}).get(rank, [])).tolist()
+            row = row.compared(
+                own.reference,
+                clock,
+                method="ping-pong",
+                exchanges=len(clock.time_ns),
+                off_ns=own.off(headers[rank].unix_ns),
+                uncertainty_ns=max([clock.largest_ns, *at_ends]),
+            )
+        elif own.anchor_ns in references:
             row = row.is_reference(references[own.anchor_ns])
-        rows.append(_row(row, headers[rank], own, (lives or {}).get(rank, [])))
+        rows.append(row)
     return Table("clocks", CLOCK_COLUMNS, rows) if len(lowest) > 1 else None
 
 
@@ -189,28 +208,10 @@ def wall_clocks(headers: Mapping[int, Header]) -> list[ClockRow]:
     lowest: dict[object, int] = {}
     return [
         ClockRow(
-            rank,
-            header.host,
-            lowest.setdefault(header.host if header.host and header.unix_ns else rank, rank),
+            rank, of.host, lowest.setdefault(of.host if of.host and of.unix_ns else rank, rank)
         )
-        for rank, header in sorted(headers.items())
+        for rank, of in sorted(headers.items())
     ]
-
-
-def _row(row: ClockRow, header: Header, own: OnAxis, times: Sequence[int]) -> ClockRow:
-    clock = own.clock
-    if clock is None:
-        return row
-    return row._replace(
-        reference=own.reference,
-        method="ping-pong",
-        exchanges=len(clock.time_ns),
-        off_ns=own.off(header.unix_ns),
-        uncertainty_ns=max([clock.largest_ns, *clock.uncertainty(times).tolist()]),
-        drift=clock.drift * 1e6,
-        drift_uncertainty=clock.drift_uncertainty * 1e6,
-        jumps=len(clock.jumps),
-    )
 
 
 def _solved(ranks: Sequence[int], meetings: Mapping[int, Meetings]) -> tuple[int, Clock | None]:
@@ -387,7 +388,7 @@ class Shared(NamedTuple):
         """Return the least and the most that can be added to times of the first set."""
         return self.start_there_ns - self.end_ns, self.end_there_ns - self.start_ns
 
-    def where(self, keep: Mask) -> "Shared":
+    def where(self, keep: Mask | Int64s) -> "Shared":
         """Return some of them."""
         return Shared(*(column[keep] for column in self))
 
@@ -439,11 +440,10 @@ class Side(NamedTuple):
             self.meeting, there.meeting, assume_unique=True, return_indices=True
         )
         times = (self.start_ns[own], self.end_ns[own], there.start_ns[at], there.end_ns[at])
-        every, sure = Shared(*times), self.sure[own]
-        pairs = zip(every.where(sure), _waiting(every.where(~sure)), strict=True)
-        found = Shared(*map(np.concatenate, pairs))
-        order = np.argsort(found.end_ns, kind="stable")
-        return Shared(*(column[order] for column in found))
+        every, keep = Shared(*times), self.sure[own]
+        keep[~keep] = _are_waits(every.where(~keep))
+        rows = np.flatnonzero(keep)
+        return every.where(rows[np.argsort(every.end_ns[rows], kind="stable")])
 
 
 def met(spans: Spans) -> Met | None:
@@ -484,18 +484,18 @@ def _operation(name: str) -> int:
     return next((at for at, each in enumerate(_ALL) if each.replace("_", "") == short), -1)
 
 
-def _waiting(found: Shared) -> Shared:
-    """Return those of which it shows that ranks met in them; none where it does not."""
+def _are_waits(found: Shared) -> Mask:
+    """Return of which it shows that ranks met in them; none where it does not."""
     nothing = np.zeros(len(found.end_ns), bool)
     if len(nothing) < _MIN_MEETINGS:
-        return found.where(nothing)
+        return nothing
     low, high = found.bounds()
     ends, starts = found.end_there_ns - found.end_ns, found.start_there_ns - found.start_ns
     middle = np.sort(ends)[len(ends) // 2]
     agree = (low <= middle) & (middle <= high)
     count = int(np.count_nonzero(agree))
     closer = count >= _MIN_MEETINGS and _spread(ends[agree]) * _CLOSER <= _spread(starts[agree])
-    return found.where(agree if closer and 2 * count > len(agree) else nothing)
+    return agree if closer and 2 * count > len(agree) else nothing
 
 
 def _spread(values: Int64s) -> float:
@@ -544,87 +544,58 @@ def _told(spans: Spans, rows: Sequence[ClockRow], found: Mapping[int, _Solved]) 
     told = next((row.reference for row in rows if row.reference is not None), None)
     first = rows[0].clock if told is None and found else None
     reference = rows[0].rank if told is None else told
-    return [
-        row.is_reference(reference)
-        if row.clock == first
-        else _compared_row(spans, row, reference, found[row.clock])
-        if row.clock in found
-        else row
-        for row in rows
-    ]
 
+    def told_row(row: ClockRow) -> ClockRow:
+        if row.clock == first:
+            return row.is_reference(reference)
+        if (solved := found.get(row.clock)) is None:
+            return row
+        unix = spans.headers[row.rank].unix_ns
+        return row.compared(
+            reference,
+            solved.clock,
+            method="collectives",
+            exchanges=solved.meetings,
+            off_ns=unix - spans.unix_ns - spans.later(row.rank, unix) if unix else None,
+            uncertainty_ns=solved.unsure_ns,
+        )
 
-def _compared_row(spans: Spans, row: ClockRow, reference: int, solved: _Solved) -> ClockRow:
-    unix = spans.headers[row.rank].unix_ns
-    return row._replace(
-        reference=reference,
-        method="collectives",
-        exchanges=solved.meetings,
-        off_ns=unix - spans.unix_ns - spans.later(row.rank, unix) if unix else None,
-        uncertainty_ns=solved.unsure_ns,
-        drift=solved.clock.drift * 1e6,
-        drift_uncertainty=solved.clock.drift_uncertainty * 1e6,
-        jumps=len(solved.clock.jumps),
-    )
+    return [told_row(row) for row in rows]
 
 
 def _unsynchronized(spans: Spans, rows: Sequence[ClockRow]) -> list[RunWarning]:
-    """Say whose times can be compared only roughly; of a trace without a date that is said."""
+    """Say where times can be compared only roughly; of a trace without a date that is said."""
     rows = [row for row in rows if spans.headers[row.rank].unix_ns]
     left = [row for row in rows if row.uncertainty_ns is None]
     clocks = len({row.clock for row in left}) + (len(left) < len(rows))
     if clocks < 2:
         return []
-    if not all(row.host for row in left):
-        ranks = as_ranges(row.rank for row in left if not row.host)
-        text = f"hosts of ranks {ranks} are unknown and clocks are unsynchronized: between ranks"
-        text += ", times may be off by milliseconds"
-        return [RunWarning(None, text, Code.CLOCKS_DOUBTFUL.value)]
     text = f"clocks of {clocks} hosts are unsynchronized: between hosts, times may be off by ms"
     return [RunWarning(None, text, Code.CLOCKS_DOUBTFUL.value)]
 
 
 def _compared_clocks(spans: Spans, rows: Sequence[ClockRow]) -> dict[int, _Solved]:
-    """Compare clock after clock with those that are known already.
-
-    Where none is known, it is that of the lowest rank.
-    """
+    """Compare clocks with those that are known; where none is, it is that of the lowest rank."""
     calls = met(spans)
     if calls is None:
         return {}
-    unsure = {row.clock: row.uncertainty_ns for row in rows if row.uncertainty_ns is not None}
-    unsure = unsure or {rows[0].clock: 0}
-    left = {row.clock: row for row in rows if row.clock == row.rank and row.clock not in unsure}
+    known = {row.clock: row.uncertainty_ns for row in rows if row.uncertainty_ns is not None}
+    known = known or {rows[0].clock: 0}
     clock_of = np.zeros(max(row.rank for row in rows) + 1, np.int64)
     clock_of[[row.rank for row in rows]] = [row.clock for row in rows]
+    whose = clock_of[calls.rank]
+    there, worst = calls.side(np.flatnonzero(np.isin(whose, [*known]))), max(known.values())
     found: dict[int, _Solved] = {}
-    while left:
-        whose = clock_of[calls.rank]
-        there, worst = calls.side(np.flatnonzero(np.isin(whose, [*unsure]))), max(unsure.values())
-        new: dict[int, _Solved] = {}
-        for clock, row in left.items():
-            shared = calls.side(np.flatnonzero(whose == clock)).shared(there)
-            own = clock_of[spans.rank] == clock
-            edges = [spans.start_ns[own].min(), spans.end_ns[own].max()] if own.any() else []
-            may_be_one = bool(spans.headers[clock].unix_ns) and not row.host
-            solved = _compared(shared, edges, worst, may_be_one=may_be_one)
-            new |= {} if solved is None else {clock: solved}
-        if not new:
-            break
-        calls, found = _on(calls, whose, new), found | new
-        unsure |= {clock: solved.unsure_ns for clock, solved in new.items()}
-        left = {clock: row for clock, row in left.items() if clock not in new}
+    for row in rows:
+        if row.clock != row.rank or row.clock in known:
+            continue
+        shared = calls.side(np.flatnonzero(whose == row.clock)).shared(there)
+        own = clock_of[spans.rank] == row.clock
+        edges = [spans.start_ns[own].min(), spans.end_ns[own].max()] if own.any() else []
+        may_be_one = bool(spans.headers[row.clock].unix_ns) and not row.host
+        if (solved := _compared(shared, edges, worst, may_be_one=may_be_one)) is not None:
+            found[row.clock] = solved
     return found
-
-
-def _on(calls: Met, whose: Int64s, clocks: Mapping[int, _Solved]) -> Met:
-    """Return the calls with those of some clocks moved."""
-
-    def shift(clock: int, times: Int64s) -> Int64s:
-        return clocks[clock].clock.moved(times) if clock in clocks else times
-
-    start, end = (shift_cells(each, whose, shift) for each in (calls.start_ns, calls.end_ns))
-    return calls._replace(start_ns=start, end_ns=end)
 
 
 def _compared(

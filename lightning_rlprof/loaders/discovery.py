@@ -114,7 +114,7 @@ def items(path: Path) -> list[Path]:
     A directory with rank files is one run, one that holds nothing but torch_npu's captures one
     trace; below any other, every such directory and every file that is a trace by its name or
     content. Beside traces also files that are none, to read which tells why: of their name but for
-    digits, also in a folder beside theirs, or of another rank by their name. So is what must not be
+    digits, or of another rank by their name. So is what must not be
     looked at. Links to directories are not followed.
 
     Raises:
@@ -154,33 +154,15 @@ def _below(folder: Path) -> list[_Item]:
             return [_Item(folder, captures=True)]
         files = (Path(entry.path) for entry in entries if _is_file(entry))
         found = [_Item(path) for path in _traces(files)]
-        folders = {
-            Path(entry.path): _below(Path(entry.path))
-            for entry in entries
-            if entry.is_dir(follow_symlinks=False) and entry.name != CACHE_FOLDER
-        }
-        for folder_of_one, own in folders.items():
-            found += own or _broken(folder_of_one, folders)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and entry.name != CACHE_FOLDER:
+                found += _below(Path(entry.path))
         if {item.path for item in found} <= {folder / "trace_view.json"} and is_ascend(folder):
             return [_Item(folder)]  # the files of one capture themselves
         only_captures = found and all(item.captures for item in found)
         return [_Item(folder, captures=True)] if only_captures else found
     except OSError:
         return [_Item(folder)]
-
-
-def _broken(silent: Path, folders: dict[Path, list[_Item]]) -> list[_Item]:
-    """Return files that lie where folders called alike, as those of other ranks, have traces."""
-    places = {
-        _pattern(os.path.relpath(item.path, folder))
-        for folder, own in folders.items()
-        if own and _pattern(folder.name) == _pattern(silent.name)
-        for item in own
-        if not item.captures and item.path != folder
-    }
-    files = (os.path.join(at, name) for at, _, names in os.walk(silent) for name in names)
-    found = (file for file in files if _pattern(os.path.relpath(file, silent)) in places)
-    return [_Item(Path(file)) for file in sorted(found)] if places else []
 
 
 def _is_file(entry: "os.DirEntry[str]") -> bool:

@@ -1,4 +1,4 @@
-"""Logs of frameworks as runs: AReaL's traces, slime's rollouts, and verl's steps.
+"""Logs of frameworks as runs: AReaL's sessions, slime's rollouts, and verl's steps.
 
 The beginning of a file tells which of them it is; files of one kind are read together.
 """
@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -31,18 +31,21 @@ from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLi
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
 
-US, S = 1_000, 1_000_000_000
-"""Nanoseconds of each unit."""
+S = 1_000_000_000
+"""Nanoseconds of a second."""
 
 MAX_LINE_BYTES = 1 << 24
 """Bytes of a line, or of a pickle's beginning, that are looked at."""
 
-_MAX_NS = 2**60  # This is 36 years.
-_FIRST_NS, _LAST_NS = 15 * 10**17, 26 * 10**17  # 2017 and 2052 are less than 2**60 apart.
+ANY = range(1 - 2**60, 2**60)
+"""Nanoseconds of 36 years."""
+
+TODAY = range(15 * 10**17, 26 * 10**17)
+"""From 2017 to 2052: one time that is far away would put all others out of range."""
+
 _MAX_INTEGER = 2**52
 _MAX_TEXT = 200
 _Read = TypeVar("_Read")
-_NO_CLOCK = "AReaL's trace lacks a wall clock: don't compare ranks by time"
 _PHASES = {"generate": "actor_generate", "reward": "compute_reward", "toolcall": "tool_call"}
 
 # An accepted session may still be dropped or go stale before an update: that is not in the file.
@@ -62,7 +65,7 @@ _ONLY_STEPS = (
     "the log has no times of day: its steps follow one another without a gap, and their stages are "
     "left out, as their order is unknown"
 )
-Log = Literal["areal events", "areal sessions", "slime", "verl"]
+Log = Literal["areal", "slime", "verl"]
 SUFFIXES = (".jsonl", ".json")
 """Of files that may be logs."""
 
@@ -72,13 +75,16 @@ _DUMP = re.compile(rb'\s*\{\s*"(?:rollout_id|samples)"\s*:')
 
 
 def objects(path: Path) -> Iterator[Mapping[str, Any] | None]:
-    """Yield the object of each line; None once for each line that is none, or is too long.
+    """Yield the object of each line, or of the file; None for what is none, or is too long.
 
     Raises:
         TraceError: The file cannot be read.
     """
     try:
         with open_file(path) as file:
+            if path.suffix != ".jsonl":
+                yield as_object(file.read())
+                return
             begins = True
             while part := file.readline(MAX_LINE_BYTES):
                 if begins and part.strip():
@@ -97,34 +103,19 @@ def as_object(text: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def nanoseconds(value: Any, unit: int) -> int | None:
+def as_ns(value: Any, unit: int, within: range) -> int | None:
     """Return a time in nanoseconds; None for what is not a number, or out of range.
 
     Example::
 
-        >>> nanoseconds(1.5, S), nanoseconds(float("nan"), S), nanoseconds("1", S)
-        (1500000000, None, None)
+        >>> as_ns(1.5, S, ANY), as_ns(float("nan"), S, ANY), as_ns("1", S, ANY), as_ns(5, S, TODAY)
+        (1500000000, None, None, None)
     """
-    found = exact(value, unit)
-    return found if found is not None and abs(found) < _MAX_NS else None
-
-
-def wall_clock(value: Any) -> int | None:
-    """Return a time of today in nanoseconds, from seconds; None for what can't be one.
-
-    One that is far away would put all others out of range.
-    """
-    found = exact(value, S)
-    return found if found is not None and _FIRST_NS < found < _LAST_NS else None
-
-
-def exact(value: Any, unit: int) -> int | None:
-    """Return a time in nanoseconds, up to the year 2116; None for what isn't a number."""
     if not is_number(value) or not abs(value) < 2**62 // unit:
         return None
     full, rest = divmod(value, 1)  # A float of today's date in nanoseconds is 256 ns coarse.
-    found: int = int(full) * unit + round(rest * unit)
-    return found
+    found = int(full) * unit + round(rest * unit)
+    return found if found in within else None
 
 
 def is_number(value: Any) -> bool:
@@ -189,25 +180,27 @@ def line(
 
 def fate_mark(fate: str, number: int, at_ns: int, **counters: Number | None) -> SpanLine:
     """Return the mark of what became of a sample; a word that `FATES` lacks counts as unknown."""
-    told = {name: value for name, value in counters.items() if value is not None}
     known = fate if fate in FATES else NO_KNOWN_FATE
-    return line(f"{SAMPLE} {known}", "mark", at_ns, at_ns, counters={SAMPLE: number, **told})
+    told = {SAMPLE: number, **_known(counters)}
+    return line(f"{SAMPLE} {known}", "mark", at_ns, at_ns, counters=told)
+
+
+def _known(counters: Mapping[str, Number | None]) -> dict[str, Number]:
+    return {name: value for name, value in counters.items() if value is not None}
 
 
 def step_spans(starts: Mapping[int, int], end_ns: int, thread: int = 0) -> list[SpanLine]:
     """Return steps that follow one another, by their number and start."""
-    numbers = sorted(starts, key=starts.__getitem__)
-    bounds = [*(starts[number] for number in numbers[1:]), end_ns]
+    begins = sorted((start, number) for number, start in starts.items())
     return [
-        line("step", "step", starts[number], max(until, starts[number]), number, thread)
-        for number, until in zip(numbers, bounds, strict=True)
+        line("step", "step", start, max(until, start), number, thread)
+        for (start, number), (until, _) in pairwise([*begins, (end_ns, 0)])
     ]
 
 
 def in_steps(spans: Iterable[SpanLine], starts: Mapping[int, int]) -> list[SpanLine]:
     """Give each span the step in which it starts: the last that began before it, or the first."""
-    numbers = sorted(starts, key=starts.__getitem__)
-    begins = [starts[number] for number in numbers]
+    begins, numbers = zip(*sorted((start, each) for each, start in starts.items()), strict=True)
     return [
         replace(each, step=numbers[max(bisect_right(begins, each.start_ns) - 1, 0)])
         for each in spans
@@ -258,12 +251,9 @@ def rank_trace(
         open_world=True,
     )  # fmt: skip
     lines = [
-        SpanLine(
-            each.name, each.kind, each.step, each.start_ns - zero_ns, each.end_ns - zero_ns,
-            each.thread, at, each.parent, each.counters,
-        )
+        replace(each, start_ns=each.start_ns - zero_ns, end_ns=each.end_ns - zero_ns, id=at)
         for at, each in enumerate(spans, start=1)
-    ]  # fmt: skip
+    ]
     return RankTrace(
         path,
         head,
@@ -273,50 +263,6 @@ def rank_trace(
         status="finished",
         lost_lines=lost,
     )
-
-
-def read_events(paths: Sequence[Path]) -> list[RankTrace]:
-    """Read ``traces-r*.jsonl`` of AReaL's perf tracer.
-
-    Its ``global_step`` counts from 0. A step is as long as to the first event of the next one.
-
-    Raises:
-        TraceError: A file cannot be read, or has no event of a step.
-    """
-    return [_read_events(path) for path in paths]
-
-
-def _read_events(path: Path) -> RankTrace:
-    spans, lost = list[SpanLine](), 0
-    rank, role, process = 0, "actor", 0
-    for event in objects(path):
-        if event is None:
-            lost += 1
-            continue
-        about = event.get("args")
-        about = about if isinstance(about, dict) else {}
-        rank, role = _number_or(about.get("rank"), rank), text(about.get("role", role))
-        process = _number_or(event.get("pid"), process)
-        start, length = nanoseconds(event.get("ts"), US), nanoseconds(event.get("dur"), US)
-        step, name = whole(about.get("global_step")), event.get("name")
-        if event.get("ph") != "X" or not isinstance(name, str) or step is None:
-            continue
-        if start is None or length is None:
-            lost += 1
-            continue
-        thread = _number_or(event.get("tid"), 0)
-        stage = text(standard_stage(name))
-        spans.append(line(stage, "stage", start, start + length, step + 1, thread))
-    if not spans:
-        raise TraceError(f"{path}: has no timings of a step")
-    threads = [each.thread for each in spans]
-    starts: dict[int, int] = {}
-    for each in spans:
-        starts[each.step] = min(starts.get(each.step, each.start_ns), each.start_ns)
-    end = max(each.end_ns for each in spans)
-    spans += step_spans(starts, end, max(set(threads), key=threads.count))
-    notes = [("info", _NO_CLOCK)]
-    return rank_trace(path, spans, rank=rank, role=role, process=process, notes=notes, lost=lost)
 
 
 def _number_or(value: object, otherwise: int) -> int:
@@ -418,17 +364,17 @@ def _read_sessions(path: Path) -> _File:
 
 def _session(record: Mapping[str, Any]) -> _Session | None:
     ids = [record.get(name) for name in ("role", "rank", "task_id", "session_id")]
-    start = wall_clock(record.get("submit_ts"))
+    start = as_ns(record.get("submit_ts"), S, TODAY)
     if start is None or not all(map(is_name, ids[2:])):
         return None
     told = [each if is_name(each) else None for each in ids]
-    final = wall_clock(record.get("finalized_ts"))
+    final = as_ns(record.get("finalized_ts"), S, TODAY)
     phases, torn = list[tuple[str, int, int]](), 0
     groups = record.get("phases")
     for name, parts in (groups if isinstance(groups, dict) else {}).items():
         for part in parts if isinstance(parts, list) else [None]:
             times = part if isinstance(part, dict) else {}
-            begin, end = (wall_clock(times.get(key)) for key in ("start_ts", "end_ts"))
+            begin, end = (as_ns(times.get(key), S, TODAY) for key in ("start_ts", "end_ts"))
             end = final if end is None else end
             if begin is None or end is None or end < begin:
                 torn += 1
@@ -467,14 +413,6 @@ class _Span(NamedTuple):
     attributes: Mapping[str, Any]
 
 
-class _Trace(NamedTuple):
-    """Spans of a sample in the order of their starts, moments, and the number of lost events."""
-
-    spans: list[_Span]
-    moments: list[tuple[str, int]]
-    torn: int
-
-
 def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     """Read dumps of rollouts, in JSON or lines of it, as one rank.
 
@@ -491,12 +429,12 @@ def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     for dump in (each for dumps, _ in read for each in dumps):
         phases, ends = list[SpanLine](), list[tuple[Mapping[str, Any], int, int | None]]()
         for sample in dump.samples:
-            number, trace = _number_of(dump, sample), _trace_of(sample, seen)
+            number, (traced, lost_events) = _number_of(dump, sample), _trace_of(sample, seen)
             names.append(_name(number, dump, sample))
-            own = _phases(number, sample, trace, len(spans) + len(phases))
+            own = _phases(number, sample, traced, len(spans) + len(phases))
             ends.append((sample, number, max((each.end_ns for each in own), default=None)))
             phases += own
-            torn += trace.torn
+            torn += lost_events
         if phases:
             last = max(each.end_ns for each in phases)
             lives.append((dump, min(each.start_ns for each in phases), last))
@@ -545,21 +483,21 @@ def _told(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     return trace if isinstance(trace, dict) else sample
 
 
-def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> _Trace:
-    """Read the events of a sample; spans that another sample has as well are left to that one."""
+def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> tuple[list[_Span], int]:
+    """Return a sample's spans by start, without those of another one, and lost events."""
     events = _told(sample).get("events")
     begun: dict[str, tuple[str, int, object, Mapping[str, Any]]] = {}
     ended: dict[str, _Span] = {}
-    moments, torn = list[tuple[str, int]](), 0
+    torn = 0
     for event in events if isinstance(events, list) else ():
         told = event if isinstance(event, dict) else {}
         what, name, key = told.get("type"), told.get("name"), told.get("span_id")
-        at, attributes = wall_clock(told.get("ts")), told.get("attrs")
+        at, attributes = as_ns(told.get("ts"), S, TODAY), told.get("attrs")
         attributes = attributes if isinstance(attributes, dict) else {}
         if at is None or not isinstance(name, str):
             torn += 1
         elif what == "event":
-            moments.append((text(name), at))
+            continue
         elif what == "span_start" and isinstance(key, str):
             begun[key] = (name, at, told.get("parent_span_id"), attributes)
         elif what == "span_end" and isinstance(key, str) and key in begun:
@@ -571,20 +509,20 @@ def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> _Trace:
     spans = [ended[key] for key in begun if key in ended and key not in seen]
     torn += sum(key not in ended for key in begun)
     seen.update(begun)
-    return _Trace(spans, moments, torn)
+    return spans, torn
 
 
-def _phases(number: int, sample: Mapping[str, Any], trace: _Trace, before: int) -> list[SpanLine]:
-    """Return a sample's phases and moments: innermost generations, and what isn't around them."""
+def _phases(
+    number: int, sample: Mapping[str, Any], spans: Sequence[_Span], before: int
+) -> list[SpanLine]:
+    """Return a sample's phases: innermost generations, and what isn't around them."""
     length = whole(sample.get("response_length"))
-    outer = [each for each in trace.spans if each.name == _WHOLE]
+    outer = [each for each in spans if each.name == _WHOLE]
     made = [
-        each
-        for each in trace.spans
-        if standard_stage(each.name) == _GENERATE and each.name != _WHOLE
+        each for each in spans if standard_stage(each.name) == _GENERATE and each.name != _WHOLE
     ] or (outer if length else [])
-    by_id = {each.id: each for each in trace.spans}
-    around = {each.id for each in trace.spans if each.name == _GROUP}
+    by_id = {each.id: each for each in spans}
+    around = {each.id for each in spans if each.name == _GROUP}
     around |= {each.id for each in outer if each not in made}
     for each in made:
         above = each.parent
@@ -593,7 +531,7 @@ def _phases(number: int, sample: Mapping[str, Any], trace: _Trace, before: int) 
             above = by_id[above].parent
     told = dict(zip((each.id for each in made), _counters(sample, made, length), strict=True))
     place, found = dict[object, int](), list[SpanLine]()
-    for each in trace.spans:
+    for each in spans:
         if each.id in around:
             continue
         counters = {SAMPLE: number, **told.get(each.id, {})}
@@ -603,8 +541,6 @@ def _phases(number: int, sample: Mapping[str, Any], trace: _Trace, before: int) 
             line(name, "region", each.start_ns, each.end_ns, parent=parent, counters=counters)
         )
         place[each.id] = before + len(found)
-    for name, at in trace.moments:
-        found.append(line(name, "mark", at, at, counters={SAMPLE: number}))
     return found
 
 
@@ -627,10 +563,8 @@ def _counters(
     elif len(versions) != len(made):
         last = versions[-1]
         versions = [versions[0], *[None] * (len(made) - 1)][: len(made)]
-    found: list[dict[str, Number]] = []
-    for count, version in zip(tokens, versions, strict=True):
-        known = {"tokens": count, "version": version}
-        found.append({name: value for name, value in known.items() if value is not None})
+    pairs = zip(tokens, versions, strict=True)
+    found = [_known({"tokens": count, "version": version}) for count, version in pairs]
     if found and last is not None:
         found[-1]["version_end"] = last
     return found
@@ -644,19 +578,11 @@ def _version(value: object) -> int | None:
 
 def _fate(number: int, dump: _Dump, sample: Mapping[str, Any], at_ns: int) -> SpanLine:
     status = text(sample.get("status") or "complete")
-    fate = _SLIME_FATES.get(status, status)
-    if sample.get("remove_sample") is True:
-        fate = "filtered"
-    if dump.evaluates:
-        fate = "evaluation"
-    reward = sample.get("reward")
-    return fate_mark(
-        fate,
-        number,
-        at_ns,
-        tokens=whole(sample.get("response_length")),
-        reward=reward if is_number(reward) else None,
-    )
+    told = "filtered" if sample.get("remove_sample") is True else _SLIME_FATES.get(status, status)
+    fate = "evaluation" if dump.evaluates else told
+    reward, tokens = sample.get("reward"), whole(sample.get("response_length"))
+    reward = reward if is_number(reward) else None
+    return fate_mark(fate, number, at_ns, tokens=tokens, reward=reward)
 
 
 def _number_of(dump: _Dump, sample: Mapping[str, Any]) -> int:
@@ -688,7 +614,7 @@ def _read_dumps(path: Path) -> tuple[list[_Dump], int]:
     number = int(stem[0][-9:]) if stem else 0
     evaluates = _EVALUATION.search(path.stem) is not None
     found, lost = dict[int, list[Mapping[str, Any]]](), 0
-    for each in objects(path) if path.suffix == ".jsonl" else [_whole_object(path)]:
+    for each in objects(path):
         told = each or {}
         samples = told.get("samples", [told])
         own = whole(told.get("rollout_id"))
@@ -700,14 +626,6 @@ def _read_dumps(path: Path) -> tuple[list[_Dump], int]:
     if not found:
         raise TraceError(f"{path}: has no samples")
     return [_Dump(each, evaluates, samples) for each, samples in found.items()], lost
-
-
-def _whole_object(path: Path) -> Mapping[str, Any] | None:
-    try:
-        with open_file(path) as file:
-            return as_object(file.read())
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_verl(paths: Sequence[Path]) -> list[RankTrace]:
@@ -727,7 +645,7 @@ def _read_steps(path: Path) -> RankTrace:
         lost += row is None
         if not isinstance(data, dict) or step is None:
             continue
-        length = nanoseconds(data.get(_STEP), S)
+        length = as_ns(data.get(_STEP), S, ANY)
         if length is not None and 0 <= length < _MAX_STEP_NS:
             spans.append(line("step", "step", now, now + length, step))
             now += length
@@ -740,36 +658,27 @@ def kind_of_log(path: Path) -> Log | None:
     """Return what kind of log a file is, by its beginning; None for anything else."""
     try:
         with open_file(path) as file:
-            if path.suffix == ".jsonl":
-                parts = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
-                return _kind_of_lines(islice(parts, _MAX_LINES))
-            return "slime" if _DUMP.match(file.read(_HEAD)) else None
+            if path.suffix != ".jsonl":
+                return "slime" if _DUMP.match(file.read(_HEAD)) else None
+            lines = islice(iter(lambda: file.readline(MAX_LINE_BYTES), b""), _MAX_LINES)
+            kinds = (_kind_of_object(each) for each in map(as_object, lines) if each is not None)
+            return next((kind for kind in kinds if kind is not None), None)
     except OSError:
         return None
-
-
-def _kind_of_lines(lines: Iterable[bytes]) -> Log | None:
-    found = (as_object(each) for each in lines)
-    kinds = (_kind_of_object(each) for each in found if each is not None)
-    return next((kind for kind in kinds if kind is not None), None)
 
 
 def _kind_of_object(first: Mapping[str, Any]) -> Log | None:
     if isinstance(first.get("data"), dict) and "step" in first:
         return "verl"
     if {"task_id", "session_id", "submit_ts"} <= first.keys():
-        return "areal sessions"
+        return "areal"
     if isinstance(first.get("trace"), dict) or isinstance(first.get("events"), list):
         return "slime"
-    about = first.get("args")
-    own = isinstance(about, dict) and ("global_step" in about or "role" in about)
-    known = first.get("ph") in ("M", "X", "i") and (own or "pid" in first)
-    return "areal events" if known else None
+    return None
 
 
 READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
-    "areal events": read_events,
-    "areal sessions": read_sessions,
+    "areal": read_sessions,
     "slime": read_slime,
     "verl": read_verl,
 }

@@ -301,6 +301,23 @@ def stages_at(stages: Stages, launches: Launches) -> Found:
     )
 
 
+def counted(*texts: tuple[Any, str]) -> list[str]:
+    """Return the texts of what there is, with how many there are."""
+    return [f"{count} {text}" for count, text in texts if count]
+
+
+def launch_remarks(what: str, missing: Any, lent: Any) -> list[str]:
+    """Say of how many the launch is unknown, and for how many another thread tells the stage."""
+    return counted(
+        (missing, f"{what} have no recorded launch: their stage may be unknown"),
+        (
+            lent,
+            f"{what} were launched by threads without marks, such as autograd's: they belong to "
+            "the stage of the training thread",
+        ),
+    )
+
+
 def _training_thread(stages: Stages, process: int) -> int:
     """Return the thread with most steps, then with most stages."""
     own = stages.process == process

@@ -379,13 +379,12 @@ def _notes(part: Spans, later_ns: int) -> list[RankNote]:
 
 def _warnings_of(part: Spans) -> list[RunWarning]:
     """Return what a part says of itself, as said by its rank, or by its name if it has several."""
-    found = []
-    for each in part.warnings:
-        alone = each.rank is not None or len(part.ranks) == 1
-        text = each.text if alone else f"{part.path.name}: {each.text}"
-        rank = _only_rank(part) if each.rank is None else each.rank
-        found.append(each._replace(rank=rank, text=text))
-    return found
+    rank = _only_rank(part)
+    whose = f"{part.path.name}: " if rank is None else ""
+    return [
+        each._replace(rank=rank, text=whose + each.text) if each.rank is None else each
+        for each in part.warnings
+    ]
 
 
 def _only_rank(part: Spans) -> int | None:

@@ -19,7 +19,6 @@ from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES, identify, read_ranks, traces
 from lightning_rlprof.loaders.framework_logs import READERS, SUFFIXES, Log, kind_of_log
-from lightning_rlprof.loaders.join_ranks import as_one
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import from_traces, read_run
 from lightning_rlprof.loaders.nsys import read_nsys
@@ -167,14 +166,11 @@ def _logs(path: Path, names: list[str]) -> dict[Log, list[Path]]:
 
 
 def _read_logs(path: Path, logs: dict[Log, list[Path]]) -> Spans:
-    """Read logs of each kind together; nothing aligns the clocks of several kinds."""
-    read = [from_traces(path, READERS[kind](files)) for kind, files in logs.items()]
-    if len(read) == 1:
-        return read[0]
-    text = f"logs of {len(read)} kinds are one run ({', '.join(logs)}): compare no times of theirs"
-    spans = as_one(read)
-    notes = (note_of(None, Code.LOGS_JOINED, text, kinds=len(read)), *spans.notes)
-    return dataclasses.replace(spans, path=path, notes=notes)
+    """Read logs of one kind together."""
+    if len(logs) > 1:
+        raise TraceError(f"{path}: contains logs of {' and '.join(logs)}; pass those of one")
+    kind, files = next(iter(logs.items()))
+    return from_traces(path, READERS[kind](files))
 
 
 def _read_trace(path: Path) -> Spans:

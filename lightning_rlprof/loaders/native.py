@@ -18,7 +18,7 @@ from lightning_rlprof.loaders.iterations import (
     steps_per_iteration,
 )
 from lightning_rlprof.loaders.join_ranks import joined_counter, merge
-from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
+from lightning_rlprof.loaders.rank_names import missing, rank_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
 from lightning_rlprof.records.run_directory import (
@@ -105,8 +105,7 @@ def read_run(
     if path.is_dir():
         world = max(rank.header.world_size for rank in ranks.values())
         problems += missing(world, [*ranks, *(each.rank for each in problems)])
-    spans = _assemble(path, dict(sorted(ranks.items())), names, threads, problems)
-    return _with_roles_of_spans(spans)
+    return _assemble(path, ranks, names, threads, problems)
 
 
 def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
@@ -133,14 +132,7 @@ def read_window(
     for trace, columns in ranks:
         _add_rank(rank_of(trace, columns, names, threads), found)
     _close_world(found)
-    ordered = dict(sorted(found.items()))
-    spans = _assemble(path, ordered, names, threads, [], steps_per_iteration)
-    return _with_roles_of_spans(spans)
-
-
-def _with_roles_of_spans(spans: Spans) -> Spans:
-    """Let spans be stages or regions by what their run is: of validations, drivers, phases."""
-    return phases_as_stages(validation_as_stage(drivers_wait(spans)))
+    return _assemble(path, found, names, threads, [], steps_per_iteration)
 
 
 def validation_as_stage(spans: Spans) -> Spans:
@@ -234,7 +226,7 @@ def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
     for trace in traces:
         problems += _add_rank(_rank_of(trace, names, threads), ranks)
     _close_world(ranks)
-    return drivers_wait(_assemble(path, dict(sorted(ranks.items())), names, threads, problems))
+    return _assemble(path, ranks, names, threads, problems)
 
 
 def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]) -> Rank:
@@ -473,15 +465,13 @@ def _with_late(
     found = dict(counters)
     for name, by_row in new.items():
         own = counters.get(name)
-        before = (
-            {} if own is None else dict(zip(own.rows.tolist(), own.values.tolist(), strict=True))
-        )
-        both = {**before, **by_row}
-        rows = sorted(row for row, value in both.items() if value is not None)
-        values = [value for row in rows if (value := both[row]) is not None]
-        found[name] = Counter(np.array(rows, np.int64), _exact(values))
-        if not rows:
-            del found[name]
+        pairs = () if own is None else zip(own.rows.tolist(), own.values.tolist(), strict=True)
+        both = sorted({**dict(pairs), **by_row}.items())
+        known_values = {row: value for row, value in both if value is not None}
+        found.pop(name, None)
+        if known_values:
+            rows = np.array([*known_values], np.int64)
+            found[name] = Counter(rows, _exact([*known_values.values()]))
     return found
 
 
@@ -505,30 +495,30 @@ def _assemble(
     problems: list[RunWarning],
     size: int | None = None,
 ) -> Spans:
-    """Put all ranks on one axis that starts with the first event."""
+    """Put all ranks on one axis that starts with the first event.
+
+    Spans become stages or regions by what their run is: of validations, drivers, phases.
+    """
+    ranks = dict(sorted(ranks.items()))
     headers = {number: rank.header for number, rank in ranks.items()}
-    problems += disagreeing(headers.values())
     clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
-    starts = [
-        int(clocks[number].unix(rank.columns["start_ns"][:1])[0])
-        for number, rank in ranks.items()
-        if len(rank.columns["start_ns"])
-    ]
-    zero = min(starts, default=min(header.unix_ns for header in headers.values()))
     lives = {
         number: [int(rank.columns["start_ns"][0]), int(rank.columns["end_ns"].max())]
         for number, rank in ranks.items()
         if len(rank.columns["id"])
     }
-    table = clock_table(headers, clocks, lives)
-    tables = {"clocks": lambda known=table: known} if table is not None else {}
-    if any(rank.samples for rank in ranks.values()):
-        named = sample_names({number: rank.samples for number, rank in ranks.items()})
-        tables[named.name] = lambda known=named: known
-    sampled = {number: rank.metrics for number, rank in ranks.items() if rank.metrics}
-    if sampled:
-        table = background_metrics(sampled, lambda rank, times: clocks[rank].unix(times) - zero)
-        tables[table.name] = lambda known=table: known
+    starts = [int(clocks[number].unix(np.array(life))[0]) for number, life in lives.items()]
+    zero = min(starts, default=min(header.unix_ns for header in headers.values()))
+    samples = {number: rank.samples for number, rank in ranks.items() if rank.samples}
+    metrics = {number: rank.metrics for number, rank in ranks.items() if rank.metrics}
+    made = (
+        clock_table(headers, clocks, lives),
+        sample_names(samples) if samples else None,
+        background_metrics(metrics, lambda rank, times: clocks[rank].unix(times) - zero)
+        if metrics
+        else None,
+    )
+    tables = {each.name: lambda known=each: known for each in made if each is not None}
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
@@ -544,7 +534,7 @@ def _assemble(
     joined: dict[str, Any] = {
         name: np.concatenate([rank.columns[name] for rank in every]) for name in every[0].columns
     }
-    return Spans(
+    spans = Spans(
         path,
         tuple(names),
         tuple(threads),
@@ -559,6 +549,7 @@ def _assemble(
         wall_off={number: own.off for number, own in clocks.items() if own.clock is not None},
         tables=tables,
     )
+    return phases_as_stages(validation_as_stage(drivers_wait(spans)))
 
 
 def _steps_per_iteration(

@@ -12,10 +12,10 @@ import subprocess
 import tempfile
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from lightning_rlprof.loaders.host_calls import (
     Stages,
     as_spans,
     columns_named,
+    counted,
+    launch_remarks,
     stages_at,
 )
 from lightning_rlprof.loaders.rank_names import rank_in_name
@@ -86,6 +88,7 @@ _DEVICES = "TARGET_INFO_CUDA_DEVICE"
 ACTIVITIES = (KERNELS, _GRAPH, _COPY, _SET, _SYNC)
 """Tables whose rows belong to processes; all but the last one are of what devices ran."""
 
+_CALLED = {KERNELS: "kernels", _COPY: "copies", _SYNC: "waits"}
 _GRAPHS = ("graphNodeId", "graphId")
 _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _COPIES = {
@@ -243,7 +246,7 @@ def read_ranges(export: Export) -> Ranges:
         events.end[keep],
         [events.names[code] for code in used.tolist()],
         own,
-        events.ranks(problems),
+        events.ranks(),
         events.unix_ns(),
         problems,
     )
@@ -295,9 +298,8 @@ class _Events:
         forward = (self.end >= self.start) & (self.end < MAX_NUMBER)
         reasons = {
             "events are left out: they have no type": self.type == UNKNOWN,
-            "ranges are left out: they have no time or no thread": span & ~placed,
             "ranges are left out: they never ended": span & placed & ~ended,
-            "ranges are left out: they end before they start": span & placed & ended & ~forward,
+            "ranges are left out: their times are invalid": span & ~(placed & (forward | ~ended)),
         }
         counts = {text: np.count_nonzero(rows) for text, rows in reasons.items()}
         lost: list[str] = [Loss(f"{count} NVTX {text}") for text, count in counts.items() if count]
@@ -315,20 +317,10 @@ class _Events:
         kind[self.type == _MARK] = _KIND["mark"]
         return kind
 
-    def ranks(self, problems: list[str]) -> dict[int, int]:
-        """Return each process's rank as its first mark says it; another one is a problem."""
-        found: dict[int, int] = {}
-        wrong = set()
-        for row in self._said(_RANK, _MAX_RANKS):
-            process, rank = int(self.process[row]), int(self.payload[row])
-            if found.setdefault(process, rank) != rank:
-                wrong.add((process, rank))
-        for process, rank in sorted(wrong):
-            problems.append(
-                f"process {pid_of(process)} is taken as rank {found[process]}, "
-                f"but marks in it also say rank {rank}"
-            )
-        return found
+    def ranks(self) -> dict[int, int]:
+        """Return each process's rank as its first mark says it."""
+        rows = reversed(self._said(_RANK, _MAX_RANKS))
+        return {int(self.process[row]): int(self.payload[row]) for row in rows}
 
     def unix_ns(self) -> int | None:
         """Return the wall-clock time of zero by the marks that tell it.
@@ -345,8 +337,7 @@ class _Events:
         return np.flatnonzero(found).tolist()
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
+class _Rows(NamedTuple):
     """Rows of activities, sorted by rank and start, with what was found about them.
 
     Attributes:
@@ -366,34 +357,152 @@ class _Rows:
     remarks: list[str]
 
 
-@dataclass(frozen=True, eq=False)
-class Device:
-    """Read what devices did; each call reads the file again and keeps nothing.
+class Report:
+    """A report; each of its tables reads the file again and keeps nothing.
+
+    Args:
+        path: The file.
+        named: The rank of processes that don't mark theirs.
 
     Attributes:
-        export: The export.
-        ranges: Its ranges.
+        export: Its tables.
+        ranges: Its ranges, in its own time.
+        processes: globalPids of those that marked or launched anything, by process number.
+        launching: Those of them that launched what a device ran.
+        zero_ns: Start of the first span, else of the first activity, in its own time.
+        warnings: What is missing or doubtful.
+        unix_ns: Wall-clock time of zero in its own time, None where that is not known.
         ranks: Rank of each process, by globalPid.
-        zero_ns: Where the axis of what is returned begins, in the export's time.
     """
 
-    export: Export
-    ranges: Ranges
-    ranks: Mapping[int, int]
-    zero_ns: int
+    def __init__(self, path: Path, named: int | None) -> None:
+        self.export = export = open_export(path)
+        self.ranges = ranges = read_ranges(export)
+        active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
+        seen = {*ranges.ranks, *np.unique(ranges.process).tolist(), *itertools.chain(*active)}
+        self.processes = sorted((each for each in seen if each > 0), key=lambda p: (pid_of(p), p))
+        self.launching = set(itertools.chain(*active[:-1]))
+        starts = [ns for part in active for ns in part.values() if abs(ns) < MAX_NUMBER]
+        spans = ranges.start_ns
+        self.zero_ns = int(spans.min()) if len(spans) else min(starts, default=0)
+        doubts = (*export.problems, *ranges.problems)
+        self.warnings = [warning_of(None, text, Code.TRACE_DOUBTFUL) for text in doubts]
+        self.unix_ns = self._find_unix_ns()
+        self.ranks = self._find_ranks(named)
+
+    def _find_unix_ns(self) -> int | None:
+        """Return when zero was: the start of the session, else the time in rlprof's marks."""
+        times = self.export.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
+        started = next((ns for ns in times.tolist() if 0 < ns < _MAX_CLOCK), None)
+        marked, text = self.ranges.unix_ns, ""
+        if started is None and marked is None:
+            text = "recording time unknown: no TARGET_INFO_SESSION_START_TIME"
+        elif started and marked is not None and abs(off := started - marked) > _CLOCKS_AGREE_NS:
+            text = f"its clock is {off / 1e6:+.0f} ms off the clock of the program"
+        self.warnings += [warning_of(None, text, Code.TRACE_DOUBTFUL)] if text else []
+        return marked if started is None else started
+
+    def _find_ranks(self, named: int | None) -> dict[int, int]:
+        """Return the rank of each process by globalPid; what is doubtful becomes a warning."""
+        ranks = dict(self.ranges.ranks)
+        others = [each for each in self.processes if each not in ranks]
+        free = max(ranks.values(), default=-1) + 1
+        if named is not None:
+            ranks |= dict.fromkeys(others, named)
+        elif others:
+            ranks |= {each: free + at for at, each in enumerate(others)}
+            text = f"ranks are guessed, counting from {free}, because no mark contains them: "
+            text += f"processes {_some(others)}"
+            self.warnings.append(RunWarning(None, text, Code.RANKS_GUESSED.value))
+        of_rank = defaultdict[int, list[int]](list)
+        for process in self.processes:
+            if process in self.launching:
+                of_rank[ranks[process]].append(process)
+        for rank, own in sorted(of_rank.items()):
+            if len(own) > 1:
+                text = f"processes {_some(own)} all launched kernels and count as one rank, "
+                text += f"{rank}, by the file name or by their marks"
+                self.warnings.append(RunWarning(None, text, Code.RANKS_JOINED.value))
+        return ranks
+
+    def _ranks_of(self, process: Int64s) -> Int64s:
+        """Return the rank of each globalPid, `UNKNOWN` without one."""
+        keys, numbers = ([*self.ranks], [*self.ranks.values(), UNKNOWN])
+        return np.array(numbers, np.int64)[find(np.array(keys, np.int64), process)]
+
+    def headers(self, run_id: str) -> dict[int, Header]:
+        """Return a header per rank; of several processes of one rank the first stands for it."""
+        setting, ranks = self.export.setting, self.ranks
+        version = next(filter(None, (setting(table, _VERSION) for table in _ABOUT)), "")
+        host = setting("TARGET_INFO_SYSTEM_ENV", "Hostname") or "unknown host"
+        found = {
+            ranks[process]: Header(
+                FORMAT,
+                run_id,
+                ranks[process],
+                max(ranks.values()) + 1,
+                "",
+                host,
+                pid_of(process),
+                "cuda" if process in self.launching else "cpu",
+                unix_ns=self.unix_ns or 0,
+                clock_ns=0,
+                versions={"nsys": version} if version else {},
+            )
+            for process in reversed(self.processes)
+        }
+        return dict(sorted(found.items()))
+
+    def threads(self, threads: Int64s) -> tuple[Thread, ...]:
+        """Return threads by globalTid, with the names that the system or the program gave them."""
+        given = self.export.numbers("ThreadNames", "globalTid", "nameId")
+        texts = self.export.strings(given["nameId"], STRINGS)
+        pairs = zip(given["globalTid"].tolist(), given["nameId"].tolist(), strict=True)
+        names = {thread: texts[name] for thread, name in pairs if name in texts}
+        return tuple(
+            Thread(self.ranks[process], each - process, names.get(each, f"thread {each - process}"))
+            for each, process in zip(threads.tolist(), process_of(threads).tolist(), strict=True)
+        )
+
+    def notes(self) -> Iterator[RankNote]:
+        """Say which process each rank is, and what the report does not hold."""
+        there = self.export.numbers("PROCESSES", "globalPid")["globalPid"].tolist()
+        codes, names = self.export.texts("PROCESSES", "name")
+        called = dict(zip(there, codes.tolist(), strict=False))
+        for process in self.processes:
+            code, pid = called.get(process, -1), pid_of(process)
+            name = names[code] if code >= 0 else "without a name"
+            text = f"process {pid} ({name}) is rank {self.ranks[process]}"
+            yield note_of(self.ranks[process], Code.RANK_OF_PROCESS, text, pid=pid)
+        has = self.export.has
+        if not has(KERNELS):
+            why = "CUDA was not traced or not used"
+            if has(_GRAPH):
+                why = "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
+            elif has(_COPY) or has(_SET):
+                why = "only copies"
+            yield note_of(None, Code.NO_KERNELS, f"no kernels: {why}")
+        if not len(self.ranges.start_ns):
+            yield note_of(None, Code.NO_RANGES, "no NVTX ranges: NVTX was not traced or not used")
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of `Spans`, and their threads."""
+        ranges = self.ranges
+        threads, code = np.unique(ranges.thread, return_inverse=True)
+        names = ("name", "kind", "step", "start_ns", "end_ns")
+        own = {name: getattr(ranges, name) for name in names}
+        own |= {"rank": self._ranks_of(ranges.process), "thread": code}
+        return {**as_spans(own, code, self.zero_ns), "threads": self.threads(threads)}
 
     def tables(self) -> dict[str, Callable[[], Table]]:
         """Return what can be read, by name."""
-        has, found = self.export.has, dict[str, Callable[[], Table]]()
-        if has(KERNELS) or has(_GRAPH):
-            found["kernels"] = self.kernels
-        if has(_COPY) or has(_SET):
-            found["memcpy"] = self.copies
-        if has(_SYNC):
-            found["sync"] = self.syncs
-        if has(_METRICS):
-            found["gpu_metrics"] = self.metrics
-        return found
+        tables = (
+            ("kernels", self.kernels, (KERNELS, _GRAPH)),
+            ("memcpy", self.copies, (_COPY, _SET)),
+            ("sync", self.syncs, (_SYNC,)),
+            ("gpu_metrics", self.metrics, (_METRICS,)),
+        )
+        return {name: read for name, read, of in tables if any(map(self.export.has, of))}
 
     def kernels(self) -> Table:
         """Return one row per kernel, by rank and start."""
@@ -463,7 +572,10 @@ class Device:
         columns, rank, lost = self._sound_rows(tables, *more)
         launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
         found = stages_at(self.ranges.at(self.ranges.own), launches)
-        return _Rows(columns, rank, launches, call_ns, found, _remarks(lost, launches, found))
+        losses = counted((lost, "rows are left out: their times or their process are invalid"))
+        missing = np.count_nonzero(launches.time_ns == UNKNOWN)
+        remarks = launch_remarks(_CALLED[tables[0]], missing, np.count_nonzero(found.lent))
+        return _Rows(columns, rank, launches, call_ns, found, [*map(Loss, losses), *remarks])
 
     def _sound_rows(
         self, tables: Sequence[str], *more: str
@@ -473,11 +585,8 @@ class Device:
         columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
         columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
         start, end, process = columns["start"], columns["end"], columns["globalPid"]
-        sound = possible(start) & possible(end) & (start <= end)
-        sound &= np.isin(process, list(self.ranks))
-        rank = np.zeros(len(process), dtype=np.int64)
-        for each, number in self.ranks.items():
-            rank[process == each] = number
+        rank = self._ranks_of(process)
+        sound = possible(start) & possible(end) & (start <= end) & (rank != UNKNOWN)
         order = np.lexsort((start, rank))
         order = order[sound[order]]
         columns = {name: column[order] for name, column in columns.items()}
@@ -538,13 +647,9 @@ class Device:
 
     def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:
         whole = len(self.export.numbers(_GRAPH, "start")["start"])
-        return _counted(
-            (
-                _replayed(columns).sum(),
-                "kernels ran in CUDA graph replays and belong to the stage of the launch",
-            ),
-            (whole, f"CUDA graph replays: {HIDDEN_IN_GRAPHS} (use nsys --cuda-graph-trace=node)"),
-        )
+        text = "kernels ran in CUDA graph replays and belong to the stage of the launch"
+        hidden = f"CUDA graph replays: {HIDDEN_IN_GRAPHS} (use nsys --cuda-graph-trace=node)"
+        return counted((_replayed(columns).sum(), text), (whole, hidden))
 
 
 def _made(name: str, cells: Mapping[str, Any], remarks: Sequence[str]) -> Table:
@@ -561,26 +666,6 @@ def _pairs(first: Int64s, second: Int64s) -> Int64s:
     _, more = np.unique(second, return_inverse=True)
     pairs: Int64s = codes * (len(second) + 1) + more
     return pairs
-
-
-def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
-    losses = _counted((lost, "rows are left out: their times or their process are invalid"))
-    doubts = _counted(
-        (
-            np.count_nonzero(launches.time_ns == UNKNOWN),
-            "launches were not recorded: their stage, step and range are unknown",
-        ),
-        (
-            np.count_nonzero(found.lent),
-            "launches came from threads without marks, such as autograd's: they belong to the "
-            "stage of the training thread",
-        ),
-    )
-    return [*map(Loss, losses), *doubts]
-
-
-def _counted(*texts: tuple[Any, str]) -> list[str]:
-    return [f"{count} {text}" for count, text in texts if count]
 
 
 def _labels(numbers: Int64s, labels: Mapping[int, str]) -> Coded:
@@ -615,29 +700,6 @@ def _metric_names(export: Export, kind: Int64s, metric: Int64s) -> Coded:
     return np.array(own, dtype=np.int64)[pair], names
 
 
-@dataclass(frozen=True, eq=False)
-class _Report:
-    """A report read but for its tables.
-
-    Attributes:
-        export: Its tables.
-        ranges: Its ranges, in its own time.
-        processes: globalPids of those that marked or launched anything, by process number.
-        launching: Those of them that launched what a device ran.
-        zero_ns: Start of the first span, else of the first activity, in its own time.
-        unix_ns: Wall-clock time of zero in its own time, None where that is not known.
-        problems: What is missing or doubtful.
-    """
-
-    export: Export
-    ranges: Ranges
-    processes: list[int]
-    launching: set[int]
-    zero_ns: int
-    unix_ns: int | None
-    problems: list[str]
-
-
 def read_nsys(path: Path, rank: int | None = None) -> Spans:
     """Read a report or an SQLite export; ranges and marks are spans, tables are read when asked.
 
@@ -652,160 +714,20 @@ def read_nsys(path: Path, rank: int | None = None) -> Spans:
     Raises:
         TraceError: It is not a report, is damaged, or is a ``.nsys-rep`` and nsys is not installed.
     """
-    report = _read(path)
-    ranks, problems = _ranks(report, rank_in_name(path.name) if rank is None else rank)
-    ranges, zero = report.ranges, report.zero_ns
-    tables = Device(report.export, ranges, ranks, zero).tables()
-    threads, codes = np.unique(ranges.thread, return_inverse=True)
+    report = Report(path, rank_in_name(path.name) if rank is None else rank)
     return Spans(
         path,
-        tuple(ranges.names),
-        _threads(report.export, threads, ranks),
-        **_columns(ranges, ranks, codes, zero),
-        headers=_headers(report, ranks, path.stem),
-        statuses=dict.fromkeys(sorted(set(ranks.values())), "finished"),
-        notes=tuple(_notes(report, ranks, tables)),
-        warnings=(
-            *(warning_of(None, text, Code.TRACE_DOUBTFUL) for text in report.problems),
-            *problems,
-        ),
-        unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
-        tables=tables,
+        tuple(report.ranges.names),
+        **report.columns(),
+        headers=report.headers(path.stem),
+        statuses=dict.fromkeys(sorted(set(report.ranks.values())), "finished"),
+        notes=tuple(report.notes()),
+        warnings=tuple(report.warnings),
+        unix_ns=0 if report.unix_ns is None else report.unix_ns + report.zero_ns,
+        tables=report.tables(),
     )
-
-
-def _read(path: Path) -> _Report:
-    export = open_export(path)
-    ranges = read_ranges(export)
-    problems = [*export.problems, *ranges.problems]
-    active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
-    seen = {
-        *ranges.ranks,
-        *np.unique(ranges.process).tolist(),
-        *itertools.chain(*active),
-    }
-    processes = sorted((each for each in seen if each > 0), key=lambda each: (pid_of(each), each))
-    starts = [ns for part in active for ns in part.values() if abs(ns) < MAX_NUMBER]
-    zero = int(ranges.start_ns.min()) if len(ranges.start_ns) else min(starts, default=0)
-    unix = _unix_ns(export, ranges, problems)
-    launching = set(itertools.chain(*active[:-1]))
-    return _Report(export, ranges, processes, launching, zero, unix, problems)
-
-
-def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
-    """Return when zero was: the start of the session, else the time in rlprof's marks."""
-    found = export.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
-    started = found[(found > 0) & (found < _MAX_CLOCK)]
-    if not len(started):
-        if ranges.unix_ns is None:
-            problems.append("recording time unknown: no TARGET_INFO_SESSION_START_TIME")
-        return ranges.unix_ns
-    unix_ns = int(started[0])
-    if ranges.unix_ns is not None and abs(off := unix_ns - ranges.unix_ns) > _CLOCKS_AGREE_NS:
-        problems.append(f"its clock is {off / 1e6:+.0f} ms off the clock of the program")
-    return unix_ns
-
-
-def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[RunWarning]]:
-    """Return the rank of each process by globalPid, and what is doubtful about that."""
-    ranks, problems = dict(report.ranges.ranks), list[RunWarning]()
-    others = [each for each in report.processes if each not in ranks]
-    if named is not None:
-        ranks |= dict.fromkeys(others, named)
-    elif others:
-        free = max(ranks.values(), default=-1) + 1
-        ranks |= {each: free + at for at, each in enumerate(others)}
-        text = (
-            f"ranks are guessed, counting from {free}, because no mark contains them: "
-            f"processes {_some(others)}"
-        )
-        problems.append(RunWarning(None, text, Code.RANKS_GUESSED.value))
-    of_rank = defaultdict[int, list[int]](list)
-    for process in report.processes:
-        if process in report.launching:
-            of_rank[ranks[process]].append(process)
-    return ranks, problems + [
-        RunWarning(
-            None,
-            f"processes {_some(own)} all launched kernels and count as one rank, {rank}, by the "
-            "file name or by their marks",
-            Code.RANKS_JOINED.value,
-        )
-        for rank, own in sorted(of_rank.items())
-        if len(own) > 1
-    ]
 
 
 def _some(processes: list[int]) -> str:
     names = ", ".join(str(pid_of(each)) for each in processes[:_FEW])
     return names + (f" and {len(processes) - _FEW} more" if len(processes) > _FEW else "")
-
-
-def _headers(report: _Report, ranks: dict[int, int], run_id: str) -> dict[int, Header]:
-    """Return a header per rank; of several processes of one rank the first stands for it."""
-    export = report.export
-    version = next((v for t in _ABOUT if (v := export.setting(t, _VERSION))), "")
-    found: dict[int, Header] = {}
-    for process in report.processes:
-        found.setdefault(
-            ranks[process],
-            Header(
-                FORMAT,
-                run_id,
-                ranks[process],
-                max(ranks.values()) + 1,
-                "",
-                export.setting("TARGET_INFO_SYSTEM_ENV", "Hostname") or "unknown host",
-                pid_of(process),
-                "cuda" if process in report.launching else "cpu",
-                unix_ns=report.unix_ns or 0,
-                clock_ns=0,
-                versions={"nsys": version} if version else {},
-            ),
-        )
-    return dict(sorted(found.items()))
-
-
-def _threads(export: Export, threads: Int64s, ranks: dict[int, int]) -> tuple[Thread, ...]:
-    """Return threads by globalTid, with the names that the system or the program gave them."""
-    given = export.numbers("ThreadNames", "globalTid", "nameId")
-    texts = export.strings(given["nameId"], STRINGS)
-    names = {
-        thread: texts[name]
-        for thread, name in zip(given["globalTid"].tolist(), given["nameId"].tolist(), strict=True)
-        if name in texts
-    }
-    return tuple(
-        Thread(ranks[process], each - process, names.get(each, f"thread {each - process}"))
-        for each, process in zip(threads.tolist(), process_of(threads).tolist(), strict=True)
-    )
-
-
-def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Iterator[RankNote]:
-    """Say which process each rank is, and what the report does not hold."""
-    there = report.export.numbers("PROCESSES", "globalPid")["globalPid"]
-    codes, names = report.export.texts("PROCESSES", "name")
-    called = {
-        process: names[code]
-        for process, code in zip(there.tolist(), codes.tolist(), strict=False)
-        if code >= 0
-    }
-    for process in report.processes:
-        rank, name = ranks[process], called.get(process, "without a name")
-        text = f"process {pid_of(process)} ({name}) is rank {rank}"
-        yield note_of(rank, Code.RANK_OF_PROCESS, text, pid=pid_of(process))
-    if not report.export.has(KERNELS):
-        why = "only copies" if "memcpy" in tables else "CUDA was not traced or not used"
-        if "kernels" in tables:
-            why = "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
-        yield note_of(None, Code.NO_KERNELS, f"no kernels: {why}")
-    if not len(report.ranges.start_ns):
-        yield note_of(None, Code.NO_RANGES, "no NVTX ranges: NVTX was not traced or not used")
-
-
-def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:
-    """Return the columns of `Spans`."""
-    processes, code = np.unique(ranges.process, return_inverse=True)
-    own = {name: getattr(ranges, name) for name in ("name", "kind", "step", "start_ns", "end_ns")}
-    own |= {"rank": np.array([ranks[each] for each in processes.tolist()], np.int64)[code]}
-    return as_spans({**own, "thread": thread}, thread, zero)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.spans import RunWarning
 
 _RANK = re.compile(r"(?<![a-z])rank[-_]?(\d{1,7})(?![0-9a-z])", re.IGNORECASE)
@@ -51,29 +50,6 @@ def missing(world: int, seen: Iterable[int | None]) -> list[RunWarning]:
     gone = set(range(world)).difference(rank for rank in seen if rank is not None)
     text = f"of {world} ranks, these have no trace: {as_ranges(gone)}"
     return [RunWarning(None, text, Code.RANKS_MISSING.value)] if gone else []
-
-
-def disagreeing(headers: Iterable[Header]) -> list[RunWarning]:
-    """Name ranks of one role that tell different sizes of their world: those of several jobs.
-
-    Roles may have a world each.
-
-    Example::
-
-        >>> from lightning_rlprof.testing import make_header
-        >>> disagreeing([make_header(0, 2), make_header(1, 2), make_header(2, 4)])[0].text
-        'ranks of role actor have different world sizes (several jobs?): 0-1 of 2, 2 of 4'
-    """
-    worlds: dict[str, dict[int, list[int]]] = {}
-    for each in headers:
-        worlds.setdefault(each.role, {}).setdefault(each.world_size, []).append(each.rank)
-    text = "ranks of role {} have different world sizes (several jobs?): {}"
-    found = []
-    for role, own in worlds.items():
-        told = ", ".join(f"{as_ranges(ranks)} of {world}" for world, ranks in sorted(own.items()))
-        if len(own) > 1:
-            found.append(RunWarning(None, text.format(role, told), Code.RUNS_MIXED.value))
-    return found
 
 
 def as_ranges(ranks: Iterable[int]) -> str:

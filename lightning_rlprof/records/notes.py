@@ -130,7 +130,6 @@ class Code(str, Enum):
     NO_RANGES = "no-ranges", "warning", "A profiler recorded no ranges."
     NEWEST_OF_SEVERAL = "newest-of-several", "info", "Of several runs the newest was read: runs."
     RUN_COPIED = "run-copied", "info", "A remote run was copied to read it."
-    LOGS_JOINED = "logs-joined", "warning", "Logs of several kinds are one run: kinds."
     OF_LOG = "of-log", "info", "What a log of a framework does not say."
     NO_STAGES = "no-stages", "info", "No stage is marked, so phases of the loop are the stages."
     STEPS_JOINED = "steps-joined", "info", "A step is an iteration with several steps: steps."

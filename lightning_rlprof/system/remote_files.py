@@ -23,7 +23,7 @@ _CHUNK = 1 << 22
 _SPARE = 1 << 28  # bytes that stay free on the disk
 _FEW = 8
 # What loaders read. Raw profiler data is many times larger, and only the profiler can read it.
-_READ = (".jsonl", ".json", ".json.gz", ".json.zst", ".sqlite", ".nsys-rep", ".csv", ".db")
+_READ = (".jsonl", ".json", ".json.gz", ".sqlite", ".nsys-rep", ".csv", ".db")
 _RAW = re.compile(r"PROF_\d.*|FRAMEWORK|\..*")  # folders; hidden ones hold caches
 _RANK_FILE = re.compile(r"rank-\d+\.jsonl")
 

@@ -78,7 +78,7 @@ def stream_of(
     """Read all events of a file as plain data."""
     found: list[dict[str, Any]] = []
     with Source(path) as source:
-        stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), size, most)
+        stream = ChromeStream(source, msgspec.json.Decoder(list[Event]).decode, size, most)
         for batch in stream:
             found += [{"ph": e.ph, "name": e.name, "ts": bytes(e.ts)} for e in batch]
     return found, stream

@@ -7,7 +7,6 @@ from tests.effort import DEEP
 
 
 def test_damaged_files_are_read_or_refused() -> None:
-    pytest.importorskip("zstandard", reason="the zstandard package is not installed")
     found = mutants.all_damaged(1_500 if DEEP else 90)
     assert {name: each.failed for name, each in found.items() if each.failed} == {}
     assert all(each.read + each.refused == each.tried > 0 for each in found.values())

@@ -65,10 +65,6 @@ def _chrome(folder: Path, ending: str) -> tuple[Path, Path]:
 def _packed(data: bytes, path: Path) -> tuple[Path, Path]:
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    elif path.suffix == ".zst":
-        import zstandard
-
-        data = zstandard.compress(data)
     path.write_bytes(data)
     return path, path
 
@@ -178,7 +174,6 @@ MADE: dict[str, Original] = {
     "native": _native,
     "chrome": partial(_chrome, ending=".json"),
     "chrome gz": partial(_chrome, ending=".json.gz"),
-    "chrome zst": partial(_chrome, ending=".json.zst"),
     "nsys": _nsys,
     "ascend events": _ascend_events,
     "ascend database": _ascend_database,

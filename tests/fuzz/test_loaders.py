@@ -22,7 +22,6 @@ from tests.fuzz.originals import MADE, REAL, Original
 from tests.places import ROOT
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
-pytest.importorskip("zstandard", reason="the zstandard package is not installed")
 ours = settings(
     max_examples=EXAMPLES,
     deadline=None,  # bounds are ours

@@ -12,11 +12,11 @@ import pytest
 from lightning_rlprof.loaders import chrome_events
 from lightning_rlprof.loaders.chrome_events import (
     MAX_TIME,
-    NO_TIME,
     Codes,
     EventDecoder,
     nanoseconds,
 )
+from lightning_rlprof.tables.kernels import UNKNOWN
 
 
 def test_texts_beyond_the_number_are_taken_as_one_and_counted() -> None:
@@ -67,7 +67,7 @@ def test_microseconds_with_three_decimals_are_exact_at_any_size(digits: int) -> 
 
     found = nanoseconds(raws(texts)).tolist()
 
-    assert found == [ns if abs(ns) < MAX_TIME else NO_TIME for ns in exact]
+    assert found == [ns if abs(ns) < MAX_TIME else UNKNOWN for ns in exact]
 
 
 def test_times_near_every_power_of_two_are_exact() -> None:
@@ -92,18 +92,18 @@ def test_times_near_every_power_of_two_are_exact() -> None:
         ("0.0004", 0),
         ("0.0006", 1),
         ("0", 0),
-        ("1e400", NO_TIME),
-        ("-1e30", NO_TIME),
-        (str(2**70), NO_TIME),
-        ("9" * 5_000, NO_TIME),
-        ("1e999999999999", NO_TIME),
+        ("1e400", UNKNOWN),
+        ("-1e30", UNKNOWN),
+        (str(2**70), UNKNOWN),
+        ("9" * 5_000, UNKNOWN),
+        ("1e999999999999", UNKNOWN),
         ("1e-999999999999", 0),
-        ("null", NO_TIME),
-        ('"12"', NO_TIME),
-        ("[1]", NO_TIME),
-        ('"NaN"', NO_TIME),
-        ("", NO_TIME),
-        (str(MAX_TIME // 1000 + 1), NO_TIME),
+        ("null", UNKNOWN),
+        ('"12"', UNKNOWN),
+        ("[1]", UNKNOWN),
+        ('"NaN"', UNKNOWN),
+        ("", UNKNOWN),
+        (str(MAX_TIME // 1000 + 1), UNKNOWN),
     ],
 )
 def test_a_time_is_what_is_written_or_none(text: str, ns: int) -> None:
@@ -121,7 +121,7 @@ def test_times_since_1970_are_exact_whatever_stands_beside_them(odd: str) -> Non
     noise = random.Random(1)
     texts = [f"17{noise.randrange(10**14):014}.{noise.randrange(1000)}" for _ in range(300)]
     texts = [*texts, odd, *TIMES_1970]
-    odds = {"null": NO_TIME, '"5"': NO_TIME, str(2**62): NO_TIME, "9" * 40: NO_TIME}
+    odds = {"null": UNKNOWN, '"5"': UNKNOWN, str(2**62): UNKNOWN, "9" * 40: UNKNOWN}
 
     found = nanoseconds(raws(texts)).tolist()
 
@@ -131,7 +131,7 @@ def test_times_since_1970_are_exact_whatever_stands_beside_them(odd: str) -> Non
 def test_times_of_a_batch_may_be_numbers_and_texts() -> None:
     times = [1.5, *raws(["null", "2.001"])]
 
-    assert nanoseconds(times).tolist() == [1500, NO_TIME, 2001]
+    assert nanoseconds(times).tolist() == [1500, UNKNOWN, 2001]
 
 
 def test_no_times_are_no_times() -> None:

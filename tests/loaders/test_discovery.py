@@ -77,23 +77,6 @@ def test_a_broken_rank_is_found_whatever_its_host_and_its_form(tmp_path: Path) -
     ]
 
 
-@pytest.mark.parametrize("damage", ["empty", "garbage", "gone"])
-def test_a_broken_rank_in_a_folder_of_its_own_is_found(tmp_path: Path, damage: str) -> None:
-    for rank in (0, 2):
-        write_trace(tmp_path / f"rank{rank}" / "step-1" / "trace.json")
-        (tmp_path / f"rank{rank}" / "config.json").write_text("{}")
-    broken = tmp_path / "rank1" / "step-1" / "trace.json"
-    broken.parent.mkdir(parents=True)
-    (tmp_path / "rank1" / "config.json").write_text("{}")
-    if damage == "gone":
-        broken.symlink_to(tmp_path / "nowhere.json")
-    else:
-        broken.write_text("" if damage == "empty" else "garbage")
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "trace.json").write_text("{}")
-    assert names(tmp_path) == [f"rank{rank}/step-1/trace.json" for rank in range(3)]
-
-
 def test_what_looks_broken_is_left_where_no_trace_is_beside_it(tmp_path: Path) -> None:
     write_trace(tmp_path / "server" / "vllm.json")
     (tmp_path / "server" / "config_rank3.json").write_text("{}")

@@ -22,12 +22,6 @@ def verl(at: int) -> dict[str, Any]:
     return {"step": at, "data": {"timing_s/gen": 0.5, "timing_s/step": 1.0, "perf/mfu": 0.1}}
 
 
-def event(at: int) -> dict[str, Any]:
-    about = {"global_step": at, "rank": 0, "role": "actor"}
-    own = {"name": "train.rollout", "ph": "X", "ts": 10 * at, "dur": 5, "pid": 1, "tid": 1}
-    return own | {"cat": "compute", "args": about}
-
-
 def one_session(at: int) -> dict[str, Any]:
     return session(at // 2, at, at, {"generate": [(at, at + 2)], "reward": [(at + 2, at + 3)]})
 
@@ -38,8 +32,7 @@ def one_sample(at: int) -> dict[str, Any]:
 
 WRITERS = {
     "verl": verl,
-    "areal events": event,
-    "areal sessions": one_session,
+    "areal": one_session,
     "slime": one_sample,
 }
 Writer = Callable[[int], dict[str, Any]]
@@ -64,7 +57,6 @@ def counted(run: Run) -> int:
     [
         ("", "is not a rank file of rlprof"),
         ('{"step": 1, "data": {"loss": 1.0}}\n', "has no timings of a step"),
-        ('{"name": "x", "ph": "M", "pid": 1, "args": {}}\n', "has no timings of a step"),
         (
             '{"task_id": 1, "session_id": 2, "submit_ts": null}\n',
             "has no session with a task and a start",

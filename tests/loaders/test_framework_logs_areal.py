@@ -1,4 +1,4 @@
-"""AReaL's traces, in the lines that AReaL 1.0.4's own tracers wrote here."""
+"""AReaL's sessions, in the lines that AReaL 1.0.4's own tracer wrote here."""
 
 import json
 from collections.abc import Sequence
@@ -8,58 +8,11 @@ import pytest
 
 from lightning_rlprof.analysis.samples.long_tail import long_tail
 from lightning_rlprof.analysis.samples.sample_tables import samples
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.run import Run, load
 from tests.loaders.framework_records import ZERO, session
 
 MS = 1_000_000
-
-
-def areal(path: Path, rank: int = 0, role: str = "actor") -> None:
-    lines = [
-        {"name": "process_name", "ph": "M", "pid": 8455, "args": {"name": f"[{role}] Rank {rank}"}}
-    ]
-    for step in range(3):
-        for name, start, length in (("train.rollout", 0, 10), ("train.ppo_update", 12, 6)):
-            lines.append(
-                {
-                    "name": name, "ph": "X", "ts": (20 * step + start) * 1000, "dur": length * 1000,
-                    "pid": 8455, "tid": 8455, "cat": "compute",
-                    "args": {"global_step": step, "rank": rank, "role": role},
-                }
-            )  # fmt: skip
-    lines.append({"name": "x", "ph": "i", "ts": 35671, "pid": 8455, "args": {"k": 1}, "s": "t"})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_areals_events_are_stages_and_its_steps_follow_one_another(tmp_path: Path) -> None:
-    areal(tmp_path / "traces-r0.jsonl")
-    run = load(tmp_path / "traces-r0.jsonl")
-    assert [
-        (span.name, span.step, span.start_ns // MS, span.end_ns // MS)
-        for span in run
-        if span.step == 2
-    ] == [
-        ("actor_generate", 2, 20, 30),
-        ("step", 2, 20, 40),
-        ("actor_update", 2, 32, 38),
-    ]
-    assert run.headers[0].role == "actor"
-    table = run.stages()
-    assert dict(zip(table.column("stage"), table.column("total"), strict=True)) == {
-        "actor_generate": 30 * MS,
-        "actor_update": 18 * MS,
-        "untraced": 10 * MS,
-    }
-    assert any("lacks a wall clock" in note.text for note in run.notes)
-
-
-def test_a_folder_of_areals_traces_is_one_run(tmp_path: Path) -> None:
-    for rank in (0, 1, 2):
-        areal(tmp_path / f"traces-r{rank}.jsonl", rank)
-    run = load(tmp_path)
-    assert run.ranks == (0, 1, 2)
-    assert len(run.rows(kind="step")) == 9
-    assert not run.warnings
 
 
 def write(path: Path, records: Sequence[object]) -> Path:
@@ -169,13 +122,8 @@ def test_evaluations_are_of_their_role(tmp_path: Path) -> None:
     assert [span.name for span in run if span.kind == "stage"] == ["evaluation"]
 
 
-def test_events_and_sessions_of_one_folder_are_one_run_that_is_not_aligned(tmp_path: Path) -> None:
-    areal(tmp_path / "traces-r0.jsonl")
+def test_logs_of_two_frameworks_are_not_one_run(tmp_path: Path) -> None:
     write(tmp_path / "sessions-r0.jsonl", [session(0, 0, 0, {"generate": [(0, 1)]})])
-    run = load(tmp_path)
-    assert {run.headers[rank].role for rank in run.ranks} == {"actor", "rollout"}
-    assert any("compare no times of theirs" in note.text for note in run.notes)
-    assert any("has no recording time" in warning.text for warning in run.warnings)
-    actor = next(rank for rank in run.ranks if run.headers[rank].role == "actor")
-    assert {span.step for span in run if span.kind == "step" and span.rank == actor} == {1, 2, 3}
-    assert fates(run)["generated"] == 1
+    write(tmp_path / "metrics.jsonl", [{"step": 1, "data": {"timing_s/step": 1.0}}])
+    with pytest.raises(TraceError, match="contains logs of verl and areal; pass those of one"):
+        load(tmp_path)

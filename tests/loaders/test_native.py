@@ -173,13 +173,6 @@ def test_two_files_of_one_rank_and_a_file_of_another_run_are_said(tmp_path: Path
     ]
 
 
-def test_ranks_of_two_jobs_with_one_name_are_said(tmp_path: Path) -> None:
-    for rank, world in enumerate((2, 2, 4, 4)):
-        write_rank(tmp_path, header(rank, world), [])
-    text = "ranks of role actor have different world sizes (several jobs?): 0-1 of 2, 2-3 of 4"
-    assert _problems(tmp_path) == [(None, text)]
-
-
 @pytest.mark.parametrize("world", [2**64, 2**20 + 1, 0, -3])
 def test_a_world_that_cannot_be_true_is_not_taken(tmp_path: Path, world: int) -> None:
     write_rank(tmp_path, header(0, world), [])

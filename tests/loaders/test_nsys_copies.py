@@ -126,7 +126,7 @@ def test_copies_alone_are_work_of_a_device(tmp_path: Path, kind: str) -> None:
     spans = load(export.write())
 
     assert [header.device for header in spans.headers.values()] == ["cuda"]
-    assert spans.table("memcpy").note.startswith("1 launches were not recorded")
+    assert spans.table("memcpy").note.startswith("1 copies have no recorded launch")
     assert "no kernels: only copies" in [note.text for note in spans.notes]
     assert ledger(spans).column("category")[0] == "exposed memcpy"
 

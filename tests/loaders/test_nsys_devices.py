@@ -96,7 +96,7 @@ def test_threads_that_mark_nothing_borrow_from_the_one_that_trains(export: NsysE
         ("2", None, 4, "prefetch"),
         ("3", None, None, None),
     ]
-    assert table.note.startswith("2 launches came from threads without marks")
+    assert table.note.startswith("2 kernels were launched by threads without marks")
     assert [s.step for s in spans if s.name == "backward"] == [3]
 
 
@@ -111,7 +111,7 @@ def test_kernels_without_a_recorded_launch_are_there_and_counted(export: NsysExp
     table = load(export.write()).table("kernels")
 
     assert told(table)[1:] == [("orphan", None, None, None), ("nameless", None, None, None)]
-    assert table.note.startswith("2 launches were not recorded")
+    assert table.note.startswith("2 kernels have no recorded launch")
 
 
 def test_of_two_calls_with_one_correlation_the_first_is_the_launch(export: NsysExport) -> None:
@@ -142,7 +142,7 @@ def test_replays_are_numbered_by_their_beginning_in_each_rank(tmp_path: Path) ->
         for at, number in ((700, 1), (600, 0), (610, 0), (800, 1), (900, 2)):
             export.kernel("in graph", at, at + 5, numbers[number], pid=pid, graphNodeId=1)
         export.kernel("plain", 650, 660, 9, pid=pid)
-        export.call(150, 9, pid)  # the others' launches were not recorded
+        export.call(150, 9, pid)  # the others' kernels have no recorded launch
 
     table = load(export.write()).table("kernels")
 

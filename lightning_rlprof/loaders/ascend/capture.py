@@ -5,8 +5,7 @@ A table has rows of several captures under the same columns, on one time axis.
 
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,12 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.csv_sheets import (
-    MAX_TIME,
-    microseconds,
-    plausible,
-    read_sheet,
-)
+from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, plausible, read_sheet
 from lightning_rlprof.loaders.ascend.mstx import (
     MARKS_WANTED,
     Marks,
@@ -33,6 +27,7 @@ from lightning_rlprof.loaders.ascend.mstx import (
     trace_marks,
 )
 from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_view
+from lightning_rlprof.loaders.chrome_events import MAX_TIME
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import capture_in_name, rank_files
@@ -75,36 +70,71 @@ StagesOfRun = Callable[[int, Int64s], tuple[Coded, Int64s]]
 """Returns stage and step, 0 without, for times of a rank since 1970, which may be `UNKNOWN`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Capture:
     """One capture: one rank in one window.
 
+    `open_captures` opens it: it is read from its database if that can be opened, else from its text
+    files, and what is not used is None.
+
     Attributes:
         path: A directory ``*_ascend_pt``, or one of its files.
-        output: Folder of the parsed files, None without.
+        output: Folder of the parsed files of the text format, None without.
         trace: Its ``trace_view.json``, if there is one.
-        database: Its ``ascend_pytorch_profiler*.db``, if there is one.
-        rank: Global rank, None if no file has it.
+        database_file: Its ``ascend_pytorch_profiler*.db``, if there is one.
+        rank: Global rank, -1 if no file has it.
         info: Content of ``profiler_info*.json``.
         metadata: Content of ``profiler_metadata.json``, such as ``role`` and ``rlprof_*``.
-        problems: Files of these that could not be read.
+        problems: What could not be read of it.
+        database: The database, open.
+        analysis: ``analysis.db`` next to it, likewise.
+        device: Number of the rank's device, `UNKNOWN` without a database that has it.
+        chip: Name of the device, "" without a database that has it.
+        host: Name of the host, "" if unknown.
+        stages_of_run: Returns stage and step of the run that the capture is part of; None if it
+            is not part of a run.
     """
 
     path: Path
-    output: Path | None
-    trace: Path | None
-    database: Path | None
-    rank: int | None = None
+    output: Path | None = None
+    trace: Path | None = None
+    database_file: Path | None = None
+    rank: int = -1
     info: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    database: SqliteTables | None = None
+    analysis: SqliteTables | None = None
+    device: int = UNKNOWN
+    chip: str = ""
+    host: str = ""
+    stages_of_run: "StagesOfRun | None" = None
+
+    @cached_property
+    def timeline(self) -> "Timeline":
+        """The ranges of the capture.
+
+        Raises:
+            TraceError: Nothing of it can be read; the text says why, and what to do.
+        """
+        return _read_timeline(self)
 
     def file(self, name: str) -> Path | None:
-        """Return one of the parsed files of the text format, None if it is missing."""
-        if self.output is None or (os.path.isfile(self.path) and self.trace is None):
-            return None
-        path = self.output / name
-        return path if os.path.isfile(path) else None
+        """Return one of the parsed files of the text format, None if it is missing or not used."""
+        path = None if self.output is None else self.output / name
+        return path if path is not None and os.path.isfile(path) else None
+
+    def read_trace(self, *wanted: int) -> TraceView:
+        """Read some kinds of rows of the trace, see `read_trace_view`."""
+        return read_trace_view(self.trace, *wanted)  # type: ignore[arg-type]
+
+    def has(self, table: str, *names: str) -> bool:
+        """Return whether the database has rows of a table with these columns."""
+        return _has(self.database, table, *names)
+
+    def has_analysis(self, table: str) -> bool:
+        """Return whether ``analysis.db`` has rows of a table."""
+        return _has(self.analysis, table)
 
     @property
     def window(self) -> tuple[int, str]:
@@ -152,6 +182,28 @@ class Capture:
         activities = self.option("activities", "common_config")
         return isinstance(activities, list) and "NPU" not in str(activities)
 
+    def rl_steps(self, counted: Int64s) -> Int64s:
+        """Return RL steps for the steps that torch_npu counts, `UNKNOWN` if it counts none.
+
+        In the capture of a single stage, torch_npu counts nothing and the step is that of the
+        window.
+        """
+        first, stage = self.window
+        return np.where((counted >= 0) & (counted < 2**60), counted, first if stage else UNKNOWN)
+
+    def filled(self, stage: Coded, step: Int64s, launch_ns: Int64s) -> tuple[Coded, Int64s]:
+        """Return stage and step of the run at each launch, if the capture knows neither."""
+        if self.stages_of_run is None or (stage[0] >= 0).any() or (step > 0).any():
+            return stage, step
+        return self.stages_of_run(self.rank, launch_ns)
+
+
+def _has(database: SqliteTables | None, table: str, *names: str) -> bool:
+    try:
+        return database is not None and database.has(table, *names)
+    except TraceError:  # a damaged page; the other tables may be sound
+        return False
+
 
 def is_ascend(path: Path) -> bool:
     """Return whether a path is output of torch_npu.profiler, or a directory with such captures.
@@ -173,7 +225,7 @@ def is_ascend(path: Path) -> bool:
 
 
 def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]:
-    """Return the captures at a path by name; of a file only those of its format.
+    """Return the captures at a path by name, not opened; of a file only those of its format.
 
     Args:
         path: A directory or a file.
@@ -184,7 +236,7 @@ def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]
     """
     if os.path.isdir(path):
         remarks = [] if remarks is None else remarks
-        found = [each for folder in sorted(_folders(path, remarks)) for each in _in_folder(folder)]
+        found = [_in_folder(folder) for folder in sorted(_folders(path, remarks))]
         if not found:
             text = f"{path}: contains no output of torch_npu.profiler (*{_ENDING})"
             raise TraceError("; ".join([text, *remarks]))
@@ -195,12 +247,12 @@ def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]
         )
     output = path.parent.absolute()
     folder = output.parent if output.name == OUTPUT else output
-    files = (path, None) if path.name == _TRACE else (None, path)
-    return [_described(Capture(path, output, *files), folder)]
+    files = (output, path, None) if path.name == _TRACE else (None, None, path)
+    return [_described(Capture(path, *files), folder)]
 
 
 def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
-    """Yield the capture directories at and below a path, the nearest first.
+    """Yield the capture directories at and below a path.
 
     Links are not followed, and captures inside a run directory are skipped.
     """
@@ -209,20 +261,23 @@ def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
     if is_capture(path) or _has_output_files(path):
         yield path
         return
-    waiting, empty = deque([path]), 0
-    while waiting and empty < _MAX_EMPTY_FOLDERS:
-        empty += 1
-        for each in _subfolders(waiting.popleft(), path, remarks):
-            if is_capture(each):
-                empty = 0
-                yield each
-            else:
-                waiting.append(each)
-    if waiting:
-        remarks.append(
-            f"skipped {len(waiting)} folders, such as {waiting[0]}: the last "
-            f"{_MAX_EMPTY_FOLDERS:,} folders contain no capture"
-        )
+
+    def skip(error: OSError) -> None:
+        remarks.append(Loss(f"skipped {error.filename}: it cannot be read ({error.strerror})"))
+
+    empty = 0
+    for at, names, _ in os.walk(path, onerror=skip):
+        folder = Path(at)
+        if folder != path and rank_files(folder):
+            names.clear()
+        captures = [name for name in sorted(names) if is_capture(folder / name)]
+        yield from (folder / name for name in captures if not (folder / name).is_symlink())
+        names[:] = sorted({*names}.difference(captures))
+        empty = 0 if captures else empty + 1
+        if empty > _MAX_EMPTY_FOLDERS:
+            last = f"the last {_MAX_EMPTY_FOLDERS:,} folders contain no capture"
+            remarks.append(f"the search for captures ended at {folder}: {last}")
+            return
 
 
 def is_capture(path: Path) -> bool:
@@ -230,76 +285,45 @@ def is_capture(path: Path) -> bool:
     return path.name == OUTPUT or path.name.endswith(_ENDING) or os.path.isdir(path / OUTPUT)
 
 
-def _subfolders(folder: Path, top: Path, remarks: list[str]) -> list[Path]:
-    """Return the folders in a folder, sorted; none of a run directory below the top."""
-    try:
-        with os.scandir(folder) as entries:
-            found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
-    except OSError as error:
-        remarks.append(Loss(f"skipped {folder}: it cannot be read ({error.strerror})"))
-        return []
-    return sorted(found) if folder == top or not rank_files(folder) else []
-
-
 def _has_output_files(path: Path) -> bool:
     return os.path.isfile(path / _TRACE) or any(path.glob(_DATABASE))
 
 
-def _in_folder(path: Path) -> list[Capture]:
-    """Return the captures of a directory ``*_ascend_pt``, or of the output folder in it.
-
-    There is one for each database, as several ranks may write into one folder. All other files
-    belong to the rank in ``profiler_info*.json``, else to the first database.
-    """
+def _in_folder(path: Path) -> Capture:
+    """Return the capture of a directory ``*_ascend_pt``, or of the output folder in it."""
     inner = path / OUTPUT
     output = inner if os.path.isdir(inner) else path
     if output.name != OUTPUT and not _has_output_files(path):
-        return [_described(Capture(path, None, None, None), path)]
-    trace = output / _TRACE
-    folder = output.absolute().parent if path.name == OUTPUT else path
-    whole = Capture(path, output, trace if os.path.isfile(trace) else None, None)
-    rank = _described(whole, folder).rank
-    databases = sorted(sorted(output.glob(_DATABASE)), key=lambda each: _number(each) != rank)
-    if len(databases) < 2:
-        return [_described(replace(whole, database=next(iter(databases), None)), folder)]
-    first = replace(whole, database=databases[0])
-    found = [first, *(Capture(each, None, None, each) for each in databases[1:])]
-    return [
-        each if (number := _number(each.database)) is None else replace(each, rank=number)
-        for each in (_described(capture, folder) for capture in found)
-    ]
-
-
-def _number(database: Path | None) -> int | None:
-    """Return the rank in the name of a database."""
-    named = _DATABASE_FILE.fullmatch(database.name) if database else None
-    return _rank(named[1]) if named else None
+        return _described(Capture(path), path)
+    trace, databases = output / _TRACE, sorted(output.glob(_DATABASE))
+    others = [f"{file.name} is left out: several databases" for file in databases[1:]]
+    found = Capture(
+        path,
+        output,
+        trace if os.path.isfile(trace) else None,
+        next(iter(databases), None),
+        problems=tuple(others),
+    )
+    return _described(found, output.absolute().parent if path.name == OUTPUT else path)
 
 
 def _described(capture: Capture, folder: Path) -> Capture:
     """Add the rank, and the content of the JSON files in the directory."""
-    problems: list[str] = []
-    number = _number(capture.database)
-    files = sorted(folder.glob("profiler_info*.json"))
-    file = min(files, key=lambda each: each.name != f"profiler_info_{number}.json", default=None)
+    problems = [*capture.problems]
+    file = next(iter(sorted(folder.glob("profiler_info*.json"))), None)
     info = _json(file, problems) if file else {}
     metadata = _json(folder / "profiler_metadata.json", problems)
-    named = _INFO_FILE.fullmatch(file.name) if file else None
-    ranks = (
-        metadata.get("rlprof_rank"),
-        info.get("rank_id"),
-        named[1] if named else None,
-        number,
-    )
-    rank = next((n for each in ranks if (n := _rank(each)) is not None), None)
-    parts = (capture.path, capture.output, capture.trace, capture.database)
-    return Capture(*parts, rank, info, metadata, tuple(problems))
+    names = ((_INFO_FILE, file), (_DATABASE_FILE, capture.database_file))
+    found = [pattern.fullmatch(path.name) for pattern, path in names if path]
+    told = [metadata.get("rlprof_rank"), info.get("rank_id"), *(each and each[1] for each in found)]
+    rank = _first_rank(told)
+    return replace(capture, rank=rank, info=info, metadata=metadata, problems=tuple(problems))
 
 
-def _rank(value: Any) -> int | None:
-    """Return a valid rank; torch_npu writes a number or a text, and -1 for none."""
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < _MAX_RANKS else None
+def _first_rank(told: Iterable[Any]) -> int:
+    """Return the first valid rank, -1 without; torch_npu writes a number or a text."""
+    texts = (text for text in map(str, told) if text.isdecimal() and len(text) < 8)
+    return next((rank for rank in map(int, texts) if rank < _MAX_RANKS), -1)
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -312,87 +336,6 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "damaged or cut off"
         problems.append(f"{path.name} cannot be read ({reason})")
         return {}
-
-
-@dataclass(frozen=True, eq=False)
-class OpenCapture:
-    """One capture with its databases open.
-
-    A capture is read from one format: from its database if that can be opened, else from its text
-    files.
-
-    Attributes:
-        capture: Its files.
-        rank: Global rank.
-        database: ``ascend_pytorch_profiler*.db``, None without one that can be read.
-        analysis: ``analysis.db`` next to it, likewise.
-        device: Number of the rank's device, `UNKNOWN` without a database that has it.
-        chip: Name of the device, "" without a database that has it.
-        host: Name of the host, "" if unknown.
-        stages_of_run: Returns stage and step of the run that the capture is part of; None if it
-            is not part of a run.
-    """
-
-    capture: Capture
-    rank: int
-    database: SqliteTables | None = None
-    analysis: SqliteTables | None = None
-    device: int = UNKNOWN
-    chip: str = ""
-    host: str = ""
-    stages_of_run: "StagesOfRun | None" = None
-
-    @cached_property
-    def timeline(self) -> "Timeline":
-        """The ranges of the capture.
-
-        Raises:
-            TraceError: Nothing of it can be read; the text says why, and what to do.
-        """
-        return _read_timeline(self)
-
-    @property
-    def trace(self) -> Path | None:
-        """``trace_view.json``, None if the capture is read from its database."""
-        return self.capture.trace if self.database is None else None
-
-    def read_trace(self, *wanted: int) -> TraceView:
-        """Read some kinds of rows of the trace, see `read_trace_view`."""
-        return read_trace_view(self.trace, *wanted)  # type: ignore[arg-type]
-
-    def file(self, name: str) -> Path | None:
-        """Return another file of the text format, None if it is missing or not used."""
-        return self.capture.file(name) if self.database is None else None
-
-    def has(self, table: str, *names: str) -> bool:
-        """Return whether the database has rows of a table with these columns."""
-        return _has(self.database, table, *names)
-
-    def has_analysis(self, table: str) -> bool:
-        """Return whether ``analysis.db`` has rows of a table."""
-        return _has(self.analysis, table)
-
-    def rl_steps(self, counted: Int64s) -> Int64s:
-        """Return RL steps for the steps that torch_npu counts, `UNKNOWN` if it counts none.
-
-        In the capture of a single stage, torch_npu counts nothing and the step is that of the
-        window.
-        """
-        first, stage = self.capture.window
-        return np.where((counted >= 0) & (counted < 2**60), counted, first if stage else UNKNOWN)
-
-    def filled(self, stage: Coded, step: Int64s, launch_ns: Int64s) -> tuple[Coded, Int64s]:
-        """Return stage and step of the run at each launch, if the capture knows neither."""
-        if self.stages_of_run is None or (stage[0] >= 0).any() or (step > 0).any():
-            return stage, step
-        return self.stages_of_run(self.rank, launch_ns)
-
-
-def _has(database: SqliteTables | None, table: str, *names: str) -> bool:
-    try:
-        return database is not None and database.has(table, *names)
-    except TraceError:  # a damaged page; the other tables may be sound
-        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,7 +357,7 @@ class Timeline:
     problems: list[str]
 
 
-def open_captures(path: Path) -> tuple[list[OpenCapture], list[str]]:
+def open_captures(path: Path) -> tuple[list[Capture], list[str]]:
     """Open the captures at a path, with remarks on guessed ranks and skipped folders.
 
     Raises:
@@ -427,7 +370,7 @@ def open_captures(path: Path) -> tuple[list[OpenCapture], list[str]]:
     guessed: dict[tuple[str, int], int] = {}
     for at, each in enumerate(opened):
         if each.rank < 0:
-            rank = guessed.setdefault(each.capture.process, free + len(guessed))
+            rank = guessed.setdefault(each.process, free + len(guessed))
             opened[at] = replace(each, rank=rank)
     if len(guessed) > 1 or (guessed and known):
         remarks.append(
@@ -436,49 +379,54 @@ def open_captures(path: Path) -> tuple[list[OpenCapture], list[str]]:
     return opened, remarks
 
 
-def _open(capture: Capture) -> OpenCapture:
-    database, problems = _open_database(capture.database)
-    path = capture.output / "analysis.db" if capture.output and capture.database else None
-    analysis, more = _open_database(path if path and os.path.isfile(path) else None)
-    capture = replace(capture, problems=(*capture.problems, *more, *problems))
-    rank = -1 if capture.rank is None else capture.rank
-    opened = OpenCapture(capture, rank, analysis=analysis, host=capture.process[0])
-    if database is None:
-        return opened
-    try:
-        return _with_properties(replace(opened, database=database), database)
-    except TraceError as error:
-        return replace(opened, capture=replace(capture, problems=(*capture.problems, str(error))))
+def _open(capture: Capture) -> Capture:
+    """Open the databases; without one that can be read, it is one of the text format."""
+    problems = [*capture.problems]
+    file = capture.database_file
+    beside = file.parent / "analysis.db" if file else None
+    analysis = _open_database(beside if beside and os.path.isfile(beside) else None, problems)
+    database = _open_database(file, problems)
+    opened = replace(capture, analysis=analysis, host=capture.process[0])
+    if database is not None:
+        try:
+            opened = _with_properties(opened, database)
+        except TraceError as error:
+            problems.append(str(error))
+    return replace(opened, problems=tuple(problems))
 
 
-def _with_properties(opened: OpenCapture, database: SqliteTables) -> OpenCapture:
+def _with_properties(opened: Capture, database: SqliteTables) -> Capture:
     """Add rank, host, device and metadata of the database, except what the files also have."""
     settings = {name: database.setting("META_DATA", name) for name in _METADATA}
     decoded = {name: _decoded(text) for name, text in settings.items() if text is not None}
-    capture = replace(opened.capture, metadata={**decoded, **opened.capture.metadata})
+    metadata = {**decoded, **opened.metadata}
     mapped = database.numbers("RANK_DEVICE_MAP", "rankId", "deviceId")
-    ranks = map(str, [capture.metadata.get("rlprof_rank"), *mapped["rankId"].tolist()])
-    valid = [int(each) for each in ranks if each.isdecimal() and len(each) < 8]
     devices = mapped["deviceId"].tolist()
+    told = (metadata.get("rlprof_rank"), *mapped["rankId"].tolist())
     hosts, chips = database.texts("HOST_INFO", "hostName"), database.texts("NPU_INFO", "name")
     return replace(
         opened,
-        capture=capture,
-        rank=next(iter(valid), -1) if opened.rank < 0 else opened.rank,
+        output=None,
+        trace=None,
+        metadata=metadata,
+        rank=_first_rank(told) if opened.rank < 0 else opened.rank,
+        database=database,
         device=devices[0] if len(devices) == 1 and devices[0] >= 0 else UNKNOWN,
         chip=next(iter(chips[1]), ""),
         host=opened.host or next(iter(hosts[1]), ""),
     )
 
 
-def _open_database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
+def _open_database(path: Path | None, problems: list[str]) -> SqliteTables | None:
     if path is None:
-        return None, []
+        return None
     try:
         tables = SqliteTables(path)
     except TraceError as error:
-        return None, [str(error)]
-    return tables, [f"{path.name} {text}" for text in tables.problems]
+        problems.append(str(error))
+        return None
+    problems += [f"{path.name} {text}" for text in tables.problems]
+    return tables
 
 
 def _decoded(text: str) -> Any:
@@ -488,18 +436,17 @@ def _decoded(text: str) -> Any:
         return text
 
 
-def _read_timeline(opened: OpenCapture) -> Timeline:
-    capture = opened.capture
+def _read_timeline(capture: Capture) -> Timeline:
     problems, view, marks = list(capture.problems), None, Marks.none()
-    if opened.database is not None:
+    if capture.database is not None:
         try:
-            marks = database_marks(opened.database)
+            marks = database_marks(capture.database)
         except TraceError as error:
             problems.append(str(error))
-    elif opened.trace is not None:
-        view = opened.read_trace(*MARKS_WANTED)
+    elif capture.trace is not None:
+        view = capture.read_trace(*MARKS_WANTED)
         marks, problems = trace_marks(view), [*problems, *view.problems]
-    elif not any(opened.file(name) for name in _SHEETS):
+    elif not any(capture.file(name) for name in _SHEETS):
         parse = f"not parsed yet. Run: rlprof ascend parse {capture.path}"
         empty = "contains neither a trace nor a database that can be read"
         why = parse if capture.output is None else empty
@@ -511,19 +458,19 @@ def _read_timeline(opened: OpenCapture) -> Timeline:
     if len(ranges.start_ns):
         first_ns = int(ranges.start_ns.min())
     else:
-        first_ns = _first_start(opened) if view is None else view.first_ns
+        first_ns = _first_start(capture) if view is None else view.first_ns
         first_ns = first_ns if first_ns > 0 else capture.began_ns or UNKNOWN
     return Timeline(marks, ranges, view is None or view.complete, first_ns, problems)
 
 
-def _first_start(opened: OpenCapture) -> int:
+def _first_start(capture: Capture) -> int:
     starts = np.empty(0, np.int64)
     with suppress(TraceError):  # reading the table reports it
-        if opened.database is not None:
+        if capture.database is not None:
             tables = ("TASK", "COMMUNICATION_OP")
-            columns = [opened.database.numbers(table, "startNs")["startNs"] for table in tables]
+            columns = [capture.database.numbers(table, "startNs")["startNs"] for table in tables]
             starts = np.concatenate(columns)
-        elif (file := opened.file(KERNEL_SHEET)) is not None:
+        elif (file := capture.file(KERNEL_SHEET)) is not None:
             starts = read_sheet(file, {"starttime(us)": microseconds}).number("starttime(us)")
     return int(min(starts[plausible(starts, starts)], default=UNKNOWN))
 
@@ -538,13 +485,11 @@ class TableReader(NamedTuple):
     """
 
     columns: tuple[Column, ...]
-    available: Callable[[OpenCapture], bool]
-    read: Callable[[OpenCapture], tuple[Frame, list[str]]]
+    available: Callable[[Capture], bool]
+    read: Callable[[Capture], tuple[Frame, list[str]]]
 
 
-def read_table(
-    name: str, reader: TableReader, captures: Sequence[OpenCapture], zero_ns: int
-) -> Table:
+def read_table(name: str, reader: TableReader, captures: Sequence[Capture], zero_ns: int) -> Table:
     """Read one table of all captures that have it; unreadable captures are named in its note.
 
     Args:
@@ -561,7 +506,7 @@ def read_table(
     return join_tables(name, pieces)
 
 
-def _table_of(name: str, reader: TableReader, opened: OpenCapture) -> Table:
+def _table_of(name: str, reader: TableReader, opened: Capture) -> Table:
     """Return the table of one capture with its rank, its device and all columns, since 1970."""
     frame, remarks = reader.read(opened)
     first = next(iter(frame.values()))

@@ -15,14 +15,13 @@ from lightning_rlprof.loaders.ascend.capture import (
     COMMUNICATION_FILE,
     KERNEL_SHEET,
     LINKS_FILE,
+    Capture,
     Cells,
     Frame,
-    OpenCapture,
     TableReader,
     coded_texts,
     texts_of,
 )
-from lightning_rlprof.loaders.ascend.csv_sheets import plausible, scaled
 from lightning_rlprof.loaders.ascend.kernels import (
     Calls,
     Tasks,
@@ -37,6 +36,7 @@ from lightning_rlprof.loaders.ascend.kernels import (
 )
 from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
 from lightning_rlprof.loaders.ascend.trace_view import RowKind
+from lightning_rlprof.loaders.chrome_events import scaled
 from lightning_rlprof.loaders.host_calls import columns_named
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
@@ -47,7 +47,7 @@ _TIMES, _BANDWIDTHS, _MATRIX = "CommAnalyzerTime", "CommAnalyzerBandwidth", "Com
 
 # Of each operation the analysis lists some collectives (allreduce-top1, -middle, -bottom1) and
 # their sum (allreduce-total).
-_OPERATION = re.compile(r"(.+?)-(total|top\d*|middle\d*|bottom\d*)")
+_PART = re.compile(r"-(top|middle|bottom)\d*$")
 _STEP = re.compile(r"step(\d{1,15})")
 
 # The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
@@ -108,7 +108,7 @@ class _Collective:
         return size or None, time or None
 
 
-def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _communication(opened: Capture) -> tuple[Frame, list[str]]:
     file = opened.file(COMMUNICATION_FILE)
     rows = list(_from_analysis(opened.analysis) if file is None else _from_file(file))  # type: ignore[arg-type]
     moved = [row.moved() for row in rows]
@@ -136,7 +136,7 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     return frame, []
 
 
-def _rl_steps(opened: OpenCapture, steps: Iterable[str]) -> Int64s:
+def _rl_steps(opened: Capture, steps: Iterable[str]) -> Int64s:
     found = map(_STEP.fullmatch, steps)
     return opened.rl_steps(
         np.array([int(each[1]) if each else UNKNOWN for each in found], np.int64)
@@ -223,35 +223,30 @@ class _Link(NamedTuple):
     time: Any
 
 
-def _links(opened: OpenCapture) -> tuple[Frame, list[str]]:
-    """Read the sums of each operation, or its parts if it has no sum."""
+def _links(opened: Capture) -> tuple[Frame, list[str]]:
+    """Read the sums of each operation."""
     file = opened.file(LINKS_FILE)
     rows = list(_matrix_in_analysis(opened.analysis) if file is None else _matrix_in_file(file))  # type: ignore[arg-type]
-    parsed = [_OPERATION.fullmatch(row.operation) for row in rows]
-    names = [found[1] if found else row.operation for found, row in zip(parsed, rows, strict=True)]
-    keys = [(row.step, row.group, name) for row, name in zip(rows, names, strict=True)]
-    is_sum = [found is not None and found[2] == "total" for found in parsed]
-    summed = {key for key, total in zip(keys, is_sum, strict=True) if total}
-    keep = [at for at, key in enumerate(keys) if is_sum[at] or key not in summed]
-    rows, names = [rows[at] for at in keep], [names[at] for at in keep]
-    source, destination = (scaled([row[at] for row in rows], 1) for at in (4, 5))
-    groups = {group_hash(name): ranks for name, ranks in opened.capture.groups.items()}
-    own = {row.group: row.source for row in rows if row.source == row.destination}
+    rows = [row for row in rows if not _PART.search(row.operation)]
+    source = scaled([row.source for row in rows], 1)
+    destination = scaled([row.destination for row in rows], 1)
+    members = {
+        (group_hash(name), number): rank
+        for name, ranks in opened.groups.items()
+        for number, rank in enumerate(ranks)
+        if isinstance(rank, int)
+    }
+    own = zip(rows, source.tolist(), strict=True)
+    members |= {(row.group, at): opened.rank for row, at in own if row.source == row.destination}
 
     def ranks(numbers: Int64s) -> Int64s:
-        found = np.full(len(rows), UNKNOWN)
-        for at, (row, number) in enumerate(zip(rows, numbers.tolist(), strict=True)):
-            members = groups.get(row.group, [])
-            if own.get(row.group) == str(number):
-                found[at] = opened.rank
-            elif 0 <= number < len(members) and isinstance(members[number], int):
-                found[at] = members[number]
-        return found
+        keys = zip((row.group for row in rows), numbers.tolist(), strict=True)
+        return np.array([members.get(key, UNKNOWN) for key in keys], np.int64)
 
     return {
         "step": _rl_steps(opened, [row.step for row in rows]),
         "kind": coded_texts([row.kind for row in rows]),
-        "operation": coded_texts(names),
+        "operation": coded_texts([row.operation.removesuffix("-total") for row in rows]),
         "group": coded_texts([row.group for row in rows]),
         "source": source,
         "destination": destination,
@@ -310,27 +305,17 @@ def group_hash(name: str) -> str:
     return str(high << 32 | low) if name else ""
 
 
-def analyzed_collectives(opened: OpenCapture) -> tuple[list[str], list[str], Int64s, Int64s]:
-    """Return name, group, start and end of each collective that CANN analyzed in text files.
-
-    Starts are up to 14 µs late; unknown ones are `UNKNOWN`.
-    """
-    file, rows = opened.file(COMMUNICATION_FILE), []
-    with suppress(TraceError):  # reading the table reports it
-        rows = [] if file is None else list(_from_file(file))
-    start = scaled([row.start for row in rows], 1_000)
-    took = scaled([row.measured["duration"] for row in rows], 10**6)
-    end = np.where((start == UNKNOWN) | (took == UNKNOWN), UNKNOWN, start + took)
-    return [row.name for row in rows], [row.group for row in rows], start, end
-
-
-def collective_groups(opened: OpenCapture, names: Sequence[str], start_ns: Int64s) -> list[str]:
+def collective_groups(opened: Capture, names: Sequence[str], start_ns: Int64s) -> list[str]:
     """Return the group of each collective of the text format, "" if it is unknown.
 
     Collectives of two groups may have one name. Then the start decides.
     """
-    known, groups, start, _ = analyzed_collectives(opened)
-    return [groups[at] if at >= 0 else "" for at in _nearest(names, start_ns, known, start)]
+    file, rows = opened.file(COMMUNICATION_FILE), list[_Collective]()
+    with suppress(TraceError):  # reading the table reports it
+        rows = [] if file is None else list(_from_file(file))
+    start = scaled([row.start for row in rows], 1_000)  # up to 14 µs late
+    found = _nearest(names, start_ns, [row.name for row in rows], start)
+    return [rows[at].group if at >= 0 else "" for at in found]
 
 
 COMMUNICATION = TableReader(
@@ -356,7 +341,7 @@ class _Collectives:
     count: Int64s
 
 
-def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _read(opened: Capture) -> tuple[Frame, list[str]]:
     """Read the collectives on the device, else those that HCCL marks."""
     found = None
     if opened.database is None:
@@ -369,7 +354,7 @@ def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
     frame, remarks = task_frame(opened, found.tasks)
     names = [parse_operator_name(name) for name in texts_of(found.tasks.name)]
     group = [known or end for known, (_, end, _) in zip(found.group, names, strict=True)]
-    sizes = {group_hash(name): len(ranks) for name, ranks in opened.capture.groups.items()}
+    sizes = {group_hash(name): len(ranks) for name, ranks in opened.groups.items()}
     size = np.array([sizes.get(each, UNKNOWN) for each in group], np.int64)
     operation = [name for name, _, _ in names]
     return {
@@ -395,7 +380,7 @@ def _from_database(database: SqliteTables) -> _Collectives:
     )
 
 
-def _from_trace(opened: OpenCapture) -> _Collectives | None:
+def _from_trace(opened: Capture) -> _Collectives | None:
     """Read the lanes of the groups; only CANN's analysis has the whole identifier of a group."""
     if opened.trace is None:
         return None
@@ -415,29 +400,17 @@ def _from_trace(opened: OpenCapture) -> _Collectives | None:
     )
 
 
-def _from_sheets(opened: OpenCapture) -> _Collectives | None:
-    """Read the kernels that are collectives, else CANN's analysis; neither has types and counts."""
-    if opened.file(KERNEL_SHEET) is not None:
-        tasks = read_tasks(opened)
-        rows = np.flatnonzero(matches(tasks.name, is_collective))
-        tasks = tasks.at(rows[np.argsort(tasks.start_ns[rows], kind="stable")])
-    else:
-        tasks = _analyzed_tasks(opened)
-    count = len(tasks.start_ns)
-    if not count:
+def _from_sheets(opened: Capture) -> _Collectives | None:
+    """Read the kernels that are collectives, which have neither types nor counts."""
+    if opened.file(KERNEL_SHEET) is None:
         return None
+    tasks = read_tasks(opened)
+    rows = np.flatnonzero(matches(tasks.name, is_collective))
+    if not len(rows):
+        return None
+    tasks = tasks.at(rows[np.argsort(tasks.start_ns[rows], kind="stable")])
     groups = collective_groups(opened, texts_of(tasks.name), tasks.start_ns)
-    return _Collectives(tasks, groups, [""] * count, np.full(count, UNKNOWN))
-
-
-def _analyzed_tasks(opened: OpenCapture) -> Tasks:
-    names, _, start, end = analyzed_collectives(opened)
-    rows = np.flatnonzero(plausible(start, end))
-    rows = rows[np.argsort(start[rows], kind="stable")]
-    unknown, none = np.full(len(rows), UNKNOWN), Calls.unknown(len(rows))
-    code, texts = coded_texts(names)
-    columns = (unknown, unknown, (code[rows], texts), unknown, none, none)
-    return Tasks(start[rows], end[rows], *columns, ["starts are up to 14 µs late"])
+    return _Collectives(tasks, groups, [""] * len(rows), np.full(len(rows), UNKNOWN))
 
 
 def _from_marks(marks: Marks) -> _Collectives | None:
@@ -484,10 +457,8 @@ def parse_operator_name(name: str) -> tuple[str, str, int]:
     if found is None:
         return name, "", UNKNOWN
     word = found[1].lower()
-    for spelling, operation in _OPERATIONS.items():
-        if word.startswith(spelling):
-            word = "_".join(filter(None, (operation, word[len(spelling) :])))
-            break
+    if known := next(filter(word.startswith, _OPERATIONS), None):
+        word = "_".join(filter(None, (_OPERATIONS[known], word.removeprefix(known))))
     number = int(found[3]) if found[3] and len(found[3]) < 18 else UNKNOWN
     return word, found[2] or "", number
 
@@ -512,10 +483,9 @@ def payload(operation: Sequence[str], dtype: Sequence[str], count: Int64s, size:
         [20, 160]
     """
     element = np.array([_BYTES.get(name, 0) for name in dtype], np.int64)
-    times = np.ones_like(element)
-    for row, found in enumerate(map(_PER_RANK.fullmatch, operation)):
-        if found:
-            times[row] = 0 if found[2] else max(int(size[row]), 0)
+    per_rank = map(_PER_RANK.fullmatch, operation)
+    known = np.array([1 if not found else 0 if found[2] else -1 for found in per_rank], np.int64)
+    times = np.where(known < 0, np.maximum(size, 0), known)
     sound = (count >= 0) & (count < 2**40) & (element > 0) & (times > 0) & (times < 2**20)
     return np.where(sound, count * element * times, UNKNOWN)
 
@@ -529,7 +499,7 @@ COLLECTIVES = TableReader(
         opened.has(_OPERATORS)
         or opened.has(_MARKS)
         or opened.trace is not None
-        or any(opened.file(name) is not None for name in (KERNEL_SHEET, COMMUNICATION_FILE))
+        or opened.file(KERNEL_SHEET) is not None
     ),
     _read,
 )

@@ -1,8 +1,6 @@
 """Cells of Ascend's profilers: exact numbers from decimals, and CSV files as columns by heading."""
 
 import csv
-import decimal
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,22 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-import msgspec
 import numpy as np
 
-from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.chrome_events import MAX_TIME, nanoseconds, scaled
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 from lightning_rlprof.tables.table import Cut, Loss
 
-MAX_TIME = 2**62
-"""Larger numbers are damage: in nanoseconds it is the year 2116. Sums of two fit into 64 bits."""
-
-_INTEGERS = msgspec.json.Decoder(list[int])
 _LONGEST_NS = 7 * 86_400 * 10**9  # captures last minutes
-_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
-_AROUND = ' \t\r\n"'
-_EXACT = decimal.Context(prec=40, traps=[])
 _PRIME = 2**62 - 57
 _ROWS = 16_384  # at a time as Python objects
 _EMPTY = ("", "N/A")
@@ -33,32 +24,18 @@ _TRUNCATED = "is truncated"
 Convert = Callable[[list[str]], Int64s]
 
 
-def units(texts: Sequence[bytes]) -> Int64s:
-    r"""Convert decimals to thousandths (microseconds to nanoseconds), other texts to `UNKNOWN`.
+def since_1970(texts: Sequence[bytes]) -> Int64s:
+    r"""Convert microseconds to nanoseconds, other texts to `UNKNOWN`; quotes may be around them.
 
-    A double is not exact enough: at 1.7e15 microseconds since 1970 its steps are 0.25.
+    A double is not exact enough: at 1.7e15 microseconds since 1970 its steps are 0.25. A tab in
+    CSV keeps spreadsheets from rounding.
 
     Example::
 
-        >>> units([b'"1736408883688177.930"', b"1736408883643.212\t", b"N/A"])[:2].tolist()
+        >>> since_1970([b'"1736408883688177.930"', b"1736408883643.212\t", b"N/A"])[:2].tolist()
         [1736408883688177930, 1736408883643212]
-        >>> units([b"1."]).tolist()
-        [1000]
     """
-    # Times of a batch have the same number of digits, so their points are at equal distances. A tab
-    # in CSV keeps spreadsheets from rounding.
-    joined = b",".join(texts).replace(b'","', b",").replace(b"\t,", b",").strip(b'"\t') + b","
-    width, rest = divmod(len(joined), max(len(texts), 1))
-    points = b"." * len(texts)
-    aligned = not rest and width > 4 and joined[width - 5 :: width] == points
-    if aligned and joined.count(b".") == len(texts):
-        try:
-            whole = _INTEGERS.decode(b"[" + joined[:-1].translate(None, b".") + b"]")
-        except NOT_JSON:
-            whole = []
-        if len(whole) == len(texts) and max(map(abs, whole)) < MAX_TIME:
-            return np.array(whole, np.int64)
-    return scaled([text.decode("latin-1") for text in texts], 1000)
+    return nanoseconds([bytes(text).strip(b' \t\r\n"') for text in texts])
 
 
 def plausible(start_ns: Int64s, end_ns: Int64s) -> Mask:
@@ -76,29 +53,6 @@ def plausible(start_ns: Int64s, end_ns: Int64s) -> Mask:
     middle = starts[len(starts) // 2] if len(starts) else 0
     sound &= np.abs(np.where(sound, start_ns, 0) - middle) < _LONGEST_NS
     return sound
-
-
-def scaled(texts: Sequence[str | float | int | None], factor: int) -> Int64s:
-    """Multiply decimals by a factor and round them to integers; other texts become `UNKNOWN`.
-
-    A float counts as its shortest decimal.
-
-    Example::
-
-        >>> scaled(["2109.6015625", 8903.431, None], 2**20)[:2].tolist()
-        [2212077568, 9335924064]
-    """
-    return np.fromiter((_whole(text, factor) for text in texts), np.int64, len(texts))
-
-
-def _whole(value: str | float | int | None, factor: int) -> int:
-    text = "" if value is None else str(value).strip(_AROUND)
-    if "," in text and _GROUPED.fullmatch(text):
-        text = text.replace(",", "")
-    number = _EXACT.multiply(_EXACT.create_decimal(text or "NaN"), factor)
-    if not number.is_finite() or abs(number) >= MAX_TIME:
-        return UNKNOWN
-    return int(_EXACT.to_integral_value(number))
 
 
 def whole_number(value: object) -> int:
@@ -168,7 +122,7 @@ class Sheet:
 
 def microseconds(cells: list[str]) -> Int64s:
     """Convert microseconds to nanoseconds."""
-    return units([cell.encode() for cell in cells])
+    return since_1970([cell.encode() for cell in cells])
 
 
 def device(cells: list[str]) -> Int64s:

@@ -14,8 +14,8 @@ import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import (
     KERNEL_SHEET,
+    Capture,
     Frame,
-    OpenCapture,
     TableReader,
     coded_texts,
     texts_of,
@@ -80,7 +80,7 @@ class _Calls(NamedTuple):
     forward: Int64s
 
 
-def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _read(opened: Capture) -> tuple[Frame, list[str]]:
     """Read calls by thread and start, outer calls first."""
     calls, problems = _calls(opened, _TORCH, _CANN)
     calls = _in_order(calls)
@@ -103,7 +103,7 @@ def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
     }, problems
 
 
-def _calls(opened: OpenCapture, *tables: str) -> tuple[_Calls, list[str]]:
+def _calls(opened: Capture, *tables: str) -> tuple[_Calls, list[str]]:
     """Return the calls in tables of the database, or all calls of the trace, and problems."""
     if opened.database is not None:
         return _from_database(opened.database, *tables), []
@@ -162,9 +162,9 @@ def _in_order(calls: _Calls) -> _Calls:
     return _Calls(name=distinct(code[rows], texts), **columns)
 
 
-def _places(opened: OpenCapture, calls: _Calls) -> tuple[Coded, Int64s]:
+def _places(opened: Capture, calls: _Calls) -> tuple[Coded, Int64s]:
     """Return stage and step around the start of each call."""
-    ranges, (first, stage) = opened.timeline.ranges, opened.capture.window
+    ranges, (first, stage) = opened.timeline.ranges, opened.window
     process = np.zeros(len(calls.start), np.int64)
     found = stages_at(ranges.marking, Launches(process, calls.thread, calls.start))
     stages = distinct(found.stage, ranges.names)
@@ -185,7 +185,7 @@ def _forward(calls: _Calls, lane: Int64s) -> Int64s:
     return found
 
 
-def _waits(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _waits(opened: Capture) -> tuple[Frame, list[str]]:
     calls, problems = _calls(opened, _CANN)
     code, texts = calls.name
     keep = (calls.start > 0) & (calls.end >= calls.start) & (calls.kind == _RUNTIME)
@@ -216,7 +216,7 @@ SYNC = TableReader(
 """Calls of CANN in which the host waits for the device."""
 
 
-def _products(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _products(opened: Capture) -> tuple[Frame, list[str]]:
     """Read what multiplies matrices; torch_npu records no values.
 
     These are calls by thread and start, or, without shapes of calls, kernels by start. Attention
@@ -240,11 +240,11 @@ def _joined(first: Any, second: Any) -> Any:
     return np.concatenate([first, second])
 
 
-def _has_called_products(opened: OpenCapture) -> bool:
+def _has_called_products(opened: Capture) -> bool:
     return opened.has(_TORCH, *_CALL, *_SHAPES) or opened.trace is not None
 
 
-def _called_products(opened: OpenCapture) -> tuple[dict[str, Any], list[str]]:
+def _called_products(opened: Capture) -> tuple[dict[str, Any], list[str]]:
     if opened.database is not None:
         found, remarks = _database_products(opened.database), []
     else:
@@ -341,12 +341,12 @@ Rows without a thread are kernels: their time is that on the device.
 """
 
 
-def has_matmul_kernels(opened: OpenCapture) -> bool:
+def has_matmul_kernels(opened: Capture) -> bool:
     """Return whether a capture may have kernels with shapes."""
     return opened.has(_INFO, "opType", *_TEXTS) or opened.file(KERNEL_SHEET) is not None
 
 
-def read_matmul_kernels(opened: OpenCapture, *, fused_only: bool = False) -> Frame:
+def read_matmul_kernels(opened: Capture, *, fused_only: bool = False) -> Frame:
     """Read them by start: when they ran, and their shapes, without a thread.
 
     Matmuls are ``[m, k]`` times ``[k, n]``: CANN multiplies matrices as they lie in memory, so some
@@ -381,7 +381,7 @@ def read_matmul_kernels(opened: OpenCapture, *, fused_only: bool = False) -> Fra
     }
 
 
-def _from_sheet(opened: OpenCapture) -> tuple[Coded, Int64s, Int64s, list[Coded]]:
+def _from_sheet(opened: Capture) -> tuple[Coded, Int64s, Int64s, list[Coded]]:
     times = dict.fromkeys(("starttime(us)", "duration(us)"), microseconds)
     headings = [name.lower() for name in _TEXTS]
     cells: dict[str, Any] = {"type": None, **dict.fromkeys(headings), **times}

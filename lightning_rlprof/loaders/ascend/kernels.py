@@ -13,16 +13,14 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import (
     KERNEL_SHEET,
+    Capture,
     Frame,
-    OpenCapture,
     TableReader,
     coded_texts,
     texts_of,
 )
 from lightning_rlprof.loaders.ascend.csv_sheets import (
-    MAX_TIME,
     Convert,
-    Sheet,
     microseconds,
     plausible,
     read_sheet,
@@ -36,7 +34,16 @@ from lightning_rlprof.loaders.ascend.trace_view import (
     RowKind,
     TraceView,
 )
-from lightning_rlprof.loaders.host_calls import NOWHERE, Launches, Stages, columns_named, stages_at
+from lightning_rlprof.loaders.chrome_events import MAX_TIME
+from lightning_rlprof.loaders.host_calls import (
+    NOWHERE,
+    Launches,
+    Stages,
+    columns_named,
+    counted,
+    launch_remarks,
+    stages_at,
+)
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import innermost
@@ -164,13 +171,13 @@ def is_collective(name: str) -> bool:
     return name.startswith(("hcom", "Hccl", "hccl"))
 
 
-def has_kernels(opened: OpenCapture) -> bool:
+def has_kernels(opened: Capture) -> bool:
     """Return whether a capture may have kernels."""
     tables = opened.has("COMPUTE_TASK_INFO") or opened.has("COMMUNICATION_OP")
     return tables or opened.file(KERNEL_SHEET) is not None or opened.trace is not None
 
 
-def read_tasks(opened: OpenCapture) -> Tasks:
+def read_tasks(opened: Capture) -> Tasks:
     """Return the kernels and collectives of a capture.
 
     The text format has them in ``kernel_details.csv`` from level1 on, and in the trace.
@@ -192,7 +199,7 @@ def read_tasks(opened: OpenCapture) -> Tasks:
         if view is None or len(tasks.start_ns):
             return replace(tasks, remarks=remarks)
     if view is None:
-        raise TraceError(f"{opened.capture.path}: contains no kernels")
+        raise TraceError(f"{opened.path}: contains no kernels")
     return replace(_trace_kernels(view), remarks=remarks)
 
 
@@ -219,27 +226,29 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     remarks += [Loss(f"{path.name}: skipped {lost} rows with impossible times")] if lost else []
     step = sheet.number("stepid")[sound]
     columns = (device, stream, (codes[sound], texts), step, torch, cann, remarks)
-    npu = {name: _rows(column, sound) for name, column in _sheet_npu(sheet).items()}
+    old, new = sheet.number("blockdim"), sheet.number("blocknum")
+    npu = _recorded(
+        {
+            "op type": sheet.text("type"),
+            "input shapes": sheet.text("inputshapes"),
+            "block dim": np.where(old == UNKNOWN, new, old),
+            "aicore time": sheet.number("aicoretime(us)"),
+            "vector time": sheet.number("aivtime(us)"),
+        }
+    )
+    npu = {name: _rows(column, sound) for name, column in npu.items()}
     return Tasks(start, start + length[sound], *columns, npu)
 
 
-def _sheet_npu(sheet: Sheet) -> dict[str, Any]:
-    """Return those of `NPU_COLUMNS` that a sheet has."""
-    codes, shapes = sheet.text("inputshapes")
-    old, new = sheet.number("blockdim"), sheet.number("blocknum")
-    found = {
-        "op type": sheet.text("type"),
-        "input shapes": distinct(codes, [text.strip('"') for text in shapes]),
-        "block dim": np.where(old == UNKNOWN, new, old),
-        "aicore time": sheet.number("aicoretime(us)"),
-        "vector time": sheet.number("aivtime(us)"),
+def _recorded(cells: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `NPU_COLUMNS` in which any row is known; shapes without quotes."""
+    codes, shapes = cells["input shapes"]
+    cells["input shapes"] = distinct(codes, [text.strip('"') for text in shapes])
+    return {
+        name: column
+        for name, column in cells.items()
+        if (column[0] >= 0 if isinstance(column, tuple) else column != UNKNOWN).any()
     }
-    return {name: column for name, column in found.items() if _is_known(column)}
-
-
-def _is_known(column: Any) -> bool:
-    """Return whether any row of a column is known."""
-    return bool((column[0] >= 0).any() if isinstance(column, tuple) else (column != UNKNOWN).any())
 
 
 def _trace_kernels(view: TraceView) -> Tasks:
@@ -335,15 +344,15 @@ def _database_tasks(database: SqliteTables) -> Tasks:
     sound = by_start(rows, rows["startNs"], rows["endNs"])
     lost = len(rows["name"]) - len(sound["name"])
     remarks: list[str] = [Loss(f"skipped {lost} tasks with impossible times")] if lost else []
-    found: dict[str, Any] = {
-        "op type": database.decode(sound["opType"], STRINGS),
-        "input shapes": database.decode(sound["inputShapes"], STRINGS),
-        "block dim": np.where(sound["blockDim"] == UNKNOWN, sound["blockNum"], sound["blockDim"]),
-        **{name: sound[name] for name in _CORE_TIMES},
-    }
-    codes, shapes = found["input shapes"]
-    found["input shapes"] = distinct(codes, [text.strip('"') for text in shapes])
-    npu = {name: column for name, column in found.items() if _is_known(column)}
+    old, new = sound["blockDim"], sound["blockNum"]
+    npu = _recorded(
+        {
+            "op type": database.decode(sound["opType"], STRINGS),
+            "input shapes": database.decode(sound["inputShapes"], STRINGS),
+            "block dim": np.where(old == UNKNOWN, new, old),
+            **{name: sound[name] for name in _CORE_TIMES},
+        }
+    )
     return replace(database_tasks(database, sound), remarks=remarks, npu=npu)
 
 
@@ -518,7 +527,7 @@ class _Places(NamedTuple):
         return _Places(*(np.where(rows, new, old) for old, new in columns))
 
 
-def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
+def task_frame(opened: Capture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
     """Return tasks by start as columns of the table of kernels, and remarks on them.
 
     A task belongs to the ranges around its launch. These are the ranges of the launching thread,
@@ -539,7 +548,7 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
     place, remarks = _place(tasks, ranges)
     counted = np.maximum(opened.rl_steps(tasks.step), 0)
     in_run = opened.stages_of_run is not None
-    if in_run and not (opened.capture.window[0] or len(ranges.marking.kind)):
+    if in_run and not (opened.window[0] or len(ranges.marking.kind)):
         counted = np.zeros_like(counted)
     launch = tasks.torch.replaced(tasks.torch.time_ns == UNKNOWN, tasks.cann)
     step = np.where(place.step > 0, place.step, counted)
@@ -561,7 +570,7 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
     }, [*tasks.remarks, *remarks, *empty]
 
 
-def _read_kernels(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _read_kernels(opened: Capture) -> tuple[Frame, list[str]]:
     problems = opened.timeline.problems  # first: they say why nothing can be read
     frame, remarks = task_frame(opened, read_tasks(opened))
     return frame, remarks if opened.stages_of_run is None else [*problems, *remarks]
@@ -590,17 +599,18 @@ def _place(tasks: Tasks, ranges: Ranges) -> tuple[_Places, list[str]]:
     found, _ = _around(ranges, ranges.marking, tasks.start_ns, none)
     by_time = lost & (found.stage >= 0)
     place = place.replaced(by_time, found)
-    texts = [
-        (by_device, "kernels have no recorded launch: assigned to the range on the device"),
-        (by_time, "kernels have no recorded launch: assigned to the host's stage when they ran"),
-        (lost & ~by_time, "kernels have no recorded launch: their stage may be unknown"),
-        (
-            borrowed & (calls.time_ns != UNKNOWN),
-            "kernels were launched by threads without ranges, such as autograd's: assigned to the "
-            "training thread's stage",
+    told = "kernels have no recorded launch: assigned to the"
+    return place, [
+        *counted(
+            (np.count_nonzero(by_device), f"{told} range on the device"),
+            (np.count_nonzero(by_time), f"{told} host's stage when they ran"),
+        ),
+        *launch_remarks(
+            "kernels",
+            np.count_nonzero(lost & ~by_time),
+            np.count_nonzero(borrowed & (calls.time_ns != UNKNOWN)),
         ),
     ]
-    return place, [f"{count} {text}" for rows, text in texts if (count := np.count_nonzero(rows))]
 
 
 def _attributing_calls(tasks: Tasks, ranges: Ranges) -> Calls:
@@ -631,7 +641,7 @@ def _device_ranges(ranges: Ranges, rows: Mask) -> Stages:
     return Stages(lane, lane, ranges.kind[rows], ranges.name[rows], ranges.step[rows], *times)
 
 
-def _copies(opened: OpenCapture) -> tuple[Frame, list[str]]:
+def _copies(opened: Capture) -> tuple[Frame, list[str]]:
     """Read copies by start.
 
     ``kind`` is ``HtoD``, ``DtoH``, ``DtoD`` or ``HtoH``, and ``PCIe`` if only the engine is known.

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.loaders.ascend.csv_sheets import MAX_TIME
 from lightning_rlprof.loaders.ascend.trace_view import STEP, FlowKind, RowKind, TraceView
+from lightning_rlprof.loaders.chrome_events import MAX_TIME
 from lightning_rlprof.loaders.host_calls import Launches, Stages, stages_at
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.records.records import KINDS, STAGES

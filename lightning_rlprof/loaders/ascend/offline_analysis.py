@@ -19,7 +19,7 @@ import msgspec
 
 from lightning_rlprof.errors import RecorderError, TraceError
 from lightning_rlprof.loaders.ascend.capture import OUTPUT, Capture, find_captures
-from lightning_rlprof.loaders.chrome_events import ChromeStream, Source
+from lightning_rlprof.loaders.chrome_events import read_batches
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.system.subprocess_python import Interpreter, InterpreterError, ask
 
@@ -38,11 +38,6 @@ _SUFFIX = "_ascend_pt"
 _POLL_S = 0.1
 _MAX_MESSAGE = 300  # characters
 _IMPORT_TIMEOUT_S = 300.0
-_PARAMETERS = """
-import inspect
-from torch_npu.profiler.profiler import analyse
-answer["parameters"] = list(inspect.signature(analyse).parameters)
-"""
 # The parser forks, sets the start method of multiprocessing and refuses to run in daemons, so each
 # directory is parsed in a process that is not a daemon.
 _PARSE = """
@@ -55,8 +50,7 @@ _RANGES, _HOST, _DEVICE = "MSTX ranges", "host operators", "device tasks"
 _TABLES = {_RANGES: "MSTX_EVENTS", _HOST: "PYTORCH_API", _DEVICE: "TASK"}
 _TASKS = ("stars_soc", "hwts")  # prefixes of CANN's raw files with tasks
 _HARDWARE = b'"Ascend Hardware"'
-# Old exporters of CANN write mark_id where newer ones write event_type.
-_RANGE_KEYS = (b'"event_type"', b'"mark_id"')
+_RANGE_KEY = b'"event_type"'
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,9 @@ def ascend_directories(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise TraceError(f"{path}: {'is a file' if path.exists() else 'no such directory'}")
-        directories = list(_below(path))
+        named = next((each for each in (path, path.resolve()) if each.name.endswith(_SUFFIX)), None)
+        below = (each for each in path.rglob(f"*{_SUFFIX}") if each.is_dir())
+        directories = [named] if named else [each for each in below if not each.is_symlink()]
         if not directories:
             raise TraceError(
                 f"{path}: contains no *{_SUFFIX} directory; torch_npu.profiler writes one per "
@@ -118,17 +114,6 @@ def ascend_directories(paths: Sequence[Path]) -> list[Path]:
         for directory in directories:
             found.setdefault(directory.resolve(), directory)
     return sorted(found.values())
-
-
-def _below(path: Path) -> Iterator[Path]:
-    if path.resolve().name.endswith(_SUFFIX):
-        yield path if path.name.endswith(_SUFFIX) else path.resolve()
-        return
-    for folder, names, _ in os.walk(path):
-        for name in [name for name in names if name.endswith(_SUFFIX)]:
-            names.remove(name)
-            if not (directory := Path(folder, name)).is_symlink():
-                yield directory
 
 
 def parse_captures(
@@ -152,10 +137,11 @@ def parse_captures(
     """
     outcomes = {each: found for each in directories if (found := _without_parser(each, options))}
     todo = [each for each in directories if each not in outcomes]
-    keywords = _parser_arguments(todo, options.exports) if todo else {}
+    if todo:
+        _check_parser(todo)
     report = progress or (lambda done, total: None)
     report(len(outcomes), len(directories))
-    for done in _run(todo, keywords, options):
+    for done in _run(todo, options):
         outcomes[done.path] = done
         report(len(outcomes), len(directories))
     return [outcomes[directory] for directory in directories]
@@ -163,51 +149,42 @@ def parse_captures(
 
 def _without_parser(directory: Path, options: Options) -> Outcome | None:
     """Return the outcome of a directory that is up to date or cannot be parsed, else None."""
-    raw = has_raw_data(directory)
-    capture = find_captures(directory)[0]
+    raw, capture = has_raw_data(directory), find_captures(directory)[0]
     if not (options.reparse and raw):
         before = check_content(capture, options.exports)
         if not before.missing:
-            return Outcome(directory, capture.rank, "up to date", before.files, before.note)
+            return Outcome(directory, _rank(capture), "up to date", before.files, before.note)
     if not raw:
         message = f"{before.missing}, and it has no raw data (FRAMEWORK, PROF_*) to parse"
     elif not os.access(directory, os.W_OK):
         message = "the directory is read-only: copy it to a writable place and parse the copy"
     else:
         return None
-    return Outcome(directory, capture.rank, "failed", (), message)
+    return Outcome(directory, _rank(capture), "failed", (), message)
 
 
-def _parser_arguments(todo: Sequence[Path], exports: Sequence[Export]) -> dict[str, Any]:
-    """Return the keyword arguments that the installed parser supports.
+def _rank(capture: Capture) -> int | None:
+    return None if capture.rank < 0 else capture.rank
 
-    Raises:
-        RecorderError: torch_npu or msprof is missing, or a format cannot be chosen.
-    """
+
+def _check_parser(todo: Sequence[Path]) -> None:
+    """Raise RecorderError where torch_npu or msprof is missing."""
     try:
-        known = ask(_PARAMETERS, timeout_s=_IMPORT_TIMEOUT_S)["parameters"]
+        ask("import torch_npu.profiler.profiler", timeout_s=_IMPORT_TIMEOUT_S)
     except InterpreterError as error:
         raise RecorderError(
             f"parsing needs torch_npu, which cannot be imported ({error}): {_GET_TORCH_NPU}"
         ) from error
     if shutil.which("msprof") is None and any(device_data(directory) for directory in todo):
         raise RecorderError(f"parsing needs msprof of CANN, which is not on PATH: {_GET_TORCH_NPU}")
-    if exports and "export_type" not in known:
-        raise RecorderError(
-            "--export: the installed torch_npu only writes the recorded format; omit --export, or "
-            "parse with torch_npu 2.6.0 or later"
-        )
-    # This limits its pool for several directories; it starts more processes for one of them.
-    wanted = {"max_process_number": 1, "export_type": list(exports) or None}
-    return {key: value for key, value in wanted.items() if key in known and value is not None}
 
 
-def _run(todo: Sequence[Path], keywords: dict[str, Any], options: Options) -> Iterator[Outcome]:
+def _run(todo: Sequence[Path], options: Options) -> Iterator[Outcome]:
     waiting, running = list(todo), list[_Parser]()
     try:
         while waiting or running:
             while waiting and len(running) < options.jobs:
-                running.append(_Parser(waiting.pop(0), keywords, options))
+                running.append(_Parser(waiting.pop(0), options))
             for parser in [parser for parser in running if parser.ended()]:
                 running.remove(parser)
                 yield parser.outcome()
@@ -218,11 +195,13 @@ def _run(todo: Sequence[Path], keywords: dict[str, Any], options: Options) -> It
 
 
 class _Parser:
-    def __init__(self, directory: Path, keywords: dict[str, Any], options: Options) -> None:
+    def __init__(self, directory: Path, options: Options) -> None:
         self._directory, self._options = directory, options
         self._began = time.monotonic()
-        path = str(directory.absolute())
-        self._process = Interpreter(_PARSE, path, json.dumps(keywords))
+        # This limits its pool for several directories; it starts more processes for one of them.
+        keywords: dict[str, Any] = {"max_process_number": 1}
+        keywords |= {"export_type": [*options.exports]} if options.exports else {}
+        self._process = Interpreter(_PARSE, str(directory.absolute()), json.dumps(keywords))
         self._status: int | None = None
 
     def ended(self) -> bool:
@@ -251,7 +230,7 @@ class _Parser:
         messages.append(errors and f"torch_npu: {errors}")
         state: State = "failed" if content.missing else "cached"
         message = "; ".join(filter(None, messages))
-        return Outcome(self._directory, capture.rank, state, content.files, message, seconds)
+        return Outcome(self._directory, _rank(capture), state, content.files, message, seconds)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
@@ -299,11 +278,9 @@ def check_content(capture: Capture, exports: Sequence[str] = ()) -> Content:
     files = tuple(sorted(path.name for path in capture.output.glob("*") if path.is_file()))
     wanted = exports or _recorded_formats(capture)
     expected = _recorded_kinds(capture)
-    missing = _missing_in_trace(capture.trace, expected) if "text" in wanted else ""
-    if "db" in wanted:
-        missing = "; ".join(
-            filter(None, (missing, _missing_in_database(capture.database, expected)))
-        )
+    text = _missing_in_trace(capture.trace, expected) if "text" in wanted else ""
+    database = _missing_in_database(capture.database_file, expected) if "db" in wanted else ""
+    missing = "; ".join(filter(None, (text, database)))
     no_device = _is_device_profiled(capture) and not device_data(capture.path)
     return Content(files, missing, "no device data (no PROF_* folder)" if no_device else "")
 
@@ -349,16 +326,29 @@ def _any_bytes(paths: Iterable[Path]) -> bool:
 def _missing_in_trace(path: Path | None, expected: set[str]) -> str:
     if path is None:
         return "trace_view.json is missing"
+    found, busy, hardware = set[str](), set[bytes](), set[bytes]()
+
+    def look(events: list[_Event]) -> None:
+        for event in events:
+            if bytes(event.ph) == b'"M"':
+                if _HARDWARE in bytes(event.args):
+                    hardware.add(bytes(event.pid))
+                continue
+            busy.add(bytes(event.pid))
+            if bytes(event.cat) == b'"cpu_op"':
+                found.add(_HOST)
+            elif _RANGES not in found and _RANGE_KEY in bytes(event.args):
+                found.add(_RANGES)
+
     try:
-        with Source(path) as source:
-            stream = ChromeStream(source, msgspec.json.Decoder(list[_Event]))
-            found = _kinds(stream)
+        stream = read_batches(path, msgspec.json.Decoder(list[_Event]).decode, look)
     except TraceError as error:
         return str(error).replace(str(path), path.name, 1)
     if stream.problems or stream.lost or not stream.complete:
-        broken = f"{stream.lost} events are broken" if stream.lost else "it contains no events"
-        why = "; ".join(stream.problems) or broken
+        why = "; ".join(stream.problems) or f"{stream.lost} events are broken"
         return f"trace_view.json cannot be read ({why})"
+    # Names of processes may come after their rows.
+    found |= {_DEVICE} if busy & hardware else set()
     return _without("trace_view.json", expected - found)
 
 
@@ -369,23 +359,6 @@ class _Event(msgspec.Struct, gc=False):
     pid: msgspec.Raw = msgspec.Raw()
     cat: msgspec.Raw = msgspec.Raw()
     args: msgspec.Raw = msgspec.Raw()
-
-
-def _kinds(stream: ChromeStream[_Event]) -> set[str]:
-    """Return the kinds of rows in a trace; names of processes may come after their rows."""
-    found, busy, hardware = set(), set(), set()
-    for batch in stream:
-        for event in batch:
-            if bytes(event.ph) == b'"M"':
-                if _HARDWARE in bytes(event.args):
-                    hardware.add(bytes(event.pid))
-                continue
-            busy.add(bytes(event.pid))
-            if bytes(event.cat) == b'"cpu_op"':
-                found.add(_HOST)
-            elif _RANGES not in found and any(key in bytes(event.args) for key in _RANGE_KEYS):
-                found.add(_RANGES)
-    return found | ({_DEVICE} if busy & hardware else set())
 
 
 def _missing_in_database(path: Path | None, expected: set[str]) -> str:

@@ -4,7 +4,6 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import (
+    Capture,
     Frame,
-    OpenCapture,
     StagesOfRun,
     TableReader,
     open_captures,
@@ -21,18 +20,17 @@ from lightning_rlprof.loaders.ascend.capture import (
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES, COMMUNICATION, LINKS
 from lightning_rlprof.loaders.ascend.csv_sheets import (
-    MAX_TIME,
     Convert,
     device,
     mebibytes,
     microseconds,
     read_sheet,
-    scaled,
     whole,
 )
 from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
 from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
+from lightning_rlprof.loaders.chrome_events import MAX_TIME, scaled
 from lightning_rlprof.loaders.host_calls import as_spans, columns_named
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
@@ -78,12 +76,12 @@ def _sheet_table(
     file: str,
     cells: _Cells,
     needed: tuple[str, ...],
-    table: Callable[[OpenCapture], bool],
-    from_database: Callable[[OpenCapture], Frame],
+    table: Callable[[Capture], bool],
+    from_database: Callable[[Capture], Frame],
 ) -> TableReader:
     """Return the reader of a file, or of a table in the database; all versions write `needed`."""
 
-    def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    def read(opened: Capture) -> tuple[Frame, list[str]]:
         if (path := opened.file(file)) is None:
             return from_database(opened), []
         sheet = read_sheet(path, dict(cells.values()), needed)
@@ -102,7 +100,7 @@ def _sheet_table(
     )
 
 
-def _memory(opened: OpenCapture) -> Frame:
+def _memory(opened: Capture) -> Frame:
     database: Any = opened.database
     totals = {name: f"total{name.title()}" for name in _TOTALS}
     rows = database.numbers(_RECORD, "deviceId", "timestamp", "component", *totals.values())
@@ -141,7 +139,7 @@ MEMORY = _sheet_table(
 """Memory of torch's allocator (PTA), CANN's (GE) and the process (APP) over time."""
 
 
-def _steps(opened: OpenCapture) -> Frame:
+def _steps(opened: Capture) -> Frame:
     analysis: Any = opened.analysis
     numbers = analysis.numbers(_STEP_TABLE, "deviceId", "step")
     names = {part: part.replace(" ", "_") for part in _STEP_PARTS}
@@ -201,7 +199,8 @@ def read_ascend(path: Path) -> Spans:
         TraceError: It is none of these, or nothing of it can be read.
     """
     captures, warnings = _read_captures(path)
-    zero = _first_ns(captures)
+    starts = (each.timeline.first_ns for each in captures)
+    zero = min((start for start in starts if start != UNKNOWN), default=0)
     headers = _headers(captures)
     truncated = {each.rank for each in captures if not each.timeline.complete}
     return Spans(
@@ -236,7 +235,7 @@ def ascend_tables(
 
 
 def _tables(
-    captures: Sequence[OpenCapture], zero_ns: int, readers: Mapping[str, TableReader]
+    captures: Sequence[Capture], zero_ns: int, readers: Mapping[str, TableReader]
 ) -> dict[str, Callable[[], Table]]:
     return {
         name: partial(read_table, name, reader, captures, zero_ns)
@@ -245,11 +244,11 @@ def _tables(
     }
 
 
-def _read_captures(path: Path) -> tuple[list[OpenCapture], list[RunWarning]]:
+def _read_captures(path: Path) -> tuple[list[Capture], list[RunWarning]]:
     """Read the ranges of all captures; an unreadable one becomes a warning, if others are read."""
     opened, remarks = open_captures(path)
     warnings = [warning_of(None, text, Code.CAPTURE_DOUBTFUL) for text in remarks]
-    captures: list[OpenCapture] = []
+    captures: list[Capture] = []
     errors: list[TraceError] = []
     for each in opened:
         try:
@@ -266,93 +265,90 @@ def _read_captures(path: Path) -> tuple[list[OpenCapture], list[RunWarning]]:
         warnings += [
             warning_of(each.rank, text, Code.CAPTURE_DOUBTFUL) for text in each.timeline.problems
         ]
-    doubts = [*_overlapping_captures(captures), *_repeated_steps(captures)]
-    return captures, [*warnings, *copies, *doubts]
+    return captures, [*warnings, *copies, *_shared_ranks(captures), *_repeated_steps(captures)]
 
 
 def _without_copies(
-    captures: Sequence[OpenCapture],
-) -> tuple[list[OpenCapture], list[RunWarning]]:
+    captures: Sequence[Capture],
+) -> tuple[list[Capture], list[RunWarning]]:
     """Leave out copies of captures, as their times would be added up."""
-    first: dict[object, OpenCapture] = {}
+    first: dict[object, Capture] = {}
     warnings = []
     for each in captures:
-        capture, timeline = each.capture, each.timeline
-        ranges, role = timeline.ranges, str(capture.metadata.get("role"))
-        times = (ranges.start_ns.tobytes(), ranges.end_ns.tobytes(), timeline.first_ns)
-        same = (each.rank, role, times, tuple(ranges.names))
-        key = capture.path if timeline.first_ns == UNKNOWN else same
+        ranges, first_ns = each.timeline.ranges, each.timeline.first_ns
+        times = (ranges.start_ns.tobytes(), ranges.end_ns.tobytes(), first_ns)
+        same = (each.rank, str(each.metadata.get("role")), times, tuple(ranges.names))
+        key = each.path if first_ns == UNKNOWN else same
         if (original := first.setdefault(key, each)) is not each:
-            text = f"skipped {capture.path}: a copy of {original.capture.path}"
+            text = f"skipped {each.path}: a copy of {original.path}"
             warnings.append(RunWarning(each.rank, text, Code.CAPTURE_DOUBTFUL.value))
     return list(first.values()), warnings
 
 
-def _overlapping_captures(captures: Sequence[OpenCapture]) -> list[RunWarning]:
-    """Warn of ranks with captures of several processes, or captures that overlap in time."""
-    processes = {
-        (each.rank, each.capture.process, str(each.capture.metadata.get("role")))
-        for each in captures
-    }
+def _shared_ranks(captures: Sequence[Capture]) -> list[RunWarning]:
+    """Warn of ranks with captures of several processes."""
+    processes = {(each.rank, each.process, str(each.metadata.get("role"))) for each in captures}
     counts = collections.Counter(rank for rank, *_ in processes)
-    overlapping = {
-        after.rank: "captures of one process overlap in time, and are added up. Is one of "
-        "them a part of the other?"
-        for before, after in pairwise(captures)
-        if before.rank == after.rank
-        and 0 < after.timeline.first_ns < before.timeline.ranges.end_ns.max(initial=0)
-    }
-    several = {
-        rank: f"captures of {count} processes have this rank; rlprof shows them side by side"
+    text = "captures of {} processes have this rank; rlprof shows them side by side"
+    code = Code.CAPTURE_DOUBTFUL.value
+    return [
+        RunWarning(rank, text.format(count), code)
         for rank, count in sorted(counts.items())
         if count > 1
-    }
-    code = Code.CAPTURE_DOUBTFUL.value
-    return [RunWarning(rank, text, code) for rank, text in {**overlapping, **several}.items()]
+    ]
 
 
-def _repeated_steps(captures: Sequence[OpenCapture]) -> list[RunWarning]:
+def _repeated_steps(captures: Sequence[Capture]) -> list[RunWarning]:
     """Warn of ranks with a step in captures far apart: two runs may be in one folder.
 
     Captures of several stages of a step are close together.
     """
     times: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for each in captures:
-        ranges, rank = each.timeline.ranges, each.rank
-        rows = np.flatnonzero((ranges.kind == KINDS.index("step")) & (ranges.step > 0))
-        columns = (ranges.step[rows], ranges.start_ns[rows], ranges.end_ns[rows])
-        for step, start, end in zip(*(column.tolist() for column in columns), strict=True):
-            times.setdefault((rank, step), []).append((start, end))
+        steps = each.timeline.ranges.only(KINDS.index("step"))
+        columns = (steps.step.tolist(), steps.start_ns.tolist(), steps.end_ns.tolist())
+        for step, start, end in zip(*columns, strict=True):
+            times.setdefault((each.rank, step), []).append((start, end))
     found = {}
     for (rank, step), parts in times.items():
         gap = max(start for start, _ in parts) - min(end for _, end in parts)
-        if gap > _MAX_GAP_RATIO * sum(end - start for start, end in parts):
-            found[rank] = (
-                f"step {step} is in captures far apart, and added up. Are they of one run?"
-            )
-    code = Code.CAPTURE_DOUBTFUL.value
-    return [RunWarning(rank, text, code) for rank, text in found.items()]
+        if step > 0 and gap > _MAX_GAP_RATIO * sum(end - start for start, end in parts):
+            text = f"step {step} is in captures far apart, and added up. Are they of one run?"
+            found[rank] = RunWarning(rank, text, Code.CAPTURE_DOUBTFUL.value)
+    return [*found.values()]
 
 
-def _first_ns(captures: Sequence[OpenCapture]) -> int:
-    starts = [each.timeline.first_ns for each in captures]
-    return min((start for start in starts if start != UNKNOWN), default=0)
-
-
-def _span_columns(captures: Sequence[OpenCapture], zero_ns: int) -> dict[str, Any]:
+def _span_columns(captures: Sequence[Capture], zero_ns: int) -> dict[str, Any]:
     """Return names, threads, columns and counters for `Spans`.
 
     The counter of device time is the length on the device of ranges that went through a stream.
     """
     names: dict[str, int] = {}
     threads: dict[Thread, int] = {}
-    parts: dict[str, list[Int64s]] = {}
+    parts: list[dict[str, Int64s]] = []
     for number, each in enumerate(captures):
-        for name, column in _coded_ranges(each, names, threads).items():
-            parts.setdefault(name, []).append(column)
-        # Threads of two processes may have one number, but their ranges do not nest.
-        parts.setdefault("lane", []).append(parts["thread"][-1] * len(captures) + number)
-    joined = {name: np.concatenate(columns) for name, columns in parts.items()}
+        own = each.timeline.ranges
+        code = [names.setdefault(text, len(names)) for text in own.names]
+        idents, thread = np.unique(own.thread, return_inverse=True)
+        named = (Thread(each.rank, ident, f"thread {ident}") for ident in idents.tolist())
+        codes = [threads.setdefault(one, len(threads)) for one in named]
+        placed = np.array([*codes, -1], np.int64)[thread]
+        length = own.device_end_ns - own.device_start_ns
+        parts.append(
+            {
+                "name": np.array([*code, -1], np.int64)[own.name],
+                "kind": own.kind.astype(np.int64),
+                "rank": np.full(len(own.name), each.rank),
+                "step": own.step,
+                "start_ns": own.start_ns,
+                "end_ns": own.end_ns,
+                "thread": placed,
+                "device_ns": np.where(own.device_start_ns == UNKNOWN, UNKNOWN, length),
+                # Threads of two processes may have one number, but their ranges do not nest.
+                "lane": placed * len(captures) + number,
+            }
+        )
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns = as_spans(joined, joined.pop("lane"), zero_ns, closed=False)
     device_ns = columns.pop("device_ns")
     rows = np.flatnonzero(device_ns != UNKNOWN)
@@ -360,76 +356,45 @@ def _span_columns(captures: Sequence[OpenCapture], zero_ns: int) -> dict[str, An
     return {**columns, "names": tuple(names), "threads": tuple(threads), "counters": counters}
 
 
-def _coded_ranges(
-    opened: OpenCapture, names: dict[str, int], threads: dict[Thread, int]
-) -> dict[str, Int64s]:
-    """Return the columns of one capture; names and threads are codes of all captures."""
-    ranges, rank = opened.timeline.ranges, opened.rank
-    code = [names.setdefault(text, len(names)) for text in ranges.names]
-    idents, thread = np.unique(ranges.thread, return_inverse=True)
-    thread_codes = [
-        threads.setdefault(Thread(rank, ident, f"thread {ident}"), len(threads))
-        for ident in idents.tolist()
-    ]
-    length = ranges.device_end_ns - ranges.device_start_ns
-    return {
-        "name": np.array([*code, -1], np.int64)[ranges.name],
-        "kind": ranges.kind,
-        "rank": np.full(len(ranges.name), rank),
-        "step": ranges.step,
-        "start_ns": ranges.start_ns,
-        "end_ns": ranges.end_ns,
-        "thread": np.array([*thread_codes, -1], np.int64)[thread],
-        "device_ns": np.where(ranges.device_start_ns == UNKNOWN, UNKNOWN, length),
-    }
-
-
-def _headers(captures: Sequence[OpenCapture]) -> dict[int, Header]:
+def _headers(captures: Sequence[Capture]) -> dict[int, Header]:
     """Return a header per rank, that of its first capture."""
-    groups = [ranks for each in captures for ranks in each.capture.groups.values()]
-    ranks = [rank for group in groups for rank in group if isinstance(rank, int)]
-    ranks = [rank for rank in ranks if rank < _MAX_RANKS] + [each.rank for each in captures]
-    world = max(ranks) + 1
-    found: dict[int, Header] = {}
-    for each in captures:
-        if each.rank not in found:
-            found[each.rank] = _header(each, world)
+    groups = (ranks for each in captures for ranks in each.groups.values())
+    told = (rank for group in groups for rank in group if isinstance(rank, int))
+    world = max(*(rank for rank in told if rank < _MAX_RANKS), *(each.rank for each in captures), 0)
+    found = {each.rank: _header(each, world + 1) for each in reversed(captures)}
     return dict(sorted(found.items()))
 
 
-def _header(opened: OpenCapture, world_size: int) -> Header:
-    capture, info = opened.capture, opened.capture.info
+def _header(opened: Capture, world_size: int) -> Header:
+    versions = (("torch_npu", "torch_npu_version"), ("cann", "cann_version"))
     return Header(
         FORMAT,
-        run_id=str(capture.metadata.get("rlprof_run") or capture.path.name),
+        run_id=str(opened.metadata.get("rlprof_run") or opened.path.name),
         rank=opened.rank,
         world_size=world_size,
-        role=str(capture.metadata.get("role") or ""),
+        role=str(opened.metadata.get("role") or ""),
         host=opened.host,
-        pid=capture.process[1],
-        device=opened.chip or ("cpu" if capture.is_cpu_only else "npu"),
+        pid=opened.process[1],
+        device=opened.chip or ("cpu" if opened.is_cpu_only else "npu"),
         unix_ns=max(opened.timeline.first_ns, 0),
         clock_ns=0,
-        versions={
-            name: str(info[key])
-            for name, key in (("torch_npu", "torch_npu_version"), ("cann", "cann_version"))
-            if key in info
-        },
+        versions={name: str(opened.info[key]) for name, key in versions if key in opened.info},
     )
 
 
-def _notes(captures: Sequence[OpenCapture], zero_ns: int) -> Iterator[RankNote]:
+def _notes(captures: Sequence[Capture], zero_ns: int) -> Iterator[RankNote]:
     """Yield the format, level and window of each capture, and whether it has stages."""
     for each in captures:
-        capture, timeline = each.capture, each.timeline
-        formats = (("text", capture.trace), ("database", each.database))
-        properties = [name for name, source in formats if source is not None]
-        level = capture.option("_profiler_level")
-        properties += [f"level {level}"] if level else []
-        properties += [f"window {w}"] if (w := capture.metadata.get("rlprof_window")) else []
-        when = timeline.first_ns - zero_ns if timeline.first_ns != UNKNOWN else 0
-        text = f"{capture.path.name}: {', '.join(properties)}"
+        first_ns, name = each.timeline.first_ns, each.path.name
+        when = first_ns - zero_ns if first_ns != UNKNOWN else 0
+        properties = {
+            "text": each.trace,
+            "database": each.database,
+            f"level {(level := each.option('_profiler_level'))}": level,
+            f"window {(window := each.metadata.get('rlprof_window'))}": window,
+        }
+        text = f"{name}: {', '.join(told for told, there in properties.items() if there)}"
         yield note_of(each.rank, Code.CAPTURE_SETTINGS, text, when)
-        if not len(timeline.ranges.marking.kind):
-            text = f"{capture.path.name} has no stages and no steps: MSTX was off or not used"
+        if not len(each.timeline.ranges.marking.kind):
+            text = f"{name} has no stages and no steps: MSTX was off or not used"
             yield note_of(each.rank, Code.NO_RANGES, text, when)

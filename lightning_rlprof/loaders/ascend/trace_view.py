@@ -10,16 +10,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.csv_sheets import MAX_TIME, units, whole_number
-from lightning_rlprof.loaders.chrome_events import SIZE, ChromeStream, Source, nanoseconds
+from lightning_rlprof.loaders.ascend.csv_sheets import since_1970, whole_number
+from lightning_rlprof.loaders.chrome_events import MAX_TIME, Id, nanoseconds, read_batches
 from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.table import Loss, with_name
-
-Id = int | float | str | None
-"""An identifier, as traces have it: 7, "937", "Group 0 Communication", null."""
 
 COMMUNICATION = ("HCCL", "Communication")
 """Process of the collectives, in older and newer versions."""
@@ -78,7 +74,6 @@ class TraceArgs(msgspec.Struct, gc=False):
 
     event_type: Id = None
     domain: Id = ""
-    mark_id: Id = None
     connection: Id = msgspec.field(default=None, name="connection_id")
     stream: Id = msgspec.field(default=None, name="Physic Stream Id")
     task: Id = msgspec.field(default=None, name="Task Type")
@@ -158,7 +153,7 @@ class _TraceColumns:
             ph = event.ph
             if ph == "X":
                 if self.first_ns == UNKNOWN:
-                    self.first_ns = int(units([bytes(event.ts)])[0])
+                    self.first_ns = int(since_1970([event.ts])[0])
                 kind = self._kind(event)
                 if kind in found:
                     found[kind].append(event)
@@ -184,7 +179,7 @@ class _TraceColumns:
             return RowKind.SHAPES if event.cat == "cpu_op" and event.name in NPU_PRODUCTS else -1
         if not event.cat:
             args = event.args or _NO_ARGS
-            if args.event_type is not None or args.mark_id is not None:
+            if args.event_type is not None:
                 return RowKind.MARKS
             if args.task is not None:
                 copies = RowKind.COPIES in self._wanted and {args.task, event.name} & {*COPIES}
@@ -207,7 +202,7 @@ class _TraceColumns:
             self.metadata[key] = str(args.labels if name == "process_labels" else args.name)
 
     def _append(self, kind: int, events: list[TraceEvent]) -> None:
-        start = units([bytes(event.ts) for event in events])
+        start = since_1970([event.ts for event in events])
         sound = start != UNKNOWN
         found: dict[str, Any] = {
             "start_ns": start,
@@ -301,13 +296,7 @@ def read_trace_view(path: Path, *wanted: int) -> TraceView:
         TraceError: It cannot be read, or is not a trace.
     """
     columns = _TraceColumns(wanted)
-    with Source(path) as source:
-        stream = ChromeStream(source, msgspec.json.Decoder(list[TraceEvent]), SIZE)
-        if not stream.open():
-            why = f" ({source.problem})" if source.problem else ""
-            raise TraceError(f"{path}: not a trace: it has no array of events{why}")
-        for batch in stream:
-            columns.add(batch)
+    stream = read_batches(path, msgspec.json.Decoder(list[TraceEvent]).decode, columns.add)
     texts = [
         (stream.lost, Loss(f"skipped {stream.lost} events that cannot be read")),
         (columns.lost, Loss(f"skipped {columns.lost} events with impossible times")),

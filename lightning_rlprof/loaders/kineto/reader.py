@@ -28,16 +28,7 @@ from lightning_rlprof.loaders.host_calls import (
     stages_at,
 )
 from lightning_rlprof.loaders.kineto.trace import (
-    COLLECTIVE,
-    COPY,
-    COUNTER,
-    KERNEL,
-    LAUNCH,
-    MEMORY,
-    OPERATOR,
-    PARAMETERS,
-    PYTHON,
-    SHAPES,
+    Kind,
     KinetoTrace,
     ident,
     place,
@@ -69,7 +60,7 @@ _NO_SHAPES = (
 _PYTHON, _RUNTIME, _MODULE = (CALL_KINDS.index(kind) for kind in ("python", "runtime", "module"))
 
 # In the order of `CALL_KINDS`: of two calls that begin and end at once the outer one comes first.
-_SOURCES = (PYTHON, OPERATOR, LAUNCH)
+_SOURCES = (Kind.PYTHON, Kind.OPERATOR, Kind.LAUNCH)
 _CALL_TYPES: dict[str, type[np.generic]] = {
     **dict.fromkeys(("lane", "name", "stage"), np.int32),
     "kind": np.int8,
@@ -116,9 +107,9 @@ _Frame = dict[str, Any]
 
 def kernels_table(trace: KinetoTrace, rank: int) -> Table:
     """Return the kernels as a table whose rows are read in parts."""
-    rows, remarks = place(trace, trace.grown(KERNEL), "kernels")
+    rows, remarks = place(trace, trace.grown(Kind.KERNEL), "kernels")
     if not len(rows):
-        lost = trace.columns.counts[KERNEL] or trace.problems
+        lost = trace.columns.counts[Kind.KERNEL] or trace.problems
         remarks = [_UNREAD if lost else "no kernels: no device was profiled"]
     names = list(trace.columns.names)
 
@@ -169,7 +160,7 @@ def _table_in_parts(
 
 def memory_table(trace: KinetoTrace, rank: int) -> Table:
     """Return the memory of torch's allocators after each change, by time; the CPU has no number."""
-    rows = _by_time(trace, MEMORY)
+    rows = _by_time(trace, Kind.MEMORY)
     kinds = sorted({kind for part in rows.parts() for kind in np.unique(part["kind"]).tolist()})
     texts = [_DEVICES.get(kind, f"device type {kind}") for kind in kinds]
 
@@ -183,7 +174,7 @@ def memory_table(trace: KinetoTrace, rank: int) -> Table:
             "reserved": known(part["reserved"], nothing=MISSING),
         }
 
-    return _table_in_parts("memory", rank, rows, cells, trace.losses(MEMORY))
+    return _table_in_parts("memory", rank, rows, cells, trace.losses(Kind.MEMORY))
 
 
 def counter_table(trace: KinetoTrace, rank: int) -> Table:
@@ -191,7 +182,7 @@ def counter_table(trace: KinetoTrace, rank: int) -> Table:
 
     A counter of several series has a metric for each: its name and that of the series.
     """
-    rows = _by_time(trace, COUNTER)
+    rows = _by_time(trace, Kind.COUNTER)
     lanes = list(trace.columns.lanes)
     devices = {pid: _device(label) for pid, label in trace.columns.labels.items()}
     device = np.array([devices.get(pid, UNKNOWN) for pid, _ in lanes] or [UNKNOWN], np.int64)
@@ -205,7 +196,7 @@ def counter_table(trace: KinetoTrace, rank: int) -> Table:
             "value": part["value"],
         }
 
-    return _table_in_parts("counters", rank, rows, cells, trace.losses(COUNTER))
+    return _table_in_parts("counters", rank, rows, cells, trace.losses(Kind.COUNTER))
 
 
 def _by_time(trace: KinetoTrace, kind: int) -> Grown:
@@ -226,12 +217,12 @@ def shape_table(trace: KinetoTrace, rank: int) -> Table:
 
     ``dims``, ``types`` and ``values`` are those of its inputs, as the JSON that torch writes.
     """
-    grown = trace.grown(SHAPES)
+    grown = trace.grown(Kind.SHAPES)
     rows = Grown(grown.types)
     for block in in_order(grown.parts(), "start_ns"):
         told = block["dims"] >= 0
         rows.add({name: column[told] for name, column in block.items()})
-    losses = trace.losses(SHAPES)
+    losses = trace.losses(Kind.SHAPES)
     names, idents = list(trace.columns.names), trace.idents
 
     def cells(part: Columns, _: int) -> _Frame:
@@ -280,7 +271,7 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
 def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
     """Return the calls in order, with what is around them, and those that autograd numbers."""
     rows, numbered = Grown(_CALL_TYPES), Grown(NUMBERED)
-    trace.grown(OPERATOR)  # before the names: they may be read with it
+    trace.grown(Kind.OPERATOR)  # before the names: they may be read with it
     nesting, stages, processes = Nesting(), trace.ranges.marking, trace.columns.processes
     modules = np.array([name.startswith(MODULE) for name in trace.columns.names] or [False])
     for block in in_order(_calls(trace), "thread", "start_ns", "last"):
@@ -353,14 +344,14 @@ def operation_of(text: str) -> str:
 
 def copy_table(trace: KinetoTrace, rank: int) -> Table:
     """Return one row per copy between memories, and per setting of one, by start."""
-    grown, remarks = place(trace, trace.grown(COPY), "copies")
+    grown, remarks = place(trace, trace.grown(Kind.COPY), "copies")
     rows = grown.rows()
     own = {
         "kind": _rename_texts(rows["name"], list(trace.columns.names), copy_kind),
         "bytes": known(rows["bytes"], nothing=MISSING),
     }
     frame = _device_work(trace, rows, own, without=("range",))
-    return _whole_table("memcpy", rank, frame, [*trace.losses(COPY), *remarks])
+    return _whole_table("memcpy", rank, frame, [*trace.losses(Kind.COPY), *remarks])
 
 
 def collective_table(trace: KinetoTrace, rank: int) -> Table:
@@ -370,7 +361,9 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
     that its External id names. Without either the operation is that of the annotation around the
     launch (``nccl:all_reduce``), else that in the kernel's name, and no more is known.
     """
-    found = _with_parameters(trace.grown(COLLECTIVE).rows(), trace.grown(PARAMETERS).rows())
+    found = _with_parameters(
+        trace.grown(Kind.COLLECTIVE).rows(), trace.grown(Kind.PARAMETERS).rows()
+    )
     work = Grown({name: column.dtype.type for name, column in found.items()})
     work.add(found)
     grown, remarks = place(trace, work, "collectives")
@@ -387,7 +380,7 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
     more = ("range", "launch duration", "thread", "graph")
     frame = _device_work(trace, rows, own, without=more)
     return _whole_table(
-        "collectives", rank, frame, [*trace.losses(COLLECTIVE, PARAMETERS), *remarks]
+        "collectives", rank, frame, [*trace.losses(Kind.COLLECTIVE, Kind.PARAMETERS), *remarks]
     )
 
 
@@ -473,25 +466,17 @@ class _Device(msgspec.Struct):
 
 
 def is_chrome_trace(path: Path) -> bool:
-    """Tell by its content whether a file is a Chrome trace, compressed or not.
-
-    One compressed by zstd counts by its name where the package that reads it is missing, so that
-    reading it says which.
-    """
-    if not path.is_file():
-        return False
+    """Tell by its content whether a file is a Chrome trace, compressed or not."""
     try:
-        return read_head(path).events
+        return path.is_file() and read_head(path).events
     except TraceError:
-        return path.name.endswith(".json.zst")
+        return False
 
 
 def is_export(path: Path) -> bool:
     """Return whether rlprof exported this file; it does not count as a trace of a folder."""
-    if not path.is_file():
-        return False
     try:
-        top = read_head(path).top
+        top = read_head(path).top if path.is_file() else {}
     except TraceError:
         return False
     return told(top, "otherData", dict[str, Any], {}).items() >= EXPORT.items()
@@ -509,7 +494,7 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
     step is the one in the file's name, as `TorchProfilerRecorder` writes it.
 
     Args:
-        path: A plain file, .gz or .zst; one that is cut off is read up to the cut.
+        path: A plain file or .gz; one that is cut off is read up to the cut.
         every: All tables will be asked for: read what they need at once.
 
     Raises:
@@ -560,13 +545,13 @@ def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, i
     """Yield the tables that the trace has anything for; kernels always, to say what lacks."""
     yield "kernels", kernels_table
     for name, read, kinds in (
-        ("memcpy", copy_table, (COPY,)),
-        ("collectives", collective_table, (COLLECTIVE,)),
-        ("memory", memory_table, (MEMORY,)),
-        ("counters", counter_table, (COUNTER,)),
-        ("shapes", shape_table, (OPERATOR,)),
+        ("memcpy", copy_table, (Kind.COPY,)),
+        ("collectives", collective_table, (Kind.COLLECTIVE,)),
+        ("memory", memory_table, (Kind.MEMORY,)),
+        ("counters", counter_table, (Kind.COUNTER,)),
+        ("shapes", shape_table, (Kind.OPERATOR,)),
         # The largest table comes last: who writes one after the other needs the trace no more then.
-        ("calls", call_table, (OPERATOR, PYTHON, LAUNCH)),
+        ("calls", call_table, (Kind.OPERATOR, Kind.PYTHON, Kind.LAUNCH)),
     ):
         if any(trace.columns.counts[kind] for kind in kinds):
             yield name, read
@@ -581,7 +566,7 @@ def _header(trace: KinetoTrace) -> Header:
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
     counts = trace.columns.counts
     # A trace ends with the names of its devices.
-    no_device = trace.complete and not (counts[KERNEL] or counts[COPY])
+    no_device = trace.complete and not (counts[Kind.KERNEL] or counts[Kind.COPY])
     lanes = list(trace.columns.lanes)
     pids = (lanes[lane][0] for lane in trace.ranges.thread[:1].tolist())
     return Header(

@@ -23,18 +23,23 @@ from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.chrome_events import (
     MAX_TIME,
     MISSING,
-    NO_TIME,
-    SIZE,
-    ChromeStream,
     Codes,
     Event,
     EventDecoder,
     Id,
-    Source,
     integers,
     nanoseconds,
+    read_batches,
 )
-from lightning_rlprof.loaders.host_calls import NOWHERE, PRODUCTS, Launches, Stages, stages_at
+from lightning_rlprof.loaders.host_calls import (
+    NOWHERE,
+    PRODUCTS,
+    Launches,
+    Stages,
+    counted,
+    launch_remarks,
+    stages_at,
+)
 from lightning_rlprof.loaders.rank_names import labels_of_verl
 from lightning_rlprof.loaders.spill import HELD, ROWS, Columns, Grown, Scratch, beside, in_order
 from lightning_rlprof.records.records import KINDS, STAGES
@@ -54,31 +59,46 @@ _MAX_NAME = 1_000
 
 # Codes take half the memory.
 _NARROW = {"lane", "name", "operation", "type", "group", "dims", "types", "values"}
-KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION = range(4)
-"""A device's work, calls of its driver, marked ranges, their shadow on the device."""
 
-COPY, OPERATOR, PYTHON, MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES = range(4, 12)
-"""Copies of a device, operators, Python's functions, changes of memory, samples of counters; the
-kernels that communicate, which are among the kernels, the operators that say what they send, and
-those whose FLOPs follow from their inputs."""
 
-METADATA, OTHER = 12, 13
-"""Events that name threads and processes, and those of no kind."""
+class Kind:
+    """Kinds of events.
 
-DERIVED = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR, SHAPES: OPERATOR}
+    Attributes:
+        KERNEL: A device's work.
+        LAUNCH: Calls of its driver.
+        ANNOTATION: Marked ranges.
+        DEVICE_ANNOTATION: Their shadow on the device.
+        COPY: Copies of a device.
+        OPERATOR: Operators.
+        PYTHON: Python's functions.
+        MEMORY: Changes of memory.
+        COUNTER: Samples of counters.
+        COLLECTIVE: The kernels that communicate, which are among the kernels.
+        PARAMETERS: The operators that say what these send.
+        SHAPES: The operators whose FLOPs follow from their inputs.
+        METADATA: Events that name threads and processes.
+        OTHER: Those of no kind.
+    """
+
+    KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION, COPY, OPERATOR, PYTHON = range(7)
+    MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES, METADATA, OTHER = range(7, 14)
+
+
+DERIVED = {Kind.COLLECTIVE: Kind.KERNEL, Kind.PARAMETERS: Kind.OPERATOR, Kind.SHAPES: Kind.OPERATOR}
 """Kinds that are found by what is in events of another one, and which that is."""
 
 _DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "privateuse1")
 _LAUNCHING = [f"{driver}_{api}" for driver in _DRIVERS for api in ("runtime", "driver")]
 _CATEGORIES = {
-    **dict.fromkeys(("kernel", "Kernel"), KERNEL),  # torch 1.8 has capitals.
-    **dict.fromkeys((*_LAUNCHING, "Runtime"), LAUNCH),
-    "user_annotation": ANNOTATION,
-    "gpu_user_annotation": DEVICE_ANNOTATION,
-    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), COPY),
-    **dict.fromkeys(("cpu_op", "Operator"), OPERATOR),
-    "python_function": PYTHON,
-    "cpu_instant_event": MEMORY,
+    **dict.fromkeys(("kernel", "Kernel"), Kind.KERNEL),  # torch 1.8 has capitals.
+    **dict.fromkeys((*_LAUNCHING, "Runtime"), Kind.LAUNCH),
+    "user_annotation": Kind.ANNOTATION,
+    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), Kind.COPY),
+    **dict.fromkeys(("cpu_op", "Operator"), Kind.OPERATOR),
+    "python_function": Kind.PYTHON,
+    "cpu_instant_event": Kind.MEMORY,
 }
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
 
@@ -92,18 +112,18 @@ _ALWAYS = ("start_ns", "end_ns", "lane", "name")
 _DEVICE = (*_ALWAYS, "launch", "device", "stream")
 _SENT = ("external", "size", "incoming", "outgoing", "number", "operation", "type", "group")
 KEPT: dict[int, tuple[str, ...]] = {
-    KERNEL: _DEVICE,
-    LAUNCH: (*_ALWAYS, "launch"),
-    ANNOTATION: _ALWAYS,
-    DEVICE_ANNOTATION: _ALWAYS,
-    COPY: (*_DEVICE, "bytes"),
-    OPERATOR: (*_ALWAYS, "sequence", "forward"),
-    PYTHON: _ALWAYS,
-    MEMORY: ("start_ns", "kind", "device", "allocated", "reserved"),
-    COUNTER: ("start_ns", "lane", "name", "value"),
-    COLLECTIVE: (*_DEVICE, *_SENT),
-    PARAMETERS: (*_ALWAYS, *_SENT),
-    SHAPES: (*_ALWAYS, "dims", "types", "values"),
+    Kind.KERNEL: _DEVICE,
+    Kind.LAUNCH: (*_ALWAYS, "launch"),
+    Kind.ANNOTATION: _ALWAYS,
+    Kind.DEVICE_ANNOTATION: _ALWAYS,
+    Kind.COPY: (*_DEVICE, "bytes"),
+    Kind.OPERATOR: (*_ALWAYS, "sequence", "forward"),
+    Kind.PYTHON: _ALWAYS,
+    Kind.MEMORY: ("start_ns", "kind", "device", "allocated", "reserved"),
+    Kind.COUNTER: ("start_ns", "lane", "name", "value"),
+    Kind.COLLECTIVE: (*_DEVICE, *_SENT),
+    Kind.PARAMETERS: (*_ALWAYS, *_SENT),
+    Kind.SHAPES: (*_ALWAYS, "dims", "types", "values"),
 }
 """Columns of each kind."""
 
@@ -124,7 +144,7 @@ T = TypeVar("T")
 _UNREAD = "events are left out: they cannot be read"
 _UNTRUE = "events are left out: their times are out of range"
 _OTHERS = "events share one name: the trace has too many different names"
-_FIRST = frozenset({KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION})
+_FIRST = frozenset({Kind.KERNEL, Kind.LAUNCH, Kind.ANNOTATION, Kind.DEVICE_ANNOTATION})
 _STEP_FILE = re.compile(r"step-(\d{1,15})")
 
 # Before torch 2.3 times were since 1970, now they are since a quarter of a year began, which has
@@ -250,7 +270,7 @@ def _numbers(args: list[Any], *names: str) -> _Columns:
     return {name: integers(list(map(attrgetter(name), args))) for name in names}
 
 
-def _launches(args: list[Any]) -> _Columns:
+def _launches(args: list[Any], _: Codes) -> _Columns:
     """Return what kernels and their launches have in common: correlation, else External id."""
     found = integers([each.correlation for each in args])
     if (found < 0).any():
@@ -261,7 +281,6 @@ def _launches(args: list[Any]) -> _Columns:
 
 
 def _communicated(args: list[Any], texts: Codes) -> _Columns:
-    numbers = ("device", "stream", "external", "size", "incoming", "outgoing", "number")
     words: dict[str, list[Any]] = {
         "operation": [each.operation for each in args],
         "type": [each.type for each in args],
@@ -271,7 +290,7 @@ def _communicated(args: list[Any], texts: Codes) -> _Columns:
         name: np.array([-1 if word is None else texts[str(word)] for word in own], np.int32)
         for name, own in words.items()
     }
-    return {**_launches(args), **_numbers(args, *numbers), **coded}
+    return {**_launches(args, texts), **coded}
 
 
 def _shaped(args: list[Any], texts: Codes) -> _Columns:
@@ -302,56 +321,60 @@ def _group(args: _Communicated) -> str | None:
 
 
 def _arguments(
-    kind: type, columns: Callable[[list[Any], Codes], _Columns], sign: bytes = b""
+    kind: type,
+    *names: str,
+    first: Callable[[list[Any], Codes], _Columns] = lambda *_: {},
+    sign: bytes = b"",
 ) -> Arguments:
+    """Return how arguments are read: columns made by a function, then numbers by their names."""
     nothing = kind()  # Null stands for it.
     decode: Any = msgspec.json.Decoder(list[kind | None]).decode  # type: ignore[valid-type]
-    return Arguments(lambda data: [each or nothing for each in decode(data)], columns, sign)
+    return Arguments(
+        lambda data: [each or nothing for each in decode(data)],
+        lambda args, texts: first(args, texts) | _numbers(args, *names),
+        sign,
+    )
 
 
-_SENDS = _arguments(_Communicated, _communicated)
+_SENDS = _arguments(
+    *(_Communicated, "device", "stream", "external", "size", "incoming", "outgoing", "number"),
+    first=_communicated,
+)
 
 
 ARGUMENTS: dict[int, Arguments] = {
-    KERNEL: _arguments(
-        _Ran, lambda args, _: {**_launches(args), **_numbers(args, "device", "stream")}
-    ),
-    LAUNCH: _arguments(_Launched, lambda args, _: _launches(args)),
-    COPY: _arguments(
-        _Copied, lambda args, _: {**_launches(args), **_numbers(args, "device", "stream", "bytes")}
-    ),
-    OPERATOR: _arguments(  # autograd's number, and the thread of the forward pass
-        _Called, lambda args, _: _numbers(args, "sequence", "forward"), b'"Sequence number"'
-    ),
-    MEMORY: _arguments(
-        _Allocated, lambda args, _: _numbers(args, "kind", "device", "allocated", "reserved")
-    ),
-    COLLECTIVE: _SENDS,
-    PARAMETERS: _SENDS,
-    SHAPES: _arguments(_Shaped, _shaped, b'"Input Dims"'),
+    Kind.KERNEL: _arguments(_Ran, "device", "stream", first=_launches),
+    Kind.LAUNCH: _arguments(_Launched, first=_launches),
+    Kind.COPY: _arguments(_Copied, "device", "stream", "bytes", first=_launches),
+    # These are autograd's number, and the thread of the forward pass.
+    Kind.OPERATOR: _arguments(_Called, "sequence", "forward", sign=b'"Sequence number"'),
+    Kind.MEMORY: _arguments(_Allocated, "kind", "device", "allocated", "reserved"),
+    Kind.COLLECTIVE: _SENDS,
+    Kind.PARAMETERS: _SENDS,
+    Kind.SHAPES: _arguments(_Shaped, first=_shaped, sign=b'"Input Dims"'),
 }
 """What is read of the arguments of a kind, where that is anything."""
 
 
 @lru_cache(maxsize=1_000)
 def code_of_event(category: str | None, phase: str) -> int:
-    """Return the kind of an event, `METADATA` or `OTHER`.
+    """Return the kind of an event, `Kind.METADATA` or `Kind.OTHER`.
 
     Example::
 
-        >>> code_of_event("kernel", "X") == KERNEL, code_of_event("kernel", "B") == OTHER
+        >>> code_of_event("kernel", "X") == Kind.KERNEL, code_of_event("kernel", "B") == Kind.OTHER
         (True, True)
-        >>> code_of_event(None, "C") == COUNTER, code_of_event("ac2g", "s") == OTHER
+        >>> code_of_event(None, "C") == Kind.COUNTER, code_of_event("ac2g", "s") == Kind.OTHER
         (True, True)
     """
     kind = _CATEGORIES.get(category or "")
     if kind is not None:
-        return kind if phase == ("i" if kind == MEMORY else "X") else OTHER
-    return {"C": COUNTER, "M": METADATA}.get(phase, OTHER)
+        return kind if phase == ("i" if kind == Kind.MEMORY else "X") else Kind.OTHER
+    return {"C": Kind.COUNTER, "M": Kind.METADATA}.get(phase, Kind.OTHER)
 
 
 SLICES: dict[str | None, int] = {category: code_of_event(category, "X") for category in _CATEGORIES}
-"""The same of phase X, of which most events are; all other categories are `OTHER` in it."""
+"""The same of phase X, of which most events are; all other categories are `Kind.OTHER` in it."""
 
 
 def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
@@ -362,8 +385,14 @@ def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
         >>> signs_of(["ncclDevKernel_AllReduce_Sum_f32_RING_LL", "gemm"]).tolist()
         [9, -1]
     """
-    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(PRODUCTS, SHAPES)}
-    kinds = (COLLECTIVE if _COMMUNICATES.search(name) else told.get(name, -1) for name in names)
+    told = {
+        _PARAMETERS: Kind.PARAMETERS,
+        _CHANGE: Kind.MEMORY,
+        **dict.fromkeys(PRODUCTS, Kind.SHAPES),
+    }
+    kinds = (
+        Kind.COLLECTIVE if _COMMUNICATES.search(name) else told.get(name, -1) for name in names
+    )
     return np.fromiter(kinds, np.int8)
 
 
@@ -400,7 +429,7 @@ class ChromeColumns:
         self._signs = np.empty(0, np.int8)
         # Collectives are found among the kernels, and what they send among the operators.
         looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
-        self._taken = np.isin(np.arange(OTHER + 1), [*looked - {COUNTER}])
+        self._taken = np.isin(np.arange(Kind.OTHER + 1), [*looked - {Kind.COUNTER}])
         scratch = Scratch()
         self._grown = {
             kind: Grown({column: _type(column) for column in columns}, scratch)
@@ -411,16 +440,17 @@ class ChromeColumns:
         """Add what is wanted of a batch."""
         slice_code = SLICES.get
         codes = [
-            slice_code(each.cat, OTHER) if each.ph == "X" else code_of_event(each.cat, each.ph)
+            slice_code(each.cat, Kind.OTHER) if each.ph == "X" else code_of_event(each.cat, each.ph)
             for each in events
         ]
         code = np.frombuffer(bytes(codes), np.uint8)
-        counts = np.bincount(code, minlength=OTHER + 1).tolist()
+        counts = np.bincount(code, minlength=Kind.OTHER + 1).tolist()
         self.counts.update({kind: counts[kind] for kind in KEPT})
-        for event in compress(events, (code == METADATA).tobytes()) if counts[METADATA] else ():
-            self._name(event)
-        if counts[COUNTER] and COUNTER in self.wanted:
-            self._take_samples([*compress(events, (code == COUNTER).tobytes())])
+        if counts[Kind.METADATA]:
+            for event in compress(events, (code == Kind.METADATA).tobytes()):
+                self._name(event)
+        if counts[Kind.COUNTER] and Kind.COUNTER in self.wanted:
+            self._take_samples([*compress(events, (code == Kind.COUNTER).tobytes())])
         taken = self._taken[code]
         if taken.any():
             self._take_all([*compress(events, taken.tobytes())], code[taken])
@@ -455,14 +485,14 @@ class ChromeColumns:
         sign = self._signs_of(columns["name"])
         for each in np.unique(kind).tolist():
             rows = np.flatnonzero(kind == each)
-            if each == MEMORY:
-                rows = rows[sign[rows] == MEMORY]
+            if each == Kind.MEMORY:
+                rows = rows[sign[rows] == Kind.MEMORY]
             raw = [args[row] for row in rows.tolist()]
             for derived in (kind for kind, of in DERIVED.items() if of == each):
                 part = sign[rows] == derived
-                if derived == COLLECTIVE:
+                if derived == Kind.COLLECTIVE:
                     part[holding(raw, b",".join(raw), _TOLD)] = True
-                    self.counts[COLLECTIVE] += int(np.count_nonzero(part))
+                    self.counts[Kind.COLLECTIVE] += int(np.count_nonzero(part))
                 self._take(derived, rows[part], columns, [*compress(raw, part.tolist())])
             self._take(each, rows, columns, raw)
 
@@ -484,7 +514,7 @@ class ChromeColumns:
                 self.unread[kind] += readable.count(False)
                 rows = rows[readable]
         found |= {name: columns[name][rows] for name in ("start_ns", "lane", "name")}
-        sound = found["start_ns"] != NO_TIME
+        sound = found["start_ns"] != UNKNOWN
         if "end_ns" in KEPT[kind]:
             length = columns["length_ns"][rows]
             found["end_ns"] = found["start_ns"] + length
@@ -498,20 +528,22 @@ class ChromeColumns:
             try:
                 values = msgspec.json.decode(event.args, type=dict[str, Any])
             except NOT_JSON:
-                self.unread[COUNTER] += 1
+                self.unread[Kind.COUNTER] += 1
                 continue
             lane, name = self.lanes[event.pid, event.tid], event.name or ""
             for series, value in values.items():
                 if not isinstance(value, int | float) or abs(value) > _MAX_COUNTER:
-                    self.unread[COUNTER] += 1
+                    self.unread[Kind.COUNTER] += 1
                     continue
                 whole = name if series in ("value", name) else f"{name} {series}".strip()
                 rows.append((event.ts, lane, self.names[whole], float(value)))
-            self.unread[COUNTER] += not values
+            self.unread[Kind.COUNTER] += not values
         if rows:
-            columns: dict[str, Any] = dict(zip(KEPT[COUNTER], zip(*rows, strict=True), strict=True))
+            columns: dict[str, Any] = dict(
+                zip(KEPT[Kind.COUNTER], zip(*rows, strict=True), strict=True)
+            )
             start = columns["start_ns"] = nanoseconds(columns["start_ns"])
-            self._grow(COUNTER, columns, start != NO_TIME)
+            self._grow(Kind.COUNTER, columns, start != UNKNOWN)
 
     def _grow(self, kind: int, columns: dict[str, Any], sound: npt.NDArray[np.bool_]) -> None:
         lost = int(np.count_nonzero(~sound))
@@ -605,7 +637,8 @@ class KinetoTrace:
                 if _version(self.path) != self.version:
                     raise TraceError(f"{self.path}: changed since it was loaded; load it again")
                 rest = ChromeColumns(EVERY - self.columns.wanted, self.columns)
-                _stream(self.path, rest)
+                read_batches(self.path, EventDecoder().decode, rest.add)
+                give_back()
                 self._more.append(rest)
         return self._of(kind).grown(kind)
 
@@ -643,7 +676,9 @@ class KinetoTrace:
     def zero_ns(self) -> int:
         """When the first annotation or kernel began."""
         first = self.columns.first_ns
-        return min((first[kind] for kind in (ANNOTATION, KERNEL) if kind in first), default=0)
+        return min(
+            (first[kind] for kind in (Kind.ANNOTATION, Kind.KERNEL) if kind in first), default=0
+        )
 
     @property
     def unix_ns(self) -> int:
@@ -668,7 +703,7 @@ def ident(tid: Any, lane: int) -> int:
 
 
 def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
-    """Read a trace of torch.profiler: plain, .gz or .zst, complete or cut off.
+    """Read a trace of torch.profiler: plain or .gz, complete or cut off.
 
     Takes 2 to 3 ms per MB, twice that with ``every``; columns beyond 4 MB lie in a temporary file.
 
@@ -681,18 +716,19 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
     """
     version = _version(path)
     columns = ChromeColumns(EVERY if every else _FIRST)
-    stream = _stream(path, columns)
+    stream = read_batches(path, EventDecoder().decode, columns.add)
+    give_back()
     trace = KinetoTrace(
         path,
         stream.top,
         columns,
-        _read_ranges(columns, ANNOTATION),
-        _read_ranges(columns, DEVICE_ANNOTATION),
+        _read_ranges(columns, Kind.ANNOTATION),
+        _read_ranges(columns, Kind.DEVICE_ANNOTATION),
         list(stream.problems),
         stream.complete,
         version,
     )
-    if stream.truncated and not columns.counts[KERNEL]:
+    if stream.truncated and not columns.counts[Kind.KERNEL]:
         trace.problems[0] = Cut(f"{trace.problems[0]} (no kernel was read)")
     trace.problems.extend(trace.losses(*EVERY, more=stream.lost))
     if columns.lanes.merged:
@@ -707,19 +743,6 @@ def _version(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     return found.st_size, found.st_mtime_ns
-
-
-def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
-    """Read all events into columns."""
-    with Source(path) as source:
-        stream = ChromeStream(source, EventDecoder(), SIZE)
-        if not stream.open():
-            why = f" ({source.problem})" if source.problem else ""
-            raise TraceError(f'{path}: not a Chrome trace, no array "traceEvents"{why}')
-        for batch in stream:
-            columns.add(batch)
-    give_back()
-    return stream
 
 
 def place(trace: KinetoTrace, work: Grown, what: str) -> tuple[Grown, list[str]]:
@@ -749,24 +772,16 @@ def place(trace: KinetoTrace, work: Grown, what: str) -> tuple[Grown, list[str]]
         ordered.add(block)
     rows, missing, lent, inside = Grown({**work.types, **_PLACED}), 0, 0, 0
     replays: set[int] = set()
-    marks = _Marks(trace)
+    placed = _placing(trace)
     for part in beside(ordered, in_order(_calls_of(trace, asked), "row"), _CALL):
         missing += int(np.count_nonzero(part["caller"] == NOWHERE))
-        lent += marks.place(part)
+        lent += placed(part)
         replayed = part["graph"][part["graph"] != UNKNOWN]
         inside += len(replayed)
         replays.update(np.unique(replayed).tolist())
         rows.add({name: part[name] for name in rows.types})
-    texts = (
-        (missing, "have no recorded launch: their stage may be unknown"),
-        (
-            lent,
-            "were launched by threads without marks, such as autograd's: they belong to the stage "
-            "of the training thread",
-        ),
-        (inside, f"ran in {len(replays)} CUDA graph replays: idle time inside a replay is unknown"),
-    )
-    return rows, [f"{count} {what} {text}" for count, text in texts if count]
+    text = f"{what} ran in {len(replays)} CUDA graph replays: idle time inside a replay is unknown"
+    return rows, [*launch_remarks(what, missing, lent), *counted((inside, text))]
 
 
 def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
@@ -800,7 +815,7 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
 
 def _calls(trace: KinetoTrace) -> Iterator[Columns]:
     """Yield the calls of the driver that have a number; row is -1."""
-    launches = trace.grown(LAUNCH)  # This comes before the names, which may be read with it.
+    launches = trace.grown(Kind.LAUNCH)  # This comes before the names, which may be read with it.
     names = list(trace.columns.names)
     graphs = np.array([_GRAPH in name for name in names] or [False])
     starts = [part["start_ns"][graphs[part["name"]]] for part in launches.parts()]
@@ -826,31 +841,28 @@ def _only(rows: Columns, own: npt.NDArray[np.bool_]) -> Columns:
     return {name: column[own] for name, column in rows.items()}
 
 
-class _Marks:
-    """What a trace marks, made ready to be asked."""
+def _placing(trace: KinetoTrace) -> Callable[[dict[str, npt.NDArray[Any]]], int]:
+    """Return what adds to work what its calls lay in, and tells for how many another thread did."""
+    marking, inner = trace.ranges.marking, trace.ranges.only(STAGE, REGION)
+    kinds = ((STAGE,), (STEP,), (STAGE, REGION))
+    stages, steps, ranges = (trace.shadows.only(*each) for each in kinds)
 
-    def __init__(self, trace: KinetoTrace) -> None:
-        self._trace = trace
-        self._stages, self._inner = trace.ranges.marking, trace.ranges.only(STAGE, REGION)
-        kinds = ((STAGE,), (STEP,), (STAGE, REGION))
-        self._shadows = [trace.shadows.only(*each) for each in kinds]
-
-    def place(self, work: dict[str, npt.NDArray[Any]]) -> int:
-        """Add what each call lay in; returns for how many another thread told it."""
-        trace, lane = self._trace, work["caller"]
+    def place(work: dict[str, npt.NDArray[Any]]) -> int:
+        lane = work["caller"]
         lost = lane == NOWHERE
         began = np.where(lost, UNKNOWN, work["launch_ns"] + trace.zero_ns)
         launches = Launches(np.append(trace.columns.processes, NOWHERE)[lane], lane, began)
-        found = stages_at(self._stages, launches)
-        inner = self._inner.name_around(launches, found)
+        found = stages_at(marking, launches)
         on_device = np.where(lost, work["lane"], NOWHERE), work["start_ns"]
-        stages, steps, ranges = self._shadows
         step = np.where(lost, steps.step_at(*on_device), found.step)
+        around = inner.name_around(launches, found)
         work |= {
             "stage": np.where(lost, stages.name_at(*on_device), found.stage),
-            "range": np.where(lost, ranges.name_at(*on_device), inner),
+            "range": np.where(lost, ranges.name_at(*on_device), around),
             "step": np.where(step > 0, step, trace.file_step),
             "thread": np.append(trace.idents, UNKNOWN)[lane],
             "graph": np.where(work["replay"] > 0, work["replay"], UNKNOWN),
         }
         return int(np.count_nonzero(found.lent))
+
+    return place

@@ -248,7 +248,7 @@ def test_bytes_that_nothing_tells_are_not_known() -> None:
 TWINS = ("17522688603477080586", "20000000000000000586")
 
 
-def without_trace(folder: Path, rank: int, *, sheet: bool, analyzed: bool) -> None:
+def without_trace(folder: Path, rank: int, *, analyzed: bool) -> None:
     """Write one rank of two groups that communicate at the same time, and no trace."""
     output = capture_folder(folder / str(rank), rank=rank)
     name = "hcom_allReduce__586_0_1"
@@ -260,17 +260,15 @@ def without_trace(folder: Path, rank: int, *, sheet: bool, analyzed: bool) -> No
         lines.append(f"{name},{at}\t,{took + rank}")
         own = {"Start Timestamp(us)": float(at), "Elapse Time(ms)": (took + rank) / 1000}
         found[f"{name}@{group}"] = {"Communication Time Info": own}
-    if sheet:
-        (output / "kernel_details.csv").write_text("\n".join(lines) + "\n")
+    (output / "kernel_details.csv").write_text("\n".join(lines) + "\n")
     if analyzed:
         text = json.dumps({"step1": {"p2p": {}, "collective": found}})
         (output / "communication.json").write_text(text)
 
 
-@pytest.mark.parametrize("sheet", [True, False])
-def test_without_a_trace_collectives_meet_in_their_group_alone(tmp_path: Path, sheet: bool) -> None:
+def test_without_a_trace_collectives_meet_in_their_group_alone(tmp_path: Path) -> None:
     for rank in (0, 1):
-        without_trace(tmp_path, rank, sheet=sheet, analyzed=True)
+        without_trace(tmp_path, rank, analyzed=True)
 
     table = communication(load(tmp_path))
 
@@ -279,7 +277,7 @@ def test_without_a_trace_collectives_meet_in_their_group_alone(tmp_path: Path, s
 
 
 def test_without_an_analysis_the_group_is_the_one_in_the_name(tmp_path: Path) -> None:
-    without_trace(tmp_path, 0, sheet=True, analyzed=False)
+    without_trace(tmp_path, 0, analyzed=False)
 
     table = load(tmp_path).table("collectives")
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.loaders.ascend.csv_sheets import MAX_TIME, plausible, scaled, units
+from lightning_rlprof.loaders.ascend.csv_sheets import plausible, since_1970
+from lightning_rlprof.loaders.chrome_events import MAX_TIME, scaled
 from lightning_rlprof.tables.kernels import UNKNOWN
 
 EPOCH = 1_736_408_883_000_000_000
@@ -33,13 +34,13 @@ def test_times_since_1970_lose_nothing_where_doubles_lose_a_quarter_of_a_microse
 ) -> None:
     texts = [written(ns) for ns in times]
 
-    assert units([f'"{text}"'.encode() for text in texts]).tolist() == times
-    assert units([f"{text}\t".encode() for text in texts]).tolist() == times
+    assert since_1970([f'"{text}"'.encode() for text in texts]).tolist() == times
+    assert since_1970([f"{text}\t".encode() for text in texts]).tolist() == times
 
 
 def test_a_double_would_have_lost_it() -> None:
     text = "1736408883688177.930"
-    assert units([text.encode()]).tolist() == [1_736_408_883_688_177_930]
+    assert since_1970([text.encode()]).tolist() == [1_736_408_883_688_177_930]
     assert round(float(text) * 1000) != 1_736_408_883_688_177_930
 
 
@@ -47,7 +48,7 @@ def test_a_double_would_have_lost_it() -> None:
     st.lists(st.one_of(SINCE_1970.map(written), st.text('0123456789.-+eE \t"Nai/A', max_size=9)))
 )
 def test_any_mixture_is_what_decimals_say(texts: list[str]) -> None:
-    assert units([text.encode() for text in texts]).tolist() == [
+    assert since_1970([text.encode() for text in texts]).tolist() == [
         brute_force(text, 1000) for text in texts
     ]
 

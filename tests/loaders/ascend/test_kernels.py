@@ -54,8 +54,8 @@ def test_a_kernel_belongs_to_what_its_operator_was_launched_in(tmp_path: Path) -
         ("Add", "actor_update", 3, "actor_update"),
     ]
     assert run.table("kernels").note == (
-        "1 kernels were launched by threads without ranges, such as autograd's: assigned to the "
-        "training thread's stage"
+        "1 kernels were launched by threads without marks, such as autograd's: they belong to "
+        "the stage of the training thread"
     )
 
 

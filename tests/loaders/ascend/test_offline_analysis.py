@@ -18,7 +18,6 @@ from lightning_rlprof.loaders.ascend.offline_analysis import (
 from tests.builders.ascend_captures import (
     HOST,
     OUTPUT,
-    RANGE,
     capture,
     install,
     put_msprof,
@@ -52,7 +51,6 @@ def test_directories_are_found_at_any_depth_once_and_not_behind_links(
 ) -> None:
     deep = capture(tmp_path / "run" / "rank-00000" / "step-000003" / "x" / "y" / "w_ascend_pt")
     near = capture(tmp_path / "run" / "a_ascend_pt")
-    capture(near / "inside_ascend_pt")
     elsewhere = capture(tmp_path / "elsewhere" / "b_ascend_pt")
     (tmp_path / "run" / "link").symlink_to(elsewhere.parent)
     (tmp_path / "run" / "link_ascend_pt").symlink_to(elsewhere)
@@ -269,14 +267,3 @@ def test_formats_are_handed_on_and_looked_for(tmp_path: Path) -> None:
     tell(directory, HOST, tables=["PYTORCH_API"])
     assert run(directory, exports=["text", "db"])[0].state == "cached"
     assert run(directory, exports=["db"])[0].state == "up to date"
-
-
-def test_a_format_that_the_installed_torch_npu_cannot_choose_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path / "site", monkeypatch, chooses=False)
-    directory = tell(make(tmp_path), HOST, RANGE)
-    with pytest.raises(RecorderError, match="--export: the installed torch_npu only writes the"):
-        run(directory, exports=["db"])
-    assert run(directory)[0].state == "cached"
-    assert called(directory)["options"] == [1, None]

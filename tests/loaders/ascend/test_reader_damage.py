@@ -97,7 +97,7 @@ def test_a_file_without_events_is_refused_in_one_line(tmp_path: Path, content: s
     path = tmp_path / "trace_view.json"
     path.write_text(content)
 
-    with pytest.raises(TraceError, match="not a trace") as error:
+    with pytest.raises(TraceError, match="not a Chrome trace") as error:
         read_ascend(path)
     assert "\n" not in str(error.value)
 

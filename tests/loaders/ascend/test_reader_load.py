@@ -11,7 +11,6 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.ascend.reader import _repeated_steps
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.run_directory import rank_directory
 from tests.builders import ascend_output
 from tests.builders.ascend_output import MAIN, DatabaseRows, TraceEvents, capture_folder
@@ -148,8 +147,9 @@ def test_a_capture_that_is_not_parsed_leaves_the_run_and_says_what_to_do(tmp_pat
 
 def recorded(start: int, end: int, rank: int = 0, step: int = 3) -> Any:
     """Return a capture that holds so much of a step, with what `_repeated_steps` looks at."""
-    columns = {"step": step, "start_ns": start, "end_ns": end, "kind": KINDS.index("step")}
-    ranges = SimpleNamespace(**{name: np.array([value]) for name, value in columns.items()})
+    columns = {"step": step, "start_ns": start, "end_ns": end}
+    steps = SimpleNamespace(**{name: np.array([value]) for name, value in columns.items()})
+    ranges = SimpleNamespace(only=lambda _: steps)
     return SimpleNamespace(rank=rank, timeline=SimpleNamespace(ranges=ranges))
 
 

@@ -100,7 +100,7 @@ def test_every_kernel_has_a_launch_before_it_and_inside_the_step(folder: Path) -
     assert (launch >= run.start_ns[0]).all()
     assert (launch < run.end_ns[0]).all()
     assert set(kernels.column("step")) == {50}
-    assert "119 kernels were launched by threads without ranges" in run.table("kernels").note
+    assert "119 kernels were launched by threads without marks" in run.table("kernels").note
 
 
 def test_the_trace_alone_and_the_database_alone_are_read_by_name() -> None:

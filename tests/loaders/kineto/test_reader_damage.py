@@ -162,8 +162,9 @@ def test_a_file_is_read_twice_at_most(
 ) -> None:
     opened: list[Path] = []
     path = written_of_all_kinds().write(tmp_path / "t.json")
-    source = kineto_trace.Source
-    monkeypatch.setattr(kineto_trace, "Source", lambda path: (opened.append(path), source(path))[1])
+    source = chrome_events.Source
+    counted = lambda path: (opened.append(path), source(path))[1]  # noqa: E731
+    monkeypatch.setattr(chrome_events, "Source", counted)
 
     spans = read_kineto(path, every=every)
 
@@ -202,7 +203,7 @@ def test_tables_are_the_same_where_all_columns_lie_in_a_file(
     expected = {name: list(spans.table(name).rows) for name in spans.tables}
     for room in (kineto_trace, spill):
         monkeypatch.setattr(room, "HELD", 0)
-    monkeypatch.setattr(kineto_trace, "SIZE", 2_000)
+    monkeypatch.setattr(chrome_events, "SIZE", 2_000)
 
     for every in (True, False):
         spans = read_kineto(path, every=every)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_rlprof.loaders.kineto import trace
+from lightning_rlprof.loaders import chrome_events
 from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kineto
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.chrome import stream_of
@@ -74,7 +74,7 @@ def test_no_event_is_lost(name: str) -> None:
 @every_trace
 def test_a_small_buffer_gives_the_same_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_kineto(path_of(name)).table("kernels").arrays()
-    monkeypatch.setattr(trace, "SIZE", 30_000)
+    monkeypatch.setattr(chrome_events, "SIZE", 30_000)
 
     parts = read_kineto(path_of(name)).table("kernels").arrays()
 

@@ -8,17 +8,9 @@ import pytest
 from lightning_rlprof.loaders.chrome_events import MAX_TIME, MISSING, Event
 from lightning_rlprof.loaders.kineto import trace as event_kinds
 from lightning_rlprof.loaders.kineto.trace import (
-    ANNOTATION,
-    COLLECTIVE,
-    COPY,
-    COUNTER,
-    DEVICE_ANNOTATION,
     EVERY,
-    KERNEL,
-    LAUNCH,
-    OPERATOR,
-    PYTHON,
     ChromeColumns,
+    Kind,
 )
 
 DECODE = msgspec.json.Decoder(list[Event]).decode
@@ -38,19 +30,19 @@ def kernel(**changes: Any) -> dict[str, Any]:
 
 
 CATEGORIES = {
-    "kernel": KERNEL,
-    "Kernel": KERNEL,
-    "cuda_runtime": LAUNCH,
-    "cuda_driver": LAUNCH,
-    "hip_runtime": LAUNCH,
-    "xpu_runtime": LAUNCH,
-    "xpu_driver": LAUNCH,
-    "Runtime": LAUNCH,
-    "user_annotation": ANNOTATION,
-    "gpu_user_annotation": DEVICE_ANNOTATION,
-    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), COPY),
-    **dict.fromkeys(("cpu_op", "Operator"), OPERATOR),
-    "python_function": PYTHON,
+    "kernel": Kind.KERNEL,
+    "Kernel": Kind.KERNEL,
+    "cuda_runtime": Kind.LAUNCH,
+    "cuda_driver": Kind.LAUNCH,
+    "hip_runtime": Kind.LAUNCH,
+    "xpu_runtime": Kind.LAUNCH,
+    "xpu_driver": Kind.LAUNCH,
+    "Runtime": Kind.LAUNCH,
+    "user_annotation": Kind.ANNOTATION,
+    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), Kind.COPY),
+    **dict.fromkeys(("cpu_op", "Operator"), Kind.OPERATOR),
+    "python_function": Kind.PYTHON,
     "cuda_sync": None,
     "ac2g": None,
     None: None,
@@ -69,7 +61,7 @@ def test_categories_are_kept_as_what_they_are(category: str | None, kind: int | 
 def test_a_kernel_is_one_row_of_numbers() -> None:
     columns = columns_of(kernel(), kernel(name="softmax", ts=4.5, dur=0.25, pid=1), kernel())
 
-    rows = {name: column.tolist() for name, column in columns.grown(KERNEL).rows().items()}
+    rows = {name: column.tolist() for name, column in columns.grown(Kind.KERNEL).rows().items()}
 
     assert rows == {
         "start_ns": [1000, 4500, 1000],
@@ -104,7 +96,7 @@ IDS: list[tuple[Any, int]] = [
 def test_ids_may_be_of_any_kind(written: Any, number: int) -> None:
     args = {"device": written, "stream": written, "correlation": written}
 
-    rows = columns_of(kernel(args=args), kernel()).grown(KERNEL).rows()
+    rows = columns_of(kernel(args=args), kernel()).grown(Kind.KERNEL).rows()
 
     assert rows["device"].tolist() == [number, 0]
     assert rows["stream"].tolist() == [number, 7]
@@ -116,7 +108,10 @@ def test_without_a_correlation_the_external_id_joins() -> None:
     call = {**external, "cat": "cuda_runtime"}
     columns = columns_of(external, call, kernel(args={"correlation": 5, "External id": 9}))
 
-    found, launch = columns.grown(KERNEL).rows()["launch"], columns.grown(LAUNCH).rows()["launch"]
+    found, launch = (
+        columns.grown(Kind.KERNEL).rows()["launch"],
+        columns.grown(Kind.LAUNCH).rows()["launch"],
+    )
 
     assert found[0] == launch[0] < MISSING
     assert found[1] == 5
@@ -124,7 +119,7 @@ def test_without_a_correlation_the_external_id_joins() -> None:
 
 @pytest.mark.parametrize("args", [None, {}])
 def test_a_kernel_without_arguments_is_a_kernel(args: Any) -> None:
-    rows = columns_of(kernel(args=args)).grown(KERNEL).rows()
+    rows = columns_of(kernel(args=args)).grown(Kind.KERNEL).rows()
 
     assert (rows["device"][0], rows["launch"][0]) == (MISSING, MISSING)
 
@@ -145,15 +140,15 @@ def test_a_kernel_without_arguments_is_a_kernel(args: Any) -> None:
 def test_events_whose_times_cannot_be_true_are_counted(times: dict[str, Any]) -> None:
     columns = columns_of(kernel(), kernel(**times), kernel())
 
-    assert len(columns.grown(KERNEL)) == 2
-    assert columns.lost[KERNEL] == 1
+    assert len(columns.grown(Kind.KERNEL)) == 2
+    assert columns.lost[Kind.KERNEL] == 1
 
 
 def test_an_event_without_times_is_counted() -> None:
     columns = columns_of('{"ph": "X", "cat": "kernel", "name": "gemm"}')
 
-    assert len(columns.grown(KERNEL)) == 0
-    assert columns.lost[KERNEL] == 1
+    assert len(columns.grown(Kind.KERNEL)) == 0
+    assert columns.lost[Kind.KERNEL] == 1
 
 
 def test_threads_get_their_names() -> None:
@@ -173,7 +168,7 @@ def test_threads_beyond_the_bound_are_taken_as_one(monkeypatch: pytest.MonkeyPat
     columns = columns_of(*(kernel(tid=tid) for tid in (1, 2, 3, 4, 5, 1)))
 
     assert columns.lanes.merged == 2
-    assert columns.grown(KERNEL).rows()["lane"].tolist() == [0, 1, 2, 3, 3, 0]
+    assert columns.grown(Kind.KERNEL).rows()["lane"].tolist() == [0, 1, 2, 3, 3, 0]
 
 
 def test_batches_are_joined_in_order() -> None:
@@ -181,27 +176,27 @@ def test_batches_are_joined_in_order() -> None:
     for number in range(5):
         columns.add(DECODE(msgspec.json.encode([kernel(ts=number), kernel(ts=number + 0.5)])))
 
-    starts = columns.grown(KERNEL).rows()["start_ns"].tolist()
+    starts = columns.grown(Kind.KERNEL).rows()["start_ns"].tolist()
 
     assert starts == [500 * number for number in range(10)]
 
 
 def test_what_is_not_wanted_is_counted_and_not_kept() -> None:
-    columns = ChromeColumns(frozenset({LAUNCH}))
+    columns = ChromeColumns(frozenset({Kind.LAUNCH}))
     events = [kernel(name="ncclKernel"), kernel(cat="cpu_op"), kernel(cat="cuda_runtime")]
     columns.add(DECODE(msgspec.json.encode([*events, {"ph": "C"}, {"ph": "M"}])))
 
-    kinds = (KERNEL, COLLECTIVE, OPERATOR, LAUNCH, COUNTER, PYTHON)
+    kinds = (Kind.KERNEL, Kind.COLLECTIVE, Kind.OPERATOR, Kind.LAUNCH, Kind.COUNTER, Kind.PYTHON)
     assert [columns.counts[kind] for kind in kinds] == [1, 0, 1, 1, 1, 0]
     assert [len(columns.grown(kind)) for kind in kinds] == [0, 0, 0, 1, 0, 0]
     assert list(columns.names) == ["gemm"]
 
 
 def test_kernels_are_looked_through_for_collectives_that_alone_are_wanted() -> None:
-    columns = ChromeColumns(frozenset({COLLECTIVE}))
+    columns = ChromeColumns(frozenset({Kind.COLLECTIVE}))
     columns.add(DECODE(msgspec.json.encode([kernel(name="ncclKernel"), kernel()])))
 
-    assert [len(columns.grown(kind)) for kind in (KERNEL, COLLECTIVE)] == [0, 1]
+    assert [len(columns.grown(kind)) for kind in (Kind.KERNEL, Kind.COLLECTIVE)] == [0, 1]
 
 
 def test_columns_of_one_trace_share_their_codes() -> None:
@@ -209,8 +204,8 @@ def test_columns_of_one_trace_share_their_codes() -> None:
     second = ChromeColumns(EVERY, first)
     second.add(DECODE(msgspec.json.encode([kernel(name="b", tid=6), kernel(name="a", tid=5)])))
 
-    assert second.grown(KERNEL).rows()["name"].tolist() == [1, 0]
-    assert second.grown(KERNEL).rows()["lane"].tolist() == [1, 0]
+    assert second.grown(Kind.KERNEL).rows()["name"].tolist() == [1, 0]
+    assert second.grown(Kind.KERNEL).rows()["lane"].tolist() == [1, 0]
     assert list(first.names) == ["a", "b"]
 
 
@@ -219,13 +214,16 @@ def test_a_kernel_whose_arguments_cannot_be_read_is_counted(args: Any) -> None:
     columns = columns_of(kernel(), kernel(args=args, name="lost"), kernel(name="b"))
 
     names = [*columns.names]
-    assert [names[code] for code in columns.grown(KERNEL).rows()["name"].tolist()] == ["gemm", "b"]
-    assert (columns.unread[KERNEL], columns.lost[KERNEL]) == (1, 0)
+    assert [names[code] for code in columns.grown(Kind.KERNEL).rows()["name"].tolist()] == [
+        "gemm",
+        "b",
+    ]
+    assert (columns.unread[Kind.KERNEL], columns.lost[Kind.KERNEL]) == (1, 0)
 
 
 def test_operators_without_a_number_of_autograd_are_kept_between_those_with_one() -> None:
     numbers = {"Sequence number": 5, "Fwd thread id": 1}
     columns = columns_of(*(kernel(cat="cpu_op", args=args) for args in ({}, numbers, {"a": [1]})))
 
-    assert columns.grown(OPERATOR).rows()["sequence"].tolist() == [MISSING, 5, MISSING]
-    assert columns.grown(OPERATOR).rows()["forward"].tolist() == [MISSING, 1, MISSING]
+    assert columns.grown(Kind.OPERATOR).rows()["sequence"].tolist() == [MISSING, 5, MISSING]
+    assert columns.grown(Kind.OPERATOR).rows()["forward"].tolist() == [MISSING, 1, MISSING]
