@@ -37,9 +37,9 @@ from torch.profiler.profiler import _KinetoProfile
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.recorders.torch_profiler import (
-    HostMemory,
     TorchProfilerRecorder,
     compress,
+    release,
 )
 from lightning_rlprof.testing import make_header
 
@@ -174,7 +174,7 @@ def _measure_file(
             held = [trace]
             del trace
             found, sizes, events = way(held, folder)
-            found[FREE] = _timed(partial(HostMemory().release, held))
+            found[FREE] = _timed(partial(release, held))
             times[STOP][-1] /= events
             costs.sizes |= {name: size / events for name, size in sizes.items()}
             for name, value in found.items():

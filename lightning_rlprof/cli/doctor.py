@@ -301,7 +301,7 @@ def check_nsys(nvtx: Check) -> Check:
     says = "{}.{} at {}".format(*version, program)
     if nvtx.state != "ok" or numbers(nvtx.message) < (0, 2, 12) or version >= (2025, 3):
         return Check("nsys", "ok", says)
-    cure = "install nsys 2025.3 or newer, or pip install nvtx==0.2.11"
+    cure = "install nsys 2025.3 or newer"
     if version <= (2023, 4):
         says += f" does not receive ranges of nvtx {nvtx.message}"
         return Check("nsys", "broken", says, cure)

@@ -365,10 +365,9 @@ def nsys_run(
     Example: rlprof nsys run --config rlprof.yaml -- python train.py
     """
     from lightning_rlprof.integrations.lightning.autoload import is_on
-    from lightning_rlprof.recording.nsys import installed_version, plan, variables
+    from lightning_rlprof.recording.nsys import plan, variables
 
-    program = shutil.which("nsys")
-    if program is None and not dry_run:
+    if shutil.which("nsys") is None and not dry_run:
         raise RecorderError("nsys is not on PATH", hint=_INSTALL, code="no_nsys")
     if command[0].startswith("-"):
         hint = "Options of nsys: --option key=value"
@@ -379,8 +378,7 @@ def nsys_run(
     given, settings = _settings(file, option or [])
     opens = capture_range or _by_device()
     name = _name(output, settings, force=force)
-    version = installed_version(program) if program else None
-    argv, remarks = plan(settings, command, name, opens=opens, version=version, force=force)
+    argv, remarks = plan(settings, command, name, opens=opens, force=force)
     added = variables(given, file)
     words = [f"{variable}={shlex.quote(value)}" for variable, value in added.items()]
     console.say(" ".join([*words, shlex.join(argv)]))

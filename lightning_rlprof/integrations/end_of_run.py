@@ -27,19 +27,16 @@ def print_summary(run: Path, status: str) -> None:
         if sum(file.stat().st_size for file in files) > _LARGEST:
             lines = [f"rlprof: recorded {run}", f"See it: rlprof report {run} --open"]
         else:
-            lines = _lines(run, "" if status == "finished" else status)
+            # The reading side, which a training needs only here.
+            from lightning_rlprof.loaders.load import load
+            from lightning_rlprof.report.summary import summary, summary_lines
+
+            ended = "" if status == "finished" else status
+            lines = summary_lines(summary(load(run)), ended=ended)
         sys.stderr.write("\n".join(["", *lines, ""]))
         sys.stderr.flush()
     except Exception as error:
         log.warning("the summary of %s failed: %s", run, error, exc_info=error)
-
-
-def _lines(run: Path, ended: str) -> list[str]:
-    # The reading side, which a training needs only here.
-    from lightning_rlprof.loaders.load import load
-    from lightning_rlprof.report.summary import summary, summary_lines
-
-    return summary_lines(summary(load(run)), ended=ended)
 
 
 def log_report(run: Path, loggers: Sequence[Any]) -> None:
@@ -61,7 +58,12 @@ def log_report(run: Path, loggers: Sequence[Any]) -> None:
                 run,
             )
             return
-        page = _write(run)
+        # The reading side, which a training needs only here.
+        from lightning_rlprof.loaders.load import load
+        from lightning_rlprof.report.html.page import report_tables, write_report
+
+        spans, page = load(run), run / "report.html"
+        write_report(spans, report_tables(spans), page)
     except Exception as error:
         log.warning("the report of %s failed: %s", run, error, exc_info=error)
         return
@@ -70,16 +72,6 @@ def log_report(run: Path, loggers: Sequence[Any]) -> None:
             take(each, page)
         except Exception as error:  # the others get theirs
             log.warning("%s could not be logged: %s", page, error, exc_info=error)
-
-
-def _write(run: Path) -> Path:
-    # The reading side, which a training needs only here.
-    from lightning_rlprof.loaders.load import load
-    from lightning_rlprof.report.html.page import report_tables, write_report
-
-    spans, page = load(run), run / "report.html"
-    write_report(spans, report_tables(spans), page)
-    return page
 
 
 def _taker(logger: Any) -> Any:

@@ -284,12 +284,12 @@ class _Unrecorded(Session):
     next_step = 1
     mirrors = has_steps = has_wrapped = False
     step_start_ns = None
-    step_totals = StepTotals(0, False, {})
+    step_totals = StepTotals(0, False, {}, {})
     standing = "not recorded"
     nothing: Any = _do_nothing
     begin_step = expect_step = end_step = abandon_step = saw = nothing
-    append = add = record = note = note_at_end = flush = flush_if_free = nothing
-    later_experts = stage_ended = enter = exit = mark = failed = give_up = nothing
+    append = add = record = note = note_at_end = flush = nothing
+    stage_ended = enter = exit = mark = failed = give_up = nothing
     wrap = watch_stages = keep_windows = close_kept_window = nothing
     at_close = after_close = end_if_left = end_at_once = nothing
 
@@ -310,10 +310,6 @@ class _Unrecorded(Session):
     def step_at(self, time_ns: int) -> int:
         """Return no step."""
         return 0
-
-    def recent(self) -> list[Any]:
-        """Return no spans."""
-        return []
 
     def request_capture(self, *args: Any, **kwargs: Any) -> int:
         """Capture nothing."""

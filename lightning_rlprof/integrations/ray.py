@@ -118,13 +118,8 @@ def _expected(file: Path) -> Source | None:
         given = trace.header.config.get("nsight") or {}
         known = {key: given[key] for key in given if key in NsightConfig.model_fields}
         return _source(trace, NsightConfig.model_validate(known))
-    except TraceError as error:
-        log.warning("its reports are not collected: %s", error)
-    except (AttributeError, TypeError, ValueError) as error:  # whatever wrote that header
-        said = " ".join(str(error).split())
-        log.warning(
-            "%s: its reports are not collected, because its header is invalid: %s", file, said
-        )
+    except (TraceError, AttributeError, TypeError, ValueError) as error:  # a header of any kind
+        log.warning("%s: its reports are not collected: %s", file, " ".join(str(error).split()))
     return None
 
 

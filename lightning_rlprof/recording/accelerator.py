@@ -30,12 +30,12 @@ _CHIP = {
 }
 _BACKENDS = {"cuda": "nccl", "npu": "hccl", "xpu": "xccl"}
 
-# Counter, key of torch's memory_stats, and the question of a device without them (mps).
-_ALLOCATOR = (
-    ("device_allocated_bytes", "allocated_bytes.all.current", "current_allocated_memory"),
-    ("device_peak_bytes", "allocated_bytes.all.peak", None),
-    ("device_reserved_bytes", "reserved_bytes.all.current", "driver_allocated_memory"),
-)
+# Counters, by their keys in torch's memory_stats.
+_ALLOCATOR = {
+    "allocated_bytes.all.current": "device_allocated_bytes",
+    "allocated_bytes.all.peak": "device_peak_bytes",
+    "reserved_bytes.all.current": "device_reserved_bytes",
+}
 
 
 def device_kind() -> str:
@@ -129,13 +129,8 @@ def device_backend() -> str:
 
 def allocator_bytes(kind: str) -> dict[str, int]:
     """Return the keys of `memory_bytes` that torch's allocator knows; the driver isn't asked."""
-    found: dict[str, int] = {}
-    stats = _ask(kind, "memory_stats")
-    for key, name, question in _ALLOCATOR:
-        value = stats.get(name) if stats is not None else question and _ask(kind, question)
-        if value is not None:
-            found[key] = int(value)
-    return found
+    stats = _ask(kind, "memory_stats") or {}
+    return {key: int(stats[name]) for name, key in _ALLOCATOR.items() if name in stats}
 
 
 def memory_bytes(kind: str) -> dict[str, int]:
@@ -179,7 +174,7 @@ def _used_and_total(kind: str) -> tuple[int | None, int | None]:
     if found := _ask(kind, "get_memory_info", "mem_get_info"):
         free, total = found
         return int(total) - int(free), int(total)
-    return None, _number(_ask(kind, "recommended_max_memory"))
+    return None, None
 
 
 def _number(answer: Any) -> int | None:

@@ -241,7 +241,10 @@ class Capture:
         return f"nothing was captured: {self._why_no_window(config, ended)}"
 
     def _why_no_window(self, config: ProfilerConfig, ended: int) -> str:
-        wanted = f"steps to capture: {_steps_text(config)}; last complete step: {ended}"
+        block = config.integrated
+        range_of = f"{block.profile_step_start} up to {block.profile_step_end - 1}"
+        steps = range_of if config.steps is None else config.steps
+        wanted = f"steps to capture: {steps}; last complete step: {ended}"
         if config.per_stage and self.seen:
             seen = ", ".join(sorted(self.seen))
             wanted = f"no stage to capture began in those steps; stages there: {seen}"
@@ -345,13 +348,6 @@ def _told(
 ) -> Late | dict[str, Number]:
     found = end(token)
     return found if callable(found) else numbers_of(found)
-
-
-def _steps_text(config: ProfilerConfig) -> str:
-    if config.steps is None:
-        block = config.integrated
-        return f"{block.profile_step_start} up to {block.profile_step_end - 1}"
-    return str(config.steps)
 
 
 class TokenWindow:

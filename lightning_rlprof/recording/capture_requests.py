@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import explain
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.recording.anomalies import MOST_FOR_ALL, Anomalies, Anomaly, choose, facts_of
+from lightning_rlprof.recording.anomalies import Anomalies, facts_of
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.recording.recorders.base import build_recorders, unmet
@@ -42,6 +42,7 @@ LOOK_NS = 500_000_000
 _MAX_CAPTURES = 20  # Captures that the configuration names do not count.
 _ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
 _STEPS = 2
+_MAX_RANKS = 8
 _CHOICES = ("roles", "ranks", "steps", "discrete", "tokens")
 
 POLL_S = 0.5
@@ -54,20 +55,16 @@ def requested(config: ProfilerConfig, request: CaptureRequest) -> ProfilerConfig
     Raises:
         ValidationError: They don't go together.
     """
-    kept = {
-        key: value
-        for key, value in config.model_dump(exclude_unset=True).items()
-        if key not in _CHOICES
+    left_out: Any = {**dict.fromkeys(_CHOICES, True), "integrated": {"profile_ranks"}}
+    kept = config.model_dump(exclude_unset=True, exclude=left_out)
+    kept["integrated"] = {
+        **kept.get("integrated", {}),
+        "profile": True,
+        "stage": request.stages or "all",
     }
-    block = dict(kept.get("integrated", {}))
-    block.pop("profile_ranks", None)
-    block |= {"profile": True, "stage": request.stages or "all"}
-    kept |= {
-        "integrated": block,
-        "steps": list(range(request.first_step, request.last_step + 1)),
-        "profile_continuous_steps": None if request.stages else True,
-    }
-    kept |= {"ranks": "all" if request.ranks is None else request.ranks}
+    kept["steps"] = list(range(request.first_step, request.last_step + 1))
+    kept["profile_continuous_steps"] = None if request.stages else True
+    kept["ranks"] = "all" if request.ranks is None else request.ranks
     return ProfilerConfig.model_validate(kept)
 
 
@@ -93,20 +90,15 @@ class CaptureRequests:
         self._open: CaptureRequest | None = None
         self._count = 0
         learns = run.config.capture_anomalies and not run.header.rank
-        self._learned = Anomalies() if learns else None
+        self.learned = Anomalies() if learns else None
+        """What learns how long steps take; None if this rank looks for no unusual ones."""
         self._anomalies: list[int] = []  # They are the times at which each was found.
-        self._found: Anomaly | None = None  # It waits to be captured.
-
-    @property
-    def learns(self) -> bool:
-        """Whether this rank looks for unusual steps."""
-        return self._learned is not None
 
     def learn(self, step: int, ns: int, now_ns: int, spans: Iterable[Span]) -> None:
         """Let a step count unless it was captured or evaluated; it may be unusual."""
-        if self._learned is None or ns <= 0 or (facts := facts_of(spans)).evaluated:
+        if self.learned is None or ns <= 0 or (facts := facts_of(spans)).evaluated:
             return
-        if (found := self._learned.add(step, ns, facts)) is None:
+        if (found := self.learned.add(step, ns, facts)) is None:
             return
         lately = [time for time in self._anomalies if time > now_ns - _HOUR_NS]
         if len(self._anomalies) >= _ANOMALIES or len(lately) >= _PER_HOUR:
@@ -115,22 +107,8 @@ class CaptureRequests:
             self._run.note(code, text, found=found.kind, found_step=found.step)
             return
         self._anomalies.append(now_ns)
-        self._found = found
-        if self._run.header.world_size <= MOST_FOR_ALL:
-            self._ask_for_found(step)
-        else:  # The other ranks have not written this step yet.
-            self._look_at = max(self._look_at, now_ns + LOOK_NS)
-
-    def _ask_for_found(self, step: int) -> None:
-        """Request a capture of what was unusual, on the ranks that show it."""
-        found, self._found = self._found, None
-        if found is None:
-            return
-        run, alone = self._run, found.kind == "spike"
-        choice = choose(run.header, run.run, found.step, alone=alone)
-        why = f"{found}; {choice.why}" if choice.why else str(found)
-        first = step + steps_ahead(found.usual_ns)
-        self.ask(first, _STEPS, choice.ranks, (), why, found=found.kind, found_step=found.step)
+        first, ranks = step + steps_ahead(found.usual_ns), some_ranks(self._run.header.world_size)
+        self.ask(first, _STEPS, ranks, (), str(found), found=found.kind, found_step=found.step)
 
     def ask(
         self,
@@ -153,7 +131,8 @@ class CaptureRequests:
             text = f"{why}; the capture cannot be requested: {error}"
             self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
             return False
-        text = f"{why}; requested a capture of {_where(request)}{_on(ranks)}"
+        shown = "" if ranks is None else f" on ranks {', '.join(map(str, ranks))}"
+        text = f"{why}; requested a capture of {_where(request)}{shown}"
         self._run.note(Code.CAPTURE_REQUESTED, text, **_facts(request), **facts)
         if self._relay is not None:
             self._relay.send(request)
@@ -181,12 +160,11 @@ class CaptureRequests:
             self._run.switch(self._own, None)
         if now_ns >= self._look_at:
             self._look_at = now_ns + LOOK_NS
-            self._ask_for_found(step)
             self._look(step)
         if self._relay is not None:
             if self._relay.refused:
                 self._refuse(self._relay.refused)
-            if (request := self._relay.received()) is not None:
+            if (request := self._relay.received) is not None:
                 self._consider(request, step)
         waiting = self._waiting
         if waiting is not None and step + 1 >= waiting.first_step and self._open is None:
@@ -225,8 +203,10 @@ class CaptureRequests:
         if request.ranks is not None and self._run.header.rank not in request.ranks:
             return
         if request.first_step <= step:
-            text = f"capture of step {request.first_step} was requested too late, in step {step}"
-            self._run.note(Code.CAPTURE_REFUSED, f"{text} ({request.why})", **_facts(request))
+            late = f"capture of step {request.first_step} was requested too late, in step {step}"
+            if self._run.buffer.is_full:  # Whoever asks counts from the last step in the file.
+                late += ", as its file is full: raise max_file_bytes in the next run"
+            self._run.note(Code.CAPTURE_REFUSED, f"{late} ({request.why})", **_facts(request))
         elif self._count >= _MAX_CAPTURES:
             text = f"no capture: {_MAX_CAPTURES} were requested in this run already"
             self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
@@ -257,6 +237,19 @@ class CaptureRequests:
         self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
 
 
+def some_ranks(world_size: int) -> list[int] | None:
+    """Return ranks to capture after an unusual step: None, for all, or 8 that are evenly apart.
+
+    Example::
+
+        >>> some_ranks(8), some_ranks(64)
+        (None, [0, 8, 16, 24, 32, 40, 48, 56])
+    """
+    if world_size <= _MAX_RANKS:
+        return None
+    return [at * world_size // _MAX_RANKS for at in range(_MAX_RANKS)]
+
+
 def may_span_hosts(ranks: int) -> bool:
     """Tell whether a job may have ranks on several hosts; torchrun says where it hasn't."""
     local, world = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
@@ -277,10 +270,6 @@ def _where(request: CaptureRequest) -> str:
     return f"steps {request.first_step} to {request.last_step}"
 
 
-def _on(ranks: Sequence[int] | None) -> str:
-    return "" if ranks is None else f" on ranks {', '.join(map(str, ranks))}"
-
-
 class StoreRelay:
     """Pass the newest request of a run between its ranks, by a thread of its own.
 
@@ -288,6 +277,7 @@ class StoreRelay:
     for ever, and the training does not.
 
     Attributes:
+        received: The newest request that has arrived.
         refused: Why the newest request that came was none.
 
     Args:
@@ -298,7 +288,7 @@ class StoreRelay:
     def __init__(self, store: Any, run: str) -> None:
         self._store, self._key = store, f"rlprof/{run}/capture-request"
         self._outgoing: CaptureRequest | None = None
-        self._received: CaptureRequest | None = None
+        self.received: CaptureRequest | None = None
         self.refused = ""
         self._news, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="rlprof capture relay", daemon=True)
@@ -308,10 +298,6 @@ class StoreRelay:
         """Pass a request to the other ranks."""
         self._outgoing = request
         self._news.set()
-
-    def received(self) -> CaptureRequest | None:
-        """Return the newest request that has arrived."""
-        return self._received
 
     def close(self) -> None:
         """End the thread, when it is free."""
@@ -334,7 +320,7 @@ class StoreRelay:
             self._store.set(self._key, msgspec.json.encode(request))
         if self._store.check([self._key]):
             try:
-                self._received = decode_request(self._store.get(self._key))
+                self.received = decode_request(self._store.get(self._key))
             except RlprofError as error:
                 self.refused = str(error)
 

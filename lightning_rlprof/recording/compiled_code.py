@@ -14,14 +14,15 @@ from lightning_rlprof.system.post_import import when_imported
 is_compiling: Callable[[], bool] = bool
 """Tells whether torch.compile traces the caller: no, until its front end is imported."""
 
-_RULE = "wrap: "
+RULE = "wrap: "
+"""What is before the target of a rule, unlike the name of a mark in code, for `leave_out`."""
+
+NOT_MARKED = (
+    "inside torch.compile, so not marked: {}. "
+    "Mark the call of the compiled module or function instead"
+)
+
 _left_out: set[str] = set()
-_rules: dict[str, str] = {}
-
-
-def key_of_rule(target: str) -> str:
-    """Return by which `leave_out` knows a rule of ``wrap`` from marks in code."""
-    return f"{_RULE}{target}"
 
 
 def leave_out(what: str) -> bool:
@@ -34,37 +35,23 @@ def leave_out(what: str) -> bool:
     return True
 
 
-def is_left_out(target: str) -> bool:
-    """Return whether calls of a rule's method were in compiled code."""
-    return key_of_rule(target) in _left_out
-
-
-def mark_instead(target: str, instead: str) -> None:
-    """Let the next `remark` name a rule of ``wrap``, and what to mark instead, if it is known."""
-    _rules[target] = instead
+def is_left_out(what: str) -> bool:
+    """Return whether a mark was left out of something."""
+    return what in _left_out
 
 
 def remark() -> list[Remark]:
-    """Say what was left out, and what to mark instead; nothing if all marks were made.
+    """Say which marks in code were left out; nothing if all were made.
 
-    Marks in code are those of the process: what is compiled in one run may be called in the next.
+    They are those of the process: what is compiled in one run may be called in the next.
 
     Example::
 
         >>> remark()
         []
     """
-    names = {name for name in _left_out if not name.startswith(_RULE)} | {*_rules}
-    known = sorted({*_rules.values()} - {""})
-    _rules.clear()
-    if not names:
-        return []
-    such = f", such as {', '.join(known)}" if known else ""
-    text = (
-        f"inside torch.compile, so not marked: {', '.join(sorted(names))}. "
-        f"Mark the call of the compiled module or function instead{such}"
-    )
-    return [Remark(Code.COMPILED_CODE, text)]
+    names = sorted(name for name in _left_out if not name.startswith(RULE))
+    return [Remark(Code.COMPILED_CODE, NOT_MARKED.format(", ".join(names)))] if names else []
 
 
 def when_traced(function: Callable[..., Any], stand_in: Callable[..., Any]) -> None:

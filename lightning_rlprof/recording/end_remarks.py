@@ -4,7 +4,9 @@ import os
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
+from string import digits
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
@@ -16,7 +18,7 @@ from lightning_rlprof.system.files import open_file
 
 _ASCEND = {"profile_level", "profile_export_type", "profile_analysis"}
 _MAX_BYTES_OF_A_CHILD = 256
-_MIN_LETTERS = 5  # Shorter names are a letter from many words.
+_MIN_RATIO = 0.92  # As difflib counts: of a known name of 14 letters, one is another.
 
 
 def chosen_stages(config: ProfilerConfig, rank: int) -> list[str]:
@@ -69,7 +71,7 @@ def never_reached(config: ProfilerConfig, ended: int) -> list[Remark]:
 
 
 def misspelled(seen: Collection[str], known: Collection[str]) -> list[Remark]:
-    """Say of each stage whose name is a letter from a known one which of them was meant.
+    """Say of each stage whose name is nearly a known one which of them was meant.
 
     Args:
         seen: Names of the stages that were recorded.
@@ -80,32 +82,13 @@ def misspelled(seen: Collection[str], known: Collection[str]) -> list[Remark]:
         >>> misspelled(["actor_genrate", "actor_update"], [])[0].facts
         {'stage': 'actor_genrate', 'known': 'actor_generate'}
     """
-    names = [name for name in dict.fromkeys([*STAGES, *known]) if len(name) >= _MIN_LETTERS]
-    found = []
+    names, found = [*dict.fromkeys([*STAGES, *known])], []
     for stage in sorted({*seen} - {*known}):
-        if standard_stage(stage) in STAGES:
-            continue
-        meant = next((name for name in names if _is_a_letter_away(stage, name)), None)
-        if meant is not None:
-            text = f'stage "{stage}" is recorded under this name: did you mean "{meant}"?'
-            found.append(Remark(Code.STAGE_MISSPELLED, text, {"stage": stage, "known": meant}))
+        meant = get_close_matches(stage, names, n=1, cutoff=_MIN_RATIO)
+        if meant and standard_stage(stage) not in STAGES and stage.strip(digits) != meant[0]:
+            text = f'stage "{stage}" is recorded under this name: did you mean "{meant[0]}"?'
+            found.append(Remark(Code.STAGE_MISSPELLED, text, {"stage": stage, "known": meant[0]}))
     return found
-
-
-def _is_a_letter_away(text: str, other: str) -> bool:
-    """Return whether a letter was added, left out or replaced, or two neighbors were swapped.
-
-    A digit is not a letter: ``actor_update2`` is a name of its own.
-    """
-    if text == other or abs(len(text) - len(other)) > 1:
-        return False
-    pairs = zip(text, other, strict=False)
-    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(text), len(other)))
-    rest, known = text[at:], other[at:]
-    if any(part[:1].isdigit() for part in (rest, known)):
-        return False
-    swapped = rest[:2] == known[1::-1] and rest[2:] == known[2:]
-    return swapped or rest[1:] == known or rest == known[1:] or rest[1:] == known[1:]
 
 
 def without_effect(config: ProfilerConfig, device: str) -> list[Remark]:
@@ -159,17 +142,13 @@ class ChildMarks:
 
     def remark(self) -> list[Remark]:
         """Say it, in the parent, and forget it."""
-        path, self.path = self.path, ""
-        if not path:
-            return []
-        if os.environ.get(CHILD_MARKS) == path:
+        path, self.path, text = self.path, "", ""
+        if path and os.environ.get(CHILD_MARKS) == path:
             del os.environ[CHILD_MARKS]
-        try:
+        with suppress(OSError):
             with open_file(Path(path)) as file:
                 text = file.readline(_MAX_BYTES_OF_A_CHILD).decode("utf-8", "ignore").strip()
             os.unlink(path)
-        except OSError:
-            return []
         if not text:
             return []
         whole = (

@@ -20,14 +20,14 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current
-from lightning_rlprof.recording.start import RUN_NAME, new_run_name
+from lightning_rlprof.recording.start import RUN_NAME, new_run_name, ray_worker
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
@@ -127,16 +127,10 @@ def _job(environ: Mapping[str, str]) -> tuple[str, bool]:
 
 def _ray_job() -> str:
     """Return the job of a Ray worker; nothing elsewhere."""
-    ray: Any = sys.modules.get("ray")
-    try:
-        if ray is None or not ray.is_initialized():
-            return ""
-        context = ray.get_runtime_context()
-        if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
-            return ""
-        return f"ray {context.gcs_address} {context.get_job_id()}"
-    except Exception:  # Another version of Ray may lack it.
-        return ""
+    with suppress(Exception):  # Another version of Ray may lack it.
+        if (context := ray_worker()) is not None:
+            return f"ray {context.gcs_address} {context.get_job_id()}"
+    return ""
 
 
 _recorded: set[Path] = set()  # This process has recorded into these runs.
@@ -260,10 +254,8 @@ def free_ranks(run: Path, rank: int | None) -> "range | list[int]":
     """Return the ranks to try in a run: the known one, else those that are free, ascending."""
     if rank is not None:
         return [rank]
-    taken = 0
-    while rank_file(run, taken).exists():
-        taken += 1
-    return range(taken, taken + 1_000)
+    free = next(each for each in count() if not rank_file(run, each).exists())
+    return range(free, free + 1_000)
 
 
 def remember(run: Path) -> None:

@@ -47,7 +47,11 @@ class _Calls:
     def remark(self) -> str | None:
         """Return what the user must know: no call was a stage, and why."""
         rule, by_arg = self.rule, self.rule.by_arg
-        if self.as_stage or compiled_code.is_left_out(rule.target):  # Another remark names these.
+        if self.as_stage:
+            return None
+        if compiled_code.is_left_out(f"{compiled_code.RULE}{rule.target}"):
+            return compiled_code.NOT_MARKED.format(rule.target)
+        if self.by_name:
             return None
         if not self.called:
             return f"wrap: {rule.target!r} was never called"
@@ -66,12 +70,17 @@ class _Calls:
         )
 
 
-class _Replaced:
+class Replaced:
     """Functions and methods that are replaced until `remove`."""
 
     def __init__(self) -> None:
         # Each has the owner, the name, the marked function, and what was there before.
         self._installed: list[tuple[Any, str, object, object]] = []
+
+    def put(self, owner: Any, name: str, mine: object) -> None:
+        """Replace what an owner has by a name."""
+        self._installed.append((owner, name, mine, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, mine)
 
     def remove(self) -> None:
         """Remove the marks, last first, except where other code replaced the function since."""
@@ -84,7 +93,7 @@ class _Replaced:
         self._installed.clear()
 
 
-class Wraps(_Replaced):
+class Wraps(Replaced):
     """Methods of one module that are marked until `remove`.
 
     Bound methods are put on the instance, so that classes stay untouched and ``copy.deepcopy`` of a
@@ -102,29 +111,23 @@ class Wraps(_Replaced):
 
     def __init__(self, root: object, rules: Sequence[WrapRule], *, by_name: bool = False) -> None:
         super().__init__()
-        self._root, self._by_name = root, by_name
         self._calls: list[_Calls] = []
         try:
             for rule in rules:
                 if not rule.is_imported:
-                    self._install(root, rule)
+                    self._install(root, rule, by_name)
         except BaseException:
             self.remove()
             raise
 
     def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""
-        for calls in self._calls:
-            if compiled_code.is_left_out(target := calls.rule.target):
-                compiled_code.mark_instead(target, _compiled(self._root, target))
-        if self._by_name:
-            return []
         return _remarks(self._calls)
 
-    def _install(self, root: object, rule: WrapRule) -> None:
+    def _install(self, root: object, rule: WrapRule, by_name: bool) -> None:
         owner, name = _find(root, rule.target)
         method = getattr(owner, name)
-        calls = _Calls(rule, by_name=self._by_name)
+        calls = _Calls(rule, by_name=by_name)
         self._calls.append(calls)
         mine = _method(method, calls)
         holders = [each for each in (owner, getattr(owner, "_orig_mod", None)) if each is not None]
@@ -145,7 +148,7 @@ class Wraps(_Replaced):
             mine.__func__.__name__ = name  # pickle looks for it by this name.
 
 
-class ImportedWraps(_Replaced):
+class ImportedWraps(Replaced):
     """Functions and methods of classes that are marked by import path until `remove`.
 
     Those of modules that are imported later are marked then. Code that has taken a function by
@@ -164,8 +167,6 @@ class ImportedWraps(_Replaced):
 
     def remarks(self) -> list[Remark]:
         """Say which rules gave no call a stage, and why."""
-        for target in filter(compiled_code.is_left_out, self._calls):
-            compiled_code.mark_instead(target, "")
         return self._missing + _remarks(self._calls.values())
 
     def _install(self, rule: WrapRule, module: object) -> None:
@@ -184,10 +185,7 @@ class ImportedWraps(_Replaced):
             self._lacks(rule, f"wrap: {rule.target!r} is not a function or method")
             return
         marked: Any = _marked(function, self._calls[rule.target])
-        mine = kind(marked) if kind else marked
-        before = vars(owner).get(name, _ABSENT)
-        setattr(owner, name, mine)
-        self._installed.append((owner, name, mine, before))
+        self.put(owner, name, kind(marked) if kind else marked)
 
     def _lacks(self, rule: WrapRule, text: str) -> None:
         self._missing.append(Remark(Code.WRAP_WITHOUT_CALL, text, {"target": rule.target}))
@@ -199,20 +197,6 @@ def _remarks(calls: Iterable["_Calls"]) -> list[Remark]:
         for each in calls
         if (text := each.remark())
     ]
-
-
-def _compiled(root: object, target: str) -> str:
-    """Return the target that marks the call of the compiled module around a method; or ""."""
-    modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
-    try:
-        owner, _ = _find(root, target)
-    except ConfigError:  # The training has replaced it since.
-        return ""
-    for name, module in modules:
-        inside = getattr(module, "_orig_mod", None)
-        if isinstance(inside, torch.nn.Module) and any(each is owner for each in inside.modules()):
-            return f"{name}.forward"
-    return ""
 
 
 def _find(root: object, target: str) -> tuple[object, str]:
@@ -283,7 +267,7 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     mark: Callable[[str], Marker] = OwnMarker if calls.by_name else stage
     marked = {name: mark(name)(function) for name in rule.names().values()}
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
-    key = compiled_code.key_of_rule(rule.target)
+    key = f"{compiled_code.RULE}{rule.target}"
 
     def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         if compiled_code.is_compiling() and compiled_code.leave_out(key):

@@ -34,7 +34,6 @@ NVTX_CAPTURE = "rlprof.capture@rlprof"
 """The range, and its domain, around each capture on a machine without a GPU."""
 
 _SETTLED = ("capture-range", "capture-range-end", "nvtx-capture", "output", "force-overwrite")
-_2022, _2023 = (2022, 4), (2023, 4)
 _FORKED = (
     "trace-fork-before-exec needs about 20 s at the end and loses the last events of each forked "
     "process; spawned ones are traced without it"
@@ -58,28 +57,6 @@ CaptureRange = Literal["cudaProfilerApi", "nvtx", "none"]
 
 Version = tuple[int, int]
 """Year and release of nsys, as in 2025.3."""
-# The last version seen without an option, or without something to trace: by the help of 2022.4.2
-# and 2023.4.4, and the guide of 2026. Between two of them nsys decides, before the target starts.
-_WITHOUT: dict[str, Version] = {
-    "cuda-event-trace": _2023,
-    "cuda-trace-all-apis": _2023,
-    "cuda-trace-scope": _2023,
-    "discard-environment": _2023,
-    "flush-on-cudaprofilerstop": _2022,
-    "gpu-metrics-devices": _2023,
-    "nccl-trace": _2023,
-    "python-backtrace": _2022,
-    "python-functions-trace": _2023,
-    "python-sampling": _2022,
-    "python-sampling-frequency": _2022,
-    "pytorch": _2023,
-    "start-later": _2022,
-    "trace=cuda-sw": _2023,
-    "trace=cusolver": _2023,
-    "trace=gds": _2023,
-    "trace=nccl": _2023,
-    "trace=python-gil": _2022,
-}
 
 
 class Plan(NamedTuple):
@@ -149,7 +126,6 @@ def plan(
     output: str,
     *,
     opens: CaptureRange,
-    version: Version | None,
     force: bool = False,
 ) -> Plan:
     """Build the `nsys profile` command for a training.
@@ -163,16 +139,15 @@ def plan(
         target: The training's program and arguments.
         output: Name of the reports without ``.nsys-rep``; ``%p``, ``%h``, ``%n``, ``%q{NAME}``.
         opens: What opens and closes captures.
-        version: Of the installed nsys; None leaves out all that depends on it.
         force: Whether existing reports of that name may be replaced.
 
     Raises:
         ConfigError: An option is given by its short name.
     """
     options, remarks = _options(config, opens)
-    known = [f"--{key}={value}" for key, value in _known(options, version, remarks).items()]
-    known += ["--force-overwrite=true"] if force else []
-    return Plan(["nsys", "profile", *known, f"--output={output}", *target], remarks)
+    words = [f"--{key}={value}" for key, value in options.items()]
+    words += ["--force-overwrite=true"] if force else []
+    return Plan(["nsys", "profile", *words, f"--output={output}", *target], remarks)
 
 
 def _options(config: ProfilerConfig, opens: CaptureRange) -> tuple[dict[str, str], list[str]]:
@@ -196,25 +171,6 @@ def _options(config: ProfilerConfig, opens: CaptureRange) -> tuple[dict[str, str
     options["capture-range-end"] = end = capture_range_end(config)
     limited = config.per_stage and not given.get("capture-range-end") and end != "repeat"
     return options, remarks + ([_ONCE.format(captures(config))] if limited else [])
-
-
-def _known(
-    options: Mapping[str, str], version: Version | None, remarks: list[str]
-) -> dict[str, str]:
-    """Leave out what this version does not know, with a remark each."""
-    who = "nsys of unknown version may" if version is None else "nsys {}.{} does".format(*version)
-    installed = version or (0, 0)
-    known = {}
-    for key, value in options.items():
-        parts = [f"trace={api}" for api in value.split(",")] if key == "trace" else [key]
-        absent = [part for part in parts if installed <= _WITHOUT.get(part, (0, -1))]
-        remarks += [f"left out --{part}: {who} not know it" for part in absent]
-        if key == "trace":
-            kept = [part.removeprefix("trace=") for part in parts if part not in absent]
-            known[key] = ",".join(kept) or "none"
-        elif not absent:
-            known[key] = value
-    return known
 
 
 def tools(config: ProfilerConfig) -> list[str]:
@@ -307,10 +263,8 @@ class Source:
         if not self.captures:
             return [] if found or any(self.home.glob(f"*{_SUFFIX}")) else [0]
         there = {number or 1 for number in found}
-        return [number for number in self.captures if not (number in there or self._home(number))]
-
-    def _home(self, number: int) -> bool:
-        return (self.home / f"{self.stem(number)}{_SUFFIX}").exists()
+        there |= {n for n in self.captures if (self.home / f"{self.stem(n)}{_SUFFIX}").exists()}
+        return [number for number in self.captures if number not in there]
 
 
 class _Look(NamedTuple):
@@ -361,9 +315,7 @@ def folder_of(config: NsightConfig) -> Path | None:
     try:
         return Path(context.get_temp_dir(), context.get_session_name(), "logs", "nsight")
     except AttributeError:  # an older Ray, which has no public way to tell
-        node = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
-        told = getattr(node, "get_session_dir_path", None)
-        return latest_folder() if told is None else Path(told(), "logs", "nsight")
+        return latest_folder()
 
 
 def latest_folder() -> Path:
@@ -436,44 +388,23 @@ def _look(source: Source) -> _Looks:
 
 
 def _move(source: Source, number: int, path: Path) -> Path | None:
+    """Move a report to a name at home that is free, also between file systems."""
+    stem = source.stem(number)
+    names = (f"{stem}_{again}" if again > 1 else stem for again in count(1))
     try:
         new_folder(source.home.parent, 0o600)
         make_folder(source.home.parent, source.home)
-        for again in count(1):
-            suffix = f"_{again}{_SUFFIX}" if again > 1 else _SUFFIX
-            target = source.home / f"{source.stem(number)}{suffix}"
-            with suppress(FileExistsError):
-                _place(path, target)
-                return target
+        home = next(each for name in names if not (each := source.home / (name + _SUFFIX)).exists())
+        part = home.with_suffix(".part")
+        try:
+            shutil.move(path, part)
+        except OSError:
+            part.unlink(missing_ok=True)  # One of the two stays: the original.
+            raise
+        with suppress(OSError):  # a file system without modes
+            part.chmod(0o600)  # it contains the whole environment
+        return part.rename(home)
     except OSError as error:
         text = f"{path} could not be moved ({error.strerror})"
         source.note(Code.NSYS_REPORT_MISSING, text, report=str(path))
     return None
-
-
-def _place(path: Path, target: Path) -> None:
-    """Move a file to a name that is free, else raise FileExistsError; also between file systems."""
-    try:
-        os.link(path, target)
-    except FileExistsError:
-        raise
-    except OSError:  # another file system, or one without links
-        _copy(path, target)
-    with suppress(OSError):  # a file system without modes
-        target.chmod(0o600)  # it contains the whole environment
-    try:
-        path.unlink()
-    except OSError:
-        target.unlink()  # one of the two stays: the original
-        raise
-
-
-def _copy(path: Path, target: Path) -> None:
-    with path.open("rb") as source, target.open("xb") as file:
-        try:
-            shutil.copyfileobj(source, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            target.unlink()
-            raise

@@ -11,9 +11,12 @@ from contextvars import ContextVar
 from functools import partial
 from math import inf
 from operator import attrgetter
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning_rlprof.records.records import EXPERTS, LENGTHS, Kind, bin_name, bin_of
+
+if TYPE_CHECKING:
+    from lightning_rlprof.recording.annotations import Marker
 
 _MAX_LEFT = 1_000
 _PARENT, _OWNS, _APART = "rlprof_parent", "rlprof_owns", "rlprof_apart"  # Threads have them.
@@ -102,18 +105,6 @@ class OwnName(str):
     __slots__ = ()
 
 
-class Named(Protocol):
-    """What a span is an instance of."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def kind(self) -> Kind:
-        """Its kind."""
-
-
 def innermost() -> Span | None:
     """Return the innermost open span of this thread or task."""
     around = opened.get()
@@ -123,7 +114,7 @@ def innermost() -> Span | None:
 
 
 def new_span(
-    marker: Named,
+    marker: "Marker",
     step: int,
     start_ns: int,
     end_ns: int | None,
@@ -149,7 +140,7 @@ def leave_open(span: Span) -> bool:
     return new
 
 
-def left_open(marker: Named) -> Span | None:
+def left_open(marker: "Marker") -> Span | None:
     """Take back the last span of a marker that this thread left open; None without one."""
     for at in reversed(range(len(_left))):
         if _left[at].marker is marker and _left[at].thread == get_ident():
@@ -350,7 +341,7 @@ class Owner:
             parent = vars(thread).get(_PARENT)
             if parent is None:
                 is_pythons = not isinstance(thread, threading._DummyThread)
-                return self.has_process or not is_pythons or _is_main(self.thread)
+                return self.has_process or not is_pythons or self.thread is threading.main_thread()
             thread = parent
         return True
 
@@ -371,10 +362,6 @@ def rejoin() -> None:
     """Let the calling thread belong to those around it again: its own training has ended."""
     vars(threading.current_thread()).pop(_APART, None)
     _Apart.changes += 1
-
-
-def _is_main(thread: threading.Thread) -> bool:
-    return thread is threading.main_thread()
 
 
 def _follow_starts() -> None:

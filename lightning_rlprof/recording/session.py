@@ -7,7 +7,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -378,7 +378,8 @@ class Session:
         helpers: Callable[["Session"], Helpers] | None = None,
     ) -> None:
         with _Process.lock:
-            _refuse_a_second()
+            if other := running():
+                raise AlreadyRecordingError(other)
             _watch_forks()
             self.owner = owner or Owner()
             self.owner.begin()
@@ -388,31 +389,25 @@ class Session:
             self.silent_thread, self.flush_at_ns = 0, clock() + _UNWRITTEN_NS
             self._steps = _Steps(threading.get_ident())
             self._marking = _Marking(config.measure_overhead)
-            try:
+            with ExitStack() as undo:
+                undo.callback(_remove_empty, run)
                 writer = open_writer(run, header)
-                try:
-                    chosen = chosen_stages(config, header.rank)
-                    self.buffer = Buffer(
-                        writer, clock, config.max_file_bytes, all_names=bool(chosen)
-                    )
-                    self._memory = _Memory(header.device)
-                    self._windows = _Windows(
-                        Capture(self, rank_directory(run, header.rank), recorders),
-                        CaptureRequests(self, clock),
-                        TokenWindow(config),
-                        chosen,
-                        config.captures and config.wants_rank(header.rank),
-                    )
-                    # `atexit` does not run in processes that multiprocessing starts; this does.
-                    at_exit = Finalize(None, self.buffer.flush_to_the_end, exitpriority=100)
-                    self._ending = _Ending(at_exit, ChildMarks())
-                    self._tune()
-                except BaseException:
-                    writer.discard()
-                    raise
-            except BaseException:
-                _remove_empty(run)
-                raise
+                undo.callback(writer.discard)
+                chosen = chosen_stages(config, header.rank)
+                self.buffer = Buffer(writer, clock, config.max_file_bytes, all_names=bool(chosen))
+                self._memory = _Memory(header.device)
+                self._windows = _Windows(
+                    Capture(self, rank_directory(run, header.rank), recorders),
+                    CaptureRequests(self, clock),
+                    TokenWindow(config),
+                    chosen,
+                    config.captures and config.wants_rank(header.rank),
+                )
+                # `atexit` does not run in processes that multiprocessing starts; this does.
+                at_exit = Finalize(None, self.buffer.flush_to_the_end, exitpriority=100)
+                self._ending = _Ending(at_exit, ChildMarks())
+                self._tune()
+                undo.pop_all()
             _Process.session = self
         for code, text, facts in _Process.notes:
             self.add(note_line(clock(), code, text, facts))
@@ -473,7 +468,11 @@ class Session:
 
     def _ask_for_captures(self, start: int | None, end: int) -> None:
         requests = self._windows.requests
-        if requests.learns and start is not None and not self._windows.capture.saw(self.step):
+        if (
+            requests.learned is not None
+            and start is not None
+            and not self._windows.capture.saw(self.step)
+        ):
             requests.learn(self.step, end - start, end, self.buffer.last_step())
         requests.after(self.step, end)
 
@@ -638,10 +637,7 @@ class Session:
 
     @_harmless
     def _metrics(self) -> dict[str, float]:
-        sums = StageSums()
-        if self.step_totals.ns:
-            sums.add(self.step_totals)
-        return sums.metrics()
+        return StageSums([self.step_totals] if self.step_totals.ns else []).metrics()
 
     @property
     def step_totals(self) -> StepTotals:
@@ -985,11 +981,6 @@ def _safely(part: Callable[[], object], what: str = "the run could not be finish
 def _remove_empty(run: Path) -> None:
     with suppress(OSError):  # It stays if other ranks or captures have files there.
         run.rmdir()
-
-
-def _refuse_a_second() -> None:
-    if other := running():
-        raise AlreadyRecordingError(other)
 
 
 def _watch_forks() -> None:

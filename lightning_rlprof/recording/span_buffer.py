@@ -3,6 +3,7 @@
 import logging
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -49,23 +50,17 @@ _RETURNED = "numbers that a recorder should have returned:"
 RATE = "_tokens_per_s"
 """End of the names of metrics that are sums over ranks."""
 
-_SUMMED = ("tokens", "samples", "flops")
 
-
-class Spent(NamedTuple):
-    """What a step spent on one stage.
+class Counted(NamedTuple):
+    """A counter of a stage.
 
     Attributes:
-        ns: Nanoseconds in which at least one span of the stage was open.
-        counters: Sum of each counter.
-        counted_ns: The same time of only those spans that carry that counter.
-        spans: How many these are.
+        total: Its sum.
+        ns: Nanoseconds in which at least one span that carries it was open.
     """
 
-    ns: int
-    counters: dict[str, Number]
-    counted_ns: dict[str, int]
-    spans: dict[str, int]
+    total: Number = 0
+    ns: int = 0
 
 
 class StepTotals(NamedTuple):
@@ -75,12 +70,14 @@ class StepTotals(NamedTuple):
         ns: How long it took without validations, in nanoseconds; 0 where no step has ended, or
             where it was a shadow step.
         captured: Whether a capture was open in it.
-        stages: What it spent on each stage of the thread that trains.
+        stages: Nanoseconds of each stage of the thread that trains: one span at least was open.
+        counts: Counters of these, by stage and name.
     """
 
     ns: int
     captured: bool
-    stages: dict[str, Spent]
+    stages: dict[str, int]
+    counts: dict[tuple[str, str], Counted]
 
 
 class Buffer:
@@ -147,7 +144,7 @@ class Buffer:
                 self._collect()
             else:
                 self._flush_once()
-                if self._left_out["lines"] and not self._has_said_full:
+                if self.is_full and not self._has_said_full:
                     self._has_said_full = True
                     first = step if self._left_from is None else self._left_from
                     text = (
@@ -168,7 +165,7 @@ class Buffer:
         """Append everything to the file, and how much was left out: the process ends."""
         with self._lock:
             self._flush_once()
-            if self._left_out["lines"]:
+            if self.is_full:
                 text = (
                     "over budget: {lines:,} lines, {steps:,} steps among them, were not kept: "
                     "raise max_file_bytes={limit:,}"
@@ -291,8 +288,13 @@ class Buffer:
                 spent[span.thread] = spent.get(span.thread, 0) + span.duration_ns
         if spent and self._thread not in spent:
             self._thread = max(spent, key=spent.__getitem__)
-            self._tally.follow(self._thread)
+            self._tally.thread = self._thread
         return self._thread
+
+    @property
+    def is_full(self) -> bool:
+        """Whether lines were left out, as the file has its limit."""
+        return bool(self._left_out["lines"])
 
     def has_stages(self) -> bool:
         """Return whether a stage has ended since the step began; those in validations are none."""
@@ -364,7 +366,7 @@ class Buffer:
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""
         self._lock, self._writes = threading.RLock(), True  # Another thread may have held the lock.
-        self.append = _ignore  # Optimizers may add spans for long.
+        self.append = bool  # It keeps nothing: optimizers may add spans for long.
         self._close_file()
 
     def totals(self) -> StepTotals:
@@ -480,26 +482,22 @@ class Tally:
     """Adds up the spans of a step.
 
     Args:
-        thread: Identity of the thread whose spans count.
+        thread: Identity of the thread whose spans count from now on.
     """
 
     def __init__(self, thread: int) -> None:
-        self._thread = thread
+        self.thread = thread
         self._step: tuple[int, int] | None = None
         self._captured = False
         self._spent: dict[tuple[str, str], _Union] = {}  # The counter "" is of all spans.
         self._apart = _Union()  # Validations are not training.
-
-    def follow(self, thread: int) -> None:
-        """Let the spans of another thread count from now on."""
-        self._thread = thread
 
     def add(self, spans: Iterable[Span]) -> None:
         """Add spans in the order in which they ended; those before the step are left out.
 
         So are those in validations.
         """
-        own = [span for span in spans if span.thread == self._thread]
+        own = [span for span in spans if span.thread == self.thread]
         began = 0
         for span in own:
             counters = span.counters or {}
@@ -517,18 +515,17 @@ class Tally:
     def totals(self) -> StepTotals:
         """Return what the step spent on each stage; what lies before or after it is cut off."""
         if self._step is None:
-            return StepTotals(0, False, {})
+            return StepTotals(0, False, {}, {})
         low, high = self._step
-        stages: dict[str, Spent] = {}
+        stages, counts = dict[str, int](), dict[tuple[str, str], Counted]()
         for (stage, counter), spent in self._spent.items():
             ns = spent.within(low, high)
-            if counter:  # The stage itself has an entry by now, since it was added first.
-                stages[stage].counters[counter] = spent.total
-                stages[stage].counted_ns[counter] = ns
-                stages[stage].spans[counter] = spent.spans
+            if counter:
+                counts[stage, counter] = Counted(spent.total, ns)
             else:
-                stages[stage] = Spent(ns, {}, {}, {})
-        return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
+                stages[stage] = ns
+        length = high - low - self._apart.within(low, high)
+        return StepTotals(length, self._captured, stages, counts)
 
     def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
         self._spent.setdefault((stage, ""), _Union()).add(start, end)
@@ -561,18 +558,16 @@ class _Union:
     """Intervals that come in the order of their ends, to ask for how long one at least is open.
 
     Attributes:
-        spans: How many were added.
         total: Sum of their values.
     """
 
     def __init__(self) -> None:
-        self.spans = 0
         self.total: Number = 0
         self._apart: list[tuple[int, int]] = []
         self._done_ns = 0
 
     def add(self, start: int, end: int, value: Number = 0) -> None:
-        self.spans, self.total, apart = self.spans + 1, self.total + value, self._apart
+        self.total, apart = self.total + value, self._apart
         while apart and apart[-1][1] > start:
             start = min(start, apart.pop()[0])
         apart.append((start, end))
@@ -625,57 +620,34 @@ def open_writer(run: Path, header: Header) -> TraceWriter:
         ) from error
 
 
-def _ignore(span: Span) -> None:
-    pass
-
-
 class StageSums:
     """What some steps spent, together.
 
     Attributes:
         steps: How many they are.
         stages: Nanoseconds of each stage.
-        counts: By stage and counter, its sum, and the nanoseconds of the spans that counted.
-        spans: By stage and counter, how many spans counted.
+        counts: Its counters, by stage and name.
     """
 
-    def __init__(self) -> None:
-        self.steps = self._ns = 0
-        self._memory_gb: float | None = None
-        self.stages: dict[str, int] = {}
-        self.counts: dict[tuple[str, str], tuple[Number, int]] = {}
-        self.spans: dict[tuple[str, str], int] = {}
-
-    def reach(self, memory_gb: float | None) -> None:
-        """Add an amount of memory, of which the highest counts."""
-        if memory_gb is not None:
-            self._memory_gb = max(memory_gb, self._memory_gb or 0.0)
-
-    def add(self, step: StepTotals) -> None:
-        """Add a step."""
-        self.steps += 1
-        self._ns += step.ns
-        for name, spent in step.stages.items():
-            self.stages[name] = self.stages.get(name, 0) + spent.ns
-            for counter in _SUMMED:
-                if counter in spent.counted_ns:
-                    total, ns = self.counts.get((name, counter), (0, 0))
-                    total += spent.counters[counter]
-                    self.counts[name, counter] = total, ns + spent.counted_ns[counter]
-                    number = self.spans.get((name, counter), 0)
-                    self.spans[name, counter] = number + spent.spans[counter]
+    def __init__(self, steps: Sequence[StepTotals]) -> None:
+        self.steps, self._ns = len(steps), sum(step.ns for step in steps)
+        self.stages = Counter[str]()
+        self.counts: dict[tuple[str, str], Counted] = {}
+        for step in steps:
+            self.stages.update(step.stages)
+            for key, counted in step.counts.items():
+                total, ns = self.counts.get(key, Counted())
+                self.counts[key] = Counted(total + counted.total, ns + counted.ns)
 
     def metrics(self) -> dict[str, float]:
-        """Return means per step in seconds, shares, tokens per second, and memory."""
+        """Return means per step in seconds, shares, and tokens per second."""
         found = {}
         for stage, ns in self.stages.items():
             found[f"rlprof/{stage}_s"] = ns / self.steps / 1e9
             found[f"rlprof/{stage}_share"] = ns / self._ns
-            tokens, counted_ns = self.counts.get((stage, "tokens"), (0, 0))
-            if counted_ns:
-                found[f"rlprof/{stage}{RATE}"] = tokens / (counted_ns / 1e9)
+            tokens = self.counts.get((stage, "tokens"), Counted())
+            if tokens.ns:
+                found[f"rlprof/{stage}{RATE}"] = tokens.total / (tokens.ns / 1e9)
         if self.steps:  # The step comes after the stages, one of which may be called "step".
             found["rlprof/step_s"] = self._ns / self.steps / 1e9
-        if self._memory_gb is not None:
-            found["rlprof/peak_memory_gb"] = self._memory_gb
         return found

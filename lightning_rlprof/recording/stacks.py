@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _MAX_THREADS, _MAX_FRAMES, _MAX_CHILDREN = 100, 64, 64
 _MAX_TEXT = 200
 _LOOK_S = 0.5
-_DEBUGGERS = {"pdb", "bdb", "pydevd", "debugpy", "ipdb"}
 _MAX_SPANS = 200
 _IDLE_S = 0.25  # It passes between looks at the request and at the step.
 _SAMPLE_S = 0.05
@@ -107,17 +106,6 @@ def _calls(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     return found
 
 
-def in_debugger(thread: int) -> bool:
-    """Return whether a thread stands in a debugger."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        module = frame.f_globals.get("__name__")
-        if isinstance(module, str) and module.split(".")[0] in _DEBUGGERS:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def child_processes() -> tuple[ChildProcess, ...]:
     """Return the processes that this one started, with their states; none off Linux."""
     found = child_states(_MAX_CHILDREN)
@@ -134,11 +122,6 @@ def open_now(since: int) -> list[Span]:
     found = [each for each in spans if getattr(each, "end_ns", 0) is None and each.id > since]
     around = [each for each in found if not is_left(each)]
     return sorted(around, key=attrgetter("id"))[:_MAX_SPANS]
-
-
-def open_in(since: int, thread: int) -> tuple[tuple[str, str], ...]:
-    """Return name and kind of each open span of a thread, outermost first."""
-    return tuple((span.name, span.kind) for span in open_now(since) if span.thread == thread)
 
 
 class StackSampler:
@@ -213,16 +196,16 @@ class StackSampler:
         if request is None:
             return
         session.buffer.flush_if_free()
-        spans = tuple((span.name, span.start_ns) for span in self._open(thread))
+        spans = tuple(
+            (span.name, span.start_ns)
+            for span in open_now(self._since)
+            if span.thread == thread and span.kind in ("stage", "region")
+        )
         answer = StackAnswer(
             request.id, thread, tuple((at, place) for at, _, place in samples), spans
         )
         with suppress(OSError):  # Who asked waits for it, and says so.
             write_stack_answer(session.run, session.header.rank, answer)
-
-    def _open(self, thread: int) -> list[Span]:
-        kinds = ("stage", "region")
-        return [one for one in open_now(self._since) if one.thread == thread and one.kind in kinds]
 
     def _new_request(self) -> StackRequest | None:
         stamp = stamp_of(stack_request_file(self._session.run))

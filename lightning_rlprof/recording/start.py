@@ -120,8 +120,10 @@ def start_session(
     if on_finish is not None:
         shown["on_finish"] = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
     shown["model"], why_not = _model_content(config)
-    header = replace(header, config=shown, open_world=open_world, step_unit=step_unit)
-    header = replace(header, versions={**header.versions, **_versions(packages)})
+    versions = {**header.versions, **_versions(packages)}
+    header = replace(
+        header, config=shown, open_world=open_world, step_unit=step_unit, versions=versions
+    )
     helpers = partial(_helpers, hosts)
     session = Session(config, run, header, chosen, owner=owner, loop=loop, helpers=helpers)
     try:
@@ -305,17 +307,19 @@ def run_finish(
     finished = Finished(run, ",".join(tools), header.rank, header.pid, header.role)
     thread = threading.Thread(target=_call, args=[action, finished], name="rlprof-finish")
     thread.start()
-    if _is_ray_worker():
+    if ray_worker() is not None:
         thread.join(_MAX_CALL_S)
     return thread
 
 
-def _is_ray_worker() -> bool:
+def ray_worker() -> Any:
+    """Return Ray's context if this process is one of its workers, else None."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
-        return False
-    worker = getattr(ray.get_runtime_context(), "worker", None)  # A Ray client has none.
-    return worker is not None and worker.mode == ray.WORKER_MODE
+        return None
+    context = ray.get_runtime_context()
+    worker = getattr(context, "worker", None)  # A Ray client has none.
+    return context if worker is not None and worker.mode == ray.WORKER_MODE else None
 
 
 def _call(action: OnFinish, finished: Finished) -> None:

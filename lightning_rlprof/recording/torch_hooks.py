@@ -1,7 +1,6 @@
 """What torch's own hooks tell: optimizer steps, backward passes, and ``record_function`` stages."""
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.optim.optimizer import (
 
 from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.recording.annotations import Marker, stage
+from lightning_rlprof.recording.method_wrapping import Replaced
 from lightning_rlprof.recording.open_spans import OwnName, innermost, new_span
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.records import STAGES
@@ -99,31 +99,26 @@ class OptimizerSteps:
             return
 
 
-class BackwardPasses:
+class BackwardPasses(Replaced):
     """Record ``backward`` regions until `remove`: of ``loss.backward()``, too, which calls it."""
 
     def __init__(self) -> None:
-        self._torchs: Callable[..., Any] = torch.autograd.backward
-        self._mine = _BACKWARD(self._torchs)
+        super().__init__()
+        mine = _BACKWARD(torch.autograd.backward)
         # It breaks a graph as torch's own does. Compiled itself, it would break another.
-        when_imported("torch._dynamo", lambda module: module.decorators.skip(self._mine))
-        torch.autograd.backward = self._mine
-
-    def remove(self) -> None:
-        """Restore torch's function, unless other code replaced it since."""
-        if torch.autograd.backward is self._mine:
-            torch.autograd.backward = self._torchs
+        when_imported("torch._dynamo", lambda module: module.decorators.skip(mine))
+        self.put(torch.autograd, "backward", mine)
 
 
-class RecordFunctions:
+class RecordFunctions(Replaced):
     """Record those whose names mean a known stage, until `remove`; others are left alone.
 
     One inside a span of the same name is not another stage.
     """
 
     def __init__(self) -> None:
-        self._torchs = vars(record_function)["__enter__"], vars(record_function)["__exit__"]
-        enter, leave = self._torchs
+        super().__init__()
+        enter, leave = vars(record_function)["__enter__"], vars(record_function)["__exit__"]
         known: dict[str, Marker | None] = {}
 
         def begin(self: Any) -> Any:
@@ -149,11 +144,5 @@ class RecordFunctions:
                 marker.__exit__(None, None, None)
             return found
 
-        self._mine = begin, end
-        record_function.__enter__, record_function.__exit__ = begin, end  # type: ignore[method-assign]
-
-    def remove(self) -> None:
-        """Restore torch's methods, unless other code replaced them since."""
-        if (record_function.__enter__, record_function.__exit__) == self._mine:
-            enter, leave = self._torchs
-            record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]
+        self.put(record_function, "__enter__", begin)
+        self.put(record_function, "__exit__", end)

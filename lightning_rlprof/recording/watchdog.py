@@ -15,8 +15,6 @@ from lightning_rlprof.recording.open_spans import numbers
 from lightning_rlprof.recording.stacks import (
     StackSampler,
     child_processes,
-    in_debugger,
-    open_in,
     open_now,
     thread_stacks,
 )
@@ -82,8 +80,7 @@ class Watchdog:
     - in each checkpoint and evaluation
     - in a shadow step, which has no spans
 
-    An actor that waits for its next call, and a session at a prompt, may wait for ever. A training
-    thread that stands in a debugger is left alone.
+    An actor that waits for its next call, and a session at a prompt, may wait for ever.
 
     Time in which the whole process was stopped does not count.
 
@@ -191,7 +188,8 @@ class Watchdog:
         if quiet_s < self._timeout_s or self._alarms == len(_TIMES_REPORTED):
             return False
         if self._open is None:
-            self._open = open_in(self._first, self._session.training_thread)
+            thread, spans = self._session.training_thread, open_now(self._first)
+            self._open = tuple((one.name, one.kind) for one in spans if one.thread == thread)
         return quiet_s >= self._limit_s() * _TIMES_REPORTED[self._alarms] and not self._is_excused()
 
     def _has_progress(self) -> bool:
@@ -240,9 +238,7 @@ class Watchdog:
         """Return whether it is right to wait here, for however long."""
         session = self._session
         is_idle = session.waiting and not self._open
-        if is_idle and (session.loop.idles or hasattr(sys, "ps1")):
-            return True
-        return in_debugger(session.training_thread)
+        return is_idle and (session.loop.idles or hasattr(sys, "ps1"))
 
     # ---- what is written
 

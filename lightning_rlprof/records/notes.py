@@ -75,7 +75,7 @@ class Code(str, Enum):
 
     # ---- marks
     STAGE_NEVER_MARKED = "stage-never-marked", "warning", "A stage to capture has no mark: stage."
-    STAGE_MISSPELLED = "stage-misspelled", "warning", "A name is a letter off: stage, known."
+    STAGE_MISSPELLED = "stage-misspelled", "warning", "A name is nearly a known one: stage, known."
     SPAN_LEFT_OPEN = "span-left-open", "warning", "A span outlived the one around it: span."
     WRAP_WITHOUT_CALL = "wrap-without-call", "warning", "A rule of wrap marked no call: target."
     COMPILED_CODE = "compiled-code", "warning", "Marks inside torch.compile were not recorded."

@@ -88,13 +88,6 @@ def test_a_wrong_option_is_one_line_and_nothing_runs(
     assert [call for call in fake.calls if call["argv"][0] == "profile"] == []
 
 
-def test_what_an_old_nsys_does_not_know_is_left_out_and_said(rlprof: Run, fake: FakeNsys) -> None:
-    fake.tell(version="2022.4.2.1-df9881f")
-    _, out, _ = rlprof("nsys", "run", "-o", "x", "--option", "python-sampling=true", *TRAIN)
-    assert "note: left out --python-sampling: nsys 2022.4 does not know it\n" in out
-    assert "Wrote x.1.nsys-rep\n" in out
-
-
 def test_a_dry_run_only_prints_and_needs_no_nsys(
     rlprof: Run, fake: FakeNsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,19 +156,6 @@ def test_what_a_fake_device_cannot_tell_is_left_out(monkeypatch: pytest.MonkeyPa
     assert device.device_name() is None
 
 
-def test_a_fake_mps_tells_what_it_holds_and_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "accelerator", fake_accelerator("mps", available=True))
-    functions = {
-        "current_allocated_memory": lambda: 0,
-        "driver_allocated_memory": lambda: 5,
-        "recommended_max_memory": lambda: 9,
-    }
-    monkeypatch.setattr(torch, "mps", fake_module("torch.mps", **functions))
-    expected = {"device_allocated_bytes": 0, "device_reserved_bytes": 5}
-    assert device.memory_bytes("mps") == expected
-    assert device.device_memory() == (None, 9)
-
-
 @pytest.mark.parametrize(
     ("started", "properties", "expected"),
     [

@@ -23,25 +23,22 @@ from tests.doubles.nsys.on_path import FakeNsys
 from tests.doubles.nsys.options import refusal
 
 STAGES = ["actor_generate", "actor_update"]
-OLD, MIDDLE, NEW = (2022, 4), (2023, 4), (2025, 3)
 
 
 def config(**options: Any) -> ProfilerConfig:
     return ProfilerConfig.build(None, **{"tools": ["nsight"], **options})
 
 
-def planned(
-    opens: CaptureRange = "nvtx", version: Version | None = NEW, **options: Any
-) -> dict[str, str]:
+def planned(opens: CaptureRange = "nvtx", **options: Any) -> dict[str, str]:
     """Return the options of a command by name; a target takes no part in them."""
-    argv = plan(config(**options), ["python"], "out", opens=opens, version=version).argv
+    argv = plan(config(**options), ["python"], "out", opens=opens).argv
     pairs = [word.removeprefix("--").partition("=") for word in argv[2:-1]]
     assert len({name for name, _, _ in pairs}) == len(pairs)
     return {name: value for name, _, value in pairs}
 
 
-def remarks(version: Version | None = NEW, **options: Any) -> list[str]:
-    return plan(config(**options), ["python"], "out", opens="nvtx", version=version).remarks
+def remarks(**options: Any) -> list[str]:
+    return plan(config(**options), ["python"], "out", opens="nvtx").remarks
 
 
 # ---- the command line
@@ -49,7 +46,7 @@ def remarks(version: Version | None = NEW, **options: Any) -> list[str]:
 
 def test_without_a_gpu_a_range_of_nvtx_opens_captures() -> None:
     one = config(steps=[2, 5])
-    argv = plan(one, ["python", "train.py", "--lr=1"], "a/b", opens="nvtx", version=NEW).argv
+    argv = plan(one, ["python", "train.py", "--lr=1"], "a/b", opens="nvtx").argv
     assert argv == [
         *("nsys", "profile"),
         *("--trace=cuda,nvtx,cublas,ucx", "--cuda-memory-usage=true", "--cuda-graph-trace=graph"),
@@ -82,7 +79,7 @@ def test_without_captures_the_whole_run_is_recorded_and_it_is_said(
 
 def test_without_a_capture_range_the_whole_run_is_recorded() -> None:
     assert not {"capture-range", "capture-range-end", "nvtx-capture"} & planned("none").keys()
-    done = plan(config(), ["python"], "out", opens="none", version=NEW)
+    done = plan(config(), ["python"], "out", opens="none")
     assert done.remarks == ["no capture range is set, so nsys records the whole run"]
 
 
@@ -118,7 +115,7 @@ def test_what_rlprof_settles_itself_is_not_given_twice() -> None:
 
 
 def test_existing_reports_are_replaced_only_by_force() -> None:
-    argv = plan(config(), ["x"], "out", opens="none", version=NEW, force=True).argv
+    argv = plan(config(), ["x"], "out", opens="none", force=True).argv
     assert argv[-3:] == ["--force-overwrite=true", "--output=out", "x"]
 
 
@@ -145,60 +142,22 @@ def test_a_limit_on_captures_of_stages_is_said() -> None:
     assert remarks(steps=[1, 2]) == []
 
 
-# ---- versions
-
-
-@pytest.mark.parametrize(
-    ("option", "knows_old", "knows_middle"),
-    [
-        (("sample", "process-tree"), True, True),
-        (("python-sampling", "true"), False, True),
-        (("pytorch", "autograd-nvtx"), False, False),
-        (("discard-environment", "true"), False, False),
-    ],
-)
-def test_an_option_that_is_newer_than_the_nsys_is_left_out_and_it_is_said(
-    option: tuple[str, str], knows_old: bool, knows_middle: bool
-) -> None:
-    nsight = {"worker": dict([option])}
-    for version, knows in ((OLD, knows_old), (MIDDLE, knows_middle), (NEW, True)):
-        assert (option[0] in planned(version=version, nsight=nsight)) == knows
-        said = "left out --{}: nsys {}.{} does not know it".format(option[0], *version)
-        assert remarks(version, nsight=nsight) == ([] if knows else [said])
-
-
-def test_a_nsys_of_unknown_version_gets_what_every_one_knows() -> None:
-    nsight = {"worker": {"python-sampling": "true"}}
-    assert planned(version=None, nsight=nsight) == planned(version=OLD)
-    assert remarks(None, nsight=nsight) == [
-        "left out --python-sampling: nsys of unknown version may not know it"
-    ]
-
-
-def test_what_an_old_nsys_cannot_trace_is_left_out() -> None:
-    nsight = {"worker": {"trace": "nvtx,python-gil,nccl"}}
-    assert planned(version=OLD, nsight=nsight)["trace"] == "nvtx"
-    assert planned(version=MIDDLE, nsight=nsight)["trace"] == "nvtx,python-gil"
-    assert planned(version=NEW, nsight=nsight)["trace"] == "nvtx,python-gil,nccl"
-    assert "left out --trace=nccl: nsys 2022.4 does not know it" in remarks(OLD, nsight=nsight)
-    assert planned(version=OLD, nsight={"worker": {"trace": "nccl"}})["trace"] == "none"
-
-
-@pytest.mark.parametrize("version", [OLD, MIDDLE, NEW])
-def test_nsys_takes_every_option_that_is_planned(version: Version) -> None:
+def test_a_new_nsys_takes_every_option_that_is_planned() -> None:
     worker = {"python-sampling": "true", "pytorch": "autograd-nvtx", "trace": "nvtx,nccl,osrt"}
     ranges: list[CaptureRange] = ["nvtx", "cudaProfilerApi", "none"]
     steps: list[Any] = [[1], [1, 5], "all", []]
     for opens, wanted, given in itertools.product(ranges, steps, ({}, worker)):
-        options = planned(opens, version, steps=wanted, nsight={"worker": given})
-        assert [refusal(name, value, version) for name, value in options.items()] == [""] * len(
-            options
-        )
+        options = planned(opens, steps=wanted, nsight={"worker": given})
+        refused = [refusal(name, value, (2025, 3)) for name, value in options.items()]
+        assert refused == [""] * len(options)
+
+
+# ---- the installed one
 
 
 @pytest.mark.parametrize(
     ("printed", "version"),
-    [("2022.4.2.1-df9881f", OLD), ("2025.10.1", (2025, 10)), ("of tomorrow", None)],
+    [("2022.4.2.1-df9881f", (2022, 4)), ("2025.10.1", (2025, 10)), ("of tomorrow", None)],
 )
 def test_the_installed_version_is_asked_for(
     printed: str, version: Version | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,7 +171,7 @@ def test_a_program_that_prints_another_encoding_is_understood(tmp_path: Path) ->
     program = tmp_path / "nsys"
     program.write_bytes(b"#!/bin/sh\nprintf '\\377 version 2023.4'\n")
     program.chmod(0o755)
-    assert installed_version(str(program)) == MIDDLE
+    assert installed_version(str(program)) == (2023, 4)
 
 
 def test_a_program_that_cannot_run_has_no_version(tmp_path: Path) -> None:
@@ -292,7 +251,7 @@ def test_the_fake_names_reports_as_the_pattern_says(
     FakeNsys(tmp_path, monkeypatch, ranges=2)
     monkeypatch.setenv("RANK", "3")
     output = f"{tmp_path}/r%q{{RANK}}-%p-%h"
-    done: Plan = plan(config(steps=[1, 2]), ["true"], output, opens="nvtx", version=NEW)
+    done: Plan = plan(config(steps=[1, 2]), ["true"], output, opens="nvtx")
     assert subprocess.run(done.argv, check=False).returncode == 0
     folder, pattern = report_pattern(output, os.environ, socket.gethostname())
     made = [path.name for path in folder.iterdir() if path.suffix == ".nsys-rep"]

@@ -39,15 +39,8 @@ def test_in_a_process_of_ray_it_is_the_sessions(ray: FakeRay) -> None:
     assert folder_of(NsightConfig()) == Path("/data/ray/session_7/logs/nsight")
 
 
-def test_an_older_ray_means_its_own_or_its_last_session(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_ray_means_its_last_session(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     del ray.context.get_session_name
-    node = SimpleNamespace(get_session_dir_path=lambda: "/tmp/own/session_8")
-    worker = SimpleNamespace(_global_node=node)
-    monkeypatch.setitem(nsys.sys.modules, "ray._private.worker", worker)
-    assert folder_of(NsightConfig()) == Path("/tmp/own/session_8/logs/nsight")
-    worker._global_node = None
     monkeypatch.setenv("RAY_TMPDIR", "/data")
     expected = Path("/data/ray/session_latest/logs/nsight")
     assert folder_of(NsightConfig()) == latest_folder() == expected

@@ -184,8 +184,8 @@ def test_totals_of_a_step_are_there_when_it_ended(start, clock):
     thread.join()
     session.record(Marker("backward", "region"), 0, 5)
     session.end_step()
-    stages = {"actor_generate": (20, {"tokens": 7}, {"tokens": 20}, {"tokens": 2})}
-    assert session.step_totals == (20, False, stages)
+    counts = {("actor_generate", "tokens"): (7, 20)}
+    assert session.step_totals == (20, False, {"actor_generate": 20}, counts)
 
 
 def test_notes_are_logged_by_rank_zero_and_warnings_by_all(start, caplog):

@@ -74,8 +74,8 @@ def test_a_request_arrives_whole_and_in_its_own_run_only(relay):
     sender.exchange()
     receiver.exchange()
     stranger.exchange()
-    assert receiver.received() == REQUEST
-    assert stranger.received() is None
+    assert receiver.received == REQUEST
+    assert stranger.received is None
 
 
 def test_the_newest_request_takes_the_place_of_the_last(relay):
@@ -86,7 +86,7 @@ def test_the_newest_request_takes_the_place_of_the_last(relay):
         sender.send(request)
         sender.exchange()
     receiver.exchange()
-    assert receiver.received() == newer
+    assert receiver.received == newer
 
 
 @pytest.mark.parametrize("wrong", [b"", b"{", b"[]", b'{"id":"a"}', b"\xff\xfe"])
@@ -95,7 +95,7 @@ def test_what_is_no_request_is_left_alone(wrong, relay):
     store.set(KEY, wrong)
     receiver = relay(store, "run")
     receiver.exchange()
-    assert receiver.received() is None
+    assert receiver.received is None
 
 
 def test_a_server_that_stopped_holds_its_thread_alone(working_relay):
@@ -103,7 +103,7 @@ def test_a_server_that_stopped_holds_its_thread_alone(working_relay):
     own = working_relay(store)
     assert store.asked.wait(PATIENCE_S)
     own.send(REQUEST)
-    assert own.received() is None
+    assert own.received is None
     own.close()
     store.goes_on.set()
 
@@ -120,7 +120,7 @@ def test_a_server_that_ended_ends_the_thread(working_relay):
     own._thread.join(PATIENCE_S)
     assert not own._thread.is_alive()
     own.send(REQUEST)
-    assert own.received() is None
+    assert own.received is None
 
 
 def test_without_a_process_group_there_is_no_store():

@@ -308,14 +308,6 @@ def test_a_session_at_a_prompt_may_wait_for_ever(watched, monkeypatch):
     assert watched.causes == []
 
 
-def test_a_debugger_is_left_alone(watched):
-    watched.steps(1, 2)
-    watched.session.begin_step(3)
-    code = "with stage('actor_update'): watched.wait(3000)"
-    exec(code, {"__name__": "pdb", "stage": stage, "watched": watched})
-    assert watched.causes == []
-
-
 def test_an_alarm_of_another_rank_lets_this_one_report_once(watched):
     watched.steps(1, 2)
     watched.wait(6)

@@ -6,7 +6,6 @@ training is a run, and so is each attempt of ``auto_find_batch_size``.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
@@ -37,41 +36,49 @@ def install(module: Any) -> None:
     # Of this, each attempt is a call; a version without it tries once.
     attempt = "_inner_training_loop" if hasattr(trainer, "_inner_training_loop") else "train"
     KIT.replace(trainer, attempt, _ending)
-    callback = _callback(base)
-    if all(kind.__name__ != callback.__name__ for kind in callbacks):
-        callbacks.append(callback)
+    if not any(issubclass(kind, _Hooks) for kind in callbacks):
+        callbacks.append(type("RlprofCallback", (_Hooks, base), {}))
 
 
-class _Training:
-    """One call of ``Trainer.train``."""
+class _Hooks:
+    """What the callback does with each call of ``Trainer.train``."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
         self._since: int | None = None  # when the last micro-batch ended, or the last hook ran
 
-    def begin(self, args: Any, state: Any) -> None:
+    @KIT.quiet
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.end("interrupted by another training of its Trainer")  # in case it has not ended
         place = args.process_index, args.world_size
         self.session = KIT.new_session(Owner(), place, args.device.type)
         self.session.expect_step(state.global_step + 1)
 
-    def begin_step(self, state: Any) -> None:
+    @KIT.quiet
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self.session is not None:
             self.session.begin_step(state.global_step + 1)
 
-    def end_step(self) -> None:
-        if self.session is not None:
-            self.session.end_step()
-
-    def before_optimizer(self) -> None:
+    @KIT.quiet
+    def on_pre_optimizer_step(self, *args: Any, **more: Any) -> None:
         if (session := current()) is not None:
             self._since = session.clock()
 
-    def after_optimizer(self) -> None:
+    @KIT.quiet
+    def on_optimizer_step(self, *args: Any, **more: Any) -> None:
         session, since = current(), self._since
         if session is not None and since is not None:
             record("actor_update", since, session.clock())
         self._since = None
+
+    @KIT.quiet
+    def on_step_end(self, *args: Any, **more: Any) -> None:
+        if self.session is not None:
+            self.session.end_step()
+
+    @KIT.quiet
+    def on_train_end(self, *args: Any, **more: Any) -> None:
+        self.end("finished")
 
     def end(self, status: str) -> None:
         session, self.session = self.session, None
@@ -83,8 +90,8 @@ class _Training:
 def _end(trainer: Any, status: str) -> None:
     """End what is left of a Trainer's training, if anything."""
     for callback in trainer.callback_handler.callbacks:
-        if isinstance(training := getattr(callback, "rlprof_training", None), _Training):
-            training.end(status)
+        if isinstance(callback, _Hooks):
+            callback.end(status)
 
 
 def _ending(function: Any) -> Any:
@@ -101,35 +108,3 @@ def _ending(function: Any) -> Any:
         return found
 
     return call
-
-
-_HOOKS: dict[str, Callable[[_Training, Any, Any], None]] = {
-    "on_train_begin": _Training.begin,
-    "on_step_begin": lambda training, args, state: training.begin_step(state),
-    "on_pre_optimizer_step": lambda training, args, state: training.before_optimizer(),
-    "on_optimizer_step": lambda training, args, state: training.after_optimizer(),
-    "on_step_end": lambda training, args, state: training.end_step(),
-    "on_train_end": lambda training, args, state: training.end("finished"),
-}
-
-
-def _callback(base: Any) -> Any:
-    """Return the class of callbacks, which needs that of the framework."""
-
-    class RlprofCallback(base):  # type: ignore[misc]
-        """Tells the session of steps."""
-
-        def __init__(self) -> None:
-            self.rlprof_training = _Training()
-
-    for name, tell in _HOOKS.items():
-        setattr(RlprofCallback, name, _hook(name, tell))
-    return RlprofCallback
-
-
-def _hook(name: str, tell: Callable[..., Any]) -> Any:
-    def hook(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        tell(self.rlprof_training, args, state)
-
-    hook.__qualname__ = name  # by which a failure is said, once for each
-    return KIT.quiet(hook)

@@ -34,7 +34,8 @@ def _on_policy(kind: str) -> Any:
             return
         KIT.marks(trainer, "_generate_and_score_completions", "compute_advantage")
         KIT.marks(trainer, "_generate_single_turn", "actor_generate", _generated)
-        KIT.replace(trainer, "_calculate_rewards", _rewards)
+        after = functools.partial(KIT.around, after=_record)
+        KIT.replace(trainer, "_calculate_rewards", lambda function: _REWARD(after(function)))
         KIT.replace(trainer, "_get_per_token_logps_and_entropies", _log_probs)
         if hasattr(trainer, "_tool_call_loop"):
             KIT.marks(trainer, "_tool_call_loop", "tool_calls")
@@ -77,10 +78,6 @@ def _is_reference(trainer: Any, model: Any) -> bool:
 
 
 _is_reference = KIT.quiet(_is_reference)
-
-
-def _rewards(function: Any) -> Any:
-    return _REWARD(KIT.around(function, after=_record))
 
 
 def _record(

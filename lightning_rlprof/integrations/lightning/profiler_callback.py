@@ -11,8 +11,8 @@ import logging
 import sys
 import types
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -26,11 +26,9 @@ from lightning_rlprof.errors import ConfigError, RecorderError
 from lightning_rlprof.integrations.end_of_run import log_report, print_summary
 from lightning_rlprof.integrations.lightning.marks_in_code import has_marks, rules_by_name
 from lightning_rlprof.integrations.lightning.trainer_hooks import (
-    VERBS,
     Actions,
     Batches,
     Cover,
-    EvaluationBatches,
     StageOnBar,
 )
 from lightning_rlprof.integrations.lightning.update_stage import (
@@ -123,21 +121,17 @@ def _type_of(annotation: Any) -> Any:
     """Return a type that accepts all that a field does, and is as narrow as a reader can check."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return dict[str, Any]
-    parts = get_args(annotation) if _is_union(annotation) else (annotation,)
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    parts = get_args(annotation) if is_union else (annotation,)
     is_plain = all(part in _PLAIN or get_origin(part) is Literal for part in parts)
     return annotation if is_plain else Any
-
-
-def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, types.UnionType)
 
 
 class ProfilerCallback(Callback):
     """Record where each RL step of a Lightning training goes; put it first in ``callbacks=[…]``.
 
     Works in Trainers of both names. Spans are always recorded, and captures (torch.profiler, NVTX,
-    memory) where the configuration asks for them. Each ``fit`` writes one run directory, and so do
-    ``validate``, ``test`` and ``predict`` of a Trainer that has not trained.
+    memory) where the configuration asks for them. Each ``fit`` writes one run directory.
 
     Args:
         config: A `ProfilerConfig`, a mapping or DictConfig, or the path of a YAML file.
@@ -172,7 +166,6 @@ class ProfilerCallback(Callback):
         self._session: Session | None = None
         self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
         self._apart: Any = None  # whose fit, in another thread, is not recorded
-        self._verb = "fit"
         self._undo: list[Any] = []
         self._by_name: list[Wraps] = []
         self._bar: StageOnBar | None = None
@@ -201,10 +194,7 @@ class ProfilerCallback(Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Start the run: everything that can be known to be wrong raises here."""
-        verb = getattr(stage, "value", stage)
-        if verb != "fit" and (verb not in VERBS or _has_trained(trainer)):
-            return
-        if not self._is_the_one(trainer.callbacks):
+        if stage != "fit" or not self._is_the_one(trainer.callbacks):
             return
         if self._trainer is trainer and self._session and not self._session.step:
             return  # a callback that holds this one forwards what Lightning calls, too
@@ -214,7 +204,7 @@ class ProfilerCallback(Callback):
             self._decline(other, trainer)
             return
         try:
-            self._start(trainer, pl_module, verb)
+            self._start(trainer, pl_module)
         except AlreadyRecordingError as error:  # since just now, in another thread
             self._decline(error.session, trainer)
         except (ConfigError, RecorderError):
@@ -236,7 +226,7 @@ class ProfilerCallback(Callback):
             raise ConfigError("the Trainer has two ProfilerCallbacks; remove one")
         return not (self.by_environment and others)  # what the code says wins over RLPROF=1
 
-    def _start(self, trainer: Any, pl_module: Any, verb: str) -> None:
+    def _start(self, trainer: Any, pl_module: Any) -> None:
         device = _device(trainer)
         if self.recorders is None:
             _refuse_a_second_profiler(trainer, self.config, device)
@@ -257,20 +247,13 @@ class ProfilerCallback(Callback):
             on_finish=self.on_finish,
             loop=Loop(end_if_left=self._end_if_left, give_up=self.give_up),
         )
-        self.run, self._trainer, self._verb = session.run, trainer, verb
+        self.run, self._trainer = session.run, trainer
         self._starts = {}
         self._undo.append(ImportedWraps(self.config.wrap))
         with suppress(Exception):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
         self._watched = _watched(trainer.callbacks)
-        if verb != "fit":
-            begin = partial(self.on_fit_start, trainer, pl_module)
-            self._undo += [
-                EvaluationBatches(session, trainer, verb, self._watched, begin, self.give_up),
-                Actions(trainer.profiler, session, stages, nullcontext()),
-            ]
-            return
         batches = Batches(session, trainer, self._watched, self.give_up, self._after_step)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
@@ -346,7 +329,7 @@ class ProfilerCallback(Callback):
             self._session.note(Code.MARKED_BY_CODE, text)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End the run of a fit, or of another verb, that went through."""
+        """End the run of a fit that went through."""
         self._end_fit(trainer, "finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -451,8 +434,7 @@ class ProfilerCallback(Callback):
         self._end("sanity_check" if trainer.sanity_checking else "validation", trainer)
 
     def _begin(self, name: str, trainer: Any) -> None:
-        session = self._recording(trainer)
-        if session is not None and self._verb == "fit":
+        if (session := self._recording(trainer)) is not None:
             self._starts[name] = session.clock()
 
     def _end(self, name: str, trainer: Any, kind: Kind = "region") -> None:
@@ -483,11 +465,6 @@ def _watched(callbacks: Sequence[Any]) -> Collection[int]:
 def _warn_once(run: Path) -> None:
     """Say that a fit is not recorded; there may be one inside of every step."""
     log.warning("%s is already being recorded in this process; this fit is not recorded", run)
-
-
-def _has_trained(trainer: Any) -> bool:
-    """Whether a Trainer has a run of its own: the newest one of a script is to be its training."""
-    return bool(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
 
 def _trains(trainer: Any) -> bool:

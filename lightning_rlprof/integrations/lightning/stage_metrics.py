@@ -2,15 +2,13 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.efficiency.throughput import (
     counted_flops,
-    decode_bytes,
-    generates,
     model_from,
     recorded_model,
 )
@@ -21,7 +19,6 @@ from lightning_rlprof.integrations.lightning.profiler_callback import (
     ProfilerCallback,
     guarded,
 )
-from lightning_rlprof.integrations.lightning.trainer_hooks import Cover
 from lightning_rlprof.recording import accelerator
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current
@@ -41,9 +38,6 @@ class StageMetrics(Callback):
     - ``rlprof/<stage>_share``: share of the step.
     - ``rlprof/<stage>_tokens_per_s``: for stages that count ``tokens``, over the spans that do.
     - ``rlprof/<stage>_mfu``: share of the device's peak, from 0 to 1, of what `throughput` says.
-    - ``rlprof/<stage>_bandwidth``: share of the device's memory bandwidth that decoding reads at
-      least, of stages that generate and count ``tokens`` and ``samples``, with a ``model`` in the
-      configuration.
 
     Validations are left out of all of these.
 
@@ -60,7 +54,7 @@ class StageMetrics(Callback):
     memory. Times of steps with a capture, which take longer, are left out where a row has others.
 
     W&B numbers the rows that it gets. There the metrics are part of the training's own next row, so
-    that its numbers stay the same; a training that logs nothing to W&B has no such row.
+    that its numbers stay the same.
 
     Args:
         parameters: Of the model, one number or by stage: MFU from tokens, where no ``flops`` are
@@ -91,32 +85,20 @@ class StageMetrics(Callback):
                 if value is not None and not 0 < value < 1e18:
                     raise ConfigError(f"{name}={value} must be above 0 and below 1e18")
         self._parameters, self._peak_tflops = by_stage, peak_tflops
-        self._row, self._ranks = _Row(), _Ranks()
-        self._beside: list[_Beside] = []
+        self._row: list[tuple[StepTotals, float | None]] = []  # steps since the last row, memory
+        self._ranks = _Ranks()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse a Trainer without a ProfilerCallback, and one in the other order."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         ours = [one for one in trainer.callbacks if isinstance(one, ProfilerCallback)]
         # Lightning puts that of RLPROF=1 behind all others, where it serves as well.
-        self._row, self._ranks = _Row(), _Ranks()
+        self._row, self._ranks = [], _Ranks()
         if stage == "fit" and not any(one in before or one.by_environment for one in ours):
             raise ConfigError(
                 "StageMetrics needs a ProfilerCallback before it: "
                 "callbacks=[ProfilerCallback(…), StageMetrics(), …]"
             )
-        self._leave()
-        if stage == "fit" and trainer.is_global_zero:
-            numbering = filter(_numbers_rows, trainer.loggers)
-            self._beside = [_Beside(logger, self.give_up) for logger in numbering]
-
-    @guarded
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Leave what no row of the Trainer took to the row that the training writes next."""
-        for each in self._beside:
-            each.send()
 
     @guarded
     def on_train_batch_end(
@@ -128,48 +110,32 @@ class StageMetrics(Callback):
         if session is None or not session.step_totals.ns or session.step_totals is self._seen:
             return
         self._seen = totals = session.step_totals
-        memory_gb = _memory_gb(session.header.device, keep_peak=totals.captured)
-        self._row.add(totals, memory_gb)
-        for each in self._beside:
-            each.add(totals, memory_gb)
         # Not log_dict: it repeats the last value of a stage in steps that did not have it.
         loop = trainer.fit_loop
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
-        if every and (x + 1) % every == 0 and not loop._should_accumulate():
-            row, self._row = self._row, _Row()
-            metrics = self._metrics(row, session.header)
+        if not every:
+            return
+        memory_gb = _memory_gb(session.header.device, keep_peak=totals.captured)
+        self._row.append((totals, memory_gb))
+        if (x + 1) % every == 0 and not loop._should_accumulate():
+            metrics = self._metrics(session.header)
             # A logger of the user's own may know nothing of ranks.
             for logger in trainer.loggers if trainer.is_global_zero else ():
                 try:
-                    if not _numbers_rows(logger):
-                        logger.log_metrics(metrics, step=x)
+                    _log(logger, metrics, x)
                 except Exception as error:  # the others get theirs
                     self.give_up(error)
-            for each in self._beside:
-                waiting = each.waiting()
-                is_same = waiting.shown.steps == row.shown.steps
-                each.keep(metrics if is_same else self._metrics(waiting, session.header), x)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave the loggers as they were."""
-        self._leave()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the loggers as they were; the exception passes through."""
-        self._leave()
-
-    def _leave(self) -> None:
-        left, self._beside = self._beside, []
-        for each in left:
-            each.remove()
-
-    def _metrics(self, row: "_Row", header: Header) -> dict[str, float]:
-        """Return the metrics of some steps, on rank 0 over all ranks."""
-        sums, device, model = row.shown, recorded_device(header), self._model(header)
+    def _metrics(self, header: Header) -> dict[str, float]:
+        """Return the metrics of the steps since the last row, on rank 0 over all ranks."""
+        row, self._row = self._row, []
+        steps, memory = [totals for totals, _ in row], [gb for _, gb in row if gb is not None]
+        sums = StageSums([totals for totals in steps if not totals.captured] or steps)
+        device, model = recorded_device(header), self._model(header)
         peak = self._peak_tflops or (device.tflops if device else None)
-        gb_s = device.gb_s if device else None
-        rates = _mfu(sums, self._parameters, peak, model) | _bandwidth(sums, gb_s, model)
-        own = {**sums.metrics(), **rates}
+        own = {**sums.metrics(), **_mfu(sums, self._parameters, peak, model)}
+        if memory:  # the highest, also where times are left out
+            own["rlprof/peak_memory_gb"] = max(memory)
         try:
             return self._ranks.combined(own, header)
         except Exception as error:  # the connection to the other ranks
@@ -193,95 +159,14 @@ class StageMetrics(Callback):
         self._failed = True
 
 
-class _Row:
-    """Steps that a row is of: those without a capture, and those with one."""
-
-    def __init__(self) -> None:
-        self._sums, self._captured = StageSums(), StageSums()
-
-    def add(self, totals: StepTotals, memory_gb: float | None) -> None:
-        """Add a step."""
-        (self._captured if totals.captured else self._sums).add(totals)
-        for sums in (self._sums, self._captured):  # the highest, also where times are left out
-            sums.reach(memory_gb)
-
-    @property
-    def shown(self) -> StageSums:
-        """Those whose times count."""
-        return self._sums if self._sums.steps else self._captured
-
-
-def _numbers_rows(logger: Any) -> bool:
-    """Tell whether a logger numbers its rows itself, so that one more would move the others."""
-    return "WandbLogger" in {kind.__name__ for kind in type(logger).__mro__}
-
-
-class _Beside:
-    """Metrics that wait for the training's next row in a logger that numbers its rows.
-
-    W&B keeps what is logged with ``commit=False`` for the next row. It is logged just before one
-    that the Trainer logs, or before the next batch, in which the code may log one itself. Metrics
-    that got no row until the next are due are part of those.
-
-    Args:
-        logger: A WandbLogger.
-        give_up: Told what failed; the Trainer, which logs through here, does not hear of it.
-    """
-
-    def __init__(self, logger: Any, give_up: Callable[[Exception], None]) -> None:
-        self._logger, self._give_up = logger, give_up
-        self._row, self._newer = _Row(), _Row()  # since the last row, and since metrics were sent
-        self._kept: dict[str, Any] | None = None
-        self._sent_at: int | None = None  # the number of the next row then
-        self._joined = False
-        self._log = logger.log_metrics
-        self._cover = Cover(logger, "log_metrics", self._send_and_log)
-
-    def add(self, totals: StepTotals, memory_gb: float | None) -> None:
-        """Add a step."""
-        self._row.add(totals, memory_gb)
-        self._newer.add(totals, memory_gb)
-
-    def waiting(self) -> _Row:
-        """Return the steps that are in no row yet."""
-        if self._has_joined():
-            self._row, self._sent_at = self._newer, None
-        return self._row
-
-    def keep(self, metrics: dict[str, float], x: int) -> None:
-        """Keep the metrics of those steps for the next row."""
-        prefix = (
-            f"{found}{self._logger.LOGGER_JOIN_CHAR}" if (found := self._logger._prefix) else ""
-        )
-        own = {f"{prefix}{name}": value for name, value in metrics.items()}
-        self._kept = {**own, "trainer/global_step": x}
-
-    def send(self) -> None:
-        """Let the next row contain what is kept."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            experiment = self._logger.experiment
-            experiment.log(kept, commit=False)
-            self._sent_at, self._newer = experiment.step, _Row()
-
-    def remove(self) -> None:
-        """Give the logger its method back; say if no row came."""
-        self._cover.remove()
-        if self._sent_at is not None and not self._joined and not self._has_joined():
-            log.warning("stage metrics are not in W&B: the training has logged no row there")
-
-    def _has_joined(self) -> bool:
-        if self._sent_at is not None and self._logger.experiment.step > self._sent_at:
-            self._joined = True
-            return True
-        return False
-
-    def _send_and_log(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            self.send()
-        except Exception as error:
-            self._give_up(error)
-        return self._log(*args, **kwargs)
+def _log(logger: Any, metrics: Mapping[str, float], x: int) -> None:
+    """Log a row; W&B, which numbers its rows itself, keeps it for the training's own next one."""
+    if "WandbLogger" not in {kind.__name__ for kind in type(logger).__mro__}:
+        logger.log_metrics(metrics, step=x)
+        return
+    prefix = f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}" if logger._prefix else ""
+    own = {f"{prefix}{name}": value for name, value in metrics.items()}
+    logger.experiment.log({**own, "trainer/global_step": x}, commit=False)
 
 
 def _mfu(
@@ -300,23 +185,6 @@ def _mfu(
         flops, ns = counted_flops(stage, sums.counts, model, size) or (0, 0)
         if ns and peak and 0 <= flops / ns / 1_000 <= peak:
             found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
-    return found
-
-
-def _bandwidth(sums: StageSums, gb_s: float | None, model: Model | None) -> dict[str, float]:
-    """Return the share of the memory's bandwidth that decoding reads at least, of each stage.
-
-    What is above the bandwidth is left out, as in `_mfu`.
-    """
-    found = {}
-    for stage in filter(generates, sums.stages if model and gb_s else ()):
-        tokens, ns = sums.counts.get((stage, "tokens"), (0, 0))
-        samples, _ = sums.counts.get((stage, "samples"), (0, 0))
-        calls = sums.spans.get((stage, "samples"), 0)
-        if model and gb_s and ns and samples and tokens:
-            share = decode_bytes(model, tokens, samples, calls) / ns / gb_s
-            if share <= 1:
-                found[f"rlprof/{stage}_bandwidth"] = share
     return found
 
 

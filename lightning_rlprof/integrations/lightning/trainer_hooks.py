@@ -1,4 +1,4 @@
-"""What a run follows of a Trainer: its profiler, batches, evaluations and progress bar."""
+"""What a run follows of a Trainer: its profiler, batches and progress bar."""
 
 import logging
 from _thread import get_ident
@@ -10,10 +10,12 @@ from types import TracebackType
 from typing import Any
 
 from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.recording.method_wrapping import Replaced
 from lightning_rlprof.recording.open_spans import innermost
 from lightning_rlprof.recording.session import Session
 
-_ABSENT = object()
+log = logging.getLogger(__name__)
+
 # Lightning names an action "[Owner]Class.hook"; only these hooks are worth a span at every step.
 _REGIONS = {
     "train_dataloader_next": "data_fetch",
@@ -29,14 +31,11 @@ _CALLBACK_HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch
 _OURS = "ProfilerCallback"
 _OWNERS = ("[Strategy]", "[_TrainingEpochLoop]")
 _SLOW_NS = 1_000_000
-VERBS = {"validate": "validation", "test": "test", "predict": "predict"}
-"""Verbs of the Trainer, and the name of what each of them does."""
-
 _LONG_NS = 1_000_000_000  # a bar that moves more often shows no stage: it could not be read
 _MOST = 40  # times that the bar is drawn in a step, some 100 µs each
 
 
-class Cover:
+class Cover(Replaced):
     """A method of one object that is ours until `remove`; its class and its equals stay untouched.
 
     A copy of the object, and what is pickled of it, has its own method again: workers of a data
@@ -49,20 +48,10 @@ class Cover:
     """
 
     def __init__(self, owner: Any, name: str, mine: Callable[..., Any]) -> None:
-        self._own, self._name = vars(owner), name
-        self._before = self._own.get(name, _ABSENT)
-        self._mine = _Covering(mine)
-        self._mine.covers = getattr(owner, name)
-        self._own[name] = self._mine
-
-    def remove(self) -> None:
-        """Restore the method, unless other code replaced it since."""
-        if self._own.get(self._name) is not self._mine:
-            return
-        if self._before is _ABSENT:
-            del self._own[self._name]
-        else:
-            self._own[self._name] = self._before
+        super().__init__()
+        covering = _Covering(mine)
+        covering.covers = getattr(owner, name)
+        self.put(owner, name, covering)
 
 
 class _Covering(partial[Any]):
@@ -246,79 +235,6 @@ class Batches:
             except Exception as ours:
                 self._give_up(ours)
         self._inside = False
-
-
-class EvaluationBatches:
-    """Make each batch a step of the run, with all of it in one row, until `remove`.
-
-    Args:
-        session: Whose steps they are.
-        trainer: Who runs them.
-        verb: A key of `VERBS`.
-        watched: Ids of callbacks; a tuner runs batches without all of them, and those are no steps.
-        begin: Called before the first batch.
-        give_up: Told what failed here; the evaluation never hears of it.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        trainer: Any,
-        verb: str,
-        watched: Collection[int],
-        begin: Callable[[], None],
-        give_up: Callable[[Exception], None],
-    ) -> None:
-        name, loop = VERBS[verb], getattr(trainer, f"{verb}_loop")
-        self._trainer, self._watched = trainer, watched
-        self._session, self._marker = session, Marker(name, "region")
-        self._begin, self._give_up = begin, give_up
-        self._run, self._step = loop.run, getattr(trainer.strategy, f"{name}_step")
-        self._covers = [
-            Cover(loop, "run", self._run_all),
-            Cover(trainer.strategy, f"{name}_step", self._run_step),
-        ]
-
-    def remove(self) -> None:
-        """Restore what was covered."""
-        for cover in self._covers:
-            cover.remove()
-
-    def _run_all(self) -> Any:
-        if not self._is_watched():
-            return self._run()
-        self._begin()
-        self._safely(lambda: self._session.expect_step(1))
-        found = self._run()
-        self._safely(lambda: self._session.abandon_step(interrupted=False))
-        return found
-
-    def _run_step(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_watched():
-            return self._step(*args, **kwargs)
-        self._safely(lambda: self._session.begin_step(self._session.step))
-        found = self._step(*args, **kwargs)
-        self._safely(self._end)
-        return found
-
-    def _is_watched(self) -> bool:
-        return any(id(each) in self._watched for each in self._trainer.callbacks)
-
-    def _end(self) -> None:
-        session = self._session
-        start = session.step_start_ns
-        if start is not None:
-            session.record(self._marker, start, session.clock())
-        session.end_step()
-
-    def _safely(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except Exception as error:
-            self._give_up(error)
-
-
-log = logging.getLogger(__name__)
 
 
 class StageOnBar:

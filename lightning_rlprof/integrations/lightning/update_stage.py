@@ -144,7 +144,8 @@ class UpdateStages:
         if self._marked or in_stage():
             return
         self._others = self._others or self._session.buffer.has_stages()
-        arms = self._arms()
+        session = self._session
+        arms = arms_stages(session.config, session.header.rank, session.step)
         if not (self._automatic or arms):
             return
         name, alone = self._name(None), self._captured_alone()
@@ -201,10 +202,6 @@ class UpdateStages:
             [wanted] if isinstance(wanted, str) else wanted
         )
 
-    def _arms(self) -> bool:
-        session = self._session
-        return arms_stages(session.config, session.header.rank, session.step)
-
     def _enter(self, name: str, start: int | None = None, continued: Span | None = None) -> None:
         marker = self._markers.get(name) or self._markers.setdefault(name, LoopMarker(name))
         marker.__enter__()
@@ -226,7 +223,7 @@ class UpdateStages:
         if self._open is not None:
             (marker, span), self._open = self._open, None
             if not self._automatic:  # one capture for all of a training step
-                self._session.keep_windows(_always)
+                self._session.keep_windows(lambda span: True)
             marker.__exit__(None, None, None)
             self._session.buffer.join_late(span)
             if not self._automatic and self._stepped < span.start_ns:  # no optimizer stepped in it
@@ -281,10 +278,6 @@ def check_optimizer_stages(given: Sequence[str], optimizers: Sequence[Any]) -> N
             f"optimizer_stages={given} has {len(given)} stages, but configure_optimizers returned "
             f"{len(optimizers)} optimizers: give one stage for each, in the same order"
         )
-
-
-def _always(span: Span) -> bool:
-    return True
 
 
 def _is_critics(parameter: str) -> bool:

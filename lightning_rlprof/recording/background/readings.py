@@ -464,25 +464,17 @@ def _nvml_device(uuid: str | None) -> tuple[Any, Any]:
     raise OSError(f"no device {uuid} ({described(failed)})")  # type: ignore[arg-type]
 
 
-def _power(nvml: Any, handle: Any) -> Number | Total:
-    """Ask for the energy, whose growth is the mean power; of old GPUs for the power."""
-    try:
-        return Total(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
-    except Exception:
-        return float(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-
-
 def _slowed(reasons: int, nvml: Any, handle: Any) -> int:
     """Return whether one of some reasons lowers the clock."""
-    ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-    ask = ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons  # until 2023
-    return int(bool(ask(handle) & reasons))
+    return int(bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) & reasons))
 
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Number | Total]] = {
     "device_busy_percent": lambda nvml, own: nvml.nvmlDeviceGetUtilizationRates(own).gpu,
     "device_memory_used_bytes": lambda nvml, own: nvml.nvmlDeviceGetMemoryInfo(own).used,
-    "device_power_watts": _power,
+    "device_power_watts": lambda nvml, own: Total(  # The growth of energy is the mean power.
+        nvml.nvmlDeviceGetTotalEnergyConsumption(own) / 1000
+    ),
     "device_clock_mhz": lambda nvml, own: nvml.nvmlDeviceGetClockInfo(own, _SM_CLOCK),
     "device_max_clock_mhz": lambda nvml, own: nvml.nvmlDeviceGetMaxClockInfo(own, _SM_CLOCK),
     "device_temperature_celsius": lambda nvml, own: nvml.nvmlDeviceGetTemperature(own, _OF_GPU),

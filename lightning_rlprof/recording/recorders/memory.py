@@ -12,6 +12,8 @@ from time import perf_counter_ns
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -35,9 +37,7 @@ _COLUMNS = (
 )
 _WIDTH = 1 + len(_COLUMNS)
 _UNKNOWN = -1
-# As many samples of 40 bytes are 40 MB, and close to three hours at the default interval.
 _INTERVAL_MS = 10.0
-_MAX_SAMPLES = 1_000_000
 _STOP_S = 5.0
 _ROWS_AT_ONCE = 10_000
 
@@ -222,20 +222,18 @@ class MemoryTimelineRecorder(Recorder):
     Args:
         kind: The kind of device, as `accelerator.device_kind` names it.
         interval_ms: Time between two samples.
-        most: Samples after which a capture's timeline ends, with a note.
     """
 
-    def __init__(self, kind: str, interval_ms: float, most: int = _MAX_SAMPLES) -> None:
-        self._kind, self._interval_ms, self._most = kind, interval_ms, most
+    def __init__(self, kind: str, interval_ms: float) -> None:
+        self._kind, self._interval_ms = kind, interval_ms
         self._out = Path()
         self._sampler: _Sampler | None = None
 
     def open(self, out: Path) -> None:
         """Start sampling the device that the calling thread uses."""
         self._out = out
-        sampler = _Sampler(self._kind, self._interval_ms / 1000, self._most, self.note)
-        sampler.start()
-        self._sampler = sampler
+        self._sampler = _Sampler(self._kind, self._interval_ms / 1000, self.note)
+        self._sampler.thread.start()
 
     def close(self) -> None:
         """Stop sampling, sample once more, and write the file."""
@@ -244,54 +242,48 @@ class MemoryTimelineRecorder(Recorder):
             return
         sampler.stop()
         make_capture_folder(self._out)
-        names, columns = sampler.known()
+        names, samples = sampler.known()
         units = [name.rpartition("_")[2] for name in names]
         head = {"columns": names, "units": units, "interval_ms": self._interval_ms}
         encode = msgspec.json.Encoder().encode_lines
         with (self._out / _FILE).open("wb") as file:
             file.write(encode([head]))
-            for start in range(0, len(columns[0]), _ROWS_AT_ONCE):
-                part = [column[start : start + _ROWS_AT_ONCE] for column in columns]
-                file.write(encode(list(_rows(part))))
+            for start in range(0, len(samples), _ROWS_AT_ONCE):
+                rows = samples[start : start + _ROWS_AT_ONCE].tolist()
+                file.write(encode([[None if n == _UNKNOWN else n for n in row] for row in rows]))
 
 
 class _Sampler:
     """One capture's thread and its samples, ``_WIDTH`` numbers each."""
 
-    def __init__(self, kind: str, interval_s: float, most: int, note: Notes) -> None:
-        self._kind, self._interval_s, self._most, self._note = kind, interval_s, most, note
+    def __init__(self, kind: str, interval_s: float, note: Notes) -> None:
+        self._kind, self._interval_s, self._note = kind, interval_s, note
         self._index = accelerator.device_index()
         self._numbers = array("q")
         self._end = threading.Event()
         self._failed = False
         # A daemon, since it may be inside a driver that never answers when the process ends.
-        self._thread = threading.Thread(target=self._run, name="rlprof-memory", daemon=True)
-        self.start = self._thread.start
+        self.thread = threading.Thread(target=self._run, name="rlprof-memory", daemon=True)
 
     def stop(self) -> None:
         """Take a last sample on this thread after the other one has ended."""
         self._end.set()
-        self._thread.join(_STOP_S)
-        if self._thread.is_alive():
+        self.thread.join(_STOP_S)
+        if self.thread.is_alive():
             self._note(
                 Code.MEMORY_TIMELINE_CUT,
                 f"the memory timeline stopped: a call into the driver of {self._kind} "
                 "does not return",
             )
-        elif not (self._failed or self._is_full()):
+        elif not self._failed:
             self._sample()
 
-    def known(self) -> tuple[list[str], list["array[int]"]]:
-        """Return the columns of which anything is known, and their names."""
-        numbers = self._numbers[:]  # a thread that hangs may still add to the array
-        names = ["clock_ns"]
-        columns = [numbers[::_WIDTH]]
-        for at, name in enumerate(_COLUMNS, start=1):
-            column = numbers[at::_WIDTH]
-            if max(column, default=_UNKNOWN) != _UNKNOWN:
-                names.append(name)
-                columns.append(column)
-        return names, columns
+    def known(self) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """Return the names of the columns of which anything is known, and the samples in these."""
+        # A copy: a thread that hangs may still add to the array.
+        samples = np.array(self._numbers, np.int64).reshape(-1, _WIDTH)
+        known = [0, *np.flatnonzero((samples[:, 1:] != _UNKNOWN).any(axis=0)) + 1]
+        return [("clock_ns", *_COLUMNS)[at] for at in known], samples[:, known]
 
     def _run(self) -> None:
         try:
@@ -299,18 +291,11 @@ class _Sampler:
                 accelerator.use_device(self._kind, self._index)
             self._sample()
             while not self._end.wait(self._interval_s):
-                if self._is_full():
-                    text = f"the memory timeline ended early, after {self._most:,} samples"
-                    self._note(Code.MEMORY_TIMELINE_CUT, text)
-                    return
                 self._sample()
         except Exception as error:
             self._failed = True
             text = f"the memory timeline ended early ({described(error)})"
             self._note(Code.MEMORY_TIMELINE_CUT, text)
-
-    def _is_full(self) -> bool:
-        return len(self._numbers) >= self._most * _WIDTH
 
     def _sample(self) -> None:
         found: dict[str, int | None] = {**accelerator.memory_bytes(self._kind)}
@@ -318,11 +303,6 @@ class _Sampler:
         values = (found.get(name) for name in _COLUMNS)
         known = (_UNKNOWN if value is None else value for value in values)
         self._numbers.extend((perf_counter_ns(), *known))
-
-
-def _rows(columns: list["array[int]"]) -> Iterator[list[int | None]]:
-    for row in zip(*columns, strict=True):
-        yield [None if value == _UNKNOWN else value for value in row]
 
 
 def build(config: ProfilerConfig, header: Header) -> list[Recorder]:

@@ -1,12 +1,10 @@
 """Mirror spans as MSTX ranges, which the profilers of Ascend NPUs record."""
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.npu_profiler import npu_module
 from lightning_rlprof.records.notes import Code
@@ -24,11 +22,9 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
     """Return the recorder of this rank.
 
     Raises:
-        RecorderError: torch_npu cannot be imported, or has no MSTX.
+        RecorderError: torch_npu cannot be imported.
     """
     npu = npu_module("npu")
-    if not hasattr(npu, "mstx"):
-        raise RecorderError("the installed torch_npu has no MSTX: pip install 'torch_npu>=2.6'")
     stream = npu.current_stream if config.npu.device_ranges else None
     return MstxRecorder(npu.mstx, stream, _why_deaf(config))
 
@@ -49,8 +45,6 @@ class MstxRecorder(Recorder):
     window opens is restarted in it, and what is open when the window closes is ended before.
     Ranges come outside windows, too, for tools that attach from outside: about 1 µs each.
 
-    Versions without domains get ``rlprof::actor_update`` as the message.
-
     Args:
         mstx: The class ``torch_npu.npu.mstx``.
         stream: Returns the stream that ranges are put into, too; None leaves them on the host.
@@ -63,17 +57,13 @@ class MstxRecorder(Recorder):
         self, mstx: Any, stream: Callable[[], Any] | None = None, why_deaf: str = ""
     ) -> None:
         self._mstx, self._stream, self._why_deaf = mstx, stream, why_deaf
-        # Asked for, since versions do not order this: 2.1.0.post13 has domains, 2.5.1 has none.
-        has_domains = "domain" in inspect.signature(mstx.range_start).parameters
-        self._domain = {"domain": _DOMAIN} if has_domains else {}
-        self._prefix = "" if has_domains else f"{_DOMAIN}::"
         self._open: list[_Range] = []
         self._heard_before: list[_Range] = []
         self._told = self._broken = False
 
     def enter(self, name: str, kind: Kind, step: int) -> object:
         """Start a range."""
-        one = _Range(self._prefix + name)
+        one = _Range(name)
         self._start(one)
         self._open.append(one)
         return one
@@ -87,11 +77,11 @@ class MstxRecorder(Recorder):
     def mark(self, name: str, step: int) -> None:
         """Put one instant."""
         if not self._broken:
-            self._mstx.mark(self._prefix + name, **self._domain)
+            self._mstx.mark(name, domain=_DOMAIN)
 
     def open(self, out: Path) -> None:
         """Check whether a tool listens, and restart open ranges that it missed."""
-        canary = _Range(self._prefix + _CANARY)
+        canary = _Range(_CANARY)
         self._start(canary)
         if not canary.number and not self._told:
             self._told = True
@@ -117,7 +107,7 @@ class MstxRecorder(Recorder):
         if self._broken:
             return
         stream = self._stream() if self._stream is not None else None
-        number = self._mstx.range_start(one.message, stream, **self._domain)
+        number = self._mstx.range_start(one.message, stream, domain=_DOMAIN)
         if number is None:  # torch_npu has printed why, and would print it for every span
             self._broken = self._told = True
             self.note(Code.MSTX_NOT_RECORDED, _BROKEN)
@@ -125,7 +115,7 @@ class MstxRecorder(Recorder):
 
     def _end(self, one: "_Range") -> None:
         if one.number:
-            self._mstx.range_end(one.number, **self._domain)
+            self._mstx.range_end(one.number, domain=_DOMAIN)
             one.number = 0
 
 

@@ -10,8 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -46,19 +44,12 @@ _CHOSEN_BY = {
     "msprof_tx": "mstx",
 }
 
-# Which releases know what; post-releases carry back-ports. Only told to people: the signature of
-# what is installed decides.
-_METRICS = "2.1.0.post13, 2.4.0.post4, 2.5.1 and later"
-_NUMA = "2.7.1.post11, 2.9.0.post9, 2.10.0.post7, 2.11.0 and later"
-_OTHERS = "2.1.0.post13, 2.5.1.post1, 2.6.0 and later"
-
 # torch_npu resets what it does not like and prints a line about it.
 _CURES = {
     "aic_metrics": "needs integrated.profile_level: level1 or level2",
     "op_attr": "needs integrated.profile_export_type: db",
     **dict.fromkeys(_FILTERS, "needs integrated.mstx: true"),
 }
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def analyse_captures(
@@ -70,7 +61,7 @@ def analyse_captures(
     """Run ``rlprof ascend parse`` on capture directories and wait; what goes wrong becomes a note.
 
     Not in this process: torch_npu's analysis forks, changes how multiprocessing starts processes,
-    may wait for ever, and takes about a minute per captured step. What it prints is logged.
+    may wait for ever, and takes about a minute per captured step. What it prints is logged then.
 
     Args:
         captures: Directories ``…_ascend_pt``.
@@ -84,16 +75,17 @@ def analyse_captures(
         status, last = _run([*command, *map(str, captures)], timeout_s)
     except OSError as error:
         note(Code.ASCEND_NOT_PARSED, f"parsing could not be started ({error}); {_LATER}")
-        return
-    if status == -signal.SIGKILL:
+    except subprocess.TimeoutExpired:
         note(Code.ASCEND_NOT_PARSED, f"parsing was stopped after {timeout_s:g} s; {_LATER}")
-    elif status:
-        note(Code.ASCEND_NOT_PARSED, f"parsing failed with status {status} ({last}); {_LATER}")
+    else:
+        if status:
+            text = f"parsing failed with status {status} ({last}); {_LATER}"
+            note(Code.ASCEND_NOT_PARSED, text)
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
-    """Log what a command says as it comes; return its status and its last words."""
-    process = subprocess.Popen(
+    """Log what a command says; return its status and its last words."""
+    with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -101,27 +93,17 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
         text=True,
         errors="replace",
         start_new_session=True,
-    )
-    timer = threading.Timer(timeout_s, _kill, [process])
-    timer.daemon = True
-    timer.start()
-    said = deque(["no output"], maxlen=1)
-    assert process.stdout is not None
-    try:
-        with process.stdout as output:
-            for line in filter(str.strip, output):
-                log.info("analyse: %s", line.rstrip())
-                said.append(line.strip())
-        return process.wait(), said[0]
-    finally:  # Ctrl-C, too
-        timer.cancel()
-        if process.poll() is None:
-            _kill(process)
-
-
-def _kill(process: "subprocess.Popen[str]") -> None:
-    with suppress(OSError):  # it has ended
-        os.killpg(process.pid, signal.SIGKILL)
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        finally:  # Ctrl-C, too
+            if process.poll() is None:
+                with suppress(OSError):  # it has ended
+                    os.killpg(process.pid, signal.SIGKILL)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for line in lines:
+        log.info("analyse: %s", line)
+    return process.returncode, lines[-1] if lines else "no output"
 
 
 def build(config: ProfilerConfig, header: Header) -> Recorder:
@@ -299,7 +281,7 @@ def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
     given = _given(config, profiler)
     for name, value in given.items():
         if name not in known:
-            _refuse(f"npu.experimental.{name}", _OTHERS)
+            _refuse(f"npu.experimental.{name}")
         if isinstance(known[name].default, bool) and not isinstance(value, bool):
             raise RecorderError(f"npu.experimental.{name}={value!r} is neither true nor false")
     deep = block.profile_level in ("level1", "level2")
@@ -331,21 +313,18 @@ def _given(config: ProfilerConfig, profiler: Any) -> dict[str, Any]:
         if not getattr(block, needs):
             raise RecorderError(f"npu.experimental.{name} needs integrated.{needs}: true")
     if "host_sys" in given:
-        systems = getattr(profiler, "HostSystem", None)
-        if systems is None:
-            _refuse("npu.experimental.host_sys", _OTHERS)
         names = given["host_sys"] if isinstance(given["host_sys"], list) else [given["host_sys"]]
-        key = "npu.experimental.host_sys"
-        given["host_sys"] = [_member(systems, str(each).upper(), key, _NUMA) for each in names]
+        systems = profiler.HostSystem
+        given["host_sys"] = [_member(systems, str(each).upper(), "host_sys") for each in names]
     if "aic_metrics" in given:
-        name, key = str(given["aic_metrics"]), "npu.experimental.aic_metrics"
-        given["aic_metrics"] = _member(profiler.AiCMetrics, name, key, _METRICS)
+        name = str(given["aic_metrics"])
+        given["aic_metrics"] = _member(profiler.AiCMetrics, name, "aic_metrics")
     return given
 
 
-def _member(enum: Any, name: str, key: str, releases: str) -> Any:
+def _member(enum: Any, name: str, key: str) -> Any:
     if not hasattr(enum, name):
-        _refuse(f"{key} {name}", releases)
+        _refuse(f"npu.experimental.{key} {name}")
     return getattr(enum, name)
 
 
@@ -363,10 +342,9 @@ def _comparable(value: Any) -> Any:
     return sorted(value) if isinstance(value, list) else [value]
 
 
-def _refuse(what: str, releases: str) -> NoReturn:
+def _refuse(what: str) -> NoReturn:
     raise RecorderError(
-        f"{what} is not known to the installed torch_npu: leave it out, or install a version that "
-        f"has it ({releases})"
+        f"{what} is not known to the installed torch_npu: leave it out, or install a newer version"
     )
 
 
@@ -376,7 +354,6 @@ def npu_module(name: str) -> Any:
     Raises:
         RecorderError: torch_npu or CANN is missing or broken.
     """
-    before = os.environ.get(_AUTOLOAD)
     try:
         return import_module(f"torch_npu.{name}")
     except Exception as error:  # without CANN: ImportError, RuntimeError, and a bare Exception, too
@@ -385,9 +362,3 @@ def npu_module(name: str) -> Any:
             f"torch_npu on a machine with CANN is required ({reason[0]}): "
             'pip install "lightning-rlprof[npu]", and source set_env.sh of CANN'
         ) from error
-    finally:
-        # A failed import leaves this at 0, and child processes would inherit that.
-        if before is None:
-            os.environ.pop(_AUTOLOAD, None)
-        else:
-            os.environ[_AUTOLOAD] = before

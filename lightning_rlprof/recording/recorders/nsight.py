@@ -67,7 +67,12 @@ class NsightRecorder(Recorder):
         if not self._captures and not _attached():
             self.note(Code.NSYS_ABSENT, f"{_ALONE}, {_CURE}")
             self.why_nothing = _ALONE
-        domain, event = _range()
+        import nvtx
+
+        domain = nvtx.get_domain(_DOMAIN)
+        # nvtx registers the message. nsys opens no capture by one that is not registered, as those
+        # of torch.cuda.nvtx are.
+        event = domain.get_event_attributes(message=_RANGE)
         # Asked beforehand: without CUDA torch has five exceptions for the calls.
         self._cuda = torch.cuda.is_available()
         if self._cuda:
@@ -122,13 +127,3 @@ class NsightRecorder(Recorder):
 
 def _attached() -> bool:
     return "NSYS_PROFILING_SESSION_ID" in os.environ
-
-
-def _range() -> tuple[Any, Any]:
-    """Return the NVTX domain and the event of the range; where no tool listens they do nothing."""
-    import nvtx
-
-    domain = nvtx.get_domain(_DOMAIN)
-    # nvtx registers the message. nsys opens no capture by one that is not registered, as those of
-    # torch.cuda.nvtx are.
-    return domain, domain.get_event_attributes(message=_RANGE)

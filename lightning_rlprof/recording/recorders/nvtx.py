@@ -3,11 +3,10 @@
 import asyncio
 import os
 import zlib
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
@@ -74,7 +73,7 @@ class NvtxRecorder(Recorder):
         rank: The payload of ``rlprof.rank``.
 
     Raises:
-        RecorderError: The package ``nvtx`` is not installed, or is too old.
+        RecorderError: The package ``nvtx`` is not installed.
     """
 
     always = True
@@ -82,7 +81,6 @@ class NvtxRecorder(Recorder):
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
         self._domain = _domain()
-        self._calls = _calls(self._domain)
         self._events: dict[tuple[str, Kind | None], Any] = {}
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
@@ -93,10 +91,10 @@ class NvtxRecorder(Recorder):
         rank = self._event("rlprof.rank", None, self._rank)
         if rank is None:
             return
-        self._calls.mark(rank)
+        self._domain.mark(rank)
         clock = self._event("rlprof.clock", None, 0)
         clock.payload = time_ns()
-        self._calls.mark(clock)
+        self._domain.mark(clock)
 
     def enter(self, name: str, kind: Kind, step: int) -> object:
         """Push a range, or start one inside an asyncio loop."""
@@ -104,22 +102,22 @@ class NvtxRecorder(Recorder):
         if event is None:
             return None
         if asyncio._get_running_loop() is None:
-            self._calls.push(event)
+            self._domain.push_range(event)
             return None
-        return self._calls.start(event)
+        return self._domain.start_range(event)
 
     def exit(self, token: object) -> None:
         """Pop the range, or end it by its id."""
         if token is None:
-            self._calls.pop()
+            self._domain.pop_range()
         else:
-            self._calls.end(token)
+            self._domain.end_range(token)
 
     def mark(self, name: str, step: int) -> None:
         """Mark an instant."""
         event = self._event(name, "mark", step)
         if event is not None:
-            self._calls.mark(event)
+            self._domain.mark(event)
 
     def _event(self, name: str, kind: Kind | None, payload: int) -> Any:
         """Return the one object of a name and kind with this payload; None without a listener."""
@@ -145,34 +143,6 @@ class NvtxRecorder(Recorder):
         self.exit = base.exit  # type: ignore[method-assign, assignment]
 
 
-class _Calls(NamedTuple):
-    """The five calls of a domain."""
-
-    push: Callable[[Any], object]
-    pop: Callable[[], object]
-    start: Callable[[Any], object]
-    end: Callable[[Any], object]
-    mark: Callable[[Any], object]
-
-
-def _calls(domain: Any) -> _Calls:
-    if hasattr(domain, "push_range"):
-        return _Calls(
-            domain.push_range, domain.pop_range, domain.start_range, domain.end_range, domain.mark
-        )
-    # nvtx 0.2.11, the last that old versions of Nsight hear, has them in a module alone.
-    from nvtx._lib import lib
-
-    handle = domain.handle
-    return _Calls(
-        lambda event: lib.push_range(event, handle),
-        lambda: lib.pop_range(handle),
-        lambda event: lib.start_range(event, handle),
-        lib.end_range,
-        lambda event: lib.mark(event, handle),
-    )
-
-
 def _domain() -> Any:
     try:
         import nvtx
@@ -180,11 +150,6 @@ def _domain() -> Any:
         raise RecorderError(
             "NVTX ranges need the package nvtx, which is not installed; pip install nvtx"
         ) from error
-    if not hasattr(nvtx, "get_domain"):
-        raise RecorderError(
-            f"NVTX ranges need nvtx 0.2.11 or newer, but {metadata.version('nvtx')} "
-            f"is installed; pip install 'nvtx>=0.2.13'"
-        )
     return nvtx.get_domain(_DOMAIN)
 
 
@@ -198,5 +163,5 @@ def _why_unheard() -> str | None:
     return (
         f"a profiler is attached ({attached[0]} is set) but gets no NVTX ranges: it "
         f"does not trace NVTX, or is too old for nvtx {metadata.version('nvtx')}; "
-        "use nsys 2025.3 or newer with nvtx in --trace, or pip install nvtx==0.2.11"
+        "use nsys 2025.3 or newer with nvtx in --trace"
     )

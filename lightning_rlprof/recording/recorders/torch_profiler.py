@@ -8,6 +8,7 @@ thread, and compressed on others in bounded memory.
 import ctypes
 import gc
 import logging
+import math
 import os
 import re
 import threading
@@ -28,12 +29,13 @@ from torch.profiler.profiler import _KinetoProfile
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError, described
+from lightning_rlprof.recording.background.readings import HostFiles, host_parts
 from lightning_rlprof.recording.open_spans import OwnName
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.records.notes import Code, Fact, Level, Notes
 from lightning_rlprof.records.records import STAGES, Header, Kind
 from lightning_rlprof.records.run_directory import make_capture_folder
-from lightning_rlprof.system.process import give_back
+from lightning_rlprof.system.process import give_back, resident_bytes
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +57,6 @@ _CHECK_S = 0.2  # A check takes up to 2 ms.
 # These stages step no optimizer.
 _NO_MINI_BATCHES = set(STAGES) - {"actor_update", "critic_update"}
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _PROBE = 1 << 16
 
 # Underscores part the fields of a name; the folder's and the role's own must not look like them.
@@ -112,11 +111,6 @@ def set_injection_aside(environment: MutableMapping[str, str] = os.environ) -> s
         f"{_INJECTION}={named} was replaced: its tool would take CUPTI from torch.profiler; "
         f"{_KEEP[0]}=1 keeps it"
     )
-    if torch.cuda.is_initialized():
-        text += (
-            "; CUDA is already initialized, so this may be too late: unset the variable "
-            "before the training starts"
-        )
     log.warning("%s", text)
     return text
 
@@ -166,8 +160,8 @@ class TorchProfilerRecorder(Recorder):
             self._remark = set_injection_aside()
         self._out = Path()
         self._window: TorchWindow | None = None
-        self._memory = HostMemory()
-        self._exporter = TraceExporter(self._tell, self._memory.release)
+        self._used = memory_count()
+        self._exporter = TraceExporter(self._tell)
 
     def __reduce__(self) -> tuple[Callable[..., Recorder], tuple[ProfilerConfig, Header, int]]:
         return (TorchProfilerRecorder, (self._config, self._header, self._max_events))
@@ -253,7 +247,7 @@ class TorchProfilerRecorder(Recorder):
         """Return the budget of a profiler that starts now."""
         shapes = self._config.integrated.profile_record_shapes
         size = event_bytes(with_stack=self._with_stack, record_shapes=shapes)
-        return Budget(self._memory, size, self._max_events, self.max_bytes())
+        return Budget(self._used, size, self._max_events, self.max_bytes())
 
     def max_bytes(self) -> int | None:
         """Return the most that stopping may take: this rank's part of half of what is available."""
@@ -280,7 +274,7 @@ class TorchProfilerRecorder(Recorder):
         if cycle.taken:
             text = f"{name} was not written: another torch profiler ran during the capture"
             self.note(Code.TRACE_LOST, text, trace=name)
-            self._memory.release(held)
+            release(held)
             return
         self._exporter.write(held, self._out / name, kernels=self._on_device)
 
@@ -470,7 +464,7 @@ class TorchWindow:
         if self.scheduled:
             last = self.mini_batches - 1  # without the current one, which is not complete
             cycle.batches = f"mb{cycle.first}" + (f"-{last}" if last > cycle.first else "")
-        cycle.device_full = _device_is_full()
+        cycle.device_full = bool(getattr(torch.autograd, "_is_kineto_stopped", bool)())
         cycle.taken = not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         if not cycle.taken:  # otherwise torch 2.6 refuses to stop it
             cycle.profiler.stop_trace()
@@ -506,10 +500,6 @@ def _end_open_rows() -> None:
             one.__exit__(None, None, None)
 
 
-def _device_is_full() -> bool:
-    return bool(getattr(torch.autograd, "_is_kineto_stopped", bool)())
-
-
 def event_bytes(*, with_stack: bool, record_shapes: bool) -> tuple[int, int]:
     """Return the bytes of an event while it is recorded, and those that stopping adds.
 
@@ -521,30 +511,24 @@ def event_bytes(*, with_stack: bool, record_shapes: bool) -> tuple[int, int]:
     return (150, 1_450) if with_stack else (200, 1_300)
 
 
-def available_bytes() -> int | None:
+def available_bytes(root: Path = Path("/")) -> int | None:
     """Return the host memory in bytes that this process could still get; None if not on Linux.
 
     That is the host's available memory, or the rest of the container's limit if that is less.
+
+    Args:
+        root: Where ``/proc`` and ``/sys`` are.
     """
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-        found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    except (OSError, IndexError, ValueError):
-        return None
-    host = found.get("MemAvailable")
-    container = _container_bytes()
-    return container if host is None or (container is not None and container < host) else host
-
-
-def _container_bytes() -> int | None:
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # no container, or "max"
-        return None
-    cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-    return max(0, limit - used + cached)
+    files, found = HostFiles(root), dict[str, float]()
+    for part in host_parts(files):
+        if part.name in ("host memory", "memory limit"):
+            with suppress(OSError, KeyError, ValueError):
+                found |= part.read().values
+    files.close()
+    free = found.get("host_available_bytes", math.inf)
+    limit = found.get("container_memory_limit_bytes", math.inf)
+    least = min(free, max(limit - found.get("container_memory_bytes", 0), 0))
+    return None if least == math.inf else int(least)
 
 
 class _Mallinfo(ctypes.Structure):
@@ -559,26 +543,24 @@ class _Mallinfo(ctypes.Structure):
     )
 
 
-class HostMemory:
-    """Memory allocated by this process, as its allocator counts it.
+def release(held: list[Any]) -> None:
+    """Clear a list and return its memory to the host.
+
+    Freeing a stopped capture takes about 1 µs per event and holds the GIL. Without
+    `give_back` glibc would keep nearly all of the memory.
+    """
+    held.clear()
+    give_back()
+
+
+def memory_count() -> Callable[[], int | None]:
+    """Return what counts the bytes that this process has, in 0.03 to 2 ms; None if not on Linux.
 
     glibc's count is exact. It excludes large blocks (above 128 KiB to 32 MiB) that are mapped one
     by one: a training's tensors are such blocks, events never are. With another allocator, the
     resident memory is used. That was up to 17 times too high: it includes the gaps between blocks.
     """
-
-    def __init__(self) -> None:
-        self.used: Callable[[], int | None] = _glibc() or _anonymous
-        """Returns the bytes, in 0.03 to 2 ms; None if not on Linux."""
-
-    def release(self, held: list[Any]) -> None:
-        """Clear a list and return its memory to the host.
-
-        Freeing a stopped capture takes about 1 µs per event and holds the GIL. Without
-        `give_back` glibc would keep nearly all of the memory.
-        """
-        held.clear()
-        give_back()
+    return _glibc() or resident_bytes
 
 
 def _glibc() -> Callable[[], int] | None:
@@ -593,36 +575,30 @@ def _glibc() -> Callable[[], int] | None:
     return (lambda: int(ask().uordblks)) if grown >= len(probe) else None
 
 
-def _anonymous() -> int | None:
-    """Return the anonymous resident memory of this process, in bytes."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            _, resident, shared, *_ = statm.read().split()
-            return (int(resident) - int(shared)) * _PAGE
-    except (OSError, ValueError):
-        return None
-
-
 class Budget:
     """The maximum number of events of one capture, which starts now.
 
     Args:
-        memory: The memory of this process.
+        used: Counts the memory of this process, see `memory_count`.
         size: Bytes per event, from `event_bytes`.
         max_events: Maximum number of events.
         max_bytes: Maximum bytes that stopping may allocate; None for no limit.
     """
 
     def __init__(
-        self, memory: HostMemory, size: tuple[int, int], max_events: int, max_bytes: int | None
+        self,
+        used: Callable[[], int | None],
+        size: tuple[int, int],
+        max_events: int,
+        max_bytes: int | None,
     ) -> None:
-        self._memory, self._size = memory, size
+        self._used, self._size = used, size
         self._max_events, self._max_bytes = max_events, max_bytes
-        self._start = memory.used()
+        self._start = used()
 
     def exceeded(self) -> str | None:
         """Return which limit is exceeded, as text; None while the events fit."""
-        now = self._memory.used()
+        now = self._used()
         if now is None or self._start is None:
             return None
         recorded, stopped = self._size
@@ -668,24 +644,6 @@ def trace_name(window: str, role: str, rank: int, world_size: int, batches: str 
     return "_".join(field for field in fields if field) + ".pt.trace.json.gz"
 
 
-def unused(path: Path) -> Path:
-    """Return the path, or if it is taken the first of ``…-2.pt.trace.json.gz``, ``-3``, and so on.
-
-    A plain file beside it takes it, too: that is a trace on its way into it.
-
-    Example::
-
-        >>> unused(Path("step-000003.pt.trace.json.gz"))
-        PosixPath('step-000003.pt.trace.json.gz')
-    """
-    stem, dot, suffix = path.name.partition(".pt.trace.")
-    number = 1
-    while path.exists() or path.with_suffix("").exists():
-        number += 1
-        path = path.with_name(f"{stem}-{number}{dot}{suffix}")
-    return path
-
-
 class TraceExporter:
     """Write traces on the calling thread, and compress them on threads that end with them.
 
@@ -696,11 +654,10 @@ class TraceExporter:
 
     Args:
         note: Tells the run's reader what went wrong; from any thread.
-        release: Frees what a list holds.
     """
 
-    def __init__(self, note: Notes, release: Callable[[list[Any]], None]) -> None:
-        self._note, self._release = note, release
+    def __init__(self, note: Notes) -> None:
+        self._note = note
         self._last: threading.Thread | None = None
         self._told = False
 
@@ -709,10 +666,9 @@ class TraceExporter:
 
         Args:
             held: The stopped torch profiler, alone in a list that is emptied when it is written.
-            path: Where to; a number is added to a name that is taken.
+            path: Where to.
             kernels: It should hold some, and its reader is told where it does not.
         """
-        path = unused(path)
         plain = path.with_suffix("")
         try:
             held[0].export_chrome_trace(str(plain))
@@ -720,7 +676,7 @@ class TraceExporter:
             self._lost(path, error)
             return
         finally:
-            self._release(held)
+            release(held)
         self._last = threading.Thread(
             target=self._compress, args=(plain, path, kernels, self._last), name="rlprof-compress"
         )

@@ -1,4 +1,4 @@
-"""A strict fake of torch_npu in seven versions, made from `contract.json`; it proves calls alone.
+"""A strict fake of torch_npu in five versions, made from `contract.json`; it proves calls alone.
 
 Signatures, enums and exports are those of each version's source, so that an unknown keyword is a
 TypeError. Like the real one it never raises for what it cannot do: it prints, resets or returns 0.

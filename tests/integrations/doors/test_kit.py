@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from lightning_rlprof.integrations.doors.kit import Kit
-from lightning_rlprof.integrations.doors.transformers import _callback
+from lightning_rlprof.integrations.doors.transformers import _Hooks
 
 
 def _fails(*given: object) -> None:
@@ -27,8 +27,9 @@ def test_a_hook_with_arguments_of_its_own_is_named_like_its_function(caplog):
 
 
 def test_each_event_of_transformers_that_fails_is_said_by_its_name(caplog):
-    callback = _callback(object)()
-    callback.rlprof_training = None
-    for event in ("on_step_begin", "on_optimizer_step", "on_step_end", "on_step_begin"):
+    callback = _Hooks()
+    callback.session = 1  # type: ignore[assignment]
+    for event in ("on_step_begin", "on_step_end", "on_train_end", "on_step_begin"):
         assert getattr(callback, event)(None, None, None, model=None) is None
-    assert names(caplog) == ["on_step_begin", "on_optimizer_step", "on_step_end"]
+    events = ["on_step_begin", "on_step_end", "on_train_end"]
+    assert names(caplog) == [f"_Hooks.{event}" for event in events]

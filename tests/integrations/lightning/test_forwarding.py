@@ -91,7 +91,7 @@ def test_every_hook_can_be_forwarded(package: Any, style: str, tmp_path: Path) -
     for verb in ("validate", "test", "predict"):
         held, callback = made()
         getattr(make_trainer(held, **options), verb)(module_of(package), loader())
-        assert trace_of(callback).status == "finished"
+        assert callback.run is None
         called |= held.called
 
     held, callback = made()

@@ -14,8 +14,6 @@ import torch
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_rlprof.analysis.efficiency.peak_flops import Peak
-from lightning_rlprof.analysis.efficiency.throughput import decode_bytes
 from lightning_rlprof.analysis.models.flops import forward
 from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.errors import ConfigError
@@ -246,34 +244,6 @@ def test_mfu_follows_from_the_model_that_the_configuration_names(tmp_path: Path)
         pytest.approx(flops / seconds(trace, "actor_update", at) / 1e18, rel=1e-5)
         for at in range(4)
     ]
-
-
-class Generates(Tiny):
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
-        for _ in range(2):  # two calls of an engine in a step
-            with annotations.stage("actor_generate", tokens=40, samples=4):
-                pass
-        return super().training_step(batch, batch_idx)
-
-
-def test_bandwidth_of_decoding_is_that_of_throughput(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fast = Peak("cpu", "cpu", 1.0, 1e9, 1, "a test")
-    monkeypatch.setattr(stage_metrics, "recorded_device", lambda header: fast)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(MODELS["llama"]))
-    callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"), model=str(path))
-    logger = TensorBoardLogger(tmp_path / "logs", name="", version="")
-    make_trainer(callback, StageMetrics(), logger=logger).fit(Generates(), loader())
-    values = [value for _, value in Logged(tmp_path / "logs").of("rlprof/actor_generate_bandwidth")]
-    trace = trace_of(callback)
-    read = decode_bytes(read_model(path), 80, 8, 2)
-    spent = [
-        seconds(trace, "actor_generate", 2 * at) + seconds(trace, "actor_generate", 2 * at + 1)
-        for at in range(4)
-    ]
-    assert values == [pytest.approx(read / each / 1e18, rel=1e-5) for each in spent]
 
 
 def test_a_model_of_an_unknown_type_is_said_once(tmp_path: Path, caplog: Any) -> None:

@@ -52,10 +52,6 @@ class Nvml:
         self._check(handle)
         return 7_000_500  # mJ
 
-    def nvmlDeviceGetPowerUsage(self, handle: object) -> int:
-        self._check(handle)
-        return 650_000  # mW
-
     def nvmlDeviceGetClockInfo(self, handle: object, kind: int) -> int:
         self._check(handle)
         return {0: 1, 1: 1410, 2: 2}[kind]
@@ -135,26 +131,6 @@ def test_a_pynvml_that_lacks_functions_loses_only_these_metrics_on_a_double(
         names = {*part.read().values}
         assert len(names) == 4
         assert not any("throttled" in name or "temperature" in name for name in names)
-
-
-def test_an_older_pynvml_has_reasons_by_their_old_name_on_a_double(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = Nvml.nvmlDeviceGetCurrentClocksEventReasons
-    hide(monkeypatch, "nvmlDeviceGetCurrentClocksEventReasons")
-    monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", old, raising=False)
-    nvml.reasons = 0x40
-    assert read().values["device_thermal_throttled"] == 1
-
-
-def test_a_gpu_that_counts_no_energy_has_its_power_on_a_double(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unsupported(self: Nvml, handle: object) -> int:
-        raise NVMLError("Not Supported")
-
-    monkeypatch.setattr(Nvml, "nvmlDeviceGetTotalEnergyConsumption", unsupported)
-    assert read().values["device_power_watts"] == 650.0
 
 
 def test_a_slice_of_a_gpu_is_found_on_a_double(nvml: Nvml) -> None:

@@ -590,16 +590,6 @@ def test_it_samples_the_device_that_the_training_thread_uses(
     assert chosen == [("cuda", 3, "rlprof-memory")]
 
 
-def test_a_timeline_that_is_full_ends_with_a_note(tmp_path: Path) -> None:
-    recorder = MemoryTimelineRecorder("cpu", 0.01, most=3)
-    notes, noted = memory_timeline_noting(recorder)
-    recorder.open(tmp_path)
-    assert noted.wait(30)
-    recorder.close()
-    assert len(memory_timeline_read(tmp_path)[1]) == 3
-    assert notes == ["warning: the memory timeline ended early, after 3 samples"]
-
-
 def test_a_question_that_fails_ends_the_timeline_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

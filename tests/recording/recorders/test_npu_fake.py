@@ -63,16 +63,6 @@ def test_an_unknown_keyword_is_a_type_error(version: str, monkeypatch: pytest.Mo
         profiler.tensorboard_trace_handler("x", banana=1)
 
 
-def test_before_lists_of_formats_a_list_becomes_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = install(monkeypatch, "2.1.0.post8")
-    profiler = importlib.import_module("torch_npu.profiler")
-    assert profiler._ExperimentalConfig(export_type=["text", "db"])._export_type == "text"
-    assert device.printed == ["Invalid parameter export_type: ['text', 'db'], reset it to text."]
-    install(monkeypatch, "2.5.1")
-    profiler = sys.modules["torch_npu.profiler"]
-    assert profiler._ExperimentalConfig(export_type=["text", "db"])._export_type == ["text", "db"]
-
-
 GATES: list[tuple[dict[str, Any], bool]] = [
     ({}, True),
     ({"activities": [Activity.CPU]}, False),

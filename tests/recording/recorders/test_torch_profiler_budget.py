@@ -197,7 +197,7 @@ def test_if_memory_use_is_unknown_nothing_ends(
 
     monkeypatch.setattr(Budget, "exceeded", look)
     recorder = Noted(*options(), max_events=1)
-    recorder._memory.used = lambda: None
+    recorder._used = lambda: None
     recorder.open(tmp_path / "window")
     torch.ones(2)
     check(recorder)

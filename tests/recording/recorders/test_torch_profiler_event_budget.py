@@ -8,10 +8,12 @@ import pytest
 from lightning_rlprof.recording.recorders import torch_profiler as event_budget
 from lightning_rlprof.recording.recorders.torch_profiler import (
     Budget,
-    HostMemory,
     available_bytes,
     event_bytes,
+    memory_count,
+    release,
 )
+from lightning_rlprof.system.process import resident_bytes
 
 SIZE = (200, 1_300)
 
@@ -27,7 +29,7 @@ class Used:
 
 
 def budget(*used: int | None, events: int = 1_000, most: int | None = None) -> Budget:
-    return Budget(Used(*used), SIZE, events, most)  # type: ignore[arg-type]
+    return Budget(Used(*used).used, SIZE, events, most)
 
 
 def test_events_are_the_growth_by_their_size() -> None:
@@ -61,25 +63,24 @@ def test_contents_make_events_bigger() -> None:
 
 
 def test_memory_in_use_grows_by_what_is_kept_and_shrinks_when_it_is_released() -> None:
-    memory = HostMemory()
-    before = memory.used()
+    used = memory_count()
+    before = used()
     assert before is not None
     held = [bytes(1_000) for _ in range(10_000)]  # each in a block of malloc's
-    grown = (memory.used() or 0) - before
+    grown = (used() or 0) - before
     assert 10_000_000 <= grown < 12_000_000
-    memory.release(held)
+    release(held)
     assert held == []
-    assert (memory.used() or 0) - before < 1_000_000
+    assert (used() or 0) - before < 1_000_000
 
 
 def test_released_memory_goes_back_to_the_host_though_some_behind_it_is_kept() -> None:
-    memory = HostMemory()
     held = [bytes(1_000) for _ in range(50_000)]
     behind = [bytes(1_000) for _ in range(100)]
-    before = event_budget._anonymous()
+    before = resident_bytes()
     assert before is not None
-    memory.release(held)
-    assert before - (event_budget._anonymous() or 0) > 40_000_000
+    release(held)
+    assert before - (resident_bytes() or 0) > 40_000_000
     assert len(behind) == 100
 
 
@@ -87,59 +88,48 @@ def test_another_allocator_is_asked_by_its_resident_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(event_budget, "_glibc", lambda: None)
-    memory = HostMemory()
-    before = memory.used()
+    used = memory_count()
+    before = used()
     assert before is not None
     assert before > 10_000_000
     held = bytearray(50_000_000)
-    assert 45_000_000 < (memory.used() or 0) - before < 60_000_000
+    assert 45_000_000 < (used() or 0) - before < 60_000_000
     assert len(held) == 50_000_000
 
 
-def files(folder: Path, meminfo: str | None, **cgroup: str) -> None:
-    if meminfo is not None:
-        (folder / "meminfo").write_text(meminfo)
-    for name, text in cgroup.items():
-        (folder / name.replace("_", ".")).write_text(text)
-
-
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(event_budget, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(event_budget, "_CGROUP", tmp_path)
-    return tmp_path
-
-
-MEMINFO = "MemTotal:       100 kB\nMemAvailable:    40 kB\nHugePages_Total:       0\n"
-STAT = "anon 5\ninactive_file 1024\nactive_file 7\n"
-
-
 @pytest.mark.parametrize(
-    ("meminfo", "cgroup", "expected"),
-    [
-        (MEMINFO, {}, 40 * 1024),
-        (MEMINFO, {"memory_max": "max\n", "memory_current": "9\n"}, 40 * 1024),
-        (
-            MEMINFO,
-            {"memory_max": "20480\n", "memory_current": "10240\n", "memory_stat": STAT},
-            11 * 1024,
-        ),
-        (
-            MEMINFO,
-            {"memory_max": "20480000\n", "memory_current": "0\n", "memory_stat": STAT},
-            40 * 1024,
-        ),
-        (MEMINFO, {"memory_max": "1\n", "memory_current": "9999\n", "memory_stat": ""}, 0),
-        ("MemTotal: 100 kB\n", {}, None),
-        ("nonsense\n", {}, None),
-        (None, {}, None),
-    ],
+    ("limit", "expected"),
+    [(None, 40), ("max", 40), ("20480", 11), ("20480000", 40), ("1", 0)],
 )
 def test_available_is_what_the_host_has_and_the_container_allows(
-    meminfo: str | None, cgroup: dict[str, str], expected: int | None, host: Path
+    limit: str | None, expected: int, tmp_path: Path
 ) -> None:
-    files(host, meminfo, **cgroup)
-    assert available_bytes() == expected
+    write_files(tmp_path, {"/proc/meminfo": "MemTotal: 100 kB\nMemAvailable:    40 kB\n"})
+    if limit is not None:
+        stat = "anon 5\ninactive_file 1024\nactive_file 7\n"
+        group = {"max": limit, "current": "10240", "stat": stat}
+        write_files(
+            tmp_path, {f"/sys/fs/cgroup/memory.{name}": text for name, text in group.items()}
+        )
+        write_files(
+            tmp_path,
+            {
+                "/proc/self/cgroup": "0::/\n",
+                "/proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            },
+        )
+    assert available_bytes(tmp_path) == expected * 1024
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_off_linux_nothing_is_available(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) is None
 
 
 def test_this_host_has_memory_available() -> None:

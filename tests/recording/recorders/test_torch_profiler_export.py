@@ -21,7 +21,6 @@ from lightning_rlprof.recording.recorders.torch_profiler import (
     compress,
     label,
     trace_name,
-    unused,
 )
 from lightning_rlprof.records.notes import level_of
 from tests.builders.recorder_traces import Noted, events_of, forward, options
@@ -46,7 +45,7 @@ class Exports:
     def __init__(self) -> None:
         self.notes: list[tuple[str, str]] = []
         self.exporter = TraceExporter(
-            lambda code, text, **facts: self.notes.append((level_of(code), text)), list.clear
+            lambda code, text, **facts: self.notes.append((level_of(code), text))
         )
 
     def write(self, trace: Any, path: Path, *, kernels: bool = False) -> list[Any]:
@@ -102,24 +101,13 @@ def test_compressing_runs_on_a_thread_of_its_own_one_trace_after_the_other(
         assert len(events_of(path)) > 5
 
 
-def test_nothing_is_overwritten(exports: Exports, tmp_path: Path) -> None:
-    for number in range(3):
-        exports.write(Text(f'{{"number": {number}}}'), tmp_path / NAME)
-    exports.exporter.finish()
-    found = {path.name: gzip.decompress(path.read_bytes()) for path in tmp_path.iterdir()}
-    assert found == {
-        NAME: b'{"number": 0}',
-        "window-2.pt.trace.json.gz": b'{"number": 1}',
-        "window-3.pt.trace.json.gz": b'{"number": 2}',
-    }
-
-
 def test_a_device_trace_without_a_kernel_is_told_once_as_a_warning(
     exports: Exports, tmp_path: Path
 ) -> None:
-    for kernels in (True, True, False):
-        exports.write(Text('{"cat": "kernels"}'), tmp_path / NAME, kernels=kernels)
-    exports.write(Text(KERNEL), tmp_path / NAME, kernels=True)
+    names = NAME, "2.pt.trace.json.gz", "3.pt.trace.json.gz"
+    for name, kernels in zip(names, (True, True, False), strict=True):
+        exports.write(Text('{"cat": "kernels"}'), tmp_path / name, kernels=kernels)
+    exports.write(Text(KERNEL), tmp_path / "4.pt.trace.json.gz", kernels=True)
     exports.exporter.finish()
     assert [level for level, _ in exports.notes] == ["warning"]
     assert exports.notes[0][1].startswith(
@@ -257,12 +245,3 @@ def test_labels_hold_nothing_that_a_file_system_or_a_shell_minds(text: str) -> N
 
 def test_labels_keep_what_can_be_kept() -> None:
     assert label("step-000001-lr=1e+3.v2") == "step-000001-lr=1e+3.v2"
-
-
-def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
-    path = tmp_path / "window_pid4.pt.trace.json.gz"
-    assert unused(path) == path
-    path.touch()
-    assert unused(path).name == "window_pid4-2.pt.trace.json.gz"
-    (tmp_path / "window_pid4-2.pt.trace.json").touch()  # on its way into a .gz
-    assert unused(path).name == "window_pid4-3.pt.trace.json.gz"

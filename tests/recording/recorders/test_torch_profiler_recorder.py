@@ -68,15 +68,6 @@ def test_it_stays_where_it_is_wanted(variables: dict[str, str]) -> None:
     assert variables == before
 
 
-def test_once_cuda_runs_it_is_too_late_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    text = set_injection_aside({LIBRARY: "/old/libtool.so"})
-    assert (text or "").endswith(
-        "CUDA is already initialized, so this may be too late: unset the variable "
-        "before the training starts"
-    )
-
-
 def test_under_an_nsys_that_traces_cuda_the_gpu_is_refused() -> None:
     with pytest.raises(
         RecorderError, match=r"CUPTI serves one profiler.*integrated\.profile_with_npu"
@@ -289,7 +280,7 @@ def test_a_window_leaves_no_thread_behind(tmp_path: Path) -> None:
 @pytest.mark.deep
 def test_the_events_of_a_window_are_freed_when_it_closes(tmp_path: Path) -> None:
     recorder = Noted(*options())
-    used = recorder._memory.used
+    used = recorder._used
 
     def work() -> None:
         for _ in range(20_000):
