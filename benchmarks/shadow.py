@@ -144,8 +144,7 @@ def _report(quick: bool) -> Report:
     core = (process_time_ns() - cpu) / (perf_counter_ns() - wall)
     facts = [
         f"Real loop, shadow steps: {100 * found.share:+.2f} points "
-        f"({100 * found.low:+.2f} … {100 * found.high:+.2f}, {found.pairs:,} pairs), "
-        f"ends of steps, timed directly, {100 * found.step_ends:.2f} in the mean",
+        f"({100 * found.low:+.2f} … {100 * found.high:+.2f}, {found.pairs:,} pairs)",
         f"Real loop, A/B: {100 * share:+.2f} points ({100 * low:+.2f} … {100 * high:+.2f})",
     ]
     columns = [f"{runs} runs with known truth", "error of 95 % of them, points", "mean error"]

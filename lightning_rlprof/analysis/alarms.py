@@ -5,7 +5,7 @@ Alarms have a code and facts; the text is made where they are shown.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -129,16 +129,15 @@ class _Grouped:
     """Alarms that say the same of several ranks are one."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[object, ...], tuple[str, Code, set[int], dict[str, object]]] = {}
+        self._ranks: dict[tuple[Any, ...], set[int]] = {}
 
     def add(self, level: str, code: Code, rank: int, **facts: object) -> None:
-        key = (level, code, *facts.items())
-        self._found.setdefault(key, (level, code, set(), facts))[2].add(rank)
+        self._ranks.setdefault((level, code, *facts.items()), set()).add(rank)
 
     def all(self) -> list[Alarm]:
         return [
-            Alarm(level, code, tuple(sorted(ranks)), facts)  # type: ignore[arg-type]
-            for level, code, ranks, facts in self._found.values()
+            Alarm(level, code, tuple(sorted(ranks)), dict(facts))
+            for (level, code, *facts), ranks in self._ranks.items()
         ]
 
 

@@ -127,22 +127,16 @@ class Hang:
             Column("step", "count"),
         )
         causes = {each.rank for each in self.causes}
-        ranks = sorted(self.ranks, key=lambda each: (each.rank not in causes, each.rank))
-        return Table("ranks", columns, [_row(each) for each in ranks])
-
-
-def _row(each: RankState) -> tuple[Cell, ...]:
-    report = each.report
-    return (
-        each.rank,
-        each.role or None,
-        each.state,
-        None if report is None else round(report.quiet_s * 1e9),
-        " > ".join(_open_names(report)) or None,
-        each.waits_in or None,
-        None if each.at is None else place(each.at),
-        None if report is None else report.step,
-    )
+        rows: list[tuple[Cell, ...]] = []
+        for each in sorted(self.ranks, key=lambda each: (each.rank not in causes, each.rank)):
+            inside = " > ".join(_open_names(each.report)) or None
+            at = None if each.at is None else place(each.at)
+            quiet, step = None, None
+            if each.report is not None:
+                quiet, step = round(each.report.quiet_s * 1e9), each.report.step
+            own = (each.rank, each.role or None, each.state, quiet, inside)
+            rows.append((*own, each.waits_in or None, at, step))
+        return Table("ranks", columns, rows)
 
 
 def place(frame: Frame) -> str:
@@ -513,8 +507,6 @@ def _hints(
             found.append(f"Continue it: kill -CONT {header.pid}")
         elif header is not None and process in ("R", "S", "D"):
             found.append(f"Native frames of it: py-spy dump --native --pid {header.pid}")
-        if each.waits_in == "a DataLoader worker":
-            found.append("Let the training fail instead: DataLoader(..., timeout=300)")
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ from lightning_rlprof.analysis.statistics.growth import (
 from lightning_rlprof.analysis.steps.partition import open_spans
 from lightning_rlprof.analysis.steps.step_selection import CLOSED, counted, in_included
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, group_starts
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -24,17 +24,15 @@ ALL, REST = "all", "rest of step"
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _TORCH = ("device_allocated_bytes", "device_peak_bytes", "device_reserved_bytes")
 _COMPONENTS = {
-    "host": ("host_rss_bytes", "host_limit_bytes"),
-    "child processes": ("children_rss_bytes", ""),
-    "torch": ("device_allocated_bytes", "device_total_bytes"),
-    "torch reserved": ("device_reserved_bytes", "device_total_bytes"),
-    "device": ("device_used_bytes", "device_total_bytes"),
-    "non-PyTorch": ("device_other_bytes", "device_total_bytes"),
+    "host": "host_rss_bytes",
+    "child processes": "children_rss_bytes",
+    "torch": "device_allocated_bytes",
+    "torch reserved": "device_reserved_bytes",
+    "device": "device_used_bytes",
+    "non-PyTorch": "device_other_bytes",
 }
-"""By component: the counter of its bytes, and that of its limit; "" for none."""
+"""By component the counter of its bytes."""
 _ALONE, _MINOR = 1.5, 0.1  # A phase is named for the growth of all by what it adds to it.
-_MAX_NOTES = 3
-_MIB = 2**20
 
 _COLUMNS = (
     Column("stage", "text"),
@@ -47,10 +45,6 @@ _COLUMNS = (
     Column("samples", "count"),
 )
 _NOTE = "peak, reserved: maximum. fragmentation: reserved beyond allocated at the peak."
-_NON_PYTORCH = (
-    "non-PyTorch: used on the device beyond what torch's allocator reserves here, by other "
-    "processes or by this one (contexts, NCCL, other libraries)."
-)
 _NO_MEMORY = (
     "This run has no memory data. Capture a step with profile_with_memory: true, or with "
     "memory.level."
@@ -58,19 +52,16 @@ _NO_MEMORY = (
 _PHASE_COLUMNS = (
     Column("rank", "count"),
     Column("component", "text"),
-    Column("device", "count"),
     *columns_of("text", "phase", "verdict"),
     Column("residual", "count", "bytes"),
     *columns_of("number", "added per step", "CI low", "CI high", unit="bytes"),
-    *columns_of("number", "residual per step", "residual low", "residual high", unit="bytes"),
-    *columns_of("count", "steps", "steps left", "fewest left", "most left"),
+    Column("steps", "count"),
 )
 _NO_PHASES = "This run has no memory of its stages: it is recorded at the end of stages of 1 ms"
 _PHASE_NOTE = (
     "residual: median at the end of the phase. added per step: what the phase adds to the end of "
     "the phase before it, with its 99% CI."
 )
-_TOOL_NOTE = "What only a profiler's samples have is judged by the lowest bytes of each step."
 _NONE = -1
 _UNKNOWN = -(2**63) + 1  # Frees of earlier allocations can make real bytes negative.
 
@@ -108,8 +99,7 @@ def memory(spans: Spans) -> Table:
         return -whole, component or "", stage != ALL, -largest[component, stage], stage
 
     rows.sort(key=rank_of)
-    notes += [_NOTE, *[_NON_PYTORCH] * ("device_other_bytes" in spans.counters)]
-    return Table("memory", _COLUMNS, rows, " ".join(notes))
+    return Table("memory", _COLUMNS, rows, " ".join([*notes, _NOTE]))
 
 
 class _Samples(NamedTuple):
@@ -132,15 +122,6 @@ class _Samples(NamedTuple):
         columns: tuple[Any, ...] = self
         for code in np.unique(self.stage[self.stage != _NONE]).tolist():
             yield names[code], _Samples(*(each[self.stage == code] for each in columns))
-
-    def lowest_by_step(self) -> tuple[Int64s, Int64s]:
-        """Return steps with known bytes, and the least allocated, else reserved, bytes in each."""
-        is_known = self.allocated != _UNKNOWN
-        used = self.allocated if is_known.any() else self.reserved
-        keep = np.flatnonzero((self.step > 0) & (used != _UNKNOWN))
-        order = keep[np.lexsort((used[keep], self.step[keep]))]
-        first = order[group_starts(self.step[order])]
-        return self.step[first], used[first]
 
 
 def _from_table(spans: Spans, notes: list[str]) -> dict[Group, _Samples]:
@@ -192,7 +173,7 @@ def _carried(
 def _from_spans(spans: Spans) -> dict[Group, _Samples]:
     """Read the counters of spans: a sample at the end of each stage and step."""
     found: dict[Group, _Samples] = {}
-    for component, (counter, _) in _COMPONENTS.items():
+    for component, counter in _COMPONENTS.items():
         if component == "torch reserved":  # It is a column of torch.
             continue
         names = _TORCH if component == "torch" else (counter, "", "")
@@ -252,23 +233,15 @@ class _Row(NamedTuple):
     """One phase of one rank; `cells` are those of the table."""
 
     rank: int
-    component: str | None
-    device: int | None
+    component: str
     series: _Series
     verdict: str
     added: Growth
-    left: tuple[int | None, ...] = (None, None, None)
 
     def cells(self) -> tuple[Cell, ...]:
-        own = self.series
-        place = (self.rank, self.component, self.device)
-        head = (*place, own.phase, self.verdict, int(np.median(own.residual)))
-        slopes = [
-            each
-            for found in (self.added, grows(own.present, own.residual))
-            for each in (found.per_step, found.low, found.high)
-        ]
-        return (*head, *slopes, len(own.present), *self.left)
+        own, added = self.series, self.added
+        head = (self.rank, self.component, own.phase, self.verdict, int(np.median(own.residual)))
+        return (*head, added.per_step, added.low, added.high, len(own.present))
 
     @property
     def is_leak(self) -> bool:
@@ -287,50 +260,20 @@ def memory_phases(spans: Spans) -> Table:
     - ``too few steps``: fewer than 16, see `lightning_rlprof.analysis.statistics.growth`.
 
     If ``all`` leaks, so do the phases that add as much; ``may leak`` are then phases that add and
-    release more than the growth, of which one keeps memory. ``steps left`` is until the limit of
-    the container, machine or device, if that was recorded. Excluded steps are left out.
-
-    A component that only a profiler's table ``memory`` has is judged by its lowest bytes in each
-    step: what outlives the step.
+    release more than the growth, of which one keeps memory. Excluded steps are left out.
 
     Abstains if no stage has memory.
     """
-    found: list[_Row] = []
-    for component, (_, limit) in _COMPONENTS.items():
-        found += _with_forecasts(spans, limit, _rows(spans, component))
-    notes: list[str] = []
-    sampled = _sampled_rows(spans, {(row.rank, row.component) for row in found}, notes)
-    found += sampled
+    found = [row for component in _COMPONENTS for row in _rows(spans, component)]
     if not found:
-        reason = " ".join([_NO_PHASES, *notes])
-        return Table("memory_phases", _PHASE_COLUMNS, abstained=reason)
+        return Table("memory_phases", _PHASE_COLUMNS, abstained=_NO_PHASES)
     excluded = counted(spans, spans.rows(kind="step")).note
-    notes += [*_sentences(found), excluded, _PHASE_NOTE, *[_TOOL_NOTE] * bool(sampled)]
-    note = " ".join(filter(None, notes))
+    note = " ".join(filter(None, [excluded, _PHASE_NOTE]))
     return Table("memory_phases", _PHASE_COLUMNS, [row.cells() for row in found], note)
 
 
-def _sampled_rows(
-    spans: Spans, counted_by_spans: set[tuple[int, str | None]], notes: list[str]
-) -> list[_Row]:
-    """Return the rows of what only a profiler's samples have, by its lowest bytes in a step."""
-    found = []
-    for (rank, component, device), samples in _from_table(spans, notes).items():
-        if (rank, component) in counted_by_spans:
-            continue
-        for phase, own in samples.by_stage(spans.names):
-            steps, lowest = own.lowest_by_step()
-            if len(steps):
-                series, grown = _Series(phase, steps, lowest, steps, lowest), grows(steps, lowest)
-                added = grown if phase == ALL else Growth(grown.verdict, None)
-                found.append(_Row(rank, component, device, series, grown.verdict, added))
-    return found
-
-
-def leaking_phases(spans: Spans, rank: int, component: str | None) -> list[str]:
+def leaking_phases(spans: Spans, rank: int, component: str) -> list[str]:
     """Return the phases of a rank that leak a component, the one that adds most first."""
-    if component not in _COMPONENTS:
-        return []
     return _phases([row for row in _rows(spans, component, rank) if row.is_leak])
 
 
@@ -341,7 +284,7 @@ def _phases(rows: list[_Row]) -> list[str]:
 
 def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
     """Return the rows of each rank: all phases together, then each phase by its end in a step."""
-    rows, values = spans.amounts(_COMPONENTS[component][0], np.int64)
+    rows, values = spans.amounts(_COMPONENTS[component], np.int64)
     is_step = spans.kind[rows] == _STEP
     steps = spans.rows(kind="step")
     keep = is_step | (spans.kind[rows] == _STAGE)
@@ -365,7 +308,7 @@ def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
         tokens = _tokens(spans, int(rank[0]), series[0].steps)
         slopes = [grows(each.steps, each.added, tokens) for each in series]
         judged = zip(series, _verdicts(series, slopes), slopes, strict=True)
-        found += [_Row(int(rank[0]), component, None, *each) for each in judged]
+        found += [_Row(int(rank[0]), component, *each) for each in judged]
     return found
 
 
@@ -412,48 +355,3 @@ def _verdicts(series: list[_Series], slopes: list[Growth]) -> list[str]:
         return [LEAK, *(LEAK if own else FLAT for own in leaks)]
     unclear = (slope.rises or down for slope, down in zip(each, frees, strict=True))
     return [LEAK, *(MAY_LEAK if own else FLAT for own in unclear)]
-
-
-def _with_forecasts(spans: Spans, limit: str, rows: list[_Row]) -> list[_Row]:
-    """Add the steps that are left to the ranks that leak, if the limit is known.
-
-    Ranks of one host share its memory: what they have and what they leak adds up.
-    """
-    limits, values = spans.amounts(limit, np.int64)
-    known = dict(zip(spans.rank[limits].tolist(), values.tolist(), strict=True))
-    sharing: dict[str, list[_Row]] = {}
-    for row in rows:
-        if row.series.phase == ALL:
-            name = spans.headers[row.rank].host if row.component == "host" else str(row.rank)
-            sharing.setdefault(name, []).append(row)
-    left: dict[int, tuple[int | None, ...]] = {}
-    for group in sharing.values():
-        leaks = [row.added for row in group if row.is_leak]
-        room = min((known[row.rank] for row in group if row.rank in known), default=None)
-        if leaks and room is not None:
-            room -= sum(int(row.series.residual[-1]) for row in group)
-            middle, least, most = (
-                max(0, int(room / sum(getattr(each, of) or 0.0 for each in leaks)))
-                for of in ("per_step", "high", "low")
-            )
-            left |= {row.rank: (middle, least, most) for row in group if row.is_leak}
-    return [row._replace(left=left.get(row.rank, row.left)) if row.is_leak else row for row in rows]
-
-
-def _sentences(rows: list[_Row]) -> list[str]:
-    """Return a sentence on each rank and component that leaks, the fastest ones."""
-    texts = []
-    leaks = [row for row in rows if row.series.phase == ALL and row.is_leak]
-    for row in sorted(leaks, key=lambda row: -(row.added.per_step or 0.0))[:_MAX_NOTES]:
-        own = [each for each in rows if (each.rank, each.component) == (row.rank, row.component)]
-        names = _phases(own)
-        where = f"in {', '.join(names)}" if names else "in a phase that is unclear"
-        own_rates = (row.added.per_step, row.added.low, row.added.high)
-        rate, low, high = ((each or 0.0) / _MIB for each in own_rates)
-        text = f"Rank {row.rank}, {row.component}: leak of {rate:.3g} MiB per step"
-        text += f" (99% CI {low:.3g}–{high:.3g}) {where}"
-        steps, least, most = row.left
-        if steps is not None:
-            text += f", out of memory in about {steps:,} steps ({least:,}–{most:,})"
-        texts.append(f"{text}.")
-    return texts

@@ -19,7 +19,6 @@ _OPERATOR_COLUMNS = (
     Column("calls", "count"),
     *columns_of("duration", "device total", "device self", "host total", "host self", unit="ns"),
     Column("kernels", "count"),
-    Column("backward of", "text"),
 )
 _MODULE_COLUMNS = (
     Column("module", "text"),
@@ -52,7 +51,7 @@ def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     kernel or copy belongs to the innermost operator that was open on its thread at its launch;
     ``kernels`` counts those. The row `UNATTRIBUTED` has the work that no operator launched: with
     it, ``device self`` adds up to the time of all kernels and copies. ``host self`` adds up to the
-    time that threads spent in operators. ``backward of`` is the forward operator of most calls.
+    time that threads spent in operators.
     """
     notes: list[str] = []
     found = _read(spans, "operator", ranks, notes)
@@ -217,13 +216,12 @@ def _operator_rows(tree: CallTree, calls: Table, work: DeviceWork | None) -> lis
         order = order[np.argsort(-total[order], kind="stable")]
         unlaunched = work.duration[call == NONE]
         ns = int(unlaunched.sum())
-        rest = [(UNATTRIBUTED, None, ns, ns, None, None, len(unlaunched), None)]
+        rest = [(UNATTRIBUTED, None, ns, ns, None, None, len(unlaunched))]
     count, host_self = np.bincount(name, None, size), _sums(name, tree.self_ns(), size)
     columns = (count, *device[:2], host_total, host_self, device[2])
     cells = [[None] * len(order) if each is None else each[order].tolist() for each in columns]
-    forward = _forward_names(tree)
     names = [tree.names[code] or None for code in order.tolist()]
-    return [*zip(names, *cells, map(forward.get, order.tolist()), strict=True), *rest]
+    return [*zip(names, *cells, strict=True), *rest]
 
 
 def _sums(codes: Int64s, values: Int64s, size: int) -> Int64s:
@@ -231,18 +229,6 @@ def _sums(codes: Int64s, values: Int64s, size: int) -> Int64s:
     found = np.zeros(size + 1, np.int64)
     np.add.at(found, codes, values)  # NONE is the last item
     return found[:-1]
-
-
-def _forward_names(tree: CallTree) -> dict[int, str]:
-    """Return per name that of the forward operator to which most of its calls belong."""
-    rows = tree.forwards()
-    linked = np.flatnonzero(rows >= 0)
-    width = len(tree.names)
-    pairs = tree.name[linked] * width + tree.name[rows[linked]]
-    found, count = np.unique(pairs, return_counts=True)
-    order = np.argsort(count, kind="stable")  # the most frequent one is written last
-    keys = [divmod(key, width) for key in found[order].tolist()]
-    return {name: tree.names[forward] for name, forward in keys}
 
 
 def modules(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:

@@ -41,9 +41,9 @@ _COLUMNS = (  # The most important ones come first: a narrow terminal shows as m
 )
 _NOTE = "Times are per step, the mean of its ranks, unless a column says per call."
 _DEVICE_NOTE = (
-    "device per call: from when the device reaches the stage until it has done the stage's work, "
-    "of {} of {} spans. Far above the inclusive time: later stages wait for this work. Far below: "
-    "the device waits for the host."
+    "device per call: from when the device reaches the stage until it has done the stage's work. "
+    "Far above the inclusive time: later stages wait for this work. Far below: the device waits "
+    "for the host."
 )
 _DEVICE = "device_ns"
 _GAP_COLUMNS = (
@@ -79,8 +79,6 @@ _PLACES = ("in steps", "other thread", "outside steps")
 _REGION_COLUMNS = (
     *columns_of("text", "name", "kind", "location"),
     Column("share", "share"),
-    Column("longest", "duration", "ns"),
-    Column("on rank", "count"),
     *columns_of("duration", "total", "per call", "inclusive per call", unit="ns"),
     *columns_of("duration", "p50 per call", "p95 per call", "max per call", unit="ns"),
     Column("calls", "count"),
@@ -97,14 +95,12 @@ class Calls(NamedTuple):
             is the same.
         device_ns: Mean of the device's time, over the spans that measured it.
         spans: How many spans there are.
-        measured: How many of them measured the device's time.
     """
 
     own_ns: int | None
     whole_ns: int | None
     device_ns: int | None
     spans: int
-    measured: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +217,7 @@ class StepTimes:
         at, device = self.spans.amounts(_DEVICE, np.int64)
         known = np.isin(at, rows)
         on_device = summarize(self.spans.name[at[known]], device[known])
-        columns = (on_device.group.tolist(), on_device.mean.tolist(), on_device.count.tolist())
-        measured = {code: each for code, *each in zip(*columns, strict=True)}
+        of_device = dict(zip(on_device.group.tolist(), on_device.mean.tolist(), strict=True))
         own = {part.stage: part.total_ns for part in self.parts if part.kind == "stage"}
         found: dict[str, Calls] = {}
         columns = (whole.group.tolist(), whole.mean.tolist(), whole.count.tolist())
@@ -230,8 +225,7 @@ class StepTimes:
             each = mean(own[self.spans.names[code]], count)
             inner = inclusive if inclusive != each else None
             once = count == np.count_nonzero(self._counts)
-            device_ns, timed = measured.get(code, (None, 0))
-            calls = Calls(None if once else each, inner, device_ns, count, timed)
+            calls = Calls(None if once else each, inner, of_device.get(code), count)
             found[self.spans.names[code]] = calls
         return found
 
@@ -332,9 +326,8 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     else:
         of_ranks = times.work.ranks.tolist()
         rows = [(rank, *row) for rank in of_ranks for row in _rows(StepTimes(spans, [rank]), {})]
-    calls = times.calls.values()
-    measured = sum(each.measured for each in calls)
-    note = _DEVICE_NOTE.format(measured, sum(each.spans for each in calls)) if measured else ""
+    is_timed = any(each.device_ns is not None for each in times.calls.values())
+    note = _DEVICE_NOTE if is_timed else ""
     return Table(name, columns, rows, " ".join(filter(None, (times.note, _NOTE, note))))
 
 
@@ -347,7 +340,7 @@ def _rows(
         if own is None and not part.total_ns and part.kind != "untraced":
             continue
         slow = slowest.get(part.name, (None, None)) if part.kind == "stage" else (None, None)
-        calls = own[:4] if own else (None,) * 4
+        calls = own or (None,) * 4
         yield (part.name, *times.statistics(part), *slow, *calls, part.total_ns)
 
 
@@ -356,42 +349,31 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     cut = partition(spans, ranks)
     if not len(cut.steps):
         return Table("gaps", _GAP_COLUMNS, abstained="no complete step was recorded")
-    choice, found = counted(spans, cut.steps), find_gaps(cut, spans)
-    found = Gaps(*(column[choice.mask[found.step]] for column in found))
-    names = (*spans.names, "step boundary")
-    keys = found.after * len(names) + found.before
-    sums = summarize(keys, found.ns)
-    order = np.lexsort((found.ns, keys))
+    choice, names = counted(spans, cut.steps), (*spans.names, "step boundary")
+    found = find_gaps(cut, spans)
+    step, ns, after, before = (column[choice.mask[found[0]]] for column in found)
+    keys = after * len(names) + before
+    sums = summarize(keys, ns)
+    order = np.lexsort((ns, keys))
     last = order[np.cumsum(sums.count) - 1]  # The longest of each pair is last.
-    worst = cut.steps[found.step[last]]
+    worst = cut.steps[step[last]]
     whole = int((cut.divided.end_ns - cut.divided.start_ns)[choice.mask[cut.divided.step]].sum())
     numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
     rows: list[tuple[Cell, ...]] = []
     for key, *row in zip(sums.group.tolist(), *(each.tolist() for each in numbers), strict=True):
-        after, before = names[key // len(names)], names[key % len(names)]
-        rows.append((after, before, row[0] / whole, *row))
+        around = (names[code] for code in divmod(key, len(names)))
+        rows.append((*around, row[0] / whole, *row))
     rows.sort(key=lambda row: row[2] or 0.0, reverse=True)
     return Table("gaps", _GAP_COLUMNS, rows, choice.note)
 
 
-class Gaps(NamedTuple):
-    """Untraced time ranges, each as long as possible within one step, by thread and time.
+def find_gaps(cut: Partition, spans: Spans) -> tuple[Int64s, ...]:
+    """Return the untraced time of all steps, by thread and time: its gaps as columns.
 
-    Attributes:
-        step: Index into ``Partition.steps``.
-        ns: Its length; never zero.
-        after: Index into ``Spans.names`` of the stage before it; ``len(names)`` at a step's start.
-        before: Index of the stage behind it; ``len(names)`` at a step's end.
+    Neighboring segments without a stage are one gap. The columns are its index into
+    ``Partition.steps``, its length, and the names of the stages before and behind it as indices
+    into ``Spans.names``; ``len(names)`` at the edge of a step.
     """
-
-    step: Int64s
-    ns: Int64s
-    after: Int64s
-    before: Int64s
-
-
-def find_gaps(cut: Partition, spans: Spans) -> Gaps:
-    """Return the untraced time of all steps: neighboring segments without a stage are one gap."""
     own, edge = cut.divided, len(spans.names)
     bare = np.flatnonzero(own.stage == UNTRACED)
     breaks = np.flatnonzero((np.diff(bare) > 1) | (np.diff(own.step[bare]) != 0))
@@ -401,7 +383,7 @@ def find_gaps(cut: Partition, spans: Spans) -> Gaps:
     step = np.append(own.step, -1)  # Indices -1 and len read this -1, no step.
     after = np.where(step[first - 1] == step[first], names[first - 1], edge)
     before = np.where(step[last + 1] == step[last], names[last + 1], edge)
-    return Gaps(own.step[first], own.end_ns[last] - own.start_ns[first], after, before)
+    return own.step[first], own.end_ns[last] - own.start_ns[first], after, before
 
 
 def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -506,13 +488,12 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     times are those of whole spans: they nest in one another and in stages, so their shares of the
     step time do not add up to 100%. Times of stages are exclusive, as those of `stages`; where
     whole spans are longer, ``inclusive per call`` says so. ``location`` is where the span starts.
-    Of several ranks, ``longest`` is the time per call on the rank where it is longest, ``on rank``.
 
     Args:
         spans: The run.
         ranks: Only these; None for all.
     """
-    cut, width = partition(spans, ranks), int(spans.rank.max(initial=0)) + 1
+    cut = partition(spans, ranks)
     choice = counted(spans, cut.steps)
     step_ns = int(spans.duration_ns[cut.steps[choice.mask]].sum())
     in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
@@ -526,11 +507,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     place = np.where(step < 0, _PLACES.index("outside steps"), is_stage)
     group, own = (spans.name[rows] * 2 + is_stage) * len(_PLACES) + place, whole.copy()
     own[is_stage > 0] = outside[rows[is_stage > 0]]
-    sums, by_rank = summarize(group, own), summarize(group * width + spans.rank[rows], own)
-    longest: dict[int, tuple[int | None, int | None]] = {}
-    for at in np.lexsort((by_rank.group, by_rank.mean)).tolist():  # The last one of a group stays.
-        key, rank = divmod(int(by_rank.group[at]), width)
-        longest[key] = (int(by_rank.mean[at]), rank) if len(spans.ranks) > 1 else (None, None)
+    sums = summarize(group, own)
     columns = (sums.total, sums.mean, summarize(group, whole).mean, sums.p50, sums.p95, sums.max)
     table: list[tuple[Cell, ...]] = []
     for key, total, mean_ns, inclusive, *rest in zip(
@@ -540,7 +517,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         share = total / step_ns if at == 0 else None
         names = (spans.names[code], "stage" if stage else "region", _PLACES[at])
         more = inclusive if inclusive != mean_ns else None
-        table.append((*names, share, *longest[key], total, mean_ns, more, *rest))
-    table.sort(key=lambda row: -(row[6] or 0))  # type: ignore[operator]
+        table.append((*names, share, total, mean_ns, more, *rest))
+    table.sort(key=lambda row: -(row[4] or 0))  # type: ignore[operator]
     note = f"{choice.note} {_REGION_NOTE}".strip()
     return Table("regions", _REGION_COLUMNS, table, note)

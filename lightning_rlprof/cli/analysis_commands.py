@@ -54,7 +54,6 @@ _OPTIONS = (
     ("--model", "model", "throughput"),
     ("--sample", "sample", "sample_path"),
     ("--price", "price", "ledger"),
-    ("--currency", "currency", "ledger"),
 )
 _EXAMPLES = {"--params": "7.6e9", "--peak-tflops": "989"}
 _PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank",)}
@@ -81,9 +80,6 @@ def show(
     ] = None,
     price: Annotated[
         float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")
-    ] = None,
-    currency: Annotated[
-        str | None, option("NAME", "ledger: currency of the price (default: EUR)")
     ] = None,
     params: Annotated[
         float | None,
@@ -118,7 +114,7 @@ def show(
     if price is not None and not 0 <= price < math.inf:
         raise RlprofError(f"--price {price} is not a price", hint="For example --price 2.50")
     parts = [each.value for each in by or ()]
-    given = _given(name, (params, peak_tflops, model, sample, price, currency), parts)
+    given = _given(name, (params, peak_tflops, model, sample, price), parts)
     spans = open_run(run)
     tables, facts = _tables(name, spans, rank, parts, given)
     then = (_NEXT[name], run) if name in _NEXT else ()
@@ -194,7 +190,7 @@ def _tables(
 
 
 def _ledger(
-    spans: "Spans", by: Sequence[str], price: float | None = None, currency: str = "EUR"
+    spans: "Spans", by: Sequence[str], price: float | None = None
 ) -> "tuple[list[Table], dict[str, Any]]":
     """Return the hours by category, by rank and step if asked for, and the facts of JSON."""
     from lightning_rlprof.analysis.ledger.ledger import (
@@ -204,7 +200,7 @@ def _ledger(
     )
 
     accounts = compute_accounts(spans, per_rank="rank" in by)
-    tables = [category_totals(accounts, price=price, currency=currency)]
+    tables = [category_totals(accounts, price=price)]
     tables += [category_breakdown(accounts, per_step="step" in by)] if by else []
     return tables, {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
 

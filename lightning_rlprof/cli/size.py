@@ -16,7 +16,6 @@ _OPTIONS: dict[str, tuple[_Row, ...]] = {
         ("algorithm", str, "grpo", "NAME", "grpo, ppo, dpo or sft"),
         ("prompt_length", int | None, None, "N", "Longest prompt, in tokens"),
         ("response_length", int | None, None, "N", "Longest response, in tokens"),
-        ("image_tokens", int, 0, "N", "Tokens of the prompt that are images"),
         ("batch", int | None, None, "N", "Prompts of a step, for step times"),
         ("group", int, 8, "N", "Responses per prompt; dpo: 2"),
     ),

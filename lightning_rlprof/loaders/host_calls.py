@@ -82,14 +82,11 @@ PRODUCTS = frozenset(
         for way in ("inplace", "outplace")
     ]
     + [
-        *("GroupedGemm", "sgl_kernel::fp8_scaled_mm", "_C::cutlass_scaled_mm"),
+        *("sgl_kernel::fp8_scaled_mm", "_C::cutlass_scaled_mm", "_vllm_fa2_C::varlen_fwd"),
         *("vllm::unified_attention", "vllm::unified_attention_with_output"),
-        *("_vllm_fa2_C::varlen_fwd", "_rocm_C::paged_attention"),
-        *("_C::paged_attention_v1", "_C::paged_attention_v2"),
-        *("_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash"),
     ]
 )
-"""Operators of torch, flash-attention, vLLM and SGLang that multiply matrices, or fill a KV cache.
+"""Operators of torch, flash-attention, vLLM and SGLang that multiply matrices.
 
 Some call others of them, as attention of torch calls its parts.
 """

@@ -314,7 +314,7 @@ def nothing_found(found: Summary) -> str:
 def _price(found: Finding) -> str:
     price = found.price
     # Of the job: warm-up and what is outside steps included, unlike the shares above.
-    return "" if price is None else f" ({price.kind} {percent(price.share)} of the job)"
+    return "" if price is None else f" ({price.amount})"
 
 
 def _bars(found: Summary) -> list[str]:

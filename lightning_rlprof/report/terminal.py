@@ -41,6 +41,7 @@ _ESTIMATES = (
 )
 _BOUNDS = ("CI low", "CI high")
 _INTERVAL = " (CI)"
+_DIM = ("untraced", "outside steps", "outside stages")
 _GAP = "..."
 _BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -348,7 +349,7 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int, *, 
         return Text(text, style="dim")
     if isinstance(cell, str):
         text = shortened(text, longest) if column.kind == "text" else text
-        return Text(text, style="dim" if text == "untraced" else "")
+        return Text(text, style="dim" if text in _DIM else "")
     if column.kind == "share":
         drawn = f" {bar(float(cell))}" if bars and not options.ascii_only else ""
         return Text.assemble(f"{text:>6}", (drawn, "cyan"))

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.memory import memory, memory_phases
+from lightning_rlprof.analysis.memory import memory
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
-from lightning_rlprof.tables.table import rows_of as table_rows
 from tests.builders.runs import Row, loaded
 from tests.effort import examples
 from tests.places import SHARED_DATA
@@ -75,7 +74,6 @@ def test_ranks_of_a_stage_are_adjacent_and_the_largest_comes_first() -> None:
     ]
     assert {row[0] for row in found[6:12]} == {"host"}
     assert found[12:] == [("non-PyTorch", "all", 1, 1), ("non-PyTorch", "b", 1, 1)]
-    assert "non-PyTorch: used on the device beyond" in table.note
 
 
 def test_the_step_is_the_first_that_had_the_maximum() -> None:
@@ -191,48 +189,6 @@ def test_a_component_with_only_reserved_bytes_has_no_peak() -> None:
     assert (row["reserved"], row["fragmentation"]) == (30, None)
 
 
-def growing(steps: int, per_step: int) -> Spans:
-    rows = [step(number, 10 * number - 10, 10 * number) for number in range(1, steps + 1)]
-    held = [(10 * at + 1, 100 + per_step * at, 900) for at in range(steps)]
-    busy = [(10 * at + 5, 500 + 7 * (at % 3), 900) for at in range(steps)]
-    after = (10 * steps + 5, 0, 900)  # in no step
-    return with_memory(loaded(rows), *cuda(*sorted(held + busy), after))
-
-
-@pytest.mark.parametrize(
-    ("steps", "per_step", "verdict"),
-    [
-        (16, 3, "leak"),
-        (15, 3, "too few steps"),
-        (30, 0, "flat"),
-        (30, -3, "flat"),
-        (1, 3, "too few steps"),
-    ],
-)
-def test_a_tools_table_is_judged_by_the_lowest_bytes_of_each_step(
-    steps: int, per_step: int, verdict: str
-) -> None:
-    table = memory_phases(growing(steps, per_step))
-    (row,) = table_rows(table)
-    assert (row["component"], row["device"], row["phase"]) == ("CUDA", 0, "all")
-    assert (row["steps"], row["verdict"]) == (steps, verdict)
-    assert row["added per step"] == row["residual per step"] == (per_step if steps > 1 else None)
-    assert "lowest bytes of each step" in table.note
-
-
-def test_what_spans_counted_is_judged_by_them_and_stages_of_samples_have_rows() -> None:
-    rows = [step(number, 10 * number - 10, 10 * number) for number in range(1, 21)]
-    rows += [stage("a", 10 * at + 2, 10 * at + 8) for at in range(20)]
-    held = cuda(*[(10 * at + 4, 100 + 2 * at, 900) for at in range(20)])
-    found = table_rows(memory_phases(with_memory(loaded(rows), *held)))
-    assert [(row["phase"], row["verdict"]) for row in found] == [("all", "leak"), ("a", "leak")]
-    assert (found[1]["added per step"], found[1]["residual per step"]) == (None, 2)
-    counts = [row._replace(counters={"device_allocated_bytes": 5}) for row in rows]
-    torch = [(0, 0, "torch", *each[3:]) for each in held]
-    both = table_rows(memory_phases(with_memory(loaded(counts), *torch)))
-    assert {row["device"] for row in both} == {None}
-
-
 def test_without_a_table_memory_comes_from_captured_spans() -> None:
     gpu = {"device_allocated_bytes": 40, "device_peak_bytes": 90, "device_reserved_bytes": 99}
     ranks = [
@@ -263,8 +219,7 @@ def test_it_abstains_without_memory_and_names_the_switch() -> None:
         assert str(table.abstained).startswith("This run has no memory data. Capture a step with")
     assert memory(with_memory(loaded([]))).abstained is not None
     damaged = replace(loaded([]), tables={"memory": broken})
-    for analysis in (memory, memory_phases):
-        assert "memory.csv: is damaged" in str(analysis(damaged).abstained)
+    assert "memory.csv: is damaged" in str(memory(damaged).abstained)
 
 
 SAMPLES = st.lists(

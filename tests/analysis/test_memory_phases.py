@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lightning_rlprof.analysis.memory import leaking_phases, memory_phases
 from lightning_rlprof.analysis.statistics.growth import MIN_VALUES_TO_GROW
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.tables.spans import Counter, Spans
+from lightning_rlprof.tables.spans import Spans
 from tests.builders.diagnosed import found
 from tests.builders.leaking import LEAKS as LEAKING
 from tests.builders.leaking import STAGES
@@ -68,13 +68,12 @@ def leaking(steps: int, phase: int, rate: int) -> npt.NDArray[np.int64]:
     return rate * held
 
 
-def test_each_phase_has_its_residual_what_it_adds_and_both_slopes() -> None:
+def test_each_phase_has_its_residual_and_what_it_adds() -> None:
     found = table(run_of(steady(30) + leaking(30, LEAKS, MIB)))
     assert [*found] == ["all", *PHASES]
     update = found["actor_update"]
     assert update["residual"] == 4 * GIB + 40 * MIB + 15.5 * MIB
     assert update["added per step"] == update["CI low"] == update["CI high"] == -60 * MIB
-    assert update["residual per step"] == update["residual low"] == MIB
     assert found["all"]["added per step"] == MIB
     assert {row["steps"] for row in found.values()} == {30}
 
@@ -96,10 +95,6 @@ def test_one_phase_that_leaks_is_named() -> None:
         **dict.fromkeys(["all", "actor_update"], "leak"),
     }
     assert leaking_phases(spans, 0, "host") == ["actor_update"]
-    assert leaking_phases(spans, 0, "CUDA") == []
-    note = memory_phases(spans).note
-    assert note.startswith("Rank 0, host: leak of 0.0625 MiB per step")
-    assert "in actor_update." in note
 
 
 def test_a_leak_is_named_beside_phases_that_take_and_free_memory() -> None:
@@ -127,29 +122,12 @@ def test_if_one_phase_frees_less_than_another_adds_either_may_leak() -> None:
         **dict.fromkeys(["compute_reward", "weight_sync"], "flat"),
         "all": "leak",
     }
-    assert "in a phase that is unclear" in memory_phases(run_of(held)).note
 
 
 def test_few_steps_are_not_judged() -> None:
     found = verdicts(run_of(4 * GIB + leaking(MIN_VALUES_TO_GROW - 1, LEAKS, MIB)))
     assert set(found.values()) == {"too few steps"}
     assert verdicts(run_of(4 * GIB + leaking(MIN_VALUES_TO_GROW, LEAKS, MIB)))["all"] == "leak"
-
-
-def test_steps_are_left_until_the_limit_of_the_host_which_its_ranks_share() -> None:
-    held = 4 * GIB + leaking(30, LEAKS, MIB)
-    one = table(run_of(held, host_limit_bytes=5 * GIB))
-    assert one["all"]["steps left"] == one["actor_update"]["steps left"] == 1024 - 30
-    assert one["weight_sync"]["steps left"] is None
-    assert (
-        "out of memory in about 994 steps (994–994)"
-        in memory_phases(run_of(held, host_limit_bytes=5 * GIB)).note
-    )
-    two = table(run_of(held, 2, host_limit_bytes=10 * GIB))
-    assert two["all"]["steps left"] == 1024 - 30
-    assert table(run_of(held))["all"]["steps left"] is None
-    full = table(run_of(held, host_limit_bytes=GIB))
-    assert full["all"]["steps left"] == 0
 
 
 @pytest.mark.parametrize("shape", ["none", "noise", "released", "filled", "wandering"])
@@ -163,14 +141,11 @@ def test_findings_and_the_table_give_one_verdict_on_growth(shape: str) -> None:
         assert verdicts(spans)["all"] == "leak" or not found(spans, "memory-growth")
 
 
-def test_memory_of_devices_has_rows_of_its_own_and_its_limit() -> None:
+def test_memory_of_devices_has_rows_of_its_own() -> None:
     spans = run_of(4 * GIB + leaking(30, LEAKS, MIB))
     sizes = spans.counters[HOST]
-    total = Counter(sizes.rows[:1], np.array([8 * GIB]))
-    counters = {"device_allocated_bytes": sizes, "device_total_bytes": total}
-    found = memory_phases(replace(spans, counters=counters))
+    found = memory_phases(replace(spans, counters={"device_allocated_bytes": sizes}))
     assert set(found.column("component")) == {"torch"}
-    assert found.column("steps left")[0] == 4096 - 30
 
 
 def test_stages_of_other_threads_and_excluded_steps_do_not_count() -> None:
@@ -331,7 +306,7 @@ def test_residuals_agree_with_brute_force(drawn: list[list[int | None]]) -> None
     shown = dict(zip(found.column("phase"), found.rows, strict=True))
     assert shown.keys() == {"all", *residuals}
     for phase, sizes in residuals.items():
-        assert shown[phase][5] == int(np.median(sizes))
+        assert shown[phase][4] == int(np.median(sizes))
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -361,7 +336,6 @@ def test_a_real_process_that_leaks_is_found_with_its_rate(
     assert shown == {"all": "leak", **dict.fromkeys(STAGES, "flat"), LEAKING: "leak"}
     assert found["all"]["added per step"] == pytest.approx(rate, rel=0.1)
     assert found[LEAKING]["added per step"] == pytest.approx(rate, rel=0.1)
-    assert found["all"]["steps left"] > 0
 
 
 @pytest.mark.deep

@@ -24,11 +24,10 @@ def test_stages_of_other_threads_and_outside_steps_are_listed() -> None:
     ]
     table = regions(loaded(rows))
 
-    alone = (None, None, None)
     assert table.rows == [
-        ("compute_reward", "stage", "other thread", *alone, 80, 40, None, 10, 70, 70, 2),
-        ("actor_generate", "stage", "outside steps", *alone, 30, 30, None, 30, 30, 30, 1),
-        ("weight_sync", "stage", "outside steps", *alone, 5, 5, None, 5, 5, 5, 1),
+        ("compute_reward", "stage", "other thread", None, 80, 40, None, 10, 70, 70, 2),
+        ("actor_generate", "stage", "outside steps", None, 30, 30, None, 30, 30, 30, 1),
+        ("weight_sync", "stage", "outside steps", None, 5, 5, None, 5, 5, 5, 1),
     ]
     assert table.note.startswith("Excluded steps: 1 captured.")
 
@@ -39,7 +38,7 @@ def test_these_stages_are_exclusive_too() -> None:
         Row("compute_reward", "stage", 1, 10, 60, thread=7),
         Row("judge", "stage", 1, 20, 50, thread=7),
     ]
-    alone = ("stage", "other thread", None, None, None)
+    alone = ("stage", "other thread", None)
     assert regions(loaded(rows)).rows == [
         ("judge", *alone, 30, 30, None, 30, 30, 30, 1),
         ("compute_reward", *alone, 20, 20, 50, 20, 20, 20, 1),
@@ -60,21 +59,11 @@ def test_regions_are_whole_spans_with_their_share_of_the_counted_steps() -> None
 
     within = ("region", "in steps")
     assert table.rows == [
-        ("training_step", *within, 0.7, None, None, 70, 70, None, 70, 70, 70, 1),
-        ("cleanup", "region", "outside steps", *[None] * 3, 60, 60, None, 60, 60, 60, 1),
-        ("data_fetch", *within, 0.25, None, None, 25, 25, None, 25, 25, 25, 1),
-        ("backward", *within, 0.25, None, None, 25, 25, None, 25, 25, 25, 1),
+        ("training_step", *within, 0.7, 70, 70, None, 70, 70, 70, 1),
+        ("cleanup", "region", "outside steps", None, 60, 60, None, 60, 60, 60, 1),
+        ("data_fetch", *within, 0.25, 25, 25, None, 25, 25, 25, 1),
+        ("backward", *within, 0.25, 25, 25, None, 25, 25, 25, 1),
     ]
-
-
-def test_a_region_that_is_longer_on_one_rank_names_the_rank_beside_the_mean() -> None:
-    ranks = [
-        [*STEPS, Row("actor_update", "stage", 1, 0, 90), Row("backward", "region", 1, 0, end)]
-        for end in (15, 35)
-    ]
-    table = regions(loaded(*ranks))
-    assert table.column("per call") == [25]
-    assert (table.column("longest"), table.column("on rank")) == ([35], [1])
 
 
 @settings(max_examples=examples(60), deadline=None)

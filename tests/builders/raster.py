@@ -70,7 +70,10 @@ def raster(
         lived = Rank(own, joined, [run for run in runs if run.rank == rank])
         for now in range(start, end):
             step = step_at(every, own, now)
-            found[rank, step, Category.WARM_UP if step in warm else lived.label_at(now)] += 1
+            label = Category.WARM_UP if step in warm else lived.label_at(now)
+            if label == Category.UNTRACED and not lived.in_step(now):
+                label = Category.OUTSIDE_STEPS
+            found[rank, step, label] += 1
     return found
 
 
@@ -81,6 +84,7 @@ class Rank:
         self, own: list[Span], joined: dict[tuple[int, int], int], runs: list[Run]
     ) -> None:
         self.by_id = {span.id: span for span in own}
+        self.steps = [span for span in own if span.kind == "step"]
         self.spans = [span for span in own if span.kind in ("stage", "region")]
         self.label = {span.id: self.category_of(span) for span in self.spans}
         self.joined, self.runs = joined, runs
@@ -94,6 +98,9 @@ class Rank:
             )
         ]
         self.windows = windows_of(own, runs)
+
+    def in_step(self, now: int) -> bool:
+        return any(span.start_ns <= now < span.end_ns for span in self.steps)
 
     def above(self, span: Span) -> list[Span]:
         """Return the spans around one, the nearest first."""

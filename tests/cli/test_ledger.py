@@ -48,18 +48,7 @@ def test_the_totals_are_wall_time_times_ranks(rlprof: Run, tmp_path: Path) -> No
     write_rank(tmp_path, header(2, 3), grpo_rows(2, 1), status=None)
 
     data = json.loads(
-        rlprof(
-            "show",
-            tmp_path,
-            "ledger",
-            "--json",
-            "--by",
-            "rank",
-            "--price",
-            "2",
-            "--currency",
-            "USD",
-        )[1]
+        rlprof("show", tmp_path, "ledger", "--json", "--by", "rank", "--price", "2")[1]
     )
 
     assert (data["run"], data["ranks"], data["missing_ranks"]) == (str(tmp_path), [0, 2], [1])

@@ -4,16 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_rlprof.analysis.diagnosis.data_quality import Check, Quality
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, findings
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.report.html.page import render_report
 from lightning_rlprof.report.summary import (
+    finding_cost,
     first_lines,
     quality_lines,
     run_line,
     summary,
     summary_lines,
 )
+from lightning_rlprof.report.terminal import cell_text
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Table
+from lightning_rlprof.tables.table import Column, Table, rows_of
+from tests.builders.chrome_tracks import Tracks
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
 from tests.builders.sampled import S, sampled_run
 from tests.builders.scripted import Script, play
@@ -32,6 +37,26 @@ def test_a_slow_rank_is_named_with_its_price_and_what_to_try(tmp_path: Path) -> 
     assert any(line.startswith("  waiting in actor_update") for line in lines)
     assert any(line.startswith("Fix first: A rank slows the others down (rank 2") for line in lines)
     assert lines[-1].startswith("See it:    rlprof report ")
+
+
+def test_a_price_is_one_text_on_every_screen(tmp_path: Path) -> None:
+    spans = play(Script(ranks=4, steps=40, slow={2: 0.4}), 3).spans
+    found = diagnose(spans).problems[0]
+    offer = found.remedies[0]
+    assert found.price is not None
+    assert offer.saves is not None
+    lost, saves = (f"{price.kind} {price.share:.1%}" for price in (found.price, offer.saves))
+    assert any(f"({lost} of the job)" in line for line in lines_of(spans))
+    assert finding_cost(found, "GPU").startswith(f"{lost} of the job")
+    assert offer.gain.startswith(f"{saves} of the job")
+    (first,) = (row["share"] for row in rows_of(findings(spans)) if row["id"] == found.id)
+    assert cell_text(first, Column("share", "share")) == lost.removeprefix("lost ")
+    page = render_report(spans, {})
+    assert f'<p class="big">{lost.removeprefix("lost ")}</p>' in page
+    assert f"{lost} of the job" in page
+    assert f"{saves} of the job" in page
+    (drawn,) = Tracks(spans, tmp_path / "t.json").slices["job: findings and changes", "finding 1"]
+    assert drawn.args["price"].startswith(f"{lost} of the job")
 
 
 def test_bars_are_drawn_to_the_largest_part_and_small_parts_are_one(tmp_path: Path) -> None:

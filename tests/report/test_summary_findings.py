@@ -28,10 +28,10 @@ FOUND = Finding(
 
 def test_price_remedy_place_and_commands_are_said() -> None:
     assert finding_cost(FOUND, "GPU") == (
-        "lost 25% of the job, 4.00 s of GPU time; high confidence"
+        "lost 25.0% of the job, 4.00 s of GPU time; high confidence"
     )
     assert finding_place(FOUND) == "rank 3, step 7, 1.500000 s to 2.000000 s"
-    assert FOUND.remedies[0].gain == "saves 10% of the job (95% CI 5.0%–20%), by a replay"
+    assert FOUND.remedies[0].gain == "saves 10.0% of the job (95% CI 5.0%–20.0%), by a replay"
     assert finding_commands(FOUND, "'my run'") == [
         "rlprof show 'my run' regions",
         "rlprof sql 'my run' \"select * from spans where name = 'a'\"",

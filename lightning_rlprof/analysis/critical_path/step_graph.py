@@ -33,7 +33,7 @@ from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.intervals import edges, last_begun
 from lightning_rlprof.tables.spans import Spans
 
-UNTRACED_STAGE = "untraced"
+OUTSIDE_STAGES = "outside stages"
 """Name of a training thread's time outside any stage."""
 
 _NO_SYNC = (
@@ -235,7 +235,7 @@ class StepGraph:
 
     Attributes:
         spans: The run, or its last steps; ``row`` belongs to them.
-        names: What ``name`` stands for; the last one is `UNTRACED_STAGE`.
+        names: What ``name`` stands for; the last one is `OUTSIDE_STAGES`.
         ranks: Rank of each chain.
         roles: Role of each chain.
         steps: RL step of each interval, ascending.
@@ -306,7 +306,7 @@ def _graph(timeline: Timeline, dropped: int) -> StepGraph:
     is_handoff = used >= len(sync_points.size)
     return StepGraph(
         spans=spans,
-        names=(*sync_points.names, UNTRACED_STAGE),
+        names=(*sync_points.names, OUTSIDE_STAGES),
         ranks=np.array(ranks),
         roles=tuple(spans.headers[rank].role for rank in ranks),
         steps=intervals.steps,

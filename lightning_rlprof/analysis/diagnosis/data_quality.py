@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +32,6 @@ _MAX_SLOWDOWN = 0.05  # Captured steps, and recorded ones, may be slower than ot
 _MAX_LOST = 0.01  # The last launches of a capture have no kernel, which is less than this.
 _MAX_UNCERTAINTY_NS = 1_000_000
 _SHOWN = 8
-
-AIM = 0.003
-"""Half of the 95% interval that is worth reaching: 0.3 points."""
 
 MIN_PAIRS = 20
 """Below it, the interval of a median is nearly the range of the values."""
@@ -97,25 +93,12 @@ class Overhead:
         share: Median of their ratios, less 1; NaN with fewer than `MIN_PAIRS` pairs.
         low: Lower end of its 95% interval.
         high: Upper end.
-        step_ends: Share of the recorded steps that their end took: counters, encoding, writing.
     """
 
     pairs: int
     share: float
     low: float
     high: float
-    step_ends: float
-
-    @property
-    def more_steps(self) -> int:
-        """How many more steps are needed for an interval of ±0.3 points; 0 if it is reached.
-
-        The interval narrows with the square root of the number of pairs.
-        """
-        if self.pairs < MIN_PAIRS:
-            return 2 * (MIN_PAIRS - self.pairs)
-        half = (self.high - self.low) / 2
-        return 2 * max(ceil(self.pairs * ((half / AIM) ** 2 - 1)), 0)
 
 
 def check_quality(spans: Spans) -> Quality:
@@ -190,17 +173,8 @@ def _steps(spans: Spans) -> Iterator[_Result]:
     configs = [header.config for header in spans.headers.values()]
     # Runs of earlier versions may have recorded captured steps alone.
     if lost and all(config and config.get("spans", True) for config in configs):
-        yield (
-            _WARN,
-            f"{lost} between the others are in no file: {_listed(_first_gaps(steps), lost)}",
-        )
-
-
-def _first_gaps(steps: Int64s) -> list[int]:
-    """Return the first step numbers missing between others: at least as many as are listed."""
-    edges = np.flatnonzero(np.diff(steps) > 1)[:_SHOWN]
-    gaps = ((int(steps[at]) + 1, int(steps[at + 1])) for at in edges.tolist())
-    return [step for low, high in gaps for step in range(low, min(high, low + _SHOWN))]
+        first = int(steps[np.flatnonzero(np.diff(steps) > 1)[0]]) + 1
+        yield _WARN, f"{lost} between the others are in no file, the first is {first}"
 
 
 def _dropped_events(spans: Spans) -> Iterator[_Result]:
@@ -213,8 +187,7 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
         table = spans.try_table(name, [])
         texts += [f"{name}: {text}" for text in table.losses] if table else []
     if texts:
-        first = f"{len(texts)} warnings, the first: " if len(texts) > 1 else ""
-        yield _WARN, f"{first}{texts[0]}"
+        yield _WARN, _first(texts, "warnings")
     elif not over:
         yield _OK, "none detected"
 
@@ -224,11 +197,11 @@ def _remarks(spans: Spans) -> Iterator[_Result]:
     texts = [
         note.text for note in spans.notes if note.level != "info" and note.code not in _OVER_BUDGET
     ]
-    if texts:
-        first = f"{len(texts)} remarks, the first: " if len(texts) > 1 else ""
-        yield _WARN, f"{first}{texts[0]}"
-    else:
-        yield _OK, "none"
+    yield (_WARN, _first(texts, "remarks")) if texts else (_OK, "none")
+
+
+def _first(texts: list[str], what: str) -> str:
+    return f"{len(texts)} {what}, the first: {texts[0]}" if len(texts) > 1 else texts[0]
 
 
 def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:
@@ -303,22 +276,17 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
 
 
 def _recording(found: Overhead) -> str:
-    """Say what recording costs, and what is missing for ±0.3 points."""
-    more = found.more_steps
+    """Say what recording costs."""
     if found.pairs < MIN_PAIRS:
         pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of steps"
-        return f"cost of recording: no data yet ({pairs}); needs at least {more} more steps"
+        return f"cost of recording: no data yet ({pairs}; {MIN_PAIRS} are needed)"
     interval = f"95% CI {100 * found.low:.2f} to {100 * found.high:.2f}"
-    text = (
-        f"recording adds {100 * found.share:.2f} points to a step ({interval}, "
-        f"{found.pairs:,} pairs of steps); timed directly, the ends of steps take "
-        f"{100 * found.step_ends:.2f} in the mean"
-    )
-    return f"{text}; ±{100 * AIM:.1f} points need some {more:,} more steps" if more else text
+    share = f"{100 * found.share:.2f} points"
+    return f"recording adds {share} to a step ({interval}, {found.pairs:,} pairs of steps)"
 
 
-def _listed(numbers: list[int], count: int | None = None) -> str:
-    rest = (len(numbers) if count is None else count) - _SHOWN
+def _listed(numbers: list[int]) -> str:
+    rest = len(numbers) - _SHOWN
     return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
 
 
@@ -359,22 +327,20 @@ def measured_overhead(spans: Spans) -> Overhead | None:
     if not (state == STATES.index(SHADOW)).any():
         return None
     roles = [spans.headers[rank].role for rank in spans.ranks]
-    ratios, ends, recorded = [], 0.0, 0.0
+    ratios = []
     for role in dict.fromkeys(roles):
         own = [rank for rank, its in zip(spans.ranks, roles, strict=True) if its == role]
         chosen = np.isin(spans.rank[rows], own)
-        found = _ratios(spans, rows[chosen], state[chosen])
-        ratios.append(found[0])
-        ends, recorded = ends + found[1], recorded + found[2]
+        ratios.append(_ratios(spans, rows[chosen], state[chosen]))
     values = np.concatenate(ratios) - 1
-    share, bounds = ends / recorded if recorded else 0.0, median_bounds(values)
+    bounds = median_bounds(values)
     if len(values) < MIN_PAIRS or bounds is None:
-        return Overhead(len(values), np.nan, np.nan, np.nan, share)
-    return Overhead(len(values), float(np.median(values)), *bounds, share)
+        return Overhead(len(values), np.nan, np.nan, np.nan)
+    return Overhead(len(values), float(np.median(values)), *bounds)
 
 
-def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float, float]:
-    """Return a ratio per pair, and of their recorded steps how long the ends and all of it took."""
+def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> Float64s:
+    """Return a ratio per pair of steps."""
     order = np.lexsort([spans.start_ns[rows], spans.rank[rows]])
     rows, state = rows[order], state[order]
     after = spans.per_row(STEP_END)[rows]  # It is how long the end of the step before took.
@@ -393,5 +359,5 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> tuple[Float64s, float,
     early = first[complete[first] & shadow[first + 1]]
     late = first[shadow[first] & complete[first + 1]] + 1
     on, off = np.append(early, late), np.append(early + 1, late - 1)
-    ends = np.bincount(place, end)[on].sum()
-    return sums[on] / sums[off], float(ends), float(sums[on].sum())
+    ratios: Float64s = sums[on] / sums[off]
+    return ratios

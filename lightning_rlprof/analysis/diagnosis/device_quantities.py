@@ -58,7 +58,7 @@ from lightning_rlprof.analysis.steps.time_categories import (
 )
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.stage_aliases import standard_stage
-from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s, Mask
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.intervals import NONE, enclosing
 from lightning_rlprof.tables.spans import Spans
 
@@ -86,15 +86,6 @@ MIN_COLLECTIVES = 20
 _MIN_OBSERVED_SHARE = 0.05  # A device that does less of the observed time is not reported.
 _MIN_MATCHED_SHARE = 0.9  # If fewer of the calls match, wait and transfer are unknown.
 _MAX_SPANS_SHOWN = 3
-_GAPS = """
-with work as ({work}), free as (
-  select *, max(start_ns + duration_ns) over (partition by rank, device
-    order by start_ns, launch_ns nulls last
-    rows between unbounded preceding and 1 preceding) as idle_ns from work where duration_ns > 0)
-select rank, device, count(*) as gaps, sum(start_ns - idle_ns) as gap_ns from free
-where start_ns > idle_ns and start_ns - idle_ns <= {short} and launch_ns > idle_ns
-and graph is null group by rank, device order by rank, device"""
-
 _KEYS = ("operation", "group", "stage")
 
 
@@ -214,14 +205,12 @@ class _HostWait(NamedTuple):
 
     Attributes:
         parts: That time, idle time without a known cause, and observed time; shape (3, parts).
-        short_ns: Sum of the short gaps.
-        gaps: How many short gaps there are.
+        short: The short gaps.
         longest: The longest gap: (ns, rank, start, end).
     """
 
     parts: Float64s
-    short_ns: int
-    gaps: int
+    short: Int64s
     longest: tuple[int, int, int, int]
 
 
@@ -245,21 +234,15 @@ def _host_bound(run: Evidence) -> Measurement:
     if low > UNVERIFIED:
         _check_losses(run)  # What was lost may look like a late host.
     longest_ns, rank, start, end = max(each.longest for each in waits)
-    if 2 * sum(each.short_ns for each in waits) > late.sum():
-        query = _GAPS.format(work=_work_query(run.spans), short=SHORT_NS)
-        gaps = sum(each.gaps for each in waits)
-        fact = Fact(f"gaps up to {SHORT_NS // 1000} µs before late launches:", gaps)
-    else:
-        where = f"rank = {rank} and (start_ns + duration_ns = {start} or start_ns = {end})"
-        query = f"select * from ({_work_query(run.spans)}) where {where} order by start_ns"
-        fact = Fact("longest gap", longest_ns / 1e6, "ms")
+    where = f"rank = {rank} and (start_ns + duration_ns = {start} or start_ns = {end})"
+    query = f"select * from ({_work_query(run.spans)}) where {where} order by start_ns"
     return run.of_captures(
         Measured(
             float(late.sum() / whole.sum()),
             low,
             high,
-            facts=(fact,),
-            query=" ".join(query.split()),
+            facts=(Fact("longest gap", longest_ns / 1e6, "ms"),),
+            query=query,
             place=place_at(run.spans, rank, start, end),
             confidence=MEDIUM if slower is None else "",
         )
@@ -270,7 +253,9 @@ def _short_gaps_share(run: Evidence) -> Measurement:
     """Return the share of host-bound idle time that is in short gaps."""
     waits = [_host_wait(lane) for lane in run.devices.lanes if len(lane.profiled[0])]
     late = sum(float(each.parts[0].sum()) for each in waits)
-    return exact(sum(each.short_ns for each in waits) / late if late else 0.0)
+    short = np.concatenate([np.zeros(0), *(each.short for each in waits)])
+    fact = Fact(f"gaps up to {SHORT_NS // 1000} µs before late launches:", len(short))
+    return exact(float(short.sum()) / late if late else 0.0, facts=(fact,))
 
 
 def _host_wait(lane: Lane) -> _HostWait:
@@ -282,14 +267,13 @@ def _host_wait(lane: Lane) -> _HostWait:
     cuts = work.start_ns[np.arange(1, PARTS) * len(work.start_ns) // PARTS]
     longest = int(np.argmax(late)) if len(late) else 0
     times = (int(start[longest]), int(end[longest])) if len(late) else (0, 0)
-    short = _short_gaps(work)
     parts = [
         _by_part(cuts, start, late),
         _by_part(cuts, start, np.where(unknown & (cause == UNATTRIBUTED), end - start, 0)),
         _by_part(cuts, grid.times[:-1], np.diff(grid.times) * grid.profiled),
     ]
     longest_gap = (int(late.max(initial=0)), lane.rank, *times)
-    return _HostWait(np.array(parts), int(short.sum()), len(short), longest_gap)
+    return _HostWait(np.array(parts), _short_gaps(work), longest_gap)
 
 
 def _by_part(cuts: Int64s, times: Int64s, ns: Int64s) -> Float64s:
@@ -299,7 +283,7 @@ def _by_part(cuts: Int64s, times: Int64s, ns: Int64s) -> Float64s:
 
 
 def _short_gaps(work: LaneWork) -> Int64s:
-    """Return the short gaps before work that was launched during the gap; same as `_GAPS`."""
+    """Return the short gaps before work that was launched during the gap."""
     free = np.maximum.accumulate(work.end_ns)[:-1]
     gap, launch = work.start_ns[1:] - free, work.launch_ns[1:]
     keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER)
@@ -310,12 +294,8 @@ def _short_gaps(work: LaneWork) -> Int64s:
 
 def _work_query(spans: Spans) -> str:
     """Return the SELECT of kernels and copies; copies lack some columns of kernels."""
-    selects = []
-    for name in ("kernels", "memcpy"):
-        if (table := spans.try_table(name, [])) is not None:
-            has_graph = any(column.name == "graph" for column in table.columns)
-            selects.append(f"select *{'' if has_graph else ', null as graph'} from {name}")
-    return " union all by name ".join(selects)
+    tables = [name for name in ("kernels", "memcpy") if spans.try_table(name, []) is not None]
+    return " union all by name ".join(f"select * from {name}" for name in tables)
 
 
 # ---- kernels
@@ -432,7 +412,6 @@ def _training_mfu(run: Evidence) -> Measurement:
     mfu = float(used.sum() / possible.sum())
     rows = rows[np.argsort(used / possible)]
     names = ", ".join(sorted({spans.names[code] for code in spans.name[rows].tolist()}))
-    named = [f"{spans.rank[row]}/{spans.id[row]}" for row in rows[:_MAX_SPANS_SHOWN].tolist()]
     return Measured(
         mfu,
         low,
@@ -441,7 +420,6 @@ def _training_mfu(run: Evidence) -> Measurement:
         facts=(
             Fact("MFU", mfu, "share", low, high),
             Fact("stages", names, "text"),
-            Fact("lowest spans (rank/id)", ", ".join(named), "text"),
         ),
         query=spans_query(spans, rows[:_MAX_SPANS_SHOWN].tolist()),
         place=place_of(spans, rows),
@@ -549,8 +527,7 @@ def _small(run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]]) -> Me
     )
     least, share, most = (each / run.observed_ns for each in _exposed_transfer(row))
     query = f"select * from collectives where {' and '.join(where)} order by rank, start_ns"
-    place = _first_call(run.spans, row)
-    found = Measured(share, least, most, facts=facts, query=query, place=place, confidence=MEDIUM)
+    found = Measured(share, least, most, facts=facts, query=query, confidence=MEDIUM)
     return run.of_captures(found)
 
 
@@ -565,17 +542,6 @@ def _exposed_transfer(row: dict[str, Any]) -> tuple[int, int, int]:
     whole = exposed + (row["overlapped"] or 0)
     likely = round(transfer * exposed / whole) if whole else 0
     return low, min(high, max(low, likely)), high
-
-
-def _first_call(spans: Spans, row: dict[str, Any]) -> Place:
-    table = spans.table("collectives")
-    keep = np.ones(len(table.rows), bool)
-    for name in _KEYS:
-        code, names = table.texts(name)
-        keep &= code == (UNKNOWN if row[name] is None else names.index(row[name]))
-    rank, start, took = (table.numbers(name)[keep] for name in ("rank", "start", "duration"))
-    at = int(np.argmin(start))
-    return place_at(spans, int(rank[at]), int(start[at]), int(start[at] + took[at]))
 
 
 # ---- kinds of devices

@@ -72,7 +72,6 @@ _PACKAGES = {
 _LIGHTNING = ("lightning", "pytorch-lightning")
 _ORDER = ("ended", "distorts", "problem", "idea")
 _STOP_AT = 0.9  # The replay of a shorter tail stops a rollout there.
-_NO_STRAGGLER = "no straggler"
 _COLUMNS = (
     *columns_of("text", "id", "finding", "kind", "price"),
     *columns_of("share", "share", "CI low", "CI high"),
@@ -183,7 +182,8 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
     for problem in sorted(PROBLEMS.values(), key=lambda each: each.id != "straggler"):
         if problem.id not in ignored:
             found += check_problem(run, problem, undecided)
-    kept = sorted(_without_effects(found), key=_place_in_order)
+    kept = _without_effects(found)
+    kept.sort(key=lambda each: (_ORDER.index(each.kind), -each.weight))
     shown_knobs: dict[str, str] = {}
     kept = [
         replace(each, remedies=_offers(run, each, named, ignored, shown_knobs, undecided))
@@ -247,7 +247,8 @@ def check_problem(run: Evidence, problem: Problem, undecided: list[Undecided]) -
     if lacking:
         undecided.append(_undecided(problem, lacking))
         return []
-    more = tuple(chain.from_iterable(_facts_of(run, each) for each in further))
+    known = (found for each in further if (found := run.value(each.quantity)) is not None)
+    more = tuple(chain.from_iterable(found.facts for found in known))
     return [_finding(run, problem, each, more) for each in met]
 
 
@@ -273,11 +274,6 @@ def _includes(condition: Condition) -> NoData:
     return NoData(f"The interval of {quantity.text} includes {limit}", "Record or capture more")
 
 
-def _facts_of(run: Evidence, condition: Condition) -> tuple[Fact, ...]:
-    found = run.value(condition.quantity)
-    return () if found is None else found.facts
-
-
 def _finding(run: Evidence, problem: Problem, own: Measured, more: tuple[Fact, ...]) -> Finding:
     total, path = max(run.accounts.total_ns, 1), shlex.quote(str(run.spans.path))
     price = None
@@ -299,24 +295,18 @@ def _finding(run: Evidence, problem: Problem, own: Measured, more: tuple[Fact, .
 
 def _with_quantity(condition: Condition, own: Measured) -> tuple[Fact, ...]:
     """Return the quantity itself as a fact, if no fact has its value already."""
-    if condition.quantity.unit == "yes/no" or any(each.value == own.value for each in own.facts):
+    quantity = condition.quantity
+    is_shown = quantity.unit == "yes/no" or any(each.value == own.value for each in own.facts)
+    if is_shown or (own.lost_ns is not None and own.bounds_ns is None):
         return ()
-    if own.lost_ns is not None and own.bounds_ns is None:
-        return ()
-    if own.low == own.high:
-        return (Fact(f"{condition.quantity.text}:", own.value, condition.quantity.unit),)
-    bounds = (own.low, own.high)
-    return (Fact(f"{condition.quantity.text}:", own.value, condition.quantity.unit, *bounds),)
+    bounds = () if own.low == own.high else (own.low, own.high)
+    return (Fact(f"{quantity.text}:", own.value, quantity.unit, *bounds),)
 
 
 def _without_effects(found: list[Finding]) -> list[Finding]:
     """Leave out that ranks wait if slow ranks, which are findings too, explain half of it."""
     lost = sum(each.weight for each in found if each.id == "straggler")
     return [each for each in found if each.id != "collective-wait" or 2 * lost < each.weight]
-
-
-def _place_in_order(each: Finding) -> tuple[int, float]:
-    return _ORDER.index(each.kind), -each.weight
 
 
 # ---- remedies
@@ -365,19 +355,17 @@ def _offers(
 
 def _saves(run: Evidence, found: Finding, remedy: Remedy) -> Price | None:
     """Return what a replay on the same devices predicts; None without one, or if it is unsure."""
-    names, change = [], {"balance": BALANCED, "straggler": _NO_STRAGGLER}.get(remedy.saving, "")
-    asked: dict[str, Any] = {}
-    if remedy.saving == "tail":
-        change, asked = f"rollout stopped at {_STOP_AT:.0%}", {"stop_rollout_at": _STOP_AT}
-    elif remedy.saving in ("overlap", "removed"):
-        names = _stages_of(run, found)
-        if len(names) != 1:
-            return None
-        word = "overlapped" if remedy.saving == "overlap" else "removed"
-        change = f"{names[0]} {word}"
-        asked = {"overlap" if remedy.saving == "overlap" else "remove": names}
-    if not change:
+    changes: dict[str, tuple[str, dict[str, Any]]] = {
+        "balance": (BALANCED, {}),
+        "straggler": ("no straggler", {}),
+        "tail": (f"rollout stopped at {_STOP_AT:.0%}", {"stop_rollout_at": _STOP_AT}),
+    }
+    if len(names := _stages_of(run, found)) == 1:
+        changes["overlap"] = f"{names[0]} overlapped", {"overlap": names}
+        changes["removed"] = f"{names[0]} removed", {"remove": names}
+    if remedy.saving not in changes:
         return None
+    change, asked = changes[remedy.saving]
     try:
         rows = rows_of(whatif(run.spans, **asked))
     except TraceError:  # A stage is not on the path of steps, or requests have no spans.

@@ -311,10 +311,12 @@ class Evidence:
     def category_ns(self) -> Float64s:
         """Time of each step by category; shape (steps, categories), ranks summed.
 
-        Steps in which a rank warmed up, and those that recorded only their length, are 0.
+        Steps in which a rank warmed up, and those that recorded only their length, are 0, as is the
+        time of ranks that lack a step.
         """
         ns = self.accounts.job_ns[:OUTSIDE].astype(np.float64)
         ns = np.where(ns[:, [Category.WARM_UP]] > 0, 0.0, ns)
+        ns[:, Category.OUTSIDE_STEPS] = 0.0
         ns[np.isin(self.accounts.steps, shadow_steps(self.spans))] = 0.0
         return ns
 

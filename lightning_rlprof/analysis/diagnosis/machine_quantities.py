@@ -20,7 +20,7 @@ from lightning_rlprof.analysis.diagnosis.evidence import (
 )
 from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT_SHARE, CPU_WAITS
 from lightning_rlprof.records.records import BACKGROUND_METRICS
-from lightning_rlprof.tables.arrays import Float64s
+from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
 FEWEST_SAMPLES = 60
@@ -198,16 +198,11 @@ def _throttled(text: str, metric: str) -> Quantity:
             raise NoData("Clocks of devices were not sampled", _HOW)
         if throttled is None:
             raise NoData("The driver does not report why clocks are low")
-        most = dict(zip(_places(highest, time=False), highest.value.tolist(), strict=True))
-        clocks = dict(zip(_places(clock, time=True), clock.value.tolist(), strict=True))
-        drop = np.array(
-            [
-                1 - clocks[place] / most[place[:2]]
-                if place in clocks and most.get(place[:2])
-                else np.nan
-                for place in _places(throttled, time=True)
-            ]
-        )
+        most = dict(zip(_places(highest), highest.value.tolist(), strict=True))
+        clocks = dict(zip(_places(clock, clock.time), clock.value.tolist(), strict=True))
+        places = _places(throttled, throttled.time)
+        part = [clocks.get(each, np.nan) / (most.get(each[:2]) or np.nan) for each in places]
+        drop = 1 - np.array(part)
         known = np.isfinite(drop)
         if not known.any():
             raise NoData("Clocks of devices were not sampled", _HOW)
@@ -218,8 +213,8 @@ def _throttled(text: str, metric: str) -> Quantity:
     return Quantity(text, "share", measure)
 
 
-def _places(samples: Samples, *, time: bool) -> list[tuple[int, ...]]:
-    columns = [samples.rank, samples.device, *([samples.time] if time else [])]
+def _places(samples: Samples, *more: Int64s) -> list[tuple[int, ...]]:
+    columns = (samples.rank, samples.device, *more)
     return list(zip(*(each.tolist() for each in columns), strict=True))
 
 

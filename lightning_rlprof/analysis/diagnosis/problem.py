@@ -6,34 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from lightning_rlprof.analysis.diagnosis.evidence import Condition, Fact, Place, shown
+from lightning_rlprof.analysis.diagnosis.evidence import Condition, Fact, Place
 
 DOCS = "docs"
 """Where the documentation is: a folder of the repository, until it has a public address."""
 
 GUIDE = f"{DOCS}/guides/tuning.md"
-"""Page with a section for each remedy, whose anchor is that of its symptom."""
-
-_SECTIONS = {
-    "smaller-micro-batch": "out-of-memory",
-    "own-threads": "cpu-contention",
-    "fewer-workers": "cpu-contention",
-    "other-programs": "cpu-contention",
-    "cpu-quota-limit": "cpu-limit",
-    "swap-ranks": "thermal-throttling",
-    "cut-tail": "rollout-tail",
-    "longer-responses": "clipped-responses",
-    "discard-less": "discarded-samples",
-    "less-staleness": "stale-samples",
-    "prefetch": "data-workers",
-    "sync-less-often": "weight-sync-overlap",
-    "weight-sync-backend": "weight-sync-overlap",
-    "no-synchronization": "host-bound-update",
-    "more-host-memory": "memory-pressure",
-    "fewer-workers-for-memory": "memory-pressure",
-    "faster-disk": "disk-wait",
-    "collect-together": "garbage-collection",
-}  # of the guide, for remedies that are explained with a symptom of another name
+"""Page with an anchor for each remedy."""
 
 _OF_SETTING = ("framework", "key", "change", "default")
 _SETTING = re.compile(r"([\w-]+): (.+?) ([=↑↓])(?: (?!\(default )(.+?))?(?: \(default (.+)\))?")
@@ -132,7 +111,7 @@ class Remedy:
     @property
     def guide(self) -> str:
         """The address of the section that explains it."""
-        return f"{GUIDE}#{_SECTIONS.get(self.id, self.id)}"
+        return f"{GUIDE}#{self.id}"
 
 
 @dataclass(frozen=True)
@@ -202,6 +181,17 @@ ended, distorts, idea = (partial(problem, kind=kind) for kind in ("ended", "dist
 """As `problem`, of another kind."""
 
 
+def priced(share: float) -> str:
+    """Return a price as text, with the decimal that shares have in tables.
+
+    Example::
+
+        >>> priced(0.10499), priced(0.004)
+        ('10.5%', '0.4%')
+    """
+    return f"{share:.1%}"
+
+
 @dataclass(frozen=True)
 class Price:
     """What a problem costs, or what a remedy would save; always of the job's time.
@@ -222,12 +212,21 @@ class Price:
     high: float | None = None
 
     @property
+    def percent(self) -> str:
+        """The share as every screen rounds it."""
+        return priced(self.share)
+
+    @property
+    def amount(self) -> str:
+        """The price in words, without its interval."""
+        return f"{self.kind} {self.percent} of the job"
+
+    @property
     def text(self) -> str:
         """The price in words."""
-        interval = ""
-        if self.low is not None and self.high is not None:
-            interval = f" (95% CI {shown(self.low, 'share')}–{shown(self.high, 'share')})"
-        return f"{self.kind} {shown(self.share, 'share')} of the job{interval}"
+        if self.low is None or self.high is None:
+            return self.amount
+        return f"{self.amount} (95% CI {priced(self.low)}–{priced(self.high)})"
 
 
 @dataclass(frozen=True)

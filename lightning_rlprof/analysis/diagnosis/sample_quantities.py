@@ -1,6 +1,5 @@
 """Quantities of samples, memory and what was recorded: lengths, fates, growth, lost data."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from lightning_rlprof.analysis.diagnosis.evidence import (
     Quantity,
     exact,
     place_of,
-    quoted,
     sampled_share,
     share_interval,
 )
@@ -50,7 +48,6 @@ _COUNTED_MEMORY = {
     "host": "host_rss_bytes",
     "child processes": "children_rss_bytes",
 }
-_GROUP = ("rank", "component", "device")
 _PARTS_OF_DEVICES = ("torch reserved", "device", "non-PyTorch")
 _MIN_GROWTH = 0.02  # A growth by less of the peak over all steps is not worth a look.
 
@@ -243,17 +240,17 @@ def _growth(run: Evidence) -> Measurement:
         for row in rows_of(memory_phases(run.spans))
         if row["phase"] == ALL and row["component"] not in _PARTS_OF_DEVICES
     ]
-    peaks = {
-        tuple(row[name] for name in _GROUP): max(row["peak"] or 0, row["reserved"] or 0)
-        for row in rows_of(memory(run.spans))
-        if row["stage"] == ALL
-    }
-    rows = [row | {"peak": peaks[tuple(row[name] for name in _GROUP)]} for row in rows]
+    peaks: dict[tuple[int, str], int] = {}
+    for row in rows_of(memory(run.spans)):
+        if row["stage"] == ALL:
+            place = (row["rank"], row["component"])
+            peaks[place] = max(peaks.get(place, 0), row["peak"] or 0, row["reserved"] or 0)
+    rows = [row | {"peak": peaks[row["rank"], row["component"]]} for row in rows]
     if not rows:
-        raise NoData("No memory was recorded", "Record on Linux, or capture with memory")
+        raise NoData("No memory of steps was recorded", "Record on Linux, or on a device")
     if all(row["verdict"] == TOO_FEW for row in rows):
         NoData.unless(max(row["steps"] for row in rows), MIN_VALUES_TO_GROW, "steps with memory")
-    leaks: dict[str | None, list[dict[str, Any]]] = {}
+    leaks: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["verdict"] == LEAK:
             leaks.setdefault(row["component"], []).append(row)
@@ -277,7 +274,7 @@ def _leak(spans: Spans, row: dict[str, Any], ranks: int) -> Measured:
     rank, component = row["rank"], row["component"]
     slope, low, high = row["added per step"], row["CI low"], row["CI high"]
     facts = [
-        Fact("component", component or "device", "text"),
+        Fact("component", component, "text"),
         Fact("rank", rank),
         Fact("ranks", ranks),
         Fact("growth per step", slope, "bytes", low, high),
@@ -285,31 +282,17 @@ def _leak(spans: Spans, row: dict[str, Any], ranks: int) -> Measured:
     ]
     if phases := leaking_phases(spans, rank, component):
         facts.append(Fact("added by", ", ".join(phases), "text"))
-    rows = spans.rows(kind="step", rank=rank)
+    rows, counter = spans.rows(kind="step", rank=rank), _COUNTED_MEMORY[component]
+    first, last = spans.step[rows[[0, -1]]]
     share = _part_of_peak(row, "added per step")
     return exact(
         share,
         facts=tuple(facts),
-        query=_memory_query(spans, rank, component, rows),
+        query=f"select step, kind, name, start_ns, {counter} from spans where rank = {rank} "
+        f"and kind in ('stage', 'step') and step between {first} and {last} "
+        f"and {counter} is not null order by start_ns",
         place=place_of(spans, rows[-1:]),
         confidence=HIGH if low > slope / 2 else MEDIUM,
-    )
-
-
-def _memory_query(spans: Spans, rank: int, component: str | None, steps: Int64s) -> str:
-    """Return the SELECT of the samples, from the counters of spans or from the table."""
-    counter = _COUNTED_MEMORY.get(component or "")
-    if counter is not None and counter in spans.counters:
-        first, last = spans.step[steps[[0, -1]]]
-        return (
-            f"select step, kind, name, start_ns, {counter} from spans where rank = {rank} "
-            f"and kind in ('stage', 'step') and step between {first} and {last} "
-            f"and {counter} is not null order by start_ns"
-        )
-    of = "is null" if component is None else f"= {quoted(component)}"
-    return (
-        f"select * from memory where rank = {rank} and component {of} and time_ns "
-        f"between {spans.start_ns[steps[0]]} and {spans.end_ns[steps[-1]]} order by time_ns"
     )
 
 
@@ -335,24 +318,12 @@ def _ran_out(spans: Spans, rank: int, steps: Int64s) -> Measured:
                 for name in ("wanted_bytes", "free_bytes")
                 if name in note.facts
             ]
-    facts += _last_memory(spans, rank)
     return exact(
         1.0,
         facts=tuple(facts),
         query=f"select * from spans where rank = {rank} and step = {step} order by start_ns",
         place=place_of(spans, last if len(last) else steps[-1:]),
     )
-
-
-def _last_memory(spans: Spans, rank: int) -> Iterator[Fact]:
-    """Yield the memory at the end of the last stage that has it, by component."""
-    for component, counter in _COUNTED_MEMORY.items():
-        rows, values = spans.amounts(counter, np.int64)
-        own = np.flatnonzero((spans.rank[rows] == rank) & (spans.kind[rows] == _STAGE))
-        if len(own):
-            last = own[np.argmax(spans.end_ns[rows[own]])]
-            stage = spans.names[int(spans.name[rows[last]])]
-            yield Fact(f"{component} memory after {stage}", float(values[last]), "bytes")
 
 
 # ---- what the recording lost

@@ -185,14 +185,11 @@ def _with_spans(
     spans = run.spans
     rows = np.flatnonzero((categories_of(spans.names) == category)[spans.name])
     rows = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
-    named = ", ".join(f"{spans.rank[row]}/{spans.id[row]}" for row in rows.tolist())
-    fact = Fact("longest spans (rank/id)", named, "text")
     if not len(rows):
         rows = spans.rows(kind="step")
         number = np.unique(spans.step[rows])[steps[np.argmax(own)]]
         rows = rows[spans.step[rows] == number]
-        fact = Fact("most in step", int(number))
-    facts = (Fact("of the step time", found.value, "share"), fact, *_discount(run, steps, own))
+    facts = (Fact("of the step time", found.value, "share"), *_discount(run, steps, own))
     query = spans_query(spans, rows.tolist())
     return replace(found, facts=facts, query=query, place=place_of(spans, rows))
 

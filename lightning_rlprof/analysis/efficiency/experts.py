@@ -21,8 +21,8 @@ _NO_COUNTS = (
     "that each expert of the rank computed, of layers and experts."
 )
 _NOTE = (
-    "rank load, expert load: tokens of the most loaded one over the mean, in rows of a rank or an "
-    "expert those of its own. saved: share of the time of experts, dispatch and combine that even "
+    "rank load, expert load: tokens of the most loaded one over the mean, in rows of a rank those "
+    "of its own. saved: share of the time of experts, dispatch and combine that even "
     "ranks would save, as a layer ends with its most loaded rank. idle: experts without a token."
 )
 _ONE_RANK = "Only one rank counted: balance between ranks is unknown."
@@ -30,13 +30,12 @@ _ONE_GROUP = (
     "All ranks are taken as one expert-parallel group. For several, set parallel: {ep: N} in the "
     "configuration."
 )
-_HOTTEST = 100  # experts that have a row
 
 _Row = tuple[Cell, ...]
 
 
 def experts(spans: Spans) -> Table:
-    """Show the balance of tokens over experts: of all layers, by layer, rank and expert.
+    """Show the balance of tokens over experts: of all layers, by layer, and by rank.
 
     From ``count(tokens_per_expert=...)``. A load is relative to the mean: of the ranks of an
     expert-parallel group, and of the experts of a layer, in each step. Even ranks would save
@@ -98,50 +97,31 @@ def _sums(place: Int64s, amounts: Float64s) -> Float64s:
 
 
 def _of_stage(stage: str, keys: Int64s, tokens: Float64s) -> list[_Row]:
-    """Return the rows of a stage: all layers, each layer, ranks, and the most loaded experts."""
+    """Return the rows of a stage: all layers, each layer, and ranks."""
     rank, layer = keys[2], keys[3]
     by_rank, of_rank = distinct_tuples(keys[:4])
     load = _sums(of_rank, tokens)
-    of_ranks = _relative(by_rank[[0, 1, 3]], load)  # the ranks of a step, group and layer
-    of_experts = _relative(keys[[0, 1, 3]], tokens)  # and all experts there
-    rows = [_layers_row(stage, "all layers", None, keys, tokens, by_rank, load)]
+    _, place = distinct_tuples(by_rank[[0, 1, 3]])  # the ranks of a step, group and layer
+    even = (_sums(place, load) / np.bincount(place))[place]
     layers = [
-        _layers_row(
-            stage,
-            "layer",
-            number,
-            *(keys[:, layer == number], tokens[layer == number]),
-            *(by_rank[:, by_rank[3] == number], load[by_rank[3] == number]),
-        )
+        _layers_row(stage, "layer", number, keys[:, layer == number], tokens[layer == number])
         for number in np.unique(layer).tolist()
     ]
+    rows = [_layers_row(stage, "all layers", None, keys, tokens)]
     rows += sorted(layers, key=lambda row: (-float(row[8] or 0), row[2]))
     several = len(np.unique(by_rank[2])) > 1
     for number in np.unique(rank).tolist():
         own = by_rank[2] == number
-        part = float(load[own].sum() / max(of_ranks[own].sum(), 1)) if several else None
+        part = float(load[own].sum() / max(even[own].sum(), 1)) if several else None
         total, idle = round(tokens[rank == number].sum()), _share_of_zeros(tokens[rank == number])
         rows.append((stage, "rank", None, number, None, total, part, None, None, idle))
-    each, of_each = distinct_tuples(keys[2:])
-    sums, means = (_sums(of_each, column) for column in (tokens, of_experts))
-    part_of = np.divide(sums, means, out=np.zeros_like(sums), where=means > 0)
-    for at in np.argsort(-part_of, kind="stable")[:_HOTTEST].tolist():
-        place = each[:, at].tolist()
-        cells = (place[1], place[0], place[2], round(sums[at]), None, float(part_of[at]))
-        rows.append((stage, "expert", *cells, None, None))
     return rows
 
 
-def _layers_row(
-    stage: str,
-    of: str,
-    number: int | None,
-    keys: Int64s,
-    tokens: Float64s,
-    by_rank: Int64s,
-    load: Float64s,
-) -> _Row:
+def _layers_row(stage: str, of: str, number: int | None, keys: Int64s, tokens: Float64s) -> _Row:
     """Return the balance of some layers, and their most loaded rank and expert."""
+    by_rank, of_rank = distinct_tuples(keys[:4])
+    load = _sums(of_rank, tokens)
     most_rank, mean_rank = _most_and_mean(by_rank[[0, 1, 3]], load)
     most_expert, mean_expert = _most_and_mean(keys[[0, 1, 3]], tokens)
     several = len(np.unique(by_rank[2])) > 1 and mean_rank > 0
@@ -158,12 +138,6 @@ def _layers_row(
         1 - mean_rank / most_rank if several else None,
         _share_of_zeros(tokens),
     )
-
-
-def _relative(places: Int64s, amounts: Float64s) -> Float64s:
-    """Return the mean amount at the place of each one."""
-    _, place = distinct_tuples(places)
-    return np.asarray((np.bincount(place, amounts) / np.bincount(place))[place])
 
 
 def _most_and_mean(places: Int64s, amounts: Float64s) -> tuple[float, float]:

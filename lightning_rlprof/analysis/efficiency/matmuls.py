@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
-from lightning_rlprof.analysis.efficiency.operator_work import (
-    ENGINES,
-    FLOAT8,
-    HALF,
-    MOVES,
-    Work,
-    work_of,
-)
+from lightning_rlprof.analysis.efficiency.operator_work import FLOAT8, HALF, Work, work_of
 from lightning_rlprof.analysis.efficiency.peak_flops import (
     Peak,
     Type,
@@ -28,7 +21,6 @@ from lightning_rlprof.analysis.efficiency.peak_flops import (
 from lightning_rlprof.analysis.operators import thread_lanes
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.intervals import NONE, innermost
-from lightning_rlprof.tables.kernels import Coded
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -64,8 +56,8 @@ _BOUNDS = "TFLOP/s of {} calls are bounds: {}."
 _CACHED = "Rows above peak memory bandwidth hit the cache; their % of bandwidth is omitted."
 
 _Row = tuple[Cell, ...]
-_Kind = tuple[str, str, str | None, str | None, str]
-"""Operator, dims, types and values of a call, and what an engine wrote around it."""
+_Kind = tuple[str, str, str | None, str | None]
+"""Operator, dims, types and values of a call."""
 _Timed = tuple[_Kind, int, int, int]
 """Kind of calls, their time, their number, and that of calls whose time is known."""
 _Peaks = tuple[Mapping[str, float], float | None]
@@ -122,24 +114,15 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed
     columns = [table.texts(name) for name in ("operator", "dims", "types", "values")]
     start, duration = (table.numbers(name) for name in ("start", "duration"))
     thread = table.numbers("thread", NOT_RECORDED)
-    operator = columns[0]
-    rows = rows[~_outer(operator, rows, rank, thread, start, start + duration)]
+    rows = rows[~_outer(rows, rank, thread, start, start + duration)]
     start, duration, thread = start[rows], duration[rows], thread[rows]
     timed = np.ones(len(rows), bool)
     called = thread != NOT_RECORDED  # the others are kernels, which have their own time
-    engine = np.full(len(rows), NONE)
-    ranges: Sequence[str] = []
     if work.kernel_count and called.any():
         calls = (rank[rows], thread, start, start + duration)
-        launched, count = _launched(work, *(each[called] for each in calls)), int(called.sum())
-        duration[called], timed[called] = _kernel_time(work, launched, count)
-        of_engines = _named(operator, rows, ENGINES)
-        if of_engines.any():
-            engine[called], ranges = _ranges(work, launched, count)
-            engine[~of_engines] = NONE
+        duration[called], timed[called] = _kernel_time(work, *(each[called] for each in calls))
     kind = np.zeros(len(rows), np.int64)
     coded = [(code[rows], [*texts, None]) for code, texts in columns]
-    coded.append((engine, [*ranges, ""]))
     for code, texts in coded:
         kind = np.unique(kind * len(texts) + code + 1, return_inverse=True)[1]
     heads = np.unique(kind, return_index=True)[1]
@@ -152,48 +135,30 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed
     return [*zip(kinds, time.tolist(), *(each.tolist() for each in counts), strict=True)]
 
 
-def _outer(
-    operator: Coded, rows: Int64s, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s
-) -> Mask:
-    """Return which calls have another one inside that computes, to which their work belongs."""
+def _outer(rows: Int64s, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s) -> Mask:
+    """Return which calls have another one inside, to which their work belongs."""
     found = np.zeros(len(start), bool)
-    own = rows[(thread[rows] != NOT_RECORDED) & ~_named(operator, rows, MOVES)]
+    own = rows[thread[rows] != NOT_RECORDED]
     own = own[np.lexsort((-end[own], start[own], thread[own], rank[own]))]
     same = ~differs(rank[own], thread[own])[1:]
     found[own[:-1]] = same & (start[own[1:]] < end[own[:-1]])
     return found[rows]
 
 
-def _named(operator: Coded, rows: Int64s, names: Collection[str]) -> Mask:
-    """Return which rows are calls of some operators."""
-    code, texts = operator
-    return np.array([*(text in names for text in texts), False])[code[rows]]
-
-
-def _launched(work: DeviceWork, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Return the call that launched each kernel, else `NONE`."""
+def _kernel_time(
+    work: DeviceWork, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s
+) -> tuple[Int64s, Mask]:
+    """Return the time of the kernels that each call launched, and whether it launched any."""
     kernels = slice(work.kernel_count)
     kernel_thread, launch = (work.numbers(name)[kernels] for name in ("thread", "launch"))
     threads = np.unique(thread)
     lane = thread_lanes(threads, rank, thread)
     kernel_lane = thread_lanes(threads, work.rank[kernels], kernel_thread)
     kernel_lane[launch == NOT_RECORDED] = NONE
-    return innermost(lane, start, end, kernel_lane, launch)
-
-
-def _kernel_time(work: DeviceWork, call: Int64s, calls: int) -> tuple[Int64s, Mask]:
-    """Return the time of the kernels that each call launched, and whether it launched any."""
-    found = np.zeros(calls, np.int64)
-    np.add.at(found, call[call >= 0], work.duration[: work.kernel_count][call >= 0])
-    return found, np.bincount(call[call >= 0], minlength=calls) > 0
-
-
-def _ranges(work: DeviceWork, call: Int64s, calls: int) -> Coded:
-    """Return the range in which each call launched a kernel, `NONE` if it launched none."""
-    codes, names = work.ranges
-    found = np.full(calls, NONE)
-    found[call[call >= 0]] = codes[: work.kernel_count][call >= 0]
-    return found, names
+    call = innermost(lane, start, end, kernel_lane, launch)
+    found = np.zeros(len(start), np.int64)
+    np.add.at(found, call[call >= 0], work.duration[kernels][call >= 0])
+    return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
 
 
 def _peaks(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Peaks:
@@ -242,8 +207,6 @@ def _rows(
             low = high = None
         exact = low if low == high else None
         bounds = (None, None) if exact is not None else (low, high)
-        if least == most == 0:
-            exact, bounds = None, (None, None)
         gb_s = _rate(moved, time, 1)
         of_bandwidth = _ratio(gb_s, bandwidth)
         if of_bandwidth is not None and of_bandwidth > 1:

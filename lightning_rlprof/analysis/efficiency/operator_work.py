@@ -38,7 +38,6 @@ ELSEWHERE = "how many tokens go to experts of other ranks is not recorded"
 """Reasons for bounds."""
 
 _Shape = list[int]
-_BATCH = re.compile(r"(context|generation)_\d+\(sq(\d+)sk\d+sqsq(\d+)sqsk(\d+)\)")
 
 _SDPA = "aten::_scaled_dot_product_"
 
@@ -75,12 +74,10 @@ class _Call(NamedTuple):
     Attributes:
         dims: Shape of each input; empty for numbers and flags.
         values: Number or flag of each input, as text; empty for tensors.
-        engine: What an engine wrote around the call of its batch.
     """
 
     dims: list[Any]
     values: list[Any]
-    engine: str
 
     def shape(self, at: int | None) -> _Shape:
         """Return the shape of an input, empty if it is not a tensor or the shape is impossible."""
@@ -249,16 +246,6 @@ def _grouped(call: _Call, *, offsets: int = 2) -> _Cost | None:
     return _Cost([first, second], flops, flops, prod(first) + prod(second) + out)
 
 
-def _grouped_gemm(call: _Call) -> _Cost | None:
-    """Count the forward of the package grouped_gemm; its matrices may be transposed."""
-    rows, experts = call.shape(0), call.shape(1)
-    if len(rows) != 2 or len(experts) != 3 or rows[1] not in experts[1:]:
-        return None
-    columns = experts[1] * experts[2] // rows[1]
-    flops = 2 * prod(rows) * columns
-    return _Cost([rows, experts], flops, flops, prod(rows) + prod(experts) + rows[0] * columns)
-
-
 def _experts(call: _Call) -> _Cost | None:
     """Count both matmuls of fused experts: for each token, those of the experts chosen for it.
 
@@ -356,9 +343,6 @@ class _Attention:
             return mask.packed(tokens, sequences, most[0])
         if not paged and sequences == 1:
             return mask.pairs(tokens, key[0])
-        noted = _noted(call.engine, tokens) if paged else None
-        if noted is not None and mask.causal and mask.known and mask.left is None:
-            return Pairs(noted, noted)
         longest = most[1] if paged else most[1] or key[0]
         seen = tokens * longest if longest else None
         if paged:  # every query sees itself and what came before it
@@ -367,43 +351,13 @@ class _Attention:
         return Pairs(0, seen, LENGTHS)
 
 
-def _paged(call: _Call, *, query: int, tables: int, longest: Sequence[int]) -> _Cost | None:
-    """Count the decoding of one token per sequence, with contexts up to the longest one."""
-    tokens, sequences = call.shape(query), call.shape(tables)
-    if len(tokens) != 3 or not sequences:
-        return None
-    most = next((found for at in longest if (found := call.number(at))), None)
-    noted = _noted(call.engine, tokens[0])
-    each = 4 * tokens[1] * tokens[2]
-    if noted is not None:
-        return _Cost([tokens], noted * each, noted * each, None)
-    upper = None if most is None else each * tokens[0] * most
-    return _Cost([tokens], each * tokens[0], upper, None, CONTEXT)
-
-
 def _unified(call: _Call) -> _Cost | None:
-    """Count vLLM's attention, which does prefill and decoding; windows are not recorded."""
+    """Count vLLM's attention, which does prefill and decoding; contexts are not recorded."""
     query, key, value = (call.shape(at) for at in range(3))
     if {len(query), len(key), len(value)} != {3} or query[2] != key[2]:
         return None
-    each, noted = 2 * query[1] * (query[2] + value[2]), _noted(call.engine, query[0])
-    most = None if noted is None else each * noted
-    why = CONTEXT if noted is None else WINDOW
-    return _Cost([query, key, value], each * query[0], most, None, why)
-
-
-def _noted(engine: str, tokens: int) -> int | None:
-    """Return the causal pairs of a batch, if an engine wrote its lengths around the call.
-
-    Patched versions of vLLM and SGLang name the sums of lengths of queries, of their squares, and
-    of their products with the lengths of keys, of prefill and decoding: ``context_9(sq…)``.
-    """
-    found = {part: [*map(int, sums)] for part, *sums in _BATCH.findall(engine[:1_000])}
-    decoding = {part: sums for part, sums in found.items() if part == "generation"}
-    for parts in (found, decoding):  # some backends decode in a call of its own
-        if parts and sum(sums[0] for sums in parts.values()) == tokens:
-            return sum(keys - (squares - rows) // 2 for rows, squares, keys in parts.values())
-    return None
+    least = 2 * prod(query[:2]) * (query[2] + value[2])
+    return _Cost([query, key, value], least, None, None, CONTEXT)
 
 
 def _cann_attention(call: _Call, *, backward: bool = False) -> _Cost | None:
@@ -459,14 +413,6 @@ def _cann_grouped(call: _Call, *, halved: bool = False) -> _Cost | None:
     return _Cost([rows, weights or out], flops, flops, elements)
 
 
-def _written(call: _Call) -> _Cost | None:
-    """Count writing keys and values to a cache: no FLOPs, read once and written once."""
-    key, value = call.shape(0), call.shape(1)
-    if not key or not value:
-        return None
-    return _Cost([key, value], 0, 0, 2 * (prod(key) + prod(value)))
-
-
 class _Formula(NamedTuple):
     """How an operator is counted.
 
@@ -474,24 +420,20 @@ class _Formula(NamedTuple):
         cost: The formula.
         typed: Position of the input whose type is multiplied.
         sign: What joins the shapes.
-        engine: Whether lengths that an engine wrote around the call matter.
     """
 
     cost: Callable[[_Call], _Cost | None]
     typed: int = 0
     sign: str = " @ "
-    engine: bool = False
 
 
-def _attends(query: int, causal: int, *, engine: bool = False, **places: Any) -> _Formula:
-    return _Formula(_Attention(query, causal, **places), query, ", ", engine)
+def _attends(query: int, causal: int, **places: Any) -> _Formula:
+    return _Formula(_Attention(query, causal, **places), query, ", ")
 
 
 _PRODUCT = _Formula(_matmul)
 _SECOND = _Formula(partial(_matmul, at=1), 1)
 _FUSED_EXPERTS = _Formula(_experts, 1, ", ")
-_CACHE = _Formula(_written, 0, ", ")
-_DECODES = partial(_Formula, sign=", ", engine=True)
 
 FORMULAS: Mapping[str, _Formula] = {
     **dict.fromkeys(
@@ -511,7 +453,6 @@ FORMULAS: Mapping[str, _Formula] = {
     "aten::_grouped_mm": _Formula(_grouped),
     "aten::_scaled_grouped_mm": _Formula(partial(_grouped, offsets=4)),
     "aten::_scaled_grouped_mm_v2": _Formula(partial(_grouped, offsets=8)),
-    "GroupedGemm": _Formula(_grouped_gemm),
     **dict.fromkeys(
         (
             *("vllm::inplace_fused_experts", "vllm::outplace_fused_experts"),
@@ -549,19 +490,11 @@ FORMULAS: Mapping[str, _Formula] = {
     "flash_attn::_flash_attn_varlen_backward": _attends(
         1, 15, lengths=9, longest=11, window=16, backward=True
     ),
-    "_vllm_fa2_C::varlen_fwd": _attends(
-        0, 15, lengths=4, longest=10, window=16, pages=8, engine=True
-    ),
+    "_vllm_fa2_C::varlen_fwd": _attends(0, 15, lengths=4, longest=10, window=16, pages=8),
     **dict.fromkeys(
-        ("vllm::unified_attention", "vllm::unified_attention_with_output"), _DECODES(_unified)
+        ("vllm::unified_attention", "vllm::unified_attention_with_output"),
+        _Formula(_unified, 0, ", "),
     ),
-    "_C::paged_attention_v1": _DECODES(partial(_paged, query=1, tables=6, longest=(9,)), typed=1),
-    "_C::paged_attention_v2": _DECODES(partial(_paged, query=4, tables=9, longest=(12,)), typed=4),
-    "_rocm_C::paged_attention": _DECODES(
-        partial(_paged, query=4, tables=9, longest=(13, 12)), typed=4
-    ),
-    "_C_cache_ops::reshape_and_cache": _CACHE,
-    "_C_cache_ops::reshape_and_cache_flash": _CACHE,
     "FlashAttentionScore": _Formula(_cann_attention, 1, ", "),
     "FlashAttentionScoreGrad": _Formula(partial(_cann_attention, backward=True), 1, ", "),
     **dict.fromkeys(
@@ -574,19 +507,11 @@ FORMULAS: Mapping[str, _Formula] = {
 """By operator, after the signatures of torch (aten/src/ATen/native/native_functions.yaml),
 flash-attention (flash_attn_interface.py), vLLM and SGLang.
 
-Names without a namespace are kernels of CANN, but for ``GroupedGemm``, of the package grouped_gemm.
+Names without a namespace are kernels of CANN.
 """
 
-ENGINES = frozenset(name for name, formula in FORMULAS.items() if formula.engine)
-"""Operators that lengths written by an engine matter for."""
 
-MOVES = frozenset(name for name, formula in FORMULAS.items() if formula is _CACHE)
-"""Operators that compute nothing."""
-
-
-def work_of(
-    operator: str, dims: str, types: str | None, values: str | None, engine: str = ""
-) -> Work | None:
+def work_of(operator: str, dims: str, types: str | None, values: str | None) -> Work | None:
     """Return what a call computes and moves, from JSON of torch.profiler; None if unknown.
 
     FLOPs are counted as torch.utils.flop_counter does: ``2 m k n`` for a matmul, without what is
@@ -597,7 +522,6 @@ def work_of(
         dims: Shapes of its inputs.
         types: Their types.
         values: Those of its inputs that are numbers or flags.
-        engine: What an inference engine wrote around the call of its batch.
 
     Example::
 
@@ -607,7 +531,7 @@ def work_of(
     formula = FORMULAS.get(operator)
     if formula is None:
         return None
-    found = formula.cost(_Call(_list(dims), _list(values), engine))
+    found = formula.cost(_Call(_list(dims), _list(values)))
     if found is None or max(found.least or 0, found.most or 0, found.elements or 0) > _MAX_ELEMENTS:
         return None
     kind = _at(_list(types), formula.typed)

@@ -14,55 +14,6 @@ _TYPES: tuple[Type, ...] = ("fp32", "tf32", "fp8", "int8", "fp4")
 
 _SPEEDS = ("tflops", "gb_s", *_TYPES)
 _ALL = (*_SPEEDS, "memory_gb")
-_A100 = "NVIDIA A100 Tensor Core GPU data sheet"
-_A800 = "NVIDIA A800 Tensor Core GPU data sheet"
-
-_PLATFORM = "CANN platform_config: 2 x 16 x 16 x 16 x cube cores x clock"
-
-_SOURCES = {
-    "A100-40G": _A100,
-    "A100-80G": _A100,
-    "A100-PCIe-80G": _A100,
-    "A800-40G": _A800,
-    "A800-80G": _A800,
-    "A800-PCIe-80G": _A800,
-    "H100-80G": "NVIDIA H100 Tensor Core GPU architecture, SXM5",
-    "H100-PCIe-80G": "NVIDIA H100 PCIe GPU product brief and data sheet",
-    "H100-NVL-94G": "NVIDIA H100 Tensor Core GPU data sheet, NVL",
-    "H800-80G": "NVIDIA H800 Tensor Core GPU data sheet, SXM",
-    "H800-PCIe-80G": "NVIDIA H800 Tensor Core GPU data sheet, PCIe",
-    "H20-96G": "torchtitan, resellers; NVIDIA has no public data sheet. Measured: 136 to 138, "
-    "3300 GB/s",
-    "H20-141G": "resellers; NVIDIA has no public data sheet",
-    "H200-141G": "NVIDIA H200 Tensor Core GPU data sheet, SXM",
-    "H200-NVL-141G": "NVIDIA H200 Tensor Core GPU data sheet, NVL",
-    "GH200-96G": "NVIDIA GH200 Grace Hopper Superchip data sheet",
-    "B200-180G": "NVIDIA Blackwell data sheet, HGX B200; others say 7700 GB/s, 192 GB",
-    "GB200-186G": "NVIDIA Blackwell data sheet, GB200 NVL72; others say 2450 TFLOP/s, 192 GB",
-    "B300-288G": "torchtitan, NeMo-RL; documents disagree on INT8, FP4 and memory",
-    "L40S-48G": "NVIDIA L40S data sheet",
-    "L20-48G": "tables on GitHub",
-    "A10-24G": "NVIDIA A10 Tensor Core GPU data sheet",
-    "T4-16G": "NVIDIA T4 Tensor Core GPU data sheet (FP16)",
-    "V100-32G": "NVIDIA V100 data sheet (FP16)",
-    "V100-PCIe-32G": "NVIDIA V100 data sheet (FP16)",
-    "V100S-32G": "NVIDIA V100 data sheet, V100S (FP16)",
-    "RTX4090-24G": "NVIDIA Ada GPU architecture, appendix A",
-    "RTX5090-32G": "NVIDIA RTX Blackwell architecture, appendix A",
-    "MI250X-64G": "AMD Instinct MI250X data sheet, half of 383",
-    "MI300X-192G": "AMD Instinct MI300X data sheet",
-    "MI325X-256G": "AMD Instinct MI325X data sheet",
-    "MI350X-288G": "torch's device_info.py",
-    "MI355X-288G": "AMD Instinct MI355X data sheet",
-    "910B2-64G": f"{_PLATFORM}, 24 at 1.8 GHz",
-    "910B1-64G": "as 910B2, whose clock is known; product pages: 400",
-    "910B3-64G": f"{_PLATFORM}, 20 at 1.8 GHz",
-    "910B4-32G": f"{_PLATFORM}, 20 at 1.5 GHz",
-    "910B4-1-64G": f"{_PLATFORM}, 20 at 1.5 GHz",
-    "910C-64G": "CloudMatrix384 paper, half of 752",
-    "950PR-112G": f"{_PLATFORM}, 28 at 1.65 GHz",
-    "950DT-144G": f"{_PLATFORM}, 32 at 1.65 GHz",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +26,6 @@ class Peak:
         tflops: 10^12 FLOP/s in BF16 or FP16 with FP32 accumulation, dense: without sparsity.
         gb_s: 10^9 bytes/s of its memory, None if a name has several or documents disagree.
         memory_gb: Size of its memory on the data sheet.
-        source: Document of the vendor. A number given with sparsity is halved.
         others: Peaks of other types in 10^12 operations/s, dense.
         unconfirmed: Which of these no document of the vendor confirms, or documents contradict:
             ``tflops``, ``gb_s``, ``memory_gb``, and types of ``others``.
@@ -86,7 +36,6 @@ class Peak:
     tflops: float
     gb_s: float | None
     memory_gb: int
-    source: str
     others: Mapping[Type, float] = field(default_factory=dict)
     unconfirmed: tuple[str, ...] = ()
 
@@ -129,70 +78,59 @@ _MI355 = _types(157.3, None, 5033, 5033, 10066)
 _RTX4090 = _types(82.6, 82.6, 330.3, 660.6)
 
 
-def _peak(
-    name: str,
-    label: str,
-    tflops: float,
-    gb_s: float | None,
-    memory_gb: int,
-    others: Mapping[Type, float] | None = None,
-    unconfirmed: tuple[str, ...] = (),
-) -> Peak:
-    return Peak(name, label, tflops, gb_s, memory_gb, _SOURCES[label], others or {}, unconfirmed)
-
-
 DEVICES = (
-    _peak("(NVIDIA )?A100-(SXM4|PCIE)-40GB", "A100-40G", 312.0, 1555, 40, _AMPERE),
-    _peak("(NVIDIA )?A100-SXM4-80GB", "A100-80G", 312.0, 2039, 80, _AMPERE),
-    _peak("NVIDIA A100 80GB PCIe", "A100-PCIe-80G", 312.0, 1935, 80, _AMPERE),
-    _peak("NVIDIA A800-SXM4-40GB", "A800-40G", 312.0, None, 40, _AMPERE),
-    _peak("NVIDIA A800-SXM4-80GB", "A800-80G", 312.0, 2039, 80, _AMPERE),
-    _peak("NVIDIA A800 80GB PCIe", "A800-PCIe-80G", 312.0, 1935, 80, _AMPERE),
-    _peak("NVIDIA H100 80GB HBM3", "H100-80G", 989.4, 3350, 80, _HOPPER),
-    _peak("NVIDIA H100 PCIe", "H100-PCIe-80G", 756.0, 2000, 80, _HOPPER_CARD),
-    _peak("NVIDIA H100 NVL", "H100-NVL-94G", 835.5, 3900, 94),
+    Peak("(NVIDIA )?A100-(SXM4|PCIE)-40GB", "A100-40G", 312.0, 1555, 40, _AMPERE),
+    Peak("(NVIDIA )?A100-SXM4-80GB", "A100-80G", 312.0, 2039, 80, _AMPERE),
+    Peak("NVIDIA A100 80GB PCIe", "A100-PCIe-80G", 312.0, 1935, 80, _AMPERE),
+    Peak("NVIDIA A800-SXM4-40GB", "A800-40G", 312.0, None, 40, _AMPERE),
+    Peak("NVIDIA A800-SXM4-80GB", "A800-80G", 312.0, 2039, 80, _AMPERE),
+    Peak("NVIDIA A800 80GB PCIe", "A800-PCIe-80G", 312.0, 1935, 80, _AMPERE),
+    Peak("NVIDIA H100 80GB HBM3", "H100-80G", 989.4, 3350, 80, _HOPPER),
+    Peak("NVIDIA H100 PCIe", "H100-PCIe-80G", 756.0, 2000, 80, _HOPPER_CARD),
+    Peak("NVIDIA H100 NVL", "H100-NVL-94G", 835.5, 3900, 94),
     # In the driver's list of products, H800 is the SXM module and H800 PCIe the card.
-    _peak("NVIDIA H800", "H800-80G", 989.4, 3350, 80, _HOPPER),
-    _peak("NVIDIA H800 PCIe", "H800-PCIe-80G", 756.0, 2000, 80, _HOPPER_CARD),
-    _peak("NVIDIA H20", "H20-96G", 148.0, 4000, 96, _H20, _SPEEDS),
-    _peak("NVIDIA H20-3e", "H20-141G", 148.0, 4800, 141, _H20, _SPEEDS),
-    _peak("NVIDIA H200", "H200-141G", 989.4, 4800, 141, _HOPPER),
-    _peak("NVIDIA H200 NVL", "H200-NVL-141G", 835.5, 4800, 141),
-    _peak("NVIDIA GH200 (120|480)GB", "GH200-96G", 989.4, None, 96, _HOPPER, ("memory_gb",)),
-    _peak("NVIDIA B200", "B200-180G", 2250.0, 8000, 180, _B200, ("gb_s", "memory_gb")),
-    _peak(
-        "NVIDIA GB200", "GB200-186G", 2500.0, 8000, 186, _GB200, ("tflops", "memory_gb", *_TYPES)
-    ),
-    _peak("NVIDIA B300", "B300-288G", 2250.0, 8000, 288, _B300, ("memory_gb", "fp4")),
-    _peak("NVIDIA L40S", "L40S-48G", 362.05, 864, 48, _types(91.6, 183, 733, 733), _TYPES),
-    _peak("NVIDIA L20", "L20-48G", 119.5, 864, 48, _types(59.8, 59.8, 239, 239), _ALL),
-    _peak("(NVIDIA )?A10", "A10-24G", 125.0, 600, 24),
-    _peak("(Tesla|NVIDIA) T4", "T4-16G", 65.0, None, 16),
-    _peak("Tesla V100-SXM2-(16|32)GB(-LS)?", "V100-32G", 125.0, 900, 32),
-    _peak("Tesla V100-PCIE-(16|32)GB", "V100-PCIe-32G", 112.0, 900, 32),
-    _peak("Tesla V100S-PCIE-32GB", "V100S-32G", 130.0, 1134, 32),
-    _peak("NVIDIA GeForce RTX 4090", "RTX4090-24G", 165.2, 1008, 24, _RTX4090),
-    _peak("NVIDIA GeForce RTX 5090", "RTX5090-32G", 209.5, 1792, 32),
+    Peak("NVIDIA H800", "H800-80G", 989.4, 3350, 80, _HOPPER),
+    Peak("NVIDIA H800 PCIe", "H800-PCIe-80G", 756.0, 2000, 80, _HOPPER_CARD),
+    Peak("NVIDIA H20", "H20-96G", 148.0, 4000, 96, _H20, _SPEEDS),
+    Peak("NVIDIA H20-3e", "H20-141G", 148.0, 4800, 141, _H20, _SPEEDS),
+    Peak("NVIDIA H200", "H200-141G", 989.4, 4800, 141, _HOPPER),
+    Peak("NVIDIA H200 NVL", "H200-NVL-141G", 835.5, 4800, 141),
+    Peak("NVIDIA GH200 (120|480)GB", "GH200-96G", 989.4, None, 96, _HOPPER, ("memory_gb",)),
+    Peak("NVIDIA B200", "B200-180G", 2250.0, 8000, 180, _B200, ("gb_s", "memory_gb")),
+    Peak("NVIDIA GB200", "GB200-186G", 2500.0, 8000, 186, _GB200, ("tflops", "memory_gb", *_TYPES)),
+    Peak("NVIDIA B300", "B300-288G", 2250.0, 8000, 288, _B300, ("memory_gb", "fp4")),
+    Peak("NVIDIA L40S", "L40S-48G", 362.05, 864, 48, _types(91.6, 183, 733, 733), _TYPES),
+    Peak("NVIDIA L20", "L20-48G", 119.5, 864, 48, _types(59.8, 59.8, 239, 239), _ALL),
+    Peak("(NVIDIA )?A10", "A10-24G", 125.0, 600, 24),
+    Peak("(Tesla|NVIDIA) T4", "T4-16G", 65.0, None, 16),
+    Peak("Tesla V100-SXM2-(16|32)GB(-LS)?", "V100-32G", 125.0, 900, 32),
+    Peak("Tesla V100-PCIE-(16|32)GB", "V100-PCIe-32G", 112.0, 900, 32),
+    Peak("Tesla V100S-PCIE-32GB", "V100S-32G", 130.0, 1134, 32),
+    Peak("NVIDIA GeForce RTX 4090", "RTX4090-24G", 165.2, 1008, 24, _RTX4090),
+    Peak("NVIDIA GeForce RTX 5090", "RTX5090-32G", 209.5, 1792, 32),
     # torch sees each of the two dies of an MI250X as a device.
-    _peak("AMD Instinct MI250X", "MI250X-64G", 191.5, 1638, 64, _types(47.9, None, None, 191.5)),
+    Peak("AMD Instinct MI250X", "MI250X-64G", 191.5, 1638, 64, _types(47.9, None, None, 191.5)),
     # VF is a cloud's slice of a whole device.
-    _peak("AMD Instinct MI300X( OAM| VF)?", "MI300X-192G", 1307.4, 5300, 192, _MI300),
-    _peak("AMD Instinct MI325X( OAM)?", "MI325X-256G", 1307.4, 6000, 256, _MI300),
-    _peak("AMD Instinct MI350X( OAM)?", "MI350X-288G", 2309.6, 8000, 288, _MI350),
-    _peak("AMD Instinct MI355X( OAM)?", "MI355X-288G", 2516.6, 8000, 288, _MI355, _TYPES),
+    Peak("AMD Instinct MI300X( OAM| VF)?", "MI300X-192G", 1307.4, 5300, 192, _MI300),
+    Peak("AMD Instinct MI325X( OAM)?", "MI325X-256G", 1307.4, 6000, 256, _MI300),
+    Peak("AMD Instinct MI350X( OAM)?", "MI350X-288G", 2309.6, 8000, 288, _MI350),
+    Peak("AMD Instinct MI355X( OAM)?", "MI355X-288G", 2516.6, 8000, 288, _MI355, _TYPES),
     # Huawei publishes no clocks, and product pages state 6% more than the files of CANN. A name
     # without a digit, Ascend910B, is a first-generation 910: unknown.
-    _peak("Ascend910(B2|B2C)", "910B2-64G", 353.9, 1600, 64, _types(None, None, None, 708), _ALL),
-    _peak("Ascend910B1", "910B1-64G", 353.9, 1600, 64, _types(None, None, None, 708), _ALL),
-    _peak("Ascend910B3", "910B3-64G", 294.9, 1600, 64, _types(None, None, None, 590), _ALL),
-    _peak("Ascend910B4", "910B4-32G", 245.8, 800, 32, _types(None, None, None, 491.5), _ALL),
-    _peak("Ascend910B4-1", "910B4-1-64G", 245.8, 800, 64, _types(None, None, None, 491.5), _ALL),
+    Peak("Ascend910(B2|B2C)", "910B2-64G", 353.9, 1600, 64, _types(None, None, None, 708), _ALL),
+    Peak("Ascend910B1", "910B1-64G", 353.9, 1600, 64, _types(None, None, None, 708), _ALL),
+    Peak("Ascend910B3", "910B3-64G", 294.9, 1600, 64, _types(None, None, None, 590), _ALL),
+    Peak("Ascend910B4", "910B4-32G", 245.8, 800, 32, _types(None, None, None, 491.5), _ALL),
+    Peak("Ascend910B4-1", "910B4-1-64G", 245.8, 800, 64, _types(None, None, None, 491.5), _ALL),
     # torch_npu sees each of the two dies of a 910C as a device.
-    _peak("Ascend910_(9391|9392|9381|9382)", "910C-64G", 376.0, 1600, 64, _910C, _ALL),
-    _peak("Ascend950PR_957(9|8|7|6|5|4|3|2|1|0)", "950PR-112G", 378.5, 1400, 112, _950PR, _ALL),
-    _peak("Ascend950DT", "950DT-144G", 432.5, 4000, 144, _types(None, None, 865, None, 1730), _ALL),
+    Peak("Ascend910_(9391|9392|9381|9382)", "910C-64G", 376.0, 1600, 64, _910C, _ALL),
+    Peak("Ascend950PR_957(9|8|7|6|5|4|3|2|1|0)", "950PR-112G", 378.5, 1400, 112, _950PR, _ALL),
+    Peak("Ascend950DT", "950DT-144G", 432.5, 4000, 144, _types(None, None, 865, None, 1730), _ALL),
 )
-"""What a vendor's document gives for exactly that name; a slice of a device (MIG) has another."""
+"""What a vendor's document gives for exactly that name; a slice of a device (MIG) has another.
+
+docs/efficiency.md names the document of each. A number given with sparsity is halved.
+"""
 
 _PEAKS = tuple((re.compile(device.name, re.IGNORECASE), device) for device in DEVICES)
 
@@ -251,13 +189,12 @@ def recorded_device(header: Header) -> Peak | None:
     if not cores or not clock:
         return found
     tflops = 2 * 16**3 * cores * clock / 1e6
-    source = f"CANN platform_config of the machine: {cores} cores at {clock} MHz"
     if found is None:
         name = header.hardware
-        return Peak(re.escape(name), name, tflops, None, 0, source, {"int8": 2 * tflops})
+        return Peak(re.escape(name), name, tflops, None, 0, {"int8": 2 * tflops})
     others = {kind: top * tflops / found.tflops for kind, top in found.others.items()}
     open_ = tuple(each for each in found.unconfirmed if each in ("gb_s", "memory_gb"))
-    return replace(found, tflops=tflops, source=source, others=others, unconfirmed=open_)
+    return replace(found, tflops=tflops, others=others, unconfirmed=open_)
 
 
 def unconfirmed_note(headers: Iterable[Header], *figures: str) -> str:

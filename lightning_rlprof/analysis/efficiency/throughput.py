@@ -63,11 +63,8 @@ _DECODES = (
 )
 _COUNTERS = ("tokens", "samples", "flops")
 _UNCOUNTED = "uncounted"  # ranks that ran a stage without counting tokens, while others did
-_COUNTER, _USER, _MODEL = "counter", "user", "model"
+_COUNTER, _MODEL = "counter", "model"
 _CALLS = "calls"  # spans that counted samples
-
-PerStage = Mapping[str, float]
-"""A number by the name of a stage."""
 
 _NOTHING = Counter(np.empty(0, np.int64), np.empty(0))
 
@@ -81,8 +78,7 @@ _GENERATES = re.compile(r"(actor_)?generate(_\w+)?|rollouts?|generation|gen")
 class _Given(NamedTuple):
     """What the caller passed to `throughput`, and the peak of each rank's device."""
 
-    per_token: PerStage
-    parameters: float | PerStage | None
+    parameters: float | None
     peaks: Mapping[int, float | None]
     looked_up: bool
     model: Model | None
@@ -92,38 +88,36 @@ class _Given(NamedTuple):
 def throughput(
     spans: Spans,
     *,
-    flops_per_token: PerStage | None = None,
-    parameters: float | PerStage | None = None,
+    parameters: float | None = None,
     peak_tflops: float | None = None,
     model: Source | None = None,
 ) -> Table:
     """Return tokens and samples per second of each stage, per rank and of the job, and its MFU.
 
     From the counters ``tokens``, ``samples`` and ``flops`` of spans, in steps without a capture.
-    FLOPs are those given per token ("user"), else the counter, else those of the model, else a
-    formula ("6N estimate" in training, "2N estimate" forward). MFU above 100% is omitted.
+    FLOPs are those of the counter, else of the model, else a formula ("6N estimate" in training,
+    "2N estimate" forward). MFU above 100% is omitted.
 
     With a model, stages that generate show how much of the memory bandwidth decoding uses at least.
 
     Args:
         spans: The run.
-        flops_per_token: By stage.
-        parameters: Of the model, one number or by stage, see `token_flops`.
+        parameters: Of the model, see `token_flops`.
         peak_tflops: Of each device; None looks up the device in the rank's header.
         model: Path or content of a ``config.json``; None takes that of the configuration.
 
     Raises:
-        RlprofError: The model cannot be read, a number is not above 0 and below 1e18, or a stage is
-            not in the run.
+        RlprofError: The model cannot be read, or a number is not above 0 and below 1e18.
     """
-    _check(spans, flops_per_token=flops_per_token, parameters=parameters, peak_tflops=peak_tflops)
+    for option, number in (("parameters", parameters), ("peak_tflops", peak_tflops)):
+        if number is not None and not 0 < number < 1e18:
+            raise RlprofError(f"{option} {number}: must be above 0 and below 1e18")
     devices = {rank: recorded_device(header) for rank, header in spans.headers.items()}
-    tops = {rank: device.tflops if device else None for rank, device in devices.items()}
-    peaks = {rank: peak_tflops or top for rank, top in tops.items()}
+    peaks = {rank: peak_tflops or (own.tflops if own else None) for rank, own in devices.items()}
     found_model, why_none = _model(spans, model)
-    gb_s = {rank: device.gb_s if device else None for rank, device in devices.items()}
+    gb_s = {rank: own.gb_s if own else None for rank, own in devices.items()}
     of_model = found_model if model is not None or parameters is None else None
-    given = _Given(flops_per_token or {}, parameters, peaks, peak_tflops is None, of_model, gb_s)
+    given = _Given(parameters, peaks, peak_tflops is None, of_model, gb_s)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
     choice = counted(spans, steps)
     if len(steps):
@@ -169,17 +163,6 @@ def _model(spans: Spans, given: Source | None) -> tuple[Model | None, str]:
         return (None if recorded is None else model_from(recorded)), ""
     except RlprofError as error:
         return None, f"No FLOPs from the model: {error}."
-
-
-def _check(spans: Spans, **given: float | PerStage | None) -> None:
-    stages = {spans.names[code] for code in np.unique(spans.name[spans.rows(kind="stage")])}
-    for option, value in given.items():
-        for stage, number in (value if isinstance(value, Mapping) else {"": value}).items():
-            if stage and stage not in stages:
-                names = ", ".join(sorted(stages))
-                raise RlprofError(f"{option}: unknown stage {stage!r}. Stages in this run: {names}")
-            if number is not None and not 0 < number < 1e18:
-                raise RlprofError(f"{option} {number}: must be above 0 and below 1e18")
 
 
 def _by_stage(spans: Spans, stages: Int64s, counter: Counter) -> dict[int, Counter]:
@@ -281,32 +264,17 @@ def _bandwidth(
 
 def _flops(stage: str, work: Mapping[str, Work], given: _Given) -> tuple[str, Work]:
     """Return the source of a stage's FLOPs, and by rank how many in how much time."""
-    tokens = work["tokens"]
-    if stage in given.per_token and tokens:
-        return _USER, _times(tokens, given.per_token[stage]) | work[_UNCOUNTED]
     if work["flops"]:
         return _COUNTER, work["flops"]
-    model, kind = given.model, kind_of(stage)
-    if model is not None and kind is not None and tokens:
-        done = {
-            rank: (
-                stage_flops(model, stage, amount, work["samples"].get(rank, (0.0, 0))[0]) or 0.0,
-                ns,
-            )
-            for rank, (amount, ns) in tokens.items()
-        }
-        return _MODEL, done | work[_UNCOUNTED]
-    size = given.parameters
-    if isinstance(size, Mapping):
-        size = size.get(stage)
-    if size is None or kind is None:
+    done: Work = {}
+    for rank in work["tokens"]:
+        counts = {(stage, name): own[rank] for name, own in work.items() if rank in own}
+        if known := counted_flops(stage, counts, given.model, given.parameters):
+            done[rank] = known
+    if not done:
         return "", {}
-    label = "6N estimate" if kind == "training" else "2N estimate"
-    return label, _times(tokens, token_flops(size, kind)) | work[_UNCOUNTED]
-
-
-def _times(work: Work, factor: float) -> Work:
-    return {rank: (amount * factor, ns) for rank, (amount, ns) in work.items()}
+    estimate = "6N estimate" if kind_of(stage) == "training" else "2N estimate"
+    return (estimate if given.model is None else _MODEL), done | work[_UNCOUNTED]
 
 
 def _mfu_notes(spans: Spans, rows: list[tuple[Cell, ...]], given: _Given) -> list[str]:

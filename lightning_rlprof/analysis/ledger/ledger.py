@@ -53,6 +53,7 @@ _STEP = KINDS.index("step")
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
 _SHOWN = 5
 _SILENT = -1  # stands for a rank without a file
+_NO_SPANS = (Category.UNTRACED, Category.OUTSIDE_STEPS)
 _UNKNOWN_WORK = (Category.COMPUTE, Category.CUSTOM, Category.UNTRACED)
 
 
@@ -117,25 +118,22 @@ def accounts_of(spans: Spans) -> Accounts:
     return spans.once("accounts", compute_accounts, spans.tables)
 
 
-def category_totals(
-    accounts: Accounts, *, price: float | None = None, currency: str = "EUR"
-) -> Table:
+def category_totals(accounts: Accounts, *, price: float | None = None) -> Table:
     """Return one row per category: its time of the job, its cost, and where this is known from.
 
     ``total`` adds up to ``wall_ns`` times all ranks; ``in steps`` is the part inside steps.
-    ``source`` is ``spans``, ``kernels``, ``both``, or ``none`` for untraced time. The note lists
-    the categories without data: they have no row, and are not zero.
+    ``source`` is ``spans``, ``kernels``, ``both``, or ``none`` for untraced time and time outside
+    steps. The note lists the categories without data: they have no row, and are not zero.
 
     Args:
         accounts: The job's time.
-        price: Price of a GPU-hour.
-        currency: Unit of the price.
+        price: Price of a GPU-hour, in any currency.
     """
     columns = (
         Column("category", "text"),
         Column("share", "share"),
-        Column(_hours(accounts), "number", "h"),
-        *([] if price is None else [Column("cost", "number", currency)]),
+        Column(f"{accounts.device}-hours", "number", "h"),
+        *([] if price is None else [Column("cost", "number")]),
         Column("total", "duration", "ns"),
         Column("source", "text"),
         Column("in steps", "duration", "ns"),
@@ -150,7 +148,7 @@ def category_totals(
         total, from_kernels = totals[category], int(accounts.kernels_ns[category])
         hours = total / _HOUR_NS
         source = accounts.sources[category]
-        if category == Category.UNTRACED:
+        if category in _NO_SPANS:
             source = "none"
         elif total:
             part = "kernels" if from_kernels == total else "both"
@@ -160,10 +158,6 @@ def category_totals(
         times = (total, source, in_steps[category], measured)
         rows.append((category.text, total / accounts.total_ns, hours, *cost, *times))
     return Table("ledger", columns, rows, _note(accounts))
-
-
-def _hours(accounts: Accounts) -> str:
-    return f"{accounts.device}-hours"
 
 
 def category_breakdown(accounts: Accounts, *, per_step: bool) -> Table:
@@ -201,19 +195,19 @@ def category_breakdown(accounts: Accounts, *, per_step: bool) -> Table:
 
 
 def _most_time_first(accounts: Accounts) -> list[Category]:
-    """Return the categories with data, untraced last."""
+    """Return the categories with data; those that no span shows come last."""
     totals = accounts.job_ns.sum(axis=0)
     return sorted(
-        accounts.sources, key=lambda each: (each == Category.UNTRACED, -totals[each], each)
+        accounts.sources,
+        key=lambda each: (each if each in _NO_SPANS else 0, -totals[each], each),
     )
 
 
 def _note(accounts: Accounts) -> str:
     ranks, wall_s = len(accounts.ranks) + len(accounts.silent), accounts.wall_ns / 1e9
     total_s = accounts.total_ns / 1e9
-    hours = f"{_rounded(total_s / 3600)} {_hours(accounts)}"
-    if total_s < _FEW_S:
-        hours = f"{_rounded(total_s)} {accounts.device}-seconds"
+    amount, unit = (total_s, "seconds") if total_s < _FEW_S else (total_s / 3600, "hours")
+    hours = f"{_rounded(amount)} {accounts.device}-{unit}"
     cpu = " (CPU run)" if accounts.device == "rank" else ""
     head = f"{ranks} {'rank' if ranks == 1 else 'ranks'} × {_rounded(wall_s)} s = {hours}{cpu}."
     present = {*accounts.sources, *_ONLY_IF_ANY}
@@ -221,21 +215,17 @@ def _note(accounts: Accounts) -> str:
     texts = [head, *accounts.notes]
     if Category.HOST_IDLE in missing and Category.COMPUTE in accounts.sources:
         texts.append("Without device kernels, compute includes host-bound idle time.")
-    return " ".join([*texts, *_no_data(missing)])
+    if missing:
+        parts = [f"{each.text} ({_NEEDS[each]})" for each in missing if each in _NEEDS]
+        if unnamed := ", ".join(each.text for each in missing if each not in _NEEDS):
+            parts.append(f"{unnamed} (no spans with matching names)")
+        count = f"{len(missing)} {'category' if len(missing) == 1 else 'categories'}"
+        texts.append(f"No data for {count}: {'; '.join(parts)}.")
+    return " ".join(texts)
 
 
 def _rounded(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _no_data(missing: Sequence[Category]) -> list[str]:
-    if not missing:
-        return []
-    unnamed = ", ".join(each.text for each in missing if each not in _NEEDS)
-    parts = [f"{each.text} ({_NEEDS[each]})" for each in missing if each in _NEEDS]
-    parts += [f"{unnamed} (no spans with matching names)"] if unnamed else []
-    count = f"{len(missing)} {'category' if len(missing) == 1 else 'categories'}"
-    return [f"No data for {count}: {'; '.join(parts)}."]
 
 
 def compute_accounts(
@@ -244,7 +234,8 @@ def compute_accounts(
     """Assign every instant of every rank of the job to one category and one step.
 
     Every rank lasts from the job's start to its end, even if its file starts late, is truncated or
-    missing: time without data is untraced.
+    missing. Time in its steps that no span covers is untraced; all other time without data is
+    outside steps.
 
     Args:
         spans: The run.
@@ -267,7 +258,7 @@ def compute_accounts(
     numbers = steps.number if cuts is None else np.arange(len(cuts) + 1)
     ns: Int64s = np.zeros((rows, len(numbers) + 1, len(Category)), dtype)
     kernels_ns: Int64s = np.zeros(len(Category), dtype)
-    from_spans, idle_ns = {Category.UNTRACED}, 0
+    from_spans, idle_ns = {*_NO_SPANS}, 0
     for at, rank in enumerate(ranks):
         own = _rank_times(job, rank)
         ns[at if per_rank else 0] += own.ns
@@ -366,6 +357,9 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     if tail is not None:
         category[tail & (category == Category.ROLLOUT)] = Category.ROLLOUT_TAIL
         categories.add(Category.ROLLOUT_TAIL)
+    own_steps = np.count_nonzero(spans.kind[rows] == _STEP)  # They come last.
+    outside = painted < len(steps.number) - own_steps
+    category[outside & (category == Category.UNTRACED)] = Category.OUTSIDE_STEPS
     if warms.any():
         category[warms], by_kernels = Category.WARM_UP, by_kernels & ~warms
         categories.add(Category.WARM_UP)
@@ -497,7 +491,7 @@ def _notes(
     idle_ns: int,
 ) -> list[str]:
     """Return what is untraced, what is included although it differs, and what is uncertain."""
-    untraced = [f"No file, so untraced: {_listed('rank', silent)}."] if silent else []
+    untraced = [f"No file, so outside steps: {_listed('rank', silent)}."] if silent else []
     for rank in spans.ranks:
         last = int(spans.end_ns[spans.rows(rank=rank)].max(initial=0))
         if spans.statuses.get(rank) is None and last < end_ns:
@@ -509,9 +503,8 @@ def _notes(
     steps = [rows[spans.kind[rows] == _STEP] for rows in flagged]
     interrupted, captured, shadow = ({*spans.step[rows].tolist()} for rows in steps)
     counts = {"captured": len(captured - interrupted), "interrupted": len(interrupted)}
+    counts["shadow"] = len(shadow - captured - interrupted)
     texts += [f"Includes {how} steps: {count}." for how, count in counts.items() if count]
-    if unknown := len(shadow - captured - interrupted):
-        texts.append(f"Includes shadow steps, whose stages are unknown: {unknown}.")
     rows = np.flatnonzero((categories == NO_CATEGORY)[spans.name])
     stages = np.unique(spans.name[rows[spans.kind[rows] == _STAGE]])
     if custom := [spans.names[code] for code in stages.tolist()]:
@@ -525,7 +518,7 @@ def _notes(
     if idle_ns:
         idle = f"{idle_ns / 1e6:,.3g} ms"
         texts.append(f"Devices were idle for {idle} more, which count as what the host did then.")
-    clocks = "Wall time, and untraced time at the start and end of a rank"
+    clocks = "Wall time, and time outside steps at the start and end of a rank"
     return [*texts, *filter(None, [uncertainty_note(spans, clocks)])]
 
 

@@ -1,9 +1,9 @@
 """A transformer as data: its layers, their shapes, and how many parameters they have."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 Shape = tuple[int, int]
 """Inputs and outputs of a matmul."""
@@ -30,12 +30,8 @@ class Attention:
     def projections(self, hidden: int) -> tuple[Shape, ...]:
         """Return the shapes of q, k, v and o."""
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return (
-            (hidden, wide * (1 + self.gated)),
-            (hidden, narrow),
-            (hidden, narrow),
-            (wide, hidden),
-        )
+        key_or_value = (hidden, narrow)
+        return (hidden, wide * (1 + self.gated)), key_or_value, key_or_value, (wide, hidden)
 
     def core_flops(self, tokens: int, pairs: int, *, absorbed: bool = False) -> int:
         """Return the FLOPs of q k' and p v: the number of key heads does not matter."""
@@ -66,17 +62,13 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     value_dim: int
-    window: None = None
+    window: ClassVar[None] = None
 
     def projections(self, hidden: int) -> tuple[Shape, ...]:
         """Return the shapes of the query, compression, expansion and output matrices."""
-        query = self.heads * (self.nope_dim + self.rope_dim)
+        query, rank = self.heads * (self.nope_dim + self.rope_dim), self.query_rank
         return (
-            *(
-                ((hidden, query),)
-                if self.query_rank is None
-                else ((hidden, self.query_rank), (self.query_rank, query))
-            ),
+            *(((hidden, query),) if rank is None else ((hidden, rank), (rank, query))),
             (hidden, self.rank + self.rope_dim),
             (self.rank, self.heads * (self.nope_dim + self.value_dim)),
             (self.heads * self.value_dim, hidden),
@@ -107,7 +99,7 @@ class LinearAttention:
     key_dim: int
     value_dim: int
     kernel: int
-    window: None = None
+    window: ClassVar[None] = None
 
     @property
     def channels(self) -> int:
@@ -214,54 +206,6 @@ class Layer:
         return block.routed(hidden) if isinstance(block, Experts) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Vision:
-    """The vision tower of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
-
-    Attributes:
-        hidden: Size of a patch inside the tower.
-        width: Of its feed-forward blocks.
-        matrices: Of a feed-forward block: 3 if gated.
-        depth: Layers.
-        patch: Numbers in a patch: channels, frames, height, width.
-        merge: Patches per side that become one token of the text model.
-        out: Size of that token.
-        mergers: One, and one per layer whose output is added deeper in the text model.
-        full: Layers in which patches of a whole image see one another; None for all.
-        window: Patches per side that see one another in the other layers.
-        other: Norms, biases, position embeddings.
-    """
-
-    hidden: int
-    width: int
-    matrices: int
-    depth: int
-    patch: int
-    merge: int
-    out: int
-    mergers: int = 1
-    full: tuple[int, ...] | None = None
-    window: int = 0
-    other: int = 0
-
-    @property
-    def layer_weights(self) -> int:
-        """Parameters of the matmuls of one layer."""
-        return 4 * self.hidden**2 + self.matrices * self.hidden * self.width
-
-    @property
-    def merger_weights(self) -> int:
-        """Parameters of the matmuls of all mergers."""
-        merged = self.merge**2 * self.hidden
-        return self.mergers * (merged**2 + merged * self.out)
-
-    @property
-    def parameters(self) -> int:
-        """All parameters."""
-        layers = self.depth * self.layer_weights
-        return self.hidden * self.patch + layers + self.merger_weights + self.other
-
-
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer, with a vision tower if it has one.
@@ -274,9 +218,7 @@ class Model:
         tied: The output layer is the embedding.
         other: The last norm.
         head: What stands behind the layers: logits, or the single value of a critic.
-        vision: The vision tower.
-        mtp: Layers for multi-token prediction (``num_nextn_predict_layers``). transformers does not
-            load them, and most RL trainings leave them out.
+        vision: Parameters of the vision tower; 0 without one.
     """
 
     model_type: str
@@ -286,8 +228,7 @@ class Model:
     tied: bool = False
     other: int = 0
     head: Literal["logits", "value"] = "logits"
-    vision: Vision | None = field(default=None, repr=False)
-    mtp: int = 0
+    vision: int = 0
 
     def critic(self) -> "Model":
         """Return this model with a value head instead of the output layer."""
@@ -313,22 +254,7 @@ class Model:
         """All parameters, those of the vision tower included, without multi-token prediction."""
         own_head = 0 if self.tied and self.head == "logits" else self.head_parameters
         layers = sum(layer.parameters(self.hidden) * n for layer, n in self.kinds.items())
-        vision = self.vision.parameters if self.vision else 0
-        return self.embedding_parameters + layers + self.other + own_head + vision
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token of text passes, the input embedding included.
-
-        Model cards differ: gpt-oss leaves the input embedding out.
-        """
-        vision = self.vision.parameters if self.vision else 0
-        routed = sum(
-            n * layer.experts(self.hidden) * (1 - block.per_token / block.count)
-            for layer, n in self.kinds.items()
-            if isinstance(block := layer.block, Experts)
-        )
-        return self.parameters - vision - round(routed)
+        return self.embedding_parameters + layers + self.other + own_head + self.vision
 
     @property
     def expert_parameters(self) -> int:

@@ -7,10 +7,7 @@ activations are left out, as in all published formulas. The look-up of an embedd
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_rlprof.analysis.models.architecture import Experts, LinearAttention, Model, Vision
-
-Grid = tuple[int, int, int]
-"""Frames, rows and columns of the patches of an image."""
+from lightning_rlprof.analysis.models.architecture import Experts, LinearAttention, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +18,25 @@ class Flops:
         linear: Matmuls of all layers.
         attention: Queries with keys, and weights with values.
         head: The output layer.
-        vision: The vision tower.
     """
 
     linear: int
     attention: int
     head: int
-    vision: int = 0
 
     @property
     def forward(self) -> int:
         """All parts."""
-        return self.linear + self.attention + self.head + self.vision
-
-    @property
-    def backward(self) -> int:
-        """Gradients of inputs and of weights: two matmuls for each one.
-
-        Flash attention computes 2.5 instead of 2, as it recomputes; that is work, but not useful
-        work, and MFU does not count it.
-        """
-        return 2 * self.forward
+        return self.linear + self.attention + self.head
 
     @property
     def training(self) -> int:
-        """Forward and backward, without recomputation: what MFU counts (PaLM, arXiv:2204.02311)."""
-        return self.forward + self.backward
+        """Forward and backward, without recomputation: what MFU counts (PaLM, arXiv:2204.02311).
+
+        The gradients of inputs and of weights are two matmuls for each one. Flash attention
+        computes 2.5 instead of 2, as it recomputes; that is work, but not useful work.
+        """
+        return 3 * self.forward
 
 
 def pairs(new: int, total: int | None = None, window: int | None = None) -> int:
@@ -77,16 +67,16 @@ def forward(
     lengths: Sequence[int],
     *,
     logits: int | None = None,
-    images: Iterable[Grid] = (),
     causal: bool = True,
 ) -> Flops:
     """Return the FLOPs of a forward pass over sequences, packed or not, without their padding.
+
+    A vision tower is left out: it does not follow from lengths.
 
     Args:
         model: The model, see `read_model`.
         lengths: Tokens of each sequence, of images the merged ones.
         logits: Tokens for which the output layer runs; None for all.
-        images: Patches of each image.
         causal: Count what the mask leaves. False counts every pair and ignores windows, as
             FlopCounterMode, PaLM and torchtitan do.
     """
@@ -96,15 +86,15 @@ def forward(
         for window in {layer.attention.window for layer in model.layers}
     }
     tokens = sum(lengths)
-    return _passes(model, tokens, seen, tokens if logits is None else logits, images)
+    return _passes(model, tokens, seen, tokens if logits is None else logits)
 
 
-def prefill(model: Model, prompts: Sequence[int], *, images: Iterable[Grid] = ()) -> Flops:
+def prefill(model: Model, prompts: Sequence[int]) -> Flops:
     """Return the FLOPs of reading prompts: logits of the last token of each.
 
     With prefix caching, the samples of one prompt share it: count it once.
     """
-    return forward(model, prompts, logits=len(prompts), images=images)
+    return forward(model, prompts, logits=len(prompts))
 
 
 def decode(model: Model, prompts: Sequence[int], responses: Sequence[int]) -> Flops:
@@ -156,11 +146,6 @@ def decode_weight_bytes(model: Model, batch: float, *, bytes_each: int = 2) -> f
     return bytes_each * weights
 
 
-def cache_bytes_per_token(model: Model, *, bytes_each: int = 2) -> int:
-    """Return the bytes of KV cache per token, of all layers, as if no window was full."""
-    return bytes_each * sum(n * layer.attention.cached for layer, n in model.kinds.items())
-
-
 def cache_bytes(model: Model, lengths: Iterable[int], *, bytes_each: int = 2) -> int:
     """Return the bytes of KV cache of sequences; layers with a window keep that many tokens.
 
@@ -179,48 +164,18 @@ def cache_bytes(model: Model, lengths: Iterable[int], *, bytes_each: int = 2) ->
     return found
 
 
-def vision_flops(tower: Vision, images: Iterable[Grid]) -> int:
-    """Return the FLOPs of a vision tower: each frame of an image or video sees itself."""
-    images = list(images)
-    patches = sum(frames * rows * columns for frames, rows, columns in images)
-    weights = tower.hidden * tower.patch + tower.depth * tower.layer_weights
-    whole = sum(frames * (rows * columns) ** 2 for frames, rows, columns in images)
-    full = tower.depth if tower.full is None else len(tower.full)
-    parts = sum(
-        frames * _squares(rows, tower.window) * _squares(columns, tower.window)
-        for frames, rows, columns in images
-        if full < tower.depth
-    )
-    core = 4 * tower.hidden * (full * whole + (tower.depth - full) * parts)
-    merged = patches // tower.merge**2
-    return 2 * patches * weights + 2 * merged * tower.merger_weights + core
-
-
-def _squares(patches: int, window: int) -> int:
-    """Return the sum of squared sizes of windows in a row of patches; the last may be smaller."""
-    return patches // window * window**2 + (patches % window) ** 2
-
-
 def _passes(
     model: Model,
     tokens: int,
     seen: dict[int | None, int],
     logits: int,
-    images: Iterable[Grid] = (),
     *,
     absorbed: bool = False,
 ) -> Flops:
     """Return the FLOPs of tokens, given the pairs that their masks leave."""
     linear = attention = 0
-    kinds = dict(model.kinds)
-    if model.mtp:  # a layer more, that joins two tokens' states, and the output layer once more
-        final = model.layers[-1]
-        kinds[final] += model.mtp
-        linear = model.mtp * 2 * tokens * 2 * model.hidden**2
-    for layer, n in kinds.items():
+    for layer, n in model.kinds.items():
         linear += n * 2 * tokens * layer.active(model.hidden)
         core = layer.attention.core_flops(tokens, seen[layer.attention.window], absorbed=absorbed)
         attention += n * core
-    head = (1 + model.mtp) * 2 * logits * model.head_parameters
-    vision = vision_flops(model.vision, images) if model.vision else 0
-    return Flops(linear, attention, head, vision)
+    return Flops(linear, attention, 2 * logits * model.head_parameters)

@@ -14,7 +14,6 @@ from lightning_rlprof.analysis.models.architecture import (
     LinearAttention,
     Mlp,
     Model,
-    Vision,
 )
 from lightning_rlprof.errors import RlprofError
 
@@ -166,7 +165,7 @@ def read_model(source: Source) -> Model:
             else f"Known are {', '.join(KNOWN)}. Pass FLOPs per token, or count(flops=…).",
             code="model_type",
         )
-    return _text_model(config, kind, None)
+    return _text_model(config, kind)
 
 
 def _content(source: Source) -> Mapping[str, Any]:
@@ -234,7 +233,7 @@ class _Config:
         return bool(self.values.get(decides)) if isinstance(decides, str) else decides
 
 
-def _text_model(config: _Config, name: str, vision: Vision | None) -> Model:
+def _text_model(config: _Config, name: str, vision: int = 0) -> Model:
     family = _FAMILIES[config.text("model_type")]
     config = _Config(config.values, family.defaults)
     hidden, count = config.size("hidden_size"), config.size("num_hidden_layers")
@@ -279,25 +278,15 @@ def _attention(
     """Return the attention of a layer, and its biases and norms."""
     heads = config.size("num_attention_heads")
     if kind == "linear_attention":
-        linear = LinearAttention(
-            config.size("linear_num_key_heads"),
-            config.size("linear_num_value_heads"),
-            config.size("linear_key_head_dim"),
-            config.size("linear_value_head_dim"),
-            config.size("linear_conv_kernel_dim"),
-        )
+        heads_and_sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        sizes = [config.size(f"linear_{each}") for each in (*heads_and_sizes, "conv_kernel_dim")]
+        linear = LinearAttention(*sizes)
         other = linear.channels * linear.kernel + 2 * linear.value_heads + linear.value_dim
         return linear, other
     if rank := config.find("kv_lora_rank"):
         query = config.find("q_lora_rank")
-        latent = LatentAttention(
-            heads,
-            query or None,
-            rank,
-            config.size("qk_nope_head_dim"),
-            config.size("qk_rope_head_dim"),
-            config.size("v_head_dim"),
-        )
+        dims = map(config.size, ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        latent = LatentAttention(heads, query or None, rank, *dims)
         return latent, rank + (query or 0)
     kv_heads = config.find("num_key_value_heads") or heads
     head_dim = config.find("head_dim") or hidden // heads
@@ -330,8 +319,8 @@ def _block(config: _Config, family: _Family, hidden: int, at: int) -> tuple[Mlp 
     return experts, count * family.expert_bias
 
 
-def _vision(kind: str, config: _Config) -> Vision:
-    """Return the tower; biases and norms as in its class in transformers."""
+def _vision(kind: str, config: _Config) -> int:
+    """Return the parameters of the tower; biases and norms as in its class in transformers."""
     old = kind == "qwen2_vl"
     hidden = config.size("embed_dim") if old else config.size("hidden_size")
     width = 4 * hidden if old else config.size("intermediate_size")
@@ -347,14 +336,11 @@ def _vision(kind: str, config: _Config) -> Vision:
     norm = hidden if kind == "qwen2_5_vl" else 2 * hidden  # RMSNorm, or LayerNorm
     merged = merge**2 * hidden
     other = depth * (biases + 2 * norm) + norm + merged + out
-    tower = (hidden, width, matrices, depth, patch, merge, out)
-    if kind == "qwen2_5_vl":
-        full = tuple(config.sequence("fullatt_block_indexes"))
-        window = config.size("window_size") // merge // side * merge
-        return Vision(*tower, full=full, window=window, other=other)
-    if old:
-        return Vision(*tower, other=other)
-    deep = len(config.sequence("deepstack_visual_indexes"))
-    other += hidden + config.size("num_position_embeddings") * hidden
-    other += deep * (3 * merged + out)
-    return Vision(*tower, mergers=1 + deep, other=other)
+    mergers = 1
+    if kind.startswith("qwen3"):
+        deep = len(config.sequence("deepstack_visual_indexes"))
+        other += hidden + config.size("num_position_embeddings") * hidden
+        other += deep * (3 * merged + out)
+        mergers += deep
+    layers = depth * (4 * hidden**2 + matrices * hidden * width)
+    return hidden * patch + layers + mergers * merged * (merged + out) + other

@@ -3,12 +3,10 @@
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isqrt
 from typing import Literal, get_args
 
 from lightning_rlprof.analysis.efficiency.peak_flops import Peak, device_labeled
 from lightning_rlprof.analysis.models.architecture import Experts, Model
-from lightning_rlprof.analysis.models.flops import Grid
 from lightning_rlprof.errors import RlprofError
 
 Algorithm = Literal["grpo", "ppo", "dpo", "sft"]
@@ -22,6 +20,10 @@ Shard = Literal["fsdp", "zero1", "zero2", "zero3", "megatron"]
 
 _DEVICES = re.compile(r"([0-9]{1,9})\s*[x×*]\s*(\S+)")
 _MAX_COUNT = 1 << 40
+_COUNTS = (
+    *("prompt", "response", "devices", "tp", "pp", "ep", "cp", "group"),
+    *("batch", "tokens", "forward_tokens", "rollout_tp", "rollout_ep"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ class Job:
         devices: How many there are.
         prompt: Longest prompt, in tokens.
         response: Longest response.
-        image_tokens: Tokens of the prompt that are images, taken as one square image.
         algorithm: ``grpo``, ``ppo``, ``dpo`` or ``sft``.
         shard: How states are divided: ``fsdp`` keeps FP32 weights, ``megatron`` has a distributed
             optimizer.
@@ -64,7 +65,6 @@ class Job:
     devices: int
     prompt: int
     response: int
-    image_tokens: int = 0
     algorithm: Algorithm = "grpo"
     shard: Shard = "fsdp"
     batch: int | None = None
@@ -128,10 +128,7 @@ class Job:
         for name, choices in (("algorithm", Algorithm), ("shard", Shard)):
             if (value := getattr(self, name)) not in get_args(choices):
                 raise RlprofError(f"{name} {value!r} is not one of {', '.join(get_args(choices))}")
-        for name in ("prompt", "response", "devices", "tp", "pp", "ep", "cp", "group"):
-            if not 0 < getattr(self, name) < _MAX_COUNT:
-                raise RlprofError(f"{name}={getattr(self, name)} is not a positive count")
-        for name in ("batch", "tokens", "forward_tokens", "rollout_tp", "rollout_ep"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and not 0 < value < _MAX_COUNT:
                 raise RlprofError(f"{name}={value} is not a positive count")
@@ -141,12 +138,6 @@ class Job:
             raise RlprofError(f"offload={self.offload} is not a share from 0 to 1")
         if self.lora < 0 or self.rollout_devices < 0:
             raise RlprofError("lora and rollout_devices cannot be negative")
-        if self.image_tokens and self.model.vision is None:
-            raise RlprofError(f"image_tokens: {self.model.model_type} has no vision tower")
-        if not 0 <= self.image_tokens <= self.prompt:
-            raise RlprofError(
-                f"image_tokens={self.image_tokens} is not from 0 to the prompt's {self.prompt}"
-            )
 
     @property
     def training_devices(self) -> int:
@@ -182,14 +173,6 @@ class Job:
     def sequences(self) -> int:
         """Sequences that a micro-batch has at least: in DPO a chosen and a rejected one."""
         return 2 if self.algorithm == "dpo" else 1
-
-    @property
-    def images(self) -> list[Grid]:
-        """Patches of the image of a sequence."""
-        if self.model.vision is None or not self.image_tokens:
-            return []
-        side = self.model.vision.merge * isqrt(self.image_tokens)
-        return [(1, side, -(-self.image_tokens * self.model.vision.merge**2 // side))]
 
     @property
     def micro_tokens(self) -> float:

@@ -17,7 +17,6 @@ from lightning_rlprof.analysis.models.architecture import (
     Layer,
     LinearAttention,
     Model,
-    Vision,
 )
 from lightning_rlprof.analysis.models.flops import cache_bytes
 from lightning_rlprof.analysis.sizing.job import Job
@@ -76,9 +75,8 @@ def _shares(job: Job, model: Model) -> tuple[float, float]:
     experts = sum(n * layer.experts(model.hidden) for layer, n in stage.items())
     inner = sum(n * layer.parameters(model.hidden) for layer, n in stage.items()) - experts
     ends = model.embedding_parameters + (0 if model.tied else model.head_parameters)
-    vision = model.vision.parameters if model.vision else 0
     outer = max(model.embedding_parameters, model.head_parameters) if job.pp > 1 else ends
-    return (inner + outer + model.other) / job.tp + vision, experts / job.ep
+    return (inner + outer + model.other) / job.tp + model.vision, experts / job.ep
 
 
 def _states(job: Job, model: Model) -> tuple[float, float, float]:
@@ -153,32 +151,6 @@ def _activations(job: Job, model: Model) -> float:
     return job.micro_tokens * (kept + live * job.checkpointing) / job.tp
 
 
-def live_patch(tower: Vision) -> int:
-    """Return bytes that backward needs of one layer of a vision tower per patch, BF16.
-
-    Measured on transformers' towers: 30 h + 8 i of Qwen2.5-VL, whose blocks are gated, and
-    22 h + 4 i of Qwen3-VL.
-    """
-    if tower.matrices == 3:
-        return 30 * tower.hidden + 8 * tower.width
-    return 22 * tower.hidden + 4 * tower.width
-
-
-def _vision(job: Job, tokens: float, *, backward: bool) -> list[Part]:
-    """Return activations of the vision tower, which each tensor-parallel rank has whole."""
-    tower = job.model.vision
-    if tower is None or not job.images:
-        return []
-    patches = job.image_tokens * tower.merge**2 * tokens * job.cp / job.length
-    live, depth = live_patch(tower), tower.depth
-    if not backward:
-        low, high = 0.5 * live, float(live)
-    else:
-        kept = 2 * tower.hidden * depth + live if job.checkpointing else live * depth
-        low, high = 0.9 * kept, 1.3 * kept
-    return [Part("vision activations", patches * low, patches * high)]
-
-
 def _logits(job: Job, tokens: float, low: float, high: float) -> Part:
     entries = tokens * job.model.vocabulary / job.tp
     return Part("logits", entries * low, entries * high)
@@ -229,7 +201,6 @@ def update_phase(job: Job) -> Phase:
     parts += [Part("gathered layers", gathered / 2, gathered)] if gathered else []
     kept = _activations(job, job.model)
     parts.append(Part("activations", 0.9 * kept, 1.3 * kept))
-    parts += _vision(job, job.micro_tokens, backward=True)
     parts.append(_logits(job, job.micro_tokens, 6, 16 if job.generates else 14))
     return Phase("update", tuple(_overhead(job, parts)))
 
@@ -256,7 +227,6 @@ def forward_phase(job: Job) -> Phase:
     live = max(live_layer(layer, job.model.hidden) for layer in job.model.kinds)
     passing = job.forward_micro_tokens * live / job.tp
     parts.append(Part("activations", 0.5 * passing, passing))
-    parts += _vision(job, job.forward_micro_tokens, backward=False)
     parts.append(_logits(job, job.forward_micro_tokens, 2, 7))
     return Phase("forward", tuple(_overhead(job, parts)))
 

@@ -1,6 +1,6 @@
 """`size`: whether a training fits, with how much to spare, and what to change if not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,8 +117,8 @@ class Sizing:
             total = (phase.name, "total", phase.low / GB, phase.high / GB)
             rows += [*parts, (*total, judge(phase, available(self.job, phase)))]
         notes = [_ASSUMED]
-        if self.job.model.vision and not self.job.image_tokens:
-            notes.append("Not included: activations of the vision tower; pass --image-tokens N.")
+        if self.job.model.vision:
+            notes.append("Not included: activations of the vision tower.")
         if self.job.generates:
             notes.append(self._rollout())
         if host := host_bytes(self.job):
@@ -183,38 +183,30 @@ def size(job: Job) -> Sizing:
 def _candidates(job: Job) -> Iterator[tuple[str, Job]]:
     """Yield changes of a job that are possible, those without other machines first."""
     experts = bool(job.model.expert_parameters)
-    tries: list[tuple[str, dict[str, object]]] = []
-    least = job.sequences * job.length
-    if max(job.tokens or 0, job.forward_tokens or 0) > least:
-        what = "one sequence" if job.sequences == 1 else "one pair"
-        tries.append((f"tokens per micro-batch: {what}", {"tokens": None, "forward_tokens": None}))
-    if not job.checkpointing:
-        tries.append(("gradient checkpointing", {"checkpointing": True}))
-    if job.offload < 1:
-        tries.append(("offload the optimizer, and states during rollout", {"offload": 1.0}))
-    if job.shard in ("zero1", "zero2"):
-        tries.append(("shard zero3", {"shard": "zero3"}))
-    if (job.rollout_memory or 1) < KV_SHARE:
-        tries.append((f"rollout memory {KV_SHARE}", {"rollout_memory": KV_SHARE}))
-    if job.rollout_tp is not None:
-        tries.append((f"rollout tp {2 * job.rollout_tp}", {"rollout_tp": 2 * job.rollout_tp}))
-    tries.append((f"sequence parallelism, cp {2 * job.cp}", {"cp": 2 * job.cp}))
-    if job.shard == "megatron":
-        tries.append((f"tp {2 * job.tp}", {"tp": 2 * job.tp}))
-        tries.append((f"pp {2 * job.pp}", {"pp": 2 * job.pp}))
-        tries += [(f"ep {2 * job.ep}", {"ep": 2 * job.ep})] if experts else []
-    if not job.lora:
-        tries.append(("LoRA of rank 32", {"lora": 32}))
-    tries += [
-        (f"{job.devices * more} devices", {"devices": job.devices * more}) for more in (2, 4, 8)
+    least, is_megatron = job.sequences * job.length, job.shard == "megatron"
+    can_split = max(job.tokens or 0, job.forward_tokens or 0) > least
+    what = "one sequence" if job.sequences == 1 else "one pair"
+    share, tp, twice = KV_SHARE, 2 * (job.rollout_tp or 0), 2 * job.devices
+    tries: list[tuple[bool, str, Mapping[str, object]]] = [
+        (can_split, f"tokens per micro-batch: {what}", {"tokens": None, "forward_tokens": None}),
+        (not job.checkpointing, "gradient checkpointing", {"checkpointing": True}),
+        (job.offload < 1, "offload the optimizer, and states during rollout", {"offload": 1.0}),
+        (job.shard in ("zero1", "zero2"), "shard zero3", {"shard": "zero3"}),
+        ((job.rollout_memory or 1) < share, f"rollout memory {share}", {"rollout_memory": share}),
+        (tp > 0, f"rollout tp {tp}", {"rollout_tp": tp}),
+        (True, f"sequence parallelism, cp {2 * job.cp}", {"cp": 2 * job.cp}),
+        (is_megatron, f"tp {2 * job.tp}", {"tp": 2 * job.tp}),
+        (is_megatron, f"pp {2 * job.pp}", {"pp": 2 * job.pp}),
+        (is_megatron and experts, f"ep {2 * job.ep}", {"ep": 2 * job.ep}),
+        (not job.lora, "LoRA of rank 32", {"lora": 32}),
+        *((True, f"{job.devices * n} devices", {"devices": job.devices * n}) for n in (2, 4, 8)),
+        (job.offload < 1, f"{twice} devices and offload", {"offload": 1.0, "devices": twice}),
     ]
-    if job.offload < 1:
-        both: dict[str, object] = {"offload": 1.0, "devices": 2 * job.devices}
-        tries.append((f"{2 * job.devices} devices and offload", both))
-    for text, changes in tries:
+    for is_open, text, changes in tries:
         try:
-            yield text, job.changed(**changes)
-        except RlprofError:  # it does not divide the devices
+            if is_open:
+                yield text, job.changed(**changes)
+        except RlprofError:  # It does not divide the devices.
             continue
 
 
@@ -250,10 +242,7 @@ def step_times(job: Job) -> list[StageTime]:
     trained = peak * job.training_devices
     for stage, passes in _passes(job).items():
         low, high = (
-            passes
-            * samples
-            * forward(job.model, [job.prompt + response], images=job.images).forward
-            / (trained * mfu)
+            passes * samples * forward(job.model, [job.prompt + response]).forward / (trained * mfu)
             for response, mfu in zip((job.response // 2, job.response), _TRAINING, strict=True)
         )
         found.append(StageTime(stage, low, high, "compute"))
@@ -298,7 +287,7 @@ def _generation(job: Job, samples: int, peak: float, bandwidth: float) -> StageT
         cache = each * decode_cache_bytes(job.model, [job.prompt], [response])
         read = (weights + cache / tp) / bandwidth / of_memory
         compute = each * decode(job.model, [job.prompt], [response]).forward / peak / tp / of_peak
-        once = prefill(job.model, [job.prompt], images=job.images).forward
+        once = prefill(job.model, [job.prompt]).forward
         reading = -(-each // job.group) * once
         bounds.append(max(read, compute) + reading / peak / tp / of_peak)
         limit = "memory" if read > compute else "compute"

@@ -70,6 +70,7 @@ class Category(IntEnum):
     CUSTOM = 17, "custom stage"
     WARM_UP = 18, "warm-up"
     UNTRACED = 19, "untraced"
+    OUTSIDE_STEPS = 20, "outside steps"
 
 
 ENCLOSING = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)

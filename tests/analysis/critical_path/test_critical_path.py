@@ -99,7 +99,7 @@ def test_one_rank_alone_is_its_own_path() -> None:
     table = critical_path(loaded(own))
     assert [(row[0], row[7]) for row in table.rows] == [
         ("actor_update", 28 * ms),
-        ("untraced", 12 * ms),
+        ("outside stages", 12 * ms),
     ]
     assert "Single thread, so everything is on the critical path." in table.note
 

@@ -36,7 +36,7 @@ def test_a_step_goes_from_rollout_to_reward_to_trainer_and_adds_up() -> None:
 
     on = {(row[0], row[1], row[3]): row[5] for row in table.rows if row[7]}
     assert on == {
-        ("untraced", "work", 1): MS,  # the weights on their way
+        ("outside stages", "work", 1): MS,  # the weights on their way
         ("actor_generate", "work", 1): 70 * MS,
         ("actor_generate", "handoff", 1): MS,
         ("compute_reward", "work", 2): 10 * MS,
@@ -110,13 +110,13 @@ def test_weights_come_from_the_trainer_whoever_marks_and_whoever_counts(
     assert weights == {(3, 0), (3, 1)}
     on = {(row[0], row[1], row[3]): row[5] for row in table.rows if row[7]}
     assert on == {
-        ("untraced" if "receiver" not in SIDES[marks] else "weight_sync", "work", 1): MS,
+        ("outside stages" if "receiver" not in SIDES[marks] else "weight_sync", "work", 1): MS,
         ("actor_generate", "work", 1): 70 * MS,
         ("actor_generate", "handoff", 1): MS,
         ("compute_reward", "work", 2): 10 * MS,
         ("compute_reward", "handoff", 2): MS,
         ("actor_update", "work", 3): 40 * MS,
-        ("untraced" if "sender" not in SIDES[marks] else "weight_sync", "work", 3): 8 * MS,
+        ("outside stages" if "sender" not in SIDES[marks] else "weight_sync", "work", 3): 8 * MS,
     }
     guessed = "sender" not in SIDES[marks] + SIDES[counts]
     assert ("new weights count as sent after actor_update" in table.note) == guessed

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.critical_path.replay import replay
-from lightning_rlprof.analysis.critical_path.step_graph import UNTRACED_STAGE, StepGraph, step_graph
+from lightning_rlprof.analysis.critical_path.step_graph import OUTSIDE_STAGES, StepGraph, step_graph
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, header, loaded
@@ -44,7 +44,7 @@ def test_a_lap_goes_from_the_last_join_of_a_step_to_that_of_the_next_and_is_tile
     total = np.bincount(own.schedule.run, own.ns)
     assert total.tolist() == [100] * 6
     names = [own.names[code] for code in own.name[own.schedule.run == 3].tolist()]
-    assert names == [UNTRACED_STAGE, "actor_update", UNTRACED_STAGE, "barrier", "all_reduce"]
+    assert names == [OUTSIDE_STAGES, "actor_update", OUTSIDE_STAGES, "barrier", "all_reduce"]
     assert own.transfer_ns.tolist() == [20, 10] * 3
 
 

@@ -78,13 +78,10 @@ def test_steps_that_no_rank_has_are_a_warning_where_all_were_to_be_recorded(span
     of_captures = data_quality(replace(holed, headers=captures)).rows
     assert [row[1] for row in of_captures if row[0] == "steps"] == ["ok"]
     rows = data_quality(replace(holed, headers=headers)).rows
-    assert ("steps", "warn", "2 between the others are in no file: 2, 3") in list(rows)
+    assert ("steps", "warn", "2 between the others are in no file, the first is 2") in list(rows)
     far = replace(holed, headers=headers, step=np.where(holed.step == 4, 10**15, holed.step))
     (row,) = [row for row in data_quality(far).rows if row[:2] == ("steps", "warn")]
-    assert row[2] == (
-        "999999999999998 between the others are in no file: "
-        "2, 3, 4, 5, 6, 7, 8, 9 and 999999999999990 more"
-    )
+    assert row[2] == "999999999999998 between the others are in no file, the first is 2"
 
 
 @pytest.mark.parametrize("name", ["kernels", "memcpy", "collectives"])

@@ -46,21 +46,15 @@ def test_the_cost_is_found_wherever_in_the_step_it_falls(end_ns):
     assert found.pairs == 40
     assert found.share == pytest.approx(0.05)
     assert (found.low, found.high) == pytest.approx((0.05, 0.05))
-    assert found.step_ends == pytest.approx(end_ns / (1.05 * STEP_NS))
-    assert found.more_steps == 0
 
 
-def test_noise_widens_the_interval_and_says_what_is_missing():
+def test_noise_widens_the_interval():
     spans = loaded(rows(100, 0.02, noise=0.05))
     found = measured_overhead(spans)
     assert found.low < 0.02 < found.high
-    half = (found.high - found.low) / 2
-    assert half > 0.003
-    assert found.more_steps == pytest.approx(200 * ((half / 0.003) ** 2 - 1), abs=2)
     state, text = detail(spans)
     assert state == "ok"
     assert text.startswith(f"recording adds {100 * found.share:.2f} points to a step (95% CI ")
-    assert f"±0.3 points need some {found.more_steps:,} more steps" in text
 
 
 def test_the_interval_contains_the_truth_in_most_runs():
@@ -73,11 +67,8 @@ def test_the_interval_contains_the_truth_in_most_runs():
 
 def test_few_pairs_give_no_number():
     state, text = detail(loaded(rows(3, 0.5)))
-    more = 2 * (MIN_PAIRS - 3)
     assert state == "ok"
-    assert text.startswith(
-        f"cost of recording: no data yet (3 pairs of steps); needs at least {more} more steps"
-    )
+    assert text.startswith(f"no data yet (3 pairs of steps; {MIN_PAIRS} are needed)", 19)
 
 
 def test_a_high_cost_is_a_warning():
@@ -122,4 +113,4 @@ def test_shadow_steps_are_excluded_and_counted():
     assert shadows == [is_shadow(step) for step in range(1, 12)]
     assert sum(shadows) == 5
     assert counted(spans, steps).note == "Excluded steps: 5 shadow."
-    assert "Includes shadow steps, whose stages are unknown: 5." in ledger(spans).note
+    assert "Includes shadow steps: 5." in ledger(spans).note

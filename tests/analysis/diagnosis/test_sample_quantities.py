@@ -17,7 +17,6 @@ from lightning_rlprof.records.notes import Code
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import RankNote, Spans
 from tests.builders.advised import Fact, advised
-from tests.builders.device_trace import Cells, table, thinned
 from tests.builders.diagnosed import found, judged, only, why
 from tests.builders.runs import Row, header, loaded
 from tests.builders.scripted import Script, play, without
@@ -47,23 +46,6 @@ def counted(held: list[int], ranks: int = 1) -> Spans:
     )
 
 
-def sampled(held: list[int]) -> list[Cells]:
-    """Return the table of a device tool: three samples a step, the lowest in the middle."""
-    return [
-        {
-            **{"rank": 0, "device": 0, "component": "CUDA", "reserved": 9 * GIB},
-            **{"time": at * STEP_NS + part * 250_000, "allocated": bytes_ + more},
-        }
-        for at, bytes_ in enumerate(held)
-        for part, more in ((1, GIB), (2, 0), (3, GIB // 2))
-    ]
-
-
-def with_table(rows: list[Cells], steps: int) -> Spans:
-    marks = [Row("step", "step", n + 1, n * STEP_NS, (n + 1) * STEP_NS) for n in range(steps)]
-    return replace(loaded(marks), tables={"memory": lambda: table("memory", COLUMNS, rows)})
-
-
 def leaking(steps: int = 24) -> list[int]:
     return [4 * GIB + 50 * MIB * at for at in range(steps)]
 
@@ -85,14 +67,6 @@ def test_it_fires_on_a_leak_that_spans_counted_and_its_link_returns_the_samples(
     assert rows.column("device_allocated_bytes") == leaking()
     assert claim.place is not None
     assert (claim.place.rank, claim.place.step) == (0, 24)
-
-
-def test_it_fires_on_a_leak_in_a_tools_table_and_its_link_returns_the_samples() -> None:
-    spans = with_table(sampled(leaking()), 24)
-    (claim,) = results(spans)
-    assert isinstance(claim, Finding)
-    assert claim.by_name["growth per step"].value == pytest.approx(50 * MIB)
-    assert len(Run.of(spans).sql(claim.query).rows) == 3 * 24
 
 
 def test_its_evidence_names_the_stage_that_leaks() -> None:
@@ -141,15 +115,17 @@ def test_it_abstains_where_steps_are_few_or_it_stopped_or_is_noise(
 
 
 def test_where_no_memory_was_recorded_it_is_undecided() -> None:
-    assert why(loaded([Row("step", "step", 1, 0, 9)]), "memory-growth") == "No memory was recorded"
+    assert (
+        why(loaded([Row("step", "step", 1, 0, 9)]), "memory-growth")
+        == "No memory of steps was recorded"
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_noise_is_never_a_leak_also_where_a_fifth_of_it_is_lost(seed: int) -> None:
+def test_noise_is_never_a_leak(seed: int) -> None:
     random = np.random.default_rng(seed)
     held = [4 * GIB + int(each) for each in random.normal(0, GIB, 40)]
-    rows = thinned(sampled(held), 0.2, seed)
-    assert not [each for each in results(with_table(rows, 40)) if isinstance(each, Finding)]
+    assert not [each for each in results(counted(held)) if isinstance(each, Finding)]
 
 
 ROW: dict[str, Any] = {
@@ -220,11 +196,10 @@ def stopped(status: str | None) -> Spans:
     return replace(loaded(rows), statuses={0: status})
 
 
-def test_a_rank_out_of_memory_is_named_with_its_step_its_stage_and_its_last_memory() -> None:
+def test_a_rank_out_of_memory_is_named_with_its_step_and_its_stage() -> None:
     own = only(stopped("interrupted by OutOfMemoryError"), "out-of-memory")
     values = {name: fact.value for name, fact in own.by_name.items()}
     assert (values["rank"], values["step"], values["stage"]) == (0, 2, "actor_update")
-    assert values["torch memory after actor_generate"] == 3 * GIB
     assert own.price is None
 
 

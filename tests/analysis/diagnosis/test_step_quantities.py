@@ -114,7 +114,7 @@ def test_of_one_rank_of_eight_it_is_not_said_that_collectives_move_data() -> Non
     kernels, calls = device(compute=0.5, talk=0.5)
     spans = trained(kernels, calls)
     alone = replace(spans, headers={0: header(0, 8)})
-    assert claims(alone) == {UNKNOWN_SPLIT, UNTRACED}
+    assert claims(alone) == {UNKNOWN_SPLIT}
     assert "Device work was recorded on 1 of 8 ranks." in ledger(alone).note
     assert UNKNOWN_SPLIT in claims(replace(spans, headers={0: header(0, 1, config={})}))
 

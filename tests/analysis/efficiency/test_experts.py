@@ -179,7 +179,7 @@ def rows_of(table: Table, of: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["of"] == of]
 
 
-def test_balance_of_layers_ranks_and_experts() -> None:
+def test_balance_of_layers_and_ranks() -> None:
     table = experts(run([{0: [30, 30], 1: [10, 10]}], [{0: [20, 0], 1: [10, 10]}]))
 
     (whole,) = rows_of(table, "all layers")
@@ -194,9 +194,6 @@ def test_balance_of_layers_ranks_and_experts() -> None:
     assert (second["layer"], second["rank load"], second["saved"]) == (1, 1.0, 0.0)
     ranks = rows_of(table, "rank")
     assert [row["rank load"] for row in ranks] == [pytest.approx(80 / 60), pytest.approx(40 / 60)]
-    hottest = rows_of(table, "expert")[0]
-    assert (hottest["layer"], hottest["rank"], hottest["expert"]) == (0, 0, 0)
-    assert hottest["expert load"] == 1.5
     assert "All ranks are taken as one expert-parallel group." in table.note
 
 

@@ -104,16 +104,6 @@ def test_of_calls_inside_one_another_the_inner_one_is_shown() -> None:
     assert found.column("operator") == ["aten::_flash_attention_forward", "total"]
     assert found.note == ""
 
-    attention = product(100, 400, operator="vllm::unified_attention")
-    cache = product(150, 300, operator="_C_cache_ops::reshape_and_cache_flash")
-    own = [Kernel("cache", 0, 10, launch=200), Kernel("attention", 0, 90, launch=350)]
-    found = matmuls(measured([attention, cache], *own))
-    assert dict(zip(found.column("operator"), found.column("time"), strict=True)) == {
-        "vllm::unified_attention": 90,
-        "_C_cache_ops::reshape_and_cache_flash": 10,
-        "total": 100,
-    }
-
 
 def test_rows_of_one_shape_sum_their_calls_whatever_numbers_they_have() -> None:
     dims = "[[1,64,2,16],[1,64,2,16],[1,64,2,16]]"

@@ -99,7 +99,7 @@ def test_the_bandwidth_is_that_of_exactly_one_device(name: str, gb_s: float | No
     assert gb_s_of(name) == gb_s
 
 
-def test_no_name_is_that_of_two_devices_and_each_has_a_source() -> None:
+def test_no_name_is_that_of_two_devices() -> None:
     plain = [re.sub(r"\([^)]*\)\??", "", device.name) for device in DEVICES]
     assert len(set(plain)) == len(plain)
     for device in DEVICES:
@@ -107,7 +107,6 @@ def test_no_name_is_that_of_two_devices_and_each_has_a_source() -> None:
         assert matching == [device]
         assert device.tflops > 0
         assert device.gb_s is None or 300 < device.gb_s < 10_000
-        assert device.source
 
 
 def sample(pattern: str) -> str:
@@ -170,12 +169,13 @@ def test_a_label_names_one_device() -> None:
         device_labeled("H1000")
 
 
-def test_the_page_has_the_table_of_devices() -> None:
+def test_the_page_has_the_table_of_devices_each_with_its_source() -> None:
     page = (ROOT / "docs" / "efficiency.md").read_text()
     for device in DEVICES:
         figures = ("fp32", "tf32", "tflops", "fp8", "int8", "fp4", "memory_gb", "gb_s")
         cells = " | ".join(map(device.shown, figures))
-        assert f"| {device.label} | {cells} | {device.source} |" in page
+        row = re.escape(f"| {device.label} | {cells} | ")
+        assert re.search(rf"^{row}\w.* \|$", page, re.MULTILINE), device.label
 
 
 def ini(cores: str = "24", clock: str = "1800") -> str:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.efficiency.throughput import flops_of, throughput
 from lightning_rlprof.analysis.models.flops import (
-    cache_bytes_per_token,
     decode_weight_bytes,
     forward,
 )
@@ -22,7 +21,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.summary import lead_tables
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell
-from tests.analysis.models.published import CONFIGS
+from tests.analysis.models.published import CONFIGS, cache_bytes_per_token
 from tests.builders.runs import Row, loaded
 from tests.effort import examples
 
@@ -83,7 +82,7 @@ def test_captured_steps_are_left_out_and_noted_but_roles_without_steps_are_not()
     assert "Excluded steps: 1 captured." in throughput(spans).note
 
 
-def test_flops_come_from_the_user_else_the_counter_else_a_formula() -> None:
+def test_flops_come_from_the_counter_else_a_formula() -> None:
     trained = stage("actor_update", 0, 1, tokens=10_000, flops=2e14)
     spans = on(H100, loaded([trained, stage("actor_generate", 1, 2, tokens=100)]))
     rows = found(spans, parameters=7e9)
@@ -91,20 +90,15 @@ def test_flops_come_from_the_user_else_the_counter_else_a_formula() -> None:
     assert sources == {"actor_update": ("counter", 200.0), "actor_generate": ("2N estimate", 1.4)}
     assert rows["actor_update", 0]["MFU"] == 200 / 989.4
     assert rows["actor_update", 0]["peak TFLOP/s"] == 989.4
-    rows = found(spans, flops_per_token={"actor_update": 1e10})
-    assert rows["actor_update", 0]["FLOPs source"] == "user"
-    assert rows["actor_update", 0]["TFLOP/s"] == 100.0
-    assert rows["actor_generate", 0]["FLOPs source"] is None
 
 
 def test_formulas_by_stage() -> None:
     names = ("actor_update", "critic_update", "compute_reward", "my_filter")
     spans = loaded([stage(name, at, at + 1, tokens=1000) for at, name in enumerate(names)])
-    sizes = {"actor_update": 1e9, "critic_update": 5e8, "compute_reward": 1e9}
-    rows = found(spans, parameters=sizes, peak_tflops=10.0)
+    rows = found(spans, parameters=1e9, peak_tflops=10.0)
     assert rows["actor_update", 0]["TFLOP/s"] == pytest.approx(6)
     assert rows["critic_update", 0]["FLOPs source"] == "6N estimate"
-    assert rows["critic_update", 0]["MFU"] == pytest.approx(0.3, rel=1e-3)
+    assert rows["critic_update", 0]["MFU"] == pytest.approx(0.6, rel=1e-3)
     # The name of a stage does not show whether a reward model is trained in it.
     assert [rows[name, 0]["FLOPs source"] for name in names[2:]] == [None, None]
 
@@ -122,11 +116,9 @@ def test_mfu_above_100_per_cent_is_omitted() -> None:
     [
         ("parameters", -1, "parameters -1: must be above 0"),
         ("parameters", float("nan"), "parameters nan: must be above 0"),
-        ("parameters", {"actor_update": 0}, "parameters 0: must be above 0"),
         ("peak_tflops", -5, "peak_tflops -5: must be above 0"),
         ("peak_tflops", float("inf"), "peak_tflops inf: must be above 0"),
         ("peak_tflops", 0, "peak_tflops 0: must be above 0"),
-        ("flops_per_token", {"actor": 1}, "unknown stage 'actor'. Stages in this run: actor_upd"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(option: str, value: Any, text: str) -> None:
@@ -161,17 +153,12 @@ def test_the_job_on_unlike_devices_is_measured_by_both_peaks_and_their_times() -
 def test_tokens_that_one_rank_counts_for_all_are_computed_by_the_devices_of_all() -> None:
     own = stage("actor_update", 0, 1)
     spans = on(H100, loaded([stage("actor_update", 0, 1, tokens=10_000)], [own], [own], [own]))
-    for options in ({"parameters": 3e9}, {"flops_per_token": {"actor_update": 1.8e10}}):
-        rows = found(spans, **options)
-        assert rows["actor_update", None]["MFU"] == pytest.approx(180 / 4 / 989.4)
-        assert rows["actor_update", None]["tokens/s in stage"] == 10_000
-        assert {rows["actor_update", 0][name] for name in ("MFU", "TFLOP/s", "FLOPs source")} == {
-            None
-        }
-        assert (
-            "FLOPs of actor_update are known for the whole job only"
-            in throughput(spans, **options).note
-        )
+    rows = found(spans, parameters=3e9)
+    assert rows["actor_update", None]["MFU"] == pytest.approx(180 / 4 / 989.4)
+    assert rows["actor_update", None]["tokens/s in stage"] == 10_000
+    assert {rows["actor_update", 0][name] for name in ("MFU", "TFLOP/s", "FLOPs source")} == {None}
+    note = throughput(spans, parameters=3e9).note
+    assert "FLOPs of actor_update are known for the whole job only" in note
     both = [stage("actor_update", 0, 1, flops=1e14)] * 2
     spans = on(H100, loaded([stage("actor_update", 0, 1, tokens=9, flops=1e14)], *[both[:1]] * 2))
     assert found(spans)["actor_update", 0]["TFLOP/s"] == 100.0

@@ -91,7 +91,7 @@ def test_the_innermost_name_that_means_something_counts() -> None:
         "compute": 90,
         "data wait": 10,
         "custom stage": 30,
-        "untraced": 20,
+        "outside steps": 20,
     }
     assert "Names without a category: stages my_part, my_stage." in (ledger(spans).note)
 
@@ -133,24 +133,24 @@ def test_a_task_that_outlives_the_stage_it_was_opened_in_hides_the_stage_around_
     assert totals_of(spans) == {"compute": 55, "rollout": 1, "data wait": 44}
 
 
-def test_a_rank_that_dies_is_untraced_and_no_smaller_denominator(tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_outside_steps_and_no_smaller_denominator(tmp_path: Path) -> None:
     whole = [*steps(0, 100, 200, 300), stage("actor_update", 0, 300)]
     write_rank(tmp_path, header(0, 2), whole)
     write_rank(tmp_path, header(1, 2), [*steps(0, 110), stage("actor_update", 0, 110)], status=None)
     spans = load(tmp_path)
 
-    assert totals_of(spans) == {"compute": 410, "untraced": 190}
+    assert totals_of(spans) == {"compute": 410, "outside steps": 190}
     dead = [line for line in by(spans, per_rank=True, per_step=True) if line["rank"] == 1]
     assert dead == [
-        {"rank": 1, "step": 1, "wall": 110, "compute": 110, "untraced": 0},
+        {"rank": 1, "step": 1, "wall": 110, "compute": 110, "untraced": 0, "outside steps": 0},
         # As long as on rank 0, but for what its own first step took of it.
-        {"rank": 1, "step": 2, "wall": 90, "compute": 0, "untraced": 90},
-        {"rank": 1, "step": 3, "wall": 100, "compute": 0, "untraced": 100},
+        {"rank": 1, "step": 2, "wall": 90, "compute": 0, "untraced": 0, "outside steps": 90},
+        {"rank": 1, "step": 3, "wall": 100, "compute": 0, "untraced": 0, "outside steps": 100},
     ]
     assert "Rank 1: file is truncated 1.9e-07 s before the end." in ledger(spans).note
 
 
-def test_ranks_of_the_world_that_wrote_nothing_are_untraced() -> None:
+def test_ranks_of_the_world_that_wrote_nothing_are_outside_steps() -> None:
     spans = loaded_of_world(4, [*steps(0, 60), stage("actor_update", 10, 50), stage("b", 60, 80)])
     accounts = compute_accounts(spans)
 
@@ -158,20 +158,23 @@ def test_ranks_of_the_world_that_wrote_nothing_are_untraced() -> None:
     assert times(category_totals(accounts)) == {
         "compute": 40,
         "custom stage": 20,
-        "untraced": 20 + 3 * 80,
+        "untraced": 20,
+        "outside steps": 3 * 80,
     }
     assert by(spans, per_step=True) == [
-        {"step": 1, "wall": 4 * 60, "untraced": 200, "compute": 40, "custom stage": 0},
-        {"step": None, "wall": 4 * 20, "untraced": 60, "compute": 0, "custom stage": 20},
+        {"step": 1, "wall": 240, "untraced": 20, "outside steps": 180, "compute": 40}
+        | {"custom stage": 0},
+        {"step": None, "wall": 80, "untraced": 0, "outside steps": 60, "compute": 0}
+        | {"custom stage": 20},
     ]
-    assert [line["untraced"] for line in by(spans, per_rank=True)] == [20, 80, 80, 80]
-    assert "No file, so untraced: ranks 1, 2, 3." in ledger(spans).note
+    assert [line["outside steps"] for line in by(spans, per_rank=True)] == [0, 80, 80, 80]
+    assert "No file, so outside steps: ranks 1, 2, 3." in ledger(spans).note
 
 
 def test_one_file_alone_is_about_its_rank_alone(tmp_path: Path) -> None:
     file = write_rank(tmp_path, header(1, 8), [stage("actor_update", 0, 50)])
     assert totals_of(load(file)) == {"compute": 50}
-    assert totals_of(load(tmp_path)) == {"compute": 50, "untraced": 7 * 50}
+    assert totals_of(load(tmp_path)) == {"compute": 50, "outside steps": 7 * 50}
 
 
 def test_the_job_begins_with_the_first_header_and_lasts_as_long_as_anybody_writes(
@@ -181,7 +184,7 @@ def test_the_job_begins_with_the_first_header_and_lasts_as_long_as_anybody_write
     began = header(0, 1, clock_ns=1_000, unix_ns=zero)
     rows = [*steps(1_300, 1_400), stage("actor_update", 1_300, 1_350)]
     write_rank(tmp_path, began, rows, notes=[(1_900, "info", "still here")])
-    assert totals_of(load(tmp_path)) == {"compute": 50, "untraced": 850}
+    assert totals_of(load(tmp_path)) == {"compute": 50, "untraced": 50, "outside steps": 800}
 
 
 def test_what_lies_outside_of_steps_is_part_of_the_job() -> None:
@@ -193,8 +196,9 @@ def test_what_lies_outside_of_steps_is_part_of_the_job() -> None:
     table = ledger(loaded([*rows, Row("save_checkpoint", "region", 1, 150, 170)]))
     pairs = zip(table.column("category"), table.column("in steps"), strict=True)
     inside = {category: ns for category, ns in pairs if ns is not None}
-    assert times(table) == {"checkpoint/eval": 60, "compute": 40, "untraced": 70}
-    assert inside == {"checkpoint/eval": 0, "compute": 40, "untraced": 60}
+    whole = {"checkpoint/eval": 60, "compute": 40, "untraced": 60, "outside steps": 10}
+    assert times(table) == whole
+    assert inside == whole | {"checkpoint/eval": 0, "outside steps": 0}
 
 
 def test_captured_and_interrupted_steps_are_part_of_the_sum_and_the_note_says_so() -> None:
@@ -218,16 +222,15 @@ def test_a_category_without_data_has_no_row_and_one_without_time_is_zero() -> No
     assert "host-bound idle (needs device kernels)" in table.note
 
 
-def test_hours_and_euros_are_those_of_all_ranks(tmp_path: Path) -> None:
+def test_hours_and_costs_are_those_of_all_ranks(tmp_path: Path) -> None:
     hour = 3_600 * 10**9
     spans = loaded_of_world(2, [stage("actor_update", 0, 3 * hour)], device="cuda")
-    table = category_totals(compute_accounts(spans), price=2.5, currency="USD")
+    table = category_totals(compute_accounts(spans), price=2.5)
     lines = {row[0]: row for row in table.rows}
     names = [column.name for column in table.columns[:4]]
     assert names == ["category", "share", "GPU-hours", "cost"]
-    assert table.columns[3].unit == "USD"
     assert lines["compute"][:5] == ("compute", 0.5, 3.0, 7.5, 3 * hour)
-    assert lines["untraced"][:5] == ("untraced", 0.5, 3.0, 7.5, 3 * hour)
+    assert lines["outside steps"][:5] == ("outside steps", 0.5, 3.0, 7.5, 3 * hour)
     assert "rollout" not in lines
     assert table.note.startswith("2 ranks × 10,800 s = 6 GPU-hours. ")
     on_cpu = ledger(loaded(grpo_rows(1)))
@@ -240,7 +243,7 @@ def test_sums_beyond_64_bits_are_exact() -> None:
     spans = loaded_of_world(64, *[[stage("actor_update", 0, long - rank)] for rank in range(40)])
     assert totals_of(spans) == {
         "compute": 40 * long - sum(range(40)),
-        "untraced": 24 * long + sum(range(40)),
+        "outside steps": 24 * long + sum(range(40)),
     }
 
 
@@ -265,7 +268,7 @@ def test_a_parent_that_cannot_be_one_is_none() -> None:
         "rollout": 20,
         "weight sync": 10,
         "garbage collection": 4,
-        "untraced": 15,
+        "outside steps": 15,
     }
 
 

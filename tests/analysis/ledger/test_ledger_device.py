@@ -118,7 +118,7 @@ def test_kernels_cover_time_and_ranks_without_spans() -> None:
         "compute": 30 + 5 + 10,
         "custom stage": 30 + 30,
         "unattributed idle": 30,
-        "untraced": 5 + 60,
+        "outside steps": 5 + 60,
     }
 
 
@@ -188,7 +188,7 @@ def test_what_is_opened_inside_of_a_collective_hides_its_wait_too() -> None:
         "collective wait": 30,
         "rollout": 20,
         "exposed communication": 20,
-        "untraced": 50,
+        "outside steps": 50,
     }
 
 

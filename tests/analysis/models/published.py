@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from lightning_rlprof.analysis.models.architecture import Experts, Model
+
 
 def _config(model_type: str, sizes: tuple[int, ...], **others: Any) -> dict[str, Any]:
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -84,3 +86,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "gemma3_text", (5376, 62, 32, 16, 21504, 262208), head_dim=128, sliding_window=1024
     ),
 }
+
+
+def active_parameters(model: Model) -> int:
+    """Return the parameters that one token of text passes, the input embedding included.
+
+    Model cards differ: gpt-oss leaves the input embedding out.
+    """
+    idle = sum(
+        n * layer.experts(model.hidden) * (1 - block.per_token / block.count)
+        for layer, n in model.kinds.items()
+        if isinstance(block := layer.block, Experts)
+    )
+    return model.parameters - model.vision - round(idle)
+
+
+def cache_bytes_per_token(model: Model) -> int:
+    """Return the bytes of KV cache per token in bf16, of all layers, as if no window was full."""
+    return 2 * sum(n * layer.attention.cached for layer, n in model.kinds.items())

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.models.flops import cache_bytes_per_token, forward
+from lightning_rlprof.analysis.models.flops import forward
 from lightning_rlprof.analysis.models.huggingface import read_model
 from lightning_rlprof.analysis.sizing.job import Job, parse_devices
 from lightning_rlprof.analysis.sizing.memory import GB, host_bytes
 from lightning_rlprof.analysis.sizing.sizing import Sizing, size
-from tests.analysis.models.published import CONFIGS
+from tests.analysis.models.published import CONFIGS, active_parameters, cache_bytes_per_token
 from tests.places import ROOT
 
 PAGE = (ROOT / "docs" / "guides" / "large-models.md").read_text()
@@ -72,7 +72,7 @@ def test_the_facts_of_the_model() -> None:
     facts = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE))
     assert MODEL.parameters / 1e9 == pytest.approx(671, abs=0.5)
     assert f"{MODEL.expert_parameters / MODEL.parameters:.0%}" in facts["parameters"]
-    assert f"{MODEL.active_parameters / 1e9:.1f} " in facts["active per token"]
+    assert f"{active_parameters(MODEL) / 1e9:.1f} " in facts["active per token"]
     assert f"{cache_bytes_per_token(MODEL):,} bytes" in facts["KV cache per token"]
     flops = forward(MODEL, [4096]).training / 4096 / 1e9
     assert f"{flops:.0f} " in facts["FLOPs per trained token at 4,096 tokens"]

@@ -199,8 +199,6 @@ def test_decoding_one_token_is_the_roofline_of_weights_and_cache() -> None:
         ({"algorithm": "sft", "rollout_tp": 4}, "rollout_tp: sft has no rollout"),
         ({"rollout_memory": 0.0}, "rollout_memory=0.0 is not a share above 0, to 1"),
         ({"algorithm": "dpo", "rollout_memory": 0.5}, "rollout_memory: dpo has no rollout"),
-        ({"image_tokens": 64}, "image_tokens: qwen2 has no vision tower"),
-        ({"image_tokens": -1}, "image_tokens: qwen2 has no vision tower"),
         ({"tokens": 2047}, "tokens=2047 is less than the 2048 tokens of one sequence"),
         ({"tokens": 2047, "cp": 2}, "tokens=2047 is less than the 2048 tokens"),
         ({"forward_tokens": 99}, "forward_tokens=99 is less than the 2048 tokens of one sequence"),
@@ -378,40 +376,9 @@ def test_replicas_that_share_experts_read_each_expert_once() -> None:
     assert 0.8 < float(few[1][2] or 0) / float(few[0][2] or 0) < 0.95
 
 
-def test_a_vision_tower_has_activations_by_the_tokens_of_its_images() -> None:
+def test_a_vision_tower_has_weights_alone() -> None:
     plain = sized("Qwen2.5-VL-7B", "8xH100")
-    assert "pass --image-tokens N" in plain.memory().note
-    assert "vision activations" not in parts(plain, "update")
-    found = sized("Qwen2.5-VL-7B", "8xH100", image_tokens=256, tokens=4096, forward_tokens=8192)
-    patches, live = 256 * 4, 30 * 1280 + 8 * 3420
-    kept = 2 * patches * (2 * 1280 * 32 + live)  # two sequences
-    update, forward = parts(found, "update"), parts(found, "forward")
-    assert update["vision activations"] == pytest.approx((0.9 * kept / GB, 1.3 * kept / GB))
-    assert forward["vision activations"][1] == pytest.approx(4 * patches * live / GB)
-    whole = parts(
-        sized("Qwen2.5-VL-7B", "8xH100", image_tokens=256, tokens=4096, checkpointing=False),
-        "update",
-    )
-    assert whole["vision activations"][0] == pytest.approx(0.9 * 2 * patches * live * 32 / GB)
-    assert found.job.images == [(1, 32, 32)]
-    how: dict[str, Any] = {"image_tokens": 256, "tokens": 4096, "cp": 2}
-    shared = parts(sized("Qwen2.5-VL-7B", "8xH100", **how), "update")
-    assert shared["vision activations"] == update["vision activations"]  # cp divides the text alone
-    with pytest.raises(RlprofError, match="image_tokens=2000 is not from 0 to the prompt's 1024"):
-        job("Qwen2.5-VL-7B", "8xH100", image_tokens=2000)
-
-
-def test_images_take_time_in_every_pass() -> None:
-    rows = [
-        sized("Qwen2.5-VL-7B", "8xH100", batch=8, image_tokens=tokens).times().rows
-        for tokens in (0, 1024)
-    ]
-    assert [row[0] for row in rows[0]] == [row[0] for row in rows[1]]
-    for without, images in zip(*rows, strict=True):
-        if without[0] == "weight_sync":
-            assert images == without
-        else:
-            assert float(images[2] or 0) > float(without[2] or 0)
+    assert "Not included: activations of the vision tower." in plain.memory().note
 
 
 def test_an_engine_has_a_share_of_the_device() -> None:

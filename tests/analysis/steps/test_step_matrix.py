@@ -1,6 +1,8 @@
 """One matrix says where the time of every step went: as brute force does, and made once."""
 
+import tarfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,19 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.ledger.ledger import OUTSIDE, compute_accounts
+from lightning_rlprof.analysis.critical_path.critical_path import critical_path
+from lightning_rlprof.analysis.ledger.ledger import OUTSIDE, compute_accounts, ledger
 from lightning_rlprof.analysis.stages import StepTimes, stages
 from lightning_rlprof.analysis.steps import partition as partition_module
 from lightning_rlprof.analysis.steps import step_matrix as matrix_module
 from lightning_rlprof.analysis.steps.partition import UNTRACED, partition
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
 from lightning_rlprof.analysis.steps.time_categories import Category
+from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.summary import summary, summary_lines
+from lightning_rlprof.tables.table import rows_of
 from tests.analysis.steps.test_waiting import Job
 from tests.builders.oracle import innermost, runs
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play
 from tests.effort import examples
+from tests.places import ROOT
 
 Cell = tuple[int, int, str]
 
@@ -147,12 +153,14 @@ def runs_with_regions(draw: st.DrawFn) -> list[list[Row]]:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(runs_with_regions())
-def test_untraced_is_one_number_in_summary_ledger_and_critical_path(rows: list[list[Row]]) -> None:
+def test_untraced_is_one_number_wherever_it_is_called_so(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
     matrix, accounts = step_matrix(spans), compute_accounts(spans)
     untraced = int(matrix.work_ns[matrix.name == UNTRACED].sum())
     warm = accounts.job_ns[:OUTSIDE, Category.WARM_UP].sum()
-    assert int(accounts.job_ns[:OUTSIDE, Category.UNTRACED].sum()) == untraced or warm
+    # Its time outside steps has another name, and so has that outside stages on the critical path.
+    assert int(accounts.job_ns[:, Category.UNTRACED].sum()) == untraced or warm
+    assert "untraced" not in critical_path(spans).column("stage")
     table = stages(spans)
     if table.abstained is None and table.note.startswith("Times are"):
         assert dict(zip(table.column("stage"), table.column("total"), strict=True))["untraced"] == (
@@ -162,3 +170,16 @@ def test_untraced_is_one_number_in_summary_ledger_and_critical_path(rows: list[l
     of_part = next(part for part in series.parts if part.kind == "untraced")
     ranks = np.unique(spans.step[matrix.steps], return_counts=True)[1]
     assert round(float((of_part.ns * ranks).sum())) == untraced
+
+
+@pytest.mark.parametrize("name", ["demo", "slow", "kv"])
+def test_untraced_is_one_number_of_the_example(tmp_path: Path, name: str) -> None:
+    with tarfile.open(ROOT / "examples" / "runs.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    spans = load(tmp_path / name)
+    tables = (stages(spans), ledger(spans), critical_path(spans))
+    found = [row for table in tables for row in rows_of(table) if "untraced" in row.values()]
+    assert len(found) == 2, "of the critical path it would be another number"
+    of_stages, of_ledger = found
+    assert of_stages["total"] == of_ledger["total"] == of_ledger["in steps"]
+    assert f"{of_stages['share']:.1%}" == f"{of_ledger['share']:.1%}"

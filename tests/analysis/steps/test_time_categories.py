@@ -116,6 +116,7 @@ def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
         "custom stage",
         "warm-up",
         "untraced",
+        "outside steps",
     ]
 
 
