@@ -204,7 +204,7 @@ class CaptureRequests:
             return
         if request.first_step <= step:
             late = f"capture of step {request.first_step} was requested too late, in step {step}"
-            if self._run.buffer.is_full:  # Whoever asks counts from the last step in the file.
+            if self._run.buffer.is_full:  # `rlprof capture` counts from its last step.
                 late += ", as its file is full: raise max_file_bytes in the next run"
             self._run.note(Code.CAPTURE_REFUSED, f"{late} ({request.why})", **_facts(request))
         elif self._count >= _MAX_CAPTURES:
