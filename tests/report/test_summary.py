@@ -55,7 +55,7 @@ def test_a_price_is_one_text_on_every_screen(tmp_path: Path) -> None:
     assert f'<p class="big">{lost.removeprefix("lost ")}</p>' in page
     assert f"{lost} of the job" in page
     assert f"{saves} of the job" in page
-    (drawn,) = Tracks(spans, tmp_path / "t.json").slices["job: findings and changes", "finding 1"]
+    (drawn,) = Tracks(spans, tmp_path / "t.json").slices["job: findings", "finding 1"]
     assert drawn.args["price"].startswith(f"{lost} of the job")
 
 
