@@ -59,7 +59,6 @@ ENGINES = Law(
     {(0, None, "compute_reward"): 40.0},
     {  # Its steps differ more: one long response decides a rollout, and ranks wait in an update.
         "compare: step +5% found, iid 5%": 75.0,
-        "compare: update +5% found, common AR(.95) 5%": 70.0,
         "gate at 3%: A/A passes, t2 4%": 65.0,
     },
 )
