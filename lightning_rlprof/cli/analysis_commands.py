@@ -41,47 +41,12 @@ if TYPE_CHECKING:
 
 _LIMIT = 50
 
-RunOrName = Annotated[
-    Path, argument("RUN", RUN_HELP, parser=run_at, autocompletion=complete_run_or_analysis)
-]
-Name = Annotated[
-    str | None,
-    argument(
-        "[NAME]", "Analysis to show; omit it to list them all", autocompletion=complete_analysis
-    ),
-]
-Rank = Annotated[int | None, option("N", "Show only this rank")]
-Params = Annotated[
-    float | None,
-    option("N", "throughput: model parameters (e.g. 7.6e9), to estimate FLOPs for MFU"),
-]
-Peak = Annotated[
-    float | None,
-    option("N", "throughput: peak of one device, dense, in TFLOP/s (default: data sheet)"),
-]
-
-ModelConfig = Annotated[
-    str | None, option("PATH", "throughput: config.json of the model, for FLOPs and MFU", "--model")
-]
-SampleNumber = Annotated[
-    int | None, option("N", "sample_path: number of the sample to follow", "--sample")
-]
-
 
 class _Part(str, Enum):  # Typer takes no list of literals
     RANK = "rank"
     STEP = "step"
 
 
-By = Annotated[
-    list[_Part] | None,
-    option(
-        "PART",
-        "One row for each: rank or step in ledger, rank in critical_path (repeatable)",
-    ),
-]
-Price = Annotated[float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")]
-All = Annotated[bool, typer.Option("--all", help="List also analyses without data in this run")]
 # Each option, its parameter in Python, and what it applies to.
 _OPTIONS = (
     ("--params", "parameters", "throughput"),
@@ -96,16 +61,44 @@ _NEXT = {"ledger": "findings", "critical_path": "whatif"}  # the verb to ask aft
 
 
 def show(
-    run: RunOrName = SAVE_PATH,
-    name: Name = None,
-    rank: Rank = None,
-    by: By = None,
-    price: Price = None,
-    params: Params = None,
-    peak_tflops: Peak = None,
-    model: ModelConfig = None,
-    sample: SampleNumber = None,
-    every: All = False,
+    run: Annotated[
+        Path, argument("RUN", RUN_HELP, parser=run_at, autocompletion=complete_run_or_analysis)
+    ] = SAVE_PATH,
+    name: Annotated[
+        str | None,
+        argument(
+            "[NAME]", "Analysis to show; omit it to list them all", autocompletion=complete_analysis
+        ),
+    ] = None,
+    rank: Annotated[int | None, option("N", "Show only this rank")] = None,
+    by: Annotated[
+        list[_Part] | None,
+        option(
+            "PART",
+            "One row for each: rank or step in ledger, rank in critical_path",
+        ),
+    ] = None,
+    price: Annotated[
+        float | None, option("N", "ledger: price of a GPU-hour, for example 2.50")
+    ] = None,
+    params: Annotated[
+        float | None,
+        option("N", "throughput: model parameters (e.g. 7.6e9), to estimate FLOPs for MFU"),
+    ] = None,
+    peak_tflops: Annotated[
+        float | None,
+        option("N", "throughput: peak of one device, dense, in TFLOP/s (default: data sheet)"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        option("PATH", "throughput: config.json of the model, for FLOPs and MFU", "--model"),
+    ] = None,
+    sample: Annotated[
+        int | None, option("N", "sample_path: number of the sample to follow", "--sample")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="List also analyses without data in this run")
+    ] = False,
 ) -> None:
     """Show one table, such as ledger, critical_path or kernels.
 
@@ -124,12 +117,8 @@ def show(
     given = _given(name, (params, peak_tflops, model, sample, price), parts)
     spans = open_run(run)
     tables, facts = _tables(name, spans, rank, parts, given)
-    files = _memory_files(spans) if name == "memory" else []
-    facts |= {"files": files} if files else {}
     then = (_NEXT[name], run) if name in _NEXT else ()
     answer(spans, tables, "", facts=facts, rows=_LIMIT, then=then)
-    if not console.is_json():
-        _print_memory_files(files)
 
 
 def _named(name: str) -> str:
@@ -271,66 +260,27 @@ def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
     return table.abstained is None and len(table.rows) > 0
 
 
-# Names that the recorders give their files (importing them would load torch), and how to read them.
-_MEMORY_FILES = {
-    "snapshot": (
-        "memory-snapshot_rank*.pickle",
-        "Drop a snapshot on https://docs.pytorch.org/memory_viz (it stays in your browser).",
-    ),
-    "timeline": (
-        "memory-timeline.jsonl",
-        "A timeline has one JSON array per sample; its first line names the columns.",
-    ),
-}
-
-
-def _memory_files(spans: "Spans") -> list[dict[str, Any]]:
-    """Return the memory files of each rank and capture."""
-    from lightning_rlprof.records.run_directory import is_inside, rank_directory
-
-    run = spans.path if spans.path.is_dir() else spans.path.parent
-    return [
-        {"what": what, "rank": rank, "capture": path.parent.name, "path": str(path)}
-        for rank in spans.ranks
-        for path in sorted(rank_directory(run, rank).glob("*/memory-*"))
-        if is_inside(run, path)
-        for what, (pattern, _) in _MEMORY_FILES.items()
-        if path.match(pattern)
-    ]
-
-
-def _print_memory_files(files: list[dict[str, Any]]) -> None:
-    for what, (_, how) in _MEMORY_FILES.items():
-        of_kind = [file for file in files if file["what"] == what]
-        for file in of_kind:
-            console.say(f"{what}, rank {file['rank']}, {file['capture']}: {file['path']}")
-        if of_kind:
-            console.say(how, "dim")
-
-
 _MAX_TITLE = 120  # letters; a kernel's name in it has up to thousands
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
-
-Every = Annotated[
-    bool, typer.Option("--all", help="Also list what was not decided, and what to record")
-]
-Explain = Annotated[
-    str | None,
-    option(
-        "ID", "Explain a problem or remedy; 'all' lists the ids", autocompletion=complete_problem
-    ),
-]
-ForFramework = Annotated[
-    str | None,
-    option("NAME", "Show the settings of verl, TRL, vLLM, Lightning, ...", "--framework"),
-]
 
 
 def findings(
     run: Run = SAVE_PATH,
-    every: Every = False,
-    explain: Explain = None,
-    framework: ForFramework = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also list what was not decided, and what to record")
+    ] = False,
+    explain: Annotated[
+        str | None,
+        option(
+            "ID",
+            "Explain a problem or remedy; 'all' lists the ids",
+            autocompletion=complete_problem,
+        ),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        option("NAME", "Show the settings of verl, TRL, vLLM, Lightning, ...", "--framework"),
+    ] = None,
 ) -> None:
     """List what to fix first, with prices, evidence and remedies.
 
@@ -454,38 +404,36 @@ def stragglers(run: Run = SAVE_PATH) -> None:
     answer(spans, [find(spans)], "stragglers", then=("whatif", run))
 
 
-Speedup = Annotated[
-    list[str] | None,
-    option("STAGE=N", "Make a stage N times as fast (repeatable)", autocompletion=complete_stage),
-]
-Remove = Annotated[
-    list[str] | None, option("STAGE", "Remove a stage (repeatable)", autocompletion=complete_stage)
-]
-Overlap = Annotated[
-    list[str] | None,
-    option(
-        "STAGE",
-        "Assume a stage fully overlaps with the rest (repeatable)",
-        autocompletion=complete_stage,
-    ),
-]
-StopRolloutAt = Annotated[
-    float | None, option("SHARE", "End each rollout at this share of its requests (0 to 1)")
-]
-AddReplicas = Annotated[int | None, option("N", "Add N rollout replicas")]
-
-
 def whatif(
     run: Run = SAVE_PATH,
-    speedup: Speedup = None,
-    remove: Remove = None,
-    overlap: Overlap = None,
-    stop_rollout_at: StopRolloutAt = None,
-    add_replicas: AddReplicas = None,
+    speedup: Annotated[
+        list[str] | None,
+        option(
+            "STAGE=N", "Make a stage N times as fast (repeatable)", autocompletion=complete_stage
+        ),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        option("STAGE", "Remove a stage (repeatable)", autocompletion=complete_stage),
+    ] = None,
+    overlap: Annotated[
+        list[str] | None,
+        option(
+            "STAGE",
+            "Assume a stage fully overlaps with the rest (repeatable)",
+            autocompletion=complete_stage,
+        ),
+    ] = None,
+    stop_rollout_at: Annotated[
+        float | None, option("SHARE", "End each rollout at this share of its requests (0 to 1)")
+    ] = None,
+    add_replicas: Annotated[int | None, option("N", "Add N rollout replicas")] = None,
 ) -> None:
     """Estimate step time after a change, such as a faster stage.
 
     Changes are: no straggler, a stage sped up, removed or overlapped, another rollout.
+
+    After the change, compare the runs: rlprof compare RUN NEW_RUN
 
     Example: rlprof whatif RUN --speedup compute_reward=2 --overlap weight_sync
     """

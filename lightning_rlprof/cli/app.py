@@ -131,7 +131,6 @@ class _Verbs(TyperGroup):
             (
                 (_panel(command, "Commands"), (name, command.get_short_help_str(limit=200)))
                 for name, command in found
-                if not command.hidden
             ),
         )
         _write_options(self, ctx, formatter)
@@ -186,7 +185,8 @@ RUN is one of:
   a URL of one of these      s3://bucket/runs/my-run, for any fsspec store""",
     "exit-codes": """\
 0    done; a table without data is also 0
-1    check failed: compare --fail-if-slower, config check, doctor, ingest, ascend parse, capture
+1    check failed: compare --fail-if-slower, config check, doctor --selftest, ingest, ascend parse,
+     capture
 2    usage error, unreadable input or missing dependency
 3    inconclusive: compare --fail-if-slower only
 70   bug of rlprof: a traceback is printed, please report it

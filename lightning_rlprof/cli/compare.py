@@ -23,55 +23,48 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.table import Table
 
 
-A = Annotated[
-    Path | None,
-    argument("A", "Baseline run, or its URL", parser=run_at, autocompletion=complete_run),
-]
-B = Annotated[
-    Path | None,
-    argument("B", "Changed run, or its URL", parser=run_at, autocompletion=complete_run),
-]
-Baseline = Annotated[
-    list[Path] | None, option("RUN", "Several baseline runs: one option for each", parser=run_at)
-]
-Candidate = Annotated[
-    list[Path] | None, option("RUN", "Several changed runs: one option for each", parser=run_at)
-]
-FailIfSlower = Annotated[
-    str | None,
-    option(
-        "PERCENT",
-        "Exit 1 if a stage or the step is significantly slower than PERCENT, 3 if inconclusive",
-    ),
-]
-RunNoise = Annotated[
-    str | None,
-    option(
-        "PERCENT", "With --fail-if-slower and one run each: how much runs of the same code differ"
-    ),
-]
-Level = Annotated[
-    Literal["stages", "operators", "kernels"],
-    option("LEVEL", "stages; or what profilers recorded: operators, kernels"),
-]
-Stage = Annotated[
-    str | None, option("STAGE", "With operators or kernels: only launches of this stage")
-]
-
 _LIMIT, _SHOWN = 20, 3
 _EXIT_CODES = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 _TABLES = {"operators": "calls", "kernels": "kernels"}
 
 
 def compare(
-    a: A = None,
-    b: B = None,
-    baseline: Baseline = None,
-    candidate: Candidate = None,
-    fail_if_slower: FailIfSlower = None,
-    run_noise: RunNoise = None,
-    level: Level = "stages",
-    stage: Stage = None,
+    a: Annotated[
+        Path | None,
+        argument("A", "Baseline run, or its URL", parser=run_at, autocompletion=complete_run),
+    ] = None,
+    b: Annotated[
+        Path | None,
+        argument("B", "Changed run, or its URL", parser=run_at, autocompletion=complete_run),
+    ] = None,
+    baseline: Annotated[
+        list[Path] | None,
+        option("RUN", "Several baseline runs: one option for each", parser=run_at),
+    ] = None,
+    candidate: Annotated[
+        list[Path] | None, option("RUN", "Several changed runs: one option for each", parser=run_at)
+    ] = None,
+    fail_if_slower: Annotated[
+        str | None,
+        option(
+            "PERCENT",
+            "Exit 1 if a stage or the step is significantly slower than PERCENT, 3 if inconclusive",
+        ),
+    ] = None,
+    run_noise: Annotated[
+        str | None,
+        option(
+            "PERCENT",
+            "With --fail-if-slower and one run each: how much runs of the same code differ",
+        ),
+    ] = None,
+    level: Annotated[
+        Literal["stages", "operators", "kernels"],
+        option("LEVEL", "stages; or what profilers recorded: operators, kernels"),
+    ] = "stages",
+    stage: Annotated[
+        str | None, option("STAGE", "With operators or kernels: only launches of this stage")
+    ] = None,
 ) -> None:
     """Compare two runs, or several of each, at equal work.
 
@@ -226,21 +219,22 @@ def _print_runs(
 
 def _print_undecided(table: "Table") -> None:
     """Say of the step and the largest inconclusive stages what would decide them."""
+    from lightning_rlprof.tables.table import rows_of
+
     if table.abstained is not None:
         return
-    columns = map(table.column, ("stage", "verdict", "detectable", "steps needed"))
-    rows = [
+    found = [
         row
-        for row in zip(*columns, strict=True)
-        if row[1] == "inconclusive" and row[2] and row[0] != "untraced"
+        for row in rows_of(table)
+        if row["verdict"] == "inconclusive" and row["detectable"] and row["stage"] != "untraced"
     ]
-    for name, _, detectable, needed in [*rows[-1:], *rows[:-1]][:_SHOWN]:
+    for row in sorted(found, key=lambda row: row["stage"] != "step")[:_SHOWN]:
+        needed, least = row["steps needed"], row["detectable"]
         more = f"; about {needed} steps a run would decide" if needed else ""
-        least = float(detectable or 0)
         said = f"only a change of {least:.1%} or more would have shown"
         if least > 1:
             said = "not even a doubling would have shown"
-        console.say(f"{name}: {said}{more}")
+        console.say(f"{row['stage']}: {said}{more}")
 
 
 def _for_people(table: "Table") -> "Table":

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
-from lightning_rlprof.cli.open_run import SAVE_PATH, Force, Output
+from lightning_rlprof.cli.open_run import SAVE_PATH, Force
 from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.system.location import local_path
 
@@ -108,7 +107,6 @@ Overrides = Annotated[
     ),
 ]
 
-Target = Annotated[Path, option("PATH", "File to write", "-o", "--output", parser=local_path)]
 Ascend = Annotated[
     bool,
     typer.Option(
@@ -133,7 +131,6 @@ def check(file: File, overrides: Overrides = None) -> None:
     except (ConfigError, TraceError) as error:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
     answers = {"spans": "all stages of every step"} | _capture(config)
-    answers |= _file_of_a_rank(config)
     for name, role in roles.items():
         answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off
     for rule in config.wrap:
@@ -150,7 +147,11 @@ def check(file: File, overrides: Overrides = None) -> None:
 
 
 def init(
-    output: Target = Path("rlprof.yaml"), force: Force = False, ascend: Ascend = False
+    output: Annotated[
+        Path, option("PATH", "File to write", "-o", "--output", parser=local_path)
+    ] = Path("rlprof.yaml"),
+    force: Force = False,
+    ascend: Ascend = False,
 ) -> None:
     """Write a configuration to edit: the usual keys, each with an example and what it does.
 
@@ -179,20 +180,14 @@ def init(
     console.next_command("rlprof", "config", "check", paths[0])
 
 
-def schema(output: Output = None, force: Force = False) -> None:
+def schema() -> None:
     """Print the JSON schema of a configuration, for editors."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
 
     data = ProfilerConfig.model_json_schema()
     about = "MindSpeed-RL's name for the same keys."
     data["properties"]["profiler_config"] = {"$ref": "#", "description": about}
-    if output is None:
-        console.put_json(data)
-        return
-    path = console.destination(output, Path(), output.name, force=force)
-    with console.writing(path):
-        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    console.wrote(path)
+    console.put_json(data)
 
 
 def _capture(config: "ProfilerConfig") -> dict[str, str]:
@@ -220,29 +215,6 @@ def _capture(config: "ProfilerConfig") -> dict[str, str]:
         if nsight := ray_runtime_env(config, process).get("nsight"):
             answers[f"nsys of the {process} in Ray"] = json.dumps(nsight)
     return answers
-
-
-def _file_of_a_rank(config: "ProfilerConfig") -> dict[str, str]:
-    """Return what the file of a rank may take, if that was chosen, and whether it fits."""
-    from lightning_rlprof.system.remote_files import size_text
-
-    limit = config.max_file_bytes
-    if limit == type(config).model_fields["max_file_bytes"].default:
-        return {}
-    if limit is None:
-        return {"file of a rank": "no limit"}
-    said = f"at most {size_text(limit)}"
-    free, place = _free(config)
-    if limit > free:
-        said += f"; max_file_bytes exceeds the {size_text(free)} free in {place}"
-    return {"file of a rank": said}
-
-
-def _free(config: "ProfilerConfig") -> tuple[int, Path]:
-    """Return the free bytes where runs are saved, and the folder that was asked."""
-    folder = Path(config.integrated.profile_save_path).absolute()
-    place = next(each for each in (folder, *folder.parents) if each.exists())
-    return shutil.disk_usage(place).free, place
 
 
 def _stages_of(rule: "WrapRule") -> str:

@@ -75,27 +75,13 @@ class CheckFailedError(RlprofError):
 
 def use_output(
     output_format: Annotated[
-        Format,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="table, json, csv or markdown",
-            rich_help_panel=_PANEL,
-        ),
+        Format, option("FORMAT", "table, json, csv or markdown", "--format", panel=_PANEL)
     ] = "table",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON", rich_help_panel=_PANEL)
     ] = False,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "--limit",
-            min=1,
-            metavar="N",
-            help="Maximum rows of each table",
-            rich_help_panel=_PANEL,
-        ),
+        int | None, option("N", "Maximum rows of each table", "-n", "--limit", panel=_PANEL, min=1)
     ] = None,
     quiet: Annotated[
         bool,
@@ -313,13 +299,21 @@ def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class _Left(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            """Say how much time is left, once that can be known."""
+            known = task.total is not None and task.time_remaining is not None
+            return Text.assemble("left ", super().render(task)) if known else Text()
 
     columns: Sequence[Any] = (TextColumn("{task.description}", markup=False), BarColumn())
-    times = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    times = (MofNCompleteColumn(), TimeElapsedColumn(), _Left())
     with Progress(*columns, *times, console=console, transient=True) as progress:
         task = progress.add_task(text, total=None)
         yield lambda done, total, text: progress.update(

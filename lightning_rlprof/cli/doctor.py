@@ -3,27 +3,23 @@
 import os
 import re
 import shutil
-import timeit
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from importlib import util
 from io import StringIO
 from pathlib import Path
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.console import option
+from lightning_rlprof.cli.open_run import SAVE_PATH
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.doors.registry import DOORS
-from lightning_rlprof.system.location import local_path
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
 if TYPE_CHECKING:
-    from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.tables.spans import Spans
 
 _STYLES = {"ok": "green", "missing": "dim", "warn": "yellow", "broken": "red"}
@@ -38,9 +34,6 @@ _SET_ENV = (
     Path("/usr/local/Ascend/cann/set_env.sh"),
     Path("/usr/local/Ascend/ascend-toolkit/set_env.sh"),
 )
-_CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-# Read without a call of the kernel; every span reads the clock twice.
-_FAST_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
 _LITTLE_BYTES = 10 << 30
 _GET_TORCH = "see https://pytorch.org/get-started"
 _ANSWERS_S = 180.0
@@ -56,31 +49,6 @@ import torch, torch_npu
 answer.update(version=torch_npu.__version__, count=torch.npu.device_count())
 """
 
-# The recorders themselves say what they cannot do here, as they would in a training.
-_ASK_RECORDERS = """
-import json
-from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.recorders.base import build_recorder, recorder_names, unmet
-from lightning_rlprof.recording.start import make_header
-config, device = ProfilerConfig.model_validate(json.loads(sys.argv[1])), sys.argv[2]
-header, refused = make_header(config, "doctor", 0, 1, device), {}
-for name in recorder_names(config, device):
-    try:
-        build_recorder(name, config, header)
-        refused[name] = ""
-    except Exception as error:
-        refused[name] = str(error) or type(error).__name__
-answer.update(refused=refused, unmet=unmet(config, device) or "")
-"""
-
-_KEYS = {
-    "device_time": "device_time",
-    "memory": "integrated.profile_with_memory",
-    "mstx": "integrated.mstx",
-    "npu_profiler": "integrated.profile",
-    "nvtx": "integrated.mstx",
-    "torch_profiler": "integrated.profile_level",
-}
 _NAME = "selftest"
 _STEPS, _STAGES = (1, 2), ("actor_generate", "actor_update")
 _TRAIN = "from lightning_rlprof.cli.doctor import train; answer.update(train(sys.argv[1]))"
@@ -88,14 +56,6 @@ _TRAIN_S, _ANALYSIS_S = 600.0, 600.0
 
 
 def doctor(
-    config: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "YAML file; exits 1 if this machine cannot record what it asks for",
-            parser=local_path,
-        ),
-    ] = None,
     selftest: Annotated[
         bool, typer.Option("--selftest", help="Record a tiny run and check its contents")
     ] = False,
@@ -104,32 +64,20 @@ def doctor(
 
     Example: rlprof doctor --selftest
     """
-    if selftest and config:
-        raise RlprofError("--selftest does not use a configuration: leave out --config")
     if selftest:
         _selftest()
         return
-    from lightning_rlprof.config.profiler_config import ProfilerConfig
-
-    settings = ProfilerConfig.build(config)
     with console.bar("Checking"):
-        found = diagnose(Path(settings.integrated.profile_save_path))
-        needs = check_needs(settings, found) if config else []
+        found = diagnose()
     checks, records = [*found.checks.values()], recordable(found)
     if console.is_json():
         data: dict[str, Any] = {"device": found.device, "records": records}
-        data |= {"checks": _data(checks), "needs": _data(needs)}
-        console.put_json(data | {"frameworks": [each._asdict() for each in doors()]})
+        data |= {"checks": _data(checks), "frameworks": [each._asdict() for each in doors()]}
+        console.put_json(data)
     else:
         _print_checks(checks)
         _print_doors(doors())
-        if config:
-            console.say(f"{config} needs:", "bold")
-            _print_checks(needs)
         console.say(f"This machine can record: {', '.join(records)}", "bold")
-    if lacking := [need.name for need in needs if need.state in ("missing", "broken")]:
-        keys = ", ".join(dict.fromkeys(lacking))
-        raise console.CheckFailedError(f"this machine lacks what {config} needs: {keys}")
     console.next_command("rlprof", "doctor", "--selftest")
 
 
@@ -200,16 +148,12 @@ class Diagnosis(NamedTuple):
     checks: dict[str, Check]
 
 
-def diagnose(save_path: Path) -> Diagnosis:
-    """Check everything that a recording may use; as slow as importing torch and torch_npu.
-
-    ``save_path`` is the output directory of runs; it need not exist.
-    """
+def diagnose() -> Diagnosis:
+    """Check everything that a recording may use; as slow as importing torch and torch_npu."""
     torch, answer = check_torch()
     nvtx = check_nvtx()
     checks = [torch, check_lightning(), check_gpu(answer), nvtx, check_nsys(nvtx), check_cupti()]
-    checks += [check_torch_npu(), check_cann(), check_msprof()]
-    checks += [check_disk(save_path), check_clock()]
+    checks += [check_torch_npu(), check_cann(), check_msprof(), check_disk(SAVE_PATH)]
     return Diagnosis(answer.get("kind"), {check.name: check for check in checks})
 
 
@@ -281,22 +225,19 @@ def _find(pattern: str, path: Path) -> str | None:
 
 
 def check_torch() -> tuple[Check, Mapping[str, Any]]:
-    """Ask torch for itself and its devices; once more without torch_npu, where that breaks it."""
+    """Ask torch for itself and its devices, in another interpreter."""
     if util.find_spec("torch") is None:
         return Check("torch", "missing", "not installed", f"pip install torch; {_GET_TORCH}"), {}
     try:
         answer = ask(_ASK_TORCH, timeout_s=_ANSWERS_S)
     except InterpreterError as error:
-        says = f"import failed: {error}"
-        try:
-            version = ask(_ASK_TORCH, timeout_s=_ANSWERS_S, environment=_NO_AUTOLOAD)["version"]
-        except InterpreterError:
-            return Check("torch", "broken", says, f"reinstall it: {_GET_TORCH}"), {}
-        cure = (
-            "torch_npu is installed and CANN is not found: source set_env.sh of CANN, or pip "
-            "uninstall torch_npu, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0"
-        )
-        return Check("torch", "broken", f"{version}, but {says}", cure), {}
+        cure = f"reinstall it: {_GET_TORCH}"
+        if util.find_spec("torch_npu"):
+            cure = (
+                "source set_env.sh of CANN, or pip uninstall torch_npu, or export "
+                f"TORCH_DEVICE_BACKEND_AUTOLOAD=0; else {cure}"
+            )
+        return Check("torch", "broken", f"import failed: {error}", cure), {}
     built = f"for CUDA {answer['cuda']}" if answer["cuda"] else "without CUDA"
     built = f"for ROCm {answer['hip']}" if answer["hip"] else built
     return Check("torch", "ok", f"{answer['version']}, built {built}"), answer
@@ -447,51 +388,6 @@ def check_disk(save_path: Path) -> Check:
     return Check("disk", "ok", says)
 
 
-def check_clock() -> Check:
-    """Look at what the kernel tells time by, and measure how long reading the clock takes."""
-    source = _find(r"(\S+)", _CLOCK)
-    costs = min(timeit.repeat(perf_counter_ns, number=1_000, repeat=20)) * 1e6
-    says = f"{source or 'unknown source'}, {costs:.0f} ns per call"
-    if source in (None, *_FAST_CLOCKS):
-        return Check("clock", "ok" if source else "warn", says)
-    cure = "a span reads it twice; boot with clocksource=tsc if the processor has a stable TSC"
-    return Check("clock", "broken", f"{says}, by a system call", cure)
-
-
-def check_needs(config: "ProfilerConfig", found: Diagnosis) -> list[Check]:
-    """Return a finding per thing that a configuration needs; its name is the key that needs it.
-
-    Builds the recorders in another interpreter, on the device that is here. ``found`` is what
-    `diagnose` found, with the save path of the same configuration.
-    """
-    needs = [found.checks["disk"]._replace(name="integrated.profile_save_path")]
-    if found.device is None:
-        return [found.checks["torch"]._replace(name="every training"), *needs]
-    try:
-        answer = ask(_ASK_RECORDERS, config.model_dump_json(), found.device, timeout_s=_ANSWERS_S)
-    except InterpreterError as error:
-        return [Check("recorders", "broken", f"could not be tested: {error}"), *needs]
-    for name, refusal in answer["refused"].items():
-        needs.append(_recorder(name, refusal, config, found.checks["nsys"]))
-    if answer["unmet"]:
-        key = "integrated.mstx" if config.integrated.mstx else "integrated.profile"
-        needs.append(Check(key, "missing", answer["unmet"], "run it on such a device"))
-    if config.integrated.profile_analysis and "npu_profiler" in answer["refused"]:
-        needs.append(found.checks["msprof"]._replace(name="integrated.profile_analysis"))
-    return needs
-
-
-def _recorder(name: str, refusal: str, config: "ProfilerConfig", nsys: Check) -> Check:
-    key = "tools" if config.tools and name in (*config.tools, "nvtx") else _KEYS[name]
-    if name == "memory" and config.memory.level and not config.tools:
-        key = "memory.level"
-    if refusal:
-        return Check(key, "missing", f"{name}: {refusal}")
-    if name == "nsight" and nsys.state != "ok":
-        return nsys._replace(name=key, message=f"nsight: nsys {nsys.message}")
-    return Check(key, "ok", f"{name} can record")
-
-
 def run_selftest() -> list[Check]:
     """Train two steps in another process and check what is in them; nothing of it stays.
 
@@ -527,7 +423,7 @@ def train(save_path: str) -> dict[str, str]:
     for name in [name for name in os.environ if name.startswith("RLPROF")]:
         del os.environ[name]  # the configuration of a training is not that of this one
     device = device_kind()
-    refused = _refusal(device)
+    refused = _work(device)
     block = {"profile": True, "profile_save_path": save_path, "mstx": device in ("cuda", "npu")}
     config = ProfilerConfig.build({"integrated": block, "steps": [_STEPS[-1]]})
     printed = StringIO()  # where torch_npu tells its errors
@@ -542,20 +438,17 @@ def train(save_path: str) -> dict[str, str]:
     return {"device": device, "refused": refused, "errors": " / ".join(errors[:3])}
 
 
-def _refusal(device: str) -> str:
+def _work(device: str) -> str:
+    """Run a forward and a backward pass; returns why the device refuses them."""
+    import torch
+
     try:
-        _work(device)
+        weights = torch.ones(64, 64, device=device, requires_grad=True)
+        (weights @ weights).sum().backward()
+        float(weights.grad.sum())  # type: ignore[union-attr]  # waits for the device
     except RuntimeError as error:
         return (str(error).strip().splitlines() or ["RuntimeError"])[0]
     return ""
-
-
-def _work(device: str) -> None:
-    import torch
-
-    weights = torch.ones(64, 64, device=device, requires_grad=True)
-    (weights @ weights).sum().backward()
-    float(weights.grad.sum())  # type: ignore[union-attr]  # waits for the device
 
 
 def _checks(run: Path, device: str, refused: str, errors: str) -> Iterator[Check]:
@@ -594,14 +487,16 @@ def _judge(name: str, wrong: str, fine: str) -> Check:
 
 def _wrong_spans(spans: "Spans") -> str:
     """Compare with what was trained: the same spans, none besides, stages inside of their step."""
-    wanted = Counter((step, name) for step in _STEPS for name in ("step", *_STAGES))
     mine = [span for span in spans if span.kind in ("step", "stage")]
-    if Counter((span.step, span.name) for span in mine) != wanted:
-        return "differ from the recorded ones"
     steps = {span.step: span for span in mine if span.kind == "step"}
-    for span in mine:
-        if not steps[span.step].start_ns <= span.start_ns <= span.end_ns <= steps[span.step].end_ns:
-            return "a stage extends beyond its step"
+    found = Counter(
+        (span.step, span.name)
+        for span in mine
+        for step in [steps.get(span.step)]
+        if step and step.start_ns <= span.start_ns <= span.end_ns <= step.end_ns
+    )
+    if found != Counter((step, name) for step in _STEPS for name in ("step", *_STAGES)):
+        return "differ from the recorded ones"
     return "; ".join(problem.text for problem in spans.warnings)
 
 

@@ -63,11 +63,7 @@ def capture(
     ranks: Annotated[str, option("RANKS", "all, or a list such as 0,3")] = "0",
     stage: Annotated[
         list[str] | None,
-        option(
-            "STAGE",
-            "Capture this stage instead of whole steps; may be repeated",
-            autocompletion=complete_stage,
-        ),
+        option("STAGE", "Capture this stage only (repeatable)", autocompletion=complete_stage),
     ] = None,
 ) -> None:
     """Capture the next steps of a running training, without a restart.
@@ -539,14 +535,12 @@ def _exporter(url: str, run: "Path") -> "Exporter":
         ) from error
 
 
-def _listen(host: str, port: int) -> "socket.socket":
+def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens.
 
     Raises:
         RlprofError: The host is unknown, or the port is taken or not allowed.
     """
-    import socket
-
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -558,7 +552,5 @@ def _listen(host: str, port: int) -> "socket.socket":
 
 
 def _address(host: str, port: int) -> str:
-    import socket
-
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

@@ -1,7 +1,7 @@
 """Arguments, options, completions and steps that verbs share: open a run, print its tables."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -38,31 +38,27 @@ def runs_here() -> list[str]:
     return sorted({file.parent.name for file in SAVE_PATH.glob("*/rank-*.jsonl")}, reverse=True)
 
 
-def complete_run(incomplete: str) -> list[str]:
-    """Return the runs here whose names begin like that."""
-    return [name for name in runs_here() if name.startswith(incomplete)]
+def _completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return what completes a word to the names that begin like that."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
 
 
-def complete_analysis(incomplete: str) -> list[str]:
-    """Return the analyses whose names begin like that."""
-    return [each.name for each in CATALOG if each.name.startswith(incomplete)]
-
-
-def complete_run_or_analysis(incomplete: str) -> list[str]:
-    """Return what the first argument of ``rlprof show`` may be."""
-    return complete_run(incomplete) + complete_analysis(incomplete)
-
-
-def complete_problem(incomplete: str) -> list[str]:
-    """Return the ids of problems and remedies that begin like that."""
+def _problems() -> list[str]:
     from lightning_rlprof.analysis.diagnosis.diagnosis import PROBLEMS, REMEDIES
 
-    return [name for name in (*PROBLEMS, *REMEDIES) if name.startswith(incomplete)]
+    return [*PROBLEMS, *REMEDIES]
 
 
-def complete_stage(incomplete: str) -> list[str]:
-    """Return the stages with known names that begin like that."""
-    return [name for name in STAGES if name.startswith(incomplete)]
+_ANALYSES = [each.name for each in CATALOG]
+complete_run = _completed_by(runs_here)
+complete_analysis = _completed_by(lambda: _ANALYSES)
+complete_run_or_analysis = _completed_by(lambda: [*runs_here(), *_ANALYSES])
+complete_problem = _completed_by(_problems)
+complete_stage = _completed_by(lambda: STAGES)
 
 
 def run_at(text: str | Path) -> Path:
@@ -141,12 +137,11 @@ def check_exists(path: Path) -> None:
     if not is_absent(path):
         return
     runs = {file.parent for file in path.parent.glob("*/rank-*.jsonl")}
-    newest = sorted(runs, key=lambda run: -run.stat().st_mtime)
-    names = ", ".join(str(run) for run in newest[:3])
-    hint = f"Newest runs there: {names}" if names else "See rlprof help inputs."
-    if not names and len(path.parts) == 1:
-        names = ", ".join(runs_here()[:3])
-        hint = f"Newest runs in {SAVE_PATH}: {names}" if names else hint
+    newest = sorted(runs, key=lambda run: -run.stat().st_mtime)[:3]
+    newest = newest or [SAVE_PATH / name for name in runs_here()[:3] if len(path.parts) == 1]
+    hint = (
+        f"Newest runs there: {', '.join(map(str, newest))}" if newest else "See rlprof help inputs."
+    )
     if path == SAVE_PATH:
         hint = "Pass RUN. To record one: rlprof demo"
     raise RlprofError(f"no such run or trace: '{path}'", hint=hint, code="not_found")

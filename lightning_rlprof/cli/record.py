@@ -69,13 +69,9 @@ _SECRETS = (
     "every token: do not share it"
 )
 _NO_REPORT = (
-    "Did the training reach a captured step? Does it use a ProfilerCallback, or --config here?"
+    "Did the training reach a captured step? Does it use a ProfilerCallback, or --config here? "
+    "Without GPU work it needs --capture-range nvtx."
 )
-_NO_REPORT_WITH = {
-    "cudaProfilerApi": " A training without GPU work needs --capture-range nvtx.",
-    "nvtx": " nsys 2023.4 and older ignores ranges of the package nvtx 0.2.12 and newer.",
-    "none": "",
-}
 _RLPROF_OPTIONS = {
     "capture-range": "--capture-range",
     "nvtx-capture": "--capture-range nvtx",
@@ -340,33 +336,29 @@ def _variables(pid: int) -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
-Command = Annotated[list[str], argument("COMMAND", "Training to run: python train.py …")]
-NsysConfig = Annotated[
-    Path | None, option("FILE", "Config file; also turns rlprof on inside COMMAND")
-]
-Name = Annotated[
-    str | None,
-    option("NAME", "Name of the reports; may contain %p, %h, %q{RANK}", "-o", "--output"),
-]
-Option = Annotated[list[str] | None, option("KEY=VALUE", "Option of nsys profile (repeatable)")]
-Range = Annotated[
-    Literal["cudaProfilerApi", "nvtx", "none"] | None,
-    option(
-        "RANGE", "What opens a capture: cudaProfilerApi (default with a GPU), nvtx (without), none"
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command, run nothing")]
-Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite existing files")]
-
-
 def nsys_run(
-    command: Command,
-    config: NsysConfig = None,
-    output: Name = None,
-    option: Option = None,
-    capture_range: Range = None,
-    dry_run: DryRun = False,
-    force: Force = False,
+    command: Annotated[list[str], argument("COMMAND", "Training to run: python train.py …")],
+    config: Annotated[
+        Path | None, option("FILE", "Config file; also turns rlprof on inside COMMAND")
+    ] = None,
+    output: Annotated[
+        str | None,
+        option("NAME", "Name of the reports; may contain %p, %h, %q{RANK}", "-o", "--output"),
+    ] = None,
+    option: Annotated[
+        list[str] | None, option("KEY=VALUE", "Option of nsys profile (repeatable)")
+    ] = None,
+    capture_range: Annotated[
+        Literal["cudaProfilerApi", "nvtx", "none"] | None,
+        option(
+            "RANGE",
+            "What opens a capture: cudaProfilerApi (default with a GPU), nvtx (without), none",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command, run nothing")
+    ] = False,
+    force: Annotated[bool, typer.Option("-f", "--force", help="Overwrite existing files")] = False,
 ) -> None:
     """Run a training under Nsight Systems, with one report per captured step or stage.
 
@@ -445,10 +437,7 @@ def _by_device() -> "CaptureRange":
     """Choose by whether this machine has a GPU, without loading torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return "nvtx"
-    if any(_DEVICES.glob("nvidia[0-9]*")):
-        return "cudaProfilerApi"
-    wsl = (_DEVICES / "dxg").exists() and shutil.which("nvidia-smi")  # other names for devices
-    return "cudaProfilerApi" if wsl else "nvtx"
+    return "cudaProfilerApi" if any(_DEVICES.glob("nvidia[0-9]*")) else "nvtx"
 
 
 def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "CaptureRange") -> int:
@@ -469,7 +458,7 @@ def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "Capt
             console.warn(f"{path} is empty: nsys was stopped while it wrote")
     if not new:
         failed = f", and nsys or the training ended with status {code}" if code else ""
-        console.warn(f"no report was written{failed}. {_NO_REPORT}{_NO_REPORT_WITH[opens]}")
+        console.warn(f"no report was written{failed}. {_NO_REPORT}")
     if complete:
         console.next_command("rlprof", "summary", complete[0])
     return code

@@ -8,7 +8,6 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
-from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -54,12 +53,6 @@ _STATES = ("cached", "up to date", "failed")
 _WHY = 3  # the column of reasons
 
 
-class _Part(str, Enum):
-    """What ``summary --by`` takes."""
-
-    RANK = "rank"
-
-
 def list_runs(
     path: Annotated[
         Path, argument("PATH", "Directory of runs, or a run", parser=local_path)
@@ -84,7 +77,7 @@ def summary(
     run: Run = SAVE_PATH,
     others: Others = None,
     as_one: AsOne = False,
-    by: Annotated[list[_Part] | None, option("PART", "Add one row per rank: rank")] = None,
+    by: Annotated[Literal["rank"] | None, option("PART", "Add one row per rank: rank")] = None,
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
@@ -190,17 +183,6 @@ def open_in_perfetto(
         console.status("Ended.")
 
 
-To = Annotated[
-    str | None,
-    option("URL", "Upload the run itself below this URL, such as s3://bucket/runs", "--to"),
-]
-UploadRank = Annotated[int | None, option("N", "--to: only this rank", "--rank", min=0)]
-IncludeUnfinished = Annotated[
-    bool,
-    typer.Option("--include-unfinished", help="--to: also ranks that didn't shut down cleanly"),
-]
-
-
 def export(
     run: Run = SAVE_PATH,
     target: Annotated[
@@ -215,9 +197,15 @@ def export(
     kernels: Kernels = False,
     force: Force = False,
     allow_unsynced: AllowUnsynced = False,
-    to: To = None,
-    rank: UploadRank = None,
-    include_unfinished: IncludeUnfinished = False,
+    to: Annotated[
+        str | None,
+        option("URL", "Upload the run itself below this URL, such as s3://bucket/runs", "--to"),
+    ] = None,
+    rank: Annotated[int | None, option("N", "--to: only this rank", "--rank", min=0)] = None,
+    include_unfinished: Annotated[
+        bool,
+        typer.Option("--include-unfinished", help="--to: also ranks that didn't shut down cleanly"),
+    ] = False,
 ) -> None:
     """Export a run as a Perfetto trace or as files, or upload it.
 
@@ -339,12 +327,7 @@ def _export_captures(run: Path, output: Path | None, *, force: bool) -> None:
     with local(run) as copy:
         source = newest_run(copy)
         name = source.name or source.absolute().name
-        out = output or Path(f"{name}-insight")
-        if out.exists() and not out.is_dir():
-            raise RlprofError(f"{out} is not a directory", hint="Choose another one with -o.")
-        if out.exists() and any(out.iterdir()) and not force:
-            hint = "Replace files with --force, or choose another directory with -o."
-            raise RlprofError(f"{out} exists already", hint=hint)
+        out = _folder(output or Path(f"{name}-insight"), force=force)
         with console.writing(out):
             folders, raw = insight_folders(source, out)
     parse = shlex.join(["rlprof", "ascend", "parse", str(run)])
@@ -364,20 +347,23 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
     source = run if run.name else run.absolute()
     folder = output or Path(f"{source.stem if run.is_file() else source.name}-tables")
-    if folder.exists() and not folder.is_dir():
-        raise RlprofError(f"{folder} is not a directory", hint="Choose another one with -o.")
-    with open_tables(run) as store:
-        files = {name: folder / f"{name}.{suffix}" for name in store.tables}
-        taken = [path for path in files.values() if path.exists()]
-        if taken and not force:
-            hint = "Replace it with --force, or choose another directory with -o."
-            raise RlprofError(f"{taken[0]} exists already", hint=hint)
-        with console.bar("Writing") as step, console.writing(folder):
-            new_folder(folder, mode_made_of(run))
-            for done, (name, path) in enumerate(files.items(), start=1):
-                store.write(f'from "{name}"', path)
-                step(done, len(files))
+    _folder(folder, force=force)
+    with open_tables(run) as store, console.bar("Writing") as step, console.writing(folder):
+        new_folder(folder, mode_made_of(run))
+        for done, name in enumerate(store.tables, start=1):
+            store.write(f'from "{name}"', folder / f"{name}.{suffix}")
+            step(done, len(store.tables))
     console.wrote(folder)
+
+
+def _folder(path: Path, *, force: bool) -> Path:
+    """Return a directory to write files into, which is new or empty unless the user insists."""
+    if path.exists() and not path.is_dir():
+        raise RlprofError(f"{path} is not a directory", hint="Choose another one with -o.")
+    if path.exists() and any(path.iterdir()) and not force:
+        hint = "Replace files with --force, or choose another directory with -o."
+        raise RlprofError(f"{path} exists already", hint=hint)
+    return path
 
 
 def describe(spans: "Spans") -> None:
@@ -409,25 +395,6 @@ def describe(spans: "Spans") -> None:
         console.say(line)
 
 
-Query = Annotated[str | None, argument("[QUERY]", "One SELECT; omit it to list the tables")]
-Rows = Annotated[
-    Path | None,
-    option(
-        "PATH", "Write all rows to a .csv or .parquet file", "-o", "--output", parser=local_path
-    ),
-]
-
-
-Memory = Annotated[
-    float | None,
-    option("GB", "Memory limit (default 2, or half of the machine's if that is less)", min=0.01),
-]
-Describe = Annotated[
-    bool, typer.Option("--describe", help="List every column: its unit and its meaning")
-]
-Timeout = Annotated[float, option("SECONDS", "Time limit", min=0.1)]
-
-
 def _run_or_query(text: str | Path) -> Path | str:
     """Return a run, or the text of a query, which is then of the newest run."""
     return text if str(text).split()[1:] and not Path(text).exists() else run_at(text)
@@ -437,12 +404,26 @@ def sql(
     run: Annotated[
         Any, argument("RUN", RUN_HELP, parser=_run_or_query, autocompletion=complete_run)
     ] = SAVE_PATH,
-    query: Query = None,
-    output: Rows = None,
+    query: Annotated[
+        str | None, argument("[QUERY]", "One SELECT; omit it to list the tables")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        option(
+            "PATH", "Write all rows to a .csv or .parquet file", "-o", "--output", parser=local_path
+        ),
+    ] = None,
     force: Force = False,
-    memory: Memory = None,
-    timeout: Timeout = 60,
-    describe: Describe = False,
+    memory: Annotated[
+        float | None,
+        option(
+            "GB", "Memory limit (default 2, or half of the machine's if that is less)", min=0.01
+        ),
+    ] = None,
+    timeout: Annotated[float, option("SECONDS", "Time limit", min=0.1)] = 60,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="List every column: its unit and its meaning")
+    ] = False,
 ) -> None:
     """Query a run's tables with SQL (read-only). The first query caches the run.
 
@@ -503,15 +484,10 @@ def _list_tables(store: "Store", run: Path) -> None:
     if console.is_json():
         console.put_json({"run": str(run), "tables": list(store.tables)})
         return
-    from lightning_rlprof.tables.table import Column, Table
-
-    rows = []
-    for name in store.tables:
+    for name in store.tables:  # as lines: a table would cut the names of its columns
         names = ", ".join(str(row[0]) for row in store.sql(f'describe "{name}"').rows)
-        (total,) = store.sql(f'select count(*) from "{name}"').rows
-        rows.append((name, total[0], names))
-    columns = (Column("table", "text"), Column("rows", "count"), Column("columns", "text"))
-    console.print_tables([Table("tables", columns, rows)])
+        ((total,),) = store.sql(f'select count(*) from "{name}"').rows
+        console.say(f"{name} ({total:,} rows): {names}")
     console.next_command("rlprof", "sql", run, f"describe {store.tables[0]}")
 
 
@@ -583,33 +559,21 @@ def _print_states(states: "Sequence[Cell]") -> None:
     console.status(", ".join(counts), "bold")
 
 
-class _Format(str, Enum):
-    """What ``--export`` takes."""
-
-    TEXT = "text"
-    DB = "db"
-
-
-Paths = Annotated[
-    list[Path],
-    argument(
-        "PATHS", "Runs, directories of captures, or *_ascend_pt directories", parser=local_path
-    ),
-]
-ParseJobs = Annotated[
-    int | None, option("N", "Parallel jobs (default: half of the cores)", "-j", "--jobs", min=1)
-]
-ParseTimeout = Annotated[float, option("SECONDS", "Time limit per directory", min=1)]
-Formats = Annotated[
-    list[_Format] | None, option("FORMAT", "text, db (repeatable; default: as recorded)")
-]
-
-
 def ascend_parse(
-    paths: Paths,
-    jobs: ParseJobs = None,
-    timeout: ParseTimeout = 3600.0,
-    export: Formats = None,
+    paths: Annotated[
+        list[Path],
+        argument(
+            "PATHS", "Runs, directories of captures, or *_ascend_pt directories", parser=local_path
+        ),
+    ],
+    jobs: Annotated[
+        int | None, option("N", "Parallel jobs (default: half of the cores)", "-j", "--jobs", min=1)
+    ] = None,
+    timeout: Annotated[float, option("SECONDS", "Time limit per directory", min=1)] = 3600.0,
+    export: Annotated[
+        Literal["text", "db", "both"] | None,
+        option("FORMAT", "text, db, both (default: as recorded)"),
+    ] = None,
     reparse: Annotated[
         bool, typer.Option("--reparse", help="Parse again what is already parsed")
     ] = False,
@@ -621,7 +585,9 @@ def ascend_parse(
     from lightning_rlprof.loaders.ascend import offline_analysis as offline
 
     directories = offline.ascend_directories(paths)
-    exports: list[offline.Export] = [each.value for each in export or []]
+    exports: list[offline.Export] = (
+        ["text", "db"] if export == "both" else [export] if export else []
+    )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     options = offline.Options(jobs or max(1, (cores or 1) // 2), timeout, exports, reparse)
     with console.bar("Parsing") as step:
@@ -642,17 +608,14 @@ def _print_parsed(outcomes: list["Outcome"]) -> None:
     from lightning_rlprof.tables.table import Column, Table
 
     columns = (
-        Column("directory", "text"),
-        Column("rank", "count"),
-        Column("state", "text"),
-        Column("wrote", "text"),
-        Column("took", "duration", "ns"),
+        *(Column("directory", "text"), Column("rank", "count"), Column("state", "text")),
+        *(Column("wrote", "text"), Column("took", "duration", "ns")),
     )
     names = _names([each.path for each in outcomes])
-    rows = []
-    for name, each in zip(names, outcomes, strict=True):
-        row = (name, each.rank, each.state, _formats(each), int(each.seconds * 1e9) or None)
-        rows.append(row)
+    rows = [
+        (name, each.rank, each.state, _formats(each), int(each.seconds * 1e9) or None)
+        for name, each in zip(names, outcomes, strict=True)
+    ]
     console.print_tables([Table("captures", columns, rows)])
     console.status("")
     for name, each in zip(names, outcomes, strict=True):
@@ -670,9 +633,8 @@ def _formats(outcome: "Outcome") -> str | None:
 def _names(paths: list[Path]) -> list[str]:
     """Name directories below their common parent, by capture if it has only one."""
     windows = [path.absolute().parent for path in paths]
-    alone = {window for window in windows if windows.count(window) == 1}
     common = os.path.commonpath([window.parent for window in windows])
     return [
-        os.path.relpath(window if window in alone else path.absolute(), common)
+        os.path.relpath(window if windows.count(window) == 1 else path.absolute(), common)
         for window, path in zip(windows, paths, strict=True)
     ]

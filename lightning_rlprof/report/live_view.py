@@ -76,7 +76,7 @@ class LiveView:
     """The figures of one moment.
 
     Attributes:
-        title: How many ranks and steps, in one line.
+        title: How many ranks and steps, and where most of the time goes, in one line.
         slowest: Which rank takes longest, and where it does or makes others wait, in one line each.
         stages: Share of the last steps by stage, over all ranks, with tokens per second and MFU.
         ranks: A row per rank; of very many ranks the slowest.
@@ -102,9 +102,6 @@ class LiveView:
     def line(self) -> str:
         """All of it in one line."""
         parts = [self.title, *self.slowest[:1]]
-        if self.stages.rows:  # untraced, too, if it is the largest
-            most = max(rows_of(self.stages), key=lambda row: row["share"] or 0.0)
-            parts.append(f"{most['stage']} {percent(most['share'] or 0.0)}")
         if count := len(self.alarms.rows):
             parts.append(f"{count} alarm{'s' * (count > 1)}: {self.alarms.rows[0][2]}")
         return " · ".join(parts)
@@ -117,7 +114,7 @@ def live_view(run: LiveRun) -> LiveView:
     pace = _Pace(ranks, times)
     stages, behind = _stages(times, pace)
     return LiveView(
-        title=_title(run, ranks, times),
+        title=_title(run, ranks, times) + _largest(stages),
         slowest=tuple(text for text in (pace.slowest(), behind) if text),
         stages=stages,
         ranks=_ranks(run, ranks, pace),
@@ -238,6 +235,14 @@ def _title(run: LiveRun, ranks: Sequence[LiveRank], times: RecentTimes) -> str:
     step = f"step {_span([own.last for own in times.steps.values()])}"
     usual = median(times.median_ns(rank) or 0 for rank in times.steps)
     return f"{count}{state} · {step} · median {duration(round(usual))}"
+
+
+def _largest(stages: Table) -> str:
+    """Return the stage with the largest share, which may be untraced, and its share."""
+    if not stages.rows:
+        return ""
+    most = max(rows_of(stages), key=lambda row: row["share"] or 0.0)
+    return f" · {most['stage']} {percent(most['share'] or 0.0)}"
 
 
 def _span(numbers: Sequence[int]) -> str:

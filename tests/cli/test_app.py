@@ -394,7 +394,7 @@ def test_without_a_run_the_newest_one_is_taken(
     )
     assert rlprof("summary", "nope")[2] == (
         "rlprof: error: no such run or trace: 'nope'\n"
-        "  hint: Newest runs in profiler_data: 20261125-a\n"
+        "  hint: Newest runs there: profiler_data/20261125-a\n"
     )
     for words in (["summary"], ["stragglers"], ["show", "ledger"], ["whatif"]):
         tables = json.loads(rlprof(*words, "--json", "-n", 1)[1])["tables"]

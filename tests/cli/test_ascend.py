@@ -90,7 +90,7 @@ def test_half_of_the_cores_work_at_least_one(
 
 def test_options_reach_the_analysis(rlprof: Run, tmp_path: Path) -> None:
     directory = tell(window(tmp_path, 0), HOST, tables=["PYTORCH_API"])
-    both = ["--export", "text", "--export", "db"]
+    both = ["--export", "both"]
     assert rlprof("ascend", "parse", tmp_path, *both)[0] == 0
     called = directory / "called.json"
     assert json.loads(called.read_text())["options"] == [1, ["text", "db"]]

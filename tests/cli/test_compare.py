@@ -253,6 +253,18 @@ def test_a_change_that_could_not_have_shown_has_no_absurd_number(
     assert "weight_sync: not even a doubling would have shown" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("step", "first"), [("inconclusive", "step"), ("faster", "update")])
+def test_the_step_and_the_largest_stages_are_named_first(
+    capsys: pytest.CaptureFixture[str], step: str, first: str
+) -> None:
+    heads = (Column("stage", "text"), Column("verdict", "text"), Column("detectable", "share"))
+    names = ("update", "reward", "log_prob", "weight_sync")
+    rows = [*((name, "inconclusive", 0.3, None) for name in names), ("step", step, 0.2, None)]
+    _print_undecided(Table("compare", (*heads, Column("steps needed", "count")), rows))
+    lines = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [first, *[name for name in names if name != first][: len(lines) - 1]]
+
+
 def test_noise_between_runs_makes_the_gate_more_careful(rlprof: Run, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 2)):
         write_rank(tmp_path / name, header(), grpo_rows(STEPS, seed))

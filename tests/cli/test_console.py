@@ -1,5 +1,6 @@
 """What verbs print on terminals of any width, and into a pipe."""
 
+import io
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from lightning_rlprof.cli import console
 from tests.builders.runs import grpo_run
@@ -76,6 +78,9 @@ def test_no_terminal_is_too_narrow_for_the_answer(
         assert all(word in heads for word in name.split()), name
         assert name.removesuffix(" (CI)") not in hidden.split(", ")
     assert len(lines[rule]) <= width
+    if words.startswith("compare"):  # whose legend explains no column that is hidden
+        legend = out.partition(" hidden (")[2].partition(")")[2]
+        assert [name for name in hidden.split(", ") if name and f"{name}:" in legend] == []
 
 
 def test_a_quiet_command_has_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,3 +89,15 @@ def test_a_quiet_command_has_no_progress(capsys: pytest.CaptureFixture[str]) -> 
         update(1, 2, "reward 0.1")
     console.use_output()
     assert capsys.readouterr() == ("", "")
+
+
+def test_no_time_is_left_until_the_total_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    screen = Console(file=shown, force_terminal=True, width=100)
+    monkeypatch.setattr(console, "_console", lambda **_: screen)
+    with console.progress_bar("warm start") as update:
+        before = shown.getvalue()
+        for step in (1, 2, 3):
+            update(step, 4, "reward 0.1")
+    assert ("warm start" in before, "left" in before) == (True, False)
+    assert "left" in shown.getvalue()

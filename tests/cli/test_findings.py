@@ -54,6 +54,18 @@ def test_without_a_problem_it_says_so_of_what_was_recorded(rlprof: Run, tmp_path
     assert "  weight-sync: " in out
 
 
+def test_markdown_lists_once_what_was_not_decided(rlprof: Run, tmp_path: Path) -> None:
+    run = short(tmp_path).path
+    out = rlprof("findings", run, "--format", "markdown")[1]
+    undecided = {
+        each["id"] for each in json.loads(rlprof("findings", run, "--json")[1])["undecided"]
+    }
+    (line,) = (each for each in out.splitlines() if "not decided: " in each)
+    assert f"{len(undecided)} checks were not decided: " in line
+    assert all(each in line for each in undecided)
+    assert "Not checked" not in out
+
+
 def test_every_printed_command_runs(rlprof: Run, tmp_path: Path) -> None:
     _, out, _ = rlprof("findings", recorded(tmp_path / "a run", steps=20, slow={2: 0.15}))
     commands = [line for line in out.splitlines() if line.startswith("   rlprof ")]

@@ -1,5 +1,6 @@
 """`rlprof watch`: in one page, in lines, on a terminal, and beside a training."""
 
+import json
 import os
 import pty
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.report.terminal import percent
+from tests.builders.runs import grpo_run
 from tests.cli.test_capture import TRAIN, writer
 
 
@@ -27,6 +30,20 @@ def test_once_prints_all_tables_and_ends(rlprof, tmp_path):
     assert "· 1 rank · step 3 · median 8.00 ms" in out
     assert "warning  0      disk \\x1b[31m full" in out
     assert "stages: no data" not in out
+
+
+def test_the_headline_names_the_largest_row(rlprof, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    grpo_run(tmp_path)
+    out = rlprof("watch", tmp_path, "--once")[1]
+    (table,) = (
+        each
+        for each in json.loads(rlprof("watch", tmp_path, "--json")[1])["tables"]
+        if each["name"] == "stages"
+    )
+    share = [column["name"] for column in table["columns"]].index("share")
+    largest = max(table["rows"], key=lambda row: row[share])
+    assert out.splitlines()[0].endswith(f" · {largest[0]} {percent(largest[share])}")
 
 
 def test_elsewhere_than_on_a_terminal_each_refresh_is_a_line(rlprof, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""`rlprof whatif`: predictions printed, and errors that say what to do."""
+"""`rlprof whatif`: what it prints, and what it refuses."""
 
 import json
 from collections.abc import Callable
@@ -22,9 +22,10 @@ def rows(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row[0]: dict(zip(names, row, strict=True)) for row in table["rows"]}
 
 
-def test_a_removed_stage_is_a_change(rlprof: Run, tmp_path: Path) -> None:
+def test_a_removed_stage_is_a_row_and_nothing_is_written(rlprof: Run, tmp_path: Path) -> None:
     run = slow_run(tmp_path)
     data = json.loads(rlprof("whatif", run, "--json", "--remove", "actor_update")[1])
+    assert [path.name for path in run.iterdir() if "rank-" not in path.name] == []
     assert "actor_update removed" in rows(data)
 
 

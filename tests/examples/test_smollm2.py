@@ -79,8 +79,7 @@ def test_a_prompt_is_a_message_and_an_answer_ends(tokens: ChatTokens) -> None:
     assert tokens.text([*tokens.prompt("")[:0], 40, PAD, 40]) == tokens.text([40])
 
 
-@pytest.mark.parametrize("seed", [None, 0])
-def test_a_cache_changes_no_answer(policy: ChatPolicy, seed: int | None) -> None:
+def test_a_cache_changes_no_answer(policy: ChatPolicy) -> None:
     prompts = torch.randint(3, 99, (16, 6), generator=torch.Generator().manual_seed(3))
     seen: dict[bool, list[int]] = {False: [], True: []}
     answers = []
@@ -88,7 +87,7 @@ def test_a_cache_changes_no_answer(policy: ChatPolicy, seed: int | None) -> None
         hook = policy.model.register_forward_pre_hook(
             lambda _, inputs, widths=widths: widths.append(inputs[0].shape[1])
         )
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         answers.append(generate(policy, prompts, 5, generator, kv_cache))
         hook.remove()
     assert torch.equal(*answers)

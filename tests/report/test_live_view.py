@@ -73,7 +73,7 @@ def test_the_rank_that_takes_longest_is_named_with_its_stage(job):
     for step in range(1, 25):
         job.step(step, slow={2: 30})
     view = job.view
-    assert view.title == "4 ranks · step 24 · median 100 ms"
+    assert view.title == "4 ranks · step 24 · median 100 ms · actor_generate 63%"
     assert view.slowest == (
         "slowest rank 2: 1.30x the median rank's work",
         "longest in actor_generate: rank 2, 1.50x the others",
@@ -287,7 +287,7 @@ def test_how_ranks_ended_is_shown_and_an_interruption_is_an_alarm(job):
     for rank, status in enumerate(("finished", "finished", "ValueError: x")):
         job.writers[rank].write([("end", 9, status)])
     view = job.view
-    assert view.title == "4 ranks, 3 ended · step 1 · median 100 ms"
+    assert view.title == "4 ranks, 3 ended · step 1 · median 100 ms · actor_generate 60%"
     assert view.alarms.rows == [("error", "2", "ended: ValueError: x")]
     assert [each["written"] for each in rows(view.ranks)][1:] == [
         "finished",

@@ -64,10 +64,9 @@ _SMALL = math.log(1.05)
 _EQUAL_CHANCE = 0.05  # A change of just that size is called none this often.
 _UNCOUNTED = "work not counted"
 _NOTE = (
-    "A, B: time per step, mean over ranks. work B/A: how much more work B did. adjusted: B/A at "
-    "equal work, with its 99% CI in the typical step, for all rows together. unchanged: within 5%, "
-    "with 95% on each side. minor: significant but within 5%. mixed: mean and typical step "
-    "disagree."
+    "Times are per step, the mean of all ranks. adjusted: B/A at equal work, with its 99% CI in "
+    "the typical step, for all rows together. unchanged: within 5%, with 95% on each side. minor: "
+    "significant but within 5%. mixed: mean and typical step disagree."
 )
 _PLAIN = (
     "Stages without counted work are judged by the raw ratio. Call count(tokens=...) in the stage."

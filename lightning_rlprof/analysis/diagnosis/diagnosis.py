@@ -472,7 +472,8 @@ def _note(found: Diagnosis) -> str:
     for each in found.undecided:
         reasons.setdefault(each.why, []).append(each.id)
     count = len({each.id for each in found.undecided})
-    notes = [f"{count} {'check was' if count == 1 else 'checks were'} not decided."] * bool(count)
-    notes += [f"Not checked ({why}): {', '.join(ids)}." for why, ids in reasons.items()]
+    were = "check was" if count == 1 else "checks were"
+    listed = "; ".join(f"{', '.join(ids)} ({why})" for why, ids in reasons.items())
+    notes = [f"{count} {were} not decided: {listed}."] * bool(count)
     notes += [f"Explained by another: {', '.join(found.explained)}."] * bool(found.explained)
     return " ".join(notes)

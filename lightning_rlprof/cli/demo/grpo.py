@@ -97,8 +97,7 @@ class Grpo(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.task, self.options, self.recipe = task, options, options.recipe
-        self.steps = options.steps or self.recipe.steps
-        self.faults = Faults(options, self.steps)
+        self.steps, self.faults = options.total_steps, Faults(options)
         self.policy = policy
         self.reference = deepcopy(policy).requires_grad_(False)
         self.rollout = deepcopy(policy).requires_grad_(False)

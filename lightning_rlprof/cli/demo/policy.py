@@ -1,6 +1,5 @@
 """What the demo trains: tasks, which reasoning-gym marks, and the policy that learns them."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -9,8 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from lightning_rlprof.errors import RecorderError
 
 PAD = 0
 """Token before a short prompt and after the end of an answer."""
@@ -62,9 +59,6 @@ class Task:
     ``train`` and ``held_out`` are reasoning-gym entries; no prompt of one is in the other.
     ``prompt_width`` and ``answer_width`` are the most tokens of a prompt and of a right answer.
     Without a tokenizer, tokens are the `Characters` of the texts.
-
-    Raises:
-        RecorderError: reasoning-gym is not installed.
     """
 
     name: str
@@ -75,13 +69,8 @@ class Task:
     """Steps of supervised warm start that leave the policy right now and then, not often."""
 
     def __init__(self, seed: int, held_out: int, tokenizer: Tokenizer | None = None) -> None:
-        try:
-            import reasoning_gym
-        except ImportError as error:
-            raise RecorderError(
-                "the demo needs reasoning-gym, which is not installed; "
-                'run: pip install "lightning-rlprof[demo]"'
-            ) from error
+        import reasoning_gym
+
         self.dataset: Any = reasoning_gym.create_dataset(
             self.name, seed=seed, size=_ENTRIES, **self.options
         )
@@ -127,9 +116,8 @@ class Task:
         """What GRPO learns from: the verifier's score, with the gaps that a policy finds closed.
 
         The verifier of `spell_backward` means to take 0.2 off a right word with letters after it.
-        But its sum of ``1 / n`` is not exactly 1.0 for words of 6, 7, 9 and 10 letters; that of
-        `number_sorting` accepts sorted numbers that are off by one. Within 100 steps a policy that
-        is paid for that stops being right. So a wrong answer earns at most 0.8 and 0 there.
+        But its sum of ``1 / n`` is not exactly 1.0 for words of 6, 7, 9 and 10 letters. Within 100
+        steps a policy that is paid for that stops being right. So a wrong answer earns at most 0.8.
         """
         return [
             score if text == self.answer(entry) else min(score, self.wrong)
@@ -142,49 +130,18 @@ class Task:
         return sum(hits) / len(hits)
 
 
-class _SpellBackward(Task):
+class SpellBackward(Task):
+    """A word, to be written backward."""
+
     name, wrong, warmup_steps = "spell_backward", 0.8, 20
 
     def prompt(self, entry: Entry) -> str:
+        """The word."""
         return str(entry["metadata"]["word"]).lower()
 
     def answer(self, entry: Entry) -> str:
+        """Its letters from the last to the first."""
         return str(entry["answer"]).lower()
-
-
-class _NumberSorting(Task):
-    name, wrong, warmup_steps = "number_sorting", 0.0, 15
-    options: Mapping[str, Any] = {
-        **{"min_numbers": 3, "max_numbers": 4, "max_decimals": 0},
-        **{"min_value": 0.0, "max_value": 9.0},
-    }
-
-    def prompt(self, entry: Entry) -> str:
-        direction = "<" if entry["metadata"]["direction"] == "ascending" else ">"
-        return _digits(entry["metadata"]["original_numbers"]) + direction
-
-    def answer(self, entry: Entry) -> str:
-        return _digits(entry["metadata"]["sorted_numbers"])
-
-    def verifier_text(self, text: str) -> str:
-        return json.dumps(list(text))
-
-
-def _digits(numbers: Sequence[str]) -> str:
-    return "".join(str(int(float(number))) for number in numbers)
-
-
-TASKS = {task.name: task for task in (_NumberSorting, _SpellBackward)}
-"""The tasks that the demo offers, by reasoning-gym's names."""
-
-
-def make_task(name: str, seed: int = 0, held_out: int = 256) -> Task:
-    """The task of that name, its entries drawn with that seed.
-
-    Raises:
-        RecorderError: reasoning-gym is not installed.
-    """
-    return TASKS[name](seed, held_out)
 
 
 Cache = dict[int, Any]
@@ -280,22 +237,22 @@ def generate(
     policy: Policy,
     prompts: Tensor,
     length: int,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator,
     kv_cache: bool = False,
 ) -> Tensor:
     """Answers of the policy to the prompts: ``(batch, prompt) -> (batch, length)``.
 
     Each answer ends with the policy's ``end`` unless it fills ``length``; `PAD` follows. Samples at
-    temperature 1 from ``generator``, or takes the likeliest token when it is None. The random
-    numbers drawn do not depend on ``kv_cache``.
+    temperature 1 from ``generator``; the random numbers drawn do not depend on ``kv_cache``.
     """
     cache: Cache | None = {} if kv_cache else None
     answers = torch.full((len(prompts), length), PAD, device=prompts.device)
     seen, fresh = prompts, prompts
     done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     for place in range(length):
-        logits = policy(fresh if kv_cache else seen, cache, last=1)[:, -1]
-        token = _pick(logits, generator).masked_fill(done, PAD)
+        logits = policy(fresh if kv_cache else seen, cache, last=1)[:, -1, PAD + 1 :]  # never `PAD`
+        drawn = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0] + PAD + 1
+        token = drawn.masked_fill(done, PAD)
         answers[:, place] = token
         done |= token == policy.end
         if bool(done.all()):
@@ -303,13 +260,6 @@ def generate(
         fresh = token[:, None]
         seen = torch.cat([seen, fresh], 1)
     return answers
-
-
-def _pick(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    logits = logits[:, PAD + 1 :]  # it stands for neither text nor the end
-    if generator is None:
-        return logits.argmax(1) + PAD + 1
-    return torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0] + PAD + 1
 
 
 def answer_mask(answers: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -17,10 +18,9 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
-from lightning_rlprof.cli.demo.faults import check_can_inject
 from lightning_rlprof.cli.demo.grpo import Grpo, exact_match, warm_start
-from lightning_rlprof.cli.demo.options import INJECTED_STEPS, DemoOptions
-from lightning_rlprof.cli.demo.policy import Characters, Policy, SmallPolicy, Task, make_task
+from lightning_rlprof.cli.demo.options import DemoOptions
+from lightning_rlprof.cli.demo.policy import Characters, Policy, SmallPolicy, SpellBackward, Task
 from lightning_rlprof.records.hang_reports import read_reports
 
 # Both names: whichever was imported last owns the logger of the messages that only rank 0 sends.
@@ -34,7 +34,12 @@ _ADVICE = (
 TIMEOUT_S = 3.0
 """The ``hang_timeout`` of a demo that hangs, whose steps take less than a second."""
 
-_LOOK_S = 0.5
+# By fault: that the ranks were killed, and what the Trainer passes on unchanged.
+_RAISED: dict[str | None, tuple[type[Exception], ...]] = {
+    "hang": (Exception,),
+    "oom": (torch.OutOfMemoryError,),
+}
+_LOOK_S = 0.1
 
 Progress = Callable[[int, int, float], None]
 """Called after each step with its number, the number of steps and the step's mean reward."""
@@ -72,28 +77,30 @@ def run_demo(
     Lightning is quiet from then on, and torch computes on the recipe's threads. With several ranks
     the callbacks are pickled and run in the ranks' processes, and the script that calls this needs
     ``if __name__ == "__main__":``. ``progress`` is called here, on a thread. A
-    ``given`` policy and its task are trained instead of those of the options.
-
-    Raises:
-        RlprofError: A package that the task or the model needs is not installed.
+    ``given`` policy and its task are trained instead of those of the options. A fault may end the
+    training early: one that hangs is ended when every rank has reported it.
     """
     # First: it imports the other Lightning, which resets the loggers, and may refuse the path.
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 
-    profiler = ProfilerCallback(profile_save_path=str(options.save_path), summary=False)
-    callbacks = [profiler, *callbacks]
+    more: dict[str, Any] = {"capture_anomalies": True} if options.inject else {}
+    if options.inject == "hang":
+        more = {"hang_timeout": TIMEOUT_S}
+    profiler = ProfilerCallback(profile_save_path=str(options.save_path), summary=False, **more)
+    raised = suppress(*_RAISED.get(options.inject, ()))
     be_quiet(options.recipe.threads)
     start = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         policy, task = given or policy_and_task(options)
-        warmup = task.warmup_steps if options.warmup_steps is None else options.warmup_steps
+        warmup = 0 if options.inject else task.warmup_steps
+        warmup = warmup if options.warmup_steps is None else options.warmup_steps
         warm_start(policy, task, warmup, options.seed, options.recipe)
         before = exact_match(policy, task)
         model = Grpo(policy, task, options)
         known = runs(options)
-        with shown(model.rewards, progress), no_rank_left():
-            trainer(options, callbacks).fit(model)
+        with _shown(model.rewards, progress), no_rank_left(), raised, _ended(options, known):
+            trainer(options, [profiler, *callbacks]).fit(model)
         after = exact_match(model.policy, task)
     return DemoResult(
         exact_before=before,
@@ -108,8 +115,7 @@ def run_demo(
 
 def policy_and_task(options: DemoOptions) -> tuple[Policy, Task]:
     """Return what the options train, before the warm start."""
-    name = options.task or options.recipe.tasks[0]
-    task = make_task(name, options.seed, options.recipe.held_out)
+    task = SpellBackward(options.seed, options.recipe.held_out)
     assert isinstance(task.tokenizer, Characters)
     return SmallPolicy(task.tokenizer.vocabulary, task.prompt_width + task.answer_width), task
 
@@ -161,17 +167,14 @@ def trainer(options: DemoOptions, callbacks: Sequence[pl.Callback]) -> pl.Traine
 
 
 @contextmanager
-def shown(rewards: Tensor, progress: Progress) -> Iterator[None]:
-    """Report the rewards that appear while the block runs, in whichever process."""
+def _looking(look: Callable[[], None]) -> Iterator[None]:
+    """Look ten times a second while the block runs, on a thread, and once at its end."""
     done = threading.Event()
 
     def watch() -> None:
-        step, last = 0, False
-        while not last:
-            last = done.wait(0.1)
-            while step < len(rewards) and not math.isnan(reward := float(rewards[step])):
-                step += 1
-                progress(step, len(rewards), reward)
+        while not done.wait(_LOOK_S):
+            look()
+        look()
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -180,6 +183,31 @@ def shown(rewards: Tensor, progress: Progress) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+def _shown(rewards: Tensor, progress: Progress) -> AbstractContextManager[None]:
+    """Report the rewards that appear while the block runs, in whichever process."""
+    step = 0
+
+    def look() -> None:
+        nonlocal step
+        while step < len(rewards) and not math.isnan(reward := float(rewards[step])):
+            step += 1
+            progress(step, len(rewards), reward)
+
+    return _looking(look)
+
+
+def _ended(options: DemoOptions, known: set[Path]) -> AbstractContextManager[None]:
+    """Kill the ranks that the block has started, as soon as each has reported a hang."""
+
+    def look() -> None:
+        found = max(runs(options) - known, default=None)
+        if found and all(read_reports(found, rank) for rank in range(options.ranks)):
+            for process in active_children():
+                process.kill()
+
+    return _looking(look) if options.inject == "hang" else nullcontext()
 
 
 @contextmanager
@@ -191,78 +219,3 @@ def no_rank_left() -> Iterator[None]:
     finally:
         for rank in {*active_children()} - others:
             rank.kill()
-
-
-@dataclass(frozen=True)
-class InjectedResult:
-    """What a training left in which something went wrong.
-
-    Attributes:
-        run: The run directory, None if the training left none.
-        error: What the training raised for want of memory, as it came out of the Trainer.
-    """
-
-    run: Path | None
-    error: BaseException | None = None
-
-
-def run_injected_demo(options: DemoOptions, progress: Progress = lambda *_: None) -> InjectedResult:
-    """Train with a fault, and return the run. A hang is ended when every rank has reported it.
-
-    Without a warm start, so that all steps have the same work: answers of full length. ``progress``
-    is called as by `run_demo`.
-
-    Raises:
-        ConfigError: This machine cannot show the fault.
-    """
-    # First: it imports the other Lightning, which resets the loggers.
-    from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
-
-    check_can_inject(options)
-    hangs, error = options.inject == "hang", None
-    options = replace(options, steps=options.steps or (None if hangs else INJECTED_STEPS))
-    more = {"hang_timeout": TIMEOUT_S} if hangs else {"capture_anomalies": True}
-    profiler = ProfilerCallback(profile_save_path=str(options.save_path), summary=False, **more)
-    be_quiet(options.recipe.threads)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(options.seed)
-        policy, task = policy_and_task(options)
-        warm_start(policy, task, options.warmup_steps or 0, options.seed, options.recipe)
-        model, known = Grpo(policy, task, options), runs(options)
-        with shown(model.rewards, progress), no_rank_left():
-            try:
-                if hangs:
-                    with _ended_when_reported(options, known), suppress(Exception):
-                        trainer(options, [profiler]).fit(model)  # raises that its ranks were killed
-                else:
-                    trainer(options, [profiler]).fit(model)
-            except torch.OutOfMemoryError as raised:
-                if options.inject != "oom":
-                    raise
-                error = raised
-            finally:
-                model.faults.end()
-    return InjectedResult(max(runs(options) - known, default=None), error)
-
-
-@contextmanager
-def _ended_when_reported(options: DemoOptions, known: set[Path]) -> Iterator[None]:
-    """Kill the ranks that the block has started, as soon as each has reported a hang."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(_LOOK_S):
-            found = runs(options) - known
-            ranks = range(options.ranks)
-            if found and all(read_reports(max(found), rank) for rank in ranks):
-                for process in active_children():
-                    process.kill()
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()

@@ -133,6 +133,14 @@ def test_what_cannot_be_changed_is_an_error_that_says_what_can() -> None:
         whatif(spans, speedup={"actor_update": 0})
 
 
+def test_without_its_straggler_a_run_takes_what_an_even_one_takes() -> None:
+    slow, even = (whatif(play(Script(listed=True, slow=who), 5).spans) for who in ({1: 0.2}, {}))
+    names = [column.name for column in slow.columns]
+    (predicted,) = (row for row in slow.rows if row[0] == "no straggler")
+    baseline = even.column("baseline")[0]
+    assert predicted[names.index("predicted")] == pytest.approx(baseline, rel=0.03)
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_odd_runs_do_no_harm(rows: list[list[Row]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_rlprof.cli.demo.policy import Task, make_task
+from lightning_rlprof.cli.demo.policy import SpellBackward, Task
 
 pytest.importorskip("reasoning_gym")
 
@@ -26,9 +26,4 @@ def _as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spelling() -> Task:
-    return make_task("spell_backward")
-
-
-@pytest.fixture(scope="session")
-def sorting() -> Task:
-    return make_task("number_sorting")
+    return SpellBackward(0, 256)

@@ -2,11 +2,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
+from lightning_rlprof.cli.demo.options import DemoOptions, Fault, Recipe
 from tests.builders.runs import grpo_rows, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
@@ -76,14 +76,13 @@ def test_options_reach_the_demo_and_a_cached_one_offers_no_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("demo", "--steps", 7, "--task", "number_sorting", "--ranks", 2, "--kv-cache")
+    words = ("demo", "--steps", 7, "--ranks", 2, "--kv-cache")
 
     status, out, err = rlprof(*words)
 
     assert status == 0
     assert asked == {
         "steps": 7,
-        "task": "number_sorting",
         "ranks": 2,
         "kv_cache": True,
     }
@@ -102,18 +101,59 @@ def test_a_demo_that_left_no_run_is_an_error(
 def test_a_slow_rank_is_made_and_the_command_that_finds_it_is_next(
     rlprof: Run, asked: dict[str, Any], hints: None, tmp_path: Path
 ) -> None:
-    words = ("--ranks", 2, "--slow-rank", 1, "--slow-by", 0.3)
+    err = rlprof("demo", "-o", tmp_path, "--ranks", 2, "--slow-rank", 1)[2]
 
-    err = rlprof("demo", "-o", tmp_path, *words)[2]
-
-    assert (asked["slow_rank"], asked["slow_by"]) == (1, 0.3)
+    assert (asked["slow_rank"], asked["ranks"]) == (1, 2)
     assert err.endswith(f"next: rlprof stragglers {tmp_path}/run\n")
-    status, _, err = rlprof("demo", "-o", tmp_path, "--slow-by", 0.3)
-    assert status == 2
-    assert err == "rlprof: error: --slow-by needs --slow-rank\n  hint: For example --slow-rank 1\n"
 
 
-def test_help_names_the_defaults_of_the_recipe(rlprof: Run) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--steps", 0),
+        ("--ranks", 65),
+        ("--inject", "hnag"),
+    ],
+)
+def test_a_number_or_fault_that_is_not_allowed_is_refused(
+    rlprof: Run, asked: dict[str, Any], words: tuple[object, ...]
+) -> None:
+    status, _, err = rlprof("demo", *words)
+    assert (status, asked) == (2, {})
+    assert f"invalid value for '{words[0]}'" in err
+
+
+def test_help_names_the_default_of_the_recipe(rlprof: Run) -> None:
     text = " ".join(rlprof("demo", "--help")[1].split())
     assert f"(default: {Recipe().steps})" in text
-    assert f"(default: {Recipe().tasks[0]})" in text
+
+
+def test_without_a_package_the_error_says_how_to_install_it(
+    rlprof: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    status, _, err = rlprof("demo", "-o", tmp_path)
+    assert status == 2
+    assert "the demo needs reasoning_gym, which is not installed" in err
+    assert 'pip install "lightning-rlprof[demo]"' in err
+
+
+def test_a_hang_trains_two_ranks_unless_more_are_asked_for(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    status, out, _ = rlprof("demo", "--inject", "hang", "-o", tmp_path)
+    assert (status, asked["ranks"]) == (0, 2)
+    assert "Injected: in step 5, the last rank never leaves its reward." in out
+    assert "no rank has reported a hang" in out, "of the run that was written"
+    rlprof("demo", "--inject", "hang", "--ranks", 3, "-o", tmp_path / "more")
+    assert asked["ranks"] == 3
+
+
+@pytest.mark.parametrize("fault", [each for each in get_args(Fault) if each != "hang"])
+def test_it_says_what_was_injected_and_what_is_found(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path, fault: str
+) -> None:
+    status, out, _ = rlprof("demo", "--inject", fault, "-o", tmp_path)
+    assert (status, asked.get("ranks", 1)) == (0, 2 if fault == "slow-step" else 1)
+    assert "Injected: " in out
+    assert f"{tmp_path}/run: findings" in out

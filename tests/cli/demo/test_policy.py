@@ -48,11 +48,11 @@ def test_a_cache_changes_no_logit(policy: Policy, cuts: list[int]) -> None:
     assert [keys.shape[2] for keys, _ in cache.values()] == [6, 6]
 
 
-@pytest.mark.parametrize("seed", [None, 0, 1])
-def test_a_cache_changes_no_sample(policy: Policy, seed: int | None) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_cache_changes_no_sample(policy: Policy, seed: int) -> None:
     answers = []
     for kv_cache in (False, True):
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         answers.append(generate(policy, prompts_of(32), 8, generator, kv_cache))
     assert torch.equal(*answers)
 
@@ -72,12 +72,12 @@ def test_answers_end_once_and_are_padded_after(policy: Policy) -> None:
 def test_generation_stops_when_every_answer_has_ended(policy: Policy) -> None:
     with torch.no_grad():
         policy.out.weight.zero_()
-        policy.out.weight[END] = 5.0 * torch.sign(policy.norm(torch.ones(16)))
+        policy.out.weight[END] = 1.0
         policy.norm.weight.zero_()
-        policy.norm.bias.copy_(torch.sign(policy.out.weight[END]))
+        policy.norm.bias.fill_(10.0)
     seen: list[int] = []
     policy.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
-    answers = generate(policy, prompts_of(5), 8)
+    answers = generate(policy, prompts_of(5), 8, torch.Generator().manual_seed(0))
     assert answers.tolist() == [[END] + [PAD] * 7] * 5
     assert seen == [6]
 
