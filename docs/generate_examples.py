@@ -4,7 +4,7 @@ The runs are in examples/runs.tar.gz: ``demo``, ``slow`` (rank 1 is slowed down)
 KV cache). A block below ``<!-- example runs -->`` has commands, each after ``$``, and their output.
 
 ``--check`` fails if a page is stale. ``--pictures`` also draws the report. ``--record`` records the
-runs first, in a minute on two cores that have nothing else to do.
+runs first, in two minutes on two cores that have nothing else to do.
 """
 
 import io
@@ -31,9 +31,9 @@ ARCHIVE = ROOT / "examples" / "runs.tar.gz"
 _WIDTH = "118"
 _HOST = "node-1"
 _RECORDED = {
-    "demo": (),
-    "slow": ("--slow-rank", "1"),
-    "kv": ("--kv-cache",),
+    "demo": ("--steps", "120"),
+    "slow": ("--steps", "60", "--slow-rank", "1"),
+    "kv": ("--steps", "120", "--kv-cache"),
 }
 _BLOCK = re.compile(r"(?<=<!-- example runs -->\n\n)```console\n(.*?)^```$", re.M | re.S)
 _PICTURES = {  # width, height, colors
@@ -103,7 +103,7 @@ def _record() -> None:
         for name, options in _RECORDED.items():
             place = Path(folder, name)
             place.mkdir()
-            demo = ["rlprof", "demo", "--steps", "60", "--ranks", "2", *options]
+            demo = ["rlprof", "demo", "--ranks", "2", *options]
             subprocess.run(demo, cwd=place, check=True)
             (runs[name],) = (place / "profiler_data").iterdir()
         pack(runs, ARCHIVE)
