@@ -174,8 +174,8 @@ class Options(Section):
 
     capture_anomalies: bool = False
     """Capture two steps after one step, or several, that took unusually long for their tokens. Of
-    more than 8 ranks, 8 are captured that are evenly apart; at most 3 times an hour, and 10 times
-    in a run."""
+    more than 4 ranks, the slowest is captured, a healthy one, and one of each role; at most 3 times
+    an hour, and 10 times in a run."""
 
     measure_overhead: bool = False
     """Measure what rlprof costs: of every two steps, one records nothing but its length. `rlprof

@@ -1,13 +1,19 @@
-"""Steps that take unusually long, found while the training runs."""
+"""Steps that take unusually long, found while the training runs, and the ranks that show why."""
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
+from time import perf_counter_ns
 from typing import NamedTuple
 
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.recording.open_spans import Span
+from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.run_directory import RankReader, SpanLine, rank_files
 from lightning_rlprof.records.stage_aliases import is_evaluation
 
 _MIN_STEPS, _MAX_STEPS = 30, 200  # The usual time is learned from as many steps.
@@ -19,6 +25,17 @@ _SILENT_STEPS = 200  # After a find, as many steps are not judged.
 _MIN_SPREAD = math.log(1.05)  # Work that varies less does not show how the time depends on it.
 _MAX_SLOPE = 2.0  # Attention takes four times the FLOPs for twice the length.
 _WORK = ("tokens", "flops")
+
+MOST_FOR_ALL = 4
+"""Ranks of a run of which all are captured."""
+
+_MAX_RANKS = 8
+_LAST_STEPS = 8
+_MIN_LATE_SHARE = 0.02
+_TAIL_BYTES = 1 << 15  # They hold some 8 steps of 40 spans.
+_MAX_STEP_NS = 10**18  # A damaged file may say anything.
+_BUDGET_NS = 200_000_000  # It is the training thread's time, at most 3 times an hour.
+_LEFT_OUT = {"capture", "interrupted"}
 
 
 @dataclass(frozen=True)
@@ -224,3 +241,162 @@ class StepTimes:
         highest = max((each for _, each in self._spikes), default=-math.inf)
         self._spikes.append((self._count, value))
         return value > highest + _HIGHER
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """What a rank did last.
+
+    Attributes:
+        rank: Its number.
+        role: Its role.
+        lengths: The nanoseconds of its last steps.
+        ends: How long after the start of the step each stage ended, by step, name and occurrence.
+    """
+
+    rank: int
+    role: str
+    lengths: Mapping[int, int] = field(default_factory=dict)
+    ends: Mapping[int, Mapping[tuple[str, int], int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which ranks to capture.
+
+    Attributes:
+        ranks: Their numbers; None means all.
+        why: What is known of them, for people; ``""`` if all are captured.
+    """
+
+    ranks: list[int] | None
+    why: str = ""
+
+
+def choose(
+    header: Header,
+    run: Path,
+    step: int,
+    *,
+    alone: bool,
+    clock: Callable[[], int] = perf_counter_ns,
+) -> Choice:
+    """Return the ranks that a capture after an unusual step is for.
+
+    Of up to 4 ranks these are all. Of more, the ends of their files say which one arrives last.
+    Reading stops after 0.2 s.
+
+    Args:
+        header: Of the rank that asks.
+        run: The run directory.
+        step: The unusual step.
+        alone: Whether that step alone was unusual, else those before it, too.
+        clock: Monotonic nanoseconds.
+    """
+    paths = []
+    with suppress(OSError):
+        paths = rank_files(run)
+    if max(header.world_size, len(paths)) <= MOST_FOR_ALL:
+        return Choice(None)
+    until, found = clock() + _BUDGET_NS, []
+    own = [path for path in paths if int(path.stem[5:]) == header.rank]
+    for path in [*own, *(path for path in paths if path not in own)]:
+        if clock() > until:
+            break
+        if (read := read_steps(path)) is not None:
+            found.append(read)
+    steps = {step} if alone else set(range(step - _LAST_STEPS + 1, step + 1))
+    choice = pick(found, steps, header.rank)
+    if len(found) < len(paths):
+        return replace(choice, why=f"{choice.why}, of {len(found)} ranks that were read")
+    return choice
+
+
+def pick(found: Iterable[RankSteps], steps: set[int], own: int) -> Choice:
+    """Return the slowest of some ranks, a healthy one of its role, and one of each other role.
+
+    The slowest one arrives last: in these steps its stages end later than the median of its role,
+    by 2% of the step or more. If none does, or the ranks can't be compared, the rank that asks
+    takes its place.
+
+    Example::
+
+        >>> def rank(number, end):
+        ...     return RankSteps(number, "actor", {1: 100}, {1: {("compute_reward", 0): end}})
+        >>> pick([rank(0, 50), rank(1, 51), rank(2, 90), rank(3, 50), rank(4, 49)], {1}, own=0)
+        Choice(ranks=[0, 2], why='rank 2 arrives last, by 40% of the step')
+    """
+    roles: dict[str, list[RankSteps]] = defaultdict(list)
+    for each in found:
+        roles[each.role].append(each)
+    late: dict[int, float] = {}
+    for ranks in roles.values():
+        late |= lateness(ranks, steps)
+    slowest, why = max(late, key=late.__getitem__, default=own), "no rank is known to arrive late"
+    if late.get(slowest, 0.0) >= _MIN_LATE_SHARE:
+        why = f"rank {slowest} arrives last, by {late[slowest]:.0%} of the step"
+    else:
+        slowest = own
+    chosen = [slowest]
+    for ranks in sorted(roles.values(), key=lambda ranks: all(r.rank != slowest for r in ranks)):
+        others = [each.rank for each in ranks if each.rank != slowest]
+        if others:
+            chosen.append(min(others, key=lambda rank: (abs(late.get(rank, 0.0)), rank)))
+    return Choice(sorted(chosen[:_MAX_RANKS]), why)
+
+
+def lateness(ranks: list[RankSteps], steps: set[int]) -> dict[int, float]:
+    """Return by how much of a step each rank is late, at the stage where it is most so.
+
+    Steps of ranks that work together start together, so that no clocks are compared. It is the
+    median over the steps, of ranks that ran them.
+    """
+    shares: dict[int, list[float]] = defaultdict(list)
+    for step in steps:
+        present = [each for each in ranks if step in each.ends]
+        if len(present) < 3:  # Of two, each may be the late one.
+            continue
+        length = median(each.lengths[step] for each in present)
+        stages = set.intersection(*(set(each.ends[step]) for each in present))
+        usual = {stage: median(each.ends[step][stage] for each in present) for stage in stages}
+        for each in present if stages else ():
+            most = max(each.ends[step][stage] - usual[stage] for stage in stages)
+            shares[each.rank].append(most / length)
+    return {rank: median(values) for rank, values in shares.items()}
+
+
+def read_steps(path: Path) -> RankSteps | None:
+    """Return what the end of a rank's file says of its last steps; None if it can't be read.
+
+    Steps that were captured or interrupted are left out.
+    """
+    reader = RankReader(path)
+    try:
+        while reader.read(_TAIL_BYTES):
+            pass
+    except (OSError, TraceError):
+        return None
+    if reader.trace is None:
+        return None
+    rank = RankSteps(int(path.stem[5:]), reader.trace.header.role, lengths := {}, ends := {})
+    stages: list[SpanLine] = []  # They are of the next step.
+    for line in reader.spans:
+        if line.kind == "stage":
+            stages.append(line)
+        elif line.kind == "step":
+            length = line.end_ns - line.start_ns
+            if _LEFT_OUT.isdisjoint(line.counters or ()) and 0 < length < _MAX_STEP_NS:
+                lengths[line.step], ends[line.step] = length, _ends(stages, line)
+            stages = []
+    return rank
+
+
+def _ends(stages: list[SpanLine], step: SpanLine) -> dict[tuple[str, int], int]:
+    """Return the ends of stages in a step, with a number for those that come several times."""
+    found: dict[tuple[str, int], int] = {}
+    count: dict[str, int] = defaultdict(int)
+    for stage in stages:
+        if stage.thread == step.thread and step.start_ns <= stage.end_ns <= step.end_ns:
+            found[stage.name, count[stage.name]] = stage.end_ns - step.start_ns
+            count[stage.name] += 1
+    return found

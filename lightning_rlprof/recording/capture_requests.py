@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import explain
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.recording.anomalies import Anomalies, facts_of
+from lightning_rlprof.recording.anomalies import MOST_FOR_ALL, Anomalies, Anomaly, choose, facts_of
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.open_spans import Span
 from lightning_rlprof.recording.recorders.base import build_recorders, unmet
@@ -42,7 +42,6 @@ LOOK_NS = 500_000_000
 _MAX_CAPTURES = 20  # Captures that the configuration names do not count.
 _ANOMALIES, _PER_HOUR, _HOUR_NS = 10, 3, 3_600_000_000_000
 _STEPS = 2
-_MAX_RANKS = 8
 _CHOICES = ("roles", "ranks", "steps", "discrete", "tokens")
 
 POLL_S = 0.5
@@ -93,6 +92,7 @@ class CaptureRequests:
         self.learned = Anomalies() if learns else None
         """What learns how long steps take; None if this rank looks for no unusual ones."""
         self._anomalies: list[int] = []  # They are the times at which each was found.
+        self._found: Anomaly | None = None  # It waits to be captured.
 
     def learn(self, step: int, ns: int, now_ns: int, spans: Iterable[Span]) -> None:
         """Let a step count unless it was captured or evaluated; it may be unusual."""
@@ -107,8 +107,22 @@ class CaptureRequests:
             self._run.note(code, text, found=found.kind, found_step=found.step)
             return
         self._anomalies.append(now_ns)
-        first, ranks = step + steps_ahead(found.usual_ns), some_ranks(self._run.header.world_size)
-        self.ask(first, _STEPS, ranks, (), str(found), found=found.kind, found_step=found.step)
+        self._found = found
+        if self._run.header.world_size <= MOST_FOR_ALL:
+            self._ask_for_found(step)
+        else:  # The other ranks have not written this step yet.
+            self._look_at = max(self._look_at, now_ns + LOOK_NS)
+
+    def _ask_for_found(self, step: int) -> None:
+        """Request a capture of what was unusual, on the ranks that show it."""
+        found, self._found = self._found, None
+        if found is None:
+            return
+        run, alone = self._run, found.kind == "spike"
+        choice = choose(run.header, run.run, found.step, alone=alone)
+        why = f"{found}; {choice.why}" if choice.why else str(found)
+        first = step + steps_ahead(found.usual_ns)
+        self.ask(first, _STEPS, choice.ranks, (), why, found=found.kind, found_step=found.step)
 
     def ask(
         self,
@@ -160,6 +174,7 @@ class CaptureRequests:
             self._run.switch(self._own, None)
         if now_ns >= self._look_at:
             self._look_at = now_ns + LOOK_NS
+            self._ask_for_found(step)
             self._look(step)
         if self._relay is not None:
             if self._relay.refused:
@@ -235,19 +250,6 @@ class CaptureRequests:
     def _cannot(self, request: CaptureRequest, why: str) -> None:
         text = f"{_where(request)} cannot be captured: {why}"
         self._run.note(Code.CAPTURE_REFUSED, text, **_facts(request))
-
-
-def some_ranks(world_size: int) -> list[int] | None:
-    """Return ranks to capture after an unusual step: None, for all, or 8 that are evenly apart.
-
-    Example::
-
-        >>> some_ranks(8), some_ranks(64)
-        (None, [0, 8, 16, 24, 32, 40, 48, 56])
-    """
-    if world_size <= _MAX_RANKS:
-        return None
-    return [at * world_size // _MAX_RANKS for at in range(_MAX_RANKS)]
 
 
 def may_span_hosts(ranks: int) -> bool:

@@ -26,6 +26,8 @@ from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
+from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
 from lightning_rlprof.report.terminal import bar, count_of, duration, percent, size
 from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
@@ -34,6 +36,10 @@ from lightning_rlprof.tables.table import Table, figure
 STAGE_TABLES = frozenset({"stages", "steps", "gaps"})
 """Tables that say nothing of a run without stages."""
 
+_UNITS = {
+    OPTIMIZER_STEP: " of the optimizer",
+    ROLLOUT_AND_UPDATES: ", each a rollout and its updates,",
+}
 _MAX_FIRST = 3
 _BAR_WIDTH, _MAX_BARS, _MAX_LINE = 24, 5, 100
 _MAX_KERNELS = 10
@@ -67,6 +73,7 @@ class Summary:
         devices: Kinds of devices that it ran on.
         ranks: How many have recorded.
         steps: How many were recorded.
+        step_unit: What each is, as of `Header`; empty where the program or its framework says.
         included: How many of them count.
         left_out: How many of the others there are, by state such as ``warm-up``.
         median_ns: Median step; it, quartiles and mean are None with fewer than three steps.
@@ -87,6 +94,7 @@ class Summary:
     devices: tuple[str, ...]
     ranks: int
     steps: int
+    step_unit: str
     included: int
     left_out: Mapping[str, int]
     median_ns: int | None
@@ -135,6 +143,7 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         devices=tuple(sorted({header.hardware for header in spans.headers.values()})),
         ranks=len(spans.ranks),
         steps=len(times.numbers),
+        step_unit=_step_unit(spans),
         included=len(walls),
         left_out=times.left_out,
         median_ns=round_ns(median) if enough else None,
@@ -150,6 +159,12 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         captures_unread=own is not spans,
         quality=diagnosis.quality,
     )
+
+
+def _step_unit(spans: Spans) -> str:
+    if any(note.code == Code.STEPS_JOINED for note in spans.notes):
+        return ROLLOUT_AND_UPDATES
+    return spans.headers[min(spans.headers)].step_unit if spans.headers else ""
 
 
 def _parts(times: StepTimes) -> tuple[SummaryPart, ...]:
@@ -209,7 +224,8 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
 
 def run_line(found: Summary) -> str:
     """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
-    text = f"{count_of(found.steps, 'step')} on {count_of(found.ranks, 'rank')}"
+    what = count_of(found.steps, "step") + _UNITS.get(found.step_unit, "")
+    text = f"{what} on {count_of(found.ranks, 'rank')}"
     left_out = f" ({without(found)})" if found.left_out else ""
     if found.median_ns is None or found.mean_ns is None:
         return f"{text}{left_out}; {MIN_STEPS} are needed to show where time goes"

@@ -16,9 +16,9 @@ from lightning_rlprof.records.capture_request import (
     request_file,
     write_request,
 )
-from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.system.files import owners_of
-from lightning_rlprof.testing import FakeRecorder
+from lightning_rlprof.testing import FakeRecorder, make_header
 from tests.builders.recording import read, run_steps, spans
 
 
@@ -464,14 +464,36 @@ def test_longer_responses_are_not_an_anomaly_and_slower_ones_are(start, clock, b
     )
 
 
-def test_of_many_ranks_eight_are_captured_that_are_evenly_apart(start, clock, built):
+def test_of_many_ranks_those_are_captured_that_show_the_cause(start, clock, built):
     session = start(capture_anomalies=True)
-    session.header = replace(session.header, world_size=100)
+    session.header = replace(session.header, world_size=8)
+    others = [TraceWriter(session.run, make_header(rank, world_size=8)) for rank in range(1, 8)]
     for step in range(1, 101):
-        clock.advance(900 * MS if step == 60 else 0)
-        run_steps(session, clock, [step])
+        begin = clock()
+        slow = 900 * MS if step == 60 else 0
+        session.begin_step(step)
+        with stage("compute_reward"):
+            clock.advance(50 * MS)
+        with stage("actor_update"):
+            clock.advance(50 * MS + slow)
+        session.end_step()
+        for rank, writer in enumerate(others, 1):  # each writes its step when rank 0 goes on
+            middle = begin + 50 * MS + slow * (rank == 3)
+            times = [("compute_reward", "stage", begin, middle)]
+            times += [("actor_update", "stage", middle, clock()), ("step", "step", begin, clock())]
+            writer.write(
+                [
+                    ["span", name, kind, step, low, high, 7, 3 * step + at, None, None]
+                    for at, (name, kind, low, high) in enumerate(times)
+                ]
+            )
+    for writer in others:
+        writer.close()
     session.close()
-    (note,) = [note for note in read(session).notes if note.code == Code.CAPTURE_REQUESTED]
-    assert note.facts["found_step"] == 60
-    ranks = read_request(session.run, owners_of(session.run)).ranks
-    assert ranks == [0, 12, 25, 37, 50, 62, 75, 87]
+    (text,) = [note for note in notes(session) if "; requested a capture" in note]
+    assert text == (
+        "step 60 took 10.0 times the usual 100 ms; rank 3 arrives last, by 90% of the step; "
+        "requested a capture of steps 79 to 80 on ranks 0, 3"
+    )
+    assert captured(session) == [79, 80]
+    assert read_request(session.run, owners_of(session.run)).ranks == [0, 3]

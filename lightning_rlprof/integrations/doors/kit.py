@@ -5,7 +5,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.integrations.loop import open_session
@@ -27,6 +27,8 @@ class Kit:
         name: Of the framework.
         packages: Distributions whose versions the run is to contain.
     """
+
+    has_failed: ClassVar[bool] = False  # One door is enough to say why nothing is recorded.
 
     def __init__(self, name: str, *packages: str) -> None:
         self.name, self._packages = name, packages
@@ -100,6 +102,7 @@ class Kit:
     def _say(self, what: str, error: Exception) -> None:
         if what not in self._failed:
             self._failed.add(what)
+            Kit.has_failed = True
             log.warning(
                 "rlprof's door to %s: %s failed, the training continues: %s",
                 self.name,

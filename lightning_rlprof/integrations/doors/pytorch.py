@@ -173,7 +173,7 @@ class _Loop:
         from lightning_rlprof.recording.job import find_place
         from lightning_rlprof.recording.open_spans import Owner
 
-        if find_place().is_actor:
+        if Kit.has_failed or find_place().is_actor:
             return  # What a worker of Ray trains is a part of its driver's step.
         session = Kit("PyTorch", *_PACKAGES).new_session(
             Owner(is_training=False), step_unit=unit, end_if_left=self._make_room, yields=True

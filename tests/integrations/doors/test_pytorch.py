@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
+from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
+from lightning_rlprof.report.summary import summary
 from lightning_rlprof.run import load
 from tests.integrations.doors.test_contract import LONGER, ran, shares
 
@@ -123,18 +125,19 @@ class Case(NamedTuple):
     program: str
     steps: int
     stages: dict[str, float]
+    unit: str = ROLLOUT_AND_UPDATES
 
 
 CASES = {
-    "gradients are accumulated": Case(ACCUMULATES, 6, {"actor_update": 0.8}),
-    "a loader": Case(LOADS, 4, {"data_fetch": 0.3, "actor_update": 0.2}),
+    "gradients are accumulated": Case(ACCUMULATES, 6, {"actor_update": 0.8}, OPTIMIZER_STEP),
+    "a loader": Case(LOADS, 4, {"data_fetch": 0.3, "actor_update": 0.2}, OPTIMIZER_STEP),
     "actions are drawn with gradients": Case(
         ROLLS_OUT_WITH_GRADIENTS, 4, {"actor_generate": 0.5, "actor_update": 0.2}
     ),
     "the loader rolls out": Case(
         ROLLS_OUT_IN_THE_LOADER, 4, {"actor_generate": 0.5, "actor_update": 0.1}
     ),
-    "two optimizers": Case(TWO_OPTIMIZERS, 5, {"actor_update": 0.8}),
+    "two optimizers": Case(TWO_OPTIMIZERS, 5, {"actor_update": 0.8}, OPTIMIZER_STEP),
     "an update every few steps": Case(
         EVERY_FEW_STEPS, 4, {"actor_generate": 0.5, "actor_update": 0.15}
     ),
@@ -164,6 +167,7 @@ def test_steps_and_phases_of_a_loop(name: str, tmp_path: Path) -> None:
     found = shares(run)
     found.pop("untraced", 0.0)
     assert len(run.rows(kind="step")) == case.steps
+    assert summary(run).step_unit == case.unit
     assert found.keys() == case.stages.keys()
     for stage, least in case.stages.items():
         assert found[stage] >= least, found
