@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.builders.fed import Fed, write
 from tests.cli.test_stragglers import recorded
 
 Run = Callable[..., tuple[int, str, str]]
@@ -35,14 +34,3 @@ def test_json_by_rank(rlprof: Run, tmp_path: Path) -> None:
     own = [row for row in table["rows"] if row[:2] == ["actor_generate", "work"]]
     assert [row[3] for row in own if row[7]] == [2]
     assert len(own) == 4
-
-
-def test_an_asynchronous_run_has_the_samples_of_the_slower_rank_on_its_path(
-    rlprof: Run, tmp_path: Path
-) -> None:
-    write(Fed(lag=1), tmp_path / "run")
-    data = rlprof("show", tmp_path / "run", "critical_path", "--json", "--by", "sample")[1]
-    (table,) = json.loads(data)["tables"]
-    assert table["columns"][-1]["name"] == "sample"
-    on = [row for row in table["rows"] if row[7]]
-    assert {row[10] % 100 for row in on} == {1}

@@ -123,7 +123,7 @@ def test_lost_lines_are_counted(tmp_path: Path) -> None:
     with file.open("a") as lines:
         lines.write('["span", "no\n["later kind", 1]\n["span", "half')
 
-    assert _problems(tmp_path) == [(0, "2 of its lines can't be read")]
+    assert _problems(tmp_path) == [(0, "3 of its lines can't be read")]
     assert len(load(tmp_path)) == 7
 
 

@@ -119,7 +119,7 @@ def test_nothing_is_said_when_no_capture_was_asked_for(tmp_path: Path) -> None:
 def test_a_rank_beyond_the_world_is_refused_before_training(tmp_path: Path) -> None:
     module = Tiny()
     callback = ProfilerCallback(profile_save_path=str(tmp_path), ranks=[0, 3], steps=[1])
-    with pytest.raises(ConfigError, match=r"ranks=\[0, 3\] holds rank 3, .* has 1 "):
+    with pytest.raises(ConfigError, match=r"ranks: \[0, 3\] holds rank 3, .* has 1 "):
         make_trainer(callback).fit(module, loader())
     assert module.losses == []
     assert list(tmp_path.iterdir()) == []
