@@ -28,7 +28,8 @@ class TimerClass(NamedTuple):
         names: What the names mean.
         by_instance: Whether each object has one interval at a time, whatever its name.
         unless: A package that has a door of its own and uses these timers.
-        only_known: Whether names that mean no known stage, nor a step, are left out.
+        only_known: Whether names that mean no known stage, nor a step, are left out, unless they
+            are of the namespace ``rl``.
     """
 
     kind: str
@@ -52,6 +53,13 @@ def _own(attribute: str) -> NameOf:
     return name_of
 
 
+def _span(span: Any, *args: Any, **kwargs: Any) -> str | None:
+    """Return a span's name, of the namespace ``rl`` its last part: ``rl.grpo.step`` is a step."""
+    name = str(span.name)
+    return name.rpartition(".")[2] if name.startswith(_RL) else name
+
+
+_RL = "rl."  # NeMo-RL's, and proposed for OpenTelemetry's conventions.
 _STEPS = ("step", "step_total", "pipeline_step_total")
 _SHEEPRL_ENV, _SHEEPRL_TRAIN = "Time/env_interaction_time", "Time/train_time"
 _BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
@@ -61,7 +69,7 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         "Timer", (("start", "stop"),), _own("name"), TimerNames(_STEPS), unless="verl"
     ),
     "opentelemetry.sdk.trace": TimerClass(
-        "Span", (("start", "end"),), _own("name"), TimerNames(_STEPS), only_known=True
+        "Span", (("start", "end"),), _span, TimerNames(_STEPS), only_known=True
     ),
     "sheeprl.utils.timer": TimerClass(
         "timer",
@@ -125,5 +133,6 @@ def _tell(row: TimerClass, what: Callable[..., Any], timer: Any, *args: Any, **k
     name = row.name_of(timer, *args, **kwargs)
     if name is None or row.unless in sys.modules:
         return
-    if not row.only_known or name in row.names.steps or standard_stage(name) in STAGES:
+    known = name in row.names.steps or standard_stage(name) in STAGES
+    if not row.only_known or known or str(getattr(timer, "name", "")).startswith(_RL):
         what(id(timer) if row.by_instance else (id(timer), name), name)

@@ -145,11 +145,15 @@ def ran(program: str, folder: Path, *paths: Path, **variables: str) -> str:
 
 
 def shares(run: Run) -> dict[str, float]:
-    """Return the share of the steps of each stage, and of the time in none."""
+    """Return the share of the steps of each stage, and of the time in none.
+
+    Python may collect garbage in any step, which is a row where it takes a millisecond.
+    """
     table = run.stages()
     return {
         str(name): float(share)
         for name, share in zip(table.column("stage"), table.column("share"), strict=True)
+        if name != "garbage_collection"
     }
 
 
@@ -195,6 +199,40 @@ def test_a_program_whose_recording_fails_runs_as_before(name: str, tmp_path: Pat
     lines = [line for line in said.splitlines() if line.startswith("rlprof's door to")]
     assert len(lines) == 1, said
     assert "failed, the training continues: integrated.profile_save_path" in lines[0]
+
+
+SPANS_OF_RL = """
+import time
+from opentelemetry.sdk.trace import TracerProvider
+
+span = TracerProvider().get_tracer("rl").start_as_current_span
+for _ in range(5):
+    with span("rl.grpo.step"):
+        with span("rl.idle.buffer_starvation"):
+            time.sleep(0.002)
+        with span("rl.grpo.generation"), span("rl.vllm.generate"):
+            time.sleep(0.006)
+        with span("rl.grpo.policy_and_reference_logprobs"):
+            time.sleep(0.002)
+        with span("rl.grpo.policy_training"), span("optimizer.step"):
+            time.sleep(0.004)
+"""
+
+
+@pytest.mark.deep
+def test_spans_of_the_namespace_rl_are_steps_and_stages_by_their_last_part(tmp_path: Path) -> None:
+    said = ran(LONGER + SPANS_OF_RL, tmp_path)
+    run = load(tmp_path / "runs")
+    found = shares(run)
+    found.pop("untraced", 0.0)
+    assert len(run.rows(kind="step")) == 5, said
+    assert found.keys() == {
+        "actor_generate",
+        "actor_update",
+        "buffer_starvation",
+        "policy_and_reference_logprobs",
+    }
+    assert found["actor_generate"] > 0.3 > found["buffer_starvation"] > 0.05
 
 
 # What an unknown version may look like: the modules are there, and nothing of what doors look for.
