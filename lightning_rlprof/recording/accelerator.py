@@ -23,7 +23,7 @@ from lightning_rlprof.recording.call_wrapping import within
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Section and key in CANN's files, and what is above any chip.
+# Section and key in CANN's files, and a limit above the value of any chip.
 _CHIP = {
     "cube_cores": ("SoCInfo", "cube_core_cnt", 1_000),
     "cube_mhz": ("AICoreSpec", "cube_freq", 10_000),
@@ -46,7 +46,7 @@ def device_kind() -> str:
         >>> device_kind() in {"cpu", "cuda", "npu", "xpu", "mps"}
         True
     """
-    # A torch_npu without devices still names npu as the current accelerator; 2.6 fails when asked.
+    # Without devices, torch_npu still names npu as the current accelerator; torch 2.6 then fails.
     try:
         device = (
             torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -205,7 +205,7 @@ def _call(kind: str, names: tuple[str, ...], *arguments: Any) -> Any:
 
 def _functions(kind: str, names: tuple[str, ...]) -> Iterator[Callable[..., Any]]:
     """Find a question in torch.accelerator (of memory: torch >= 2.9), then in torch.<kind>."""
-    if kind == "cpu":  # torch.accelerator would answer for a device that the run does not use
+    if kind == "cpu":  # Here torch.accelerator would answer for a device that the run does not use.
         return
     for home in (torch.accelerator, getattr(torch, kind, None)):
         for name in names:

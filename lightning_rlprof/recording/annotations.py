@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MIN_LONG_NS = 1_000_000  # A stage that takes as long is worth 2 µs more.
-_MAX_NAME = 1_000  # A name stands in the file once for every span.
+_MIN_LONG_NS = 1_000_000  # Nanoseconds; a stage of this length is worth 2 µs more.
+_MAX_NAME = 1_000  # Characters; the file contains a name only once.
 
 _VERSION, _VERSION_END = "version", "version_end"
 
@@ -85,7 +85,7 @@ class Timed:
         """Return the function with every call of it, or every item of a generator, marked."""
         return within(self, function)
 
-    # torch.compile is not to trace them; see `marking.listen`.
+    # Without this, torch.compile would trace them; see `listen`.
     __enter__._torchdynamo_disable = __exit__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
@@ -292,7 +292,7 @@ def record(
     span = new_span(
         marker, number, start, max(start, end), open_spans.counters_of(counters) or None
     )
-    span.parent = None  # What is open here and now need not be around it.
+    span.parent = None  # The span that is open now need not be around it.
     sink.append(span)
     if end > sink.flush_at_ns:
         sink.flush()
@@ -320,7 +320,7 @@ def count(**numbers: Any) -> None:
     if span is not None:
         if EXPERTS in numbers and _sink is not None:
             _keep_experts(_sink, span, numbers[EXPERTS])
-        total = dict(span.counters or {})  # Every span of the marker shares the marker's own.
+        total = dict(span.counters or {})  # All spans of a marker share the marker's counters.
         for name, number in open_spans.counters_of(numbers).items():
             try:
                 if name == _VERSION and name in total:
@@ -328,7 +328,7 @@ def count(**numbers: Any) -> None:
                         total[_VERSION_END] = number
                     continue
                 total[name] = open_spans.added(total.get(name), number)
-            except Exception:  # tensors that do not fit: the training continues
+            except Exception:  # Tensors may not fit together; the training continues.
                 total[name] = number
         span.counters = total
 
@@ -337,7 +337,7 @@ def _keep_experts(sink: "Session", span: Span, given: Any) -> None:
     """Let a session read the tokens of experts after the step, and say what they cannot be."""
     try:
         sink.buffer.later_experts(span, open_spans.later_experts(given))
-    except Exception as error:  # of any kind: the training continues
+    except Exception as error:  # The training continues after any error.
         text = f"count({EXPERTS}=…) takes a list or tensor of layers and experts: {error!r}"
         if text not in _said:
             _said.add(text)
@@ -361,10 +361,11 @@ def listen(
     """
     global _sink
     if _sink is None:
-        opened.set(None)  # What an earlier session left open is not around the spans of this one.
+        # Spans that an earlier session left open are not around the spans of this one.
+        opened.set(None)
         open_spans.forget_left()
     _sink = sink
-    # Builtins that accept these calls and return None: no Python frame while no session records.
+    # These builtins accept the calls and return None: no Python frame while no session records.
     enter: Any = ContextVar("rlprof_off", default=None).get
     leave: Any = memoryview(b"").__exit__
     if sink is not None:
@@ -373,7 +374,7 @@ def listen(
             enter, leave = _in_shadow(enter, leave, sink)
         if told is not None:
             enter, leave = _telling(enter, leave, told)
-        # torch.compile looks into context managers since 2.15, and warns of what it meets there.
+        # Since 2.15, torch.compile looks into context managers, and warns about their code.
         enter._torchdynamo_disable = leave._torchdynamo_disable = True
     Marker.__enter__ = enter  # type: ignore[method-assign]
     Marker.__exit__ = leave  # type: ignore[method-assign]
@@ -407,8 +408,8 @@ def tell_first(path: str, where: str) -> None:
     Marker.__enter__ = enter  # type: ignore[method-assign]
 
 
-# Made per session, with what a span needs as default arguments, which cost least to read.
-# A thread that is inside one of them when its session ends finishes on that session.
+# They are made per session. Default arguments contain the objects that a span needs, as they are
+# the fastest to read. A thread that is inside one when its session ends finishes on that session.
 def _recording(sink: "Session") -> tuple[Any, Any]:
     owner, own = sink.owner, sink.owner.ident
 
@@ -544,7 +545,7 @@ def _of_another_thread(marker: Marker) -> Span | None:
 
 def _leave_open(sink: "Session", span: Span) -> None:
     if span.token is not None:
-        sink.exit(span)  # Profilers know only what nests.
+        sink.exit(span)  # Profilers can only record nested spans.
     if open_spans.leave_open(span):
         sink.note(Code.SPAN_LEFT_OPEN, _STILL_OPEN.format(span.marker), span=span.name)
 
@@ -634,5 +635,5 @@ for _writes in (mark, count, record):
     compiled_code.when_traced(_writes, compiled_code.nothing)
 
 listen(None)
-if CHILD_MARKS in os.environ:  # A child that was not forked has it.
+if CHILD_MARKS in os.environ:  # A child that was started, not forked, has this variable.
     tell_first(os.environ[CHILD_MARKS], "child process")

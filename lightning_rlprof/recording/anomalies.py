@@ -16,12 +16,13 @@ from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import RankReader, SpanLine, rank_files
 from lightning_rlprof.records.stage_aliases import is_evaluation
 
-_MIN_STEPS, _MAX_STEPS = 30, 200  # The usual time is learned from as many steps.
-_REFRESH, _REFRESHES = 5, 8  # It takes 0.1 ms: every 5 steps at first, every 25 later.
+_MIN_STEPS, _MAX_STEPS = 30, 200  # Steps from which the usual time is learned.
+# Learning takes 0.1 ms: it runs every 5 steps at first, every 25 later.
+_REFRESH, _REFRESHES = 5, 8
 _MIN_SCATTER = 0.01  # A machine that repeats a step to 1% is not disturbed by 2%.
 _LEVEL, _OF, _LAST = math.log(1.2), 7, 8
 _SPIKE, _HIGHER, _REMEMBERED = math.log(2.5), math.log(1.25), 1_500
-_SILENT_STEPS = 200  # After a find, as many steps are not judged.
+_SILENT_STEPS = 200  # Steps after an anomaly that are not judged.
 _MIN_SPREAD = math.log(1.05)  # Work that varies less does not show how the time depends on it.
 _MAX_SLOPE = 2.0  # Attention takes four times the FLOPs for twice the length.
 _WORK = ("tokens", "flops")
@@ -32,8 +33,8 @@ MOST_FOR_ALL = 4
 _MAX_RANKS = 8
 _LAST_STEPS = 8
 _MIN_LATE_SHARE = 0.02
-_TAIL_BYTES = 1 << 15  # They hold some 8 steps of 40 spans.
-_MAX_STEP_NS = 10**18  # A damaged file may say anything.
+_TAIL_BYTES = 1 << 15  # Bytes of some 8 steps of 40 spans.
+_MAX_STEP_NS = 10**18  # A damaged file may contain any number.
 _BUDGET_NS = 200_000_000  # It is the training thread's time, at most 3 times an hour.
 _LEFT_OUT = {"capture", "interrupted"}
 
@@ -150,7 +151,8 @@ class StepTimes:
 
     def __init__(self, counter: str = "") -> None:
         self._counter = counter
-        self._steps: deque[tuple[float, float]] = deque(maxlen=_MAX_STEPS)  # ln work, ln time
+        # Logarithms of work and time.
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_MAX_STEPS)
         self._spikes: deque[tuple[int, float]] = deque()
         self._count = self._silent_until = 0
         self._learn_at = _MIN_STEPS
@@ -206,7 +208,7 @@ class StepTimes:
             return
         rise = median(time for _, time in most) - median(time for _, time in least)
         self._slope = min(max(rise / (high - low), 0.0), _MAX_SLOPE)
-        # Far from the steps that it was drawn through, a line says nothing.
+        # A line is reliable only near the steps that it was fitted to.
         room = (high - low) / 2
         self._low = max(ordered[count // 20][0], low - room)
         self._high = min(ordered[-1 - count // 20][0], high + room)
@@ -354,7 +356,7 @@ def lateness(ranks: list[RankSteps], steps: set[int]) -> dict[int, float]:
     shares: dict[int, list[float]] = defaultdict(list)
     for step in steps:
         present = [each for each in ranks if step in each.ends]
-        if len(present) < 3:  # Of two, each may be the late one.
+        if len(present) < 3:  # With two ranks, either may be the late one.
             continue
         length = median(each.lengths[step] for each in present)
         stages = set.intersection(*(set(each.ends[step]) for each in present))
@@ -379,7 +381,7 @@ def read_steps(path: Path) -> RankSteps | None:
     if reader.trace is None:
         return None
     rank = RankSteps(int(path.stem[5:]), reader.trace.header.role, lengths := {}, ends := {})
-    stages: list[SpanLine] = []  # They are of the next step.
+    stages: list[SpanLine] = []  # Stages of the next step.
     for line in reader.spans:
         if line.kind == "stage":
             stages.append(line)

@@ -302,6 +302,8 @@ def _listen(torch: Any) -> None:
             LOOP.tell(_Loop.backward)
         return backward(*args, **kwargs)
 
+    # A process of an environment is no part of this loop.
+    os.register_at_fork(after_in_child=LOOP.__init__)  # type: ignore[misc]
     torch.nn.Module.__call__ = called
     _cover(torch.optim, "Optimizer", "__init__", _optimizing)
     when_imported("torch._dynamo", lambda module: module.decorators.skip(begun))

@@ -119,6 +119,20 @@ for at in range(12):
 """
 
 
+ENVIRONMENTS_IN_PROCESSES = """
+envs = gymnasium.make_vec("Slow-v0", num_envs=2, vectorization_mode="async")
+states, _ = envs.reset(seed=0)
+for _ in range(4):
+    for _ in range(4):
+        with torch.no_grad():
+            model(torch.as_tensor(states))
+        states = envs.step([0, 0])[0]
+    update(torch.ones(2, 4))
+    stepped()
+envs.close()
+"""
+
+
 class Case(NamedTuple):
     """A loop, its steps, and the least share of each stage."""
 
@@ -136,6 +150,9 @@ CASES = {
     ),
     "the loader rolls out": Case(
         ROLLS_OUT_IN_THE_LOADER, 4, {"actor_generate": 0.5, "actor_update": 0.1}
+    ),
+    "environments are processes": Case(
+        ENVIRONMENTS_IN_PROCESSES, 4, {"actor_generate": 0.5, "actor_update": 0.1}
     ),
     "two optimizers": Case(TWO_OPTIMIZERS, 5, {"actor_update": 0.8}, OPTIMIZER_STEP),
     "an update every few steps": Case(
@@ -166,6 +183,7 @@ def test_steps_and_phases_of_a_loop(name: str, tmp_path: Path) -> None:
     run = load(tmp_path / "runs")
     found = shares(run)
     found.pop("untraced", 0.0)
+    assert len(run.ranks) == 1
     assert len(run.rows(kind="step")) == case.steps
     assert summary(run).step_unit == case.unit
     assert found.keys() == case.stages.keys()
