@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Table
 
-# Name (it is also that of the function and of its table) | module in this package | heading |
-# where it is shown | what the table contains. Of the places, `show` is `rlprof show` alone,
-# `report` also the HTML report, `summary` also `rlprof summary --json`. A `verb` is as `summary`,
-# but a verb of `rlprof` prints it instead of `show`. What reads large tables of device tools is
-# in no summary: it is computed when it is asked for.
+# The columns are: name (also of the function and of its table) | module in this package | heading |
+# where it is shown | what the table contains. Of the places, `show` means only `rlprof show`,
+# `report` adds the HTML report, and `summary` adds `rlprof summary --json`. A `verb` is like
+# `summary`, but a verb of `rlprof` prints it instead of `show`. Tables that read much data of a
+# profiler are in no summary: they are computed only on request.
 _ROWS = """
 data_quality | diagnosis.data_quality | Diagnosis | summary | Checks of the data, before any number
 findings | diagnosis.diagnosis | Diagnosis | verb | What to fix first: price, evidence, remedies

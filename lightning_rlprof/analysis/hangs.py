@@ -51,7 +51,7 @@ _RAY = "Ray"
 _COLLECTIVE = re.compile(r"/torch(_npu)?/distributed/")
 _WRAPPERS = re.compile(r"(^|[.>])wrapper$")
 
-# Files whose functions wait for something that is not a rank, in the order in which they decide.
+# Functions in these files wait for something that is not a rank; the first match decides.
 _WAITS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"/torch/utils/data/"), "a DataLoader worker"),
     (re.compile(r"/ray/"), _RAY),
@@ -246,7 +246,7 @@ def _state(
     if each.process in ("T", "t"):
         return RankState(each.rank, "stopped", f"is stopped (SIGSTOP, or a debugger): {process}")
     if each.beat is not None:
-        # In a run that is over, the signs of life of others are the time.
+        # If the run is over, the latest sign of life of any rank is the present.
         behind_s = ((now_unix_ns if each.process else latest_ns) - each.beat.unix_ns) / 1e9
         if behind_s > _MIN_SILENCE_S:
             text = f"has given no sign of life for {behind_s:.0f} s, {process}: killed or stopped, "
@@ -292,7 +292,7 @@ def _waits(states: Sequence[RankState], evidence: Sequence[RankEvidence]) -> lis
     for state, each in zip(states, evidence, strict=True):
         report = state.report
         for group in (report.groups if report else {}).items():
-            if group in known:  # Each rank of it reports it.
+            if group in known:  # All ranks of a group report it.
                 continue
             known.add(group)
             for rank in ranks_in(group[1]):

@@ -32,7 +32,9 @@ _COMPONENTS = {
     "non-PyTorch": "device_other_bytes",
 }
 """By component the counter of its bytes."""
-_ALONE, _MINOR = 1.5, 0.1  # A phase is named for the growth of all by what it adds to it.
+# A phase leaks if it adds at least a tenth of the growth and, if another phase frees memory, at
+# most 1.5 times.
+_ALONE, _MINOR = 1.5, 0.1
 
 _COLUMNS = (
     Column("stage", "text"),
@@ -332,7 +334,8 @@ def _series(
         added = np.zeros(len(numbers), np.int64)
         np.add.at(added, at[some], change[some])
         some = some[np.argsort(at[some], kind="stable")]
-        last = some[np.flatnonzero(np.diff(at[some], append=len(numbers)))]  # of each step
+        # The last row of each step remains.
+        last = some[np.flatnonzero(np.diff(at[some], append=len(numbers)))]
         return _Series(name, step[last], values[last], numbers, np.cumsum(added))
 
     codes, first = np.unique(phase, return_index=True)

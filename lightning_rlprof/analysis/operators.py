@@ -35,13 +35,13 @@ _MISSING = {
     "(integrated: {{profile_with_module: true}} or with_stack: true).",
 }
 _NO_KERNELS = "No kernels were recorded, so device time is unknown."
-_PREFIX = "nn.Module: "  # as torch writes it in its traces
+_PREFIX = "nn.Module: "  # Traces of torch write modules with this prefix.
 _Row = tuple[Cell, ...]
 
 UNATTRIBUTED = "unattributed"
 """Names the row of device time that no call launched."""
 
-_DEEPEST = 1_000  # Python's own limit; real models nest some dozens
+_DEEPEST = 1_000  # Python's own limit is the same; real models nest a few dozen calls.
 
 
 def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -158,7 +158,8 @@ class CallTree:
 
     def paths(self) -> Paths:
         """Return the stack of names that each call is nested in, each distinct stack once."""
-        of, width, count = np.full(len(self.name) + 1, NONE), len(self.names), 0  # the last stays
+        # The last item stays `NONE`, for calls that nothing encloses.
+        of, width, count = np.full(len(self.name) + 1, NONE), len(self.names), 0
         levels: list[Int64s] = []
         for rows in self._levels:
             stacks = (of[self.around[rows]] + 1) * width + self.name[rows]
@@ -227,7 +228,7 @@ def _operator_rows(tree: CallTree, calls: Table, work: DeviceWork | None) -> lis
 def _sums(codes: Int64s, values: Int64s, size: int) -> Int64s:
     """Return the sum of the values of each code below ``size``; those of `NONE` do not count."""
     found = np.zeros(size + 1, np.int64)
-    np.add.at(found, codes, values)  # NONE is the last item
+    np.add.at(found, codes, values)  # `NONE` is the last item.
     return found[:-1]
 
 
@@ -341,7 +342,7 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
     code, names = table.texts("name")
     name = code[rows]
     return CallTree(
-        (*names, ""),  # the last one is for an unknown name
+        (*names, ""),  # The last name stands for an unknown one.
         rows,
         threads,
         rank,

@@ -406,6 +406,6 @@ def _figures(
     speed = int(payload[known].sum()) / int(transfer[known].sum()) if known.any() else None
     members = int(calls.members[at].max())
     factor = bus_factor(operation, max(members, 0))
-    yield speed  # bytes per ns are GB/s
+    yield speed  # Bytes per ns are GB/s.
     yield speed * factor if speed is not None and factor is not None else None
     yield from (None if members == UNKNOWN else members, len(np.unique(calls.rank[at])))

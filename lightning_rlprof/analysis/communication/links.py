@@ -43,7 +43,7 @@ _NO_LINKS = (
 _NUMBERED = "In rows with a group, a rank that recorded nothing has its number within that group."
 _BOTH = "From collectives of groups of two ranks: each link is both directions of a pair."
 _MAX_LINKS_NAMED = 3
-_WAYS = ("and", "to")  # of a pair, and of one direction
+_WAYS = ("and", "to")  # They join the two ranks of a link: measured both ways, or one way.
 SLOWER = 0.9
 """A link is slow if it certainly has less than this part of the baseline's speed."""
 
@@ -58,7 +58,7 @@ MIN_OTHER_LINKS = 3
 
 _ALPHA = 0.01  # In 1% of healthy runs, some link is called slow.
 _CONGESTION_LEVEL = 0.001  # Congestion alone is taken for a slow link this often.
-_MIN_SPREAD = 0.02  # Timers and chunks alone make links differ by as much.
+_MIN_SPREAD = 0.02  # Timers and chunks alone make links differ by this much.
 _MAX_OTHER_LINKS = 2_000
 _TAIL = np.geomspace(1e-3, 1e6, 4_000)
 
@@ -166,7 +166,7 @@ def _row(found: Links, seen: Observations, at: int) -> tuple[Cell, ...]:
         seen.transport[1][transport] if transport >= 0 else None,
         int(found.size[at]),
         int(found.time[at]),
-        float(found.size[at] / found.time[at]),  # bytes per ns are GB/s
+        float(found.size[at] / found.time[at]),  # Bytes per ns are GB/s.
         *(None if np.isnan(score) else float(np.exp(score)) for score in scores),
         int(found.seen[at]),
         found.verdict[at],
@@ -385,7 +385,8 @@ def _pairs(
     """
     found, calls = match_collectives(calls_of(table))
     is_pair = (found.ranks == 2) & (found.transfer_ns > 0) & ~found.apart
-    at = np.flatnonzero(np.append(is_pair, False)[found.collective])  # `UNKNOWN` reads the last
+    # `UNKNOWN` reads the last item.
+    at = np.flatnonzero(np.append(is_pair, False)[found.collective])
     ends = at[np.lexsort((calls.rank[at], found.collective[at]))].reshape(-1, 2).T
     size = calls.bytes[ends].max(axis=0)
     keep = (calls.members[ends].max(axis=0) == 2) & (size > 0)

@@ -53,7 +53,7 @@ PARTS = {
 """Usual names of the parts, in the order in which a sync has them."""
 
 _PART_OF = {name: part for part, names in PARTS.items() for name in names.split()}
-_LOCAL = (CONVERT, LOAD)  # which move nothing over a link
+_LOCAL = (CONVERT, LOAD)  # These parts move nothing over a link.
 _WORK: tuple[Kind, ...] = ("stage", "region")
 _STAGE = KINDS.index("stage")
 _WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
@@ -193,7 +193,7 @@ def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, In
     """
     parts = {part: code for code, part in enumerate(PARTS)}
     categories = categories_of(spans.names)
-    known: dict[int, int] = {}  # REST is -1 until all parts are known
+    known: dict[int, int] = {}  # REST is -1 until all parts are known.
     for code in np.unique(spans.name[rows]).tolist():
         names = plain_names(spans.names[code])
         usual = next((_PART_OF[name] for name in names if name in _PART_OF), None)
@@ -251,7 +251,8 @@ def _probed(spans: Spans) -> float | None:
     code = spans.names.index(PROBE) if PROBE in spans.names else UNKNOWN
     took = spans.duration_ns[rows]
     some = (spans.name[rows] == code) & (took > 0) & (moved > 0)
-    return float(np.median(moved[some] / took[some])) if some.any() else None  # bytes per ns
+    # Bytes per ns are GB/s.
+    return float(np.median(moved[some] / took[some])) if some.any() else None
 
 
 def _rows(role: str, rate: float | None, parts: list[str], own: _Pieces) -> list[tuple[Cell, ...]]:

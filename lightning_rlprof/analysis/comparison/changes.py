@@ -59,12 +59,13 @@ _UNKNOWN_LENGTHS = (
 MIN_STEPS = 24
 """Steps needed: of fewer, a change cannot be separated from the pace of the machine."""
 
-_MIN_STEPS_BESIDE = 6  # As many steps lie before and after each possible change.
+_MIN_STEPS_BESIDE = 6  # This many steps lie before and after each possible change.
 _MAX_P_VALUE = 0.001
 MIN_SHARE = 0.05
 """Share of the step that a change must have to be listed."""
 
-_CLEAR, _PLAIN = 0.6, 0.7  # Its interval excludes the first part of it, medians show the second.
+# The interval of a change excludes this part of the least change; medians show the second.
+_CLEAR, _PLAIN = 0.6, 0.7
 _MIN_TREND = math.log(1.25)  # Hosts and devices drift by less over a run.
 _MAX_SPREADS = 3.0  # Steps further from the running median are clipped.
 _WINDOW = 5
@@ -75,7 +76,7 @@ _MIN_RECURRENCES = 3  # A stage that ran less often is an event.
 _MAX_RARE_SHARE = 0.5  # A stage in fewer of the steps does not belong to the usual step.
 
 _ALL = "all"
-_MIN_EXPLAINED_PART = 0.5  # If stages show as much of a step's change, it is theirs.
+_MIN_EXPLAINED_PART = 0.5  # If stages show this much of a step's change, the change is theirs.
 _MAX_STEPS_APART = 3  # One change may show earlier or later in another row.
 
 

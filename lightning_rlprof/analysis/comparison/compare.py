@@ -83,10 +83,11 @@ _MAX_FACTOR = 20  # If this multiple of the steps does not decide, no number wil
 _SURE_OF_WANDER = 0.95
 
 FAIL, PASS = "FAIL", "PASS"
+# Both are one-sided: to fail by the step or by all stages, and to pass.
 _FAIL_CHANCE, _PASS_CHANCE = (
     0.0025,
     0.05,
-)  # One-sided: to fail by the step or by all stages, and to pass.
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +129,7 @@ class _Stage:
     name: str
     steps: list[Mask]
     times: list[Float64s]
-    often: Float64s  # by run, the share of steps in which it ran
+    often: Float64s  # Share of the steps in which it ran, by run.
     work: Mapping[str, Amounts]
     fitted: Fit
 
@@ -440,7 +441,7 @@ def verdict(row: Judged) -> str:
     if relative in (INCONCLUSIVE, found):
         return found
     if relative == ("faster" if row.adjusted > 1 else "slower"):
-        return f"{relative} than the rest"  # 0.96x is slower than the rest where all else is 0.8x.
+        return f"{relative} than the rest"  # If the rest is at 0.8x, 0.96x is slower.
     return AS_THE_REST if relative == "unchanged" else relative
 
 

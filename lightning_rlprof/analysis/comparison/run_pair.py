@@ -54,10 +54,12 @@ _COLUMNS = (
     *columns_of("text", "what", "A", "B"),
     Column("score", "number"),
 )
-_APART, _EAGER, _UNCOUNTED = 0.5, 0.3, 0.9  # no common work; all graphs or none; no work counted
+# Score without common work; deduction if only one run uses graphs; score without counted work.
+_APART, _EAGER, _UNCOUNTED = 0.5, 0.3, 0.9
 _NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
 _AlikeRow = tuple[Cell, ...]
-_MIN_SHARE_LAST = 0.5  # In this share of the steps, the last to come must be the last to be done.
+# In more than this share of the steps, the last rank to arrive must also finish last.
+_MIN_SHARE_LAST = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +208,8 @@ def _last_arrivals(spans: Spans, frame: _Frame) -> _Last:
     at = np.minimum(np.searchsorted(frame.number, spans.step[last]), len(frame.number) - 1)
     known = frame.number[at] == spans.step[last]
     own, last, at = own[known], last[known], at[known]
-    order = np.argsort(spans.duration_ns[last], kind="stable")  # Of several the longest counts.
+    # Of several spans, the longest one counts.
+    order = np.argsort(spans.duration_ns[last], kind="stable")
     row = frame.row[spans.name[last]]
     found = np.full((len(frame.names), len(frame.number)), -1)
     found[row[order], at[order]] = spans.rank[last[order]]
@@ -232,9 +235,8 @@ def _work(
         np.add.at(sums, cells, values)
         np.add.at(count, cells, times[known])
         sums, count = sums.reshape(shape), count.reshape(shape)
-        per: Float64s | Int64s = (
-            count if counter == REPLICAS else frame.ranks
-        )  # a property, not an amount
+        # The number of replicas is a property, not an amount, so it is averaged over its counts.
+        per: Float64s | Int64s = count if counter == REPLICAS else frame.ranks
         each = {counter: [*_over(sums, per, count)]}
         if counter != REPLICAS:
             each[counter].append(_over(sums.sum(axis=0), frame.ranks, count.sum(axis=0)))

@@ -38,7 +38,7 @@ _NOTE = (
     "by stage for that."
 )
 
-_FEW = 8  # stages that an error names
+_FEW = 8  # An error names at most this many stages.
 
 _Row = tuple[Any, ...]
 
@@ -105,7 +105,7 @@ def trace_diff(
     sides = [_side(each, stage, stepped=stepped) for each in pieces]
     names = dict.fromkeys(name for side in sides for name in (*side.time, *side.calls))
     rows = [_row(name, *sides) for name in names]
-    # The largest changes first, then what takes longest.
+    # The largest changes come first, then what takes longest.
     rows.sort(key=lambda row: (-abs(row[3]), -row[2], str(row[0])))
     shown = rows[:top]
     if len(rows) > len(shown):
@@ -179,7 +179,7 @@ def _side(pieces: _Pieces, stage: str | None, *, stepped: bool) -> _Side:
     pairs = (timed.rank * len(steps) + code)[(step > 0) | (not stepped)]
     time, pieces_of = _sums(timed, stage, stepped=stepped)
     calls = _sums(counted, stage, stepped=stepped)[1]
-    if UNATTRIBUTED in pieces_of:  # by no call: its pieces are counted
+    if UNATTRIBUTED in pieces_of:  # No call launched this work, so its pieces are counted.
         calls[UNATTRIBUTED] = pieces_of[UNATTRIBUTED]
     return _Side(time, calls, len(np.unique(pairs)))
 
@@ -190,7 +190,8 @@ def _sums(work: _Work, stage: str | None, *, stepped: bool) -> tuple[Counter[Cel
     if stage is not None:
         alike = [standard_stage(name) == standard_stage(stage) for name in work.stages]
         keep &= np.array([*alike, False])[work.stage]
-    names = [*(name or None for name in work.names), None]  # -1, unknown, reads the last one
+    # An index of -1, for unknown, reads the last item.
+    names = [*(name or None for name in work.names), None]
     sums = np.zeros((2, len(names)), np.int64)
     np.add.at(sums[0], work.name[keep], work.duration[keep])
     np.add.at(sums[1], work.name[keep], 1)

@@ -66,7 +66,8 @@ def _rows(
     key = (graph.name * 2 + (schedule.sync_point != WORK)) * len(graph.ranks)
     key += who[schedule.run // schedule.interval_count]
     _, first, of = np.unique(key, return_index=True, return_inverse=True)
-    part = np.append(1 + graph.is_handoff, 0)[schedule.sync_point[first]]  # `WORK` reads the last
+    # `WORK` reads the last item.
+    part = np.append(1 + graph.is_handoff, 0)[schedule.sync_point[first]]
 
     on, size = np.flatnonzero(found.on), len(first)
     chain, interval = np.divmod(schedule.run[on], schedule.interval_count)

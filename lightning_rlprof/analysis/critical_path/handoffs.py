@@ -22,7 +22,8 @@ from lightning_rlprof.tables.spans import Spans
 _WORK = (KINDS.index("stage"), KINDS.index("region"))
 _MARK = KINDS.index("mark")
 
-_MOSTLY = 0.5  # of the steps must have a global sync point, else the clocks give the boundaries
+# If a smaller share of the steps has a global sync point, clocks give the boundaries.
+_MOSTLY = 0.5
 _JOINED = "last global synchronization (no clock comparison needed)"
 _CLOCKS = "step start and end by the clocks (no sync point includes all ranks)"
 _LAST = "step ends of the last rank, by the clocks (no sync point includes all ranks)"
@@ -144,7 +145,8 @@ def find_handoffs(
     new = differs(where, begin)
     wait, last = np.cumsum(new) - 1, np.append(new[1:], True)[: len(new)]
     order = np.lexsort((-ready, chain[producer], wait))
-    order = order[differs(wait[order], chain[producer[order]])]  # of one thread the last
+    # Of each thread's handoffs, only the last one to be ready counts.
+    order = order[differs(wait[order], chain[producer[order]])]
     producer = producer[order]
     is_mark = spans.kind[producer] == _MARK
     handoffs = (wait[order], chain[producer], ready[order], producer, is_mark, updates.note)
@@ -239,7 +241,8 @@ def _latest_before(
     query = wanted * width + (need[consumers] - low)
     place = np.searchsorted(keys[order], query, "right") - 1
     rows, number = np.append(rows[order], -1), np.append(number[order], -1)
-    place = np.where(rows[place] == consumers, place - 1, place)  # a mark ends when it begins
+    # A mark ends when it begins, so it would match itself.
+    place = np.where(rows[place] == consumers, place - 1, place)
     return np.array([rows[place], consumers])[:, number[place] == wanted]
 
 
@@ -269,7 +272,7 @@ def _last_activity(
     rows, on = np.flatnonzero(work), np.isin(spans.thread[updates.sent], threads)
     sent, until = updates.sent[on], spans.end_ns[updates.sent[on]] + updates.sending_ns[on]
     lane = np.searchsorted(threads, spans.thread[np.concatenate([rows, sent, rows])])
-    ends = 2 * np.append(spans.end_ns[rows], until)  # ends come first
+    ends = 2 * np.append(spans.end_ns[rows], until)  # At equal times, an end comes before a start.
     times = np.append(ends, 2 * spans.start_ns[rows] + 1)
     order = np.lexsort((times, lane))
     lane, times = lane[order], times[order]
@@ -297,7 +300,8 @@ def find_step_intervals(
     fine = np.setdiff1d(numbers, spans.step[cut.steps[~complete]])
     chains = len(threads)
     own = sync_points.group[sync_points.chain == 0]
-    full = own[sync_points.size[own] == chains][::-1]  # the last one first
+    # The last sync point of a step comes first, so that `np.unique` chooses it.
+    full = own[sync_points.size[own] == chains][::-1]
     steps, first = np.unique(sync_points.step[full], return_index=True)
     if chains > 1 and len(steps) >= max(_MOSTLY * len(numbers), 2):
         edge = np.zeros((chains, len(sync_points.size)), dtype=np.int64)

@@ -89,7 +89,7 @@ def build_schedule(
     levels, left = _levels(group, continues)
     interval, where = run[visits] % interval_count, sync_point[visits]
     some = np.zeros(len(left), dtype=np.int64)
-    some[where] = interval  # one of the intervals of each sync point
+    some[where] = interval  # Each sync point keeps one of its intervals; several are an error.
     bad = left > 0
     bad[where[some[where] != interval]] = True
     stuck = np.zeros(interval_count, dtype=bool)
@@ -183,12 +183,13 @@ def longest_path(
     times = replay(schedule, own_ns, transfer_ns, offset_ns)
     group, continues, work = schedule.group, schedule.continues, times.work_ns
     ends = times.end.reshape(-1, schedule.interval_count)
-    due = np.full(len(group), _NEVER)  # when a node must be left
+    due = np.full(len(group), _NEVER)  # A node must be left by this time.
     due[schedule.ends] = np.tile(times.interval_ns, len(ends)) - work[schedule.ends]
-    leads = np.zeros(len(group), dtype=bool)  # whether the path leaves a node
+    leads = np.zeros(len(group), dtype=bool)  # It is true if the path leaves the node.
     latest = ends.argmax(axis=0) * schedule.interval_count + np.arange(schedule.interval_count)
     leads[schedule.ends[latest]] = True
-    last = np.zeros(len(group), dtype=bool)  # whether it reaches a sync point by this visit
+    # It is true if the path reaches a sync point by this visit.
+    last = np.zeros(len(group), dtype=bool)
     limit, late = np.full(len(group), _NEVER), np.zeros(len(transfer_ns), dtype=np.int64)
     led, begun = np.zeros(len(transfer_ns), dtype=bool), times.finish - transfer_ns
     for arrive, sync_points, members, heads in reversed(schedule.levels):

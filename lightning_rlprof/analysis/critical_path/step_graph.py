@@ -121,7 +121,8 @@ def _cut_segments(timeline: Timeline) -> tuple[_Segments, Int64s]:
     heads, end = heads[inside], times[tails[inside]]
     ns, stage, visit, run = end - times[heads], stage[heads], visit[heads], run[heads]
     rows = np.append(row, UNTRACED)[stage]
-    named = np.append(spans.name, len(sync_points.names))[rows]  # -1 reads the last one
+    # An index of -1 reads the last item.
+    named = np.append(spans.name, len(sync_points.names))[rows]
     named = np.where((rows < 0) & (visit >= 0), np.append(name, 0)[visit], named)
     none = np.zeros(len(run), dtype=bool)
     group = np.append(group, WORK)[visit]
@@ -147,7 +148,8 @@ def _cells(kinds: list[list[Int64s]]) -> tuple[Int64s, list[npt.NDArray[np.int32
     for start, end in keys[:-1]:
         place = np.searchsorted(start, times, "right") - 1
         inside = times < np.append(end, times[0])[place]
-        found.append(np.where(inside, place, -1).astype(np.int32))  # the largest arrays of all
+        # These arrays are the largest of all, so 32 bits save memory.
+        found.append(np.where(inside, place, -1).astype(np.int32))
     times %= width
     times += low
     return times, found

@@ -91,7 +91,7 @@ def counter_samples(
     for name in tables:
         if (table := spans.try_table(name, notes)) is None:
             continue
-        value = np.array(table.column("value"), dtype=np.float64)  # None becomes nan
+        value = np.array(table.column("value"), dtype=np.float64)  # None becomes NaN.
         keep = np.isfinite(value)
         if lost := int(np.count_nonzero(~keep)):
             notes.append(f"Left out of {name}: {lost} samples without a value.")
@@ -114,7 +114,8 @@ def _rows(spans: Spans, samples: Samples, metrics: Sequence[str]) -> list[tuple[
     """Summarize the counters of a table, ordered by metric, device and rank, the whole first."""
     ranks, rank = np.unique(samples.rank, return_inverse=True)
     devices, device = np.unique(samples.device, return_inverse=True)
-    names, by_name = np.unique([*metrics, ""], return_inverse=True)  # the last: no name
+    # Index -1, for no metric, reads the empty name.
+    names, by_name = np.unique([*metrics, ""], return_inverse=True)
     widths = (len(names), len(devices), len(ranks))
     key = np.ravel_multi_index((by_name[samples.metric], device, rank), widths)
     order = np.lexsort((samples.time, key))
@@ -143,7 +144,7 @@ def _lasting(spans: Spans, key: Int64s, samples: Samples) -> Int64s:
     """
     time = samples.time
     lasting = np.diff(time, append=time[-1:])
-    lasting[np.flatnonzero(np.diff(key))] = 0  # the last one of its counter
+    lasting[np.flatnonzero(np.diff(key))] = 0  # The last sample of a counter has no next one.
     rows = spans.rows(kind="region", name=CLOSED)
     for each in np.unique(spans.rank[rows]).tolist():
         closed = np.sort(spans.start_ns[rows[spans.rank[rows] == each]])
@@ -184,7 +185,8 @@ def _summaries(groups: Int64s, value: Float64s, weight: Int64s) -> list[tuple[An
     heads = group_starts(groups)
     count = group_sizes(heads, len(groups))
     total = np.add.reduceat(weight, heads)
-    weight = np.where(np.repeat(total, count) > 0, weight, 1)  # no known times: all alike
+    # If no times are known, all values count alike.
+    weight = np.where(np.repeat(total, count) > 0, weight, 1)
     total = np.add.reduceat(weight, heads)
     mean = np.add.reduceat(value * weight, heads) / total
     reached = np.cumsum(weight)

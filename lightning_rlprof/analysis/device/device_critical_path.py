@@ -33,12 +33,13 @@ _COLUMNS = (
     Column("on path", "share"),
     Column("count", "count"),
 )
-_WORK = ("kernel", "communication", "copy")  # by kind of work
+_WORK = ("kernel", "communication", "copy")  # The kind of work is the index.
 _WAITS = re.compile(
     r"synchronize|(?:cuda|hip)(?:Memcpy(?:WithStream)?|Free(?:Host)?)$|aclrtMemcpy$", re.IGNORECASE
 )
-_DRIVER = "runtime"  # the kind of calls that may wait for a device
-_STREAM_WAIT = "stream waits for event"  # of Nsight Systems: the host does not wait in it
+_DRIVER = "runtime"  # Only calls of this kind may wait for a device.
+# Nsight Systems records it, but the host does not wait in it.
+_STREAM_WAIT = "stream waits for event"
 _TRAINS = (KINDS.index("step"), KINDS.index("stage"))
 _READ = ("device", "stream", "start", "launch", "launch duration", "thread")
 HOST, LAUNCH, GAP = -1, -2, -3
@@ -327,7 +328,8 @@ def _launch_queues(
     hosts = []
     if (calls := spans.try_table("calls", notes)) is not None:
         hosts.append(_CallTable(calls, "name", lambda name: _WAITS.search(name) is not None))
-    if (waits := spans.try_table("sync", notes)) is not None:  # Nsight Systems and Ascend
+    # Nsight Systems and Ascend record this table.
+    if (waits := spans.try_table("sync", notes)) is not None:
         hosts.append(_CallTable(waits, "kind", lambda kind: kind != _STREAM_WAIT))
     some = np.flatnonzero(work.duration)
     for rank, rows in _rows_by_rank(work.rank[some]).items():
@@ -446,7 +448,7 @@ def critical_paths(
     queued = np.where(queued == _NEVER, start, queued)
     by_end = np.argsort(end, kind="stable")
     awaited = by_end[_while_waiting(end[by_end], *waits)]
-    # A memoryview makes a Python number only of what is read: of few.
+    # A memoryview makes Python numbers only of the few items that are read.
     ends, earlier, launched = end.data, before.data, queued.data
     awaited_ends = end[awaited].data
     chain: list[int] = []
@@ -517,5 +519,5 @@ def _last_ended(start: Int64s, end: Int64s) -> Int64s:
 
 
 def _median(delays: Int64s) -> int:
-    delays = delays[delays <= LATENCY_NS]  # longer ones waited for something else
+    delays = delays[delays <= LATENCY_NS]  # Work with a longer delay waited for something else.
     return int(np.median(delays)) if len(delays) else 0

@@ -21,7 +21,7 @@ _COLUMNS = (
     Column("share in stage", "share"),
     Column("ranks", "count"),
 )
-_KINDS = ("compute", "communication", "copy")  # by number
+_KINDS = ("compute", "communication", "copy")  # The kind of work is the index.
 
 
 def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | None = None) -> Table:
@@ -49,7 +49,7 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
     codes, names = work.named
     totals = np.zeros(len(names) + 1, np.int64)
     np.add.at(totals, codes, work.duration)
-    seen = np.unique(codes % len(totals))  # -1, an unknown name, becomes the last
+    seen = np.unique(codes % len(totals))  # Code -1, for an unknown name, becomes the last.
     order = seen[np.argsort(-totals[seen], kind="stable")]
     place = np.zeros(len(totals), np.int64)
     place[order] = np.arange(len(order)).clip(max=len(order) if top is None else top)
@@ -90,6 +90,7 @@ def _main_stages(work: DeviceWork, row: Int64s) -> dict[int, tuple[str, int]]:
     keep = stage >= 0
     width = max(len(names), 1)
     found = summarize(row[keep] * width + stage[keep], work.duration[keep])
-    order = np.argsort(found.total, kind="stable")  # the longest one is written last
+    # The longest stage comes last, so that the dictionary keeps it.
+    order = np.argsort(found.total, kind="stable")
     pairs = zip(found.group[order].tolist(), found.total[order].tolist(), strict=True)
     return {key // width: (names[key % width], ns) for key, ns in pairs}

@@ -43,7 +43,8 @@ _COLUMNS = (
     *columns_of("share", "queue empty %", "queue full %"),
 )
 _READ = ("rank", "device", "stream", "start", "duration", "launch", "launch duration")
-_TITLES = ("launch", "graph replay", "copy", "not recorded")  # of calls without a name
+# These titles are for calls without a name.
+_TITLES = ("launch", "graph replay", "copy", "not recorded")
 _NOT_RECORDED = len(_TITLES) - 1
 _NO_LAUNCHES = "The profiler recorded no launch times of kernels."
 _LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch(Cooperative)?Kernel\w*")
@@ -201,7 +202,7 @@ def _captured_time(spans: Spans, ranks: Int64s, times: Int64s) -> Int64s:
         closed = np.sort(spans.start_ns[spans.rows(kind="region", name=CLOSED, rank=rank)])
         opened = np.sort(spans.end_ns[spans.rows(kind="region", name=OPENED, rank=rank)])
         at, first = np.unique(np.searchsorted(opened, closed), return_index=True)
-        again = at < len(opened)  # after the last capture there is none
+        again = at < len(opened)  # No capture opens again after the last one.
         own = slice(*np.searchsorted(ranks, [rank, rank + 1]).tolist())
         captured[own] -= covered_before(closed[first[again]], opened[at[again]], times[own])
     return captured

@@ -241,14 +241,16 @@ def idle_causes(lane: Lane) -> tuple[Int64s, Int64s, Int64s]:
     """
     start, end = grid_of(lane).idle()
     at, launch = lane.work.starting_at(end)
-    known, late = launch <= end, launch > start  # a launch after the start is an error of clocks
+    # A launch after the start of its work is an error of the clocks.
+    known, late = launch <= end, launch > start
     queued = np.where(known, launch, end).clip(start, end)
     short = end - queued <= LATENCY_NS
     collective = np.append(lane.work.kind, COMMUNICATION)[at] == COMMUNICATION
     waiting = np.where(collective, COLLECTIVE_WAIT, UNATTRIBUTED)
     cause = np.where(short, np.where(late, HOST_BOUND, LAUNCH_LATENCY), waiting)
     cause[~known] = UNATTRIBUTED
-    split = np.flatnonzero(known & late & ~short)  # launched late, and then not started at once
+    # This work was launched late, and then did not start at once.
+    split = np.flatnonzero(known & late & ~short)
     first = np.append(np.where(known & ~short, queued, start), start[split])
     last = np.append(end, queued[split])
     cause = np.append(cause, np.full(len(split), HOST_BOUND))
@@ -309,7 +311,8 @@ def profiled_times(
         return windows
     first, last = np.append(start_ns, launch_ns).min(), end_ns.max()
     header = spans.headers.get(rank)
-    if header is not None and header.config:  # rlprof's: external traces name no configuration
+    # This run is from rlprof: external traces have no configuration.
+    if header is not None and header.config:
         return first[None], last[None]
     rows, steps = spans.rows(rank=rank), spans.rows(kind="step", rank=rank)
     first, last = spans.start_ns[rows].min(initial=first), spans.end_ns[rows].max(initial=last)

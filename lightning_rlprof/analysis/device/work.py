@@ -35,7 +35,8 @@ OTHERS = "others"
 GRAPHS_NOTE = "Kernels inside CUDA graphs aren't visible, so device idle time is unknown."
 
 _EMPTY = np.empty(0, np.int64)
-_KINDS = np.array([COMPUTE, COMMUNICATION, COMPUTE, COPY])  # by category; no kernel is a wait
+# The category is the index; no kernel is a wait.
+_KINDS = np.array([COMPUTE, COMMUNICATION, COMPUTE, COPY])
 _Texts: TypeAlias = tuple[Int64s, list[str]]
 
 
@@ -228,7 +229,7 @@ def launch_calls(calls: Table, rank: Int64s, launch: Int64s, duration: Int64s) -
     first, place = (np.searchsorted(starts, launch, side, order) for side in ("left", "right"))
     found = np.full(len(launch), NO_CALL)
     left = np.flatnonzero(place > first)
-    while len(left):  # several calls can begin at once, on other ranks or threads
+    while len(left):  # Several calls can begin at once, on different ranks or threads.
         place[left] -= 1
         call = order[place[left]]
         same = (ranks[call] == rank[left]) & (durations[call] == duration[left])

@@ -27,8 +27,8 @@ from lightning_rlprof.tables.table import Column, Table, rows_of
 
 _COLUMNS = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
 _OK, _WARN, _NOT_CHECKED = "ok", "warn", "not checked"
-_MAX_OVERHEAD = 0.01  # To open and close captures may take as much of the recorded time.
-_MAX_SLOWDOWN = 0.05  # Captured steps, and recorded ones, may be slower than others by as much.
+_MAX_OVERHEAD = 0.01  # Opening and closing captures may take this much of the recorded time.
+_MAX_SLOWDOWN = 0.05  # Captured steps, and recorded ones, may be slower than the rest by this much.
 _MAX_LOST = 0.01  # The last launches of a capture have no kernel, which is less than this.
 _MAX_UNCERTAINTY_NS = 1_000_000
 _SHOWN = 8
@@ -159,7 +159,7 @@ def _steps(spans: Spans) -> Iterator[_Result]:
     steps = np.unique(spans.step[rows])
     count = len(steps)
     by_rank = {rank: spans.step[spans.rows(kind="step", rank=rank)] for rank in spans.ranks}
-    of_role: dict[str, set[int]] = {}  # in asynchronous training, roles have steps of their own
+    of_role: dict[str, set[int]] = {}  # In asynchronous training, each role has its own steps.
     for rank, header in spans.headers.items():
         of_role.setdefault(header.role, set()).update(by_rank[rank].tolist())
     incomplete = [
@@ -343,7 +343,7 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> Float64s:
     """Return a ratio per pair of steps."""
     order = np.lexsort([spans.start_ns[rows], spans.rank[rows]])
     rows, state = rows[order], state[order]
-    after = spans.per_row(STEP_END)[rows]  # It is how long the end of the step before took.
+    after = spans.per_row(STEP_END)[rows]  # It is the time that the end of the previous step took.
     follows = np.append((np.diff(spans.rank[rows]) == 0) & (after[1:] >= 0), False)
     end = np.append(after[1:], 0)
     is_shadow = state == STATES.index(SHADOW)

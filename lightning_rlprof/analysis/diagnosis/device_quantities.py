@@ -397,14 +397,14 @@ def _training_mfu(run: Evidence) -> Measurement:
     rows, flops = _training_flops(spans)
     devices = {rank: recorded_device(head) for rank, head in spans.headers.items()}
     peaks = {rank: device.tflops if device else 0.0 for rank, device in devices.items()}
-    peak = np.array([peaks.get(rank, 0.0) for rank in spans.rank[rows].tolist()])  # TFLOP/s
+    peak = np.array([peaks.get(rank, 0.0) for rank in spans.rank[rows].tolist()])  # TFLOP/s.
     rows, flops, peak = rows[peak > 0], flops[peak > 0], peak[peak > 0]
     if not len(rows):
         raise NoData("FLOPs of the update, or the device's peak, are unknown", how)
     steps, place = np.unique(spans.step[rows], return_inverse=True)
     NoData.unless(len(steps), FEWEST_STEPS, "steps with counted FLOPs")
     took = spans.duration_ns[rows].astype(np.float64)
-    used, possible = flops / 1_000, took * peak  # in thousand FLOPs
+    used, possible = flops / 1_000, took * peak  # Thousand FLOPs.
     if (used > possible).any():
         raise NoData("Training MFU is above 100%, see data_quality", how)
     by_step = [np.bincount(place, each).astype(np.float64) for each in (used, possible)]

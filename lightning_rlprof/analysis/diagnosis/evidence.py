@@ -43,7 +43,8 @@ FEWEST_KERNELS = 200
 
 _MEASURED: "WeakKeyDictionary[Spans, dict[Quantity, Measurement | NoData]]" = WeakKeyDictionary()
 _DRAWS = 1_000
-_MAX_PARTS = 1_000  # parts of the run that the bootstrap draws from; more are merged first
+# The bootstrap draws from at most this many parts of the run; more are merged first.
+_MAX_PARTS = 1_000
 
 
 def shown(value: float, unit: Unit) -> str:
@@ -436,7 +437,8 @@ def _merged(parts: Float64s) -> Float64s:
     return merged
 
 
-@lru_cache(maxsize=1)  # most quantities of one run have the same number of parts
+# Most quantities of one run have the same number of parts, so they share the draws.
+@lru_cache(maxsize=1)
 def _draws(parts: int) -> Float64s:
     """Return how often each part is drawn, shape (draws, parts)."""
     drawn = np.random.default_rng(0).integers(0, parts, (_DRAWS, parts))

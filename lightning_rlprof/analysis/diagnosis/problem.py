@@ -17,6 +17,7 @@ GUIDE = f"{DOCS}/guides/tuning.md"
 _OF_SETTING = ("framework", "key", "change", "default")
 _SETTING = re.compile(r"([\w-]+): (.+?) ([=↑↓])(?: (?!\(default )(.+?))?(?: \(default (.+)\))?")
 _TURNS = {"↑": ("up", "raise it"), "↓": ("down", "lower it")}
+# Several keys, of one framework or of different ones, can change the same setting.
 _KNOBS = {
     "GRPOConfig.per_device_train_batch_size": "micro-batch",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "micro-batch",
@@ -27,7 +28,7 @@ _KNOBS = {
     "megatron_training.num_workers": "loader workers",
     "AsyncGRPOConfig.max_staleness": "staleness",
     "async_training.staleness_threshold": "staleness",
-}  # keys of several frameworks, or of one, that turn the same
+}
 
 PROBLEM_PAGE = f"{DOCS}/reference/problems.md"
 """Generated page with a section for each problem, whose anchor is the problem's id."""

@@ -114,7 +114,7 @@ DISTORTING = (
 RANKS_AND_CHANGES = (
     problem(
         "straggler: A rank slows the others down",
-        (steps.SLOW_RANKS > 0.02,),  # rank 0 of a healthy job logs, which is up to 1%
+        (steps.SLOW_RANKS > 0.02,),  # Rank 0 of a healthy job also logs, which takes up to 1%.
         "Check what only this rank does: data, logging, other load on its host. Then swap ranks.",
         "The slowdown moves with the work to the other rank",
         "rlprof stragglers RUN --json",

@@ -51,7 +51,8 @@ _COUNTED_MEMORY = {
 _PARTS_OF_DEVICES = ("torch reserved", "device", "non-PyTorch")
 _MIN_GROWTH = 0.02  # A growth by less of the peak over all steps is not worth a look.
 
-_OUT_OF_MEMORY = "OutOfMemoryError"  # in the status of a rank: torch's class, of any device
+# The status of a rank contains this class of torch, which is the same for any device.
+_OUT_OF_MEMORY = "OutOfMemoryError"
 
 _LOSSES = (Code.LINES_LOST, Code.FILE_DAMAGED, Code.NUMBERS_LOST, Code.RECORDING_FAILED)
 _MAX_RANKS_SHOWN = 8
@@ -217,13 +218,13 @@ def _host_room(run: Evidence) -> Measurement:
     names, host = np.unique([head.host for head in spans.headers.values()], return_inverse=True)
     is_on = np.zeros((max([*spans.headers, *spans.ranks], default=0) + 1, len(names)), np.int64)
     is_on[[*spans.headers], host] = 1
-    limits = np.zeros(len(is_on), np.int64)  # It has a limit of each rank, later of each host.
+    limits = np.zeros(len(is_on), np.int64)  # Bytes, by rank first and then by host.
     np.maximum.at(limits, spans.rank, spans.per_row("host_limit_bytes"))
     limits = (limits[:, None] * is_on).max(axis=0)
     if not len(rows) or not (limits > 0).all():
         raise NoData("Host memory and its limit were not recorded", "Record on Linux")
     steps, step = np.unique(spans.step[rows], return_inverse=True)
-    most = np.zeros((len(steps), len(is_on)), np.int64)  # Each rank counts at its highest.
+    most = np.zeros((len(steps), len(is_on)), np.int64)  # Each rank counts with its highest value.
     np.maximum.at(most, (step, spans.rank[rows]), rss[rows])
     used = most @ is_on
     free = (1 - used / limits).min(axis=1)

@@ -482,7 +482,7 @@ DEVICES = (
     ),
     idea(
         "training-mfu: Training uses little of the device's FLOP/s",
-        (devices.MFU < 0.2, devices.HAS_ACCELERATOR.yes),  # dense models reach 0.35 to 0.5
+        (devices.MFU < 0.2, devices.HAS_ACCELERATOR.yes),  # Dense models reach 0.35 to 0.5.
         "See rlprof show RUN breakdown and idle: devices idle, or compute slowly. Then try a "
         "larger micro-batch, packed sequences, BF16.",
         "The counted FLOPs miss a part of the work, or the work is not in BF16",

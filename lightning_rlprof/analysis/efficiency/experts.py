@@ -57,7 +57,7 @@ def experts(spans: Spans) -> Table:
     for code in np.unique(spans.name[rows]).tolist():
         own = spans.name[rows] == code
         keys = np.stack([spans.step[rows], group, spans.rank[rows], layer, expert])[:, own]
-        heads, place = distinct_tuples(keys)  # the spans of a step are summed
+        heads, place = distinct_tuples(keys)  # The spans of a step are summed.
         found += _of_stage(spans.names[code], heads, _sums(place, tokens[own]))
     return Table("experts", _COLUMNS, found, " ".join(notes))
 
@@ -101,7 +101,8 @@ def _of_stage(stage: str, keys: Int64s, tokens: Float64s) -> list[_Row]:
     rank, layer = keys[2], keys[3]
     by_rank, of_rank = distinct_tuples(keys[:4])
     load = _sums(of_rank, tokens)
-    _, place = distinct_tuples(by_rank[[0, 1, 3]])  # the ranks of a step, group and layer
+    # Ranks share a place if their step, group and layer are the same.
+    _, place = distinct_tuples(by_rank[[0, 1, 3]])
     even = (_sums(place, load) / np.bincount(place))[place]
     layers = [
         _layers_row(stage, "layer", number, keys[:, layer == number], tokens[layer == number])

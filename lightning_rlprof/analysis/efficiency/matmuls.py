@@ -95,7 +95,8 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if not calls:
         of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
         return Table("matmuls", _COLUMNS, abstained=" ".join([_NO_SHAPES.format(of), *notes]))
-    whole = int(work.duration.sum()) if work.kernel_count else None  # copies are no matmul's time
+    # Copies alone contain no time of matmuls.
+    whole = int(work.duration.sum()) if work.kernel_count else None
     peaks = _peaks(spans, ranks, notes) if whole else ({}, None)
     if not whole:
         notes.append(_HOST)
@@ -117,7 +118,7 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed
     rows = rows[~_outer(rows, rank, thread, start, start + duration)]
     start, duration, thread = start[rows], duration[rows], thread[rows]
     timed = np.ones(len(rows), bool)
-    called = thread != NOT_RECORDED  # the others are kernels, which have their own time
+    called = thread != NOT_RECORDED  # Rows without a thread are kernels, which have their own time.
     if work.kernel_count and called.any():
         calls = (rank[rows], thread, start, start + duration)
         duration[called], timed[called] = _kernel_time(work, *(each[called] for each in calls))

@@ -26,7 +26,7 @@ _SIZES = {
     **dict.fromkeys(("signed char", "unsigned char", "bool"), 1),
     **dict.fromkeys(FLOAT8, 1),
 }
-_MAX_ELEMENTS, _MAX_SIZE = 2**59, 2**40  # Bytes of as many elements stay below 64 bits.
+_MAX_ELEMENTS, _MAX_SIZE = 2**59, 2**40  # The bytes of this many elements fit into 64 bits.
 
 MASK = "the mask is not recorded"
 LENGTHS = "the lengths of packed sequences are not recorded"
@@ -258,7 +258,8 @@ def _experts(call: _Call) -> _Cost | None:
         return None
     flops = 2 * prod(chosen) * tokens[1] * (up[1] + down[2])
     others = [call.number(at) or 0 for at in range(5, len(call.values))]
-    elsewhere = any(each > up[0] for each in others)  # the number of experts of all ranks
+    # A number above the local experts counts the experts of all ranks.
+    elsewhere = any(each > up[0] for each in others)
     why = ELSEWHERE if elsewhere else ""
     return _Cost([tokens, up, down, chosen], 0 if why else flops, flops, None, why)
 
@@ -308,7 +309,8 @@ class _Attention:
         query, key, value = (call.shape(self.query + at) for at in range(3))
         lengths = call.shape(self.lengths)
         pages = call.shape(self.pages)
-        if lengths and len(query) == 4 and query[0] == 1:  # packed in a batch of one
+        # The sequences are packed in a batch of one.
+        if lengths and len(query) == 4 and query[0] == 1:
             query, key, value = query[1:], key[1:], value[1:]
         rank = 3 if lengths else 4
         if len(query) != rank or {len(key), len(value)} != {4 if pages else rank}:
@@ -345,7 +347,7 @@ class _Attention:
             return mask.pairs(tokens, key[0])
         longest = most[1] if paged else most[1] or key[0]
         seen = tokens * longest if longest else None
-        if paged:  # every query sees itself and what came before it
+        if paged:  # Every query sees itself and all earlier tokens.
             own = mask.packed(tokens, sequences, most[0])
             return None if own is None else Pairs(own.least, seen, CONTEXT)
         return Pairs(0, seen, LENGTHS)
@@ -373,7 +375,8 @@ def _cann_attention(call: _Call, *, backward: bool = False) -> _Cost | None:
         lengths, why = {key[0]}, LENGTHS
     elif len(statistics) == 4 and ranks in ({3}, {4}):
         batch, heads, queries, _ = statistics
-        layouts = {1: (batch, queries), 0: (queries, batch)}  # [batch, length, ..] and the reverse
+        # These are [batch, length, ..] and the reverse.
+        layouts = {1: (batch, queries), 0: (queries, batch)}
         if ranks == {4}:
             layouts[2] = (batch, heads)
         lengths = {key[at] for at, first in layouts.items() if (*query[:2],) == first}

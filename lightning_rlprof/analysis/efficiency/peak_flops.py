@@ -108,7 +108,7 @@ DEVICES = (
     Peak("Tesla V100S-PCIE-32GB", "V100S-32G", 130.0, 1134, 32),
     Peak("NVIDIA GeForce RTX 4090", "RTX4090-24G", 165.2, 1008, 24, _RTX4090),
     Peak("NVIDIA GeForce RTX 5090", "RTX5090-32G", 209.5, 1792, 32),
-    # torch sees each of the two dies of an MI250X as a device.
+    # For torch, each of the two dies of an MI250X is a device.
     Peak("AMD Instinct MI250X", "MI250X-64G", 191.5, 1638, 64, _types(47.9, None, None, 191.5)),
     # VF is a cloud's slice of a whole device.
     Peak("AMD Instinct MI300X( OAM| VF)?", "MI300X-192G", 1307.4, 5300, 192, _MI300),
@@ -122,7 +122,7 @@ DEVICES = (
     Peak("Ascend910B3", "910B3-64G", 294.9, 1600, 64, _types(None, None, None, 590), _ALL),
     Peak("Ascend910B4", "910B4-32G", 245.8, 800, 32, _types(None, None, None, 491.5), _ALL),
     Peak("Ascend910B4-1", "910B4-1-64G", 245.8, 800, 64, _types(None, None, None, 491.5), _ALL),
-    # torch_npu sees each of the two dies of a 910C as a device.
+    # For torch_npu, each of the two dies of a 910C is a device.
     Peak("Ascend910_(9391|9392|9381|9382)", "910C-64G", 376.0, 1600, 64, _910C, _ALL),
     Peak("Ascend950PR_957(9|8|7|6|5|4|3|2|1|0)", "950PR-112G", 378.5, 1400, 112, _950PR, _ALL),
     Peak("Ascend950DT", "950DT-144G", 432.5, 4000, 144, _types(None, None, 865, None, 1730), _ALL),

@@ -62,9 +62,10 @@ _DECODES = (
     "response, and the KV cache of responses without their prompts."
 )
 _COUNTERS = ("tokens", "samples", "flops")
-_UNCOUNTED = "uncounted"  # ranks that ran a stage without counting tokens, while others did
+# This key is for ranks that counted no tokens in a stage, while other ranks did.
+_UNCOUNTED = "uncounted"
 _COUNTER, _MODEL = "counter", "model"
-_CALLS = "calls"  # spans that counted samples
+_CALLS = "calls"  # This key is for the number of spans that counted samples.
 
 _NOTHING = Counter(np.empty(0, np.int64), np.empty(0))
 
@@ -122,7 +123,8 @@ def throughput(
     choice = counted(spans, steps)
     if len(steps):
         step = containing_step(spans, steps, stages, spans.rank)
-        no_steps = ~np.isin(spans.rank[stages], spans.rank[steps])  # such as a rollout role
+        # A rollout role, for example, has no steps.
+        no_steps = ~np.isin(spans.rank[stages], spans.rank[steps])
         stages = stages[no_steps | ((step >= 0) & choice.mask[step])]
     counters = {name: _by_stage(spans, stages, spans.amounts(name)) for name in _COUNTERS}
     of_stages = []
@@ -225,9 +227,11 @@ def _stage_rows(stage: str, work: Mapping[str, Work], given: _Given) -> list[tup
     rows: list[tuple[Cell, ...]] = []
     for rank, group in [*groups, *((rank, [rank]) for rank in ranks)]:
         tokens, samples = (_sum(work[name], group) for name in ("tokens", "samples"))
-        doing = list(flops) if rank is None else [rank] * (not shared)  # else of several ranks
+        # Shared FLOPs belong to several ranks, so no single rank has them.
+        doing = list(flops) if rank is None else [rank] * (not shared)
         done, peak = _sum(flops, doing), _peak(flops, doing, given.peaks)
-        achieved = done.amount / done.ns / 1_000 if done.ns else None  # per ns it is 10^9 per s
+        # One FLOP per ns is one GFLOP/s, and the peak is in TFLOP/s.
+        achieved = done.amount / done.ns / 1_000 if done.ns else None
         share = achieved / peak if achieved is not None and peak else None
         read = _bandwidth(stage, work, doing, given)
         rates = (tokens.per_second, samples.per_second, share, achieved, peak, read)

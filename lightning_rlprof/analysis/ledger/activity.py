@@ -34,8 +34,9 @@ from lightning_rlprof.tables.spans import NO_PARENT, Spans
 from lightning_rlprof.tables.table import Table
 
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
-_FEWEST_REQUESTS = 4  # with fewer at once, "less than half" is one or zero
-_CATEGORIES = (Category.COMPUTE, Category.COMMUNICATION, Category.MEMCPY)  # by kind of work
+_FEWEST_REQUESTS = 4  # With fewer requests at once, "less than half" is one or zero.
+# The kind of work is the index.
+_CATEGORIES = (Category.COMPUTE, Category.COMMUNICATION, Category.MEMCPY)
 # Work launched in a stage of these categories belongs to it: kernels, and regions that compute,
 # such as the forward of a generation. Other work belongs to what its name means.
 # Stages that wait are not among them: work that runs meanwhile was launched earlier.
@@ -47,9 +48,11 @@ _LAUNCHING = (
     Category.OFFLOAD,
     Category.EVALUATION,
 )
-_IDENTITY = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
-_ROUNDING_NS = (0, -1, 1)  # difference between the two tables of an Ascend output
-_POINT_TO_POINT = ("send", "recv", "p2p")  # not collectives of a group: they cannot be matched
+# A kernel and its collective agree in these columns.
+_IDENTITY = ("rank", "device", "stream", "start")
+_ROUNDING_NS = (0, -1, 1)  # The two tables of an Ascend output can differ by a nanosecond.
+# They are not collectives of a group, so they cannot be matched.
+_POINT_TO_POINT = ("send", "recv", "p2p")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +93,7 @@ def host_activity(spans: Spans, rows: slice, categories: Int64s, waits: Int64s) 
     category = _categories(spans.kind[rows], categories[spans.name[rows]], parent)
     outer = _nearest(parent, category != NO_CATEGORY)
     keep = np.flatnonzero(category != NO_CATEGORY)
-    place = np.full(len(category) + 1, UNKNOWN)  # the last item is read for "no outer span"
+    place = np.full(len(category) + 1, UNKNOWN)  # The last item stands for no outer span.
     place[keep] = np.arange(len(keep))
     around = np.where(category != NO_CATEGORY, np.arange(len(category)), outer)[waits[0]]
     start, end, category, outer = start[keep], end[keep], category[keep], place[outer[keep]]
@@ -161,7 +164,7 @@ def rollout_tail(own: Activity, times: Int64s) -> Mask | None:
     most = slots[rollout_of]
     full = np.flatnonzero(2 * count >= np.maximum(most, 1))
     last_full = np.full(len(slots), -1)
-    last_full[rollout_of[full]] = full  # the last one stays
+    last_full[rollout_of[full]] = full  # If a rollout has several, the last one is kept.
     tail: Mask = (count > 0) & (most >= _FEWEST_REQUESTS)
     tail &= np.arange(len(count)) > last_full[rollout_of]
     return tail
@@ -186,7 +189,7 @@ def _nearest(parent: Int64s, wanted: Mask) -> Int64s:
     found = parent.copy()
     at = np.flatnonzero(found >= 0)
     while len(at := at[~wanted[found[at]]]):
-        found[at] = found[found[at]]  # each pass doubles the distance
+        found[at] = found[found[at]]  # Each pass doubles the distance.
         at = at[found[at] >= 0]
     return found
 
@@ -205,7 +208,7 @@ def _categories(kind: Int64s, named: Int64s, parent: Int64s) -> Int64s:
     category[~relevant] = NO_CATEGORY
     top = _nearest(parent, np.isin(named, ENCLOSING))
     at = np.flatnonzero(top >= 0)
-    while len(at := at[top[top[at]] >= 0]):  # the outermost one counts
+    while len(at := at[top[top[at]] >= 0]):  # The outermost span counts.
         top[at] = top[top[at]]
     return np.where((top >= 0) & relevant, named[top], category)
 

@@ -31,15 +31,16 @@ from lightning_rlprof.tables.spans import Spans, drivers
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 _HOUR_NS = 3_600 * 10**9
-_FEW_S = 360  # below a tenth of an hour
+_FEW_S = 360  # Totals below a tenth of an hour are shown in seconds.
 _NO_DATA = "no spans were recorded"
+# If these categories have no time, no data is missing.
 _ONLY_IF_ANY = (
     Category.LAUNCH_LATENCY,
     Category.UNATTRIBUTED_IDLE,
     Category.PROFILER,
     Category.CUSTOM,
     Category.WARM_UP,
-)  # their absence is not missing data
+)
 _NEEDS = {
     Category.COLLECTIVE_WAIT: "needs two or more ranks that meet",
     Category.HOST_IDLE: "needs device kernels",
@@ -52,7 +53,7 @@ OUTSIDE = -1
 _STEP = KINDS.index("step")
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
 _SHOWN = 5
-_SILENT = -1  # stands for a rank without a file
+_SILENT = -1  # This number stands for a rank without a file.
 _NO_SPANS = (Category.UNTRACED, Category.OUTSIDE_STEPS)
 _UNKNOWN_WORK = (Category.COMPUTE, Category.CUSTOM, Category.UNTRACED)
 
@@ -322,7 +323,8 @@ class _RankTimes(NamedTuple):
 
 def _job_steps(spans: Spans) -> _Steps:
     """Return for each step number its span on the lowest rank that has one."""
-    rows = spans.rows(kind="step")  # by rank, so that the first one is the lowest rank's
+    # Rows are sorted by rank, so the first one belongs to the lowest rank.
+    rows = spans.rows(kind="step")
     number, first = np.unique(spans.step[rows], return_index=True)
     return _Steps(number, spans.start_ns[rows[first]], spans.end_ns[rows[first]])
 
@@ -346,8 +348,9 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     times = edges(*(part.clip(job.start_ns, job.end_ns) for part in parts))
     length, width = np.diff(times), len(Category)
     painted = paint(*cells_of(times, steps.start_ns, steps.end_ns), len(length))
-    step = np.append(steps.number, OUTSIDE)[painted]  # -1, for none, reads the last item
-    warms = job.warm_up[step]  # likewise
+    # An index of -1, for no step, reads the last item.
+    step = np.append(steps.number, OUTSIDE)[painted]
+    warms = job.warm_up[step]  # `OUTSIDE` reads the last item, too.
     categories = {Category(each) for each in np.unique(activity.category).tolist()}
     category, kernels_ns = host_categories(activity, times), np.zeros(width, np.int64)
     by_kernels, waits = np.zeros((2, len(length)), dtype=bool)
@@ -369,7 +372,7 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
         painted = paint(*cells_of(times, counted.start_ns, counted.end_ns), len(length))
         step, count = np.append(counted.number, OUTSIDE)[painted], len(job.cuts) + 1
     ns = np.zeros((count + 1) * width, np.int64)
-    np.add.at(ns, step * width + category, length)  # -1, outside steps, is the last step
+    np.add.at(ns, step * width + category, length)  # `OUTSIDE` is -1, so it adds to the last step.
     return _RankTimes(ns.reshape(-1, width), kernels_ns, int(length[waits].sum()), categories)
 
 

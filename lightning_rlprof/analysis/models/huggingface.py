@@ -264,7 +264,8 @@ def _layer_kinds(config: _Config, family: _Family, count: int) -> list[str]:
     every = config.find("full_attention_interval", "sliding_window_pattern") or family.every
     partial = "linear_attention" if "linear_key_head_dim" in config.values else "sliding_attention"
     first = 0
-    if "use_sliding_window" in config.values:  # Qwen: the upper layers
+    # In Qwen, only the upper layers use a sliding window.
+    if "use_sliding_window" in config.values:
         first = config.size("max_window_layers") if config.holds("use_sliding_window") else count
     return [
         "full_attention" if at < first or (every and (at + 1) % every == 0) else partial
@@ -333,7 +334,8 @@ def _vision(kind: str, config: _Config) -> int:
     out = config.size("hidden_size") if old else config.size("out_hidden_size")
     matrices = 3 if kind == "qwen2_5_vl" else 2
     biases = 3 * hidden + hidden + (matrices - 1) * width + hidden
-    norm = hidden if kind == "qwen2_5_vl" else 2 * hidden  # RMSNorm, or LayerNorm
+    # RMSNorm has one parameter per value, LayerNorm two.
+    norm = hidden if kind == "qwen2_5_vl" else 2 * hidden
     merged = merge**2 * hidden
     other = depth * (biases + 2 * norm) + norm + merged + out
     mergers = 1

@@ -113,7 +113,7 @@ def _pools(spans: Spans) -> tuple[RolloutRequests | None, list[_Pool]]:
     # On a thread of its own, the phase of a sample is a stage, too, but not a rollout.
     own = stages[keep & np.isin(spans.thread[stages], spans.thread[steps])]
     found = find_requests(spans, own) or find_requests(spans, stages[keep])
-    if found is None and len(steps):  # a server without stages around its requests
+    if found is None and len(steps):  # A server may have no stages around its requests.
         found = requests_within(spans, steps[np.isin(spans.step[steps], included)])
     if found is None:
         return None, []

@@ -91,7 +91,8 @@ def _read(spans: Spans) -> SampleBook:
     codes = np.array([*(_FATE_CODES.get(name, UNKNOWN) for name in spans.names), UNKNOWN])
     is_fate = (spans.kind[rows] == _MARK) & (codes[spans.name[rows]] >= 0)
     if SAMPLE_NAMES not in spans.tables and not is_fate.any():
-        rows, number, is_fate = rows[:0], number[:0], is_fate[:0]  # numbers of the user's own
+        # Without names or fates, `sample` is just a number that the user counted.
+        rows, number, is_fate = rows[:0], number[:0], is_fate[:0]
     ids, prompt, prompts, attempt = _names(spans, number)
     owner = np.searchsorted(ids, number)
     told, of = rows[is_fate], owner[is_fate]
@@ -108,7 +109,7 @@ def _read(spans: Spans) -> SampleBook:
     of_row = np.full(len(spans), UNKNOWN)
     of_row[rows] = owner
     versions = _versions(spans, rows, owner, len(ids))
-    every = np.append(np.full(len(spans), np.nan), np.nan)  # the last is that of `UNKNOWN`
+    every = np.append(np.full(len(spans), np.nan), np.nan)  # The last item is for `UNKNOWN`.
     at, values = spans.amounts("reward")
     every[at] = values
     tokens, reward = _tokens(spans, rows, owner, fate_row), every[fate_row]

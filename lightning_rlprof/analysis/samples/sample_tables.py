@@ -255,7 +255,7 @@ def balanced(lengths: Int64s, parts: int) -> Int64s:
         >>> balanced(np.array([8, 7, 6, 5, 4]), 2).tolist()
         [1, 0, 1, 0, 0]
     """
-    # A partial solution: its spread, a number to break ties, and per part its sum and its members.
+    # A partial solution has a spread, a number to break ties, and per part its sum and members.
     heap = []
     for at, length in enumerate(lengths.tolist()):
         sums = [(length, [at])] + [(0, list[int]()) for _ in range(parts - 1)]
@@ -333,7 +333,8 @@ def _queues(
     """Return how many complete samples wait when each update begins, with its first fate."""
     begins = np.minimum.reduceat(spans.start_ns[book.fate_row[used[order]]], first)
     left = np.where(book.fate_row >= 0, spans.start_ns[book.fate_row], np.iinfo(np.int64).max - 1)
-    gone = np.sort(np.maximum(ready, left + 1))  # one that leaves as the update begins is in it
+    # A sample that leaves as the update begins is still in the queue.
+    gone = np.sort(np.maximum(ready, left + 1))
     here = np.searchsorted(np.sort(ready), begins, "right")
     found: list[int] = (here - np.searchsorted(gone, begins, "right")).tolist()
     return found

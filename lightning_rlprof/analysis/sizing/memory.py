@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.sizing.job import Job
 
 GB = 1e9
 _STATES = {
-    "fsdp": (4, 4, 8),  # FP32 weights, BF16 copies only while gathered
+    "fsdp": (4, 4, 8),  # Weights are FP32; BF16 copies exist only while they are gathered.
     "zero1": (2, 2, 12),
     "zero2": (2, 2, 12),
     "zero3": (2, 2, 12),
@@ -146,7 +146,7 @@ def _activations(job: Job, model: Model) -> float:
     """Return bytes of activations of the update on one device."""
     layers = ceil(len(model.layers) / job.pp)
     live = max(live_layer(layer, model.hidden) for layer in model.kinds)
-    in_flight = job.pp  # micro-batches that the first stage keeps
+    in_flight = job.pp  # The first pipeline stage keeps this many micro-batches.
     kept = 2 * model.hidden * layers * in_flight if job.checkpointing else live * layers * in_flight
     return job.micro_tokens * (kept + live * job.checkpointing) / job.tp
 
@@ -214,7 +214,7 @@ def forward_phase(job: Job) -> Phase:
     """
     trained = [_states(job, model) for model in _trained(job)]
     parts = []
-    if job.offload:  # one model at a time, without its optimizer
+    if job.offload:  # The device has one model at a time, without its optimizer.
         weights, gradients, _ = trained[0]
         parts.append(Part("weights", weights, 1.02 * (weights + gradients)))
     else:

@@ -145,7 +145,7 @@ class Sizing:
             for text, job in _candidates(self.job):
                 other = size(job)
                 if job.devices > self.job.devices and any(row[1] == "fits" for row in rows):
-                    continue  # more machines than needed
+                    continue  # A cheaper change already fits.
                 better = _ORDER.index(other.verdict) < _ORDER.index(self.verdict)
                 if better or other.spare[0] > self.spare[0] + 0.02 * self.job.usable:
                     rows.append((text, other.verdict, other.spare[0] / GB))
@@ -276,7 +276,7 @@ def _weights_read(job: Job, tp: int, batch: int) -> float:
 
 def _generation(job: Job, samples: int, peak: float, bandwidth: float) -> StageTime:
     tp = rollout_tp(job)
-    each = -(-samples * tp // job.rollout_ranks)  # of one replica
+    each = -(-samples * tp // job.rollout_ranks)  # Samples of one replica.
     batch = min(each, concurrent(job) or 1)
     waves = -(-each // batch)
     bounds, limit = [], "memory"

@@ -17,7 +17,7 @@ MIN_VALUES_TO_GROW = 16
 
 _BLOCKS = 13
 _UNSURE = 1  # Of 12 rises between blocks one may fall: without growth 2 or more do, by 99.7%.
-_UNDONE = 0.25  # A rise of which as much is lost again was released.
+_UNDONE = 0.25  # If this part of a rise is lost again, the memory was released.
 _SLOWER = 0.5  # In the last quarter, a leak has this part of its slope in the second one.
 _SURE = 2.576  # This is the two-sided 99% quantile of the normal distribution.
 _NOISE = 1e-3  # Tokens that vary by less beside their line over the steps explain nothing.

@@ -25,11 +25,10 @@ _CORRELATIONS = np.array([0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.985
 _CORRELATION_PRIOR = np.array([0.15, 0.15, 0.15, 0.10, 0.10, 0.12, 0.08, 0.07, 0.05, 0.03])
 _SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.85, 0.92, 0.96, 0.98, 1.0])
 _SHARE_PRIOR = np.array([0.175, 0.2, 0.225, 0.15, 0.08, 0.06, 0.05, 0.03, 0.03])
-_WHITE = 0.5  # prior of no wander at all, the last point of the grid
+_WHITE = 0.5  # Prior of white noise, which is the last point of the grid.
 
-PRIOR = np.append(
-    (1 - _WHITE) * np.outer(_CORRELATION_PRIOR, _SHARE_PRIOR).ravel(), _WHITE
-)  # a coarser grid had 15% false alarms in 300 steps of AR(.95), this one 1.2%
+# A coarser grid had 15% false alarms in 300 steps of AR(.95); this one has 1.2%.
+PRIOR = np.append((1 - _WHITE) * np.outer(_CORRELATION_PRIOR, _SHARE_PRIOR).ravel(), _WHITE)
 """Prior of the grid's points; the last one is white noise."""
 
 _PER_VALUE = np.append(
@@ -43,16 +42,18 @@ LEAST_CHANCE = 1e-12
 MAX_VALUES = 300
 """Number of values of a series up to which it is taken as it is."""
 
-_SPREADS, _HEAVY_SPREADS = 4.0, 3.0  # beyond which a value counts as this far
-_HEAVY = 0.02  # share of values beyond, above which tails are heavy: white noise has 0.006%
+# Values further away than this many spreads are clipped; the second is for heavy tails.
+_SPREADS, _HEAVY_SPREADS = 4.0, 3.0
+_HEAVY = 0.02  # Tails are heavy if a larger share is beyond `_SPREADS`: white noise has 0.006%.
 
-_LEVEL_SPREADS = np.array([0.0, 0.5, 1.0, 2.0, 5.0, 12.0, 30.0])  # of levels, by their own variance
+# The variance between levels may be this multiple of the variance of one level.
+_LEVEL_SPREADS = np.array([0.0, 0.5, 1.0, 2.0, 5.0, 12.0, 30.0])
 _LEVEL_PRIOR = np.array([0.7, *[0.05] * 6])
-_APART = (
-    0.2  # healthy levels, by noise alone, lie no further apart: two noisy series show no spread
-)
-_FEW = 3  # series, up to which the spread of levels cannot be known
-_FEW_LEVEL, _FEW_LEAST = 0.1, 2.0  # so the level is a tenth, and the effect twice as large
+# Healthy levels lie no further apart, even if series are too noisy to show their spread.
+_APART = 0.2
+_FEW = 3  # With this many series or fewer, the spread of levels is unknown.
+# The level is then a tenth, and the effect must be twice as large.
+_FEW_LEVEL, _FEW_LEAST = 0.1, 2.0
 
 
 @lru_cache(maxsize=64)

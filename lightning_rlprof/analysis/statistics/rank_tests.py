@@ -10,18 +10,19 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.statistics.robust import MAD_TO_SPREAD, nan_median
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
-_REACH, _STEP = 38.0, 0.005  # Normal tails below 1e-315 are no floats.
+# Beyond this reach, normal tails are below 1e-315, too small for floats.
+_REACH, _STEP = 38.0, 0.005
 _GRID = np.arange(0.0, _REACH, _STEP)
 _LOG_TAIL = np.log([0.5 * math.erfc(z / math.sqrt(2)) for z in _GRID.tolist()])
 
-_LAGS = 3  # As many neighboring steps show whether there is autocorrelation.
+_LAGS = 3  # This many neighboring steps show whether there is autocorrelation.
 _SURE = 3.3  # False autocorrelation costs most of the evidence, so it takes many standard errors.
 _MIN_RANKS = 4  # From four ranks on, the most correlated one is ignored.
 _MEDIAN = 1.2533  # A median's standard error is a mean's times this.
-_WINDOW = 5.0  # Correlations are summed over as many correlation times (Sokal 1997).
-_APART = 2.0  # Blocks of as many correlation times have less than 0.16 in common.
+_WINDOW = 5.0  # Correlations are summed over this many correlation times (Sokal 1997).
+_APART = 2.0  # Blocks of this many correlation times have less than 0.16 in common.
 _WHILE_SLOW = 0.8  # A slow rank is beyond the threshold this often; only the power depends on it.
-_MIN_USUAL, _MAX_USUAL = 0.05, 0.5  # A healthy one is beyond it at least and at most this often.
+_MIN_USUAL, _MAX_USUAL = 0.05, 0.5  # A healthy rank is beyond it at least and at most this often.
 
 
 @lru_cache(maxsize=256)

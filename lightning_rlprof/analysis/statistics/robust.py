@@ -8,7 +8,7 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 _MAX_PAIRED_VALUES = 1_000  # All their pairs are compared, so that more are thinned evenly.
 
-_MIN_VALUES = 10  # A slope needs as many independent values.
+_MIN_VALUES = 10  # A slope needs this many independent values.
 MAD_TO_SPREAD = 1.4826
 """Standard deviation of a normal distribution by its median absolute deviation."""
 
@@ -68,7 +68,7 @@ def leave_one_out_median(values: Float64s, least: int = 1) -> Float64s:
     others = np.sum(~np.isnan(values), axis=0) - 1
     found = np.zeros(values.shape)
     for at in (np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2):
-        behind = np.minimum(at + (at >= place), len(values) - 1)  # skips the rank itself
+        behind = np.minimum(at + (at >= place), len(values) - 1)  # This skips the rank itself.
         found += np.take_along_axis(ordered, behind, 0) / 2
     return np.where(np.isnan(values) | (others < max(least, 1)), np.nan, found)
 

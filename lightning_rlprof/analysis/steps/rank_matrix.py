@@ -45,13 +45,13 @@ _ORDER = ("tp", "cp", "ep", "pp")
 _MAX_SHARP_PART = 0.25  # Ranks that are closer than this part of their spread elsewhere meet.
 _LIKELY, _MAX_PLACES = 6.0, 6  # A place has up to this multiple of the sharpest one's spread.
 _FREE, _BOUND = -0.3, -0.5  # The slope of work is 0, that of waiting -1.
-_SURE = 2.0  # A slope is known by as many standard errors.
+_SURE = 2.0  # A slope is known to within this many standard errors.
 _FINER = 1.4  # From a place, this multiple of its spread can be measured.
 _EQUAL = 1 / 3  # Ranks that are closer than this part of the steps' spread may wait for each other.
 _SAME = 0.02  # Work is never as even as this part of it, so they do wait.
 _OF_TWO = 2**0.5  # The difference of two steps deviates by this multiple of one step's.
 _ABSORBED = 0.25  # Where ranks wait, less of their distance at the start is left at the end.
-_MIN_SPANS = 20  # As many spans of a slot show it.
+_MIN_SPANS = 20  # A slot needs this many spans to show it.
 
 AMOUNTS = ("tokens", "tokens_sq", "tokens_max")
 """Counters of work: tokens, the sum of their squares over samples, and those of the longest."""
@@ -441,5 +441,5 @@ def _filled(own: Float64s, ran: Mask, known: Mask, stage: Int64s) -> Float64s:
     if not counts.any():
         return np.full_like(own, np.nan)
     own = np.where(ran, own, 0.0)
-    step = own[:, :, counts].sum(axis=2)  # It is NaN where one of them was lost.
+    step = own[:, :, counts].sum(axis=2)  # It is NaN if one of them was lost.
     return np.where(counts, own, step[:, :, None])

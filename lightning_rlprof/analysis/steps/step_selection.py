@@ -40,7 +40,7 @@ def captures(spans: Spans, rank: int, start_ns: Int64s) -> tuple[Int64s, Int64s]
     closed = np.sort(spans.start_ns[spans.rows(kind="region", name=CLOSED, rank=rank)])
     at = np.searchsorted(opened, closed, "right") - 1
     first, last = opened[at[at >= 0]], closed[at >= 0]
-    starts = np.sort(start_ns, kind="stable")  # A stable sort is quick where they are in order.
+    starts = np.sort(start_ns, kind="stable")  # A stable sort is quick if the times are in order.
     some = np.searchsorted(starts, last) > np.searchsorted(starts, first)
     return first[some], last[some]
 

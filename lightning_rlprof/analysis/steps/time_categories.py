@@ -19,7 +19,7 @@ from lightning_rlprof.tables.arrays import Int64s
 
 NO_CATEGORY = -1
 """Stands for a name that has no category."""
-# NCCL, RCCL, HCCL and their like by their prefixes; fused ones by what they do.
+# NCCL, RCCL, HCCL and similar libraries have prefixes; fused kernels are named by what they do.
 COLLECTIVE_NAMES = (
     r"nccl|rccl|hccl|hcom_|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter"
     r"|all_?to_?all|cross_device_reduce"

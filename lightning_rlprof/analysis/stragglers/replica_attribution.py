@@ -34,13 +34,13 @@ from lightning_rlprof.tables.arrays import (
 )
 from lightning_rlprof.tables.spans import Spans
 
-# Tables with collectives, and their column with the operation.
+# These tables contain collectives; the value is the column with the operation.
 _TABLES = {"collectives": "operation", "communication": "operator"}
 _PAIRWISE = re.compile("send|recv|receive")  # In a pipeline the next stage is always later.
-_MIN_SHARE_LAST = 0.5  # A straggler is the last to arrive in as many of the steps.
+_MIN_SHARE_LAST = 0.5  # A straggler is the last to arrive in at least this share of the steps.
 _EITHER_LEVEL = 0.05  # One of the ranks is known to be slow, so the level may be higher.
 _MIN_LATENESS_SHARE = 0.01  # A rank that is late by less of a step is not reported.
-_MIN_SLOWDOWN_SHARE = 0.5  # A rank with as much of the largest slowdown may be the cause, too.
+_MIN_SLOWDOWN_SHARE = 0.5  # A rank with this part of the largest slowdown may be the cause, too.
 
 Proof = tuple[int, float]
 Causes = dict[int, Proof]
@@ -154,7 +154,7 @@ def listed_collectives(spans: Spans, who: Replicas) -> ListedCollectives:
         each[known] for each in (group, step, operator, rank, start, took)
     )
     one, whole = _matched(group, step, operator, rank, start)
-    if "group size" in columns:  # if different groups have one name, none of them is whole
+    if "group size" in columns:  # If different groups have one name, none of them is whole.
         told = table.numbers("group size", -1)[known]
         whole &= (told < 0) | (told == np.bincount(one)[one])
     keep = whole & ~np.isin(one, np.unique(one[~np.isin(rank, who.ranks)]))
@@ -309,7 +309,8 @@ class ArrivalEvidence:
 
     def replicas(self, needed: int) -> Causes:
         """Return the replicas that the others waited for, and the cost and p-value."""
-        most = max(map(len, self.who.members().values()))  # groups of a replica that are late
+        # A late replica is late in as many groups as it has ranks.
+        most = max(map(len, self.who.members().values()))
         return _proven_last(self.late, needed, LEVEL, _MIN_LATENESS_SHARE * self.step_ns * most)
 
     def cause(
@@ -422,7 +423,7 @@ def _by_arrivals(
     if late is None and not cause:
         return None
     cost_ns, chance = late or next(iter(cause.values()))
-    cost_ns *= len(ranks) if late else 1  # only the last rank of each other replica was counted
+    cost_ns *= len(ranks) if late else 1  # Only the last rank of each other replica was counted.
     found = tuple(sorted(cause)) or tuple(ranks)
     word = SLOW_UNCOUNTED if len(found) == 1 else SLOW_REPLICA
     return Attribution(found, word, cost_ns=cost_ns, chance=chance)

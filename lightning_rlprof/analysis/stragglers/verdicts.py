@@ -35,14 +35,14 @@ EFFECT = 0.05
 BEYOND = 6.0
 """A slow rank deviates by this factor more than the others deviate from each other."""
 
-_MIN_STEPS = 5  # A range needs as many steps, and so does the rest of the run.
+_MIN_STEPS = 5  # A range needs this many steps, and so does the rest of the run.
 _MIN_STEPS_TOGETHER = 8
 _SUSPICIOUS_CHANCE = 0.05
 _SHOWN_CONFIDENCE = 0.95
 _NEARLY, _MAX_FIRST = 0.9, 10  # A range may lack a tenth of the steps, and the first ten.
 _MIN_RATIO = 1e-3  # A smaller part of the others' time is not believed.
 _MIN_RANKS_OF_MEDIAN = 4
-_MIN_KNOWN = 0.5  # Where pace wanders, ranks with fewer steps leave too few in common.
+_MIN_KNOWN = 0.5  # If pace wanders, ranks with fewer steps share too few of them.
 
 LEVEL = 0.01
 """Probability that a healthy rank of a role is accused, split among tests and positions."""

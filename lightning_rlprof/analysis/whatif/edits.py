@@ -16,7 +16,8 @@ from lightning_rlprof.analysis.steps.rank_matrix import AMOUNTS, counted_amounts
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
-_HIDDEN = 0.05  # of the time in sync points that are whole stages: more can't be balanced
+# If whole-stage sync points take a larger share of the time, work can't be balanced.
+_HIDDEN = 0.05
 
 
 class StageWork(NamedTuple):
@@ -51,17 +52,18 @@ def workload(graph: StepGraph) -> Workload:
     spans, schedule = graph.spans, graph.schedule
     own = np.flatnonzero((schedule.sync_point == WORK) & (graph.row >= 0))
     rows = graph.row[own]
-    steps, step = np.unique(spans.step[rows], return_inverse=True)  # one may be far from all others
+    # Step numbers can be far apart, so positions replace them.
+    steps, step = np.unique(spans.step[rows], return_inverse=True)
     shape = (len(graph.names), len(graph.ranks), max(len(steps), 1))
     places = (graph.name[own], schedule.run[own] // schedule.interval_count, step)
     at = np.ravel_multi_index(places, shape)
     total = np.bincount(at, graph.ns[own], math.prod(shape)).reshape(shape)
     actual_ns: Float64s = np.where(total > 0, total, np.nan)
     cell = np.full(len(spans), -1)
-    cell[rows] = at  # segments of one stage span lie in one cell
+    cell[rows] = at  # All segments of a stage span are in the same cell.
     known = np.moveaxis(~np.isnan(actual_ns), 0, 2)
     found = {name: _counter(spans, name, cell, actual_ns) for name in AMOUNTS}
-    ran = known.copy()  # other roles have other stages
+    ran = known.copy()  # A role runs only some of the stages.
     for each in found.values():
         ran |= False if each is None else ~np.isnan(each)
     amounts = counted_amounts(found.get, ran, known, np.arange(shape[0]))

@@ -23,7 +23,7 @@ from lightning_rlprof.tables.spans import Spans
 
 _NO_WORK = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.UNATTRIBUTED_IDLE)
 _MAX_LATER = 0.1  # If more of the rollouts end in a later step, they go on over steps.
-_MIN_EXPLAINED_SHARE = 0.9  # The work of the slower pool must be as much of the step.
+_MIN_EXPLAINED_SHARE = 0.9  # The work of the slower pool must be at least this share of the step.
 
 
 class Pools(NamedTuple):

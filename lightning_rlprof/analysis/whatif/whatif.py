@@ -45,9 +45,9 @@ _NOT_BALANCED = (
     "waiting."
 )
 _HOUR_NS = 3_600 * 10**9
-_MAX_REPLAY_ERROR = 0.01  # A replay of the unchanged step may err by as much.
-_SHOWN = 5  # By default, as many stages have a speedup.
-_NORMAL = 1.96  # As many spreads on each side hold 95%.
+_MAX_REPLAY_ERROR = 0.01  # A replay of the unchanged step may err by this share.
+_SHOWN = 5  # By default, this many stages get a speedup.
+_NORMAL = 1.96  # This many spreads on each side contain 95%.
 
 
 def whatif(
@@ -139,7 +139,7 @@ def _asynchronous(
     now, steps, before = float(pools.step_ns.mean()), len(pools.step_ns), pools.longest_ns()
     rows: list[tuple[Cell, ...]] = []
     for text, change in changes.items():
-        # What no rank's work explains stays.
+        # Time that no rank's work explains stays.
         each = pools.step_ns - before + pools.longest_ns(*change)
         then = float(each.mean())
         unsure = abs(float(np.mean(pools.step_ns - before))) * abs(1 - then / now)
