@@ -34,11 +34,11 @@ MAX_TIME = 2**62
 Id = int | float | str | None
 """As ids are found in real traces: 7, "stream 7", "PyTorch Profiler", null."""
 
-# Below it, in microseconds (101 days), neighbouring doubles are less than 0.001 apart.
+# Below this number of microseconds (101 days), neighboring doubles are less than 0.001 apart.
 _DOUBLES = 2.0**43
 _ABSENT = -(2.0**42)
 
-# Events of a batch that tell whether its times are below: the first ones, and some in between.
+# The first events of a batch, and some in between, show whether all its times are below that.
 _FEW, _SAMPLES = 8, 32
 _time = operator.attrgetter("ts")
 _INTS = msgspec.json.Decoder(list[int])
@@ -52,24 +52,24 @@ MOST_BYTES = 1 << 25
 """Most memory of distinct texts; names of kernels have up to some thousand characters."""
 
 _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
-_EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # stands before an event, with the blanks around it
+_EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # It matches the blanks before an event.
 _GAP = re.compile(r"[\s,]*")
 
-# What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
-# the value of a key, so that names are left alone.
+# JSON cannot write NaN, -nan, Infinity and inf, but C++ and Python do. They match only as the value
+# of a key, so that names stay as they are.
 _NON_FINITE = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
 
-# The quickest way to find the end of one value: its numbers need not become numbers.
+# This finds the end of a value fastest, because its numbers stay texts.
 _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
 _BROKEN, _INCOMPLETE = -1, -2
-_LITERAL = 16  # The longest escape or literal that a cut may split is shorter.
+_LITERAL = 16  # Characters; the longest escape or literal that a cut may split is shorter.
 BOMB_RATIO = 200
 """Real traces are 10 to 22 times as long as their .gz."""
 
 BOMB_BYTES = 1 << 28
 """Up to here a compressed file may expand by any ratio: two seconds of work."""
 
-_CHUNK, _STEP = 1 << 14, 1 << 16  # As many bytes are read, and decompressed, at once.
+_CHUNK, _STEP = 1 << 14, 1 << 16  # Bytes that are read, and decompressed, at once.
 _GZIP_MEMBER = 31  # It asks zlib for gzip's header, and its checksum at the end.
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 T = TypeVar("T")
@@ -79,14 +79,14 @@ SIZE = 1 << 20
 MAX_EVENT_BYTES = 1 << 25
 """Reading ends at an event, or at metadata, that is larger."""
 
-# Where borders between events are looked for, and how many are tried: lists of objects in the last
-# event's arguments look like them.
+# Bytes in which borders between events are searched for, and how many borders are tried. Lists of
+# objects in the arguments of the last event look like borders.
 _NEAR, _GUESSES = 1 << 14, 3
 _SEPARATOR = re.compile(rb"\}\s*," + _EVENT.encode())
 _FIRST = re.compile(rb"\[" + _EVENT.encode())
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 
-# What stands before the events grows with the process groups: 17 kB for 300 ranks.
+# The part before the events grows with the process groups: 17 kB for 300 ranks.
 _HEAD_SIZE, _LARGEST_HEAD = 1 << 16, 1 << 23
 
 
@@ -184,7 +184,8 @@ def nanoseconds(times: Sequence[bytes] | Sequence[float]) -> Int64s:
         return _of_texts(cast("Sequence[bytes]", times))
     try:
         floats = np.array(times, np.float64)
-    except (TypeError, ValueError):  # From some event on, a damaged batch keeps them as they are.
+    except (TypeError, ValueError):
+        # A damaged batch has other values than floats from some event on.
         cut = next(at for at, time in enumerate(times) if not isinstance(time, float))
         return np.concatenate([nanoseconds(times[:cut]), nanoseconds(times[cut:])])
     sound = (floats > _ABSENT) & (floats < _DOUBLES)
@@ -204,7 +205,7 @@ def _of_texts(texts: Sequence[bytes]) -> Int64s:
             if numbers.max() < MAX_TIME // 1000:
                 return numbers * 1000
         elif between == b",".join([b"."] * len(texts)):
-            # JSON has no numbers that begin with 0, so a one comes before the digits.
+            # JSON has no numbers that begin with 0, so a 1 is put before the digits.
             numbers = np.array(_INTS.decode(b"[%b]" % joined.replace(b".", b",1")), np.int64)
             whole, digits = numbers[::2], numbers[1::2]
             unit = _TENS[np.searchsorted(_TENS, digits, "right") - 1]
@@ -267,7 +268,7 @@ class Codes(dict[Any, int]):
         size = sum(map(getsizeof, value)) if isinstance(value, tuple) else getsizeof(value)
         if code >= self._most or size > self._left:
             self.merged += 1
-            # A dict's own way to a key would come back to this method.
+            # Reading `self[self._other]` would call this method again.
             self[self._other] = other = self.get(self._other, code)
             return other
         self[value] = code
@@ -338,7 +339,8 @@ class ChromeStream(Generic[T]):
         self.complete = False
         self._source, self._decode, self._most = source, decode, most
         self._buffer = bytearray(max(size, 16))
-        # What is not cut yet lies between; the byte before it is free for a bracket.
+        # The bytes in between are not yet cut into events; the byte before them is free for a
+        # bracket.
         self._low = self._high = 1
         self._ended = self._bare = self._broken = False
 
@@ -410,7 +412,8 @@ class ChromeStream(Generic[T]):
         if self._high == len(self._buffer):
             if self._high >= self._most:
                 return False
-            self._buffer = self._buffer + bytes(self._high)  # Earlier events may point into it.
+            # Earlier events may point into the old buffer.
+            self._buffer = self._buffer + bytes(self._high)
         with memoryview(self._buffer) as view:
             while self._high < len(view) and (count := self._source.readinto(view[self._high :])):
                 self._high += count
@@ -444,7 +447,7 @@ class ChromeStream(Generic[T]):
     def _one_by_one(self) -> list[T]:
         """Decode each event on its own, up to one that is broken; six times as slow."""
         window = bytes(self._buffer[self._low : self._high])
-        text = window.decode("latin-1")  # It has one character per byte.
+        text = window.decode("latin-1")  # Latin-1 has one character per byte.
         events: list[T] = []
         at = 0
         while (at := _GAP.match(text, at).end()) < len(text):  # type: ignore[union-attr]

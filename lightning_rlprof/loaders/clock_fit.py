@@ -22,8 +22,8 @@ WANDER = 1e-7
 """By how much that rate changes between two knots at least, whatever was measured."""
 
 _WANDERS = 3.0  # The offset may stray by this multiple of the measured change of the rate.
-_NOISE = 0.25  # Middles of uneven delays differ by as much of the distance of the bounds.
-_SHORT = 0.25  # The rate in a gap below this part of the median gap says nothing.
+_NOISE = 0.25  # Uneven delays move the middle by this share of the distance of the bounds.
+_SHORT = 0.25  # Rates in gaps shorter than this share of the median gap are not used.
 
 Times = Int64s | Sequence[int]
 
@@ -227,7 +227,7 @@ def _fit(knots: Sequence[Knot]) -> Clock:
         Jump(knots[at].time_ns, knots[at + 1].time_ns, round(rest[at]))
         for at in np.flatnonzero(excess).tolist()
     )
-    # All bounds allow one drift: that is a better guess than the middles.
+    # If all bounds allow one drift, that is a better guess than the middles.
     steady = not (np.abs(line - y) > half).any()
     found = np.clip(likely + np.rint(line - y).astype(np.int64), low, high) if steady else likely
     return Clock(
@@ -300,7 +300,8 @@ def _line(
     if len(x) == len(np.unique(piece)) or power <= 0:
         return rough, DRIFT, y
     unsure = float(abs(lever) @ half) / power
-    if unsure >= DRIFT:  # knots so close together tell less than what holds of any two clocks
+    # Knots this close together bound the drift less than `DRIFT` does for any two clocks.
+    if unsure >= DRIFT:
         return 0.0, DRIFT, height
     drift = min(max(float(lever @ (y - height)) / power, -DRIFT), DRIFT)
     return drift, unsure, height + drift * (x - middle)

@@ -47,21 +47,22 @@ CLOCK_COLUMNS = (
 )
 """Of the table ``clocks``."""
 
-_PLACES = 65  # Between two places of a capture at which they are asked, clocks drift evenly.
+_PLACES = 65  # Clocks drift evenly between two of the places where a capture is sampled.
 Shift = Callable[[int, Int64s], Int64s]
 """Takes times of one rank, -1 if unknown, and returns them as they are on another timeline."""
 
-# In these, everybody needs something from everybody. Of a broadcast the root is done before
-# others have begun, of a reduce the others; an uneven all_to_all may send nothing to some.
+# In these collectives, all ranks need data from all ranks. The root of a broadcast is done before
+# other ranks have begun; in a reduce, the other ranks are done first. An uneven all_to_all may send
+# nothing to some ranks.
 _KERNEL = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|barrier)", re.IGNORECASE)
 _ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
 
-# Without a known group, ranks that took part together leave together, however they came.
+# If the group is unknown, ranks met if their ends agree more closely than their starts.
 _MIN_MEETINGS = 4
 _CLOSER = 5
-_WINDOW_NS = 10**9  # Clocks part by 0.1 ms in it at most, so its collectives bound one offset.
+_WINDOW_NS = 10**9  # Clocks drift by 0.1 ms in it at most, so its collectives bound one offset.
 _MAX_WINDOWS = 64
-_MAX_WRONG_SHARE = 0.1  # As many of the bounds may contradict what all together say.
+_MAX_WRONG_SHARE = 0.1  # Share of the bounds that may contradict the result of all bounds.
 
 
 class ClockRow(NamedTuple):

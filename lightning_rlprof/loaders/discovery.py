@@ -50,7 +50,7 @@ def told_ranks(path: Path) -> set[int]:
             rank = told(read_head(path).top, "distributedInfo", Distributed, Distributed()).rank
             if 0 <= rank < MOST_RANKS:
                 return {rank}
-        elif named is None:  # a name needs no look at all the ranges
+        elif named is None:  # A name saves reading all the ranges.
             return set(read_ranges(Export(path)).ranks.values())
     except TraceError:
         pass
@@ -158,7 +158,7 @@ def _below(folder: Path) -> list[_Item]:
             if entry.is_dir(follow_symlinks=False) and entry.name != CACHE_FOLDER:
                 found += _below(Path(entry.path))
         if {item.path for item in found} <= {folder / "trace_view.json"} and is_ascend(folder):
-            return [_Item(folder)]  # the files of one capture themselves
+            return [_Item(folder)]  # These are the files of one capture.
         only_captures = found and all(item.captures for item in found)
         return [_Item(folder, captures=True)] if only_captures else found
     except OSError:

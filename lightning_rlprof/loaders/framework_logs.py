@@ -59,7 +59,7 @@ _GENERATE, _WHOLE, _GROUP = "actor_generate", "generate_and_rm", "generate_and_r
 _SLIME_FATES = {"truncated": "truncated", "aborted": "aborted", "failed": "aborted"}
 _NO_TRACE = "its samples have no trace, which newer versions of slime record"
 _TORN = "{} events are left out: they are damaged, or of a span that didn't end"
-_MAX_STEP_NS = 2**55  # What is longer than a year is an error, which would move all later steps.
+_MAX_STEP_NS = 2**55  # A step longer than a year is an error, and would move all later steps.
 _STEP = "timing_s/step"
 _ONLY_STEPS = (
     "the log has no times of day: its steps follow one another without a gap, and their stages are "
@@ -381,7 +381,7 @@ def _session(record: Mapping[str, Any]) -> _Session | None:
                 continue
             phases.append((_PHASES.get(name, text(name)), begin, end))
     last = max([start, *(end for _, _, end in phases)])
-    # Sessions and tasks are counted by each process from 0, also by one that starts again.
+    # Every process counts sessions and tasks from 0, even if it starts again.
     number = sample_number(*told, start)
     task = f"rank {text(told[1])}, task {text(told[2])}"
     status = text(record.get("status"))

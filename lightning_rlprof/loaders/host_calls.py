@@ -53,7 +53,7 @@ NOWHERE = -1
 
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 
-# Numbers and ends of the calls of one lane that may still be around others, outer ones first.
+# These are numbers and ends of calls of one lane that may contain later calls, outer calls first.
 _Around = tuple[Int64s, Int64s]
 _NOBODY: _Around = np.empty(0, np.int64), np.empty(0, np.int64)
 
@@ -157,7 +157,7 @@ def _within(
     leaf = np.flatnonzero(alone)
     at = np.searchsorted(own, leaf) + (known - 1)
     _climb(at, start[leaf], end[leaf], over, above)
-    found, number = np.empty(len(start), np.int64), np.append(number, 0)  # -1 reads the last
+    found, number = np.empty(len(start), np.int64), np.append(number, 0)  # The row -1 reads this 0.
     found[own], found[leaf] = number[above[known:]], number[at]
     chain, last = [], len(above) - 1
     while last >= 0:
@@ -229,7 +229,8 @@ class Stages:
     def only(self, *kinds: int) -> "Stages":
         """Return those of some kinds."""
         own = np.isin(self.kind, kinds)
-        return self.at(slice(None) if own.all() else own)  # a copy only where some are left out
+        # Nothing is copied if all kinds are kept.
+        return self.at(slice(None) if own.all() else own)
 
     @cached_property
     def around(self) -> Enclosing:

@@ -19,11 +19,12 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import DRIVER, NO_PARENT, Counter, Spans, drivers
 
 _MIN_ITERATIONS = 4  # The first step is long in every program, so it proves nothing.
-_MIN_TIMES_AS_LONG = 5  # The rollout's step takes this multiple of the median of the others.
-_MIN_ROLLOUT_SHARE = 0.15  # A validation now and then has less of all time than rollouts do.
-_MAX_STRAY_SHARE = 0.05  # On a busy machine, as many of the other steps take as long.
+_MIN_TIMES_AS_LONG = 5  # The rollout's step takes this multiple of the median of the other steps.
+# Occasional validations take a smaller share of all time than rollouts do.
+_MIN_ROLLOUT_SHARE = 0.15
+_MAX_STRAY_SHARE = 0.05  # On a busy machine, this share of the other steps takes as long.
 _MAX_SIZE = 4_096
-_RAW = ("capture", SHADOW)  # Names of captures have the numbers of these steps, too.
+_RAW = ("capture", SHADOW)  # Names of captures contain the numbers of these steps, too.
 _LOADED = "data_fetch"  # A loader has a batch for each step of the optimizer.
 _STEP, _STAGE, _REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
 
@@ -42,7 +43,8 @@ def optimizer_steps_per_iteration(lengths_ns: Int64s) -> int:
     total = int(lengths_ns.sum())
     for size in range(2, min((len(lengths_ns) - 1) // (_MIN_ITERATIONS - 1), _MAX_SIZE) + 1):
         rollouts = lengths_ns[::size]
-        if rollouts.sum() < _MIN_ROLLOUT_SHARE * total:  # Medians of long runs would take time.
+        # This saves the medians, which take time in long runs.
+        if rollouts.sum() < _MIN_ROLLOUT_SHARE * total:
             continue
         others = lengths_ns[np.arange(len(lengths_ns)) % size != 0]
         usual, long = float(np.median(others)), float(np.median(rollouts))

@@ -18,7 +18,7 @@ from lightning_rlprof.tables.kernels import Coded, end_to_end
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Column, ColumnRows, Table, with_name
 
-# Numbers that a rank counts, and the columns that contain them.
+# Each rank counts these numbers separately; the values are the columns that contain them.
 _NUMBERED = {"id": ("id", "parent", "forward"), "graph": ("graph",)}
 _RANK = Column("rank", "count")
 _FEW = 8
@@ -209,7 +209,7 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
     names = sorted({name for part in parts for name in part.tables})
     world = max((header.world_size for header in headers.values()), default=0)
     return Spans(
-        # The innermost folder that contains all parts.
+        # This is the innermost folder that contains all parts.
         Path(os.path.commonpath([part.path.absolute().parent for part in parts])),
         **_columns(slices),
         headers=headers,

@@ -54,10 +54,10 @@ from lightning_rlprof.tables.spans import Spans
 LATELY = 20
 """Steps of each rank that are kept."""
 
-_TAIL_BYTES = 1 << 18  # They hold some 250 steps of 40 spans.
-_MAX_BYTES = 1 << 26  # All ranks share it.
+_TAIL_BYTES = 1 << 18  # Bytes; they contain some 250 steps of 40 spans.
+_MAX_BYTES = 1 << 26  # Bytes; all ranks share them.
 _MIN_BYTES_PER_RANK = 1 << 16
-_MAX_SPANS = 1 << 21  # All ranks share it, and their columns take 130 MB.
+_MAX_SPANS = 1 << 21  # All ranks share them, and their columns take 130 MB.
 _MIN_SPANS_PER_RANK = 1 << 12
 _MAX_METRICS = 64
 _MAX_NOTES = 16

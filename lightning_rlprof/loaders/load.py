@@ -45,8 +45,8 @@ _COLUMNS = (
     Column("size", "count", "bytes"),
 )
 _MAX_TAIL_BYTES = 65_536
-_MAX_RANKS_LOOKED_AT = 64  # They tell the roles of a run.
-_RUNNING_S = 60  # A file that was written to so recently belongs to a training that runs.
+_MAX_RANKS_LOOKED_AT = 64  # These ranks suffice to show the roles of a run.
+_RUNNING_S = 60  # A file that changed this recently belongs to a training that runs.
 
 
 def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Spans:

@@ -39,7 +39,8 @@ NO_STAGES = (
 """What a run without marks says of its stages."""
 
 _EVALUATIONS = ("test", "predict")  # A Trainer that does only this has them as whole steps.
-_HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # Callbacks have these.
+# Callbacks have these hooks.
+_HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")
 _LEFT_OUT = Code.ROWS_LEFT_OUT
 _KILLED = "its file is truncated: the rank was killed or is still running"
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
@@ -52,7 +53,8 @@ _MAX_INT = 2**60
 _MAX_ANCHOR = 2**62
 _MAX_EXCHANGED = 2**58
 _MAX_RANKS = 2**20
-_MAX_NAMES_KEPT = 1_024  # Of more, a rank that is followed drops those that are in no span.
+# If there are more, a rank that is followed drops names that are in no span.
+_MAX_NAMES_KEPT = 1_024
 
 
 @dataclass
@@ -187,7 +189,7 @@ def phases_as_stages(spans: Spans) -> Spans:
     if (~validation & (spans.kind == stage)).any():
         return spans
     validations = np.flatnonzero(spans.kind == stage)
-    if len(validations):  # They include their transfers.
+    if len(validations):  # Validations include their transfers.
         width = int(max(spans.id.max(), spans.parent.max())) + 1
         whose = spans.rank[validations] * width + spans.id[validations]
         rows &= ~np.isin(spans.rank * width + spans.parent, whose)

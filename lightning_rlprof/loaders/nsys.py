@@ -50,7 +50,7 @@ from lightning_rlprof.tables.table import ColumnRows, Loss, Table, noted
 STRINGS = "StringIds"
 """The table that holds the texts which other columns name by number."""
 
-# Any of these is in every export from 2019 on; none is in another tool's database.
+# Every export since 2019 has one of these tables; databases of other tools have none.
 _SIGNS = {"EXPORT_META_DATA", "META_DATA_EXPORT", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL"}
 MAX_NUMBER = 2**60
 """Times and steps beyond it are damage: 36 years."""
@@ -64,7 +64,7 @@ _MAX_CLOCK = 2**62
 _PAYLOADS = ("int64Value", "int32Value", "uint64Value", "uint32Value")
 _COLUMNS = ("start", "end", "eventType", "globalTid", "domainId", "category", "textId", *_PAYLOADS)
 
-# What torch.autograd's emit_nvtx adds to an operator's name, different for each call:
+# The emit_nvtx of torch.autograd adds this to an operator's name, different for each call:
 # https://github.com/pytorch/pytorch/blob/main/torch/csrc/profiler/util.cpp, getNvtxStr
 _CALL_OF_TORCH = re.compile(
     r"(?<=.)(?:, (?:seq|op_id|sizes|input_op_ids) = (?:-?\d+|\[[][\d, ()-]*\]))+\Z"
@@ -97,7 +97,7 @@ _COPIES = {
 }
 _SYNCS = {1: "event", 2: "stream waits for event", 3: "stream", 4: "context"}
 
-# The start of a session and our marks agree within 0.2 ms; a thread that waits for the interpreter
+# The start of a session and our marks agree within 0.2 ms. A thread that waits for the interpreter
 # between reading the clock and marking can be 5 ms late.
 _CLOCKS_AGREE_NS = 20_000_000
 _FEW = 4
@@ -538,7 +538,7 @@ class Report:
         sound = possible(rows["timestamp"]) & np.isfinite(value)
         rows = {name: column[sound] for name, column in rows.items()}
         kind = rows["typeId"]
-        gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # It is the lowest byte.
+        gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # The lowest byte is the GPU.
         own = np.array([*_ranks_of_gpus(self.export, self.ranks), UNKNOWN], np.int64)
         cells: dict[str, Any] = {
             "rank": known(own[np.where(kind == UNKNOWN, -1, gpu)]),
@@ -618,7 +618,8 @@ class Report:
         return {
             "launch": known(np.where(when == UNKNOWN, UNKNOWN, when - self.zero_ns)),
             "launch duration": known(rows.call_ns),
-            # Its identity as in `Spans.threads`: the process stands above.
+            # The low bits identify a thread as in `Spans.threads`; the process is in the bits
+            # above.
             "thread": known(np.where(thread == NOWHERE, UNKNOWN, thread & 0xFFFFFF)),
             "graph": known(self._replays(rows)),
         }

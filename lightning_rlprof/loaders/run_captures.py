@@ -34,8 +34,8 @@ _NSYS_TABLES = ("kernels", "memcpy", "sync", "gpu_metrics")
 _OF_FILES = (Code.TRACE_DOUBTFUL, Code.ROWS_LEFT_OUT, Code.FILE_CUT)
 _MARKING = (KINDS.index("stage"), KINDS.index("step"))
 
-# What each tool writes, in the order of preference where one thing lies there in several forms:
-# plain before packed, exported before what only nsys itself reads.
+# Suffixes of a tool are in order of preference, if one recording has several forms. Plain files
+# come before packed ones, and exports before reports that only nsys reads.
 _CHROME = (".trace.json", ".trace.json.gz")
 _TOOLS = (_CHROME, NSYS_SUFFIXES)
 
@@ -73,9 +73,8 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         spans: The run.
         run: Its directory.
     """
-    files: dict[Path, int | None] = {
-        path: rank_in_name(path.name) for path in device_files(run)
-    }  # without a rank in the name only its processes may tell it
+    # If a name has no rank, only the processes in the file may show it.
+    files: dict[Path, int | None] = {path: rank_in_name(path.name) for path in device_files(run)}
     captures: dict[Path, int] = {}
     outside: list[RunWarning] = []
     for rank in spans.ranks:
@@ -88,7 +87,7 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         files |= dict.fromkeys(device_files(folder, deep=True), rank)
         found = sorted(folder.rglob("*_ascend_pt"), key=lambda path: (path.is_symlink(), path))
         outside += [_left_out(rank, path) for path in found if not is_inside(run, path)]
-        # A link to one here is the same one.
+        # A link to a capture of this run is the same capture.
         once = {path.resolve(): path for path in reversed(found) if is_inside(run, path)}
         captures |= dict.fromkeys(sorted(once.values()), rank)
     spans = replace(spans, warnings=(*spans.warnings, *outside)) if outside else spans
@@ -169,7 +168,7 @@ def _on_run_timeline(part: Spans, name: str, rank: int | None, spans: Spans) -> 
         cells["rank"], marking = np.full(len(table.rows), rank, np.int64), marking * 0 + rank
     if "stage" in cells:
         cells |= _fill_stages(cells, marking, spans)
-    if name == "kernels":  # what a file lost counts for its kernels
+    if name == "kernels":  # Losses of the file count as losses of its kernels.
         known_of_file = [each for each in part.warnings if each.code in _OF_FILES]
         lost = [each.text for each in known_of_file if each.code != Code.TRACE_DOUBTFUL]
         note = "; ".join(filter(None, [*(each.text for each in known_of_file), table.note]))
@@ -180,7 +179,7 @@ def _on_run_timeline(part: Spans, name: str, rank: int | None, spans: Spans) -> 
 def _fill_stages(cells: Mapping[str, Any], marking: Int64s, spans: Spans) -> dict[str, Any]:
     """Take stage and step at each launch from the run's spans, for ranks that mark neither."""
     times, rank = cells.get("launch", cells["start"]), np.ma.getdata(cells["rank"])
-    if isinstance(times, tuple):  # no launch is known
+    if isinstance(times, tuple):  # A tuple means that no launch is known.
         times = np.ma.masked_array(rank, np.ones(len(rank), bool))
     blank = ~np.isin(rank, marking)
     if not blank.any():

@@ -24,7 +24,7 @@ _OWN = HELD // 4
 Columns = Mapping[str, npt.NDArray[Any]]
 """Some rows of a table: arrays of one length, by name."""
 
-_STEP = 1 << 10  # rows from one sample of a part's keys to the next
+_STEP = 1 << 10  # Rows from one sample of a part's keys to the next.
 _Keys = tuple[int, int]
 
 
@@ -47,7 +47,7 @@ class Scratch:
             self._full = self._file.write(array.view(np.uint8).data) < array.nbytes
         except OSError:
             self._full = True
-        if self._full:  # what is there is still read; all that follows stays in memory
+        if self._full:  # Earlier rows can still be read; later rows stay in memory.
             return -1
         at, self._end = self._end, self._end + array.nbytes
         return at
@@ -73,7 +73,8 @@ class Grown:
         self.types, self._scratch = types, scratch or Scratch()
         self._held, self._most = 0, _OWN if scratch is None else None
         self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in types}
-        # Per column: rows and where in the file they lie; they come before the parts.
+        # Every column has numbers of rows and their places in the file; these rows precede the
+        # parts.
         self._aside: dict[str, list[tuple[int, int]]] = {name: [] for name in types}
 
     def __len__(self) -> int:
@@ -145,7 +146,8 @@ class _Part:
 
     def before(self, limit: _Keys) -> int:
         """Return the number of rows whose first keys come before some keys."""
-        if not self.samples[0] < limit <= self._last:  # so for most: parts follow in time
+        # Parts follow in time, so this holds for most.
+        if not self.samples[0] < limit <= self._last:
             return len(self.grown) if limit > self._last else 0
         low = max(bisect.bisect_left(self.samples, limit) - 1, 0) * _STEP
         high = min(low + _STEP + 1, len(self.grown))
@@ -201,7 +203,7 @@ def _merged(ends: Iterable[tuple[_Part, int, int]], keys: Sequence[str]) -> Colu
 
 def _sorted(rows: Columns, keys: Sequence[str]) -> Columns:
     order = np.lexsort([rows[key] for key in reversed(keys)])
-    if (order[1:] > order[:-1]).all():  # most are, as events are written in time
+    if (order[1:] > order[:-1]).all():  # Most rows are sorted, as events are written in time.
         return rows
     return {name: column[order] for name, column in rows.items()}
 

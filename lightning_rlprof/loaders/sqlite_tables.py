@@ -21,8 +21,8 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
 
 _MAGIC = b"SQLite format 3\0"
-_ROWS = 65_536  # at a time as Python objects
-_ASKED = 500  # numbers in one query; SQLite allows 999 in its oldest versions
+_ROWS = 65_536  # Rows in memory as Python objects.
+_ASKED = 500  # Numbers in one query; the oldest versions of SQLite allow 999.
 # 18 digits fit into 64 bits. SQLite would make 0 of any other text.
 _TEXT_CELL = """CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND length("{0}") < 20
 THEN CAST("{0}" AS INTEGER) ELSE :unknown END"""
@@ -62,7 +62,7 @@ class SqliteTables:
 
     def __init__(self, path: Path, source: Path | None = None) -> None:
         self.source = source or path
-        # Immutable: a journal that lies beside the file is not applied, and none is made.
+        # With immutable, SQLite neither applies a journal beside the file nor makes one.
         self._uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
         size, whole = self._sizes(path)
         lost = f"is truncated after {size:,} of {whole:,} bytes" if size < whole else ""
@@ -164,11 +164,11 @@ class SqliteTables:
         if not size:
             raise TraceError(f"{self.source}: the file is empty")
         page, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
-        kept = head[24:28] == head[92:96]  # older libraries leave the number of pages as it was
+        kept = head[24:28] == head[92:96]  # Older libraries do not update the number of pages.
         return size, pages * (65_536 if page == 1 else page) if kept else size
 
     def _schema(self) -> Mapping[str, frozenset[str]]:
-        # Plain tables only: a view or a virtual table may run code from the file.
+        # Only plain tables are read: a view or a virtual table may run code from the file.
         names = self.rows("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%'")
         info = "SELECT name FROM pragma_table_info(?)"
         return {

@@ -14,9 +14,10 @@ MOST_STEPS = 100
 """Steps that one request may capture."""
 
 _NAME = "capture-request.json"
-# A rank looks every 0.5 s, and a request may take as long to reach its file system: with some room.
+# A rank looks every 0.5 s, and a request may take as long to reach its file system; the rest is a
+# margin.
 _AHEAD_NS = 1_200_000_000
-_MOST = 100_000  # bytes; a longer one is not ours
+_MOST = 100_000  # Bytes; a larger file is not a request of rlprof.
 
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
 _Rank = Annotated[int, msgspec.Meta(ge=0)]

@@ -353,7 +353,7 @@ def _sizes(shapes: Any) -> str:
     return str(found)[:_LONGEST_NAME]
 
 
-# The one in C allocates as much as a number in the file says; this one has a dict.
+# The unpickler in C allocates as much as a number in the file says; this one in Python does not.
 class _Plain(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -377,7 +377,7 @@ def read_plain_pickle(path: Path) -> Any:
         return _Plain(BytesIO(data)).load()
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    except Exception as error:  # a damaged pickle raises errors of any kind
+    except Exception as error:  # A damaged pickle raises errors of any kind.
         raise TraceError(f"{path}: is not a pickle of plain data ({error})") from error
 
 

@@ -37,7 +37,7 @@ class Code(str, Enum):
         member._value_, member.level, member.meaning = value, level, meaning
         return member
 
-    # ---- captures
+    # These notes are about captures.
     CAPTURE_TAKEN = "capture-taken", "info", "A capture was taken: capture, step, stage."
     CAPTURE_EMPTY = "capture-empty", "info", "A capture opened for a step that never came: capture."
     CAPTURE_REQUESTED = "capture-requested", "info", "A capture is asked for: first_step, why."
@@ -57,7 +57,7 @@ class Code(str, Enum):
     ASCEND_PARSING = "ascend-parsing", "info", "Captures of torch_npu are being parsed: captures."
     ASCEND_NOT_PARSED = "ascend-not-parsed", "warning", "Captures of torch_npu could not be parsed."
 
-    # ---- recorders
+    # These notes are about recorders.
     RECORDER_FAILED = "recorder-failed", "error", "A recorder was disabled: recorder."
     INJECTION_REPLACED = "injection-replaced", "info", "An inherited NVTX tool was set aside."
     NSYS_ABSENT = "nsys-absent", "warning", "Nsight Systems is not attached to this process."
@@ -73,7 +73,7 @@ class Code(str, Enum):
     METRICS_MISSING = "metrics-missing", "warning", "Background metrics have gaps."
     METRICS_UNSUPPORTED = "metrics-unsupported", "info", "Metrics cannot be read here: metrics."
 
-    # ---- marks
+    # These notes are about marks.
     STAGE_NEVER_MARKED = "stage-never-marked", "warning", "A stage to capture has no mark: stage."
     STAGE_MISSPELLED = "stage-misspelled", "warning", "A name is nearly a known one: stage, known."
     SPAN_LEFT_OPEN = "span-left-open", "warning", "A span outlived the one around it: span."
@@ -86,7 +86,7 @@ class Code(str, Enum):
     EXPERTS_UNREADABLE = "experts-unreadable", "warning", "Tokens per expert cannot be read."
     NUMBERS_LOST = "numbers-lost", "error", "Numbers that were due later could not be read."
 
-    # ---- the run
+    # These notes are about the run.
     RECORDING_FAILED = "recording-failed", "error", "rlprof failed at a mark; training continued."
     DOOR_NOT_RECORDED = "door-not-recorded", "warning", "A framework lacks a part: framework."
     THREAD_NOT_RECORDED = "thread-not-recorded", "warning", "Another thread trains too: thread."
@@ -105,7 +105,7 @@ class Code(str, Enum):
     HANGS_NOT_WATCHED = "hangs-not-watched", "warning", "Hangs are not watched for."
     STACKS_NOT_SAMPLED = "stacks-not-sampled", "warning", "Stacks of threads are not sampled."
 
-    # ---- what a reader adds
+    # Readers add these notes.
     ROWS_LEFT_OUT = "rows-left-out", "warning", "Some rows of a file cannot be read or be true."
     FILE_CUT = "file-cut", "warning", "A file was not read to its end: what follows is missing."
     RANK_UNREADABLE = "rank-unreadable", "warning", "A file of a rank cannot be read."

@@ -220,7 +220,8 @@ def as_number(value: object) -> Number | None:
     except TypeError:
         pass
     try:
-        value = value.detach() if hasattr(value, "detach") else value  # torch warns where it learns
+        # PyTorch warns about float() of a tensor that requires a gradient.
+        value = value.detach() if hasattr(value, "detach") else value
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None

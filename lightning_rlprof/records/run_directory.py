@@ -60,15 +60,15 @@ CACHE_FOLDER = ".rlprof-cache"
 """Where caches of a run are kept: in its directory, or beside a single file."""
 
 _SUFFIX = ".jsonl"
-_RESERVE = 400  # bytes behind the header
-_MOST_WAITING = 8 << 20  # bytes in memory; some 8,000 steps
+_RESERVE = 400  # Bytes behind the header.
+_MOST_WAITING = 8 << 20  # Bytes in memory; they contain some 8,000 steps.
 _NEWLINE = ord("\n")
-_LONGEST_LINE = 1 << 24  # bytes; the longest that were seen have some thousand
-_TOO_LONG = b"["  # stands for such a line: it cannot be read
-_AT_ONCE = 1 << 24  # bytes that are read and decoded together
-_LAST_STEPS = 20  # whose median is the time of a step
-_HEAD = 1 << 16  # bytes that hold the header and the first step
-_LONGEST_NOTE = 4_000  # characters
+_LONGEST_LINE = 1 << 24  # Bytes; the longest lines that were seen have some thousand.
+_TOO_LONG = b"["  # It stands for a line that is too long, and cannot be decoded either.
+_AT_ONCE = 1 << 24  # Bytes that are read and decoded together.
+_LAST_STEPS = 20  # Steps whose median is the time of a step.
+_HEAD = 1 << 16  # Bytes; they contain the header and the first step.
+_LONGEST_NOTE = 4_000  # Characters.
 _Reading = tuple[int, int, int, int]
 
 
@@ -83,7 +83,7 @@ class SpanLine(msgspec.Struct, array_like=True, tag="span", frozen=True, gc=Fals
     thread: int
     id: int
     parent: int | None
-    counters: dict[str, Number | None] | None = None  # None: not a finite number
+    counters: dict[str, Number | None] | None = None  # None stands for a number that is not finite.
 
 
 class ThreadLine(msgspec.Struct, array_like=True, tag="thread", frozen=True):
@@ -214,16 +214,17 @@ class TraceWriter:
     """
 
     def __init__(self, run: Path, header: Header) -> None:
-        # Names and notes are the training's and may be secret, so that only its user reads them,
-        # and others if the configuration says so.
+        # Names and notes of the training may be secret, so only its user may read them, unless the
+        # configuration allows other users.
         mode = file_mode(header.config)
         new_folder(run, mode)
         self.path = rank_file(run, header.rank)
-        # O_EXCL: two jobs that were given one directory must fail here, not mix their lines.
+        # O_EXCL makes two jobs that were given one directory fail here instead of mixing their
+        # lines.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._place = self.path.absolute()  # the training may change its directory
+        self._place = self.path.absolute()  # The training may change its directory.
         self._waiting = b""
-        self._torn = False  # whether the file ends within a line
+        self._torn = False  # True if the file ends within a line.
         self.dropped = 0
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
@@ -231,7 +232,7 @@ class TraceWriter:
             set_mode(self._file, mode)
             self._append(_encoded(header) + b" " * _RESERVE + b"\n")
             self._reserved_at = self._size - _RESERVE - 1
-        except BaseException:  # an empty file would be a rank of the run
+        except BaseException:  # An empty file would count as a rank of the run.
             self.discard()
             raise
 
@@ -256,7 +257,7 @@ class TraceWriter:
         data = b"\n" + self._encode(lines).rstrip(b"\n")
         if len(data) > _RESERVE:
             raise OSError(errno.EFBIG, f"{len(data)} bytes for {_RESERVE}")
-        # another one: this one only appends
+        # This opens the file again, because `_file` can only append.
         file = os.open(self._place, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if os.path.samestat(os.fstat(file), os.fstat(self._file)):
@@ -400,7 +401,8 @@ def append_note(path: Path, note: Note) -> None:
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         check_file(file, path)
-        torn = os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"  # which swallows what follows
+        # A torn line would swallow the next one.
+        torn = os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
         os.write(file, b"\n" * torn + msgspec.json.encode(line) + b"\n")
     finally:
         os.close(file)
@@ -445,7 +447,7 @@ def rank_directory(run: Path, rank: int) -> Path:
     return run / f"rank-{rank:05d}"
 
 
-# As `recording.capture` names captures.
+# `recording.capture` names captures like this.
 _WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
 
 
@@ -550,8 +552,8 @@ class RankReader:
     def _begin(self) -> None:
         self.trace: RankTrace | None = None
         self.size, self.has_skipped = 0, False
-        self._rest = bytearray()  # of a line whose end is not written yet
-        self._is_cut = False  # whether the start of that line is not in `_rest`
+        self._rest = bytearray()  # The start of a line whose end is not written yet.
+        self._is_cut = False  # True if the start of that line is not in `_rest`.
 
     def read(self, most: int | None = None) -> bool:
         """Take the next part of what was appended; return whether there is more.
@@ -666,10 +668,10 @@ _MANY = msgspec.json.Decoder(list[_Line])
 
 
 def _decode(lines: list[bytes], trace: RankTrace) -> list[_Line]:
-    # All lines at once is four times as fast as line by line, which is the way for damaged files.
+    # Decoding all lines at once is four times as fast; damaged files are decoded line by line.
     with suppress(*NOT_JSON):
         found = _MANY.decode(b"[" + b",".join(lines) + b"]")
-        if len(found) == len(lines):  # halves of a line that was torn would be one line
+        if len(found) == len(lines):  # Two halves of a torn line would decode as one line.
             return found
     found = []
     for line in lines:

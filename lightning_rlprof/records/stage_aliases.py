@@ -54,7 +54,7 @@ EVALUATIONS = """
 _EVALUATIONS = frozenset(EVALUATIONS.split())
 _STAGE_OF = {alias: stage for stage, names in STAGE_ALIASES.items() for alias in names.split()}
 _STAGE_OF |= {stage: stage for stage in STAGES}
-# Methods of tokenizers and dictionaries, and a part of a rollout.
+# These are methods of tokenizers and dictionaries, and a part of a rollout.
 _OTHER = {"decode", "prefill", "values"}
 _SIGNS = re.compile(r"[^a-z0-9]+")
 

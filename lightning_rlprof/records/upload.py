@@ -84,7 +84,8 @@ def _put(system: Any, file: Path, target: str) -> bool:
             return False
     except FileNotFoundError:
         pass
-    if not system.async_impl:  # the others are stores of objects: there it would make a bucket
+    # Asynchronous file systems are object stores, where makedirs would make a bucket.
+    if not system.async_impl:
         system.makedirs(target.rpartition("/")[0], exist_ok=True)
     system.put_file(str(file), target)
     system.invalidate_cache()

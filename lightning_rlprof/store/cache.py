@@ -58,7 +58,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
 
-# What rlprof's own commands write into a run's directory does not belong to the run.
+# Commands of rlprof write these files into a run's directory, but the run does not include them.
 _WRITTEN = {"report.html", "samples.jsonl", "trace.json.gz"}
 _WRONG = (TraceError, KeyError, TypeError, ValueError, IndexError, AttributeError)
 
@@ -99,7 +99,8 @@ class Cache:
         Raises:
             OSError: The disk does not take it.
         """
-        for left in self.folder.glob(f".{name}-*.part"):  # by a process that was killed
+        # A process that was killed leaves such a folder.
+        for left in self.folder.glob(f".{name}-*.part"):
             if _is_old(left):
                 _remove(left)
         part = self.folder / f".{name}-{uuid.uuid4().hex}.part"
@@ -114,7 +115,7 @@ def _put(new: Path, place: Path) -> None:
     """Give a new table its name, in place of a broken one, unless another process was first."""
     try:
         new.replace(place)
-    except OSError:  # a folder never takes the place of another one
+    except OSError:  # A folder cannot replace another folder.
         if not is_whole(place):
             _remove(place)
             new.replace(place)
@@ -142,7 +143,7 @@ def sources(path: Path) -> Sources:
     found = _below(whole) if os.path.isdir(whole) else filter(os.path.isfile, [path])
     facts = []
     for file in found:
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # The file may be gone meanwhile.
             stat = file.stat()
             name = os.path.relpath(file, whole.parent)
             facts.append((name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
@@ -186,7 +187,7 @@ def place(path: Path, made_of: Sources, spans: Spans) -> Cache:
     mode = mode_made_of(path)
     new_folder(home.parent, mode)
     new = home.parent / f".new-{uuid.uuid4().hex}"
-    try:  # before the folder is made: a signal may come at once
+    try:  # A signal may come as soon as the folder is made.
         new_folder(new, mode)
         cache = _move(_fill(new, path, spans), home)
     finally:
@@ -237,7 +238,8 @@ def _home(path: Path, made_of: Sources) -> Path:
     path = path.absolute()
     if os.path.isdir(path):
         return path / CACHE_FOLDER / f"run-{key}"
-    name = os.fsencode(path.name).decode(errors="backslashreplace")  # DuckDB opens but text
+    # DuckDB opens only paths that are text.
+    name = os.fsencode(path.name).decode(errors="backslashreplace")
     return path.parent / CACHE_FOLDER / f"{name}-{key}"
 
 

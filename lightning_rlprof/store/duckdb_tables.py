@@ -20,7 +20,7 @@ HIDDEN = "code"
 """Begins the name of a column of codes."""
 
 
-# One name for one thing in all tables, and no word that SQL reserves.
+# A thing has one name in all tables, and no name is a word that SQL reserves.
 _NAMES = {
     ("kernel", "text"): "name",
     ("operator", "text"): "name",
@@ -151,7 +151,7 @@ def given(
     columns = table.arrays()
     texts, numbers = _texts_in(columns, before), _numbers_of(columns)
     for at, told in texts.items():
-        codes = np.maximum(columns[at][0], -1)  # of no text: the last one
+        codes = np.maximum(columns[at][0], -1)  # A missing text reads the last row.
         numbers[f"c{at}"] = _cleaned(told.texts, np.flatnonzero(told.there))[codes]
         numbers[f"k{at}"] = np.append(told.number, np.int32(-1))[codes]
     picks = [
@@ -187,7 +187,7 @@ def _numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
         else:
             numbers[f"c{at}"] = np.ma.getdata(cells)
             if np.ma.is_masked(cells):
-                numbers[f"m{at}"] = np.ma.getmaskarray(cells)  # DuckDB before 2.0 overlooks a mask
+                numbers[f"m{at}"] = np.ma.getmaskarray(cells)  # DuckDB before 2.0 ignores a mask.
     return numbers
 
 
@@ -236,14 +236,14 @@ def _clean(text: Any) -> str:
     return str(text).encode("utf-8", "replace").decode()
 
 
-# Our files all have one time, by which DuckDB 1.4 tells whether what it holds of one still is true.
-# DuckDB 1.5 fails where it samples an array of objects and finds only None: they are texts, always.
+# All our files have the same time, so DuckDB 1.4 cannot see that a file in its cache has changed.
+# DuckDB 1.5 samples arrays of objects and fails if it finds only None; ours always contain texts.
 _BOTH = (
     "temp_directory = ''",
     "enable_external_file_cache = false",
     "pandas_analyze_sample = 0",
 )
-# One thread: the same table is the same bytes.
+# With one thread, the same table always becomes the same bytes.
 _WRITER = ("threads = 1", "memory_limit = '1GB'")
 
 
@@ -280,5 +280,5 @@ def _database(_: int, settings: tuple[str, ...]) -> "DuckDBPyConnection":
     connection = duckdb.connect(":memory:")
     without_progress_bar(connection)
     for setting in (*_BOTH, *settings):
-        connection.execute(f"SET GLOBAL {setting}")  # cursors have only these
+        connection.execute(f"SET GLOBAL {setting}")  # Cursors take only global settings.
     return connection

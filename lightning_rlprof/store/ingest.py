@@ -29,11 +29,11 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 
 log = logging.getLogger(__name__)
 
-_LARGE = 1 << 26  # bytes from which on memory counts more than the time to start DuckDB again
+_LARGE = 1 << 26  # Bytes; above this, memory matters more than the time to restart DuckDB.
 _State = Literal["cached", "up to date", "failed"]
 _PATIENCE_S = 5
-# Not by multiprocessing: its processes run the program that called us once more. Ctrl-C is for the
-# process that reads the other end of the pipe.
+# Processes of multiprocessing would run the calling program once more. Ctrl-C is for the process
+# that reads the other end of the pipe.
 _START = """
 import sys
 pipe, *sys.path = sys.argv[1:]
@@ -45,7 +45,7 @@ _work(int(pipe))
 _GET = 'pip install "lightning-rlprof[ray]"'
 _RETRIES = 3
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-_WAITING = 1_000  # tasks handed over at once: Ray keeps each in its memory
+_WAITING = 1_000  # Tasks submitted at once; Ray keeps all of them in memory.
 Engine = Literal["local", "ray"]
 """Processes of this machine, or workers of a Ray cluster."""
 
@@ -175,7 +175,7 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
         raise TraceError(f"{path}: changed while it was read; ingest it when it is complete")
     cache = find(path, made_of) or place(path, made_of, spans)
     tables = dict(spans.tables)
-    del spans  # a trace's tables do not need it, and they need the memory
+    del spans  # The tables need this memory, but not the spans.
     return Kept(cache, True, _add_tables(cache, tables, is_large=_size(path) > _LARGE))
 
 
@@ -199,7 +199,7 @@ def ingest_one(path: str) -> Outcome:
         why = f"{error.filename}: its cache cannot be written ({error.strerror})"
         why += "; without one, rlprof sql, show and summary read it"
         return lost(path, why, time.perf_counter() - start)
-    except Exception as error:  # a bug costs this file only and is reported
+    except Exception as error:  # A bug costs only this file, and is reported.
         why = described(error)
         return lost(path, why, time.perf_counter() - start)
     seconds = time.perf_counter() - start
@@ -289,7 +289,7 @@ def in_processes(paths: Sequence[str], jobs: int) -> Generator[tuple[int, Outcom
 
 def _started() -> _Worker:
     ours, theirs = multiprocessing.Pipe()
-    with theirs:  # theirs alone: so its end is the end of the pipe
+    with theirs:  # Only the child keeps this end open, so the pipe ends with the child.
         process = subprocess.Popen(
             [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path],
             stdin=subprocess.DEVNULL,
@@ -299,7 +299,7 @@ def _started() -> _Worker:
 
 
 def _given(worker: _Worker, at: int, path: str) -> dict[Any, _Worker]:
-    with contextlib.suppress(OSError):  # it is dead already; the answer tells how
+    with contextlib.suppress(OSError):  # If the process is dead, `_answer` reports how it died.
         worker.pipe.send(path)
     return {worker.pipe: worker._replace(at=at)}
 
@@ -338,7 +338,8 @@ def _stop(worker: _Worker) -> None:
 
 def _work(handle: int) -> None:
     """Take paths until the pipe ends, also where the process at its other end was killed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # cleans up what is half made
+    # Exiting this way deletes half-written files.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pipe: Connection[Any, Any] = Connection(handle)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -432,7 +433,7 @@ def _join_cluster(ray: Any) -> bool:
             if named:
                 raise
             ray.init(include_dashboard=False, **quiet)
-    except Exception as error:  # of many types, none of which a user has to know
+    except Exception as error:  # Ray raises errors of many types.
         text = str(error).strip().partition("\n")[0]
         raise RlprofError(f"Ray cannot be reached or started: {text}") from error
     return True

@@ -46,12 +46,13 @@ def open_run(path: str | Path, *, progress: _Progress | None = None, cache: bool
         >>> open_run("traces/rank-0.json.gz").table("kernels")  # doctest: +SKIP
     """
     path = place(path)
-    if isinstance(path, RemotePath):  # its copies are deleted, and a cache with them
+    # Its copies are deleted, and a cache would be deleted with them.
+    if isinstance(path, RemotePath):
         return load(path, progress=progress)
     existing = find(path, sources(path))
     if existing is not None:
         found = cached_spans(existing, path, partial(_read, cache=False))
-        if found is not None:  # it may have no spans, but kernels
+        if found is not None:  # Even a run without spans may have kernels.
             return found
     return _read(path, progress, cache=cache)
 
@@ -105,7 +106,8 @@ def _read(path: Path, progress: _Progress | None = None, *, cache: bool) -> Span
         run = read_ranks(files, each, progress) if files else None
         return load(path, progress=progress) if run is None else replace(run, path=path)
     if cache and not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
-        with suppress(OSError, TraceError):  # to read it without one says what is wrong with it
+        # If this fails, reading without a cache reports what is wrong.
+        with suppress(OSError, TraceError):
             kept = cached_spans(keep(path, progress).cache, path, partial(load, progress=None))
             if kept is not None:
                 return kept

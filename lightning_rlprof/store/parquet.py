@@ -37,13 +37,14 @@ About = dict[str, Any]
 AT_ONCE = 49_152
 """Rows of `PartRows` that are in memory at a time; a table of more is a folder of files."""
 
-_FEW = 8  # files after which DuckDB is restarted: it holds 2 MB more after each, and takes 20 ms
+# Files after which DuckDB is restarted, in 20 ms; every file takes 2 MB more of its memory.
+_FEW = 8
 _MAGIC = b"PAR1"
 _SHOWN = 8
 
-# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written, and it
-# keeps 1 kB and more of each column of each group until the file ends. Dictionaries are small, too:
-# it begins one for every column, up to a fifth of a group, and drops most of them.
+# Groups of rows are small: DuckDB's default of 122,880 takes 40 MB more while they are written.
+# DuckDB also keeps 1 kB or more for each column of each group until the file ends. Dictionaries are
+# small, too: DuckDB begins one for every column, up to a fifth of a group, and drops most of them.
 _FORM = (
     "FORMAT parquet, COMPRESSION snappy, USE_TMP_FILE false, DICTIONARY_SIZE_LIMIT 256, "
     "ROW_GROUP_SIZE 8192"
@@ -89,7 +90,7 @@ def _write_parts(table: Table, rows: PartRows, path: Path) -> None:
                 close()
             one = replace(table, rows=next(parts))
             texts, own = _write(one, file, texts, is_last=file == files[-1])
-            del one  # before the next part is read, which zip() would not allow
+            del one  # The next part is read without this one in memory, which zip() would keep.
             if own != (types := types or own):
                 raise TraceError(f"table {table.name}: its parts differ in type")
     except BaseException:
@@ -112,7 +113,8 @@ def _write(
     with writer() as connection:
         select, columns, texts = given(connection, table, before)
         form, told = _FORM, []
-        if is_last:  # what is known of the whole table; in the statement it would be parsed with it
+        # Facts of the whole table are a parameter; in the statement, DuckDB would parse them.
+        if is_last:
             form, told = f"{_FORM}, KV_METADATA {{rlprof: $1}}", [_about(table, columns, texts)]
         query = f"COPY ({select}) TO {text_literal(path)} ({form})"
         connection.execute(query, [*map(json.dumps, told)])
@@ -229,7 +231,7 @@ def kept_table(path: Path, name: str) -> Table:
     about = read_abouts([path])[path]
     columns = tuple(Column(each["name"], each["kind"], each["unit"]) for each in about["columns"])
     rows = KeptRows(_File(path, about, columns))
-    losses = tuple(about.get("losses", ()))  # which caches of older versions lack
+    losses = tuple(about.get("losses", ()))  # Caches of older versions have no losses.
     return Table(name, columns, rows, about["note"], about["abstained"], losses)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _FILE = "its file"
 
-# Tables of the whole run; others are asked in the traces that it was put together from.
+# These tables are of the whole run; other tables are read from the traces of its parts.
 _WHOLE = (*CORE, "clocks")
 Facts = Mapping[str, Any]
 _Answer = TypeVar("_Answer")
@@ -202,7 +202,8 @@ class _Tables:
             return error
         if found[1].lower() in self._without:
             return TraceError(f"table {found[1]} has no data: {self._without[found[1].lower()]}")
-        text, _, _ = str(error).partition(" Did you mean")  # which knows only what is open
+        # DuckDB suggests only tables that are open.
+        text, _, _ = str(error).partition(" Did you mean")
         return TraceError(f"{text} (there are: {', '.join(self._names)})")
 
 
@@ -255,7 +256,7 @@ class Store:
     def _columns(self, name: str) -> list[str]:
         try:
             return [str(row[0]) for row in self.sql(f'describe "{name}"').rows]
-        except TraceError:  # without data
+        except TraceError:  # The table has no data.
             return []
 
     def write(self, query: str, output: Path, limits: Limits = DEFAULT_LIMITS) -> int:
@@ -284,9 +285,10 @@ class Store:
     def _add(self, name: str) -> None:
         table = self._table(name)
         if sources(self.path) == self._made_of:
-            with contextlib.suppress(OSError):  # a place that only others may write
+            with contextlib.suppress(OSError):  # Only other users may be allowed to write there.
                 return self._cache.add(table, name)
-        self._cache = self._made(shared=False)  # ours alone, also where the run is still growing
+        # A private cache also works while the run is still growing.
+        self._cache = self._made(shared=False)
         try:
             self._cache.add(self._table(name), name)
         except OSError as error:
@@ -302,7 +304,7 @@ class Store:
         before = self._made_of = sources(self.path)
         spans = self._spans = self._read(self.path)
         shared = shared and sources(self.path) == before
-        made = find_cache(self.path, before) if shared else None  # reading may have left one
+        made = find_cache(self.path, before) if shared else None  # Reading may have left a cache.
         return made or make(self.path, before, spans, shared=shared)
 
 

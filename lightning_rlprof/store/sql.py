@@ -35,15 +35,17 @@ _SETTINGS = (
     "enable_external_access = false",
     "lock_configuration = true",
 )
-# Functions that change settings: before DuckDB 2.0 a locked configuration does not keep them off.
+# These functions change settings; before DuckDB 2.0 a locked configuration does not block them.
 _SWITCH = re.compile(r"\b(?:en|dis)able_\w+\"?\s*\(", re.I)
 _SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.I)
-_DEEPEST = 200  # brackets; DuckDB's time to refuse them grows with the third power of their number
-_OPEN = 256  # files that are open for other reasons
+# Nested brackets; DuckDB's time to refuse them grows with the third power of their number.
+_DEEPEST = 200
+_OPEN = 256  # Files that may be open for other reasons.
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
 _GB = 10**9
-_OUTSIDE = 1.25  # DuckDB keeps its own part of the limit; answers and long texts lie outside of it
-_PATIENCE_S = 2.0  # one call of a function of SQL can't be interrupted, and may take minutes
+_OUTSIDE = 1.25  # DuckDB keeps its part of the limit; answers and long texts are outside of it.
+# Seconds; one call of an SQL function can't be interrupted, and may take minutes.
+_PATIENCE_S = 2.0
 ABANDONED = "rlprof: a query that can't be interrupted"
 """Name of a thread that an answer is no longer waited for; it ends when DuckDB lets it."""
 
@@ -104,7 +106,7 @@ def answer(
         if rows is not None and len(arrays[0]) > rows:
             count = connection.sql(f"SELECT count(*) FROM ({select}\n)").fetchall()[0][0]
             note = f"the first {rows:,} of {count:,} rows"
-        shown = [  # NaN is not known
+        shown = [  # NaN stands for unknown.
             np.ma.masked_invalid(array[:rows]) if array.dtype.kind == "f" else array[:rows]
             for array in arrays
         ]
@@ -168,7 +170,7 @@ def closed(
     connection = duckdb.connect(":memory:")
     try:
         connection.execute(f"SET memory_limit = '{memory_bytes}B'")
-        connection.execute("SET pandas_analyze_sample = 0")  # see `duckdb_tables`
+        connection.execute("SET pandas_analyze_sample = 0")  # The reason is in `duckdb_tables`.
         without_progress_bar(connection)
         attach(connection)
         for setting in (f"allowed_paths = [{listed}]", *_SETTINGS):
@@ -218,7 +220,7 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
 
     _check_depth(query)
     try:
-        query.encode()  # a terminal hands on bytes that are none, which DuckDB does not take
+        query.encode()  # A terminal may pass on bytes that are not UTF-8, which DuckDB refuses.
         statements = connection.extract_statements(query)
         kinds = [statement.type.name for statement in statements]
         if kinds != ["SELECT"]:
@@ -255,7 +257,7 @@ def _without_end(statement: str) -> str:
     """Return a statement without the semicolons that end it, and comments behind them."""
     import duckdb
 
-    text = statement.encode()  # places of tokens are those of bytes
+    text = statement.encode()  # Places of tokens count bytes.
     for at, kind in reversed(duckdb.tokenize(statement)):
         if text[at : at + 1] == b";":
             text = text[:at]
@@ -266,7 +268,7 @@ def _without_end(statement: str) -> str:
 
 def _inner(select: str, columns: Sequence[Column]) -> str:
     names = ", ".join(f"c{at}" for at in range(len(columns)))
-    return f"({select}\n) AS answer({names})"  # the new line ends a comment
+    return f"({select}\n) AS answer({names})"  # The new line ends a comment.
 
 
 def _picked(relation: "DuckDBPyRelation") -> tuple[str, tuple[Column, ...]]:
@@ -331,16 +333,17 @@ def _within(
     except BaseException:
         stop_at = monotonic() + _PATIENCE_S
         while not found.done() and monotonic() < stop_at:
-            # out of a signal's handler, where a second one may come
+            # After one Ctrl-C, a second one may come.
             with contextlib.suppress(KeyboardInterrupt, duckdb.Error):
-                for connection in opened:  # between two queries it hears nothing: again
+                # DuckDB ignores an interrupt between two queries, so this is repeated.
+                for connection in opened:
                     connection.interrupt()
                 wait([found], timeout=0.05)
         raise
     finally:
         if not found.done():
             thread.name = ABANDONED
-        else:  # it is about to end; the interpreter must not be first
+        else:  # The thread is about to end, and the interpreter must not end before it.
             thread.join()
 
 

@@ -68,7 +68,8 @@ def distinct_tuples(columns: Int64s) -> tuple[Int64s, Int64s]:
     code, width = np.zeros(columns.shape[1], np.int64), 1
     for column in columns if columns.shape[1] else ():
         low, size = int(column.min()), int(column.max()) - int(column.min()) + 1
-        if width * size >= _LARGEST_CODE:  # would not fit: number what occurs
+        # The code would not fit, so the distinct values are numbered.
+        if width * size >= _LARGEST_CODE:
             used, code = np.unique(code, return_inverse=True)
             values, own = np.unique(column, return_inverse=True)
             width, size = len(used), len(values)

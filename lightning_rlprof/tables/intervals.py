@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 
-_FEW = 8  # cells per interval
+_FEW = 8  # Cells per interval.
 _LARGEST = 2**63 - 1
 
 NONE = -1
@@ -115,7 +115,8 @@ def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, 
         owner, first, last = owner[some], first[some], last[some]
     width = int(last.max(initial=0)) + 1
     if first.min(initial=0) < 0 or (int(owner.max(initial=0)) + 1) * width > _LARGEST:
-        # A time of 1970 beside those of today leaves no room for the owner: number what occurs.
+        # A time of 1970 beside today's leaves no room for the owner, so distinct values are
+        # numbered.
         owners, times = edges(owner), edges(first, last)
         rows = zip((owners, times, times), (owner, first, last), strict=True)
         found = unions(*(np.searchsorted(known, values) for known, values in rows))
@@ -126,7 +127,7 @@ def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, 
         order = np.argsort(begin, kind="stable")
         begin, end = begin[order], end[order]
     np.maximum.accumulate(end, out=end)
-    # Each owner has a stretch of the line to itself: what reaches past the maximum so far is new.
+    # Owners do not overlap on this line, so a start past all earlier ends begins a new interval.
     head = np.flatnonzero(np.append(True, begin[1:] > end[:-1])[: len(begin)])
     tail = np.append(head[1:], len(begin))[: len(head)] - 1
     owner = begin[head] // width
@@ -165,7 +166,7 @@ def enclosing(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
     around[heads] = NONE
     for first, last in pairwise([*heads.tolist(), len(lane)]):
         reach = np.maximum.accumulate(end[first:last])
-        bare = reach[:-1] <= start[first + 1 : last]  # all before are over
+        bare = reach[:-1] <= start[first + 1 : last]  # All earlier intervals have ended.
         around[first + 1 : last][bare] = NONE
     return _leap(around, lambda row, outer: _is_out(row, outer, start, end, SLACK_NS))
 
@@ -210,12 +211,12 @@ def alone(lane: Int64s, start: Int64s, end: Int64s, holder: Int64s) -> Int64s:
     """
     own = np.zeros(len(lane), dtype=np.int64)
     at, begin = np.arange(len(own)), start
-    until = np.append(start[1:], _LARGEST)[: len(own)]  # where the next one of its lane begins
+    until = np.append(start[1:], _LARGEST)[: len(own)]  # The next one of the lane begins there.
     until[:-1][lane[1:] != lane[:-1]] = _LARGEST
     while len(at):
         over = np.maximum(end[at], begin)
         np.add.at(own, at, np.minimum(over, until) - begin)
-        at = np.where(over < until, holder[at], NONE)  # the rest belongs to the one around it
+        at = np.where(over < until, holder[at], NONE)  # The rest belongs to the interval around it.
         more = at >= 0
         begin, until, at = over[more], until[more], at[more]
     return own
@@ -285,7 +286,7 @@ class Enclosing:
     """
 
     def __init__(self, lane: Int64s, start: Int64s, end: Int64s) -> None:
-        # Of two that begin at once the shorter one is inside.
+        # Of two ranges that begin together, the shorter one is inside.
         order = np.lexsort((-end, start, lane))
         self._rows = np.append(order, NONE)
         self._sorted = lane[order], start[order], end[order]

@@ -203,7 +203,8 @@ class Spans:
         )
         key = (name, read, *map(id, columns))
         if key not in self.results:
-            self.results[key] = columns, make(self)  # the columns are kept, so that ids stay theirs
+            # Columns are kept so that no other object gets their ids.
+            self.results[key] = columns, make(self)
         return self.results[key][1]  # type: ignore[no-any-return]
 
     def later(self, rank: int | None, unix_ns: int) -> int:
@@ -298,7 +299,7 @@ class Spans:
             ValueError: The kind is unknown.
         """
         first, last = 0, len(self)
-        if rank is not None:  # rows are sorted by rank
+        if rank is not None:  # Rows are sorted by rank.
             first, last = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
         keep = np.ones(last - first, dtype=bool)
         if kind is not None:
@@ -442,7 +443,7 @@ def counter_columns(spans: Spans) -> dict[str, str]:
     found = {}
     for name in sorted(often[:_MOST_COUNTERS]):
         own = "_".join(name.split()) or "counter"
-        while own.lower() in taken:  # SQL does not tell "Tokens" from "tokens"
+        while own.lower() in taken:  # SQL ignores case in names.
             own = f"counter_{own}"
         taken.add(own.lower())
         found[name] = own

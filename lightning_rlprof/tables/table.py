@@ -220,7 +220,7 @@ class Table:
     def __post_init__(self) -> None:
         """Reject rows that do not fit under the columns."""
         widths = self.rows
-        if isinstance(widths, ColumnRows):  # all alike: the first tells of all
+        if isinstance(widths, ColumnRows):  # All rows have the same width.
             widths = [tuple(range(widths.width))] if len(widths) else []
         for row in widths:
             if len(row) != len(self.columns):
@@ -271,7 +271,8 @@ class Table:
         codes, values = self._codes(name)
         places: dict[str, int] = {}
         own = [places.setdefault(str(value), len(places)) for value in values]
-        if len(places) == len(own) and codes.dtype == np.int64:  # each text once: as they are
+        # All texts are distinct, so the codes stay as they are.
+        if len(places) == len(own) and codes.dtype == np.int64:
             return codes, list(places)
         return np.array([*own, -1], dtype=np.int64)[codes], list(places)
 

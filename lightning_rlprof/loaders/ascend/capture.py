@@ -40,8 +40,8 @@ OUTPUT = "ASCEND_PROFILER_OUTPUT"
 
 _ENDING, _TRACE = "_ascend_pt", "trace_view.json"
 _DATABASE = "ascend_pytorch_profiler*.db"
-_MAX_EMPTY_FOLDERS = 50_000  # in a row, then the tree is considered unrelated
-_MAX_JSON_BYTES = 1 << 26  # the JSON of a capture takes kilobytes
+_MAX_EMPTY_FOLDERS = 50_000  # Folders in a row without a capture, after which the search ends.
+_MAX_JSON_BYTES = 1 << 26  # Bytes; the JSON of a capture takes kilobytes.
 _MAX_RANKS = 2**20
 _NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
 _INFO_FILE = re.compile(r"profiler_info(?:_(\d{1,7}))?\.json")
@@ -201,7 +201,7 @@ class Capture:
 def _has(database: SqliteTables | None, table: str, *names: str) -> bool:
     try:
         return database is not None and database.has(table, *names)
-    except TraceError:  # a damaged page; the other tables may be sound
+    except TraceError:  # One page is damaged; other tables may be sound.
         return False
 
 
@@ -257,7 +257,7 @@ def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
     Links are not followed, and captures inside a run directory are skipped.
     """
     resolved = path.resolve()
-    path = path if path.name == resolved.name else resolved  # "." has no name
+    path = path if path.name == resolved.name else resolved  # The path "." has no name.
     if is_capture(path) or _has_output_files(path):
         yield path
         return
@@ -465,7 +465,7 @@ def _read_timeline(capture: Capture) -> Timeline:
 
 def _first_start(capture: Capture) -> int:
     starts = np.empty(0, np.int64)
-    with suppress(TraceError):  # reading the table reports it
+    with suppress(TraceError):  # Reading the table reports the error.
         if capture.database is not None:
             tables = ("TASK", "COMMUNICATION_OP")
             columns = [capture.database.numbers(table, "startNs")["startNs"] for table in tables]

@@ -52,9 +52,9 @@ _STEP = re.compile(r"step(\d{1,15})")
 
 # The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
 _NEAR_NS = 1_000_000
-_MAX_BYTES = 1 << 28  # a kilobyte per collective and step
+_MAX_BYTES = 1 << 28  # Bytes; a collective takes a kilobyte per step.
 
-# Milliseconds of a collective, by our column: the key of the file, and the database's column.
+# Each of our columns, in milliseconds, has a key in the file and a column in the database.
 _MEASURED = {
     "duration": ("Elapse Time(ms)", "elapse_time"),
     "transfer": ("Transit Time(ms)", "transit_time"),
@@ -62,9 +62,9 @@ _MEASURED = {
     "synchronization": ("Synchronization Time(ms)", "synchronization_time"),
     "idle": ("Idle Time(ms)", "idle_time"),
 }
-_INSIDE_SDMA = {"HCCS", "PCIE", "SIO"}  # links whose bytes SDMA counts as well
+_INSIDE_SDMA = {"HCCS", "PCIE", "SIO"}  # SDMA counts the bytes of these links, too.
 _OPERATORS, _MARKS = "COMMUNICATION_OP", "MSTX_EVENTS"
-_BYTES = {  # of one element, by its type
+_BYTES = {  # Bytes of one element, by its type.
     **dict.fromkeys(("INT8", "UINT8", "HIF8", "FP8E4M3", "FP8E5M2", "FP8E8M0"), 1),
     **dict.fromkeys(("INT16", "UINT16", "FP16", "BFP16"), 2),
     **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
@@ -72,7 +72,7 @@ _BYTES = {  # of one element, by its type
     "INT128": 16,
 }
 
-# hcom_allReduce__586_0_1: of the group whose hash ends in 586, its collective 0.
+# In hcom_allReduce__586_0_1, the hash of the group ends in 586, and 0 numbers its collectives.
 _OPERATOR_NAME = re.compile(r"(?:hcom_|hccl)?([a-z]+)_*(?:(\d+)_(\d+)_\d+)?$", re.IGNORECASE)
 _OPERATIONS = {
     "allreduce": "all_reduce",
@@ -115,7 +115,7 @@ def _communication(opened: Capture) -> tuple[Frame, list[str]]:
     size, time = scaled([s for s, _ in moved], 10**6), scaled([t for _, t in moved], 10**6)
     rounded = scaled([row.start for row in rows], 1000)
     names, known, exact = [row.name for row in rows], list[str](), np.empty(0, np.int64)
-    with suppress(TraceError):  # reading the kernels reports it
+    with suppress(TraceError):  # Reading the kernels reports the error.
         tasks = read_tasks(opened)
         own = matches(tasks.name, is_collective)
         known, exact = texts_of((tasks.name[0][own], tasks.name[1])), tasks.start_ns[own]
@@ -161,7 +161,8 @@ def _from_analysis(database: SqliteTables) -> Iterator[_Collective]:
     links: dict[tuple[str, ...], dict[str, tuple[Any, Any]]] = {}
     key = ("hccl_op_name", "group_name", "step")
     columns = ", ".join((*key, "transport_type", "transit_size", "transit_time"))
-    if database.has(_BANDWIDTHS):  # a row per packet size repeats the numbers of the link
+    # Every packet size has a row, which repeats the numbers of the link.
+    if database.has(_BANDWIDTHS):
         for *own, link, size, time in database.rows(f"SELECT {columns} FROM {_BANDWIDTHS}"):
             links.setdefault(tuple(own), {})[str(link)] = (size, time)
     names = ", ".join(column for _, column in _MEASURED.values())
@@ -176,7 +177,7 @@ def _from_analysis(database: SqliteTables) -> Iterator[_Collective]:
 
 def _from_file(file: Path) -> Iterator[_Collective]:
     for step, kind, key, each in _entries(file):
-        if "@" not in key:  # a sum
+        if "@" not in key:  # A key without a group is a sum.
             continue
         times, bandwidths = (
             part if isinstance(part := each.get(f"Communication {word} Info"), dict) else {}
@@ -311,9 +312,9 @@ def collective_groups(opened: Capture, names: Sequence[str], start_ns: Int64s) -
     Collectives of two groups may have one name. Then the start decides.
     """
     file, rows = opened.file(COMMUNICATION_FILE), list[_Collective]()
-    with suppress(TraceError):  # reading the table reports it
+    with suppress(TraceError):  # Reading the table reports the error.
         rows = [] if file is None else list(_from_file(file))
-    start = scaled([row.start for row in rows], 1_000)  # up to 14 µs late
+    start = scaled([row.start for row in rows], 1_000)  # Starts are up to 14 µs late.
     found = _nearest(names, start_ns, [row.name for row in rows], start)
     return [rows[at].group if at >= 0 else "" for at in found]
 

@@ -16,9 +16,9 @@ from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 from lightning_rlprof.tables.table import Cut, Loss
 
-_LONGEST_NS = 7 * 86_400 * 10**9  # captures last minutes
+_LONGEST_NS = 7 * 86_400 * 10**9  # Nanoseconds; real captures last minutes.
 _PRIME = 2**62 - 57
-_ROWS = 16_384  # at a time as Python objects
+_ROWS = 16_384  # Rows in memory as Python objects.
 _EMPTY = ("", "N/A")
 _TRUNCATED = "is truncated"
 Convert = Callable[[list[str]], Int64s]
@@ -149,7 +149,7 @@ def read_sheet(
     headings = next(lines, [])
     if headings:
         sheet.problems += [f"has no column {name}" for name in needed if name not in headings]
-    place = {name: at for at, name in enumerate(headings)}  # of two with one name, the last
+    place = {name: at for at, name in enumerate(headings)}  # The last of two equal names counts.
     unread: Counter[str] = Counter()
     sound = _whole_rows(lines, len(headings), sheet.problems)
     while rows := list(islice(sound, _ROWS)):
@@ -168,7 +168,7 @@ def read_sheet(
 def _whole_rows(rows: Iterator[list[str]], width: int, problems: list[str]) -> Iterator[list[str]]:
     lost = 0
     for row in rows:
-        if len(row) < 2 and not "".join(row).strip():  # a blank line
+        if len(row) < 2 and not "".join(row).strip():  # Blank lines do not count as lost.
             continue
         if len(row) < width or "".join(row[width:]).strip():
             lost += 1
@@ -186,7 +186,7 @@ def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:
             first: list[str] = next(rows, [])
             if not first:
                 problems.append("is empty")
-            while first and not first[-1].strip():  # a comma at the end
+            while first and not first[-1].strip():  # A comma may end the line.
                 first.pop()
             yield ["".join(cell.lower().replace("_", " ").split()) for cell in first]
             yield from rows

@@ -44,20 +44,22 @@ from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
 _CALL = ("startNs", "endNs", "globalTid", "name")
 _PYTHON, _OPERATOR, _RUNTIME, _MODULE = range(len(CALL_KINDS))
-_CATEGORIES = {"cpu_op": _OPERATOR, "python_function": _PYTHON}  # all others are of the runtime
+# All other categories are calls of the runtime.
+_CATEGORIES = {"cpu_op": _OPERATOR, "python_function": _PYTHON}
 _TYPES = {50_001: _OPERATOR, 50_003: _PYTHON}
-_LEVEL = re.compile(r"^\w+@")  # AscendCL@aclrtSynchronizeStream
-_WAITS = re.compile(r"Synchronize|aclrtMemcpy$")  # names of calls that wait for the device
+_LEVEL = re.compile(r"^\w+@")  # It matches AscendCL@ in AscendCL@aclrtSynchronizeStream.
+_WAITS = re.compile(r"Synchronize|aclrtMemcpy$")  # These calls wait for the device.
 _TASKS, _INFO = "TASK", "COMPUTE_TASK_INFO"
 _TEXTS = ("inputShapes", "inputDataTypes", "inputFormats", "outputShapes", "outputFormats")
 _MATMUL = re.compile(r"(Batch)?MatMul(V\d)?|QuantBatchMatmulV3|WeightQuantBatchMatmulV2")
 _ATTENTION = re.compile(r"FlashAttentionScore(Grad)?")
 _INFERENCE = re.compile(r"(FusedInferAttentionScore|IncreFlashAttention|PromptFlashAttention)")
 _GROUPED = re.compile(r"GroupedMatmul(SwigluQuant)?")
-_FUSED = (_ATTENTION, _INFERENCE, _GROUPED)  # operators of torch_npu don't decide their work
+# The shapes of torch_npu's operators do not decide the work of these kernels.
+_FUSED = (_ATTENTION, _INFERENCE, _GROUPED)
 _KINDS = (_MATMUL, *_FUSED)
-_PLAIN = frozenset({"ND", "NCHW"})  # formats whose shapes are those of the matrices
-_TORCH_TYPES = {  # as torch's C++ names them
+_PLAIN = frozenset({"ND", "NCHW"})  # Shapes in these formats are those of the matrices.
+_TORCH_TYPES = {  # PyTorch's C++ uses these names.
     "FLOAT": "float",
     "FLOAT16": "c10::Half",
     **dict.fromkeys(("BF16", "BFLOAT16"), "c10::BFloat16"),
@@ -65,7 +67,7 @@ _TORCH_TYPES = {  # as torch's C++ names them
     "INT32": "int",
 }
 _SHAPES = ("inputShapes", "inputDtypes")
-_MAX_LENGTH = 1_000  # characters of the shapes of one call
+_MAX_LENGTH = 1_000  # Characters of the shapes of one call.
 
 
 class _Calls(NamedTuple):
@@ -133,7 +135,8 @@ def _from_database(database: SqliteTables, *tables: str) -> _Calls:
 def _from_trace(view: TraceView) -> _Calls:
     rows = view.tables[RowKind.CALLS]
     kinds = [_CATEGORIES.get(text, _RUNTIME) for text in view.names]
-    plain = [_LEVEL.sub("", text) for text in view.names]  # as databases name calls of CANN
+    # Databases name calls of CANN without a level.
+    plain = [_LEVEL.sub("", text) for text in view.names]
     name = np.where(rows["category"] < 0, rows["name"] + len(plain), rows["name"])
     return _Calls(
         view.threads()[rows["lane"]],
@@ -424,7 +427,8 @@ def _as_dims(
     else:
         dims = _fused(kind, shapes, output, fits)
         if _ATTENTION.fullmatch(kind):
-            found = found[:1] * 4  # the type of the statistics, which are float, does not matter
+            # The statistics are float, but only the type of the query matters.
+            found = found[:1] * 4
     text = shapes if dims is None else msgspec.json.encode(dims).decode()
     return text, msgspec.json.encode(found).decode() if found else ""
 
@@ -437,19 +441,21 @@ def _fused(kind: str, shapes: str, output: str, fits: list[bool]) -> list[list[i
         return None
     if len(given) < 3 - (_GROUPED.fullmatch(kind) is not None) or not all(fits[:1]):
         return None
-    if _GROUPED.fullmatch(kind):  # of several outputs the first may be one of many groups
+    # The first of several outputs may belong to only one of many groups.
+    if _GROUPED.fullmatch(kind):
         single = [each for each in made if each]
         weights = given[1] if fits[1:2] == [True] else []
         return [given[0], weights, single[0]] if single and len(single[0]) > 1 else None
     if _INFERENCE.fullmatch(kind):
         return given[:3]
-    # [.., heads, length, 8] or, packed, [tokens, heads, 8]: an output, of gradients an input
+    # Statistics are [.., heads, length, 8] or, if packed, [tokens, heads, 8]. They are an output,
+    # and an input of gradients.
     rest = [*made, *given[3:]]
     statistics = [each for each in rest if len(each) in (3, 4) and each[-1] == 8]
     masks = [each for each in given[3:] if len(each) > 1 and each not in statistics]
     if not statistics or prod(given[0]) % max(prod(statistics[0]) // 8, 1):
         return None
-    if kind.endswith("Grad"):  # the gradient and the output are no masks
+    if kind.endswith("Grad"):  # The gradient and the output are not masks.
         masks = [each for each in masks if each[:-1] != given[0][:-1]]
     return [statistics[0], *given[:3], masks[0] if masks else []]
 

@@ -60,7 +60,7 @@ from lightning_rlprof.tables.table import Loss, with_name
 
 _HARDWARE = "Ascend Hardware"
 
-# Types of tasks that run an operator's code; the others copy, wait or signal.
+# Tasks of these types run an operator's code; other tasks copy, wait or signal.
 _COMPUTE_TYPES = ("AI_", "AIV", "MIX", "KERNEL_", "DSA_", "DPU", "CCU")
 DATABASE_TASK = ("startNs", "endNs", "deviceId", "streamId", "connectionId")
 """Columns of a database's tasks."""
@@ -70,7 +70,7 @@ _NO_STREAM = 2**32 - 1
 _API, _CONNECTIONS = "PYTORCH_API", "CONNECTION_IDS"
 _API_COLUMNS = ("startNs", "endNs", "globalTid", "connectionId")
 
-# By heading; later versions of CANN call blocks "Block Num".
+# The keys are headings; later versions of CANN call blocks "Block Num".
 _NPU_CELLS: Mapping[str, Convert | None] = {
     **dict.fromkeys(("type", "inputshapes")),
     **dict.fromkeys(("blockdim", "blocknum"), whole),
@@ -81,10 +81,10 @@ _CORE_TIMES = {"aicore time": "aic_total_time", "vector time": "aiv_total_time"}
 _COUNTERS = "TASK_PMU_INFO"
 _TABLE, _INFO, _OPERATIONS = "TASK", "MEMCPY_INFO", "ENUM_MEMCPY_OPERATION"
 
-# Tasks of kernels and collectives; some of them have the type of a copy.
+# These tables contain kernels and collectives; some of their tasks have the type of a copy.
 _OTHERS = ("COMPUTE_TASK_INFO", "COMMUNICATION_TASK_INFO")
 
-# CANN's names of directions; managed memory and "other" have none.
+# CANN names directions like this; managed memory and "other" have none.
 _DIRECTIONS = {
     "host to host": "HtoH",
     "host to device": "HtoD",
@@ -216,7 +216,8 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     torch = cann = Calls.unknown(len(start))
     if view is not None:
         torch, cann = trace_calls(view, start)
-        traced = _trace_kernels(view)  # has the streams and devices that a sheet of level0 lacks
+        # The trace has streams and devices, which a sheet of level0 lacks.
+        traced = _trace_kernels(view)
         same = _find_near(traced.start_ns, start)
         stream = np.where(stream == UNKNOWN, np.append(traced.stream, UNKNOWN)[same], stream)
         device = np.where(device == UNKNOWN, np.append(traced.device, UNKNOWN)[same], device)
@@ -383,7 +384,7 @@ def database_collectives(database: SqliteTables) -> dict[str, Int64s]:
     )
     rows["name"] = rows.pop("opName")
     unknown = rows["deviceId"] == UNKNOWN
-    if unknown.any():  # older versions have no device for collectives, but for their tasks
+    if unknown.any():  # Older versions record no device for collectives, only for their tasks.
         tasks = database.numbers("TASK", "connectionId", "deviceId")
         first = find(tasks["connectionId"], rows["connectionId"][unknown])
         rows["deviceId"][unknown] = np.append(tasks["deviceId"], UNKNOWN)[first]
@@ -571,7 +572,7 @@ def task_frame(opened: Capture, tasks: Tasks) -> tuple[dict[str, Any], list[str]
 
 
 def _read_kernels(opened: Capture) -> tuple[Frame, list[str]]:
-    problems = opened.timeline.problems  # first: they say why nothing can be read
+    problems = opened.timeline.problems  # They come first because they say why nothing can be read.
     frame, remarks = task_frame(opened, read_tasks(opened))
     return frame, remarks if opened.stages_of_run is None else [*problems, *remarks]
 
@@ -654,7 +655,7 @@ def _copies(opened: Capture) -> tuple[Frame, list[str]]:
         view = opened.read_trace(RowKind.COPIES, RowKind.FLOWS, RowKind.QUEUE)
         tasks, direction, size = _trace_copies(view)
     frame, remarks = task_frame(opened, tasks)
-    if not len(size):  # the remark is on kernels
+    if not len(size):  # This leaves out the remark that the capture has no kernels.
         remarks = tasks.remarks
     both = zip(texts_of(direction), texts_of(tasks.name), strict=True)
     kinds = [_DIRECTIONS.get(name) or _ENGINES.get(engine, "") for name, engine in both]
@@ -688,7 +689,7 @@ def _trace_copies(view: TraceView) -> tuple[Tasks, Coded, Int64s]:
     rows = by_start(rows, rows["start_ns"], rows["end_ns"])
     tasks = replace(trace_tasks(view, {**rows, "name": rows["task"]}), remarks=view.problems)
     tasks = with_enqueuing_calls(tasks, trace_queue(view))
-    # A trace has the lengths of few calls, so of none.
+    # A trace has the lengths of few calls, so all of them become unknown.
     torch = tasks.torch._replace(length_ns=np.full(len(rows["bytes"]), UNKNOWN))
     tasks = replace(tasks, torch=torch)
     return tasks, distinct(rows["direction"], view.names), rows["bytes"]

@@ -83,7 +83,7 @@ def parse_message(message: str) -> Mapping[str, object]:
         >>> parse_message('{\"opName\": \"hcom_allReduce\", \"count\": \"8\"}')
         {'opName': 'hcom_allReduce', 'count': '8'}
     """
-    try:  # some versions escape the quotes
+    try:  # Some versions escape the quotes.
         return msgspec.json.decode(message.replace('\\"', '"'), type=dict[str, object])
     except NOT_JSON:
         return {}
@@ -255,7 +255,7 @@ def _kinds(
     of_torch = is_counted & (marks.domain == -1)
     if _STEP in kind or (window[1] and of_rlprof.any()):
         kind[is_counted] = _DUPLICATE
-    elif not window[1]:  # the window of one stage contains no whole step
+    elif not window[1]:  # A window over one stage contains no whole step.
         kind[is_counted] = _STEP
     if (is_counted & ~of_torch).any():
         kind[of_torch] = _DUPLICATE

@@ -36,7 +36,7 @@ State = Literal["cached", "up to date", "failed"]
 
 _SUFFIX = "_ascend_pt"
 _POLL_S = 0.1
-_MAX_MESSAGE = 300  # characters
+_MAX_MESSAGE = 300  # Characters.
 _IMPORT_TIMEOUT_S = 300.0
 # The parser forks, sets the start method of multiprocessing and refuses to run in daemons, so each
 # directory is parsed in a process that is not a daemon.
@@ -48,7 +48,7 @@ analyse(sys.argv[1], **json.loads(sys.argv[2]))
 _ERROR = re.compile(r"^\[[-\d :]+\] \[ERROR\] \[\d+\] \S+: ")
 _RANGES, _HOST, _DEVICE = "MSTX ranges", "host operators", "device tasks"
 _TABLES = {_RANGES: "MSTX_EVENTS", _HOST: "PYTORCH_API", _DEVICE: "TASK"}
-_TASKS = ("stars_soc", "hwts")  # prefixes of CANN's raw files with tasks
+_TASKS = ("stars_soc", "hwts")  # CANN's raw files with tasks have these prefixes.
 _HARDWARE = b'"Ascend Hardware"'
 _RANGE_KEY = b'"event_type"'
 
@@ -198,7 +198,7 @@ class _Parser:
     def __init__(self, directory: Path, options: Options) -> None:
         self._directory, self._options = directory, options
         self._began = time.monotonic()
-        # This limits its pool for several directories; it starts more processes for one of them.
+        # This limits the parser's pool for several directories; for one, it starts more processes.
         keywords: dict[str, Any] = {"max_process_number": 1}
         keywords |= {"export_type": [*options.exports]} if options.exports else {}
         self._process = Interpreter(_PARSE, str(directory.absolute()), json.dumps(keywords))
@@ -312,7 +312,7 @@ def _recorded_kinds(capture: Capture) -> set[str]:
         kinds.add(_HOST)
     marked = capture.option("_mstx") or capture.option("_msprof_tx")
     if marked and _is_device_profiled(capture) and device_data(folder):
-        kinds.add(_RANGES)  # rlprof marks one in every capture, to check MSTX
+        kinds.add(_RANGES)  # Every capture contains a range of rlprof, which checks MSTX.
     tasks = [each for name in _TASKS for each in folder.glob(f"PROF_*/device_*/data/{name}.data*")]
     if capture.option("_profiler_level") != "Level_none" and _any_bytes(tasks):
         kinds.add(_DEVICE)

@@ -54,7 +54,7 @@ _DEVICE, _STEP, _COMPONENT, _WHEN = columns_named("device", "step", "component",
 _TOTALS = ("allocated", "reserved", "active")
 _RECORD = "MEMORY_RECORD"
 _STEP_TABLE = "StepTraceTime"
-_STEP_PARTS = {  # our column, and the heading of the file
+_STEP_PARTS = {  # These are our columns, and the headings of the file.
     "computing": "computing",
     "communication not overlapped": "communication(notoverlapped)",
     "overlapped": "overlapped",
@@ -68,8 +68,8 @@ _STEP_PARTS = {  # our column, and the heading of the file
     "preparing": "preparing",
 }
 _MAX_RANKS = 2**20
-_DEVICE_TIME = "device_ns"  # the counter of `lightning_rlprof.recording.recorders.device_time`
-_MAX_GAP_RATIO = 100  # between parts of one step, relative to their length
+_DEVICE_TIME = "device_ns"  # The recorder `device_time` writes this counter.
+_MAX_GAP_RATIO = 100  # Longest gap between parts of one step, as a multiple of their length.
 
 
 def _sheet_table(

@@ -28,10 +28,10 @@ STEP = "ProfilerStep#"
 _TASK = ("task", "stream", "connection")
 
 _NUMBERS = {"stream", "connection", "count", "bytes", "sequence", "forward", "number"}
-# Columns with values of up to 64 bits; codes use half of the memory.
+# Values of these columns have up to 64 bits; codes use half of the memory.
 _WIDE = {"start_ns", "end_ns", "id", *_NUMBERS}
 _QUEUE = ("enqueue", "dequeue")
-_CALL_CATEGORIES = ("cpu_op", "python_function", *_QUEUE)  # calls of CANN have a level instead
+_CALL_CATEGORIES = ("cpu_op", "python_function", *_QUEUE)  # Calls of CANN have a level instead.
 
 
 class RowKind:
@@ -113,7 +113,7 @@ _FLOWS = {
     ("MsTx", "f"): FlowKind.DEVICE_RANGE,
 }
 _MARK_FLOWS = (FlowKind.MARK, FlowKind.DEVICE_RANGE)
-# Columns from the arguments of events.
+# These columns come from the arguments of events.
 _ARGS: Mapping[int, tuple[str, ...]] = {
     RowKind.MARKS: ("event_type", "domain"),
     RowKind.DEVICE: _TASK,
@@ -130,7 +130,7 @@ class _TraceColumns:
     """Columns that grow with every batch of events."""
 
     def __init__(self, wanted: tuple[int, ...]) -> None:
-        # Numbers for values, in order of appearance.
+        # Names and lanes are numbered in order of appearance.
         self.names: dict[str, int] = defaultdict(count().__next__)
         self.lanes: dict[tuple[Id, Id], int] = defaultdict(count().__next__)
         self.lost = 0

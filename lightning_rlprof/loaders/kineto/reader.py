@@ -47,7 +47,7 @@ from lightning_rlprof.tables.table import ColumnRows, PartRows, Table, noted
 
 _UNREAD = "no readable kernels: some events are damaged or lost"
 
-# https://github.com/pytorch/pytorch/blob/main/c10/core/DeviceType.h, those that have memory
+# These devices have memory: https://github.com/pytorch/pytorch/blob/main/c10/core/DeviceType.h
 _DEVICES = {
     **{0: "CPU", 1: "CUDA", 6: "HIP", 7: "FPGA", 8: "MAIA", 9: "XLA", 12: "XPU", 13: "MPS"},
     **{15: "HPU", 16: "VE", 18: "IPU", 19: "MTIA", 20: "PrivateUse1"},
@@ -59,7 +59,8 @@ _NO_SHAPES = (
 )
 _PYTHON, _RUNTIME, _MODULE = (CALL_KINDS.index(kind) for kind in ("python", "runtime", "module"))
 
-# In the order of `CALL_KINDS`: of two calls that begin and end at once the outer one comes first.
+# The order is that of `CALL_KINDS`: of two calls that begin and end together, the outer one comes
+# first.
 _SOURCES = (Kind.PYTHON, Kind.OPERATOR, Kind.LAUNCH)
 _CALL_TYPES: dict[str, type[np.generic]] = {
     **dict.fromkeys(("lane", "name", "stage"), np.int32),
@@ -68,14 +69,14 @@ _CALL_TYPES: dict[str, type[np.generic]] = {
 }
 _Rows = Mapping[str, npt.NDArray[Any]]
 
-# "Memcpy HtoD (Pinned -> Device)" (CUDA, ROCm), "CopyHostToDevice" (ROCm before 6), "Memcpy M2D"
-# and "zeCommandListAppendMemoryCopy(M2D)" (XPU).
+# Copies are called "Memcpy HtoD (Pinned -> Device)" (CUDA, ROCm), "CopyHostToDevice" (ROCm before
+# 6), "Memcpy M2D" and "zeCommandListAppendMemoryCopy(M2D)" (XPU).
 _BRIEF = re.compile(r"\b([HDAP])to([HDAP])\b")
 _LONG = re.compile(r"(Host|Device)To(Host|Device)")
 _LEVEL_ZERO = re.compile(r"\b([HDM])2([HDM])\b")
 _FILLS = re.compile(r"memset|fill", re.IGNORECASE)
 
-# Sizes of torch's types as c10::toString writes them.
+# Bytes of PyTorch's types, as c10::toString writes their names.
 _BYTES_OF_TYPES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
     **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
@@ -83,9 +84,9 @@ _BYTES_OF_TYPES = {
     **dict.fromkeys(("Long", "Double", "ComplexFloat", "UInt64"), 8),
     "ComplexDouble": 16,
 }
-_LARGEST_COUNT = 2**50  # elements; sixteen times as many bytes still fit into 64 bits
+_LARGEST_COUNT = 2**50  # Elements; sixteen times as many bytes still fit into 64 bits.
 
-# Without lines and in the order in which they are tried: some begin like others.
+# Names have no underscores here. They are tried in this order, as some names begin alike.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -99,7 +100,7 @@ _BACKEND = re.compile(r"(?:nccl|rccl|xccl|gloo|ucc|mpi):(\S+)")
 _KERNEL_OPERATION = re.compile(
     r"(?:[nrxsm]ccl\w*?Kernel|oneccl)\w*?_([A-Z]\w*)|(cross_device_reduce)"
 )
-MOST_RANKS = 2**20  # more than any job has: a number from here on is damage
+MOST_RANKS = 2**20  # No job has more ranks; a larger number is damage.
 _WORLD = re.compile(r"rank[-_]?\d{1,7}-of-(\d{1,7})")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
 _Frame = dict[str, Any]
@@ -271,7 +272,7 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
 def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
     """Return the calls in order, with what is around them, and those that autograd numbers."""
     rows, numbered = Grown(_CALL_TYPES), Grown(NUMBERED)
-    trace.grown(Kind.OPERATOR)  # before the names: they may be read with it
+    trace.grown(Kind.OPERATOR)  # Reading the operators may add names, so it comes first.
     nesting, stages, processes = Nesting(), trace.ranges.marking, trace.columns.processes
     modules = np.array([name.startswith(MODULE) for name in trace.columns.names] or [False])
     for block in in_order(_calls(trace), "thread", "start_ns", "last"):
@@ -550,7 +551,8 @@ def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, i
         ("memory", memory_table, (Kind.MEMORY,)),
         ("counters", counter_table, (Kind.COUNTER,)),
         ("shapes", shape_table, (Kind.OPERATOR,)),
-        # The largest table comes last: who writes one after the other needs the trace no more then.
+        # The largest table comes last: if tables are written in order, the trace is not needed
+        # then.
         ("calls", call_table, (Kind.OPERATOR, Kind.PYTHON, Kind.LAUNCH)),
     ):
         if any(trace.columns.counts[kind] for kind in kinds):

@@ -54,10 +54,10 @@ MAX_LANES = 4_096
 """Most distinct threads; the largest hosts run a few hundred in one process."""
 
 _TOLD = b'"Collective name"'
-_MAX_COUNTER = 1e300  # A thousand of them still have a sum.
+_MAX_COUNTER = 1e300  # A thousand such values still have a finite sum.
 _MAX_NAME = 1_000
 
-# Codes take half the memory.
+# These columns contain codes, which take half the memory.
 _NARROW = {"lane", "name", "operation", "type", "group", "dims", "types", "values"}
 
 
@@ -91,7 +91,7 @@ DERIVED = {Kind.COLLECTIVE: Kind.KERNEL, Kind.PARAMETERS: Kind.OPERATOR, Kind.SH
 _DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "privateuse1")
 _LAUNCHING = [f"{driver}_{api}" for driver in _DRIVERS for api in ("runtime", "driver")]
 _CATEGORIES = {
-    **dict.fromkeys(("kernel", "Kernel"), Kind.KERNEL),  # torch 1.8 has capitals.
+    **dict.fromkeys(("kernel", "Kernel"), Kind.KERNEL),  # PyTorch 1.8 writes capitals.
     **dict.fromkeys((*_LAUNCHING, "Runtime"), Kind.LAUNCH),
     "user_annotation": Kind.ANNOTATION,
     "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
@@ -102,7 +102,7 @@ _CATEGORIES = {
 }
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
 
-# NCCL, RCCL and their like by their prefixes; fused ones by what they do.
+# NCCL, RCCL and similar libraries match by prefix; fused kernels match by what they do.
 _COMMUNICATES = re.compile(
     r"[nrx]ccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
     r"|cross_device_reduce",
@@ -134,7 +134,7 @@ STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region")
 """Codes of the kinds of an annotation."""
 
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,15})")
-_GRAPH = "GraphLaunch"  # cudaGraphLaunch, cuGraphLaunch, hipGraphLaunch
+_GRAPH = "GraphLaunch"  # It is part of cudaGraphLaunch, cuGraphLaunch and hipGraphLaunch.
 _PLACED: dict[str, type[np.generic]] = {
     **dict.fromkeys(("stage", "range"), np.int32),
     **dict.fromkeys(("step", "launch_ns", "call_ns", "thread", "graph"), np.int64),
@@ -275,7 +275,7 @@ def _launches(args: list[Any], _: Codes) -> _Columns:
     found = integers([each.correlation for each in args])
     if (found < 0).any():
         external = integers([each.external for each in args])
-        # Below `MISSING`, so that the two kinds of number never meet.
+        # External ids become numbers below `MISSING`, so that they never equal a correlation.
         found = np.where(found >= 0, found, np.where(external >= 0, -2 - external, MISSING))
     return {"launch": found}
 
@@ -306,7 +306,7 @@ def _shaped(args: list[Any], texts: Codes) -> _Columns:
 def _code_of_json(raw: bytes, texts: Codes) -> int:
     """Return the code of some JSON, `MISSING` where it says nothing or is too long."""
     try:
-        text = msgspec.json.format(raw, indent=-1).decode()  # torch breaks lines since 2.3
+        text = msgspec.json.format(raw, indent=-1).decode()  # PyTorch breaks lines since 2.3.
     except NOT_JSON:
         return MISSING
     return texts[text] if len(text) <= _MAX_SHAPES else MISSING
@@ -327,7 +327,7 @@ def _arguments(
     sign: bytes = b"",
 ) -> Arguments:
     """Return how arguments are read: columns made by a function, then numbers by their names."""
-    nothing = kind()  # Null stands for it.
+    nothing = kind()  # Null in JSON stands for it.
     decode: Any = msgspec.json.Decoder(list[kind | None]).decode  # type: ignore[valid-type]
     return Arguments(
         lambda data: [each or nothing for each in decode(data)],
@@ -815,7 +815,7 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
 
 def _calls(trace: KinetoTrace) -> Iterator[Columns]:
     """Yield the calls of the driver that have a number; row is -1."""
-    launches = trace.grown(Kind.LAUNCH)  # This comes before the names, which may be read with it.
+    launches = trace.grown(Kind.LAUNCH)  # Reading the launches may add names, so it comes first.
     names = list(trace.columns.names)
     graphs = np.array([_GRAPH in name for name in names] or [False])
     starts = [part["start_ns"][graphs[part["name"]]] for part in launches.parts()]
