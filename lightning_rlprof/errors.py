@@ -38,7 +38,7 @@ class ConfigError(RlprofError, ValueError):
     """A configuration is wrong; the text names the dotted key, what is allowed and a near match."""
 
     def __init__(self, text: str) -> None:
-        # A key may hold a line break.
+        # A key may contain a line break.
         super().__init__(text.replace("\n", "\\n").replace("\r", "\\r"))
 
 

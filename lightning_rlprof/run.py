@@ -34,7 +34,7 @@ class _Method:
         return function if run is None else MethodType(function, run)
 
 
-if TYPE_CHECKING:  # docs/generate_methods.py writes it
+if TYPE_CHECKING:  # The module is written by docs/generate_methods.py.
     from lightning_rlprof.analysis.methods import Methods
 else:
     Methods = type("Methods", (), {each.name: _Method(each) for each in CATALOG})

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 _LIMIT = 50
 
 
-class _Part(str, Enum):  # Typer takes no list of literals
+class _Part(str, Enum):  # Typer doesn't accept a list of literals.
     RANK = "rank"
     STEP = "step"
 
 
-# Each option, its parameter in Python, and what it applies to.
+# Each row has an option, its parameter in Python, and the analysis that it applies to.
 _OPTIONS = (
     ("--params", "parameters", "throughput"),
     ("--peak-tflops", "peak_tflops", "throughput"),
@@ -57,7 +57,7 @@ _OPTIONS = (
 )
 _EXAMPLES = {"--params": "7.6e9", "--peak-tflops": "989"}
 _PARTS = {"ledger": ("rank", "step"), "critical_path": ("rank",)}
-_NEXT = {"ledger": "findings", "critical_path": "whatif"}  # the verb to ask after an analysis
+_NEXT = {"ledger": "findings", "critical_path": "whatif"}  # The verb to run after an analysis.
 
 
 def show(
@@ -260,7 +260,7 @@ def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
     return table.abstained is None and len(table.rows) > 0
 
 
-_MAX_TITLE = 120  # letters; a kernel's name in it has up to thousands
+_MAX_TITLE = 120  # Characters; a kernel's name may have thousands.
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
 

@@ -38,11 +38,11 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import redact
 from lightning_rlprof.system.version import VERSION
 
-# Refusals of the machine: an error of one line wherever they happen, without a traceback.
+# The system refuses with these errors. The user gets one line, never a traceback.
 _REFUSED = ("EACCES", "EPERM", "EROFS", "ENAMETOOLONG", "ENOSPC", "EDQUOT")
-# EX_SOFTWARE, and what a shell says of SIGINT and SIGPIPE.
+# These are EX_SOFTWARE, and what a shell reports for SIGINT and SIGPIPE.
 _BUG, _INTERRUPTED, _NO_READER = 70, 128 + 2, 128 + 13
-_USAGE_ERROR: Any = typer.BadParameter.__base__  # its module differs between versions of Typer
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # Its module differs between versions of Typer.
 
 
 def _panel(part: Any, default: str) -> str:
@@ -77,7 +77,7 @@ class _Verb(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words of a command line; of one to complete, only which are given."""
         if ctx.resilient_parsing:
-            for param in self.get_params(ctx):  # Typer would import Pydantic, 50 ms
+            for param in self.get_params(ctx):  # Typer would import Pydantic, which takes 50 ms.
                 param.process_value = lambda ctx, value: value  # type: ignore[method-assign]
         return super().parse_args(ctx, args)
 
@@ -115,7 +115,7 @@ class _Verbs(TyperGroup):
             raise typer.Exit(2)
         kept = self.params, self.add_help_option
         if not args or not args[0].startswith("-"):
-            # Typer imports Pydantic, 50 ms, for options that are not given.
+            # Even for options that are not given, Typer imports Pydantic, which takes 50 ms.
             self.params, self.add_help_option = [], False
         try:
             with _own_exits():
@@ -149,14 +149,16 @@ def _own_exits() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-    except BrokenPipeError as error:  # as in `rlprof … | head`; Typer would end with 1
+    except BrokenPipeError as error:
+        # This happens in `rlprof … | head`, where Typer would exit with 1.
         without_readers()
         raise typer.Exit(_NO_READER) from error
-    except KeyboardInterrupt as error:  # versions of Typer differ
+    except KeyboardInterrupt as error:  # Typer's exit code differs between versions.
         raise typer.Exit(_INTERRUPTED) from error
     except _USAGE_ERROR as error:
         path = error.ctx.command_path if error.ctx else "rlprof"
-        text = str(error.format_message()).rstrip(".").replace("Value error, ", "")  # Typer's
+        # Typer adds a full stop, and may add this prefix.
+        text = str(error.format_message()).rstrip(".").replace("Value error, ", "")
         hint = f"See {path} --help"
         raise RlprofError(f"{text[:1].lower()}{text[1:]}", hint=hint, code="usage") from error
 
@@ -246,9 +248,10 @@ def _with_output_options(
     return run
 
 
-_FIRST = 4  # verbs, which a newcomer needs
-_ORDER: list[str] = []  # the verbs, as they are used
-_BEHIND: dict[str, Any] = {"allow_interspersed_args": False}  # options of the training
+_FIRST = 4  # Verbs that a newcomer needs.
+_ORDER: list[str] = []  # Verbs in the order in which they are used.
+# Options after the program belong to the training.
+_BEHIND: dict[str, Any] = {"allow_interspersed_args": False}
 
 
 def _panel_of_next(name: str) -> str:
@@ -325,13 +328,13 @@ def main() -> None:
 
     Any other exception is a bug of rlprof: its traceback is printed, and the exit code is 70.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # characters outside its encoding are escaped
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    if sys.stdout is None:  # closed by the caller
+    if sys.stdout is None:  # The caller may have closed it.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     use_output()
     try:
-        app(prog_name="rlprof")  # whatever name started this process
+        app(prog_name="rlprof")  # This process may have been started under another name.
     except RlprofError as error:
         _fail(error)
     except OSError as error:

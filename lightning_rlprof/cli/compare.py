@@ -211,7 +211,7 @@ def _print_runs(
         console.warn(f"{text}, don't rely on this comparison")
     for spans in (*before, *after):
         print_warnings(spans)
-    # the level below stages that both runs have data for
+    # Suggest a level below stages that both runs have data for.
     both = before[0].tables.keys() & after[0].tables.keys()
     if one and (level := next((name for name in _TABLES if _TABLES[name] in both), None)):
         console.next_command("rlprof", "compare", before[0].path, after[0].path, "--level", level)

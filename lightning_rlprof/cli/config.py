@@ -54,8 +54,8 @@ integrated:
   mstx: true
   profile_save_path: {SAVE_PATH}  # runs go here
 """
-# The order in which MindSpeed-RL's documents capture on Ascend: the more a capture records of a
-# rank, the fewer stages and ranks it is taken of.
+# MindSpeed-RL's documents capture on Ascend in this order. The more a capture records of a rank,
+# the fewer stages and ranks it covers.
 _FROM_LIGHT_TO_DETAILED = {
     "1-light": (
         """
@@ -240,7 +240,8 @@ def _keys(data: Mapping[str, Any], config: "ProfilerConfig") -> dict[str, str]:
 
 def _value(dumped: Any, dotted: str) -> str:
     for part in dotted.split("."):
-        dumped = dumped.get(part, dumped)  # a role of any name, in all roles
+        # If a role's name contains a dot, the values of all roles are shown.
+        dumped = dumped.get(part, dumped)
     return json.dumps(dumped)
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 Step = Callable[[int, int], None]
 
-# More is not read on a terminal, and takes a millisecond a row. Other formats contain all rows.
+# Rows. More are not read on a terminal, and each takes a millisecond. Other formats have all.
 _MOST_ROWS = 200
 
 
-# Files that profilers write. rlprof's exports are recognized by content; CANN's .csv never counts.
+# Profilers write such files. rlprof's exports are recognized by content; CANN's .csv never counts.
 _RECORDED = (".jsonl", ".json", ".json.gz", ".json.zst", ".db", ".sqlite", ".nsys-rep", ".pickle")
 
 
@@ -231,7 +231,7 @@ def destination(
     other = "Choose another file with -o."
     if path.is_dir():
         raise RlprofError(f"{path} is a directory", hint="-o takes the name of a file.")
-    if path.exists() and not path.is_file():  # such as /dev/null, which root could replace
+    if path.exists() and not path.is_file():  # Root could replace /dev/null.
         raise RlprofError(f"{path} is not a regular file", hint=other)
     if path.exists() and not force and not (path == derived and _begins_with(path, mark)):
         raise RlprofError(f"{path} exists already", hint=f"Replace it with --force. {other}")
@@ -261,7 +261,7 @@ def without_readers() -> None:
     """Let what is still written go nowhere, after a reader of the output has ended."""
     with open(os.devnull, "w") as nowhere:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # that of a notebook is not a file
+            with suppress(OSError):  # A notebook's stream is not a file.
                 os.dup2(nowhere.fileno(), stream.fileno())
 
 
@@ -292,7 +292,7 @@ def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
     """Like `bar`, and each update may change the text, which says what is done first."""
     console = _console(err=True)
     if _output.quiet or not console.is_terminal:
-        # rich before 14.3 would print an empty line
+        # Rich before 14.3 would print an empty line.
         yield lambda done, total, text: None
         return
     from rich.progress import (

@@ -28,7 +28,7 @@ _PROC = Path("/proc/driver/nvidia")
 _STATUS = Path("/proc/self/status")
 # Either lets a process read the counters of a GPU (CAP_PERFMON from driver 565 on).
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
-# Lets torch be imported where torch_npu is installed and broken.
+# With this, torch can be imported even if torch_npu is installed and broken.
 _NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 _SET_ENV = (
     Path("/usr/local/Ascend/cann/set_env.sh"),
@@ -249,7 +249,7 @@ def check_lightning() -> Check:
         version = installed(name)
         if version is None:
             continue
-        if version in ("2.6.2", "2.6.3"):  # GHSA-w37p-236h-pfx3
+        if version in ("2.6.2", "2.6.3"):  # See GHSA-w37p-236h-pfx3.
             says = f"{name} {version} is malware that steals credentials"
             cure = f"pip install --upgrade {name}, and renew every secret that this machine holds"
             return Check("Lightning", "broken", says, cure)
@@ -421,12 +421,12 @@ def train(save_path: str) -> dict[str, str]:
     from lightning_rlprof.recording.start import start_session
 
     for name in [name for name in os.environ if name.startswith("RLPROF")]:
-        del os.environ[name]  # the configuration of a training is not that of this one
+        del os.environ[name]  # A training's configuration must not change this check.
     device = device_kind()
     refused = _work(device)
     block = {"profile": True, "profile_save_path": save_path, "mstx": device in ("cuda", "npu")}
     config = ProfilerConfig.build({"integrated": block, "steps": [_STEPS[-1]]})
-    printed = StringIO()  # where torch_npu tells its errors
+    printed = StringIO()  # On errors, torch_npu only prints.
     with redirect_stdout(printed), start_session(config, name=_NAME, device=device) as session:
         for step in _STEPS:
             session.begin_step(step)
@@ -466,7 +466,7 @@ def _checks(run: Path, device: str, refused: str, errors: str) -> Iterator[Check
         return
     fine = "2 steps with 2 stages each, all inside their step"
     yield _judge("spans", _wrong_spans(spans), fine)
-    # What the recorders warned of, such as MSTX ranges that no tool collects.
+    # Recorders warn, for instance, of MSTX ranges that no tool collects.
     texts = [note.text for note in spans.notes if note.level in ("warning", "error")]
     texts += [f"printed: {errors}"] if errors else []
     yield _judge("recorders", "; ".join(texts), "no warnings")

@@ -48,12 +48,12 @@ EVERY_S = 1.0
 
 _STACK_PATIENCE_S = 30
 _SHORTEST_S = 0.5
-_LINES = 5  # of each rank
+_LINES = 5  # Lines of stacks per rank.
 _NEVER = 2**63 - 1
 _SILENT = (
     "no answer. Its process is stopped or gone, or C code keeps Python's lock. See: rlprof hang"
 )
-_REST = 3  # times as long as a refresh took: of a thousand ranks it takes a second
+_REST = 3  # Times as long as a refresh took, which is a second with a thousand ranks.
 _ROWS, _MOST_FRAMES, _MOST_STACKS = 20, 12, 2
 
 
@@ -364,7 +364,8 @@ def _wait_for_stacks(
     while waiting and time.monotonic() < until:
         time.sleep(_POLL_S)
         for rank, each in list(waiting.items()):
-            why_not = _why_silent(each)  # before the answer, which is the last thing it may write
+            # This comes before the answer, which may be the last thing that the rank writes.
+            why_not = _why_silent(each)
             answer = read_stack_answer(run, rank)
             if answer is not None and answer.id == request:
                 if answer.samples:

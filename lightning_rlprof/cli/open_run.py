@@ -209,7 +209,7 @@ def print_warnings(spans: "Spans") -> None:
     """Print the warnings of a run, and what its ranks noted."""
     everything = f"rlprof summary {shlex.quote(str(spans.path))} --json"
     warn_of_ranks([(warning.rank, warning.text) for warning in spans.warnings], everything)
-    notes = sorted(spans.notes, key=lambda each: each.level == "info")  # what went wrong first
+    notes = sorted(spans.notes, key=lambda each: each.level == "info")  # Warnings come first.
     texts = list(dict.fromkeys(each.text for each in notes))
     for text in texts[:FEW]:
         console.note(text)

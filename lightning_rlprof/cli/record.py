@@ -55,9 +55,10 @@ _PASSED_ON = {
     *(signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
 }
 _ISOLATED = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
-_MOST_PROCESSES = 10_000  # that are looked at
-_FIRST_S, _LAST_S = 0.1, 10.0  # between two looks, which take some milliseconds in large trainings
-_LONGEST_TEXT = 200  # characters that are shown
+_MOST_PROCESSES = 10_000  # Processes that one look covers.
+# Seconds between two looks, which take some milliseconds in large trainings.
+_FIRST_S, _LAST_S = 0.1, 10.0
+_LONGEST_TEXT = 200  # Characters shown of a text.
 _PYTHONPATH = "Extend it in the script: PYTHONPATH=FOLDER:$PYTHONPATH"
 _DEVICES = Path("/dev")
 _INSTALL = (
@@ -78,7 +79,7 @@ _RLPROF_OPTIONS = {
     "force-overwrite": "--force",
     "output": "-o",
 }
-# Variables that choose captured steps.
+# These variables choose captured steps.
 _STEPS = ("RLPROF__STEPS", "RLPROF__INTEGRATED__PROFILE_STEP")
 
 Words = Annotated[
@@ -127,11 +128,11 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
         processes = Processes(Path(signs))
         code = run_child(command, _environment(file, given, Path(signs)), processes.look)
         runs, why = processes.runs(), processes.why_nothing()
-    # Those of other hosts are known by their folder alone.
+    # Runs of other hosts are known by their folder alone.
     runs = [path for path in runs or sorted(_entries(folder) - before) if rank_files(path)]
     try:
         _say_recorded(runs, folder, code, why)
-    except BrokenPipeError:  # the status is the program's, also without a reader
+    except BrokenPipeError:  # The exit code is the program's, even if the reader has gone.
         console.without_readers()
     raise typer.Exit(code)
 
@@ -145,9 +146,10 @@ def _say_recorded(runs: Sequence[Path], folder: Path, code: int, why: str) -> No
     for path in runs:
         trace, here = read_trace(rank_files(path)[0]), _from_here(path)
         says = trace.header.config.get("summary", True)
-        if says and not code and trace.status is None:  # killed, as workers of Ray are
+        # Workers of Ray are killed, so they have not printed a summary.
+        if says and not code and trace.status is None:
             print_summary(here, "finished")
-        elif code or not says:  # its own summary may not have said where
+        elif code or not says:  # Its summary may not have named the directory.
             console.say(f"Recorded {here}", err=True)
 
 
@@ -182,7 +184,7 @@ def _environment(file: str | None, given: dict[str, Any], signs: Path) -> dict[s
     kept = {name: value for name, value in os.environ.items() if not name.startswith(inner)}
     kept |= {name: json.dumps(laid[key], default=str) for key, name in names.items()}
     if file:
-        kept["RLPROF_CONFIG"] = os.path.abspath(file)  # the program may change its directory
+        kept["RLPROF_CONFIG"] = os.path.abspath(file)  # The program may change its directory.
     kept |= {SIGNS_VARIABLE: str(signs)}
     return {FOLDER_VARIABLE: os.getcwd(), **kept, **launched(kept)}
 
@@ -226,7 +228,8 @@ def run_child(
             wait_s = min(2 * wait_s, 1.0)
             if look is not None:
                 look(process.pid)
-            # si_code above 0: the kernel sent it, for the terminal
+            # If si_code is above 0, the kernel sent the signal for the terminal, so the child has
+            # it already.
             if arrived and arrived.si_signo in _PASSED_ON and arrived.si_code <= 0:
                 process.send_signal(arrived.si_signo)
     finally:
@@ -244,7 +247,7 @@ class Processes:
     def __init__(self, signs: Path) -> None:
         self._signs = signs
         self._seen: set[int] = set()
-        self._why: list[str] = []  # why a Python did not hear of rlprof
+        self._why: list[str] = []  # Reasons why a Python process does not load rlprof.
         self._wait_s, self._look_at = _FIRST_S, 0.0
 
     def look(self, pid: int) -> None:
@@ -254,7 +257,7 @@ class Processes:
         self._look_at = time.monotonic() + self._wait_s
         self._wait_s = min(2 * self._wait_s, _LAST_S)
         for each in itertools.islice(_family(pid), _MOST_PROCESSES):
-            with suppress(OSError):  # it has ended, or is of another user
+            with suppress(OSError):  # It has ended, or belongs to another user.
                 if each not in self._seen and _is_python(os.readlink(f"/proc/{each}/exe")):
                     self._seen.add(each)
                     if why := _why_deaf(_words(each, "cmdline"), _variables(each)):

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.table import Cell, Table
 
 _LIMIT, _SHOWN_RUNS = 50, 20
-_CHROME = (".json", ".json.gz")  # traces that Perfetto reads
+_CHROME = (".json", ".json.gz")  # Perfetto reads these traces.
 _STATES = ("cached", "up to date", "failed")
-_WHY = 3  # the column of reasons
+_WHY = 3  # Index of the column of reasons.
 
 
 def list_runs(
@@ -91,7 +91,7 @@ def summary(
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         names = {table.name for table in tables}
         tables += [table for table in lead_tables(spans) if table.name not in names]
-        tables = [table for table in tables if table.rows]  # of the others, show says why
+        tables = [table for table in tables if table.rows]  # For an empty table, `show` says why.
         facts = sum_up(spans, captures=True).to_dict()
         console.put_json(about(spans) | {"summary": facts, "tables": as_json(tables)})
         return
@@ -378,7 +378,7 @@ def describe(spans: "Spans") -> None:
     )
     from lightning_rlprof.report.summary import summary as sum_up
 
-    # A trace of a profiler is nothing without its tables; of other runs they can take minutes.
+    # A profiler's trace is useless without its tables; those of other runs can take minutes.
     found = sum_up(spans, captures=is_device_trace(spans))
     console.say(f"{spans.path} on {', '.join(found.devices)}", "bold")
     console.say(run_line(found))
@@ -454,7 +454,8 @@ def sql(
                     rows = store.write(query, path, limits)
                 console.status(console.count(rows, "row"))
                 console.wrote(path)
-        except TraceError as error:  # for columns DuckDB's message has candidates
+        except TraceError as error:
+            # For an unknown column, DuckDB's message has candidates already.
             unknown = re.search(r"Table with name (\w+) does not exist", str(error))
             hint = console.did_you_mean(unknown[1], store.tables) if unknown else ""
             raise RlprofError(str(error), hint=hint, code="sql") from error
@@ -484,7 +485,7 @@ def _list_tables(store: "Store", run: Path) -> None:
     if console.is_json():
         console.put_json({"run": str(run), "tables": list(store.tables)})
         return
-    for name in store.tables:  # as lines: a table would cut the names of its columns
+    for name in store.tables:  # A table would cut the names of its columns.
         names = ", ".join(str(row[0]) for row in store.sql(f'describe "{name}"').rows)
         ((total,),) = store.sql(f'select count(*) from "{name}"').rows
         console.say(f"{name} ({total:,} rows): {names}")

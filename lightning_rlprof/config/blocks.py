@@ -37,7 +37,7 @@ SAVE_PATH = "./profiler_data"
 
 
 def _path(value: Any) -> Any:
-    # MindSpeed-RL's code defaults to "" where its documents say ./profiler_data
+    # MindSpeed-RL's code defaults to "", although its documents say ./profiler_data.
     if value is None or value == "":
         return SAVE_PATH
     if value == "???":

@@ -268,7 +268,8 @@ class Options(Section):
 
     @model_validator(mode="after")
     def _one_unit(self) -> "Options":
-        if self.per_stage and self.profile_continuous_steps:  # refuses roles that cannot share
+        # `per_stage` refuses roles that cannot share.
+        if self.per_stage and self.profile_continuous_steps:
             what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
             text = f"contradicts {what}, which makes one capture per stage"
             raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")
@@ -315,7 +316,7 @@ class Options(Section):
             text = "contradicts profile_with_npu=False: nothing is left to capture"
             raise refused(text, block.profile_with_cpu, "integrated.profile_with_cpu")
         values["profile"] = wanted
-        # model_copy would mark profile as given, and a later keyword could not switch it on
+        # `model_copy` would mark profile as given, and a later keyword could not switch it on.
         self.__dict__["integrated"] = IntegratedConfig.model_construct(given, **values)
         return self
 
@@ -357,11 +358,11 @@ class Options(Section):
 
 def _starting_folder() -> str:
     typed_in = os.environ.get(FOLDER_VARIABLE, "")
-    if os.path.isdir(typed_in):  # another host may not have it
+    if os.path.isdir(typed_in):  # Another host may not have it.
         return typed_in
     try:
         return os.getcwd()
-    except OSError:  # it is gone, and only absolute paths have a meaning
+    except OSError:  # The folder is gone, so only absolute paths have a meaning.
         return ""
 
 

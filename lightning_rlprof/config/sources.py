@@ -19,11 +19,11 @@ PREFIX = "RLPROF__"
 """Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""
 
 _WRAPPER = "profiler_config"
-_MOST = 10_000  # a training's whole file has some hundreds of values
+_MOST = 10_000  # Values; a training's whole file has some hundreds.
 _WINDOW = ("profile_step_start", "profile_step_end")
 _ABSENT = object()
 _HOMES = ("global_profiler", _WRAPPER)
-# In the file of a whole training, and what makes it one.
+# A file with one of these keys configures a whole training; its other keys are not resolved.
 _LOOKED_AT = {*_HOMES, "trainer", "profiler"}
 _LOOKED_AT |= {place.partition(".")[0] for place in ROLES if place}
 
@@ -55,10 +55,12 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
 def _loaded(text: str, what: str) -> Any:
     """Return the value of some YAML; ``what`` begins the message where it is none."""
     try:
-        data = yaml.load(StringIO(text), _Loader)  # of a text, errors quote the line: a secret?
+        # From a string, errors would quote the line, which may contain a secret.
+        data = yaml.load(StringIO(text), _Loader)
     except RecursionError as error:
         raise ConfigError(f"{what} contains brackets or blocks nested too deeply") from error
-    except Exception as error:  # of YAML's own, or ValueError for a date or number that is none
+    except Exception as error:
+        # YAML raises its errors, or ValueError for an invalid date or number.
         said = " ".join(str(error).split()).replace('"<file>", ', "")
         raise ConfigError(f"{what} is not valid YAML: {said}") from error
     if not _is_small(data):
@@ -135,7 +137,7 @@ def _looked_at(
     """Return a mapping whose references can be resolved, and the keys in it that may be ours."""
     if not _LOOKED_AT & {*data}:
         return resolvable(data, data), fields
-    if isinstance(data.get("model"), Mapping):  # the training's own; ours is a path
+    if isinstance(data.get("model"), Mapping):  # A mapping is the training's model; ours is a path.
         fields = {*fields} - {"model"}
     return resolvable(data, {*fields, *_LOOKED_AT}), fields
 
@@ -205,7 +207,8 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
         for item in find(data):
             is_given, ours = item.value is not None, item.row.ours
             own = [name for name, key in origins.items() if item.key in key.split(", ")]
-            twice = item.place is None or item.row.theirs.endswith(".tool")  # of a role and of all
+            # Such a key may be given twice, for a role and for all; only one is the origin.
+            twice = item.place is None or item.row.theirs.endswith(".tool")
             if not own and twice and is_given:
                 own = [name for name in origins if name == ours]
             keys[item.key] = None if is_given and item.row.accepts == ANYTHING else own

@@ -11,7 +11,7 @@ from lightning_rlprof.config.validation import Section, near, refused
 from lightning_rlprof.records.records import STAGES
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_TAKEN = ("all", "untraced")  # every stage, and the time in none
+_TAKEN = ("all", "untraced")  # These mean every stage, and time outside stages.
 _SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"enum": ["all", *STAGES]},
@@ -110,7 +110,7 @@ def _argument(value: Any) -> Any:
 
 
 def _texts(value: Any) -> Any:
-    # YAML reads keys such as 0, true or on as no text; arguments are matched as text
+    # YAML does not read keys such as 0, true or on as text, but arguments are matched as text.
     if isinstance(value, Mapping) and value:
         return {str(key): stage for key, stage in value.items()}
     raise refused("is not a mapping of argument values to stages", value)

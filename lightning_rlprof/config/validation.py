@@ -95,7 +95,7 @@ def _texts(module: str) -> dict[str, dict[str, str]]:
     """Return by class and attribute the texts below the attributes of a module's classes."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):  # only the compiled module is installed
+    except (OSError, TypeError):  # Only the compiled module is installed.
         return {}
     found: dict[str, dict[str, str]] = {}
     for owner in tree.body:
@@ -202,7 +202,7 @@ def _short(value: object) -> str:
 
 
 _RANGE = re.compile(r"\s*(\d{1,12})\s*-\s*(\d{1,12})\s*")
-_MOST = 2**20  # as many ranks as a run is read of
+_MOST = 2**20  # Numbers; loaders don't read more ranks of a run.
 
 
 def _all_or_numbers(value: Any, what: str, example: str, least: int) -> Any:
@@ -272,7 +272,7 @@ def _without_ranges(value: Any) -> Any:
     return numbers
 
 
-# What the validators say first, the schema says to editors.
+# Validators check this first; the schema is for editors.
 _UNIQUE: dict[str, Any] = {"uniqueItems": True}
 _Rank = Annotated[int, Field(ge=0)]
 _Some = Annotated[list[_Rank], Field(min_length=1, json_schema_extra=_UNIQUE)]

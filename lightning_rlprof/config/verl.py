@@ -42,14 +42,14 @@ TOOLS: dict[str, dict[str, Any]] = {
     "nsys": {"tools": ["nsight"]},
     "torch": {"tools": ["torch_profiler"]},
     "torch_memory": {"tools": ["memory"], "memory.level": "snapshot"},
-    # verl writes databases with markers on Ascend, and nothing else
+    # On Ascend, verl writes databases with markers, and nothing else.
     "npu": {"integrated.mstx": True, "integrated.profile_export_type": "db"},
 }
 """verl's ``tool`` and what it says in our keys."""
 
 OLD_TOOLS: dict[str, dict[str, Any]] = {
     "nsys": TOOLS["nsys"],
-    "npu": {"integrated.mstx": True},  # its reports were text still
+    "npu": {"integrated.mstx": True},  # Its reports were still text.
 }
 """What a tool says in our keys where verl's file names none: in verl up to 0.5.
 
@@ -109,7 +109,7 @@ def contents(value: Any) -> dict[str, Any]:
         "integrated.profile_with_module": "module" in value,
         "with_stack": "stack" in value,
     }
-    if activities:  # verl records the host when only details are asked for
+    if activities:  # If only details are asked for, verl records the host.
         keys["integrated.profile_with_cpu"] = "cpu" in activities
         keys["integrated.profile_with_npu"] = activities != {"cpu"}
     return keys
@@ -243,7 +243,8 @@ _NEW = (
     Spelling(f"{_GLOBAL}.tool", "tools"),
     Spelling(f"{_GLOBAL}.steps", "steps"),
     Spelling(f"{_GLOBAL}.profile_continuous_steps", "profile_continuous_steps"),
-    Spelling(f"{_GLOBAL}.discrete", "discrete"),  # in verl's guide, though its code knows it not
+    # It is in verl's guide, although verl's code does not know it.
+    Spelling(f"{_GLOBAL}.discrete", "discrete"),
     *_hooks(_GLOBAL),
     Spelling(f"{_NSYS}._target_", accepts=ANYTHING),
     Spelling(f"{_NSYS}.discrete", "discrete", tool="nsys"),
@@ -365,7 +366,8 @@ def _trainer(data: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _global(data: Mapping[str, Any]) -> Iterator[Found]:
-    # In verl's Nsight guide for a while: `profiler` at the top, with the keys of `global_profiler`.
+    # For a while, verl's Nsight guide had `profiler` at the top, with the keys of
+    # `global_profiler`.
     for key in ("global_profiler", *(["profiler"] if "steps" in _block(data, "profiler") else [])):
         yield from _leaves(key, "global_profiler", plain(data.get(key)), None)
 
@@ -558,14 +560,15 @@ def _apply_schedule(items: Sequence[Found], out: Translation) -> None:
     discrete = "discrete" in said and said["discrete"].value
     if not (discrete or (repeat in schedule and schedule[repeat].value)):
         schedule.pop(repeat, None)
-        out.put(repeat, 1, said["active"].key)  # verl: one cycle per step unless configured
+        out.put(repeat, 1, said["active"].key)  # Unless configured, verl runs one cycle per step.
     for ours, item in schedule.items():
         out.put(ours, item.value, item.key)
 
 
 def _apply_role(name: str, items: Sequence[Found], tool: str | None, out: Translation) -> None:
     keys = {"enable": (_enabled(items), f"{name}.profiler")}
-    for item in sorted(items, key=lambda item: item.row.reads is every_rank):  # verl: it wins
+    # As in verl, `all_ranks` wins.
+    for item in sorted(items, key=lambda item: item.row.reads is every_rank):
         block, _, key = item.row.ours.rpartition(".")
         if block == f"roles.{ROLE}" and item.value is not None and item.row.tool in (None, tool):
             for value in _read(item).values():
@@ -585,7 +588,7 @@ def _join_tokens(out: Translation) -> None:
 
 def _choose_tool(found: Sequence[Found], tool: str | None, out: Translation) -> None:
     named = _named(found)
-    if named and not tool:  # verl: tool: null profiles nothing
+    if named and not tool:  # In verl, `tool: null` profiles nothing.
         out.put("tools", [], named[0])
     keys = sorted(found, key=lambda item: item.row.theirs != "trainer.device")
     theirs = named or [item.key for item in keys]
@@ -616,4 +619,4 @@ def _complete(found: Sequence[Found], out: Translation) -> None:
     found = [item for item in found if item.row.theirs != "trainer.device"]
     if found and not {"steps", "integrated.profile_step_start"} & out.values.keys():
         steps = (item.key for item in found if item.row.ours == "steps")
-        out.put("steps", [], next(steps, found[0].key))  # verl: no steps, no profiling
+        out.put("steps", [], next(steps, found[0].key))  # Without steps, verl profiles nothing.

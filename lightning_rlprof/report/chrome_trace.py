@@ -98,7 +98,8 @@ def _write(
     above = [*_job_events(analyzed, _pid(max(spans.ranks, default=0) + 1))]
     if above:
         file.write(",\n".join([*above, ""]).encode("utf-8", "backslashreplace"))
-    comma = b""  # a trailing comma, or an empty event to avoid it, is an error to Perfetto
+    # Perfetto reports an error for a trailing comma, and for an empty event that avoids it.
+    comma = b""
     for done, rank in enumerate(spans.ranks, start=1):
         host = _rank_events(spans, rank, names, clocks.get(rank, ""), waits)
         values = counters.events(rank, _pid(rank))
@@ -124,7 +125,7 @@ def _unsure(spans: Spans) -> dict[int, str]:
 
 
 def _pid(rank: int) -> int:
-    return rank + 1  # 0 would be the idle process of the operating system
+    return rank + 1  # Process 0 would be the idle process of the operating system.
 
 
 def _rank_events(
@@ -136,7 +137,7 @@ def _rank_events(
     arguments = _arguments(spans, rows)
     steps, epochs = (rows[spans.kind[rows] == kind] for kind in (_STEP, _EPOCH))
     others = rows[~np.isin(spans.kind[rows], (_STEP, _EPOCH))]
-    tid = 0  # counted before use: thread 0 would melt into the process's main thread
+    tid = 0  # Numbers start at 1, since thread 0 would merge into the process's main thread.
     for label, own in [("epochs", epochs), ("steps", steps), *_threads(spans, others)]:
         for number, lane in enumerate(lanes(spans, own), start=1):
             tid += 1
@@ -337,8 +338,8 @@ class _WaitTracks:
 
     def __init__(self, spans: Spans) -> None:
         self._spans, self._waits = spans, find_waits(spans)
-        self._own = np.zeros(len(self._waits.row), np.int64)  # track of each wait
-        self._thread = spans.thread[self._waits.row]  # ascends
+        self._own = np.zeros(len(self._waits.row), np.int64)  # Track of each wait.
+        self._thread = spans.thread[self._waits.row]  # The waits are sorted by thread.
         self.track = np.zeros(len(spans), np.int64)
 
     def within(self, rows: Int64s) -> list[int]:
@@ -379,11 +380,13 @@ class _WaitTracks:
         spans, waits = self._spans, self._waits
         for at in found:
             last, row = int(waits.last[at]), int(waits.row[at])
-            arrives, lies = int(waits.end_ns[at]) - 1, self._own[at]  # within the slice
+            # One ns earlier, the arrow ends within the slice.
+            arrives, lies = int(waits.end_ns[at]) - 1, self._own[at]
             leaves = int(spans.start_ns[last])
-            if waits.whole_stage[at]:  # the last rank's own work ends the wait
+            if waits.whole_stage[at]:  # The last rank's work ends the wait.
                 leaves = max(leaves, min(arrives, int(spans.end_ns[last]) - 1))
-            if leaves > arrives:  # its arrival does, in the span around the wait
+            # The last rank's arrival ends the wait, so the arrow points at the span around it.
+            if leaves > arrives:
                 arrives, lies = leaves, self.track[row]
             what = f'"cat":"waiting","name":"last arrival","id":{at + 1}'
             for phase, (span, tid, time) in {

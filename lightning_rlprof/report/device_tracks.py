@@ -19,9 +19,9 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import covered_before, unions
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
-_FIRST = 1 << 20  # threads of a rank are numbered below
+_FIRST = 1 << 20  # Threads of a rank have lower numbers.
 _AT_ONCE = 10_000
-_PARTS = 100  # of a step, in each of which a device has a share of busy time
+_PARTS = 100  # Parts of a step, for each of which a device's share of busy time is computed.
 _NUMBERS = ("device", "stream", "start", "duration", "step", "launch")
 
 
@@ -71,7 +71,8 @@ class DeviceTracks:
         if high > low:
             yield [*self._busy(low, high, pid)]
         for samples, metrics in self._counters:
-            first = rank == self._spans.ranks[0]  # has what has no rank
+            # The first rank also shows samples without a rank.
+            first = rank == self._spans.ranks[0]
             own = samples.rows((samples.rank == rank) | (first & (samples.rank < 0)))
             if sampled := [*sample_tracks(own, metrics, pid)]:
                 yield sampled
@@ -86,7 +87,7 @@ class DeviceTracks:
         steps = spans.rows(rank=int(columns["rank"][low]), kind="step")
         steps = steps[np.isin(spans.step[steps], step)]
         begins, ends = spans.start_ns[steps], spans.end_ns[steps]
-        if not len(steps):  # a trace without steps
+        if not len(steps):
             begins, ends = start.min(keepdims=True), (start + length).max(keepdims=True)
         for device in np.unique(columns["device"][low:high]).tolist():
             own = columns["device"][low:high] == device

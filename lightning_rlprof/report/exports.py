@@ -182,6 +182,6 @@ def _put(source: Path, target: Path) -> None:
         try:
             os.link(source, target)
             return
-        except OSError:  # another file system, or one without links
+        except OSError:  # The target is on another file system, or links are not supported.
             pass
     shutil.copy2(source, target)

@@ -24,7 +24,7 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, rows_of
 
-_MAX_RANKS_SHOWN = 16  # of more, the slowest
+_MAX_RANKS_SHOWN = 16  # Ranks; of more, the slowest are shown.
 _MOST_ALARMS = 12
 _ALIKE = 1.05
 
@@ -263,7 +263,7 @@ def _stages(times: RecentTimes, pace: _Pace) -> tuple[Table, str]:
     of_job = {row["stage"]: row for row in rates if row["rank"] is None}
     of_stage = {row["stage"]: row for row in reversed(rates)} | of_job
     rows: list[tuple[Cell, ...]] = []
-    behind, longest = [(0.0, "")], [(0.0, "")]  # by time, and what to say
+    behind, longest = [(0.0, "")], [(0.0, "")]  # The text with the longest time is shown.
     for row in rows_of(times.stages):
         stage, rate = row["stage"], of_stage.get(row["stage"], {})
         means = times.stage_ns.get(stage, {})

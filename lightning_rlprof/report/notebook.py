@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _GRAY, _LINE = "#b9bec6", "#5f6672"
-_HEIGHT = 26  # of the bar in pixels
-_LABELED = 0.06  # of the step: smaller parts have their name in the legend only
+_HEIGHT = 26  # Pixels.
+_LABELED = 0.06  # Share of the step; smaller parts have their name in the legend only.
 _HATCH = {"stage": "", "waiting": "///", "untraced": "..."}
-_PALE = 0.65  # of the ground over steps that are not counted
-_LONGEST = 40  # characters of a name
+_PALE = 0.65  # Opacity of the background over steps that are not counted.
+_LONGEST = 40  # Characters of a name.
 _MOST_TICKS = 16
-_SMALL = 0.01  # of the step: smaller parts are drawn, and not listed
-_CUT = 97  # percentile of a heat map's values that has the darkest color
+_SMALL = 0.01  # Share of the step; smaller parts are drawn, but not listed.
+_CUT = 97  # Percentile of a heat map's values that has the darkest color.
 _DEVICE = {
     "compute": ("#009e73", ""),
     "exposed communication": ("#0072b2", ""),
@@ -91,7 +91,7 @@ class Plots:
         if not data["first"]:
             return _no_data(ax, "no complete step was recorded. End each step with end_step().")
         first, last = np.array(data["first"]) - 0.5, np.array(data["last"]) + 0.5
-        edges = np.union1d(first, last)  # a gap between recorded steps is a cell of its own
+        edges = np.union1d(first, last)  # A gap between recorded steps is a separate cell.
         at = np.searchsorted(edges, first)
 
         def cells(us: Sequence[int] | Float64s) -> Float64s:
@@ -287,7 +287,7 @@ def _style(part: Part, colors: Any) -> dict[str, Any]:
 
 def _legend(ax: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
     """Name the parts beside the chart, the topmost first; no name is read as a formula."""
-    labels = [str(at) for at in range(len(names))]  # matplotlib leaves out labels such as "_a"
+    labels = [str(at) for at in range(len(names))]  # Matplotlib leaves out labels such as "_a".
     found = ax.legend(handles[::-1], labels, loc="upper left", bbox_to_anchor=(1, 1))
     for text, name in zip(found.get_texts(), reversed(names), strict=True):
         text.set(text=_name(name), parse_math=False)
@@ -373,7 +373,7 @@ def _bar(parts: Sequence[SummaryPart], colors: Mapping[str, Paint], legend: str)
         elif part.share >= _LABELED:
             style = f'font-size="13" font-family="sans-serif" fill="{paint.ink}"'
             inside += f'<text x="5" y="18" {style}>{_text(part.name)}</text>'
-        # An inner svg cuts off what is wider than it.
+        # An inner svg cuts off text that is wider than it.
         drawn.append(f'<svg class="{part.kind}" {place}>{tip}{inside}</svg>')
         left += part.share
     return (

@@ -279,7 +279,7 @@ def first_lines(found: Summary) -> list[str]:
         lines.append(f"Then: {found.first[1].heading}{_price(found.first[1])}")
     lines = [line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 1]}…" for line in lines]
     act = f"  {top.act}"
-    # Of a long one the first sentence, whole: it may have a command.
+    # A long text is cut to its first sentence, which stays whole because it may contain a command.
     lines.insert(1, act if len(act) <= _MAX_LINE else act.partition(". ")[0])
     return lines
 
@@ -314,7 +314,7 @@ def finding_commands(found: Finding, run: str) -> list[str]:
     query = found.query
     if not query:
         return [found.look]
-    # In double quotes if that is safe, since SQL has single ones.
+    # Double quotes are used if that is safe, since SQL contains single ones.
     quoted = shlex.quote(query) if set(query) & set('"$`\\!') else f'"{query}"'
     return [found.look, f"rlprof sql {run} {quoted}"]
 
@@ -329,7 +329,7 @@ def nothing_found(found: Summary) -> str:
 
 def _price(found: Finding) -> str:
     price = found.price
-    # Of the job: warm-up and what is outside steps included, unlike the shares above.
+    # This is the cost of the job, with warm-up and time outside steps, unlike the shares above.
     return "" if price is None else f" ({price.amount})"
 
 

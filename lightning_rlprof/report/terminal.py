@@ -25,7 +25,7 @@ from lightning_rlprof.tables.table import Cell, Column, Table, figure
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _LEAST_HOURS = 0.01
-_LONGEST_NAME, _SHORT_NAME, _SHORTEST_NAME = 40, 24, 12  # letters, as a terminal gets narrower
+_LONGEST_NAME, _SHORT_NAME, _SHORTEST_NAME = 40, 24, 12  # Characters, fewer in a narrower terminal.
 _WHOLE_TEXT = 10**6
 # Columns that answer, the most important one first. They stay in a narrow terminal, as does the
 # first column of a table.
@@ -34,7 +34,7 @@ _IMPORTANT = (
     *("part", "rank", "total", "mean", "predicted", "peer time lost"),
 )
 _UNIMPORTANT = 1_000
-# What an interval may be of, if several are in a table the first one.
+# An interval belongs to one of these columns: the first that a table has.
 _ESTIMATES = (
     *("adjusted", "slowdown", "predicted", "cost", "saved", "ratio", "of baseline"),
     *("added per step", "growth per step"),
@@ -254,7 +254,8 @@ class _Fitting:
         while True:
             shown = sorted(kept)
             sizes = [(_WHOLE_TEXT, True), (_LONGEST_NAME, True), (_SHORT_NAME, True)]
-            if self._importance(kept[-1]) < _UNIMPORTANT:  # before one of these goes
+            # Before an important column is removed, bars go and names are cut further.
+            if self._importance(kept[-1]) < _UNIMPORTANT:
                 sizes += [(_SHORT_NAME, False), (_SHORTEST_NAME, False)]
             for longest, bars in sizes:
                 lines, widths = self._lines(options, shown, longest, bars=bars)
@@ -270,7 +271,7 @@ class _Fitting:
             wanted = self._lines(options, shown, _WHOLE_TEXT, bars=bars)[1]
             cut = sum(width < whole for width, whole in zip(widths, wanted, strict=True))
             more = _room([*map(max, widths, heads)], options) // max(cut, 1)
-            if more > 0:  # names that are cut share what is left beside whole headings
+            if more > 0:  # Cut names share the room that is left beside whole headings.
                 lines, widths = self._lines(options, shown, longest + more, bars=bars)
             return shown, lines, widths
 
@@ -290,7 +291,8 @@ class _Fitting:
         padding = (0, gap - 1, 0, 0)
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
         for at, width in zip(shown, widths, strict=True):
-            left = self.columns[at].kind in ("text", "share")  # a share is padded, its bar follows
+            # A share is padded, and its bar follows.
+            left = self.columns[at].kind in ("text", "share")
             side: JustifyMethod = "left" if left else "right"
             grid.add_column(self.heads[at], justify=side, width=width, overflow="ellipsis")
         for line in lines:

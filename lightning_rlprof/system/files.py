@@ -16,12 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # else opening a pipe waits for a writer
+# Without O_NONBLOCK, opening a pipe waits for a writer.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
-_ROOT = _FOLDER | getattr(os, "O_PATH", 0)  # one that may be entered, but not read, serves, too
+# With O_PATH, a folder that may be entered but not read can also be opened.
+_ROOT = _FOLDER | getattr(os, "O_PATH", 0)
 _NEW = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _PRIVATE = 0o600
-_OF_FOLDERS = 0o050  # what a folder takes over from the one that it is in
+_OF_FOLDERS = 0o050  # Rights that a folder takes over from the one around it.
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -114,11 +116,11 @@ def _opened(folder: int, name: str, make: int | None) -> int:
             is_new = True
     try:
         inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-    except NotADirectoryError as error:  # also of a link
+    except NotADirectoryError as error:  # A link is refused with this error, too.
         raise NotADirectoryError(error.errno, "not a directory, or a link to one", name) from error
     if is_new:
-        with suppress(OSError):  # a file system without modes
-            os.fchmod(inner, stat.S_IMODE(os.fstat(inner).st_mode) | mode)  # keeps setgid
+        with suppress(OSError):  # The file system may have no modes.
+            os.fchmod(inner, stat.S_IMODE(os.fstat(inner).st_mode) | mode)  # This keeps setgid.
     return inner
 
 
@@ -208,7 +210,7 @@ def overwrite_inside(root: Path, path: Path, data: bytes, mode: int = _PRIVATE) 
             file = os.open(path.name, flags, dir_fd=folder)
         try:
             found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:  # has another name, too
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:  # It may have a second name.
                 raise OSError(errno.EINVAL, "not a file of its own", str(path))
             os.pwrite(file, data, 0)
         finally:
@@ -226,7 +228,7 @@ def remove_inside(root: Path, path: Path) -> None:
 def set_mode(file: int, mode: int) -> None:
     """Give an open file a mode that the umask may have taken from it."""
     if stat.S_IMODE(os.fstat(file).st_mode) != mode:
-        with suppress(OSError):  # a file system without modes
+        with suppress(OSError):  # The file system may have no modes.
             os.fchmod(file, mode)
 
 

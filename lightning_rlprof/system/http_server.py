@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-_MOST_WAITING = 128  # connections without a whole request
-_MOST_HEAD = 64 * 1024  # bytes of a request
-_MOST_FIELDS = 100  # in the head of a request
-_HEAD_S = 10.0  # for the head of a request
-_IDLE_S = 60.0  # in which a client takes a part of an answer
-_END_S = 5.0  # for answers that have begun when the server ends
-_RETRY_S = 0.1  # after a connection that could not be accepted
+_MOST_WAITING = 128  # Connections without a whole request.
+_MOST_HEAD = 64 * 1024  # Bytes of a request.
+_MOST_FIELDS = 100  # Fields in the head of a request.
+_HEAD_S = 10.0  # Seconds for the head of a request.
+_IDLE_S = 60.0  # Seconds in which a client takes a part of an answer.
+_END_S = 5.0  # Seconds for answers that have begun when the server ends.
+_RETRY_S = 0.1  # Seconds after a connection that could not be accepted.
 _PART = 64 * 1024
-_BACKLOG = 1024  # connections that the kernel keeps until they are accepted
-_FIELDS = {  # of each answer: nothing is kept or guessed, and no address reaches another site
+_BACKLOG = 1024  # Connections that the kernel keeps until they are accepted.
+# Every answer has these: nothing is kept or guessed, and no address reaches another site.
+_FIELDS = {
     "cache-control": "no-store",
     "connection": "close",
     "referrer-policy": "no-referrer",
@@ -85,7 +86,7 @@ class HttpServer:
         self._listening, self._answer = listening, answer
         # Both are in the order in which they came.
         self._waiting: dict[asyncio.WriteTransport, None] = {}
-        self._tasks: dict[asyncio.Task[Any], bool] = {}  # whether it sends an endless answer
+        self._tasks: dict[asyncio.Task[Any], bool] = {}  # True for an endless answer.
 
     def run(self, *beside: Coroutine[Any, Any, None]) -> None:
         """Answer until Ctrl-C or SIGTERM, and run what is beside it as long."""
@@ -131,7 +132,7 @@ class HttpServer:
         try:
             client, _ = await asyncio.get_running_loop().sock_accept(self._listening)
             reader, writer = await asyncio.open_connection(sock=client, limit=_MOST_HEAD)
-        except OSError:  # the client has gone, or this process has too many files open
+        except OSError:  # The client has gone, or this process has too many files open.
             await asyncio.sleep(_RETRY_S)
             return
         if len(self._waiting) == _MOST_WAITING:
@@ -150,7 +151,7 @@ class HttpServer:
             self._tasks[task] = not isinstance(answer.body, bytes)
             await _send(writer, answer)
         except (EOFError, OSError):
-            pass  # the client has gone, or was too slow
+            pass  # The client has gone, or was too slow.
         except Exception:
             _log.exception("an answer ended early")
         finally:
@@ -208,7 +209,7 @@ async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
         fields["content-length"] = str(len(answer.body))
     lines = [f"HTTP/1.1 {int(answer.status)} {answer.status.phrase}"]
     lines += [f"{name}: {value}" for name, value in fields.items()]
-    writer.transport.set_write_buffer_limits(0)  # `drain` waits until all is with the kernel
+    writer.transport.set_write_buffer_limits(0)  # With 0, `drain` waits until the kernel has all.
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
     body = _parts(answer.body) if isinstance(answer.body, bytes) else answer.body
     async with aclosing(body) as parts:

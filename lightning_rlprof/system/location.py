@@ -9,12 +9,13 @@ from lightning_rlprof.errors import TraceError
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]+"
 _URL = re.compile(rf"(?:{_SCHEME}::)*{_SCHEME}://")
-_IN_TEXT = re.compile(rf"{_SCHEME}://?[^\s'\"<>]+")  # a URL turned into a path has lost a slash
+_IN_TEXT = re.compile(rf"{_SCHEME}://?[^\s'\"<>]+")  # A URL turned into a path has lost a slash.
 
-# user:password@; a password may contain a slash, as AWS keys do. Digits and a slash are a port.
+# This is user:password@. A password may contain a slash, as AWS keys do. Digits and a slash are a
+# port.
 _PASSWORD = re.compile(r"(?<=:/)(/?)[^\s/?#@:]*:(?!:|\d*/)[^\s?#]*@")
 _USER = re.compile(r"(?<=://)[^\s/?#@:]+@")
-_CONTAINER = re.compile(r"(?:abfss?|wasbs?)://[^\s/?#@:]+@", re.I)  # on Azure, a bucket ends in @
+_CONTAINER = re.compile(r"(?:abfss?|wasbs?)://[^\s/?#@:]+@", re.I)  # On Azure, a bucket ends in @.
 _TOKEN = re.compile(r"(?:^|::)https?://[^/?#]*@", re.I)
 
 
@@ -91,7 +92,7 @@ def redact(text: str) -> str:
 
 
 def _redact_url(url: str) -> str:
-    link = url.rstrip(":,;.)'\"")  # punctuation of the sentence around it
+    link = url.rstrip(":,;.)'\"")  # Punctuation at its end belongs to the sentence around it.
     end = url[len(link) :]
     if not _CONTAINER.match(link):
         link = _USER.sub("", _PASSWORD.sub(r"\1", link))

@@ -59,7 +59,7 @@ class _Finder:
 
         try:
             loader.exec_module = execute_and_call
-        except AttributeError:  # a loader with slots, or one of C
+        except AttributeError:  # A loader with slots, or one written in C, refuses this.
             log.warning("%s is imported by %r, so it is not watched", name, loader)
         return spec
 
@@ -70,5 +70,5 @@ _finder = _Finder()
 def _call(hook: Hook, module: ModuleType) -> None:
     try:
         hook(module)
-    except Exception as error:  # the importing code continues
+    except Exception as error:  # The importing code must continue.
         log.warning("%s could not be prepared: %s", module.__name__, error, exc_info=error)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-# Of glibc's malloc.h, and the largest that one of them takes.
+# Both are parameters in glibc's malloc.h. The second accepts `_LARGEST` at most.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST, _NEVER = 1 << 25, (1 << 31) - 1
 
@@ -39,7 +39,7 @@ def limit_bytes() -> int | None:
     machine = machine_bytes()
     try:
         container = int(_CGROUP_LIMIT.read_text())
-    except (OSError, ValueError):  # no container, or "max"
+    except (OSError, ValueError):  # No container limits it, or its limit is "max".
         return machine
     return container if machine is None else min(container, machine)
 
@@ -95,5 +95,5 @@ def _stat(pid: int) -> tuple[str, str]:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return "", ""
-    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may contain a bracket
+    name, _, rest = text.partition("(")[2].rpartition(")")  # A name may contain a bracket.
     return name, rest.split()[0] if rest.split() else ""

@@ -20,11 +20,11 @@ from lightning_rlprof.system.location import RemotePath, redact
 T = TypeVar("T")
 
 _CHUNK = 1 << 22
-_SPARE = 1 << 28  # bytes that stay free on the disk
+_SPARE = 1 << 28  # Bytes that stay free on the disk.
 _FEW = 8
-# What loaders read. Raw profiler data is many times larger, and only the profiler can read it.
+# Loaders read these. Raw profiler data is many times larger, and only the profiler can read it.
 _READ = (".jsonl", ".json", ".json.gz", ".sqlite", ".nsys-rep", ".csv", ".db")
-_RAW = re.compile(r"PROF_\d.*|FRAMEWORK|\..*")  # folders; hidden ones hold caches
+_RAW = re.compile(r"PROF_\d.*|FRAMEWORK|\..*")  # Folders; hidden ones contain caches.
 _RANK_FILE = re.compile(r"rank-\d+\.jsonl")
 
 
@@ -89,11 +89,12 @@ def attempt(path: RemotePath, done: str, action: Callable[[], T]) -> T:
         return action()
     except TraceError as error:
         text = str(error)
-    except Exception as error:  # each store raises errors of its own library
+    except Exception as error:  # Each store raises errors of its library.
         said = " ".join(redact(str(error)).split()) or "no reason given"
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         text = f"{path}: cannot be {done} ({kind}{said})"
-    raise TraceError(text)  # not in the handler: a chained error is shown with all that it says
+    # Raised in the handler, it would be shown with everything that the first error says.
+    raise TraceError(text)
 
 
 def opened(path: RemotePath) -> tuple[Any, str]:
@@ -112,7 +113,8 @@ def _listed(path: RemotePath) -> _Listing:
     """List the remote files, and choose those that loaders read."""
     system, root = opened(path)
     name = "run" if path.name in ("", "..") else path.name
-    folder = path.url.partition("?")[0].endswith("/")  # the only sign that a web server gives
+    # A web server gives no other sign of a folder.
+    folder = path.url.partition("?")[0].endswith("/")
     if not folder and (info := system.info(root))["type"] != "directory":
         return _Listing(system, name, {"": (root, info.get("size"))})
     start = root.rstrip("/") + "/"

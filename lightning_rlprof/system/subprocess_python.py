@@ -12,7 +12,8 @@ from typing import Any
 
 _MARK = "\x1e"
 _ROOT = str(Path(__file__).parents[1])
-# Its standard input ends when this process does, killed or not; then its whole group goes, too.
+# The child's standard input ends when this process does, even if killed. The child then ends with
+# its whole process group.
 _FRAME = """
 import os, signal, sys, threading
 
@@ -24,7 +25,7 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 sys.path.append(sys.argv.pop())
 exec(compile(sys.argv.pop(), "<rlprof>", "exec"))
 """
-# Libraries print while they are imported, so what is meant for us stands behind a mark.
+# Libraries print while they are imported, so the answer comes after a mark.
 _QUESTION = """
 import json
 answer = {}
@@ -131,7 +132,7 @@ def ask(
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         raise InterpreterError(f"it ended {how} without an answer")
     found: dict[str, Any] = json.loads(said.partition("\n")[0])
-    if "failed" in found:  # what was raised, and what lay behind it
+    if "failed" in found:  # The list begins with the error, and ends with its cause.
         first, last = found["failed"][0], found["failed"][-1]
         raise InterpreterError(first if first == last else f"{first} ({last})")
     answer: dict[str, Any] = found["answer"]

@@ -19,7 +19,7 @@ _SLOW, _WRONG = "Inject a slow rank", "Inject a fault"
 _ON_TWO_RANKS = ("slow-step", "hang")
 # With 10 steps stragglers was wrong, with 14 inconclusive; 40 decide in nearly every demo.
 _STEPS_TO_FIND_SLOW = 40
-_MOST_RANKS = 64  # each is a process here
+_MOST_RANKS = 64  # Each rank is a process on this machine.
 
 
 def demo(

@@ -41,7 +41,7 @@ class Faults:
         elif self._inject == "slow-step" and batch == self._middle:
             wait_for_reward_server((self._slow_step - 1) * self._usual())
         elif self._inject == "leak":
-            # Not of the heap, where it may take what was freed: a later stage would grow instead.
+            # A leak on the heap might reuse freed memory, and a later stage would grow instead.
             self._kept.append(mmap(-1, LEAKED_BYTES))
             self._kept[-1].write(os.urandom(LEAKED_BYTES))
 

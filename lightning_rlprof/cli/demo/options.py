@@ -9,7 +9,7 @@ from lightning_rlprof.errors import ConfigError
 Fault = Literal["slow-step", "shift", "hang", "oom", "leak"]
 """What can be made to go wrong."""
 
-# Of a demo in which something goes wrong: 30 steps show what is usual before the middle one.
+# Steps of a demo with a fault. 30 of them show normal times before the fault in the middle.
 _INJECTED_STEPS, _FEWEST_INJECTED = 80, 70
 
 

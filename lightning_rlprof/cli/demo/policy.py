@@ -190,7 +190,7 @@ class _Block(nn.Module):
                 keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
             cache[self.layer] = (keys, values)
         mask = None
-        if keys.shape[2] != time:  # a query sees the positions before it and itself
+        if keys.shape[2] != time:  # A query sees itself and the positions before it.
             mask = torch.ones(time, keys.shape[2], dtype=torch.bool, device=hidden.device)
             mask = mask.tril(keys.shape[2] - time)
         mixed = functional.scaled_dot_product_attention(
@@ -250,7 +250,8 @@ def generate(
     seen, fresh = prompts, prompts
     done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     for place in range(length):
-        logits = policy(fresh if kv_cache else seen, cache, last=1)[:, -1, PAD + 1 :]  # never `PAD`
+        # `PAD` is never drawn.
+        logits = policy(fresh if kv_cache else seen, cache, last=1)[:, -1, PAD + 1 :]
         drawn = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0] + PAD + 1
         token = drawn.masked_fill(done, PAD)
         answers[:, place] = token

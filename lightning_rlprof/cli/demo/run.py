@@ -23,18 +23,19 @@ from lightning_rlprof.cli.demo.options import DemoOptions
 from lightning_rlprof.cli.demo.policy import Characters, Policy, SmallPolicy, SpellBackward, Task
 from lightning_rlprof.records.hang_reports import read_reports
 
-# Both names: whichever was imported last owns the logger of the messages that only rank 0 sends.
+# Both names are needed: the one imported last owns the logger of messages that only rank 0 sends.
 _LOGGERS = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
 _ADVICE = (
-    ".*does not have many workers",  # the data loader hands out eight numbers a step
+    ".*does not have many workers",  # The data loader needs no workers for eight numbers a step.
     ".*GPU available but not used",
     ".*srun.*",
-    ".*LeafSpec.*is deprecated",  # Lightning's own use of torch
+    ".*LeafSpec.*is deprecated",  # Lightning itself uses LeafSpec.
 )
 TIMEOUT_S = 3.0
 """The ``hang_timeout`` of a demo that hangs, whose steps take less than a second."""
 
-# By fault: that the ranks were killed, and what the Trainer passes on unchanged.
+# A hang may raise any exception, since its ranks are killed. The Trainer passes OutOfMemoryError on
+# unchanged.
 _RAISED: dict[str | None, tuple[type[Exception], ...]] = {
     "hang": (Exception,),
     "oom": (torch.OutOfMemoryError,),
@@ -80,7 +81,8 @@ def run_demo(
     ``given`` policy and its task are trained instead of those of the options. A fault may end the
     training early: one that hangs is ended when every rank has reported it.
     """
-    # First: it imports the other Lightning, which resets the loggers, and may refuse the path.
+    # This import comes first: it imports the other Lightning, which resets the loggers, and it may
+    # refuse the path.
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 
     more: dict[str, Any] = {"capture_anomalies": True} if options.inject else {}
@@ -108,7 +110,7 @@ def run_demo(
         rewards=tuple(model.rewards.tolist()),
         seconds=time.perf_counter() - start,
         parameters=sum(weights.numel() for weights in policy.parameters()),
-        # A callback in another process cannot tell us its run: the new directory is it.
+        # A callback in another process cannot report its run, so the new directory is taken.
         run=max(runs(options) - known, default=None),
     )
 
@@ -155,7 +157,7 @@ def trainer(options: DemoOptions, callbacks: Sequence[pl.Callback]) -> pl.Traine
         accelerator="cpu",
         devices=options.ranks,
         strategy=_QuietDDP() if options.ranks > 1 else "auto",
-        plugins=LightningEnvironment(),  # a demo does not join the cluster job around it
+        plugins=LightningEnvironment(),  # A demo must not join the cluster job around it.
         max_epochs=1,
         callbacks=[*callbacks],
         use_distributed_sampler=False,

@@ -27,8 +27,8 @@ COOKIE = "rlprof-token"
 Browsers send cookies to all ports of a host, and each of several servers needs its own.
 """
 
-_LOOKED_AT = 4096  # characters of a field in which a secret is looked for
-_SHORTEST = 32  # characters of a secret
+_LOOKED_AT = 4096  # Characters of a field that are searched for a secret.
+_SHORTEST = 32  # Characters of a secret.
 _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
@@ -78,7 +78,8 @@ class Guard:
         if not self._is_token(token):
             return None
         fields = {
-            "location": "/" + request.path.lstrip("/"),  # never //host, another site
+            # A path such as //host would lead to another site.
+            "location": "/" + request.path.lstrip("/"),
             "set-cookie": f"{_cookie(request)}={token}; Path=/; HttpOnly; SameSite=Strict",
         }
         return Answer(HTTPStatus.SEE_OTHER, fields=fields)
@@ -143,7 +144,7 @@ def scraper_token() -> str:
                 raise RlprofError(f"'{path}' is not a file of yours", hint="Delete it")
             if stat.S_IMODE(found.st_mode) & 0o077:
                 raise RlprofError(f"others can read '{path}'", hint="Delete it, so that it is new")
-            fcntl.flock(file, fcntl.LOCK_EX)  # of two that start, one makes the secret
+            fcntl.flock(file, fcntl.LOCK_EX)  # If two servers start at once, one makes the secret.
             token = file.read(_LOOKED_AT).decode("ascii", "replace").strip()
             if not token:
                 token = secrets.token_urlsafe(32)

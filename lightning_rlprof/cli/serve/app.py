@@ -25,7 +25,8 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_REPORT_POLICY = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # besides its own
+# A report's page also contains a policy.
+_REPORT_POLICY = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _HTML = "text/html; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -33,7 +34,7 @@ _ASSETS = {"/live.js": "text/javascript; charset=utf-8", "/live.css": "text/css;
 EVERY_S = 1.0
 """Seconds between two readings of the run, however many pages are open."""
 
-_REPORT_S = 30.0  # a report is as new as this
+_REPORT_S = 30.0  # Seconds after which a report is rendered again.
 
 
 class Pages:
@@ -136,7 +137,7 @@ def _report(run: Path) -> str:
     from lightning_rlprof.report.html.page import render_report, report_tables
     from lightning_rlprof.run import load
 
-    spans = load(run)  # which writes nothing
+    spans = load(run)  # Loading a run writes nothing.
     return render_report(spans, report_tables(spans))
 
 

@@ -43,7 +43,8 @@ class Exporter:
 
     def __init__(self, endpoint: str, run: str) -> None:
         self.url = f"{_checked(endpoint).rstrip('/')}/v1/metrics"
-        # It logs each failure, and a header that it cannot parse; `push` says what went wrong.
+        # OpenTelemetry would log each failure and each header that it cannot parse; `push` returns
+        # the reason.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
         import requests
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -53,8 +54,9 @@ class Exporter:
         session.hooks["response"].append(self._remember)
         self._exporter = OTLPMetricExporter(self.url, timeout=_TIMEOUT_S, session=session)
         own = Resource({"service.name": "rlprof", "service.instance.id": _text(run)})
-        self._resource = own.merge(OTELResourceDetector().detect())  # the environment goes first
-        self._statuses: list[int] = []  # of the last push
+        # The environment takes precedence.
+        self._resource = own.merge(OTELResourceDetector().detect())
+        self._statuses: list[int] = []  # HTTP statuses of the last push.
 
     def push(self, gauges: Iterable[Gauge]) -> str:
         """Send metrics; return why that failed, or ``""``."""
@@ -64,7 +66,7 @@ class Exporter:
         try:
             if self._exporter.export(self._data(gauges)) is MetricExportResult.SUCCESS:
                 return ""
-        except OSError:  # older exporters raise what requests does
+        except OSError:  # Older exporters raise the errors of requests.
             pass
         return f"answers {self._statuses[-1]}" if self._statuses else "gives no answer"
 

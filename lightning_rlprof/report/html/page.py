@@ -70,7 +70,7 @@ class _Section(NamedTuple):
     folded: tuple[str, ...] = ()
 
 
-# What is not drawn by a section of its own below.
+# Every table is shown in one of these sections, except those in `_OWN`.
 _SECTIONS = (
     _Section(
         "device",
@@ -99,9 +99,9 @@ _SECTIONS = (
         ("tail_causes", "length_balance", "sample_path"),
     ),
 )
-_MOST_ROWS = 300  # of a table
+_MOST_ROWS = 300  # Rows of a table.
 _STAGE_COLUMNS = ("stage", "after", "before")
-_SMALL = 0.01  # of the step: such parts are drawn, and listed together
+_SMALL = 0.01  # Share of the step; smaller parts are drawn, but listed together.
 _FOLDED = ("gaps", "regions", "changes")
 _OWN = {
     "data_quality",
@@ -194,7 +194,7 @@ def write_report(spans: Spans, tables: Mapping[str, Table], path: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    # Names of files may hold bytes that are no text; a report with a question mark is still one.
+    # File names may contain bytes that are not text; a question mark then replaces them.
     data = render_report(spans, tables).encode("utf-8", "replace")
     with draft_of(path, mode_made_of(spans.path)) as part:
         part.write_bytes(data)
@@ -268,7 +268,7 @@ def _first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
         number, _, unit = duration(found.median_ns).rpartition(" ")
         low, high = map(duration, found.quartiles_ns)
         median, spread = (number, unit), f"Half of the steps take {low} to {high}"
-    parts = [] if of_devices else found.parts  # all of it would be untraced
+    parts = [] if of_devices else found.parts  # All of a device trace would be untraced.
     shown = [part for part in parts if part.share >= _SMALL]
     small = [part for part in parts if 0 < part.share < _SMALL]
     if len(small) == 1:
@@ -392,7 +392,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    made.filters["plain"] = plain  # no name turns the rest of a sentence around
+    made.filters["plain"] = plain  # A name could reverse the direction of the text after it.
     made.filters |= {"duration": duration, "percent": percent}
     return made
 
@@ -413,7 +413,7 @@ def _policy(script: str) -> str:
 
 def _json(data: Mapping[str, Any]) -> Markup:
     """Return JSON that cannot end the script element it stands in, whatever the names are."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII: no U+2028 is left
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII has no U+2028.
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)
@@ -458,7 +458,7 @@ def _cell(cell: Cell, column: Column, style: str, paints: Mapping[str, Paint]) -
         part = round(max(0.0, min(1.0, float(cell))), 4) if style == "share" else None
         return CellView(text.removesuffix("%"), "%", style, part)
     if column.kind in ("duration", "time") or column.unit in ("bytes", "h"):
-        number, _, unit = text.rpartition(" ")  # units line up, in "1 min 05 s" too
+        number, _, unit = text.rpartition(" ")  # Units line up, even in "1 min 05 s".
         return CellView(number, unit, style)
     return CellView(text, column.unit, style)
 

@@ -25,14 +25,14 @@ from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Histogram, Spans
 
-_MAX_PARTS = 14  # stages and waits of their own; the others are drawn as one
-_MAX_COLUMNS = 1_000  # of a chart over the steps: a screen has no more pixels
+_MAX_PARTS = 14  # Stages and waits; the rest are drawn as one.
+_MAX_COLUMNS = 1_000  # Columns of a chart over the steps; a screen has no more pixels.
 _MAX_HEAT_RANKS = 256
 _HEAT_STAGES = 3
 _MAX_RANK_ROWS = 64
-_ALIKE = 1.05  # times the median of the other ranks: ranks below that are alike
-_SMALL = 0.01  # of the step: a slow rank there does not matter
-_OCTAVE = 12  # shades of a heat map per doubling: neighbors differ by 6%
+_ALIKE = 1.05  # Times the median of the other ranks; ranks below that are alike.
+_SMALL = 0.01  # Share of the step; a slow rank in less does not matter.
+_OCTAVE = 12  # Shades of a heat map per doubling; neighbors differ by 6%.
 
 OTHERS = "other stages"
 LATE, WAITS = "arrives late by", "waits"
@@ -44,9 +44,9 @@ _MEMORY = {
 }
 
 
-# A colour per stage: the same in every report, and one that colour-blind readers can tell.
-# Okabe and Ito's palette (jfly.uni-koeln.de/color): eight colours that stay apart under every
-# common colour blindness. There are ten stages: kin share a hue and differ in lightness.
+# A stage has the same color in every report, and color-blind readers can distinguish all of them.
+# Okabe and Ito's palette (jfly.uni-koeln.de/color) has eight such colors. There are ten stages, so
+# related ones share a hue and differ in lightness.
 _KNOWN = {
     "actor_generate": "#56b4e9",
     "actor_compute_log_prob": "#009e73",
@@ -59,7 +59,7 @@ _KNOWN = {
     "weight_sync": "#0072b2",
     "actor_image_embeds": "#a9d8f5",
 }
-# Paul Tol's "muted" scheme (personal.sron.nl/~pault), for stages of the user's own.
+# Stages that a user defines get Paul Tol's "muted" scheme (personal.sron.nl/~pault).
 _OWN = ("#882255", "#44aa99", "#ddcc77", "#332288", "#999933", "#aa4499", "#88ccee", "#661100")
 
 
@@ -415,7 +415,7 @@ def stage_paints(spans: Spans, charts: StepCharts) -> dict[str, Paint]:
 
 
 def _own(name: str, taken: set[str]) -> str:
-    # crc32, since hash() differs from process to process.
+    # With crc32 a color is the same in every process; hash() differs between them.
     first = zlib.crc32(name.encode("utf-8", "replace"))
     turns = (_OWN[(first + turn) % len(_OWN)] for turn in range(len(_OWN)))
     return next((fill for fill in turns if fill not in taken), _OWN[first % len(_OWN)])

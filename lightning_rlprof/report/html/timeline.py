@@ -13,12 +13,12 @@ from lightning_rlprof.records.records import KINDS, SHADOW, bin_in_name
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 
-# JSON of all steps together. Reading it costs a browser some 20 ms, and the file stays mailable.
+# Bytes of JSON for all steps. A browser reads that in some 20 ms, and the file can be mailed.
 _BYTES = 600_000
 # Longest spans of one step; a screen cannot show more, and drawing would pause.
 _SPANS_PER_STEP = 6_000
 
-# Counters by which recorders flag what is not like the rest of a run.
+# Recorders flag spans that differ from the rest of a run with these counters.
 _DOUBTS = ("capture", "interrupted", SHADOW)
 _STEP, _EPOCH, _STAGE = (KINDS.index(kind) for kind in ("step", "epoch", "stage"))
 
@@ -30,7 +30,7 @@ class _Step(NamedTuple):
     rows: Int64s
     start_ns: int
     end_ns: int
-    duration_ns: int  # of the rank that took longest
+    duration_ns: int  # Duration on the slowest rank.
 
 
 def timeline(spans: Spans) -> dict[str, Any]:
@@ -150,7 +150,8 @@ def _draw(spans: Spans, step: _Step, counters: dict[str, int]) -> dict[str, Any]
         "start_ns": step.start_ns,
         "duration_ns": step.duration_ns,
         "left_out": len(cut),
-        "hatched": not np.any(spans.kind[cut] == _STAGE),  # else time outside stages is unknown
+        # If a stage is cut, time outside stages is unknown.
+        "hatched": not np.any(spans.kind[cut] == _STAGE),
         "bounds": [
             [int(spans.rank[row]), int(spans.start_ns[row]) - step.start_ns,
              int(spans.end_ns[row]) - step.start_ns]
@@ -170,8 +171,8 @@ def _lanes(
     below the one that it was opened in; asyncio tasks that overlap on a thread get rows of their
     own, so that no bar hides another.
     """
-    ends: dict[int, list[int]] = {thread: [] for thread in trains}  # end of the last span per row
-    places: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, id) -> (thread, row)
+    ends: dict[int, list[int]] = {thread: [] for thread in trains}  # End of the last span per row.
+    places: dict[tuple[int, int], tuple[int, int]] = {}  # This maps (rank, id) to (thread, row).
     items: list[list[Any]] = []
     for row in rows.tolist():
         rank, thread = int(spans.rank[row]), int(spans.thread[row])
@@ -202,7 +203,7 @@ def _numbers(spans: Spans, row: int, counters: dict[str, int]) -> list[Any]:
     """Return one list of counter, value, counter, value … or nothing; NaN becomes text."""
     found: list[Any] = []
     for name, value in (spans.counters_of(row) or {}).items():
-        plain = isinstance(value, int) or math.isfinite(value)  # integers may exceed a float
-        if name in counters:  # bins of histograms are not
+        plain = isinstance(value, int) or math.isfinite(value)  # Integers may exceed a float.
+        if name in counters:  # Bins of histograms are left out.
             found += [counters[name], value if plain else str(value)]
     return [found] if found else []
