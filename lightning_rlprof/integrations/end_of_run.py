@@ -27,7 +27,7 @@ def print_summary(run: Path, status: str) -> None:
         if sum(file.stat().st_size for file in files) > _LARGEST:
             lines = [f"rlprof: recorded {run}", f"See it: rlprof report {run} --open"]
         else:
-            # The reading side, which a training needs only here.
+            # The reading side is imported only here, as a training needs it for nothing else.
             from lightning_rlprof.loaders.load import load
             from lightning_rlprof.report.summary import summary, summary_lines
 
@@ -58,7 +58,7 @@ def log_report(run: Path, loggers: Sequence[Any]) -> None:
                 run,
             )
             return
-        # The reading side, which a training needs only here.
+        # The reading side is imported only here, as a training needs it for nothing else.
         from lightning_rlprof.loaders.load import load
         from lightning_rlprof.report.html.page import report_tables, write_report
 
@@ -70,12 +70,12 @@ def log_report(run: Path, loggers: Sequence[Any]) -> None:
     for take, each in takers:
         try:
             take(each, page)
-        except Exception as error:  # the others get theirs
+        except Exception as error:  # The remaining loggers still get the page.
             log.warning("%s could not be logged: %s", page, error, exc_info=error)
 
 
 def _taker(logger: Any) -> Any:
-    # By name: importing a logger's module would import W&B or MLflow for everyone.
+    # Kinds are compared by name, as importing a logger's module would import W&B or MLflow.
     kinds = {kind.__name__ for kind in type(logger).__mro__}
     return next((take for name, take in _TAKERS.items() if name in kinds), None)
 

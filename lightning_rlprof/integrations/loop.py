@@ -156,7 +156,7 @@ def open_session(
     }
     try:
         session = _start(config, config.save_path, name, place, others)
-    except AlreadyRecordingError as error:  # since just now, in another thread
+    except AlreadyRecordingError as error:  # Another thread has just begun to record.
         return _beside(error.session, config, owner)
     try:
         _own[:] = [session]
@@ -175,8 +175,8 @@ def _beside(other: Session, config: ProfilerConfig, owner: Owner) -> Session:
     return _Unrecorded(config, is_apart) if is_apart else _Guest(other)
 
 
-_own: list[Session] = []  # those that `start_session` started here, the last one only
-_MOST = 100  # runs of one name, and ranks that others take at the same time
+_own: list[Session] = []  # The session that `start_session` started last, if any.
+_MOST = 100  # Runs of one name, and ranks that other processes take at the same time.
 
 
 def _place(rank: int | None, world_size: int | None, hosts: int | None) -> Place:
@@ -253,7 +253,7 @@ def _end_with_process(session: Session) -> None:
 
 def _summarize(session: Session) -> None:
     wanted = session.config.summary and session.header.rank == 0 and session.has_steps
-    if wanted and "ipykernel" not in sys.modules:  # a notebook shows the run itself
+    if wanted and "ipykernel" not in sys.modules:  # A notebook shows the run itself.
         print_summary(session.run, session.status)
 
 

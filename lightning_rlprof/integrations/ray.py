@@ -75,7 +75,7 @@ def _options(config: ProfilerConfig, process: _Process) -> dict[str, str]:
     options = {key: value for key, value in given.items() if value is not None}
     if process == "worker":
         options.setdefault("capture-range-end", capture_range_end(config))
-    # Ray appends its own -o, unless it finds one by this name.
+    # Ray appends an -o unless there is an option of this name.
     if "output" in options:
         options["o"] = options.pop("output")
     folder = config.nsight.reports
@@ -118,7 +118,8 @@ def _expected(file: Path) -> Source | None:
         given = trace.header.config.get("nsight") or {}
         known = {key: given[key] for key in given if key in NsightConfig.model_fields}
         return _source(trace, NsightConfig.model_validate(known))
-    except (TraceError, AttributeError, TypeError, ValueError) as error:  # a header of any kind
+    except (TraceError, AttributeError, TypeError, ValueError) as error:
+        # A header may contain anything.
         log.warning("%s: its reports are not collected: %s", file, " ".join(str(error).split()))
     return None
 
@@ -130,7 +131,7 @@ def _source(trace: RankTrace, config: NsightConfig) -> Source | None:
         return None
     captures = captures_in(trace.notes)
     if not captures and trace.status is not None:
-        return None  # it ended well, and captured nothing
+        return None  # The process ended well, and captured nothing.
     return Source(
         header=header,
         home=rank_directory(trace.path.parent, header.rank),

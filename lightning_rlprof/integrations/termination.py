@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
-_PATIENCE_S = 2.0  # for a disk that takes nothing: the process ends all the same
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_PATIENCE_S = 2.0  # Seconds; even if the disk does not answer, the process ends.
+_CREDENTIALS = struct.Struct("3i")  # Process, user and group id.
 _SIGTERM, _NOTHING = bytes([signal.SIGTERM]), b"\0"
 
 
@@ -40,13 +40,13 @@ class Termination:
         signal.signal(signal.SIGTERM, self._handle)
         _Installed.here = self
         _watch_forks()
-        if hasattr(socket, "SO_PASSCRED"):  # Linux
+        if hasattr(socket, "SO_PASSCRED"):  # Only Linux has it.
             self._listen()
 
     def remove(self) -> None:
         """Let the signal end the process as before."""
         self._end = bool
-        with suppress(ValueError):  # on another thread than the main one the handler stays
+        with suppress(ValueError):  # Only the main thread can remove the handler.
             if self._is_installed():
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self._told is not None:
@@ -61,7 +61,7 @@ class Termination:
 
     def _listen(self) -> None:
         before = signal.set_wakeup_fd(-1)
-        if before >= 0:  # that of an event loop: then the handler alone has to do
+        if before >= 0:  # An event loop uses the wakeup file, so that the handler has to suffice.
             signal.set_wakeup_fd(before)
             return
         heard, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -70,7 +70,7 @@ class Termination:
         listener = threading.Thread(
             target=self._wait, args=[heard, told], name="rlprof-termination", daemon=True
         )
-        with suppress(RuntimeError):  # no more threads
+        with suppress(RuntimeError):  # The process may have no more threads.
             listener.start()
             self._told = told
             signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
@@ -87,7 +87,7 @@ class Termination:
         with heard, told:
             while True:
                 number, more, _, _ = heard.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
-                # A forked child has this socket, too, for a moment: its signals are not ours.
+                # A forked child has this socket, too, for a moment; its signals are ignored.
                 sender = _CREDENTIALS.unpack(more[0][2])[0] if more else 0
                 if sender != self._pid:
                     continue
@@ -101,12 +101,12 @@ class Termination:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._hears():
-            return  # the listener works
+            return  # The listener does the work.
         self._work()
         _end_by_signal()
 
     def _work(self) -> None:
-        with suppress(Exception):  # the process ends in any case
+        with suppress(Exception):  # The process ends in any case.
             self._end()
 
 
@@ -126,7 +126,7 @@ def _watch_forks() -> None:
         _Installed.watches_forks = True
 
 
-_forking = threading.local()  # what a thread that forks has blocked before
+_forking = threading.local()  # The signals that a forking thread had blocked before.
 
 
 def _block() -> None:
@@ -141,7 +141,7 @@ def _unblock() -> None:
 
 def _restore_in_child() -> None:
     if (here := _Installed.here) is not None:
-        with suppress(ValueError):  # forked by another thread than the main one
+        with suppress(ValueError):  # Another thread than the main one may have forked.
             here._hears()
             if here._is_installed():
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

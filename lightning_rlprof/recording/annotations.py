@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MIN_LONG_NS = 1_000_000  # Nanoseconds; a stage of this length is worth 2 µs more.
-_MAX_NAME = 1_000  # Characters; the file contains a name only once.
+_MAX_NAME = 1_000  # Characters; the file repeats a name for every span.
 
 _VERSION, _VERSION_END = "version", "version_end"
 
@@ -361,8 +361,7 @@ def listen(
     """
     global _sink
     if _sink is None:
-        # Spans that an earlier session left open are not around the spans of this one.
-        opened.set(None)
+        opened.set(None)  # Spans of an earlier session are not around those of this one.
         open_spans.forget_left()
     _sink = sink
     # These builtins accept the calls and return None: no Python frame while no session records.
@@ -408,8 +407,8 @@ def tell_first(path: str, where: str) -> None:
     Marker.__enter__ = enter  # type: ignore[method-assign]
 
 
-# They are made per session. Default arguments contain the objects that a span needs, as they are
-# the fastest to read. A thread that is inside one when its session ends finishes on that session.
+# They are made per session. Default arguments contain what a span needs, as they are the fastest
+# to read. A thread that is inside one when its session ends finishes on that session.
 def _recording(sink: "Session") -> tuple[Any, Any]:
     owner, own = sink.owner, sink.owner.ident
 

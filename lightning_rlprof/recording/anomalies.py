@@ -17,8 +17,7 @@ from lightning_rlprof.records.run_directory import RankReader, SpanLine, rank_fi
 from lightning_rlprof.records.stage_aliases import is_evaluation
 
 _MIN_STEPS, _MAX_STEPS = 30, 200  # Steps from which the usual time is learned.
-# Learning takes 0.1 ms: it runs every 5 steps at first, every 25 later.
-_REFRESH, _REFRESHES = 5, 8
+_REFRESH, _REFRESHES = 5, 8  # Learning takes 0.1 ms: every 5 steps at first, every 25 later.
 _MIN_SCATTER = 0.01  # A machine that repeats a step to 1% is not disturbed by 2%.
 _LEVEL, _OF, _LAST = math.log(1.2), 7, 8
 _SPIKE, _HIGHER, _REMEMBERED = math.log(2.5), math.log(1.25), 1_500

@@ -40,7 +40,7 @@ def within(around: Around, function: F) -> F:
         wrapper = _generator(around, function)
     else:
         wrapper = _function(around, function)
-    # torch.compile keeps what it compiles by code object, and limits how often one is compiled.
+    # Compiled code belongs to a code object, and torch.compile limits how often one is compiled.
     wrapper.__code__ = wrapper.__code__.replace()
     return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 

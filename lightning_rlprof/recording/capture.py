@@ -84,7 +84,7 @@ class Capture:
         self._tokens: list[_Token] = []
         self._opened: dict[tuple[int, str | None], int] = {}
         self._window = ""
-        self._facts: dict[str, Fact] = {}  # Notes of the window have them.
+        self._facts: dict[str, Fact] = {}  # Facts for the notes of the window.
         self._works = self._kept = False
         self._steps: set[int] = set()
         self._captured: set[str] = set()
@@ -129,7 +129,7 @@ class Capture:
         self._listening = opened = self._recorders
         for recorder in opened:
             self._call(recorder, recorder.open, self._folder / self._window)
-        # A recorder that failed took time, too. Without any, the step is as long as all others.
+        # A recorder that failed took time, too. Without any recorder, a step is as long as usual.
         self._works = any(map(_works, opened))
         self._run.record(_OPEN, start, self._run.clock())
 
@@ -155,7 +155,7 @@ class Capture:
 
     def enter(self, name: str, kind: Kind, *, closes: bool = False) -> object:
         """Mirror the beginning of a span; returns what `exit` needs, None without a listener."""
-        if not (self.mirrors or closes):  # What closes a window may open it later, inside.
+        if not (self.mirrors or closes):  # A span that closes a window may open it later, inside.
             return None
         step = self._run.step
         self.saw(step)

@@ -91,7 +91,7 @@ class CaptureRequests:
         learns = run.config.capture_anomalies and not run.header.rank
         self.learned = Anomalies() if learns else None
         """What learns how long steps take; None if this rank looks for no unusual ones."""
-        self._anomalies: list[int] = []  # They are the times at which each was found.
+        self._anomalies: list[int] = []  # Times at which anomalies were found.
         self._found: Anomaly | None = None  # It waits to be captured.
 
     def learn(self, step: int, ns: int, now_ns: int, spans: Iterable[Span]) -> None:
@@ -332,5 +332,6 @@ def store_of_the_job() -> Any:
     try:
         store = default_store()
         return None if store is None else store.clone()
-    except Exception:  # torch does not document the functions, and not every store has copies.
+    except Exception:
+        # These functions of torch are not documented, and not every store can be cloned.
         return None

@@ -17,8 +17,9 @@ from lightning_rlprof.records.run_directory import ClockLine
 if TYPE_CHECKING:
     from lightning_rlprof.recording.session import Session
 
-_PINGS = 5  # Each takes some 100 µs over TCP.
-_PATIENCE_NS = 1_000_000_000  # Rank 0 waits as long in all; who waits for it waits twice as long.
+_PINGS = 5  # A ping takes some 100 µs over TCP.
+# Rank 0 waits this long in all; a rank that waits for it waits twice as long.
+_PATIENCE_NS = 1_000_000_000
 _GROWTH = 4  # The first steps say little about how long steps take.
 _MARKER = Marker("rlprof compare clocks", "region")
 

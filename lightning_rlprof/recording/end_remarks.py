@@ -18,7 +18,7 @@ from lightning_rlprof.system.files import open_file
 
 _ASCEND = {"profile_level", "profile_export_type", "profile_analysis"}
 _MAX_BYTES_OF_A_CHILD = 256
-_MIN_RATIO = 0.92  # As difflib counts: of a known name of 14 letters, one is another.
+_MIN_RATIO = 0.92  # Ratio of difflib; names of 14 letters may differ in one letter.
 
 
 def chosen_stages(config: ProfilerConfig, rank: int) -> list[str]:
@@ -106,7 +106,7 @@ def without_effect(config: ProfilerConfig, device: str) -> list[Remark]:
     else:
         block, whose = config.integrated, "Ascend"
         keys = [key for key in _changed(block, "integrated") if key.split(".")[1] in _ASCEND]
-        if block.profile_level == "level_none":  # It records markers alone, on every device.
+        if block.profile_level == "level_none":  # This level records only markers, on every device.
             keys.remove("integrated.profile_level")
         keys += _changed(config.npu, "npu")
     if not keys:

@@ -33,9 +33,9 @@ from lightning_rlprof.records.records import JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
 from lightning_rlprof.system.files import folder_inside
 
-_AGREEMENTS = ".jobs"  # The folder lies beside the runs; the number of its user follows.
-_MAX_AGREEMENTS = 1_000  # One job, or jobs of the same name, may have begun as many runs here.
-_FRESH_S = 600  # Ranks of a job whose name may come again start within it.
+_AGREEMENTS = ".jobs"  # The folder is next to the runs; the user's number is appended.
+_MAX_AGREEMENTS = 1_000  # Runs that one job, or jobs of the same name, may have begun here.
+_FRESH_S = 600  # Seconds within which all ranks of a job start if its name may come again.
 _ALONE = "this rank has a run of its own, unless name= says which"
 
 
@@ -84,14 +84,14 @@ def find_place(
         job, is_unique = ray, True
     hosts = None
     if rank is None and (ray or job):
-        world, hosts = None, 1  # Whether others come, and where, is unknown.
+        world, hosts = None, 1  # Whether other ranks come, and where, is unknown.
     elif rank is None:
         rank, world = 0, 1
     return Place(rank, world, hosts, job, is_unique, bool(ray))
 
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
-    if "WG_PREFIX" in environ:  # verl numbers the workers of each group from 0.
+    if "WG_PREFIX" in environ:  # In verl, the workers of each group count from 0.
         return None, None
     if _is_distributed():
         distributed: Any = sys.modules["torch.distributed"]
@@ -133,9 +133,9 @@ def _ray_job() -> str:
     return ""
 
 
-_recorded: set[Path] = set()  # This process has recorded into these runs.
-_agreed = 0  # This process took as many names from the store.
-_remarks: dict[str, None] = {}  # They wait until the run can have a note.
+_recorded: set[Path] = set()  # Runs that this process has recorded into.
+_agreed = 0  # Number of names that this process took from the store.
+_remarks: dict[str, None] = {}  # Remarks that wait until the run can have a note.
 
 
 def shared_run(folder: Path, place: Place) -> str:

@@ -74,7 +74,7 @@ class Replaced:
     """Functions and methods that are replaced until `remove`."""
 
     def __init__(self) -> None:
-        # Each has the owner, the name, the marked function, and what was there before.
+        # Owner, name, marked function, and the attribute that was there before.
         self._installed: list[tuple[Any, str, object, object]] = []
 
     def put(self, owner: Any, name: str, mine: object) -> None:
@@ -136,7 +136,7 @@ class Wraps(Replaced):
             setattr(owner, name, mine)
         except (AttributeError, TypeError) as error:  # It has slots, or no setter.
             raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({error})") from error
-        # A compiled module puts most of what it is given on the module inside of it.
+        # A compiled module sets most attributes on the module inside it.
         found = [at for at, each in enumerate(holders) if vars(each).get(name) is mine]
         if not found:
             setattr(owner, name, method)
@@ -145,7 +145,7 @@ class Wraps(Replaced):
         owner, before = holders[found[0]], had[found[0]]
         self._installed.append((owner, name, mine, before))
         if before is _ABSENT and mine.__self__ is owner:
-            mine.__func__.__name__ = name  # pickle looks for it by this name.
+            mine.__func__.__name__ = name  # Unpickling looks for it by this name.
 
 
 class ImportedWraps(Replaced):
@@ -249,21 +249,23 @@ def _method(method: Callable[..., Any], calls: _Calls) -> types.MethodType:
     marked = _marked(method, calls)
 
     def call(bound_to: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # A copied partial has arguments of its own, which the marked one knows nothing of.
+        # A copied partial has its own arguments, which the marked one does not have.
         return (marked if bound_to is method else bound_to)(*args, **kwargs)
 
     async def call_awaited(bound_to: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await call(bound_to, *args, **kwargs)
 
     outer = call_awaited if inspect.iscoroutinefunction(marked) else call
-    outer.__name__, outer.__code__ = "__call__", outer.__code__.replace()  # as in `within`
+    # The code is copied as in `within`.
+    outer.__name__, outer.__code__ = "__call__", outer.__code__.replace()
     return types.MethodType(outer, method)
 
 
 def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     """Mark each call as a stage, or as a region of the stage that is open around it."""
     rule = calls.rule
-    # Marked once per stage here, so that a call only chooses; what has no stage runs as it is.
+    # It is marked once per stage here, so that a call only chooses.
+    # A call without a stage is not marked.
     mark: Callable[[str], Marker] = OwnMarker if calls.by_name else stage
     marked = {name: mark(name)(function) for name in rule.names().values()}
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
@@ -294,7 +296,7 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     kind: Any = call_iterated if inspect.isgeneratorfunction(function) else call
     if inspect.iscoroutinefunction(function):
         kind = call_awaited
-    kind.__code__ = kind.__code__.replace()  # as in `within`
+    kind.__code__ = kind.__code__.replace()  # The code is copied as in `within`.
     return functools.wraps(function)(kind)
 
 

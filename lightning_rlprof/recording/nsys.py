@@ -156,7 +156,7 @@ def _options(config: ProfilerConfig, opens: CaptureRange) -> tuple[dict[str, str
         if len(key) == 1:
             raise ConfigError(f"nsight.worker.{key} is a short option: use the long name")
     options = {k: v for k, v in given.items() if v is not None and k not in _SETTLED}
-    # nsys takes --cpuctxsw from --sample where that is on
+    # If --sample is on, nsys takes --cpuctxsw from it.
     quiet = ("sample", "cpuctxsw") if "sample" not in given else ()
     options |= {key: "none" for key in quiet if key not in given}
     remarks = [_FORKED] if options.get("trace-fork-before-exec") == "true" else []
@@ -213,7 +213,7 @@ def report_pattern(
             for part in parts
         )
     )
-    # nsys 2022.4 leaves %n as it is
+    # The %n is left as it is by nsys 2022.4.
     name = r"(?:\d+|%n)".join(map(re.escape, path.name.split("\0")))
     return path.parent, re.compile(name + r"(\.\d+)?\.(nsys-rep|qdstrm)")
 
@@ -314,7 +314,7 @@ def folder_of(config: NsightConfig) -> Path | None:
     context = ray.get_runtime_context()
     try:
         return Path(context.get_temp_dir(), context.get_session_name(), "logs", "nsight")
-    except AttributeError:  # an older Ray, which has no public way to tell
+    except AttributeError:  # An older Ray has no public way to get it.
         return latest_folder()
 
 
@@ -376,7 +376,7 @@ def _look(source: Source) -> _Looks:
     """Return this process's reports by number; what is older, another process of that PID left."""
     name = re.compile(rf"worker_process_{source.header.pid}(?:\.(\d+))?{re.escape(_SUFFIX)}")
     found = {}
-    with suppress(OSError), os.scandir(source.folder) as entries:  # no folder yet: no reports
+    with suppress(OSError), os.scandir(source.folder) as entries:  # There may be no folder.
         for entry in entries:
             match = name.fullmatch(entry.name)
             if match and entry.is_file(follow_symlinks=False):
@@ -399,10 +399,10 @@ def _move(source: Source, number: int, path: Path) -> Path | None:
         try:
             shutil.move(path, part)
         except OSError:
-            part.unlink(missing_ok=True)  # One of the two stays: the original.
+            part.unlink(missing_ok=True)  # Only the original must stay.
             raise
-        with suppress(OSError):  # a file system without modes
-            part.chmod(0o600)  # it contains the whole environment
+        with suppress(OSError):  # Some file systems have no modes.
+            part.chmod(0o600)  # A report contains the whole environment.
         return part.rename(home)
     except OSError as error:
         text = f"{path} could not be moved ({error.strerror})"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.recording.annotations import Marker
 
 _MAX_LEFT = 1_000
-_PARENT, _OWNS, _APART = "rlprof_parent", "rlprof_owns", "rlprof_apart"  # Threads have them.
+_PARENT, _OWNS, _APART = "rlprof_parent", "rlprof_owns", "rlprof_apart"  # Attributes of threads.
 _HOOK = "rlprof_follows"
 
 
@@ -93,8 +93,8 @@ numbers = itertools.count(1)
 """Numbers of spans, by ``next``. Never restarted: a parent that an earlier session left open is
 unknown in a later run, not wrong."""
 
-# Spans whose surroundings have ended first, as a generator's that is suspended inside of one: they
-# are around nothing that follows, and end when they are left.
+# Spans that are still open after the span around them, such as those of a suspended generator.
+# They are not around later spans, and end when they are left.
 _left: list[Span] = []
 _names: set[str] = set()
 
@@ -132,7 +132,7 @@ def new_span(
 
 def leave_open(span: Span) -> bool:
     """Keep an open span that no longer is around anything; return whether its name is a new one."""
-    span.token = None  # The recorders were told that it ended.
+    span.token = None  # The recorders know that it ended.
     _left.append(span)
     del _left[:-_MAX_LEFT]
     new = len(_names) < _MAX_LEFT and span.name not in _names
@@ -170,7 +170,7 @@ def counters_of(given: Mapping[str, Any]) -> dict[str, Any]:
         if name == EXPERTS:
             continue  # `later_experts` keeps them.
         if isinstance(value, list | tuple) or getattr(value, "ndim", False):
-            with suppress(Exception):  # of any kind: the training continues
+            with suppress(Exception):  # The training continues after any error.
                 listed = value.tolist() if hasattr(value, "tolist") else value
                 found.update(histogram_counters(name, listed))
                 if name == LENGTHS:

@@ -24,7 +24,7 @@ from lightning_rlprof.records.run_directory import SampleLine
 if TYPE_CHECKING:
     from lightning_rlprof.recording.session import Session
 
-_MAX_CHARACTERS = 200  # The name of a prompt or a group has no more.
+_MAX_CHARACTERS = 200  # Characters of the name of a prompt or a group.
 _told_wrong = False
 
 

@@ -58,12 +58,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _STEP = annotations.Marker("step", "step")
 _IDLE = annotations.Marker("idle", "stage")
 _PAUSE = annotations.Marker("garbage_collection", "region")
-_MAX_STEPS_KEPT = 1_000  # The starts of as many steps are kept for spans that are recorded late.
+_MAX_STEPS_KEPT = 1_000  # Steps whose starts are kept for spans that are recorded late.
 _MAX_STEP_TIMES = 200
 _STEPS_OF_A_MEDIAN = 19  # A requested capture learns from them how long the next steps take.
 _ALLOCATOR_STAGE_NS = 50_000_000  # Shorter stages do not ask torch's allocator, which takes 50 µs.
 _NUMBERS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_UNWRITTEN_NS = 1_000_000_000  # A stage that took minutes is written when it ends.
+_UNWRITTEN_NS = 1_000_000_000  # A stage that ends this long after a write is written at once.
 
 
 class _Process:
@@ -73,7 +73,7 @@ class _Process:
     """
 
     session: "Session | None" = None
-    notes: ClassVar[list[Remark]] = []  # No run of this process can contain what they name.
+    notes: ClassVar[list[Remark]] = []  # Every later run of this process gets them, too.
     lock = threading.RLock()
     watches_forks = False
 
@@ -456,7 +456,7 @@ class Session:
         if windows.possible:
             self._end_window()
         self.buffer.end_step(self.step, write=not is_shadow_step)
-        if self.loop.idles:  # What calls an actor may kill it at any time.
+        if self.loop.idles:  # The caller of an actor may kill it at any time.
             self.buffer.flush()
         if exchange is not None and exchange.after(self.step):
             steps.edge = None
@@ -504,11 +504,11 @@ class Session:
 
     def _open_step(self, step: int) -> None:
         steps, windows = self._steps, self._windows
-        if steps.edge is None:  # Garbage collection before it is of no step.
+        if steps.edge is None:  # Garbage collection before this step belongs to no step.
             self._end_of_background_step()
         self.step = step
         if windows.possible:
-            windows.capture.exit(windows.step_token)  # It was expected, and never came.
+            windows.capture.exit(windows.step_token)  # The step was expected, but never began.
             self._move_window(step)
             if windows.capture.is_open:
                 windows.step_token = windows.capture.enter("step", "step")
@@ -546,7 +546,7 @@ class Session:
     def _counters_of_step(self) -> dict[str, int]:
         steps, is_shadow_step = self._steps, self.silent_thread != 0
         found = self._memory.of_step(bare=is_shadow_step)
-        found |= self._end_of_background_step()  # They count since the step before.
+        found |= self._end_of_background_step()  # They count from the end of the step before.
         if steps.end_ns is not None:
             found[STEP_END], steps.end_ns = steps.end_ns, None
         return found | {SHADOW: 1} if is_shadow_step else found
@@ -834,7 +834,7 @@ class Session:
         """End the recording after a failure of rlprof's own in the steps."""
         if self.loop.give_up is not None:
             self.loop.give_up(error)
-        elif not self.status:  # With a status it ends already.
+        elif not self.status:  # With a status, it is ending already.
             log.error("recording stopped, training continues: %s", described(error), exc_info=error)
             self.close(f"stopped by an error in rlprof: {type(error).__name__}")
 
@@ -883,7 +883,7 @@ class Session:
             for part in (self._stop_helpers, *ending.before):
                 _safely(part, f"{part} could not be removed")
             _safely(partial(self._end_run, status))
-        finally:  # Here rather than in a function, whose failure would end the training.
+        finally:  # This is inline, as the failure of a function would end the training.
             annotations.listen(None)
             ending.is_closed = True
             if _Process.session is self:
@@ -961,7 +961,7 @@ class Session:
         armed = windows.possible and capture.arms_stages(self.config, self.header.rank, self.step)
         mirrored = windows.capture.mirrors or armed
         mode = "mirrored" if mirrored else "spans"
-        # A change makes the interpreter forget what it learned of markers.
+        # A change makes the interpreter drop the code that it has specialized for markers.
         if mode != marking.mode:
             marking.mode = mode
             shadows, told = marking.has_shadows, marking.told

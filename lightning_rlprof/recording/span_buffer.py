@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 _MAX_INTERVALS = 1 << 16  # Of more intervals of one stage, only the sum is kept.
 _MAX_COUNTER = 1e300  # Sums of larger numbers may overflow, so that such a counter is unknown.
 
-# How long steps may stay in memory: encoding and writing costs a step of 7 ms 44 µs, and 8 µs if 14
-# steps share one write. SIGKILL loses at most this long of them.
+# Nanoseconds that steps may stay in memory; SIGKILL loses at most this long of them. A write costs
+# a step of 7 ms 44 µs, and 8 µs if 14 steps share it.
 _WRITE_NS = 100_000_000
 _MAX_RECENT_SPANS = 300
 _STEPS_WITH_NAMES = 100  # Later steps have spans of the same names, which need no second look.
 _MAX_NAMES = 10_000
-_MAX_LATE_SPANS = 1 << 14  # Each of them is asked for its numbers at the end of every step.
-_RESERVED = 8  # This part of a file that has a limit is for notes and for how the run ended.
+_MAX_LATE_SPANS = 1 << 14  # Late spans are asked for their numbers at the end of every step.
+_RESERVED = 8  # An eighth of a limited file is for notes and for the end of the run.
 _OF_STEPS: set[type] = {SampleLine, CountLine, ExpertsLine, MetricsLine}
 _RETURNED = "numbers that a recorder should have returned:"
 
@@ -104,12 +104,12 @@ class Buffer:
         self._writer, self._clock = writer, clock
         self._name = plain(str(writer.path))
         self._limit = limit
-        self._left_out = {"lines": 0, "steps": 0}  # as the file is full
-        self._left_from: int | None = None  # the first step that was left out
+        self._left_out = {"lines": 0, "steps": 0}  # They are counted once the file is full.
+        self._left_from: int | None = None
         self._has_said_full = False
         self._spans: list[Span] = []
         self.append: Callable[[Span], object] = self._spans.append
-        self._unwritten: list[Span] = []  # They are of steps that have ended.
+        self._unwritten: list[Span] = []  # Spans of steps that have ended.
         self._written_ns = clock() - _WRITE_NS
         self._others: list[msgspec.Struct] = []
         # A signal's handler may mark something while its thread writes, and must not wait for it.
@@ -118,9 +118,9 @@ class Buffer:
         self._threads: set[int] = set()
         self._knows = self._threads.issuperset
         self._lost = 0
-        self._refused_ns: int | None = None  # Since then the disk takes nothing.
+        self._refused_ns: int | None = None  # The time since which the disk accepts no writes.
         self._damage: set[str] = set()
-        self._flushed: list[Span] = []  # They are of the step that continues.
+        self._flushed: list[Span] = []  # Spans of the step that continues.
         self._thread = threading.get_ident()
         self._tally = Tally(self._thread)  # It sums up that step, even if not all lines are kept.
         self._last: tuple[list[Span], Tally] = ([], self._tally)
@@ -201,9 +201,8 @@ class Buffer:
 
     def _look(self) -> None:
         """Say once what was done to the file from outside: in the log, and in the file."""
-        with suppress(
-            OSError
-        ):  # that it is closed, in a forked child, or that it cannot be written
+        # In a forked child the file is closed; elsewhere it may not be writable.
+        with suppress(OSError):
             damage = self._writer.damage()
             if damage and damage not in self._damage:
                 self._damage.add(damage)
@@ -213,7 +212,7 @@ class Buffer:
         self._look()
         self._collect()
         spans, self._unwritten = self._unwritten, []
-        # No Python loop: this runs once per step, when the caches have forgotten all of it.
+        # A Python loop would be slow: this runs once per step, when the CPU caches are cold.
         if self._others or self._lost or not self._knows(map(_thread_of, spans)):
             self._write_with_news(spans)
         elif spans or self._refused_ns is not None:
@@ -265,7 +264,7 @@ class Buffer:
             spans += [around] if around.end_ns is None else []
             around = around.around
         starts = [start for _, start, _ in intervals]
-        found = [(-1, -1)] * len(starts)  # Each has the start and the id of the span around it.
+        found = [(-1, -1)] * len(starts)  # Start and id of the span around each interval.
         for span in spans:
             if span.kind not in ("stage", "region"):
                 continue
@@ -366,7 +365,7 @@ class Buffer:
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""
         self._lock, self._writes = threading.RLock(), True  # Another thread may have held the lock.
-        self.append = bool  # It keeps nothing: optimizers may add spans for long.
+        self.append = bool  # It keeps nothing, as optimizers may add spans for a long time.
         self._close_file()
 
     def totals(self) -> StepTotals:
@@ -427,7 +426,7 @@ class Buffer:
             news = [line for line in news if not isinstance(line, ThreadLine)]
         lines = [*news, *rows, *others] if news or others else rows
         try:
-            if not self._writer.write(lines):  # Tensors are not held any longer.
+            if not self._writer.write(lines):  # Waiting spans must not keep tensors alive.
                 for span in spans:
                     span.counters = plain_item(span.counters)
         except OSError as error:
@@ -435,7 +434,7 @@ class Buffer:
                 text = "cannot write %s: %s; the newest lines wait in memory"
                 log.warning(text, self._name, error)
                 self._refused_ns = self._clock()
-        except Exception as error:  # Some line has what no file can hold.
+        except Exception as error:  # A line contains a value that cannot be encoded.
             if not self._lost:
                 log.warning("cannot write %s, spans are lost: %s", self._name, error)
             self._lost += len(lines)
@@ -489,7 +488,7 @@ class Tally:
         self.thread = thread
         self._step: tuple[int, int] | None = None
         self._captured = False
-        self._spent: dict[tuple[str, str], _Union] = {}  # The counter "" is of all spans.
+        self._spent: dict[tuple[str, str], _Union] = {}  # The counter "" is for all spans.
         self._apart = _Union()  # Validations are not training.
 
     def add(self, spans: Iterable[Span]) -> None:

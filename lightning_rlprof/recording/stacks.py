@@ -44,11 +44,11 @@ _MAX_THREADS, _MAX_FRAMES, _MAX_CHILDREN = 100, 64, 64
 _MAX_TEXT = 200
 _LOOK_S = 0.5
 _MAX_SPANS = 200
-_IDLE_S = 0.25  # It passes between looks at the request and at the step.
+_IDLE_S = 0.25  # Seconds between looks at the request and at the step.
 _SAMPLE_S = 0.05
 _TIMES_USUAL, _TIMES_LONGEST = 3.0, 1.25  # A slow step takes longer than both.
-_LATELY, _MIN_STEPS = 20, 10  # The usual step is the median of as many.
-_SLOW_STEP_NS = 5_000_000_000  # A slow step is sampled for as long.
+_LATELY, _MIN_STEPS = 20, 10  # The usual step is the median of the last ones, if there are enough.
+_SLOW_STEP_NS = 5_000_000_000  # Nanoseconds for which a slow step is sampled.
 _PER_HOUR, _HOUR_NS = 12, 3_600_000_000_000
 _MAX_CALLS = 200
 _MAX_PLACE = 200
@@ -91,7 +91,7 @@ def _frames(frame: FrameType) -> tuple[Frame, ...]:
     found = []
     for code, line in _calls(frame):
         text = linecache.getline(code.co_filename, line).strip()[:_MAX_TEXT]
-        name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
+        name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no `co_qualname`.
         found.append(Frame(code.co_filename, line, name, text))
     return tuple(found)
 
@@ -148,10 +148,10 @@ class StackSampler:
         self._owners = owners_of(rank_file(session.run, session.header.rank))
         self._refused: set[str] = set()
         self._request: StackRequest | None = None
-        self._until_ns: int | None = None  # It is known while it samples.
-        self._step = 0  # This slow step was sampled last.
-        self._slow: deque[int] = deque(maxlen=_PER_HOUR)  # Slow steps were sampled then.
-        self._samples: list[tuple[int, int, str]] = []  # Each has a time, a step and a place.
+        self._until_ns: int | None = None  # It is set while it samples.
+        self._step = 0  # The slow step that was sampled last.
+        self._slow: deque[int] = deque(maxlen=_PER_HOUR)  # Times at which slow steps were sampled.
+        self._samples: list[tuple[int, int, str]] = []  # Time, step and place of each sample.
         self._taken = 0
         self._folder = ""
         with suppress(OSError):
@@ -204,7 +204,7 @@ class StackSampler:
         answer = StackAnswer(
             request.id, thread, tuple((at, place) for at, _, place in samples), spans
         )
-        with suppress(OSError):  # Who asked waits for it, and says so.
+        with suppress(OSError):  # The process that asked for stacks reports that none came.
             write_stack_answer(session.run, session.header.rank, answer)
 
     def _new_request(self) -> StackRequest | None:
@@ -253,7 +253,7 @@ class StackSampler:
         if frame is None:
             return ""
         code, line = frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
-        name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
+        name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no `co_qualname`.
         file = code.co_filename
         if self._folder and file.startswith(self._folder):
             file = file[len(self._folder) :]

@@ -74,7 +74,8 @@ class Finished:
     role: str
 
 
-# Not `object`: jsonargparse 4.39 takes any default for one, and then leaves the signature unread.
+# The type is not `object`: jsonargparse 4.39 takes any default for one, and then leaves the
+# signature unread.
 OnFinish = Callable[[Finished], Any]
 """What is called with a rank's finished capture or run; what it returns is not used."""
 
@@ -107,7 +108,7 @@ def start_session(
     """
     config = config or ProfilerConfig()
     check_callable(on_finish)
-    if not open_world:  # In an open world, those that the configuration names may still come.
+    if not open_world:  # In an open world, the ranks that the configuration names may still come.
         config.check_world(world_size)
     _check_place(name, rank, world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
@@ -326,7 +327,7 @@ def _call(action: OnFinish, finished: Finished) -> None:
     def call() -> None:
         try:
             action(finished)
-        except BaseException as error:  # Ctrl-C never arrives on a thread of its own.
+        except BaseException as error:  # Ctrl-C is never raised on this thread.
             log.warning("on_finish failed on rank %d: %r", finished.rank, error, exc_info=error)
 
     thread = threading.Thread(target=call, name="rlprof-finish-call", daemon=True)

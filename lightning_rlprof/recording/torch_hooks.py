@@ -24,7 +24,7 @@ _UPDATE = Marker("optimizer_step", "region")
 _MAX_NESTED_OPTIMIZERS = 64
 _BACKWARD = Marker("backward", "region")
 
-_MAX_NAMES = 1_000  # Some programs put a number into each.
+_MAX_NAMES = 1_000  # Some programs put a number into each name.
 
 
 class _Running(threading.local):
@@ -62,7 +62,8 @@ class OptimizerSteps:
         """Restart regions: what ran since the optimizer was called was not an update."""
         now, steps = self._session.clock(), self._running.steps
         steps[:] = [(whose, now, token) for whose, _, token in steps]
-        if steps and self._session.mirrors:  # torch's own row began before.
+        # The row of torch.profiler began before the closure, so recorders get one that begins now.
+        if steps and self._session.mirrors:
             whose, _, token = steps[-1]
             steps[-1] = whose, now, token or self._session.enter(_UPDATE.name, _UPDATE.kind)
 
@@ -88,7 +89,7 @@ class OptimizerSteps:
             whose, start, token = steps.pop()
             if whose != id(optimizer):
                 continue
-            try:  # Its `record` would be one more frame.
+            try:  # A call of `session.record` would cost one more Python frame.
                 span = new_span(_UPDATE, session.step, start, session.clock(), None)
                 if token is not None:
                     span.token = token
@@ -105,7 +106,7 @@ class BackwardPasses(Replaced):
     def __init__(self) -> None:
         super().__init__()
         mine = _BACKWARD(torch.autograd.backward)
-        # It breaks a graph as torch's own does. Compiled itself, it would break another.
+        # Like torch's own, it breaks a graph. If it were compiled itself, it would break another.
         when_imported("torch._dynamo", lambda module: module.decorators.skip(mine))
         self.put(torch.autograd, "backward", mine)
 
@@ -128,7 +129,7 @@ class RecordFunctions(Replaced):
             marker = known.get(name)
             if marker is None and name not in known and len(known) < _MAX_NAMES:
                 marker = known[name] = None
-                with suppress(Exception):  # of any kind: the training continues
+                with suppress(Exception):  # The training continues after any error.
                     found = standard_stage(name)
                     marker = known[name] = stage(found) if found in STAGES else None
             around = innermost() if marker is not None else None

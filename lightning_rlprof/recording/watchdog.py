@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _BEAT_S = 5.0
-_MAX_TICK_S = 2.0  # In a longer pause the process may have been stopped.
-_TIMES_UNKNOWN = 6  # The timeout is longer where nothing is known of how long it may take.
+_MAX_TICK_S = 2.0  # Seconds; in a longer pause the process may have been stopped.
+_TIMES_UNKNOWN = 6  # The timeout is longer if the usual duration is unknown.
 _TIMES_LEARNED = 5  # NVRx allows the same multiple of the longest time before.
 _TIMES_REPORTED = (1, 2, 4)  # A hang is reported at these multiples of the limit.
 _MAX_NAMES = 10_000
@@ -100,12 +100,12 @@ class Watchdog:
         self._quiet_ns = 0
         self._seen: tuple[Any, ...] = ()
         self._first = self._number = next(numbers)  # Spans of this session have higher numbers.
-        # They are names and kinds, outermost first, and known in a long silence only.
+        # Names and kinds of open spans, outermost first; they are known only in a long silence.
         self._open: tuple[tuple[str, str], ...] | None = None
         self._last = self._after = ""  # These spans ended last, now and when the silence began.
         self._known: set[str] = set()
         self._longest_s: dict[str, float] = {}  # The keys are the spans before a silence.
-        self._alarms = 0  # Each hang counts its own.
+        self._alarms = 0  # Alarms of the current hang.
         self._reports = 0
         self._reported_ns: int | None = None
         self._beat_ns: int | None = None
@@ -116,7 +116,7 @@ class Watchdog:
 
     def start(self) -> "Watchdog":
         """Begin to watch. A process that may have no more threads trains without it."""
-        with suppress(OSError):  # From now on, others may ask for stacks.
+        with suppress(OSError):  # From now on, other processes may ask for stacks.
             make_folder(self._run, self._run / FOLDER)
         try:
             self._thread.start()
@@ -136,7 +136,7 @@ class Watchdog:
             with suppress(OSError):
                 remove_inside(self._run, alive_file(self._run, self._rank))
         with suppress(OSError):
-            (self._run / FOLDER).rmdir()  # It stays if there are reports, or other ranks live.
+            (self._run / FOLDER).rmdir()  # It stays if there are reports or other ranks.
 
     def _watch(self) -> None:
         look_at = time.monotonic() + _TICK_S
@@ -148,14 +148,14 @@ class Watchdog:
                 look_at = time.monotonic() + _TICK_S
             try:
                 self.look()
-            except Exception as error:  # of any kind: the training continues
+            except Exception as error:  # The training continues after any error.
                 log.warning("the watchdog for hangs stopped: %s", error, exc_info=error)
                 return
 
     def _sample(self, sampler: StackSampler) -> None:
         try:
             sampler.look()
-        except Exception as error:  # of any kind: the training continues
+        except Exception as error:  # The training continues after any error.
             self._sampler = None
             text = f"stacks are no longer sampled: {described(error)}"
             self._session.note(Code.STACKS_NOT_SAMPLED, text)
@@ -197,7 +197,7 @@ class Watchdog:
         session, before = self._session, self._number
         recent = session.buffer.recent()
         last, self._last = (recent[-1].id, recent[-1].name) if recent else (None, "")
-        # Spans take their numbers from there, so that a gap shows others and costs them nothing.
+        # Spans take numbers from the same counter, so a gap shows new spans without a cost to them.
         self._number = next(numbers)
         seen = (last, session.step, session.waiting)
         own = 1 if self._sampler is None else 1 + self._sampler.take_numbers()
@@ -230,7 +230,8 @@ class Watchdog:
             return not (self._session.waiting or self._session.silent_thread)
         if any(is_evaluation(name) for name, _ in inside):
             return False
-        # Regions inside may be named after what they work on; what is compiled is a stage.
+        # Inner regions may be named after their data, so only inner stages count. Code that takes
+        # long because it is compiled is a stage.
         chosen = [name for at, (name, kind) in enumerate(inside) if not at or kind == "stage"]
         return self._known.issuperset(chosen)
 

@@ -23,7 +23,7 @@ from lightning_rlprof.records.records import OPTIMIZER_STEP
 KIT = Kit("Fabric", "lightning", "sheeprl")
 
 _UPDATE = stage("actor_update")
-_TIMED = "sheeprl.utils.timer"  # whose door marks updates and steps
+_TIMED = "sheeprl.utils.timer"  # The door of this module marks updates and steps.
 _COLLECTIVES = ("all_reduce", "all_gather", "barrier", "broadcast")
 
 
@@ -60,7 +60,7 @@ class _Training:
 
         One that has trained nothing, as that of a player, leaves no run.
         """
-        gc.collect()  # a Fabric refers to itself
+        gc.collect()  # A Fabric refers to itself, so only the garbage collector removes it.
         if not self.fabrics and (self.session.has_steps or self.session.buffer.has_stages()):
             self.session.close(self.session.standing)
         elif not self.fabrics:
@@ -72,7 +72,7 @@ class _Training:
         forget(self.session.run)
 
 
-_trainings: list[_Training] = []  # those that may continue
+_trainings: list[_Training] = []
 
 
 def _begin(fabric: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ def _begin(fabric: Any, *args: Any, **kwargs: Any) -> None:
     mine = next((each for each in _trainings if each.session is session), None)
     if session is not None and session.owner.has_thread():
         if mine is None:
-            return  # the program's own, or another framework's
+            return  # The session belongs to the program, or to another framework.
         known, header = find_place(own=place), session.header
         if session.has_steps or (header.rank, header.world_size) == (known.rank, known.world_size):
             mine.fabrics.add(fabric)

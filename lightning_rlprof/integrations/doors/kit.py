@@ -42,7 +42,7 @@ class Kit:
         """
         session = current()
         if session is not None and session.loop.yields:
-            running()  # It makes room.
+            running()  # This ends a session that yields.
             session = current()
         if session is None and running() is None and "session" not in self._failed:
             try:

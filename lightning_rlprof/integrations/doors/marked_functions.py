@@ -29,11 +29,11 @@ _OPENRLHF = {
         "compute_advantages_and_returns": "compute_advantage",
     },
 }
-_LOADERS = ("DataLoader", "FakeDataLoader")  # of prime-rl
+_LOADERS = ("DataLoader", "FakeDataLoader")  # Loaders of prime-rl.
 _BROADCASTS = ("WeightBroadcast", "FileSystemWeightBroadcast", "NCCLWeightBroadcast")
 _STAGES_OF_AREAL = (("rollout", "wait_for_samples"), ("train_step", "actor_update"))
 _TIMERS = Timers(AREAL, TimerNames(stages=_STAGES_OF_AREAL))
-_LAST_OF_AREAL = "clear_batches"  # phase of a step
+_LAST_OF_AREAL = "clear_batches"  # The last phase of a step.
 
 
 def install(module: Any) -> None:
@@ -76,7 +76,7 @@ def _prime_rl(module: Any) -> None:
             PRIME_RL.marks(owner, "broadcast_weights", "weight_sync")
 
 
-_batch_since: list[int] = []  # when the batch of prime-rl was there
+_batch_since: list[int] = []  # The time at which prime-rl had its batch.
 
 
 def _waits_for_batch(function: Any) -> Any:

@@ -56,9 +56,9 @@ class _Loop:
         self.rollouts = 0
         self._thread = threading.main_thread().ident
         self.trainer = 0
-        self._leader: Callable[[], Any] = lambda: None  # the optimizer whose steps end a step
-        self._others: set[int] = set()  # those that stepped since the leader did
-        self._is_marked = self._has_failed = False  # marked: by the program, with stages
+        self._leader: Callable[[], Any] = lambda: None  # The optimizer whose steps end a step.
+        self._others: set[int] = set()  # Ids of the optimizers that stepped since the leader did.
+        self._is_marked = self._has_failed = False  # A step is marked if the program has stages.
         self._number = 0
         self._forget_step()
 
@@ -66,7 +66,7 @@ class _Loop:
         self._rollout: int | None = None
         self._gradients: int | None = None
         self._updated: int | None = None
-        self._asked: int | None = None  # since the update, a module without gradients
+        self._asked: int | None = None  # Time of the first call without gradients since the update.
         self._in_environment = self._calls = 0
 
     def tell(self, event: Callable[..., None], *facts: Any) -> None:
@@ -181,9 +181,9 @@ class _Loop:
         if not session.loop.yields:
             return  # Another thread's session came first.
         self.session, self._number = session, 1
-        hook = register_optimizer_step_post_hook(_stepped)  # after the session's own
+        hook = register_optimizer_step_post_hook(_stepped)  # It runs after the session's hook.
         session.at_close(lambda: self.tell(_Loop.flush), hook.remove)
-        atexit.register(self.tell, _Loop.leave_untrained)  # before the session's own
+        atexit.register(self.tell, _Loop.leave_untrained)  # It runs before the session's.
         session.expect_step(1)
 
     def _end_step(self, session: "Session") -> None:
@@ -272,7 +272,7 @@ MODULES = ("torch", "torch.utils.data.dataloader", *_ROLLS)
 def _cover(module: Any, name: str, method: str, make: Callable[[Any], Any]) -> None:
     owner = getattr(module, name, None)
     function = None if owner is None else vars(owner).get(method)
-    if function is not None:  # another version has another one
+    if function is not None:  # Other versions may lack the method.
         setattr(owner, method, make(function))
 
 
@@ -302,7 +302,7 @@ def _listen(torch: Any) -> None:
             LOOP.tell(_Loop.backward)
         return backward(*args, **kwargs)
 
-    # A process of an environment is no part of this loop.
+    # A forked process of an environment is not a part of this loop.
     os.register_at_fork(after_in_child=LOOP.__init__)  # type: ignore[misc]
     torch.nn.Module.__call__ = called
     _cover(torch.optim, "Optimizer", "__init__", _optimizing)

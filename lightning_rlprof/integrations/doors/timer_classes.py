@@ -85,7 +85,7 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         "Timer",
         _BOTH_CONTEXTS,
         _own("message"),
-        # In the asynchronous trainer the updates inside are on a thread of their own.
+        # In the asynchronous trainer, the updates inside run on another thread.
         TimerNames(
             ("step",), (("train_critic_and_policy", "actor_update"),), ignored=("run_training",)
         ),

@@ -28,12 +28,12 @@ def install(module: Any) -> None:
     if trainer is None or base is None or callbacks is None:
         return
     KIT.marks(trainer, "training_step", "actor_update")
-    if hasattr(trainer, "_clip_grad_norm"):  # since 5.0
+    if hasattr(trainer, "_clip_grad_norm"):  # Versions before 5.0 do not have it.
         KIT.marks(trainer, "_clip_grad_norm", "actor_update")
     KIT.marks(trainer, "get_batch_samples", "data_fetch")
     KIT.marks(trainer, "_save_checkpoint", "save_checkpoint")
     KIT.replace(trainer, "evaluate", Marker(VALIDATIONS[0], "region"))
-    # Of this, each attempt is a call; a version without it tries once.
+    # Every attempt of a training calls this method; a version without it tries once.
     attempt = "_inner_training_loop" if hasattr(trainer, "_inner_training_loop") else "train"
     KIT.replace(trainer, attempt, _ending)
     if not any(issubclass(kind, _Hooks) for kind in callbacks):
@@ -45,11 +45,12 @@ class _Hooks:
 
     def __init__(self) -> None:
         self.session: Session | None = None
-        self._since: int | None = None  # when the last micro-batch ended, or the last hook ran
+        self._since: int | None = None  # The time at which the optimizer was about to step.
 
     @KIT.quiet
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.end("interrupted by another training of its Trainer")  # in case it has not ended
+        # The training before may not have ended.
+        self.end("interrupted by another training of its Trainer")
         place = args.process_index, args.world_size
         self.session = KIT.new_session(Owner(), place, args.device.type)
         self.session.expect_step(state.global_step + 1)

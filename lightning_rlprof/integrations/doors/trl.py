@@ -18,7 +18,7 @@ KIT = Kit("TRL", "trl")
 
 _REWARD = stage("compute_reward")
 _REFERENCE, _OLD = stage("reference_compute_log_prob"), stage("actor_compute_log_prob")
-_EQUAL = 1e-8  # rewards of a group that differ by less give no advantage
+_EQUAL = 1e-8  # Rewards of a group that differ by less give no advantage.
 
 
 def install(module: Any) -> None:
@@ -59,7 +59,7 @@ def _log_probs(function: Any) -> Any:
 
     @functools.wraps(function)
     def call(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():  # a part of the update
+        if torch.is_grad_enabled():  # The call is a part of the update.
             return function(self, model, *args, **kwargs)
         with _REFERENCE if _is_reference(self, model) else _OLD:
             return function(self, model, *args, **kwargs)
@@ -72,7 +72,7 @@ def _is_reference(trainer: Any, model: Any) -> bool:
     if model is getattr(trainer, "ref_model", None):
         return True
     for module in model.modules():
-        if hasattr(module, "disable_adapters") and hasattr(module, "active_adapters"):  # PEFT
+        if hasattr(module, "disable_adapters") and hasattr(module, "active_adapters"):  # PEFT.
             return bool(module.disable_adapters) or "ref" in module.active_adapters
     return False
 

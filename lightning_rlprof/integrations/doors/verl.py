@@ -47,7 +47,7 @@ def _timer(function: Any) -> Any:
         if _TIMERS.is_step(name):
             _TIMERS.start(name, name)
             yield from inner
-            _TIMERS.stop(name, name)  # not of a step that raised
+            _TIMERS.stop(name, name)  # A step that raised is not recorded.
         else:
             with stage(_stage_of(str(name))):
                 yield from inner
@@ -100,7 +100,7 @@ def _state(name: str, inner: Any) -> Iterator[Any]:
     _end(session, is_update=last in _UPDATES)
 
 
-_ended: list[int] = []  # when the last call of this worker ended
+_ended: list[int] = []  # The time at which the last call of this worker ended.
 
 
 @KIT.quiet

@@ -24,7 +24,7 @@ def _run_hidden() -> None:
 def _open_doors() -> None:
     try:
         from lightning_rlprof.integrations.doors.registry import open_doors
-    except ImportError:  # a virtual environment without rlprof
+    except ImportError:  # A virtual environment may lack rlprof.
         _sign("without")
         return
     _sign("with")
@@ -38,7 +38,7 @@ def _sign(kind: str) -> None:
         if folder:
             with open(os.path.join(folder, f"{kind}-{os.getpid()}"), "w") as file:
                 file.write(sys.executable)
-    except OSError:  # of another host, or the command has ended
+    except OSError:  # The folder is on another host, or the command has ended.
         pass
 
 

@@ -45,7 +45,7 @@ def callbacks() -> list[Any]:
         callback = ProfilerCallback(os.environ.get("RLPROF_CONFIG") or None)
     except RlprofError:
         raise
-    except Exception as error:  # a broken installation
+    except Exception as error:  # The installation may be broken.
         import logging
 
         text = "RLPROF=1: nothing is recorded, training continues: %s"

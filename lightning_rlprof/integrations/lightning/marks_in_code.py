@@ -62,7 +62,7 @@ def rules_by_name(module: torch.nn.Module) -> list[WrapRule]:
         for name, method in sorted(_methods(owner).items()):
             stage = stage_of_method(name)
             if stage and _is_users(method):
-                with suppress(Exception):  # a name that no rule can have
+                with suppress(Exception):  # Not every name can be in a rule.
                     rules.append(WrapRule(target=f"{path}{name}", stage=stage))
     return rules
 
@@ -102,7 +102,8 @@ def _is_users(method: Any) -> bool:
 
 
 def _plain(method: Any) -> Any:
-    return getattr(method, "__func__", method)  # of a bound, class or static one
+    # Bound, class and static methods contain a function.
+    return getattr(method, "__func__", method)
 
 
 def _functions(module: torch.nn.Module) -> Iterator[Any]:
@@ -118,7 +119,7 @@ def _functions(module: torch.nn.Module) -> Iterator[Any]:
 def _markers(function: Any) -> Iterator[Marker]:
     """Return the markers that a function was decorated with."""
     for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # not yet filled
+        with suppress(ValueError):  # The cell may not be filled yet.
             if isinstance(content := cell.cell_contents, Marker):
                 yield content
 

@@ -52,13 +52,13 @@ __all__ = ["Callback", "ProfilerCallback", "guarded"]
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OLDEST = (2, 4)  # Lightning
+_OLDEST = (2, 4)  # Oldest version of Lightning.
 _PLAIN = (bool, int, float, str, types.NoneType)
 
 
 def _installed_bases() -> tuple[type, ...]:
-    # lightning.pytorch.Callback and pytorch_lightning.Callback are two classes, and LightningCLI
-    # accepts only its own: deriving from every installed one serves all Trainers.
+    # The callbacks of lightning.pytorch and of pytorch_lightning are two classes. LightningCLI
+    # accepts only that of its package, so deriving from every installed one serves all Trainers.
     bases: list[type] = []
     found: dict[str, tuple[int, ...]] = {}
     for package in ("pytorch_lightning", "lightning.pytorch"):
@@ -164,8 +164,9 @@ class ProfilerCallback(Callback):
         self.by_environment = False
         self.run: Path | None = None
         self._session: Session | None = None
-        self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
-        self._apart: Any = None  # whose fit, in another thread, is not recorded
+        # Its fit is recorded; a fit inside of that may have this callback, too.
+        self._trainer: Any = None
+        self._apart: Any = None  # Its fit, in another thread, is not recorded.
         self._undo: list[Any] = []
         self._by_name: list[Wraps] = []
         self._bar: StageOnBar | None = None
@@ -175,7 +176,7 @@ class ProfilerCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the run behind in copies and other processes: it belongs to who records it."""
-        # Lightning hangs two methods of the module on every callback, and with them the weights.
+        # Lightning sets two methods of the module on every callback, and with them the weights.
         left = {"log", "log_dict"}
         kept = {key: value for key, value in vars(self).items() if key not in left}
         run: dict[str, Any] = {
@@ -197,7 +198,7 @@ class ProfilerCallback(Callback):
         if stage != "fit" or not self._is_the_one(trainer.callbacks):
             return
         if self._trainer is trainer and self._session and not self._session.step:
-            return  # a callback that holds this one forwards what Lightning calls, too
+            return  # A callback that contains this one forwards Lightning's calls, too.
         if self._trainer is trainer or (self._trainer and not _trains(self._trainer)):
             self._finish("interrupted by an error that was not reported to callbacks")
         if other := running():
@@ -205,7 +206,7 @@ class ProfilerCallback(Callback):
             return
         try:
             self._start(trainer, pl_module)
-        except AlreadyRecordingError as error:  # since just now, in another thread
+        except AlreadyRecordingError as error:  # Another thread has just begun to record.
             self._decline(error.session, trainer)
         except (ConfigError, RecorderError):
             self._finish("interrupted by the configuration")
@@ -224,7 +225,7 @@ class ProfilerCallback(Callback):
         others = [one for one in callbacks if isinstance(one, ProfilerCallback) and one is not self]
         if not self.by_environment and any(not other.by_environment for other in others):
             raise ConfigError("the Trainer has two ProfilerCallbacks; remove one")
-        return not (self.by_environment and others)  # what the code says wins over RLPROF=1
+        return not (self.by_environment and others)  # A callback in the code wins over RLPROF=1.
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
         device = _device(trainer)
@@ -234,7 +235,7 @@ class ProfilerCallback(Callback):
         place = find_place(own=own)
         if (place.rank, place.world_size) == own:
             name = trainer.strategy.broadcast(new_run_name(), src=0)
-        else:  # each process of a job has a Trainer of its own
+        else:  # Every process of a job has its own Trainer.
             name = shared_run(self.config.save_path, place)
         self._session = session = start_session(
             self.config,
@@ -250,14 +251,15 @@ class ProfilerCallback(Callback):
         self.run, self._trainer = session.run, trainer
         self._starts = {}
         self._undo.append(ImportedWraps(self.config.wrap))
-        with suppress(Exception):  # the module may make it in its own setup, which comes later
+        # The module may make the target in its `setup`, which comes later.
+        with suppress(Exception):
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
         self._watched = _watched(trainer.callbacks)
         batches = Batches(session, trainer, self._watched, self.give_up, self._after_step)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
-        # after them: where an optimizer's step ends an update, that ends last
+        # These are last, so that an update ends after the optimizer step that ends it.
         self._undo.append(UpdateStages(session, trainer, pl_module, self.give_up))
         if session.header.rank == 0:
             self._bar = StageOnBar(session, trainer.progress_bar_callback)
@@ -296,11 +298,11 @@ class ProfilerCallback(Callback):
         assert session is not None
         try:
             found = [] if has_marks(pl_module) else rules_by_name(pl_module)
-        except Exception as error:  # code of any kind
+        except Exception as error:  # The module's code may raise any error.
             log.debug("the module cannot be looked into", exc_info=error)
             return
         for rule in found:
-            with suppress(ConfigError):  # an object that takes no attributes
+            with suppress(ConfigError):  # Some objects take no attributes.
                 self._by_name.append(Wraps(pl_module, [rule], by_name=True))
                 rules.append(rule)
         if rules:
@@ -362,12 +364,12 @@ class ProfilerCallback(Callback):
                 if isinstance(part, Wraps | ImportedWraps) and session is not None:
                     for code, text, facts in part.remarks():
                         session.note(code, text, **facts)
-            except Exception as error:  # the others and the session end all the same
+            except Exception as error:  # The other parts, and the session, end all the same.
                 log.error("%s could not be removed: %s", part, error, exc_info=error)
         if session is None:
             return
         try:
-            if status == "finished" and not session.has_steps:  # as of a tuner
+            if status == "finished" and not session.has_steps:  # A tuner records no step.
                 log.info("no step was recorded: %s is removed", session.run)
                 session.discard()
                 self.run = None
@@ -381,7 +383,7 @@ class ProfilerCallback(Callback):
         except Exception as error:
             log.error("the run could not be finished: %s", error, exc_info=error)
             with suppress(Exception):
-                session.close(status)  # does nothing if that went well
+                session.close(status)  # It does nothing if the session is closed.
 
     # ---- steps
 
@@ -389,9 +391,9 @@ class ProfilerCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the first step, so that a rollout in the data loader belongs to it."""
         session = self._recording(trainer)
-        # Tuners run the loop without its callbacks, and their batches are no steps.
+        # Tuners run the loop without its callbacks, and their batches are not steps.
         if session is not None and any(id(each) in self._watched for each in trainer.callbacks):
-            # Of the batch before this one, counted from 0; right after a resume, too.
+            # The index is of the batch before this one, counted from 0, also right after a resume.
             step = trainer.fit_loop.epoch_loop.total_batch_idx + 2
             if session.step != step:
                 session.expect_step(step)
@@ -447,7 +449,7 @@ class ProfilerCallback(Callback):
         return self._session if self._trainer is trainer else None
 
 
-# What a signature shows, and LightningCLI reads; type checkers cannot see it.
+# A signature shows these types, and LightningCLI reads them; type checkers cannot see them.
 ProfilerCallback.__init__.__annotations__["options"] = typed_options(
     [*inspect.signature(ProfilerCallback).parameters]
 )

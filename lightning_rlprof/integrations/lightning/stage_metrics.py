@@ -85,14 +85,14 @@ class StageMetrics(Callback):
                 if value is not None and not 0 < value < 1e18:
                     raise ConfigError(f"{name}={value} must be above 0 and below 1e18")
         self._parameters, self._peak_tflops = by_stage, peak_tflops
-        self._row: list[tuple[StepTotals, float | None]] = []  # steps since the last row, memory
+        self._row: list[tuple[StepTotals, float | None]] = []  # Steps since the last row.
         self._ranks = _Ranks()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse a Trainer without a ProfilerCallback, and one in the other order."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         ours = [one for one in trainer.callbacks if isinstance(one, ProfilerCallback)]
-        # Lightning puts that of RLPROF=1 behind all others, where it serves as well.
+        # Lightning puts the callback of RLPROF=1 last, where it serves as well.
         self._row, self._ranks = [], _Ranks()
         if stage == "fit" and not any(one in before or one.by_environment for one in ours):
             raise ConfigError(
@@ -110,7 +110,7 @@ class StageMetrics(Callback):
         if session is None or not session.step_totals.ns or session.step_totals is self._seen:
             return
         self._seen = totals = session.step_totals
-        # Not log_dict: it repeats the last value of a stage in steps that did not have it.
+        # With `log_dict`, the last value of a stage would be repeated in steps without that stage.
         loop = trainer.fit_loop
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
         if not every:
@@ -119,11 +119,11 @@ class StageMetrics(Callback):
         self._row.append((totals, memory_gb))
         if (x + 1) % every == 0 and not loop._should_accumulate():
             metrics = self._metrics(session.header)
-            # A logger of the user's own may know nothing of ranks.
+            # A logger of the user may not check the rank.
             for logger in trainer.loggers if trainer.is_global_zero else ():
                 try:
                     _log(logger, metrics, x)
-                except Exception as error:  # the others get theirs
+                except Exception as error:  # The remaining loggers still get the metrics.
                     self.give_up(error)
 
     def _metrics(self, header: Header) -> dict[str, float]:
@@ -134,11 +134,11 @@ class StageMetrics(Callback):
         device, model = recorded_device(header), self._model(header)
         peak = self._peak_tflops or (device.tflops if device else None)
         own = {**sums.metrics(), **_mfu(sums, self._parameters, peak, model)}
-        if memory:  # the highest, also where times are left out
+        if memory:  # The maximum includes captured steps, whose times are left out.
             own["rlprof/peak_memory_gb"] = max(memory)
         try:
             return self._ranks.combined(own, header)
-        except Exception as error:  # the connection to the other ranks
+        except Exception as error:  # The connection to the other ranks may fail.
             self.give_up(error)
             return own
 
@@ -209,7 +209,7 @@ class _Ranks:
         if len(self._known) < header.world_size - 1:
             keys = [f"{place}/{rank}" for rank in range(1, header.world_size)]
             self._known = [key for key in keys if key in self._known or store.check([key])]
-        if store.has_extended_api():  # one message for all of them
+        if store.has_extended_api():  # One message is enough for all ranks.
             sent = store.multi_get(self._known) if self._known else []
         else:
             sent = [store.get(key) for key in self._known]
@@ -230,6 +230,6 @@ def _memory_gb(kind: str, *, keep_peak: bool) -> float | None:
     found = accelerator.memory_bytes(kind).get("device_peak_bytes")
     if found is None:
         found = resident_bytes()
-    elif not keep_peak:  # in a capture the peak belongs to the memory recorder
+    elif not keep_peak:  # In a capture, the peak belongs to the memory recorder.
         accelerator.reset_peak(kind)
     return None if found is None else found / 1e9

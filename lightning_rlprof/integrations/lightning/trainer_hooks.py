@@ -24,15 +24,15 @@ _REGIONS = {
     "save_checkpoint": "save_checkpoint",
 }
 _BATCH = "run_training_batch"
-# optimizer_step comes from torch's own hooks, which also see raw optimizers.
+# Optimizer steps come from torch's own hooks, which also see raw optimizers.
 _LIGHTNINGS_OWN = {"run_training_epoch", _BATCH, "optimizer_step"}
-# Other callbacks run between two batches: worth a span where they take time.
+# Other callbacks run between two batches; they are worth a span if they take time.
 _CALLBACK_HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end")
 _OURS = "ProfilerCallback"
 _OWNERS = ("[Strategy]", "[_TrainingEpochLoop]")
 _SLOW_NS = 1_000_000
-_LONG_NS = 1_000_000_000  # a bar that moves more often shows no stage: it could not be read
-_MOST = 40  # times that the bar is drawn in a step, some 100 µs each
+_LONG_NS = 1_000_000_000  # Nanoseconds; the stages of a shorter step could not be read on the bar.
+_MOST = 40  # Times that the bar is drawn in a step; each takes some 100 µs.
 
 
 class Cover(Replaced):
@@ -116,12 +116,12 @@ class Actions:
     ) -> None:
         self._session, self._stages, self._batch = session, stages, batch
         self._start, self._stop, self._profile = profiler.start, profiler.stop, profiler.profile
-        # The caches answer without a Python frame; they are bounded, for names with a number.
+        # The caches answer without a Python frame. They are bounded, as names may contain a number.
         self._known = lru_cache(maxsize=1024)(self._learn)
         mine = {"start": self.start, "stop": self.stop, "profile": self.around}
         changed = {*mine} & {*vars(profiler)}
         if type(profiler).__name__ == "PassThroughProfiler" and not changed:
-            # It does nothing at the price of a generator per action, 40 of them per step.
+            # It does nothing, but costs a generator per action, 40 of them per step.
             profile = lru_cache(maxsize=1024)(self.profile)
             mine = {"start": self.enter, "stop": self.exit, "profile": profile}
         self._covers = [Cover(profiler, name, method) for name, method in mine.items()]
@@ -159,7 +159,7 @@ class Actions:
             cover.remove()
 
     def _learn(self, action_name: object) -> Any:
-        # a user's own may be a number, or a member of an Enum, which may be a text beside
+        # A user's action may be a number, or a member of an Enum that is also a string.
         action_name = (str.__str__ if isinstance(action_name, str) else str)(action_name)
         owner, _, hook = action_name.rpartition(".")
         if action_name in self._stages:
@@ -295,14 +295,14 @@ class StageOnBar:
     def _show(self, stage: str) -> None:
         try:
             if self._write is not None and not self._write(stage):
-                self._write = None  # not a terminal
-        except Exception as error:  # the insides of a bar, which differ between versions
+                self._write = None  # The bar is not on a terminal.
+        except Exception as error:  # The internals of a bar differ between versions.
             log.debug("the progress bar shows no stage", exc_info=error)
             self._write = None
 
     def _text(self, now: str, stage: str) -> str | None:
         """Return the new text in front of the bar; None if it is there."""
-        if now != self._shown:  # Lightning has begun another epoch
+        if now != self._shown:  # Lightning has begun another epoch.
             self._base = now
         self._shown = f"{self._base.removesuffix(': ')} {stage}" if stage else self._base
         return None if self._shown == now else self._shown
@@ -317,7 +317,7 @@ class StageOnBar:
         text = self._text(self._bar.train_progress_bar.description, stage.replace("[", r"\["))
         if text is not None:
             progress.update(task, description=text)
-            self._bar.refresh()  # drawn by the bar's own thread
+            self._bar.refresh()  # The bar's own thread draws it.
         return True
 
     def _write_tqdm(self, stage: str) -> bool:

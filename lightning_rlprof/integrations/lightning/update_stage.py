@@ -26,7 +26,7 @@ from lightning_rlprof.records.stage_aliases import STAGE_ALIASES
 
 _ACTOR, _CRITIC = "actor_update", "critic_update"
 _UPDATES = {_ACTOR, _CRITIC, *STAGE_ALIASES[_ACTOR].split(), *STAGE_ALIASES[_CRITIC].split()}
-_MOST_NODES = 10_000  # of a loss's graph, on the way to a parameter
+_MOST_NODES = 10_000  # Nodes of a loss's graph that are searched for a parameter.
 
 
 class UpdateStages:
@@ -60,12 +60,12 @@ class UpdateStages:
         self._automatic = module.automatic_optimization
         self._markers: dict[str, LoopMarker] = {}
         self._of_optimizer: dict[int, str] = {}
-        self._marked: bool | None = None  # whether the user marks the update, as far as known
-        self._found = False  # whether it really was marked
-        self._others = False  # whether any other stage was seen
-        self._since: int | None = None  # when the training step began; None outside of it
+        self._marked: bool | None = None  # Whether the user marks the update; None if unknown.
+        self._found = False  # Whether a mark of the update was seen.
+        self._others = False  # Whether any other stage was seen.
+        self._since: int | None = None  # Start of the training step; None outside of it.
         self._open: tuple[LoopMarker, Span] | None = None
-        self._stepping = 0  # id of the optimizer that steps now
+        self._stepping = 0  # The id of the optimizer that steps now.
         self._stepped = self._backward_done = 0
         strategy = trainer.strategy
         self._backward = Marker("backward", "region")(strategy.backward)
@@ -86,7 +86,7 @@ class UpdateStages:
             cover.remove()
         for hook in self._hooks:
             hook.remove()
-        with suppress(Exception):  # what has failed once may fail again
+        with suppress(Exception):  # A part that has failed once may fail again.
             self._end()
 
     # ---- what the loop runs
@@ -106,7 +106,7 @@ class UpdateStages:
         self._safely(self._reach, optimizer, loss)
         now_open = self._open
         if now_open:
-            now_open[0].yields = False  # what is computed again belongs to the update
+            now_open[0].yields = False  # A recomputed forward pass belongs to the update.
         try:
             return self._backward(*args, **kwargs)
         finally:
@@ -152,7 +152,7 @@ class UpdateStages:
         if self._automatic:
             early = self._others and (alone or not arms)
             early = early or (alone and self._asks(name))
-        else:  # a capture of the update has to hold its forward pass
+        else:  # A capture of the update has to include its forward pass.
             early = alone and self._asks(name) and self._one_stage()
         if early:
             self._enter(name)
@@ -161,7 +161,7 @@ class UpdateStages:
         """Whether rules or the code name an update, before the first one."""
         rules = [*self._session.config.wrap, *self.rules]
         known = {name for rule in rules for name in rule.names().values()}
-        with suppress(Exception):  # code of any kind
+        with suppress(Exception):  # The module's code may raise any error.
             known |= names_in_code(self._module)
         return bool(self._names & known)
 
@@ -177,7 +177,7 @@ class UpdateStages:
                 update.name, last.end_ns if last else None, update if update is last else None
             )
             return
-        if self._found:  # the code says which steps have an update
+        if self._found:  # The code says which steps have an update.
             return
         name = self._name(optimizer, loss)
         if not (self._others or self._asks(name)) or not self._is_ours(optimizer):
@@ -206,7 +206,7 @@ class UpdateStages:
         marker = self._markers.get(name) or self._markers.setdefault(name, LoopMarker(name))
         marker.__enter__()
         span = opened.get()
-        if span is None or span.marker is not marker:  # nothing is recorded
+        if span is None or span.marker is not marker:  # Nothing is recorded.
             return
         self._open = marker, span
         span.start_ns = min(span.start_ns, start or span.start_ns)
@@ -222,11 +222,11 @@ class UpdateStages:
     def _leave(self) -> None:
         if self._open is not None:
             (marker, span), self._open = self._open, None
-            if not self._automatic:  # one capture for all of a training step
+            if not self._automatic:  # One capture covers the whole training step.
                 self._session.keep_windows(lambda span: True)
             marker.__exit__(None, None, None)
             self._session.buffer.join_late(span)
-            if not self._automatic and self._stepped < span.start_ns:  # no optimizer stepped in it
+            if not self._automatic and self._stepped < span.start_ns:
                 span.end_ns = max(span.start_ns, self._backward_done)
             self._session.keep_windows(self._continues)
 
@@ -255,7 +255,7 @@ class UpdateStages:
             return next(iter(stages.values()))
         if optimizer is None and loss is not None:
             optimizer = _owner(loss, self._trainer.optimizers)
-        inner = getattr(optimizer, "optimizer", None)  # of a LightningOptimizer
+        inner = getattr(optimizer, "optimizer", None)  # A LightningOptimizer contains the real one.
         return stages.get(id(optimizer)) or stages.get(id(inner), _ACTOR)
 
     def _one_stage(self) -> bool:

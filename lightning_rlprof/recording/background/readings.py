@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from lightning_rlprof.errors import described
 
 _MAX_BYTES = 1 << 16
-_SECTOR = 512  # /proc/diskstats counts in it, whatever the disk.
-_NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit".
+_SECTOR = 512  # Bytes; /proc/diskstats counts in this unit, whatever the disk.
+_NO_LIMIT = 1 << 60  # For "no limit", cgroup v1 writes a number near 2**63.
 _VIRTUAL_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
 
-# Numbers of NVML's C interface do not change.
+# These numbers of NVML's C interface do not change.
 _SM_CLOCK, _OF_GPU = 1, 0
-_POWER = 0x4 | 0x80  # software power cap, power brake of the hardware
-_HEAT = 0x20 | 0x40  # by software, by hardware
-_HARDWARE = 0x8  # one of the two, or the current
+_POWER = 0x4 | 0x80  # Software power cap, and power brake of the hardware.
+_HEAT = 0x20 | 0x40  # Thermal slowdown by software, and by hardware.
+_HARDWARE = 0x8  # Thermal slowdown or power brake of the hardware, or the current.
 
 _DCMI = "libdcmi.so"
 _PLACES = (
@@ -198,8 +198,9 @@ def _process(files: HostFiles) -> Reading:
 
 def _host_cpu(files: HostFiles) -> Reading:
     content = files.read("/proc/stat")
-    ticks = [int(each) for each in content.partition("\n")[0].split()[1:9]]  # User has guests.
-    idle = ticks[3] + ticks[4]  # To wait for a disk is to be idle, too.
+    # User time includes that of guests.
+    ticks = [int(each) for each in content.partition("\n")[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]  # A CPU that waits for a disk is idle, too.
     busy, count = sum(ticks) - idle, len(re.findall(r"^cpu\d", content, re.MULTILINE))
     return Reading(
         {
@@ -358,7 +359,7 @@ def _quota(read: ReadOwn, is_v2: bool) -> Reading | None:
     quota, period = " ".join(map(read, names)).split()
     if not quota.isdecimal():
         return None
-    # Not the time: it is summed over CPUs, and may be longer than the time that has passed.
+    # Periods are counted: throttled time is summed over CPUs, and may exceed the time that passed.
     stat = _numbers(read("cpu.stat"))
     return Reading(
         {"cpu_throttled_percent": Total(100 * stat["nr_throttled"], per=stat["nr_periods"])},
@@ -386,7 +387,7 @@ def _pressure(resource: str, files: HostFiles) -> Reading:
     path = files.once(f"{resource} pressure", partial(_pressure_file, resource))
     lines = dict(line.split(" ", 1) for line in files.read(path).splitlines())
     names = {"some": f"{resource}_pressure_percent"}
-    if resource != "cpu":  # of CPUs, "full" means nothing for a machine
+    if resource != "cpu":  # For the CPUs of a machine, "full" has no meaning.
         names["full"] = f"{resource}_full_pressure_percent"
     return Reading(
         {
@@ -421,7 +422,7 @@ class _Nvml:
 
     def __init__(self, uuid: str | None) -> None:
         self._uuid = uuid
-        self._device: tuple[Any, Any] | None = None  # the library, and its handle
+        self._device: tuple[Any, Any] | None = None  # The library, and its handle of the device.
         self._asked = dict(_QUESTIONS)
         self._has_read = False
 
@@ -433,7 +434,7 @@ class _Nvml:
         for name, ask in tuple(self._asked.items()):
             try:
                 found[name] = ask(*self._device)
-            except Exception as error:  # NVMLError, or a pynvml that lacks the function
+            except Exception as error:  # NVML failed, or this pynvml lacks the function.
                 why = error
                 if not self._has_read:
                     del self._asked[name]
@@ -522,9 +523,9 @@ class _AiCore(ctypes.Structure):
 
 class _Hbm(ctypes.Structure):
     _fields_ = (
-        ("memory_size", ctypes.c_ulonglong),  # MiB
+        ("memory_size", ctypes.c_ulonglong),  # MiB.
         ("freq", ctypes.c_uint),
-        ("memory_usage", ctypes.c_ulonglong),  # MiB
+        ("memory_usage", ctypes.c_ulonglong),  # MiB.
         ("temp", ctypes.c_int),
         ("bandwidth_util_rate", ctypes.c_uint),
     )

@@ -53,8 +53,8 @@ LONG_NS = 1_000_000
 """A pause of this length or more becomes a region."""
 
 _MAX_EVENTS = 1 << 17  # Each collection adds two, until `GcPauses.take` is called.
-_MAX_PAUSES = 1 << 12  # They are the long ones between two steps.
-_CHILDREN_EVERY_NS = 100_000_000  # Each child costs the reading of a file.
+_MAX_PAUSES = 1 << 12  # Long pauses between two steps.
+_CHILDREN_EVERY_NS = 100_000_000  # Nanoseconds; every child costs the reading of a file.
 
 Device = tuple[int, str | None]
 """Number of an accelerator, as torch counts, and its UUID if torch tells it."""
@@ -85,7 +85,7 @@ class Background:
         self._parts = {part.name: part for part in parts}
         self._device = device if self._kind in _DEVICES else None
         self._found: Device | None = None
-        # Of each part the time of the sample, the time at which it was read, and what was read.
+        # Per part: time of the sample, time of the reading, and the reading.
         self._before: dict[str, tuple[int, int, Reading]] = {}
         self._written: dict[tuple[str, str], float] = {}
         self._failed: set[str] = set()
@@ -107,7 +107,7 @@ class Background:
     def end_step(self) -> tuple[dict[str, int], list["Pause"]]:
         """Return the garbage collection of a step; called on the training thread."""
         if self._device is not None:
-            with suppress(Exception):  # a device that cannot say so has no metrics
+            with suppress(Exception):  # A device that is unknown has no metrics.
                 self._found = self._device()
             if self._found is not None:
                 self._device = None
@@ -130,7 +130,7 @@ class Background:
         """Do nothing from now on, in a forked child, which has no such thread."""
         self._pauses.close()
         self._thread = None
-        self._end = threading.Event()  # which the thread may have been locking
+        self._end = threading.Event()  # The thread may have held the lock of the old event.
         self._end.set()
         self._close()
 
@@ -146,14 +146,14 @@ class Background:
             self._session.note(Code.METRICS_MISSING, text)
 
     def _loop(self) -> None:
-        self.sample()  # which opens files: its cost is not that of others
+        self.sample()  # The first sample opens files, so its cost is not typical.
         pause = PERIOD_S
         while not self._end.wait(pause):
-            sets_up = self._found is not None  # imports the device's library, once
+            sets_up = self._found is not None  # The next sample imports the device's library, once.
             begin = time.thread_time()
             self.sample()
             took = 0.0 if sets_up else time.thread_time() - begin
-            # Samples within a long step, and steps since the last write.
+            # It writes samples within a long step, and steps since the last write.
             self._session.buffer.flush_if_free()
             pause = max(PERIOD_S, took / MAX_SHARE)
 
@@ -165,7 +165,7 @@ class Background:
         sampled = self._session.clock()
         lines: dict[tuple[int, int | None], tuple[dict[str, Any], dict[str, Any]]] = {}
         for part in tuple(self._parts.values()):
-            now = self._session.clock()  # once more, as another thread may have run for long
+            now = self._session.clock()  # Another thread may have run for long since `sampled`.
             try:
                 reading = part.read()
             except Exception as error:
@@ -351,6 +351,6 @@ class CpuWait(_OpenFile):
         return {"cpu_wait_ns": max(self._before - before, 0)}
 
     def _total(self) -> int | None:
-        with suppress(OSError, IndexError, ValueError):  # not Linux, or a kernel without it
+        with suppress(OSError, IndexError, ValueError):  # Not every kernel has the file.
             return int(self._read().split()[1])
         return None

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _MARKERS = {"npu": "mstx", "cuda": "nvtx"}
 _TIMED = ("cuda", "npu", "xpu")
 
-# MSTX hears ranges only inside of torch_npu.profiler, which is opened first and closed last.
+# MSTX records ranges only inside torch_npu.profiler, which is opened first and closed last.
 _ON_NPU = ("npu_profiler", "mstx")
 
 Counters = Mapping[str, Number]
@@ -56,7 +56,7 @@ def is_for_the_process(error: BaseException) -> bool:
 
 def _code_of(handler: Any) -> Any:
     """Return the code of a Python function, method or object that can be called; else None."""
-    handler = getattr(handler, "func", handler)  # of functools.partial
+    handler = getattr(handler, "func", handler)  # A functools.partial keeps its function in `func`.
     for each in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004
         if code := getattr(each, "__code__", None):
             return code

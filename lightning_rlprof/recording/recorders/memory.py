@@ -115,7 +115,8 @@ class MemorySnapshotRecorder(Recorder):
         self._out = out
         record = memory._record_memory_history
         wanted = {"context": "all", "stacks": "python", "max_entries": self._max_entries}
-        wanted["clear_history"] = True  # torch >= 2.6 and later know different ones of these
+        # Versions of torch since 2.6 accept different ones of these options.
+        wanted["clear_history"] = True
         known = inspect.signature(record).parameters
         record(enabled="all", **{name: wanted[name] for name in wanted if name in known})
         self._recording = True
@@ -171,7 +172,7 @@ class MemorySnapshotRecorder(Recorder):
         name = f"_{self._kind}_attach_out_of_memory_observer"
         try:
             getattr(torch._C, name)(_out_of_memory)
-        except Exception as error:  # not with every allocator, nor on every device
+        except Exception as error:  # Some allocators and devices have no observer.
             return f"no snapshot will be written on an out-of-memory error ({error})"
         _Process.watched.add(self._kind)
         return ""
@@ -188,7 +189,7 @@ class MemorySnapshotRecorder(Recorder):
         part = path.with_suffix(".part")
         snapshot = self._memory()._snapshot()
         for entry in _with_frames(snapshot):
-            # torch takes no depth. Python stacks of a training are some hundred frames deep.
+            # Depth is not an option of torch, and a training's stacks are some hundred frames deep.
             entry["frames"] = entry["frames"][: self._stack_depth]
         try:
             with part.open("wb") as file:
@@ -280,7 +281,7 @@ class _Sampler:
 
     def known(self) -> tuple[list[str], npt.NDArray[np.int64]]:
         """Return the names of the columns of which anything is known, and the samples in these."""
-        # A copy: a thread that hangs may still add to the array.
+        # The array is copied, as a thread that hangs may still add to it.
         samples = np.array(self._numbers, np.int64).reshape(-1, _WIDTH)
         known = [0, *np.flatnonzero((samples[:, 1:] != _UNKNOWN).any(axis=0)) + 1]
         return [("clock_ns", *_COLUMNS)[at] for at in known], samples[:, known]

@@ -108,7 +108,8 @@ class MstxRecorder(Recorder):
             return
         stream = self._stream() if self._stream is not None else None
         number = self._mstx.range_start(one.message, stream, domain=_DOMAIN)
-        if number is None:  # torch_npu has printed why, and would print it for every span
+        # The reason is printed by torch_npu, and would be printed again for every span.
+        if number is None:
             self._broken = self._told = True
             self.note(Code.MSTX_NOT_RECORDED, _BROKEN)
         one.number = number or 0

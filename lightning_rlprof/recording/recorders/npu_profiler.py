@@ -32,7 +32,7 @@ _COMMAND = (sys.executable, "-m", "lightning_rlprof", "ascend", "parse")
 _LATER = "run `rlprof ascend parse` later"
 _MAX_PARSE_S = 3600.0
 
-# Under msprof's command line these make torch_npu.profiler do nothing.
+# With these variables of msprof's command line, torch_npu.profiler does nothing.
 _MSPROF = ("PROFILING_MODE", "PROFILER_SAMPLECONFIG")
 
 _FILTERS = ("mstx_domain_include", "mstx_domain_exclude")
@@ -44,7 +44,7 @@ _CHOSEN_BY = {
     "msprof_tx": "mstx",
 }
 
-# torch_npu resets what it does not like and prints a line about it.
+# An unsuitable option is reset by torch_npu, which prints a line about it.
 _CURES = {
     "aic_metrics": "needs integrated.profile_level: level1 or level2",
     "op_attr": "needs integrated.profile_export_type: db",
@@ -96,9 +96,9 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
     ) as process:
         try:
             said, _ = process.communicate(timeout=timeout_s)
-        finally:  # Ctrl-C, too
+        finally:  # Ctrl-C must end the process, too.
             if process.poll() is None:
-                with suppress(OSError):  # it has ended
+                with suppress(OSError):  # The process may have ended meanwhile.
                     os.killpg(process.pid, signal.SIGKILL)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for line in lines:
@@ -168,7 +168,8 @@ class NpuProfilerRecorder(Recorder):
         if not runs or out.resolve() not in folder.parents:
             if runs:
                 profile.stop()
-            profile.stopped = True  # else __del__ stops what never ran, and writes elsewhere
+            # Otherwise `__del__` stops a profile that never ran, and writes elsewhere.
+            profile.stopped = True
             raise RecorderError(
                 f"torch_npu.profiler did not start in {out}; its line [ERROR] on the terminal says "
                 "why: a directory that it may not write, a library of CANN that is missing"
@@ -190,7 +191,7 @@ class NpuProfilerRecorder(Recorder):
         if profile is None:
             return
         if profile.current_action == self._module.ProfilerAction.RECORD_AND_SAVE:
-            profile.step()  # ends the schedule; a stop in the middle of it prints a warning
+            profile.step()  # This ends the schedule; a stop in the middle of it prints a warning.
         profile.stop()
         folder = self._made[-1]
         if self._config.integrated.profile_with_npu and not list(folder.glob("PROF_*")):
@@ -286,7 +287,7 @@ def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
             raise RecorderError(f"npu.experimental.{name}={value!r} is neither true nor false")
     deep = block.profile_level in ("level1", "level2")
     metrics = profiler.AiCMetrics
-    # level_none holds only markers, and torch_npu turns them on.
+    # The level level_none records only markers, and torch_npu turns them on.
     markers = block.mstx or block.profile_level == "level_none" or "mstx" in (config.tools or ())
     formats = {"text": profiler.ExportType.Text, "db": profiler.ExportType.Db}
     asked = {
@@ -356,7 +357,8 @@ def npu_module(name: str) -> Any:
     """
     try:
         return import_module(f"torch_npu.{name}")
-    except Exception as error:  # without CANN: ImportError, RuntimeError, and a bare Exception, too
+    except Exception as error:
+        # Without CANN it raises an ImportError, a RuntimeError or a bare Exception.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RecorderError(
             f"torch_npu on a machine with CANN is required ({reason[0]}): "

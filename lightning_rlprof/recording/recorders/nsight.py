@@ -60,7 +60,7 @@ class NsightRecorder(Recorder):
         self._home = Path()
         self._captures: dict[int, str] = {}
         self._cuda = False
-        self._open: Any = None  # the NVTX domain in which a range is open
+        self._open: Any = None  # The NVTX domain in which a range is open.
 
     def open(self, out: Path) -> None:
         """Begin a range; the first one warns where no nsys is attached."""
@@ -70,10 +70,10 @@ class NsightRecorder(Recorder):
         import nvtx
 
         domain = nvtx.get_domain(_DOMAIN)
-        # nvtx registers the message. nsys opens no capture by one that is not registered, as those
-        # of torch.cuda.nvtx are.
+        # A message must be registered, or nsys opens no capture: nvtx registers it, unlike
+        # torch.cuda.nvtx.
         event = domain.get_event_attributes(message=_RANGE)
-        # Asked beforehand: without CUDA torch has five exceptions for the calls.
+        # This is checked first: without CUDA, torch raises five kinds of exceptions from the calls.
         self._cuda = torch.cuda.is_available()
         if self._cuda:
             torch.cuda.profiler.start()
@@ -92,7 +92,7 @@ class NsightRecorder(Recorder):
             return
         try:
             if self._cuda:
-                torch.cuda.synchronize()  # kernels that run on would be missing in the report
+                torch.cuda.synchronize()  # Kernels that run on would be missing in the report.
         finally:
             domain.pop_range()
             if self._cuda:

@@ -17,7 +17,8 @@ from lightning_rlprof.records.records import Header, Kind
 _DOMAIN = "rlprof"
 _ATTACHED = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH")
 
-# The colours of the HTML report: a stage looks the same in both, and a test compares the two.
+# These are the colors of the HTML report, so that a stage looks the same in both.
+# A test compares the two.
 _KNOWN = {
     "actor_generate": 0x56B4E9,
     "actor_compute_log_prob": 0x009E73,
@@ -51,7 +52,7 @@ def color(name: str, kind: Kind) -> int:
     """
     if kind in _GREYS:
         return _OPAQUE | _GREYS[kind]
-    # crc32, since hash() differs from process to process.
+    # A name has the same color in every process, which `hash` would not give.
     own = _OWN[zlib.crc32(name.encode("utf-8", "replace")) % len(_OWN)]
     return _OPAQUE | _KNOWN.get(name, own)
 

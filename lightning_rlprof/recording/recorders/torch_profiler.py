@@ -45,7 +45,7 @@ _NOWHERE = "/nonexistent/set-aside-by-rlprof.so"
 
 _DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
-# How many ranks share a host where no launcher tells: few hosts hold more than 8 devices.
+# Ranks of a host if no launcher says how many: few hosts have more than 8 devices.
 _RANKS_PER_HOST = 8
 _MAX_EVENTS = 20_000_000
 _CURE = (
@@ -59,16 +59,17 @@ _NO_MINI_BATCHES = set(STAGES) - {"actor_update", "critic_update"}
 
 _PROBE = 1 << 16
 
-# Underscores part the fields of a name; the folder's and the role's own must not look like them.
+# Underscores separate the fields of a name, so they are replaced in a folder's and a role's name.
 _FOREIGN = re.compile(r"[^0-9A-Za-z.=+-]+")
 _MAX_NAME = 80
 
-# Of a trace of 400 MB, level 1 makes 1/12 at 1,150 MB/s; 0 makes 1/10 no faster, 3 no less at 180.
-# Python's gzip makes 1/17 at 52 MB/s (its level 6), torch's own export 1/19 at 9 MB/s.
+# Level 1 compresses a trace of 400 MB to 1/12 at 1,150 MB/s. Level 0 reaches 1/10 and is not
+# faster; level 3 is not smaller, at 180 MB/s. Python's gzip at level 6 reaches 1/17 at 52 MB/s,
+# and torch's own export 1/19 at 9 MB/s.
 _LEVEL = 1
 _GZIP = 31  # It asks zlib for gzip's header and check sum.
 
-# Between two blocks it waits for the interpreter, which a busy training gives up every 5 ms.
+# Bytes. After each block it waits for the interpreter, which a busy training releases every 5 ms.
 _BLOCK = 4 << 20
 _TAIL = 64
 _KERNEL = b'"cat": "kernel"'
@@ -82,7 +83,7 @@ def refuse_nsys(environment: MutableMapping[str, str] = os.environ) -> None:
     Raises:
         RecorderError: It does; the text says what to change.
     """
-    # nsys sets the second one only with cuda among the things that it traces.
+    # The second variable is set by nsys only if it traces CUDA.
     if "NSYS_PROFILING_SESSION_ID" in environment and environment.get("CUDA_INJECTION64_PATH"):
         raise RecorderError(
             "torch.profiler cannot record the GPU under an nsys that traces CUDA: CUPTI serves one "
@@ -221,7 +222,7 @@ class TorchProfilerRecorder(Recorder):
         if not schedule.active:
             return None
         with warnings.catch_warnings():
-            # "won't be using warmup": who sets none wants none
+            # A schedule without a warm-up causes a warning, but the user chose it.
             warnings.simplefilter("ignore")
             plan: Plan = torch.profiler.schedule(**schedule.model_dump())
         return plan
@@ -229,13 +230,14 @@ class TorchProfilerRecorder(Recorder):
     def new_profiler(self) -> Any:
         """Return a torch profiler that is not started."""
         block = self._config.integrated
-        # Not torch.profiler.profile: it is part of a circle of references, and would keep its
-        # events, 1.4 kB each, until Python's collector comes by.
+        # A torch.profiler.profile is in a reference cycle, and would keep its events, 1.4 kB each,
+        # until Python's garbage collector runs.
         return _KinetoProfile(
             activities=self.activities,
             record_shapes=block.profile_record_shapes,
             profile_memory=block.profile_with_memory,
-            with_stack=self._with_stack,  # with_modules is for TorchScript, and warns since 2.15
+            # The option with_modules is for TorchScript, and warns since 2.15.
+            with_stack=self._with_stack,
         )
 
     @property
@@ -395,7 +397,7 @@ class TorchWindow:
         self._plan = _nothing
         cycle = self._cycle
         if cycle is not None and not cycle.recording:
-            cycle.profiler.start_trace()  # torch has no other way out of a warm-up
+            cycle.profiler.start_trace()  # A warm-up of torch cannot be ended in another way.
             self._stop(cycle)
         elif cycle is not None:
             self._stop(cycle)
@@ -414,7 +416,7 @@ class TorchWindow:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Move on to the next mini-batch; torch calls this after every optimizer step."""
         if threading.get_ident() != self._thread or _is_capturing():
-            return  # a step that is captured into a graph does not happen
+            return  # A step that is captured into a graph is not executed.
         self._end_if_over()
         try:
             is_last = self._plan(self.mini_batches) is ProfilerAction.RECORD_AND_SAVE
@@ -441,7 +443,7 @@ class TorchWindow:
 
     def _prepared(self) -> Cycle:
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            # True for torch_npu's profiler, too.
+            # This is true for torch_npu's profiler, too.
             raise RecorderError(
                 "another torch profiler is active; stop it, or turn this capture off"
             )
@@ -462,11 +464,12 @@ class TorchWindow:
         _end_open_rows()
         cycle.recording, self._cycle = False, None
         if self.scheduled:
-            last = self.mini_batches - 1  # without the current one, which is not complete
+            # The current mini-batch is not complete, so it does not count.
+            last = self.mini_batches - 1
             cycle.batches = f"mb{cycle.first}" + (f"-{last}" if last > cycle.first else "")
         cycle.device_full = bool(getattr(torch.autograd, "_is_kineto_stopped", bool)())
         cycle.taken = not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-        if not cycle.taken:  # otherwise torch 2.6 refuses to stop it
+        if not cycle.taken:  # If another profiler has ended it, torch 2.6 refuses to stop it.
             cycle.profiler.stop_trace()
 
     def _end_if_over(self) -> None:
@@ -478,7 +481,8 @@ class TorchWindow:
             return
         self._next_check = time.monotonic() + _CHECK_S
         over = cycle.budget.exceeded()
-        if over and not _is_capturing():  # stopping synchronizes, which would break a graph capture
+        # A stop synchronizes the device, which would break a graph capture.
+        if over and not _is_capturing():
             cycle.over, self._plan = over, _nothing
             self._stop(cycle)
             self._recorder.written(cycle)
@@ -704,7 +708,7 @@ class TraceExporter:
                 self._tell_no_kernel(path)
         finally:
             for leftover in (plain, part):
-                with suppress(OSError):  # the folder itself may be gone
+                with suppress(OSError):  # The folder itself may be gone.
                     leftover.unlink()
 
     def _lost(self, path: Path, error: Exception) -> None:
