@@ -41,7 +41,8 @@ def test_two_trainers_in_two_threads_train_and_one_is_recorded(
 ) -> None:
     """Both pass the check before either records, or the second one finds the first."""
     modules = {name: Trial(name) for name in "ab"}
-    together, first_trains, second_done = threading.Barrier(2), threading.Event(), threading.Event()
+    together, batches = threading.Barrier(2), threading.Barrier(2)
+    first_trains, second_done = threading.Event(), threading.Event()
     raised: list[BaseException] = []
 
     def fit(name: str) -> None:
@@ -52,6 +53,7 @@ def test_two_trainers_in_two_threads_train_and_one_is_recorded(
                 together.wait(),
                 broadcast(*args, **kw),
             )[1]
+            modules[name].on_batch = lambda batch: batches.wait()  # Neither ends before the other.
         elif name == "a":
             modules["a"].on_batch = lambda batch: (first_trains.set(), second_done.wait())
         else:
