@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,8 @@ STILL_SEARCH = {
 SENTENCES = {"text", "note", "abstained", "reason"}
 PARTINGS = {"startswith", "endswith", "split", "partition", "rpartition", "removeprefix", "find"}
 PATTERNS = {"match", "fullmatch", "search", "findall"}
-BROKEN = 'found, session.step = "memory" in note.text, 3\n'
+BROKEN = 'found, session.step = "memory" in note.text, 3  # of a note\n'
+LOWER_CASE = re.compile(r"noqa|type: |fmt: |pragma: |(torch|nsys|nvtx|verl|vllm|slime|rlprof)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|opt|root|Users|work|tmp/\w)/\w")
 
 
@@ -118,7 +120,32 @@ def _is_a_session(node: ast.expr) -> bool:
     return name.strip("_") == "session"
 
 
-RULES = [crowded, vague, root_imports, sentence_searches, sessions_changed_from_outside]
+def comments_that_are_fragments(package: Path) -> list[str]:
+    """Return comments that begin in lower case: those of tools, code and names do so rightly."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        above = 0  # The line of a comment that goes on below.
+        with path.open() as lines:
+            tokens = list(tokenize.generate_tokens(lines.readline))
+        for kind, text, (line, _), _, whole in tokens:
+            if kind != tokenize.COMMENT:
+                continue
+            goes_on = above == line - 1 and whole.lstrip().startswith("#")
+            above = line if whole.lstrip().startswith("#") else 0
+            words = text.lstrip("# ")
+            if words[:1].islower() and not goes_on and not LOWER_CASE.match(words):
+                found.append(f"{path.name}:{line}")
+    return found
+
+
+RULES = [
+    crowded,
+    vague,
+    root_imports,
+    sentence_searches,
+    sessions_changed_from_outside,
+    comments_that_are_fragments,
+]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -445,7 +445,7 @@ def _work(device: str) -> str:
     try:
         weights = torch.ones(64, 64, device=device, requires_grad=True)
         (weights @ weights).sum().backward()
-        float(weights.grad.sum())  # type: ignore[union-attr]  # waits for the device
+        float(weights.grad.sum())  # type: ignore[union-attr]  # It waits for the device.
     except RuntimeError as error:
         return (str(error).strip().splitlines() or ["RuntimeError"])[0]
     return ""

@@ -102,7 +102,7 @@ def size(**given: Any) -> None:
     console.print_tables(shown)
 
 
-size.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what Typer reads
+size.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # Typer reads it.
     [
         inspect.Parameter(
             name,

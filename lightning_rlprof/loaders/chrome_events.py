@@ -601,7 +601,7 @@ class _Gzip:
             self._rest = b""
             try:
                 out = self._member.decompress(data, min(len(view), _STEP))
-            except isal_zlib.error as error:  # type: ignore[misc]  # its stub says Exception()
+            except isal_zlib.error as error:  # type: ignore[misc]  # Its stub says Exception().
                 raise _DamagedError(f"its compressed data is damaged ({error})") from error
             if out:
                 view[: len(out)] = out
