@@ -112,7 +112,7 @@ make_trainer(*callbacks).fit(Tiny(), loader())
 def test_a_program_that_changes_folder_is_recorded_where_the_command_was_typed(
     words: list[str], argument: list[str], folder: str
 ) -> None:
-    Path("rl.yaml").write_text("profile_save_path: of_file\nsummary: false\n")
+    Path("rl.yaml").write_text("integrated: {profile_save_path: of_file}\nsummary: false\n")
     Path("moves.py").write_text(MOVES)
     done = launched(*words, "--", sys.executable, "moves.py", *argument)
     assert done.returncode == 0, done.stderr
