@@ -74,6 +74,7 @@ def test_without_lightning_the_callback_says_what_to_install():
     assert last_line(code) == f"ImportError: {expected}"
 
 
+@pytest.mark.deep
 def test_an_old_lightning_is_refused_but_ends_no_training():
     old = (
         "import pytorch_lightning as a, lightning.pytorch as b, os\n"

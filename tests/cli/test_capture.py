@@ -52,6 +52,7 @@ def test_a_running_training_is_captured_without_a_restart(rlprof, tmp_path, monk
     assert [*run.glob("rank-00000/step-*/*.json.gz")]
 
 
+@pytest.mark.deep
 def test_ranks_that_do_not_answer_are_named(rlprof, tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_rlprof.cli.live_commands._PATIENCE_S", 0.1)
     for rank in (0, 1):

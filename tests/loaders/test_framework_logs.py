@@ -148,6 +148,7 @@ def changed(value: Any, path: tuple[Any, ...], new: object, *, gone: bool) -> An
     return own
 
 
+@pytest.mark.deep
 @each_log
 def test_a_wrong_value_costs_no_more_than_its_line(record: Writer, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"

@@ -277,6 +277,7 @@ def test_a_printed_report_is_short(tab: Tab, page: Path) -> None:
     assert 1 <= len(pages) <= 6
 
 
+@pytest.mark.deep
 def test_a_large_job_fits_into_two_megabytes_and_opens(tab: Tab, tmp_path: Path) -> None:
     path = written(play(Script(ranks=64, steps=1_000, uneven=0.2), 1).spans, tmp_path)
     assert path.stat().st_size < 2_000_000
