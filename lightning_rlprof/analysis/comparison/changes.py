@@ -29,7 +29,11 @@ from lightning_rlprof.analysis.statistics.pace import (
 )
 from lightning_rlprof.analysis.statistics.robust import spread_of
 from lightning_rlprof.analysis.steps.step_matrix import WAITING
-from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
+from lightning_rlprof.analysis.steps.time_categories import (
+    Category,
+    categories_of,
+    category_of,
+)
 from lightning_rlprof.records.records import VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -119,20 +123,18 @@ def changes(spans: Spans, least: float = MIN_SHARE) -> Table:
     if step is None:
         return Table("changes", _COLUMNS, abstained="no step took any time")
     rows = [*_outliers(step, side, ranks), *_levels(step, own, ranks, least)]
-    unclear = any(may_be_longer_responses(spans, row[2]) for row in rows)
-    note = _NOTE + _UNKNOWN_LENGTHS * unclear
-    return Table("changes", _COLUMNS, sorted(rows, key=lambda row: -int(row[8] or 0)), note)
+    table = Table("changes", _COLUMNS, sorted(rows, key=lambda row: -int(row[8] or 0)), _NOTE)
+    if any(may_be_longer_responses(spans, stage) for stage in table.column("stage")):
+        return replace(table, note=_NOTE + _UNKNOWN_LENGTHS)
+    return table
 
 
 def may_be_longer_responses(spans: Spans, stage: Cell) -> bool:
     """Return whether a stage's time depends on responses whose lengths are not counted."""
-    names = str(stage).removeprefix(WAITING.format("")), *spans.names
-    of_stage, *categories = categories_of(names)[:-1].tolist()
-    return (
-        "tokens_max" not in spans.counters
-        and Category.ROLLOUT in categories
-        and (stage == _ALL or of_stage in (Category.ROLLOUT, Category.COMPUTE))
-    )
+    if "tokens_max" in spans.counters or Category.ROLLOUT not in categories_of(spans.names):
+        return False
+    name = str(stage).removeprefix(WAITING.format(""))
+    return stage == _ALL or category_of(name) in (Category.ROLLOUT, Category.COMPUTE)
 
 
 def _without_recurring(side: Side) -> Side:

@@ -84,10 +84,7 @@ _SURE_OF_WANDER = 0.95
 
 FAIL, PASS = "FAIL", "PASS"
 # Both are one-sided: to fail by the step or by all stages, and to pass.
-_FAIL_CHANCE, _PASS_CHANCE = (
-    0.0025,
-    0.05,
-)
+_FAIL_CHANCE, _PASS_CHANCE = 0.0025, 0.05
 
 
 @dataclass(frozen=True, eq=False)

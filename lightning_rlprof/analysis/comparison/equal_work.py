@@ -30,10 +30,8 @@ _MAX_SLOPE_DIFFERENCE = 0.5  # Slopes that differ by less of the steeper one are
 
 _NOISE, _NOISE_FREEDOM = 0.01, 4  # Runs of one code differ by 1%, with four degrees of freedom.
 
-_BEYOND, _BEYOND_SHORT = (
-    math.log(1.10),
-    math.log(1.20),
-)  # A level may lie as far beyond what its steps showed.
+# A level may lie this far beyond what its steps showed.
+_BEYOND, _BEYOND_SHORT = math.log(1.10), math.log(1.20)
 _STEPS, _STEPS_SHORT = 24, 12
 _LOW, _HIGH = 0.02, 0.98
 

@@ -1,4 +1,4 @@
-"""NVTX where nobody listens: no tool, a tool that is too old for nvtx."""
+"""NVTX that no tool hears: there is none, or it is too old for nvtx."""
 
 import os
 import subprocess
