@@ -47,7 +47,7 @@ class _Loop:
         fetching: Whether a batch is being loaded.
         session: The session of this door, once it has one.
         rollouts: How many calls rolled out.
-        trainer: Process that has made an optimizer, as workers and servers don't.
+        has_optimizer: Whether this process has made one, as workers and servers don't.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class _Loop:
         self.session: Session | None = None
         self.rollouts = 0
         self._thread = threading.main_thread().ident
-        self.trainer = 0
+        self.has_optimizer = False
         self._leader: Callable[[], Any] = lambda: None  # The optimizer whose steps end a step.
         self._others: set[int] = set()  # Ids of the optimizers that stepped since the leader did.
-        self._is_marked = self._has_failed = False  # A step is marked if the program has stages.
+        self._is_marked = self._is_closed = False  # A step is marked if the program has stages.
         self._number = 0
         self._forget_step()
 
@@ -72,10 +72,10 @@ class _Loop:
     def tell(self, event: Callable[..., None], *facts: Any) -> None:
         """Tell of an event; a failure is logged once, and ends this door."""
         try:
-            if not self._has_failed:
+            if not self._is_closed:
                 event(self, *facts)
         except Exception as error:
-            self._has_failed = True
+            self._is_closed = True
             text = "rlprof's door to PyTorch failed, the training continues: %s"
             log.warning(text, error, exc_info=error)
 
@@ -99,7 +99,7 @@ class _Loop:
     def rollout(self) -> None:
         """A step of an environment, or a call that generates, is about to begin."""
         self.rollouts += 1
-        session = self._own(ROLLOUT_AND_UPDATES if self.trainer == os.getpid() else "")
+        session = self._own(ROLLOUT_AND_UPDATES if self.has_optimizer else "")
         if session is None:
             return
         now, asked = session.clock(), self._asked
@@ -155,10 +155,10 @@ class _Loop:
 
     def _own(self, unit: str) -> "Session | None":
         """Return this door's session, started now if the process has none and a unit is given."""
-        module = sys.modules.get(_SESSIONS)
-        running = module.running() if module is not None and self.session is None else None
-        if self.session is None and unit and running is None:
-            self._start(unit)
+        if self.session is None and unit:
+            module = sys.modules.get(_SESSIONS)
+            if module is None or module.current() is None:
+                self._start(unit)
         if self.session is None or self.session.status:
             return None
         from lightning_rlprof.recording.annotations import in_stage
@@ -173,13 +173,16 @@ class _Loop:
         from lightning_rlprof.recording.job import find_place
         from lightning_rlprof.recording.open_spans import Owner
 
+        # What a worker of Ray trains is a part of its driver's step.
         if Kit.has_failed or find_place().is_actor:
-            return  # What a worker of Ray trains is a part of its driver's step.
+            self._is_closed = True
+            return
         session = Kit("PyTorch", *_PACKAGES).new_session(
             Owner(is_training=False), step_unit=unit, end_if_left=self._make_room, yields=True
         )
-        if not session.loop.yields:
-            return  # Another thread's session came first.
+        if not session.loop.yields:  # Another thread's session came first.
+            self._is_closed = True
+            return
         self.session, self._number = session, 1
         hook = register_optimizer_step_post_hook(_stepped)  # It runs after the session's hook.
         session.at_close(lambda: self.tell(_Loop.flush), hook.remove)
@@ -313,7 +316,7 @@ def _listen(torch: Any) -> None:
 def _optimizing(function: Any) -> Any:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:
-        LOOP.trainer = os.getpid()
+        LOOP.has_optimizer = True
         function(*args, **kwargs)
 
     return call

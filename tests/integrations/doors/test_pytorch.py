@@ -256,3 +256,26 @@ def test_compiled_code_has_the_same_graphs(tmp_path: Path) -> None:
     said = ran(COMPILED, tmp_path)
     assert plain(COMPILED.replace("file=sys.stderr", "")).strip() in said
     assert len(load(tmp_path / "runs").rows(kind="step")) == 5
+
+
+BESIDE_FABRIC = """
+import gc, sys
+from lightning.fabric import Fabric
+fabric = Fabric(accelerator="cpu", devices=1)
+model, optimizer = fabric.setup(model, optimizer)
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
+for _ in range(40):
+    env.step(0)
+print("full collections:", collections.count(2), file=sys.stderr)
+fabric.backward(model(torch.ones(2, 4)).sum())
+stepped()
+"""
+
+
+@pytest.mark.deep
+def test_a_step_of_an_environment_asks_nothing_of_another_doors_session(tmp_path: Path) -> None:
+    said = ran(HEAD + BESIDE_FABRIC, tmp_path)
+    (line,) = [each for each in said.splitlines() if each.startswith("full collections:")]
+    assert int(line.split()[-1]) < 4
+    assert len(load(tmp_path / "runs").rows(kind="step")) == 1
