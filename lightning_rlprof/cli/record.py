@@ -45,7 +45,13 @@ _HOW = (
     "python -m train"
 )
 _NOTHING = (
-    "See which frameworks are recorded: rlprof doctor. A loop of your own needs start_session()."
+    "See which frameworks are recorded: rlprof doctor. A loop of your own needs with step(): "
+    "around each turn."
+)
+_PASTE = (
+    "Two lines around each turn of its loop show its steps:",
+    "  from lightning_rlprof import step",
+    "  with step():",
 )
 # Signals passed to the child. nsys drops the reports if one of them arrives twice (measured with
 # 2022.4 and 2023.4). SLURM sends the last three to the training; what nsys does with them was not
@@ -127,22 +133,33 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
     with TemporaryDirectory(prefix="rlprof-run-", ignore_cleanup_errors=True) as signs:
         processes = Processes(Path(signs))
         code = run_child(command, _environment(file, given, Path(signs)), processes.look)
-        runs, why = processes.runs(), processes.why_nothing()
+        runs, why, seen = processes.runs(), processes.why_nothing(), processes.seen()
     # Runs of other hosts are known by their folder alone.
     runs = [path for path in runs or sorted(_entries(folder) - before) if rank_files(path)]
     try:
-        _say_recorded(runs, folder, code, why)
+        _say_recorded(runs, folder, code, why, seen)
     except BrokenPipeError:  # The exit code is the program's, even if the reader has gone.
         console.without_readers()
     raise typer.Exit(code)
 
 
-def _say_recorded(runs: Sequence[Path], folder: Path, code: int, why: str) -> None:
-    """Name the new runs, or say why there is none."""
+def _say_recorded(
+    runs: Sequence[Path], folder: Path, code: int, why: str, seen: Mapping[str, Any]
+) -> None:
+    """Name the new runs, or say why there is none, and what a program did instead."""
     if not runs:
         failed = f", and the program ended with status {code}" if code else ""
-        text = f"no training reached its first step{failed}, so {_from_here(folder)} has no new run"
-        console.say(f"warning: {text}. {why or _NOTHING}", "yellow", err=True)
+        what = "no training reached its first step"
+        counts = [f"{number:,} {name}" for name, number in seen.get("counts", {}).items()]
+        if counts:
+            what = f"no step was found in {seen['program']}, which made {' and '.join(counts)}"
+        text = f"{what}{failed}, so {_from_here(folder)} has no new run"
+        advice = why or (_PASTE[0] if seen else _NOTHING)
+        console.say(f"warning: {text}. {advice}", "yellow", err=True)
+        for line in _PASTE[1:] if seen and not why else ():
+            console.say(line, err=True)
+        if places := [f"{name} {share:.0%}" for name, share in seen.get("places", ())]:
+            console.say(f"Its main thread was in {', '.join(places)}.", err=True)
     for path in runs:
         trace, here = read_trace(rank_files(path)[0]), _from_here(path)
         says = trace.header.config.get("summary", True)
@@ -281,6 +298,14 @@ class Processes:
             "No Python that it started has loaded rlprof: PYTHONPATH must keep the folder of "
             f"rlprof run. {_PYTHONPATH}. Leave out python -I, -E and -S"
         )
+
+    def seen(self) -> Mapping[str, Any]:
+        """Return what the process did that trained most, of those without a step."""
+        found: list[dict[str, Any]] = []
+        for path in self._of("seen"):
+            with suppress(OSError, ValueError):
+                found.append(json.loads(path.read_text(encoding="utf-8")))
+        return max(found, key=lambda each: sum(each["counts"].values()), default={})
 
     def _of(self, kind: str) -> list[Path]:
         return sorted(self._signs.glob(f"{kind}-*"))

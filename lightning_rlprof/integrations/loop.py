@@ -15,10 +15,11 @@ from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RlprofError, described
-from lightning_rlprof.integrations.end_of_run import print_summary
+from lightning_rlprof.integrations.end_of_run import print_summary, print_without_steps
 from lightning_rlprof.integrations.termination import Termination
 from lightning_rlprof.recording import start
 from lightning_rlprof.recording.accelerator import device_kind
+from lightning_rlprof.recording.annotations import Marker, begins
 from lightning_rlprof.recording.job import Place, find_place, free_ranks, remember, shared_run
 from lightning_rlprof.recording.method_wrapping import ImportedWraps
 from lightning_rlprof.recording.open_spans import Owner, rejoin
@@ -175,6 +176,7 @@ def _beside(other: Session, config: ProfilerConfig, owner: Owner) -> Session:
     return _Unrecorded(config, is_apart) if is_apart else _Guest(other)
 
 
+_STEP = Marker("step", "step")
 _own: list[Session] = []  # The session that `start_session` started last, if any.
 _MOST = 100  # Runs of one name, and ranks that other processes take at the same time.
 
@@ -252,9 +254,12 @@ def _end_with_process(session: Session) -> None:
 
 
 def _summarize(session: Session) -> None:
-    wanted = session.config.summary and session.header.rank == 0 and session.has_steps
-    if wanted and "ipykernel" not in sys.modules:  # A notebook shows the run itself.
+    if not session.config.summary or session.header.rank or "ipykernel" in sys.modules:
+        return  # A notebook shows the run itself.
+    if session.has_steps:
         print_summary(session.run, session.status)
+    elif session.buffer.has_stages():
+        print_without_steps(session.run, session.buffer.stages_seen)
 
 
 class _Guest(Session):
@@ -344,6 +349,7 @@ class step(ContextDecorator):  # noqa: N801 - a name like `stage`
 
     def __enter__(self) -> None:
         """Begin the step."""
+        begins(_STEP)
         number = self._number
         _tell(lambda session: session.begin_step(session.next_step if number is None else number))
 

@@ -164,6 +164,7 @@ class LoopMarker(OwnMarker):
 
 _stages: dict[str, Marker] = {}
 _sink: "Session | None" = None
+_told: Callable[[Marker], object] | None = None
 _said: set[str] = set()
 
 
@@ -359,7 +360,8 @@ def listen(
         shadows: Whether it may have a `Session.silent_thread`; if not, spans cost no more.
         told: Called after a stage has begun or ended; without it, stages cost no more.
     """
-    global _sink
+    global _sink, _told
+    _told = None
     if _sink is None:
         opened.set(None)  # Spans of an earlier session are not around those of this one.
         open_spans.forget_left()
@@ -385,26 +387,49 @@ def listener() -> "Session | None":
     return sink if sink is not None and sink.owner.has_thread() else None
 
 
+def tell_begun(told: Callable[[Marker], object]) -> None:
+    """Record nothing, but call a function with each marker whose span begins, until one listens."""
+    global _told
+
+    def enter(self: Marker) -> None:
+        told(self)
+        if _sink is not None:
+            self.__enter__()
+
+    def leave(self: Marker, *error: Any) -> None:
+        if _sink is not None:  # `with` has this method from before its span began.
+            self.__exit__(*error)
+
+    enter._torchdynamo_disable = leave._torchdynamo_disable = True  # type: ignore[attr-defined]
+    listen(None)
+    Marker.__enter__, Marker.__exit__ = enter, leave  # type: ignore[method-assign]
+    _told = told
+
+
+def begins(marker: Marker) -> None:
+    """Tell who waits for it that something begins which no span of a marker is."""
+    if _told is not None:
+        _told(marker)
+
+
 def tell_first(path: str, where: str) -> None:
     """Record nothing, but append the first span that begins to a file, as in a child process.
 
     Nothing is written if the file does not exist, or has a line.
     """
 
-    def enter(self: Marker) -> None:
+    def write(marker: Marker) -> None:
         listen(None)
         data = sys.modules.get("torch.utils.data")
         worker = data is not None and data.get_worker_info() is not None
-        text = f"{self.name} in a {'DataLoader worker' if worker else where}\n"
+        text = f"{marker.name} in a {'DataLoader worker' if worker else where}\n"
         with suppress(OSError):
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
             if not os.fstat(file).st_size:
                 os.write(file, text.encode("utf-8", "replace"))
             os.close(file)
 
-    enter._torchdynamo_disable = True  # type: ignore[attr-defined]
-    listen(None)
-    Marker.__enter__ = enter  # type: ignore[method-assign]
+    tell_begun(write)
 
 
 # They are made per session. Default arguments contain what a span needs, as they are the fastest

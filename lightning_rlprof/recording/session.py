@@ -103,6 +103,11 @@ def running() -> "Session | None":
         return _Process.session
 
 
+def is_recording() -> bool:
+    """Return whether a session records in this process, of any thread."""
+    return _Process.session is not None
+
+
 def note_in_all_runs(code: Code, text: str, **facts: Fact) -> None:
     """Log what this process cannot record, and note it in the run and in those that follow."""
     with _Process.lock:

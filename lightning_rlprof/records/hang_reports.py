@@ -54,7 +54,7 @@ LONGEST_S = 60.0
 """Most seconds for which stacks are sampled on request."""
 
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
-_OURS = re.compile(r"/lightning_rlprof/(recording|integrations|system|records)/")
+_OURS = re.compile(r"/lightning_rlprof/(recording|integrations|system|records|config)/")
 _MOST_BYTES_OF_REQUEST = 100_000
 
 Cause = Literal["hang", "still", "asked", "recovered"]

@@ -139,8 +139,8 @@ def test_a_program_that_trains_nothing_says_so_in_a_line_and_keeps_its_status(
         status,
         "",
         f"warning: no training reached its first step{failed}, so profiler_data has no new run. "
-        "See which frameworks are recorded: rlprof doctor. A loop of your own needs "
-        "start_session().\n",
+        "See which frameworks are recorded: rlprof doctor. A loop of your own needs with "
+        "step(): around each turn.\n",
     )
 
 
@@ -227,3 +227,31 @@ def test_a_python_that_ignores_variables_is_told_apart(rlprof: Run) -> None:
     _, _, err = rlprof("run", "python", "-Im", "this")
     text = "warning: 'python -Im' ignores PYTHONPATH, so only Lightning is recorded"
     assert err.splitlines()[0] == text
+
+
+NO_STEP = """
+import time
+import torch
+
+weights = torch.zeros(4, requires_grad=True)
+
+def descend():
+    (weights - 1).square().sum().backward()
+    with torch.no_grad():
+        weights.sub_(0.1 * weights.grad)
+    time.sleep(0.1)
+
+for _ in range(20):
+    descend()
+"""
+
+
+@pytest.mark.deep
+def test_a_training_without_a_step_is_told_what_was_seen_and_what_to_paste(rlprof: Run) -> None:
+    Path("by_hand.py").write_text(NO_STEP)
+    code, _, err = rlprof("run", "--", sys.executable, "by_hand.py")
+    assert code == 0
+    first, *paste, where = err.splitlines()
+    assert first.startswith("warning: no step was found in by_hand.py, which made 20 backward")
+    assert "".join(paste) == "  from lightning_rlprof import step  with step():"
+    assert where.startswith("Its main thread was in descend (by_hand.py) ")

@@ -94,5 +94,5 @@ def test_a_python_that_heard_of_rlprof_needs_no_reason(rlprof: Run) -> None:
     _, _, err = rlprof(
         "run", "--", "sh", "-c", f"PYTHONPATH=/opt:$PYTHONPATH {sys.executable} -c ''"
     )
-    assert "A loop of your own needs start_session()" in err
+    assert "A loop of your own needs with step()" in err
     assert str(INJECT) not in err

@@ -82,8 +82,8 @@ NAMES: dict[Category, str] = {
         critic_compute_values critic_update compute_advantage training_step backward
         optimizer_step actor_train adv advantage advantages clip_grad_norm clip_gradients
         compute_advantages compute_log_prob compute_log_probs compute_loss compute_values
-        critic_train forward forward_backward forward_step log_prob log_probs loss
-        lr_scheduler_step micro_batch cal_old_log_probs_values cal_ref_log_probs compute_logp
+        critic_train forward forward_backward forward_no_grad forward_step log_prob log_probs
+        loss lr_scheduler_step micro_batch cal_old_log_probs_values cal_ref_log_probs compute_logp
         critic_ppo_update critic_train_step fwd_logprobs_values_reward get_logprobs
         get_reference_policy_logprobs get_per_token_logps_and_entropies advantage_calculation
         apply_reward_kl_penalty compute_advantages_and_returns make_experience policy_train

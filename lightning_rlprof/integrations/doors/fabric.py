@@ -1,34 +1,24 @@
-"""Door to Lightning Fabric, whose programs have loops of their own.
+"""Door to Lightning Fabric: rank, world size and life of loops whose steps `doors.pytorch` finds.
 
-A step ends with an optimizer's step; readers join those of an iteration, see `loaders.iterations`.
-``Fabric.backward`` and the optimizer's step are ``actor_update``. A program that is recorded in
-another way keeps its own steps.
+A Fabric may set up parts of another's training, such as a player or an evaluation. So a run ends
+once no Fabric is left that set up what it records, as in the next trial of a sweep.
 """
 
 import functools
 import gc
-import sys
 from typing import Any
 from weakref import WeakSet
 
-import torch
-
 from lightning_rlprof.integrations.doors.kit import Kit
-from lightning_rlprof.recording.annotations import Marker, in_stage, stage
-from lightning_rlprof.recording.job import find_place, forget
-from lightning_rlprof.recording.open_spans import Owner
-from lightning_rlprof.recording.session import current, running
-from lightning_rlprof.records.records import OPTIMIZER_STEP
+from lightning_rlprof.integrations.doors.pytorch import LOOP
 
-KIT = Kit("Fabric", "lightning", "sheeprl")
+KIT = Kit("Fabric", "lightning")
 
-_UPDATE = stage("actor_update")
-_TIMED = "sheeprl.utils.timer"  # The door of this module marks updates and steps.
-_COLLECTIVES = ("all_reduce", "all_gather", "barrier", "broadcast")
+_fabrics = WeakSet[Any]()
 
 
 def install(module: Any) -> None:
-    """Mark the methods of Fabric and of its optimizers.
+    """Hear of what Fabric sets up, and mark its checkpoints.
 
     Args:
         module: ``lightning.fabric.fabric`` or ``lightning_fabric.fabric``.
@@ -36,104 +26,14 @@ def install(module: Any) -> None:
     fabric = KIT.find(module, "Fabric")
     for name in ("setup", "setup_module", "setup_optimizers"):
         KIT.replace(fabric, name, functools.partial(KIT.around, before=_begin))
-    KIT.replace(fabric, "backward", _unless_inside)
-    for name in _COLLECTIVES:
-        KIT.replace(fabric, name, Marker(name, "region"))
     KIT.marks(fabric, "save", "save_checkpoint")
-    optimizer = KIT.find(module, "_FabricOptimizer")
-    KIT.replace(KIT.find(module, "_FabricModule"), "forward", _noticing)
-    KIT.marks(KIT.find(module, "_FabricDataLoader"), "__iter__", "data_fetch")
-    KIT.replace(optimizer, "step", lambda each: KIT.around(_unless_inside(each), after=_end))
-
-
-class _Training:
-    """A session that this door starts, and the Fabrics that set up what it records."""
-
-    def __init__(self, place: tuple[int, int], device: str) -> None:
-        self.fabrics = WeakSet[Any]()
-        unit = "" if _TIMED in sys.modules else OPTIMIZER_STEP
-        end = self._end_if_left
-        self.session = KIT.new_session(Owner(), place, device, unit, end_if_left=end)
-
-    def _end_if_left(self) -> None:
-        """End the run once its Fabrics are gone, as in the next trial of a sweep.
-
-        One that has trained nothing, as that of a player, leaves no run.
-        """
-        gc.collect()  # A Fabric refers to itself, so only the garbage collector removes it.
-        if not self.fabrics and (self.session.has_steps or self.session.buffer.has_stages()):
-            self.session.close(self.session.standing)
-        elif not self.fabrics:
-            self.discard()
-
-    def discard(self) -> None:
-        """Leave no run, and its place in the job to another session of this process."""
-        self.session.discard()
-        forget(self.session.run)
-
-
-_trainings: list[_Training] = []
 
 
 def _begin(fabric: Any, *args: Any, **kwargs: Any) -> None:
-    """Start a session, unless one records this training: one Fabric may set up parts of another's.
-
-    What the Fabric of a player or an evaluation says of ranks goes for nothing as soon as that of
-    the training knows more.
-    """
-    if any(fabric in each.fabrics for each in _trainings):
-        return
-    place, session = (fabric.global_rank, fabric.world_size), running()
-    _trainings[:] = [each for each in _trainings if each.fabrics]
-    mine = next((each for each in _trainings if each.session is session), None)
-    if session is not None and session.owner.has_thread():
-        if mine is None:
-            return  # The session belongs to the program, or to another framework.
-        known, header = find_place(own=place), session.header
-        if session.has_steps or (header.rank, header.world_size) == (known.rank, known.world_size):
-            mine.fabrics.add(fabric)
-            return
-        mine.discard()
-    mine = _Training(place, fabric.device.type)
-    mine.fabrics.add(fabric)
-    _trainings.append(mine)
-    mine.session.expect_step(1)
-
-
-def _unless_inside(function: Any) -> Any:
-    """Mark calls as the update, but not those in a stage of the program's own."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if in_stage() or _TIMED in sys.modules:
-            return function(*args, **kwargs)
-        with _UPDATE:
-            return function(*args, **kwargs)
-
-    return _noticing(call)
-
-
-def _noticing(function: Any) -> Any:
-    """Let the session know of an exception: if no step follows, the training ended with it."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return function(*args, **kwargs)
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            if (session := current()) is not None:
-                session.saw(error)
-            raise
-
-    return call
-
-
-def _end(*args: Any, **kwargs: Any) -> None:
-    session = current()
-    if _TIMED in sys.modules or in_stage():
-        return
-    if session is not None and any(each.session is session for each in _trainings):
-        session.begin_step(session.next_step)
-        session.end_step()
+    if fabric not in _fabrics:
+        if LOOP.session is not None:
+            gc.collect()  # A Fabric refers to itself, so only the garbage collector removes it.
+        if not len(_fabrics):
+            LOOP.leave()
+        _fabrics.add(fabric)
+        LOOP.stand(fabric.global_rank, fabric.world_size, fabric.device.type)

@@ -1,10 +1,11 @@
 """Door to PyTorch itself: loops of no framework that rlprof knows.
 
-A step is a rollout and the updates that follow it; where nothing rolls out, it is a step of the
-optimizer. A rollout begins with a step of an environment or a call that generates. It ends at the
+A step is a rollout and the updates that follow it; where nothing rolls out before the first update,
+it is a step of the optimizer. A rollout begins with a step of an environment or a call that generates. It ends at the
 first call with gradients after which an update follows. What lies between calls belongs to the
-rollout or the update around it. The session of another door, or of the program, takes the place of
-this one's.
+rollout or the update around it. The program's own marks begin a session, too, and are its stages.
+The session of another door, or of the program, takes the place of this one's. Then what runs inside
+of its stages says what they are.
 
 The side that records is imported with the first step of a loop: a program that imports torch and
 trains nothing, such as a worker, does not pay for it.
@@ -12,20 +13,24 @@ trains nothing, such as a worker, does not pay for it.
 
 import atexit
 import logging
+import multiprocessing
 import os
 import sys
 import threading
 from _thread import get_ident
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakSet, ref
 
+from lightning_rlprof.integrations.doors.unrecorded import Unrecorded
 from lightning_rlprof.recording import compiled_code
 from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
+from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.post_import import when_imported
 
 if TYPE_CHECKING:
+    from lightning_rlprof.recording.annotations import Marker
     from lightning_rlprof.recording.session import Session
 
 log = logging.getLogger(__name__)
@@ -33,12 +38,22 @@ log = logging.getLogger(__name__)
 _SESSIONS = "lightning_rlprof.recording.session"
 _PACKAGES = (
     *("gymnasium", "stable-baselines3", "torchrl", "tianshou"),
-    *("accelerate", "transformers", "vllm", "sglang"),
+    *("lightning", "accelerate", "transformers", "vllm", "sglang"),
 )
 
 
+_ROLLOUT, _UPDATE = "actor_generate", "actor_update"
+_UNITS = {_ROLLOUT: ROLLOUT_AND_UPDATES, _UPDATE: OPTIMIZER_STEP}
+_REFERENCE = "reference_compute_log_prob"
+_DIMENSIONS = 3  # Of logits: sequences, tokens, and the words of a vocabulary.
+_AROUND = {
+    *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "LightningModule")
+}
+"""Classes of modules that call others, which do the work, such as a whole ``training_step``."""
+
+
 class _Loop:
-    """What the main thread's loop does, as far as calls show it.
+    """What a loop does, as far as calls show it: of the main thread, or of the one that updates.
 
     Times are those of the session's clock; None where that has not happened in this step.
 
@@ -53,13 +68,20 @@ class _Loop:
     def __init__(self) -> None:
         self.inside = self.fetching = False
         self.session: Session | None = None
+        self._place: tuple[int, int] | None = None
+        self._device: str | None = None
         self.rollouts = 0
         self._thread = threading.main_thread().ident
-        self.has_optimizer = False
+        self._pid, self._begins = os.getpid(), threading.RLock()
+        self.has_optimizer = self._has_updated = False
+        self._hook: Any = None
+        self._trained: WeakSet[Any] = WeakSet()  # Modules that were called with gradients.
         self._leader: Callable[[], Any] = lambda: None  # The optimizer whose steps end a step.
         self._others: set[int] = set()  # Ids of the optimizers that stepped since the leader did.
         self._is_marked = self._is_closed = False  # A step is marked if the program has stages.
+        self._by_rollout = self._is_by_optimizer = False
         self._number = 0
+        self._unrecorded = Unrecorded(lambda: self.session is None)
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -83,30 +105,111 @@ class _Loop:
         """Return whether the loop itself calls, rather than another call that is known."""
         return not self.inside and get_ident() == self._thread
 
+    def watch(self) -> None:
+        """Know what the program does until a step is found."""
+        self._unrecorded.begin()
+
+    def stand(self, rank: int, world_size: int, device: str) -> None:
+        """Know rank and world size, as an object of a framework has them; the largest world wins.
+
+        Args:
+            rank: Global rank.
+            world_size: Number of ranks.
+            device: Its kind.
+        """
+        if self._place is None or world_size > self._place[1]:
+            self._place = rank, world_size
+        self._device = device
+
+    def leave(self) -> None:
+        """End the run: another training begins, or another session."""
+        self.tell(_Loop.leave_untrained)
+        session, self.session = self.session, None
+        self._place = self._device = None
+        if session is not None and not session.status:
+            session.close(session.standing)
+
     # ---- what is called
 
-    def forward(self) -> None:
+    def forward(self, module: Any) -> None:
         """A module is about to be called by the loop itself."""
         import torch
 
         if torch.is_grad_enabled():
+            self._trained.add(module)
             self._with_gradients()
         elif self.fetching:
             self.rollout()
-        elif self._updated is not None and self._asked is None and self.session is not None:
+        elif self.session is not None and self._asked is None and not self._is_updating:
             self._asked = self.session.clock()
+
+    @property
+    def _is_updating(self) -> bool:
+        """Whether gradients are computed, and no optimizer has stepped after them."""
+        return self._gradients is not None and self._updated is None
+
+    def forwarded(self, module: Any, start: int, found: Any) -> None:
+        """A language model has been called: in the update, without gradients, it scores."""
+        import torch
+
+        logits = getattr(found, "logits", found)
+        if not torch.is_grad_enabled() and getattr(logits, "ndim", 0) == _DIMENSIONS:
+            own = module in self._trained
+            self._inside_update("actor_compute_log_prob" if own else _REFERENCE, start)
+
+    def generated(self, start: int) -> None:
+        """A call that generates has ended."""
+        self._inside_update(_ROLLOUT, start)
+
+    def other(self) -> "Session | None":
+        """Return the session of another door, or of the program, for what runs inside of it."""
+        module = sys.modules.get(_SESSIONS)
+        return None if self.session is not None or module is None else module.current()
+
+    def _inside_update(self, name: str, start: int) -> None:
+        """Record a stage of another session's update, unless a stage in it says what this is."""
+        from lightning_rlprof.recording.annotations import Marker
+        from lightning_rlprof.recording.open_spans import innermost
+
+        around, session = innermost(), self.other()
+        while around is not None and (around.kind == "region" or around.end_ns is not None):
+            if around.end_ns is None and around.name == "training_step":
+                break
+            around = around.around
+        if session is None or around is None:
+            return
+        if around.name == "training_step" or standard_stage(around.name) == _UPDATE:
+            session.record(Marker(name, "stage"), start, session.clock())
+
+    def marked(self, session: "Session") -> None:
+        """A stage has begun or ended in this door's session: one of a rollout is a rollout."""
+        from lightning_rlprof.recording.open_spans import innermost
+
+        span, step = innermost(), session.step
+        if span is None or standard_stage(span.name) != _ROLLOUT or not self.makes_call():
+            return
+        self.rollout()
+        if session.step != step and session.step_start_ns is not None:
+            span.step, span.start_ns = session.step, session.step_start_ns
+
+    def begun(self, marker: "Marker") -> None:
+        """A stage or a step of the program begins, and no session records."""
+        is_child = os.getpid() != self._pid or multiprocessing.parent_process() is not None
+        if marker.kind in ("stage", "step") and self.makes_call() and not is_child:
+            self._own(_UNITS.get(standard_stage(marker.name), ""))
 
     def rollout(self) -> None:
         """A step of an environment, or a call that generates, is about to begin."""
         self.rollouts += 1
-        session = self._own(ROLLOUT_AND_UPDATES if self.has_optimizer else "")
+        session = self._own(ROLLOUT_AND_UPDATES if self.has_optimizer else None)
         if session is None:
             return
         now, asked = session.clock(), self._asked
+        self._by_rollout = self._by_rollout or not (session.has_steps or self._is_by_optimizer)
         if self._updated is not None:
             self._end_step(session)
             if asked is not None:
-                self._record("actor_generate", asked, now)
+                self._record(_ROLLOUT, asked, now)
         if self._rollout is None:
             self._rollout = now
         self._gradients = None
@@ -119,27 +222,58 @@ class _Loop:
 
     def backward(self) -> None:
         """A backward pass is about to begin."""
+        self._unrecorded.saw("backward passes")
         if self._own(OPTIMIZER_STEP) is not None:
             self._with_gradients()
 
     def update(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
-        session = self._own("")
+        self._has_updated = True
+        self._unrecorded.saw("optimizer steps")
+        session = self._own()
         if session is None or self._gradients is None:
             return
         self._updated, self._asked = session.clock(), None
-        if self._rollout is None and self._leads(optimizer):
+        if not self._by_rollout and self._leads(optimizer):
             self._end_step(session)
+
+    def saw(self, error: BaseException) -> None:
+        """An exception has left a call: if no step follows, it is how the run ended."""
+        if self.session is not None:
+            self.session.saw(error)
+
+    def elsewhere(self) -> None:
+        """An optimizer has stepped in another thread: if none did in this loop's, that has it."""
+        self._unrecorded.saw("optimizer steps")
+        if get_ident() != self._thread and not self._has_updated:
+            with self._begins:  # The other thread may begin a session just now.
+                self.leave_untrained()
+                self._thread, self._has_updated, self.inside = get_ident(), True, False
+                self._forget_step()
 
     def fetched(self, start: int, rollouts: int) -> None:
         """A batch was loaded; what a loader rolls out is a part of the rollout."""
-        if self.session is not None and rollouts == self.rollouts:
+        from lightning_rlprof.recording.annotations import Marker
+
+        if self.session is None and (other := self.other()) is not None:
+            if rollouts != self.rollouts:
+                other.record(Marker(_ROLLOUT, "stage"), start, other.clock())
+        elif self.session is not None and rollouts == self.rollouts:
             self._record("data_fetch", start, self.session.clock())
 
+    def communicated(self, name: str, start: int) -> None:
+        """A collective has ended: ranks waited in it for the last one."""
+        from lightning_rlprof.recording.annotations import Marker
+
+        if self.session is not None:
+            self.session.record(Marker(name, "region"), start, self.session.clock())
+
     def _with_gradients(self) -> None:
-        self._asked = None
         if self._gradients is None and self.session is not None:
             self._gradients = self.session.clock()
+            if self._asked is not None and not self._by_rollout:
+                self._record("forward_no_grad", self._asked, self._gradients)
+        self._asked = None
 
     def _leads(self, optimizer: Any) -> bool:
         """Return whether a step ends with this optimizer: of several, with the first one."""
@@ -153,12 +287,13 @@ class _Loop:
 
     # ---- what is recorded
 
-    def _own(self, unit: str) -> "Session | None":
+    def _own(self, unit: str | None = None) -> "Session | None":
         """Return this door's session, started now if the process has none and a unit is given."""
-        if self.session is None and unit:
+        if self.session is None and unit is not None:
             module = sys.modules.get(_SESSIONS)
-            if module is None or module.current() is None:
-                self._start(unit)
+            with self._begins:
+                if get_ident() == self._thread and (module is None or module.current() is None):
+                    self._start(unit)
         if self.session is None or self.session.status:
             return None
         from lightning_rlprof.recording.annotations import in_stage
@@ -167,8 +302,6 @@ class _Loop:
         return self.session
 
     def _start(self, unit: str) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         from lightning_rlprof.integrations.doors.kit import Kit
         from lightning_rlprof.recording.job import find_place
         from lightning_rlprof.recording.open_spans import Owner
@@ -177,17 +310,36 @@ class _Loop:
         if Kit.has_failed or find_place().is_actor:
             self._is_closed = True
             return
-        session = Kit("PyTorch", *_PACKAGES).new_session(
-            Owner(is_training=False), step_unit=unit, end_if_left=self._make_room, yields=True
+        used = [each for each in _PACKAGES if each.replace("-", "_") in sys.modules]
+        session = Kit("PyTorch", *used).new_session(
+            Owner(is_training=False),
+            self._place,
+            self._device,
+            unit,
+            end_if_left=self.leave,
+            yields=True,
         )
         if not session.loop.yields:  # Another thread's session came first.
             self._is_closed = True
             return
         self.session, self._number = session, 1
-        hook = register_optimizer_step_post_hook(_stepped)  # It runs after the session's hook.
-        session.at_close(lambda: self.tell(_Loop.flush), hook.remove)
+        self._by_rollout = unit == ROLLOUT_AND_UPDATES
+        self._is_by_optimizer = unit == OPTIMIZER_STEP
+        self.listen_to_optimizers()
+        session.watch_stages(partial(self.tell, _Loop.marked, session))
+        session.at_close(lambda: self.tell(_Loop.flush))
         atexit.register(self.tell, _Loop.leave_untrained)  # It runs before the session's.
         session.expect_step(1)
+
+    def listen_to_optimizers(self) -> None:
+        """Hear of the steps of all optimizers, after the session does."""
+        if "torch" not in sys.modules:
+            return
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = register_optimizer_step_post_hook(_stepped)
 
     def _end_step(self, session: "Session") -> None:
         """Record the step that was seen, and end it, unless the program has steps itself."""
@@ -196,15 +348,16 @@ class _Loop:
 
         start, gradients, updated = self._rollout, self._gradients, self._updated
         if start is not None and gradients is not None:
-            self._record("actor_generate", start, gradients)
+            self._record(_ROLLOUT, start, gradients)
             if self._calls:
                 marker, total = Marker("env_step", "region"), {"calls": self._calls}
                 end = min(start + self._in_environment, gradients)
                 session.append(new_span(marker, session.step, start, end, total))
         if gradients is not None and updated is not None:
-            self._record("actor_update", gradients, updated)
+            self._record(_UPDATE, gradients, updated)
         self._forget_step()
-        if session.step == self._number:
+        self._unrecorded.end()
+        if session.step == self._number and session.waiting:
             session.begin_step(session.next_step)
             session.end_step()
             self._number = session.step
@@ -212,8 +365,21 @@ class _Loop:
     def _record(self, name: str, start: int, end: int) -> None:
         from lightning_rlprof.recording.annotations import record
 
-        if not self._is_marked:
+        if self.session is not None and not (self._is_marked and self._has_marks(start, end)):
             record(name, start, end)
+
+    def _has_marks(self, start: int, end: int) -> bool:
+        """Return whether the program itself marks a stage between two times."""
+        from lightning_rlprof.recording.open_spans import innermost
+
+        spans, around = [] if self.session is None else self.session.buffer.recent(), innermost()
+        while around is not None:
+            spans.append(around)
+            around = around.around
+        return any(
+            each.kind == "stage" and each.start_ns < end and (each.end_ns or end) > start
+            for each in spans
+        )
 
     def flush(self) -> None:
         """Record the last step, which no other rollout ends."""
@@ -224,19 +390,14 @@ class _Loop:
         """Leave no run of a program that has not trained."""
         self.flush()
         session = self.session
-        if session is not None and not session.status and not session.has_steps:
+        if session is None or session.status or session.has_steps:
+            return
+        if not session.buffer.has_stages():
             from lightning_rlprof.recording.job import forget
 
             session.discard()
             forget(session.run)
             self.session = None
-
-    def _make_room(self) -> None:
-        """End, because another session begins."""
-        self.tell(_Loop.leave_untrained)
-        session, self.session = self.session, None
-        if session is not None and not session.status:
-            session.close(session.standing)
 
 
 LOOP = _Loop()
@@ -247,6 +408,11 @@ def install(module: Any) -> None:
     name = module.__name__
     if name == "torch":
         _listen(module)
+    elif name == "lightning_rlprof.recording.annotations":
+        module.tell_begun(partial(LOOP.tell, _Loop.begun))
+    elif name == "torch.distributed":
+        for each in _COLLECTIVES:
+            _cover(module, "", each, _communicating)
     elif name == "torch.utils.data.dataloader":
         _cover(module, "_BaseDataLoaderIter", "__next__", _fetching)
     else:
@@ -268,12 +434,25 @@ _ROLLS = {
 }
 """Classes and methods that roll out; `gym.make` puts the wrappers around every environment."""
 
-MODULES = ("torch", "torch.utils.data.dataloader", *_ROLLS)
+_COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all"),
+    *("barrier", "broadcast", "broadcast_object_list", "reduce_scatter", "reduce_scatter_tensor"),
+)
+
+MODULES = (
+    *("torch", "torch.distributed", "torch.utils.data.dataloader"),
+    *("lightning_rlprof.recording.annotations", *_ROLLS),
+)
 """Modules that are prepared once they are imported."""
 
 
+@lru_cache(maxsize=1_000)
+def _is_around(kind: Any) -> bool:
+    return any(each.__name__ in _AROUND for each in kind.__mro__)
+
+
 def _cover(module: Any, name: str, method: str, make: Callable[[Any], Any]) -> None:
-    owner = getattr(module, name, None)
+    owner = getattr(module, name, None) if name else module
     function = None if owner is None else vars(owner).get(method)
     if function is not None:  # Other versions may lack the method.
         setattr(owner, method, make(function))
@@ -292,10 +471,20 @@ def _listen(torch: Any) -> None:
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         if compiled_code.is_compiling() or not LOOP.makes_call():
             return call(self, *args, **kwargs)
+        if _is_around(type(self)):
+            return call(self, *args, **kwargs)
         LOOP.inside = True
         try:
-            LOOP.tell(_Loop.forward)
-            return call(self, *args, **kwargs)
+            LOOP.tell(_Loop.forward, self)
+            if (other := LOOP.other()) is None:
+                return call(self, *args, **kwargs)
+            start = other.clock()
+            found = call(self, *args, **kwargs)
+            LOOP.tell(_Loop.forwarded, self, start, found)
+            return found
+        except BaseException as error:
+            LOOP.tell(_Loop.saw, error)
+            raise
         finally:
             LOOP.inside = False
 
@@ -305,26 +494,62 @@ def _listen(torch: Any) -> None:
             LOOP.tell(_Loop.backward)
         return backward(*args, **kwargs)
 
+    LOOP.tell(_Loop.watch)
     # A forked process of an environment is not a part of this loop.
     os.register_at_fork(after_in_child=LOOP.__init__)  # type: ignore[misc]
     torch.nn.Module.__call__ = called
     _cover(torch.optim, "Optimizer", "__init__", _optimizing)
     when_imported("torch._dynamo", lambda module: module.decorators.skip(begun))
     torch.autograd.backward = begun
+    _cover(torch.autograd, "", "grad", _differentiating)
 
 
 def _optimizing(function: Any) -> Any:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:
-        LOOP.has_optimizer = True
+        if not LOOP.has_optimizer:
+            LOOP.has_optimizer = True
+            LOOP.tell(_Loop.listen_to_optimizers)
         function(*args, **kwargs)
 
     return call
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not compiled_code.is_compiling() and LOOP.makes_call():
+    if compiled_code.is_compiling():
+        return
+    if LOOP.makes_call():
         LOOP.tell(_Loop.update, optimizer)
+    else:
+        LOOP.tell(_Loop.elsewhere)
+
+
+def _differentiating(function: Any) -> Any:
+    """Let `torch.autograd.grad` be a backward pass of a program that has an optimizer."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not compiled_code.is_compiling() and LOOP.has_optimizer and LOOP.makes_call():
+            LOOP.tell(_Loop.backward)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _communicating(function: Any) -> Any:
+    """Record a collective that the loop itself calls."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session = LOOP.session
+        if compiled_code.is_compiling() or session is None or not LOOP.makes_call():
+            return function(*args, **kwargs)
+        start = session.clock()
+        found = function(*args, **kwargs)
+        LOOP.tell(_Loop.communicated, function.__name__, start)
+        return found
+
+    return call
 
 
 def _rolling(function: Any) -> Any:
@@ -338,11 +563,11 @@ def _rolling(function: Any) -> Any:
         LOOP.inside = True
         try:
             LOOP.tell(_Loop.rollout)
-            session = LOOP.session
+            session = LOOP.session if counts else LOOP.other()
             start = session.clock() if session is not None else 0
             found = function(*args, **kwargs)
-            if counts and start:
-                LOOP.tell(_Loop.environment, start)
+            if start:
+                LOOP.tell(_Loop.environment if counts else _Loop.generated, start)
             return found
         finally:
             LOOP.inside = False
@@ -355,7 +580,7 @@ def _fetching(function: Any) -> Any:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        session = LOOP.session
+        session = LOOP.other() if LOOP.session is None else LOOP.session
         if session is None or LOOP.fetching or not LOOP.makes_call():
             return function(*args, **kwargs)
         start, rollouts = session.clock(), LOOP.rollouts

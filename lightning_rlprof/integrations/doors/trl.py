@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
-from lightning_rlprof.recording.annotations import listener, stage
+from lightning_rlprof.recording.annotations import Marker, listener, stage
 from lightning_rlprof.recording.samples import sample
 from lightning_rlprof.records.records import Fate
 
@@ -37,10 +37,30 @@ def _on_policy(kind: str) -> Any:
         after = functools.partial(KIT.around, after=_record)
         KIT.replace(trainer, "_calculate_rewards", lambda function: _REWARD(after(function)))
         KIT.replace(trainer, "_get_per_token_logps_and_entropies", _log_probs)
+        if hasattr(trainer, "_tokenize_prompts"):
+            KIT.marks(trainer, "_tokenize_prompts", "tokenize")
         if hasattr(trainer, "_tool_call_loop"):
             KIT.marks(trainer, "_tool_call_loop", "tool_calls")
+        KIT.replace(module, "profiling_context", _rewards_by_name)
 
     return install_trainer
+
+
+def _rewards_by_name(function: Any) -> Any:
+    """Let what TRL times of each reward function be a region by the function's name."""
+
+    @functools.wraps(function)
+    def timed(trainer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        around = function(trainer, name, *args, **kwargs)
+        return _both(name, around) if name in trainer.reward_func_names else around
+
+    return timed
+
+
+@contextmanager
+def _both(name: str, around: Any) -> Iterator[Any]:
+    with Marker(name, "region"), around as found:
+        yield found
 
 
 def _generated(found: Any) -> Mapping[str, Any]:

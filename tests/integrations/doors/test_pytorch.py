@@ -133,6 +133,72 @@ envs.close()
 """
 
 
+MARKS_ITS_ROLLOUT = """
+from lightning_rlprof import stage
+for _ in range(4):
+    with stage("rollout"):
+        time.sleep(0.006)
+    with stage("reward"):
+        time.sleep(0.002)
+    for _ in range(3):
+        update(torch.ones(2, 4))
+        stepped()
+"""
+
+EVALUATES_IN_AN_ENVIRONMENT = """
+for at in range(6):
+    update(torch.ones(2, 4))
+    stepped()
+    if at % 3 == 2:
+        for _ in range(3):
+            with torch.no_grad():
+                model(torch.as_tensor(state))
+            state = env.step(0)[0]
+"""
+
+TRAINS_IN_A_THREAD = """
+import threading
+def learn():
+    for _ in range(6):
+        update(torch.ones(2, 4))
+        stepped()
+thread = threading.Thread(target=learn)
+thread.start()
+while thread.is_alive():
+    state = env.step(0)[0]
+"""
+
+TAKES_GRADIENTS = """
+for _ in range(5):
+    parts = list(model.parameters())
+    loss = model(torch.ones(2, 4)).square().mean()
+    for part, gradient in zip(parts, torch.autograd.grad(loss, parts)):
+        part.grad = gradient
+    time.sleep(0.002)
+    stepped()
+"""
+
+SAMPLES_BY_HAND = """
+for _ in range(5):
+    with torch.no_grad():
+        for _ in range(4):
+            model(torch.ones(2, 4))
+            time.sleep(0.002)
+    update(torch.ones(2, 4))
+    stepped()
+"""
+
+ONLY_STEPS = """
+from lightning_rlprof import stage, step
+weights = torch.zeros(4)
+for _ in range(5):
+    with step():
+        with stage("sync_weights"):
+            time.sleep(0.002)
+        weights *= 0.9
+"""
+
+
 class Case(NamedTuple):
     """A loop, its steps, and the least share of each stage."""
 
@@ -143,7 +209,9 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "gradients are accumulated": Case(ACCUMULATES, 6, {"actor_update": 0.8}, OPTIMIZER_STEP),
+    "gradients are accumulated": Case(
+        ACCUMULATES, 6, {"actor_update": 0.8, "forward_no_grad": 0}, OPTIMIZER_STEP
+    ),
     "a loader": Case(LOADS, 4, {"data_fetch": 0.3, "actor_update": 0.2}, OPTIMIZER_STEP),
     "actions are drawn with gradients": Case(
         ROLLS_OUT_WITH_GRADIENTS, 4, {"actor_generate": 0.5, "actor_update": 0.2}
@@ -158,6 +226,21 @@ CASES = {
     "an update every few steps": Case(
         EVERY_FEW_STEPS, 4, {"actor_generate": 0.5, "actor_update": 0.15}
     ),
+    "its rollout is marked": Case(
+        MARKS_ITS_ROLLOUT, 4, {"rollout": 0.2, "reward": 0.05, "actor_update": 0.1}
+    ),
+    "it evaluates in an environment": Case(
+        EVALUATES_IN_AN_ENVIRONMENT,
+        6,
+        {"actor_update": 0.2, "actor_generate": 0.1, "forward_no_grad": 0},
+        OPTIMIZER_STEP,
+    ),
+    "it trains in a thread": Case(TRAINS_IN_A_THREAD, 5, {"actor_update": 0.2}, OPTIMIZER_STEP),
+    "it takes gradients": Case(TAKES_GRADIENTS, 5, {"actor_update": 0.5}, OPTIMIZER_STEP),
+    "it samples by hand": Case(
+        SAMPLES_BY_HAND, 5, {"forward_no_grad": 0.4, "actor_update": 0.1}, OPTIMIZER_STEP
+    ),
+    "its steps are marked": Case(ONLY_STEPS, 5, {"sync_weights": 0.5}, ""),
 }
 SAYS = "\nprint(sum(each.double().sum().item() for each in model.parameters()).hex())"
 
@@ -279,3 +362,143 @@ def test_a_step_of_an_environment_asks_nothing_of_another_doors_session(tmp_path
     (line,) = [each for each in said.splitlines() if each.startswith("full collections:")]
     assert int(line.split()[-1]) < 4
     assert len(load(tmp_path / "runs").rows(kind="step")) == 1
+
+
+SERVES = """
+import time
+from lightning_rlprof import stage
+for _ in range(3):
+    with stage("search"):
+        time.sleep(0.002)
+"""
+
+
+@pytest.mark.deep
+def test_marks_alone_are_recorded_and_the_end_says_what_shows_steps(tmp_path: Path) -> None:
+    said = ran(SERVES, tmp_path)
+    run = load(tmp_path / "runs")
+    assert [run.names[code] for code in run.name[run.rows(kind="stage")]] == ["search"] * 3
+    assert "rlprof: no step, but search, in " in said
+    assert "with step(): around each turn" in said
+
+
+INSIDE_OF_ITS_UPDATE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+config = LlamaConfig(vocab_size=64, num_hidden_layers=2, **small)
+model, other = LlamaForCausalLM(config), LlamaForCausalLM(config)
+tokens = torch.arange(16)
+
+class Preferences(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **more):
+        with torch.no_grad():
+            wanted = other(input_ids=inputs["input_ids"]).logits
+            if self.state.global_step:
+                model(input_ids=inputs["input_ids"])
+        found = model(**inputs)
+        return found.loss + (found.logits - wanted).square().mean()
+
+args = TrainingArguments(
+    "out", max_steps=5, per_device_train_batch_size=2, report_to=[], save_strategy="no",
+    use_cpu=True, disable_tqdm=True,
+)
+rows = [{"input_ids": tokens, "labels": tokens} for _ in range(10)]
+Preferences(model, args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.deep
+def test_what_scores_without_gradients_in_an_update_is_apart(tmp_path: Path) -> None:
+    """Its reference is another model than the one that it trains; old log-probs are of that one."""
+    ran(INSIDE_OF_ITS_UPDATE, tmp_path)
+    run = load(tmp_path / "runs")
+    at = run.rows(kind="stage")
+    steps = {
+        name: run.step[at][run.name[at] == run.names.index(name)].tolist()
+        for name in ("reference_compute_log_prob", "actor_compute_log_prob", "actor_update")
+    }
+    assert steps["reference_compute_log_prob"] == [1, 2, 3, 4, 5]
+    assert steps["actor_compute_log_prob"] == [2, 3, 4, 5]
+    assert {*steps["actor_update"]} == {1, 2, 3, 4, 5}
+
+
+ROLLS_OUT_IN_LIGHTNINGS_LOADER = """
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+class Source(IterableDataset):
+    def __init__(self, make):
+        self.make = make
+    def __iter__(self):
+        return iter(self.make())
+
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
+    def samples(self):
+        for _ in range(8):
+            for _ in range(20):
+                with torch.no_grad():
+                    self.net(torch.ones(4, 4))
+                time.sleep(0.0001)
+            yield torch.ones(4)
+    def training_step(self, batch, index):
+        return self.net(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+    def train_dataloader(self):
+        return DataLoader(Source(self.samples), batch_size=1)
+
+Trainer(
+    max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False,
+).fit(Module())
+"""
+
+
+@pytest.mark.deep
+def test_a_rollout_in_lightnings_loader_is_a_rollout(tmp_path: Path) -> None:
+    ran(LONGER + ROLLS_OUT_IN_LIGHTNINGS_LOADER, tmp_path)
+    run = load(tmp_path / "runs")
+    found = shares(run)
+    assert found["actor_generate"] > 0.5 > found["data_fetch"]
+    assert len(run.rows(kind="step")) == 8
+
+
+WAITS = """
+import sys, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    time.sleep(0.02 * dist.get_rank())
+    for each in model.parameters():
+        dist.all_reduce(each.grad)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.deep
+def test_collectives_of_a_loop_are_regions_in_which_ranks_wait(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    launcher = """
+import runpy, sys
+sys.argv = ["torchrun", "--nproc-per-node", "2", "waits.py"]
+runpy.run_module("torch.distributed.run", run_name="__main__")
+"""
+    ran(launcher, tmp_path)
+    run = load(tmp_path / "runs")
+    assert run.ranks == (0, 1)
+    reduced = run.name == run.names.index("all_reduce")
+    length = run.end_ns - run.start_ns
+    waited = [length[reduced & (run.rank == rank)] for rank in run.ranks]
+    assert [len(each) for each in waited] == [8, 8]
+    assert waited[0][::2].sum() > waited[1][::2].sum()

@@ -25,7 +25,7 @@ def test_the_example_says_how_it_is_called() -> None:
 
 ASYNC = ROOT / "tests" / "doubles" / "trl" / "train_async_grpo.py"
 STAGES = {
-    "actor_generate", "actor_update", "compute_advantage", "compute_reward",
+    "actor_generate", "actor_update", "compute_advantage", "compute_reward", "tokenize",
     "reference_compute_log_prob", "data_fetch", "untraced",
 }  # fmt: skip
 
@@ -60,6 +60,8 @@ def test_a_trainer_is_recorded_without_a_change(kind: str, tmp_path: Path) -> No
     typical = typical_shares(run)
     assert typical["actor_generate"] > 0.3
     assert typical["untraced"] < UNTRACED
+    regions = [run.names[code] for code in run.name[run.rows(kind="region")]]
+    assert regions.count("reward") == 4  # the name of the program's function
     rows, tokens = run.amounts("tokens")
     generated = tokens[np.isin(rows, run.rows(kind="stage"))]
     assert len(generated) == 4

@@ -1,0 +1,96 @@
+"""What a program did that no step was found in: how often it trained, and where its time went.
+
+It is told to ``rlprof run``, which says it if no training was recorded.
+"""
+
+import atexit
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+
+from lightning_rlprof.records.hang_reports import is_own_code
+from lightning_rlprof.records.records import SIGNS_VARIABLE
+
+_FIRST_S, _LAST_S, _GROWTH = 0.05, 1.0, 1.01  # Seconds between two samples, and their growth.
+_MAX_CALLS = 200
+_MAX_PLACES_TOLD = 3
+_MAX_NAME = 80  # Characters.
+
+
+class Unrecorded:
+    """Count what trains, and sample the main thread, until a step is recorded.
+
+    Args:
+        is_others: Whether a session that records, if there is one, is of another door.
+    """
+
+    def __init__(self, is_others: Callable[[], bool]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
+        self._pid, self._ended = os.getpid(), threading.Event()
+        self._main = threading.main_thread().ident
+        self._file, self._is_others = "", is_others
+
+    def begin(self) -> None:
+        """Sample from now on, where ``rlprof run`` may ask for it."""
+        folder = os.environ.get(SIGNS_VARIABLE, "")
+        if folder and not self._file:
+            self._file = os.path.join(folder, f"seen-{self._pid}")
+            threading.Thread(target=self._sample, name="rlprof-unrecorded", daemon=True).start()
+            atexit.register(self.tell)
+
+    def saw(self, what: str) -> None:
+        """Count something; tell of it now and then, as some processes are killed."""
+        if not self._ended.is_set():
+            self.counts[what] += 1
+            if (self.counts[what] & (self.counts[what] - 1)) == 0:
+                self.tell()
+
+    def end(self) -> None:
+        """Forget all: a step was recorded."""
+        self._ended.set()
+        with suppress(OSError):
+            os.remove(self._file)
+
+    def tell(self) -> None:
+        """Write what was seen, unless a step was recorded."""
+        if self._ended.is_set() or not self._file or os.getpid() != self._pid:
+            return
+        total = sum(self._seconds.values()) or 1.0
+        longest = sorted(self._seconds.items(), key=lambda each: -each[1])[:_MAX_PLACES_TOLD]
+        places = [(place, seconds / total) for place, seconds in longest]
+        program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+        said = {"program": program, "counts": dict(self.counts), "places": places}
+        with suppress(OSError):  # The folder is on another host, or the command has ended.
+            Path(self._file).write_text(json.dumps(said), encoding="utf-8")
+
+    def _sample(self) -> None:
+        wait_s, before = _FIRST_S, perf_counter()
+        while not self._ended.wait(wait_s):
+            module = sys.modules.get("lightning_rlprof.recording.session")
+            is_recording = getattr(module, "is_recording", bool)  # It may be half imported.
+            if is_recording() and self._is_others():
+                self.end()
+            now = perf_counter()
+            if place := _place(sys._current_frames().get(self._main or 0)):
+                self._seconds[place] = self._seconds.get(place, 0.0) + now - before
+            wait_s, before = min(wait_s * _GROWTH, _LAST_S), now
+
+
+def _place(frame: FrameType | None) -> str:
+    """Return the innermost function of the program's own code, with its file."""
+    for _ in range(_MAX_CALLS):
+        if frame is None or is_own_code(frame.f_code.co_filename):
+            break
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+    return f"{name} ({os.path.basename(frame.f_code.co_filename)})"[:_MAX_NAME]
