@@ -47,7 +47,7 @@ class Section(BaseModel):
     (``integrated:`` with nothing below it) means its defaults.
     """
 
-    # Pydantic's error would print URLs with their passwords, below a line of ours without them.
+    # Pydantic's error, which a traceback shows too, would print URLs with their passwords.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
 
     @classmethod

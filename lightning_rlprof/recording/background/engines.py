@@ -51,7 +51,7 @@ _LINE = re.compile(
     r"(?:[ \t]+-?\d+)?[ \t\r]*$",
     re.MULTILINE,
 )
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
 # Ranks of one engine, its processes and its priorities repeat what the engine has as a whole.
 _INSIDE_AN_ENGINE = {"tp_rank", "pp_rank", "moe_ep_rank", "pid", "priority"}
@@ -128,7 +128,7 @@ def _page(url: SplitResult) -> str:
     """Return the text at a URL; no redirect is followed.
 
     Raises:
-        OSError: There is no such page, or it takes too long, or is too large.
+        OSError: The page is missing, takes too long, or is too large.
     """
     is_secure, host = url.scheme == "https", url.hostname or ""
     plain = socket.create_connection((host, url.port or (443 if is_secure else 80)), _CONNECT_S)
