@@ -271,5 +271,7 @@ DISK_PRESSURE = _sampled("time in which every thread waits for a disk", "io_full
 HEAT = _throttled("clock cycles that heat takes", "device_thermal_throttled")
 POWER = _throttled("clock cycles that the power limit takes", "device_power_throttled")
 SLOWDOWN = _throttled("clock cycles that a hardware slowdown takes", "device_hardware_slowdown")
-REQUESTS_WAIT = Quantity("requests wait at an engine, of its busy time", "share", _requests_wait)
+REQUESTS_WAIT = Quantity(
+    "time in which requests wait at an engine, of its busy time", "share", _requests_wait
+)
 KV_CACHE = Quantity("KV cache in use while requests wait", "share", _kv_cache)

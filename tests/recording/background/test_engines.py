@@ -318,3 +318,17 @@ def test_only_the_first_rank_reads_an_engine_and_none_without_the_key(tmp_path: 
         assert running.helpers.engines is None
     with session(tmp_path / "c", url, world_size=2) as running:
         assert running.helpers.engines is not None
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_forked_child_and_a_discarded_session_read_no_engine(
+    leaves: bool, tmp_path: Path, server: EngineDouble
+) -> None:
+    running = session(tmp_path, server.url)
+    reader = running.helpers.engines
+    assert not reader._end.is_set()
+    if leaves:
+        running.leave()
+    running.discard()
+    assert reader._end.is_set()
+    assert server.asked == []
