@@ -278,9 +278,9 @@ def test_requests_that_wait_have_a_remedy_by_the_kv_cache(
 
 def test_an_engine_that_has_no_request_is_not_a_part_of_the_time() -> None:
     names = ("engine_running_requests", "engine_waiting_requests", "engine_kv_cache_percent")
-    busy = [(8.0, 20.0, 40.0)] * 70 + [(0.0, 0.0, 0.0)] * 30
+    busy = [(8.0, 20.0, 99.0)] * 70 + [(0.0, 0.0, 0.0)] * 30
     metrics = {name: [each[at] for each in busy] for at, name in enumerate(names)}
-    assert ideas((0, None, metrics)) == ({"rollout-batching"}, set())
+    assert ideas((0, None, metrics)) == ({"rollout-memory-fraction"}, set())
 
 
 def test_the_fullest_of_several_engines_decides() -> None:

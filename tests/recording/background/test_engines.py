@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -207,6 +208,20 @@ def test_a_server_that_does_not_end_its_answer_is_left(
         is_over.set()
         thread.join()
     assert [code for code, _ in lines] == [Code.METRICS_MISSING]
+
+
+def test_the_time_for_a_byte_is_what_is_left_of_the_time_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timeouts: list[float] = []
+    double: Any = SimpleNamespace(
+        sendall=len, settimeout=timeouts.append, recv=lambda size: b"x" * size
+    )
+    times = iter([5.0, 5.0, 5.3, 5.8, 5.95])
+    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=times.__next__))
+    with pytest.raises(OSError, match="longer than 0.9 s"):
+        engines._answer(double, urlsplit("http://host/metrics"))
+    assert timeouts == pytest.approx([0.9, 0.6, 0.1])
 
 
 def test_a_server_that_is_not_there_is_noted_once_and_read_when_it_comes_and_comes_back() -> None:
