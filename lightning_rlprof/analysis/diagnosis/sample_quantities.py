@@ -35,7 +35,7 @@ from lightning_rlprof.analysis.statistics.growth import (
 )
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.records import BACKGROUND_METRICS, KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of
@@ -45,6 +45,7 @@ _FEWEST_SAMPLES = 20
 _STAGE = KINDS.index("stage")
 
 # ---- samples
+_PREEMPTED = "engine_preemptions_per_s"
 _OF_ENGINES = {
     "of the time requests waited at the engine": REQUESTS_WAIT,
     "of its KV cache was in use then": KV_CACHE,
@@ -179,7 +180,7 @@ def _preemptions(run: Evidence) -> Measurement:
     spans, steps = run.spans, run.included
     rows, counts = spans.amounts("num_preempted")
     keep = np.isin(spans.step[rows], steps)
-    facts: tuple[Fact, ...] = ()
+    facts, query = tuple[Fact, ...](), ""
     if keep.any():
         sums = run.by_step(rows[keep], counts[keep])
     elif len(rows := (totals := spans.amounts("num_preemptions_total")).rows):
@@ -196,9 +197,10 @@ def _preemptions(run: Evidence) -> Measurement:
         sums = _sampled_preemptions(run)
         known = {name: run.value(each) for name, each in _OF_ENGINES.items()}
         facts = tuple(Fact(name, v.value, "share") for name, v in known.items() if v is not None)
+        query = f"select * from {BACKGROUND_METRICS} where name = '{_PREEMPTED}' order by time_ns"
     NoData.unless(len(sums), FEWEST_STEPS, "complete steps")
     ones = np.ones(len(sums))
-    return Measured(float(sums.mean()), *share_interval(sums, ones), facts=facts)
+    return Measured(float(sums.mean()), *share_interval(sums, ones), facts=facts, query=query)
 
 
 def _sampled_preemptions(run: Evidence) -> Float64s:
@@ -207,7 +209,7 @@ def _sampled_preemptions(run: Evidence) -> Float64s:
     A sample that is longer than a step is spread evenly over its time.
     """
     spans = run.spans
-    samples = background_samples(spans, "engine_preemptions_per_s")
+    samples = background_samples(spans, _PREEMPTED)
     if samples is None:
         how = "Set engine_metrics, or call count(num_preempted=...) in actor_generate"
         raise NoData("Preemptions of the rollout engine were not counted", how)

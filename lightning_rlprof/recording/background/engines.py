@@ -77,10 +77,6 @@ def start(session: "Session", urls: Sequence[str]) -> Sampler:
     return sampler
 
 
-def _read(url: SplitResult) -> Reading:
-    return read_page(_page(url))
-
-
 def read_page(page: str) -> Reading:
     """Return what a page tells of its engines: sums, and the KV cache of the fullest engine.
 
@@ -124,21 +120,21 @@ class _Answer(BytesIO):
         return self
 
 
-def _page(url: SplitResult) -> str:
-    """Return the text at a URL; no redirect is followed.
+def _read(url: SplitResult) -> Reading:
+    """Return what the page at a URL tells; no redirect is followed.
 
     Raises:
-        OSError: The page is missing, takes too long, or is too large.
+        OSError: The page is missing, takes too long, is too large, or is of no engine.
     """
     is_secure, host = url.scheme == "https", url.hostname or ""
     plain = socket.create_connection((host, url.port or (443 if is_secure else 80)), _CONNECT_S)
     with plain:
         if not is_secure:
-            return _text(_answer(plain, url))
+            return _reading(_answer(plain, url))
         import ssl
 
         with ssl.create_default_context().wrap_socket(plain, server_hostname=host) as secure:
-            return _text(_answer(secure, url))
+            return _reading(_answer(secure, url))
 
 
 def _answer(connection: socket.socket, url: SplitResult) -> bytes:
@@ -163,10 +159,10 @@ def _answer(connection: socket.socket, url: SplitResult) -> bytes:
     raise OSError(f"it takes longer than {_ANSWER_S:g} s")
 
 
-def _text(answer: bytes) -> str:
+def _reading(answer: bytes) -> Reading:
     raw: Any = _Answer(answer)
     response = HTTPResponse(raw)
     response.begin()
     if response.status != 200:
         raise OSError(f"its status is {response.status}, not 200")
-    return response.read().decode("utf-8", "replace")
+    return read_page(response.read().decode("utf-8", "replace"))

@@ -23,6 +23,7 @@ from lightning_rlprof.recording.session import Session
 from lightning_rlprof.recording.start import start_session
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import METRICS
+from lightning_rlprof.run import Run
 from lightning_rlprof.testing import FakeClock
 from tests.builders.diagnosed import found, judged
 from tests.builders.engine_pages import Engine, EngineDouble, sglang_page, vllm_page
@@ -219,7 +220,7 @@ def test_the_time_for_a_byte_is_what_is_left_of_the_time_for_all(
     )
     times = iter([5.0, 5.0, 5.3, 5.8, 5.95])
     monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=times.__next__))
-    with pytest.raises(OSError, match="longer than 0.9 s"):
+    with pytest.raises(OSError, match=r"longer than 0\.9 s"):
         engines._answer(double, urlsplit("http://host/metrics"))
     assert timeouts == pytest.approx([0.9, 0.6, 0.1])
 
@@ -290,6 +291,7 @@ def test_steps_beside_a_full_double_have_its_series_and_the_finding(
     assert own.facts[0].value == pytest.approx(2, rel=0.2)
     assert [each.value for each in own.facts[1:]] == pytest.approx([1.0, 0.99])
     assert [each.id for each in own.problem.remedies] == ["kv-preemptions"]
+    assert len(Run.of(spans).sql(own.query).rows) > 60
 
 
 def test_steps_beside_an_idle_double_have_no_finding_and_are_decided(
