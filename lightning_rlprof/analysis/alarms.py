@@ -34,6 +34,7 @@ UNUSUAL: Mapping[str, float] = {
     "device_power_throttled": 1.0,
     "device_thermal_throttled": 1.0,
     "device_hardware_slowdown": 1.0,
+    "engine_preemptions_per_s": 0.01,  # The problem is any; this is one in 100 seconds.
 }
 """Background metrics that are unusual from a value on. The limits are those of the problems that
 `rlprof findings` reports from the same metrics; other metrics have no value that is unusual by
@@ -116,7 +117,8 @@ def alarms(
         found.add("warning", "cpu-wait", rank, share=max(waits.values()))
     for each in known.values():
         for name, limit in UNUSUAL.items() if each.status is None else ():
-            if each.metrics.get(name, 0.0) >= limit:
+            # The name of a metric of one engine of several ends with the engine's number.
+            if any(v >= limit for key, v in each.metrics.items() if key.startswith(name)):
                 found.add("warning", "metric", each.rank, metric=name)
     notes = _Grouped()
     for each in known.values():

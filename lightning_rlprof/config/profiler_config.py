@@ -52,6 +52,7 @@ from lightning_rlprof.config.validation import (
     Section,
     Steps,
     Tokens,
+    Urls,
     explain,
     near,
     refused,
@@ -148,6 +149,11 @@ class Options(Section):
     """Sample host and device once a second (CPU, memory, disk, network, power, clocks), and count
     pauses of garbage collection."""
 
+    engine_metrics: Urls = Field(default_factory=list)
+    """URLs of the Prometheus pages of rollout engines (vLLM, SGLang), such as
+    `http://localhost:8000/metrics`: one, or a list. Rank 0 reads them once a second: requests, KV
+    cache, preemptions, tokens."""
+
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """How many ranks form one replica of the model, for `rlprof stragglers`. Rank order as in
     Megatron: `tp` first, then `cp`, `ep`, data parallel, and `pp` last."""
@@ -183,12 +189,8 @@ class Options(Section):
 
     hang_timeout: Positive | None = 300
     """Seconds without any progress after which a rank writes a report for `rlprof hang`; null turns
-    this off. Six times as long before the first step has ended, between steps, in a stage for
-    the first time, and in checkpoints and evaluations."""
-
-    stack_samples: bool = True
-    """Sample the stack of the training thread while a step takes unusually long, and for `rlprof
-    watch --stacks`; functions and line numbers only. Needs `hang_timeout`."""
+    this and the samples of stacks off. Six times as long before the first step has ended, between
+    steps, in a stage for the first time, and in checkpoints and evaluations."""
 
     tokens: Tokens | None = None
     """Capture only these tokens of `actor_generate`: `[start, end]`, counted from 0 in each call,

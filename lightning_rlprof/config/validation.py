@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from itertools import islice, pairwise
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -24,6 +25,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+
+from lightning_rlprof.system.location import redact
 
 _LONGEST = 80
 _ABSENT = object()
@@ -44,7 +47,8 @@ class Section(BaseModel):
     (``integrated:`` with nothing below it) means its defaults.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # Pydantic's error, which a traceback shows too, would print URLs with their passwords.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
@@ -203,6 +207,8 @@ def _short(value: object) -> str:
 
 _RANGE = re.compile(r"\s*(\d{1,12})\s*-\s*(\d{1,12})\s*")
 _MOST = 2**20  # Numbers; loaders don't read more ranks of a run.
+_URL = "http://localhost:8000/metrics"
+_PRINTED = re.compile(r"[!-~]+")  # A space or a line break would end a line of a request.
 
 
 def _all_or_numbers(value: Any, what: str, example: str, least: int) -> Any:
@@ -272,6 +278,31 @@ def _without_ranges(value: Any) -> Any:
     return numbers
 
 
+def _urls(value: Any) -> Any:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple):
+        raise refused(f"is neither a URL nor a list of URLs, such as {_URL}", value)
+    seen: set[str] = set()
+    for url in map(str, given):
+        shown = redact(url)
+        if not _is_http(url):
+            shown = "***" if "@" in shown or "?" in shown else shown
+            raise refused(f"is not a URL of http or https; write it as {_URL}", shown)
+        if shown in seen:
+            raise refused("is given twice; name each engine once", shown)
+        seen.add(shown)
+    return list(given)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_place = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # The port is not a number, or an address is not closed.
+        return False
+    return is_place and parts.scheme in ("http", "https") and bool(_PRINTED.fullmatch(url))
+
+
 # Validators check this first; the schema is for editors.
 _UNIQUE: dict[str, Any] = {"uniqueItems": True}
 _Rank = Annotated[int, Field(ge=0)]
@@ -320,6 +351,13 @@ Steps = Annotated[
     ),
 ]
 """``all``, a range, or a list of steps from 1 and ranges; empty means none."""
+
+Urls = Annotated[
+    list[str],
+    BeforeValidator(_urls),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+"""Addresses of http or https; one may be given without a list."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite number above 0."""

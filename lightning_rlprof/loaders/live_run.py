@@ -189,7 +189,10 @@ class LiveRank:
         own = {name: self.columns.column(name)[before:] for name in COLUMNS}
         self.evidence.take(own, self.columns.counters, self.columns.names)
         for line in trace.metrics:
-            for name, value in {**line.rates, **line.values}.items():
+            for metric, value in {**line.rates, **line.values}.items():
+                # One rank samples several engines, which have numbers.
+                has_number = line.device is not None and metric.startswith("engine_")
+                name = f"{metric}_{line.device}" if has_number else metric
                 known = name in self.metrics or len(self.metrics) < _MAX_METRICS
                 if known and value is not None and isfinite(value):
                     self.metrics[name[:_MAX_CHARACTERS]] = float(value)

@@ -24,7 +24,7 @@ from lightning_rlprof.config.stages import WrapRule
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording import annotations, capture, compiled_code
 from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
-from lightning_rlprof.recording.background.sampler import Background, CpuWait, HostMemory
+from lightning_rlprof.recording.background.sampler import Background, CpuWait, HostMemory, Sampler
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.capture_requests import CaptureRequests
 from lightning_rlprof.recording.clock_sync import Exchange
@@ -198,11 +198,13 @@ class Helpers:
 
     Attributes:
         background: Samples host and device.
+        engines: Samples rollout engines.
         watchdog: Watches for a rank that makes no progress.
         exchange: Compares the clocks of several hosts after some steps.
     """
 
     background: Background | None = None
+    engines: Sampler | None = None
     watchdog: Watchdog | None = None
     exchange: Exchange | None = None
 
@@ -899,7 +901,7 @@ class Session:
                 _safely(part)
 
     def _stop_helpers(self) -> None:
-        for part in (self.helpers.background, self.helpers.watchdog):
+        for part in (self.helpers.background, self.helpers.engines, self.helpers.watchdog):
             if part is not None:
                 _safely(part.stop, f"{part} could not be stopped")
 
@@ -954,8 +956,9 @@ class Session:
         self._ending.is_closed, self._windows.possible = True, False
         self._ending.at_exit.cancel()
         self.buffer.leave()
-        if self.helpers.background is not None:
-            self.helpers.background.leave()
+        for part in (self.helpers.background, self.helpers.engines):
+            if part is not None:
+                part.leave()
         self.helpers = Helpers()
         self._memory.close()
         return self._ending.children.path

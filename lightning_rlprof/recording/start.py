@@ -142,18 +142,22 @@ def start_session(
 def _helpers(hosts: int | None, session: Session) -> Helpers:
     """Start what runs beside a session, by its configuration."""
     config, device = session.config, session.header.device
-    exchange, background, watchdog = _exchange(session, hosts), None, None
+    exchange, background, engines, watchdog = _exchange(session, hosts), None, None, None
     if config.background_metrics:
         background = sampler.start(session, partial(used_device, device))
     try:
+        if config.engine_metrics and session.header.rank == 0:
+            from lightning_rlprof.recording.background import engines as pages
+
+            engines = pages.start(session, config.engine_metrics)
         if config.hang_timeout is not None:
-            timeout_s, samples = config.hang_timeout, config.stack_samples
-            watchdog = Watchdog(session, timeout_s, samples=samples).start()
+            watchdog = Watchdog(session, config.hang_timeout).start()
     except BaseException:
-        if background is not None:
-            background.stop()
+        for part in (background, engines):
+            if part is not None:
+                part.stop()
         raise
-    return Helpers(background, watchdog, exchange)
+    return Helpers(background, engines, watchdog, exchange)
 
 
 def _tell_launcher(run: Path) -> None:

@@ -87,10 +87,9 @@ class Watchdog:
     Args:
         session: Whose progress is watched.
         timeout_s: Seconds.
-        samples: Whether to sample the stack of the training thread, see `StackSampler`.
     """
 
-    def __init__(self, session: "Session", timeout_s: float, *, samples: bool = False) -> None:
+    def __init__(self, session: "Session", timeout_s: float) -> None:
         self._session, self._timeout_s = session, timeout_s
         self._clock, self._rank, self._run = session.clock, session.header.rank, session.run
         self._end = threading.Event()
@@ -112,7 +111,8 @@ class Watchdog:
         self._mode = file_mode(session.header.config)
         self._owners = owners_of(rank_file(self._run, self._rank))
         self._alarm_seen = self._alarm_time()
-        self._sampler = StackSampler(session, self._first) if samples else None
+        # It samples the stack of the training thread, until it fails.
+        self._sampler: StackSampler | None = StackSampler(session, self._first)
 
     def start(self) -> "Watchdog":
         """Begin to watch. A process that may have no more threads trains without it."""

@@ -73,6 +73,7 @@ _PER_DOUBLING = 4
 _BIN_NAME = re.compile(r"(.+)\[(\d+)\]")
 
 BACKGROUND_METRICS = "background_metrics"
+ENGINE_KV_CACHE = "engine_kv_cache_percent"
 """Name of the table with the samples."""
 
 GC_PAUSE, GC_COUNT = "gc_pause_ns", "gc_collections"
@@ -344,9 +345,15 @@ METRICS: Mapping[str, Metric] = {
     "device_hardware_slowdown": Metric(
         "", False, "1 if hardware lowers the clock, by power or heat"
     ),
+    "engine_running_requests": Metric("requests", False, "requests that rollout engines run"),
+    "engine_waiting_requests": Metric("requests", False, "requests that wait at rollout engines"),
+    ENGINE_KV_CACHE: Metric("%", False, "KV cache in use, of the fullest rollout engine"),
+    "engine_preemptions_per_s": Metric("1/s", True, "requests that rollout engines preempt"),
+    "engine_prompt_tokens_per_s": Metric("tokens/s", True, "prompt tokens of rollout engines"),
+    "engine_generated_tokens_per_s": Metric("tokens/s", True, "tokens that they generate"),
 }
 """All of them. Those of ``host``, ``container``, CPU, memory, swap, disk and network are of the
-first rank of each host."""
+first rank of each host, those of ``engine`` of rank 0."""
 
 
 def pair_of(step: int) -> int:

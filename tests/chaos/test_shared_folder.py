@@ -90,7 +90,7 @@ def test_requests_of_another_user_count_neither_for_captures_nor_for_stacks(
     start: Start, clock: FakeClock
 ) -> None:
     session = start()
-    watchdog = Watchdog(session, 300, samples=True)
+    watchdog = Watchdog(session, 300)
     (session.run / FOLDER).mkdir()
     asked = {"id": "x", "unix_ns": session.header.unix_ns + 1, "first_step": 3, "steps": 1}
     for path, content in [
@@ -190,7 +190,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 def hang(session: Session, clock: FakeClock, tools: Path) -> None:
     """Let a rank hang with everything that it writes then, and train on."""
     (tools / "torch_0").write_bytes(b"dump")
-    watchdog = Watchdog(session, 10, samples=True)
+    watchdog = Watchdog(session, 10)
     run_steps(session, clock, [1, 2])
     session.begin_step(3)
     for _ in range(100):

@@ -1,5 +1,6 @@
 import json
 import pickle
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,49 @@ def test_every_source_gives_the_same(tmp_path: Path) -> None:
         assert build(source) == expected  # type: ignore[arg-type]
     assert build(stage="actor_update", profile_step_end=4) == expected
     assert ProfilerConfig.model_validate(OmegaConf.create({"profiler_config": block})) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["http://localhost:8000/metrics", ["https://a", "http://user:secret@[::1]:30000/x?k=v"]],
+)
+def test_pages_of_engines_are_one_url_or_several(given: str | list[str]) -> None:
+    config = build(engine_metrics=given)
+    assert config.engine_metrics == ([given] if isinstance(given, str) else given)
+    assert not config.captures
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("localhost:8000", "='localhost:8000' is not a URL of http or https; write it as http://"),
+        ("ftp://host/metrics", "='ftp://host/metrics' is not a URL of http or https"),
+        ("http://", "='http://' is not a URL"),
+        ("http://host:99999/metrics", "='http://host:99999/metrics' is not a URL"),
+        ("http://host:x/metrics", "='http://host:x/metrics' is not a URL"),
+        ("http://host/a b", "='http://host/a b' is not a URL"),
+        ("http://host/\r\nX: y", "is not a URL"),
+        ("http://[::1/metrics", "is not a URL"),
+        (["http://a", 5], "='5' is not a URL"),
+        (["http://a", "http://u:p@a"], "='http://a' is given twice; name each engine once"),
+        (8000, "=8000 is neither a URL nor a list of URLs, such as http://localhost:8000/metrics"),
+        ({"a": "http://a"}, "={'a': 'http://a'} is neither a URL nor a list of URLs"),
+    ],
+)
+def test_what_is_no_page_of_an_engine_is_refused(given: Any, message: str) -> None:
+    assert message in profiler_said(engine_metrics=given)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["htp://user:secret@host/metrics?key=secret", "user:secret@host/metrics", "host?k=secret"],
+)
+def test_no_message_and_no_file_has_the_password_of_an_engine(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(engine_metrics=[url])
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+    config = build(engine_metrics="http://user:secret@host/metrics?key=secret")
+    assert config.masked()["engine_metrics"] == ["http://host/metrics?***"]
 
 
 def test_a_configuration_is_its_own_source() -> None:

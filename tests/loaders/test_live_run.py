@@ -245,6 +245,16 @@ def test_memory_metrics_and_notes_are_the_last_ones(live, tmp_path):
     assert [(note.level, note.text) for note in rank.notes] == [("error", "lost")]
 
 
+def test_several_engines_of_a_rank_have_their_numbers(live, tmp_path):
+    lines = [("metrics", 0, 1, at, {}, {"engine_waiting_requests": 5 + at}) for at in (0, 1)]
+    rank_writer(tmp_path).write([*one_step(1), *lines])
+    live.refresh()
+    assert live.ranks[0].metrics == {
+        "engine_waiting_requests_0": 5.0,
+        "engine_waiting_requests_1": 6.0,
+    }
+
+
 def test_how_a_rank_ended_is_read_where_a_full_disk_lets_it_be_written(live, tmp_path):
     writer = rank_writer(tmp_path)
     writer.write(one_step(1))

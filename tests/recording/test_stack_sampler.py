@@ -210,7 +210,7 @@ def test_a_thread_that_has_ended_has_no_line(start, clock):
 def test_samples_are_no_progress_of_the_training(start, clock, monkeypatch):
     monkeypatch.setattr("lightning_rlprof.recording.watchdog.thread_stacks", lambda *_: ())
     session = start()
-    watchdog = Watchdog(session, 300, samples=True)
+    watchdog = Watchdog(session, 300)
     session.begin_step(1)
     session.end_step()
     watchdog.look()
@@ -232,7 +232,7 @@ def _marks(session: Session) -> list[str]:
 
 def test_a_sampler_that_fails_leaves_the_watch_for_hangs_alone(start, clock):
     session = start()
-    watchdog = Watchdog(session, 300, samples=True)
+    watchdog = Watchdog(session, 300)
     watchdog._sampler._frames = lambda: 1 / 0
     ask(session.run, StackRequest("a", 1.0))
     watchdog._sample(watchdog._sampler)
@@ -244,7 +244,7 @@ def test_a_sampler_that_fails_leaves_the_watch_for_hangs_alone(start, clock):
 
 
 def test_what_was_sampled_when_the_training_ends_is_kept(start, clock):
-    session = start(helpers=lambda session: Helpers(watchdog=Watchdog(session, 300, samples=True)))
+    session = start(helpers=lambda session: Helpers(watchdog=Watchdog(session, 300)))
     watchdog = session.helpers.watchdog
     session.begin_step(1)
     ask(session.run, StackRequest("a", 60.0))
@@ -255,8 +255,9 @@ def test_what_was_sampled_when_the_training_ends_is_kept(start, clock):
     assert read_stack_answer(session.run, 0).id == "a"
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_one_key_turns_samples_off(wanted, tmp_path):
-    config = ProfilerConfig.build(profile_save_path=str(tmp_path), stack_samples=wanted)
+@pytest.mark.parametrize("timeout", [300, None])
+def test_one_key_turns_hang_reports_and_samples_off(timeout, tmp_path):
+    config = ProfilerConfig.build(profile_save_path=str(tmp_path), hang_timeout=timeout)
     with start_session(config) as session:
-        assert (session.helpers.watchdog._sampler is not None) == wanted
+        watchdog = session.helpers.watchdog
+        assert (watchdog is not None and watchdog._sampler is not None) == (timeout is not None)

@@ -232,6 +232,14 @@ def test_background_metrics_are_alarms_only_if_they_are_unusual(job):
     assert (level, ranks, text.split()[0]) == ("warning", "1-2", "swap_in_bytes_per_s")
 
 
+@pytest.mark.parametrize("device", [None, 1])
+def test_preemptions_of_an_engine_are_an_alarm(job, device):
+    for rank, rate in enumerate((0.0, 2.0)):
+        job.writers[rank].write([("metrics", 0, 1, device, {"engine_preemptions_per_s": rate}, {})])
+    ((level, ranks, text),) = job.view.alarms.rows
+    assert (level, ranks, text.split()[0]) == ("warning", "1", "engine_preemptions_per_s")
+
+
 def test_the_line_names_the_largest_row_untraced_included(tmp_path):
     job = Job(tmp_path, 1)
     at = 1_000 * MS

@@ -1,4 +1,4 @@
-"""Quantities of machines: who uses the CPUs, short memory, slow disks, throttled devices."""
+"""Quantities of machines: CPUs, short memory, slow disks, throttled devices, rollout engines."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from lightning_rlprof.analysis.diagnosis.evidence import (
     share_interval,
 )
 from lightning_rlprof.analysis.diagnosis.step_quantities import CPU_WAIT_SHARE, CPU_WAITS
-from lightning_rlprof.records.records import BACKGROUND_METRICS
+from lightning_rlprof.records.records import BACKGROUND_METRICS, ENGINE_KV_CACHE
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
@@ -30,6 +30,7 @@ _MIN_BUSY_SHARE = 0.8  # With more of its CPUs in use, a machine is busy.
 SWAPS = 1e6
 """Bytes per second read from swap from which on the memory of a host is short."""
 _HOW = "Record background_metrics for a minute, on a machine that reports it"
+_RUNNING, _WAITING = "engine_running_requests", "engine_waiting_requests"
 
 
 def _in_training(spans: Spans, samples: Samples) -> Samples:
@@ -218,6 +219,41 @@ def _places(samples: Samples, *more: Int64s) -> list[tuple[int, ...]]:
     return list(zip(*(each.tolist() for each in columns), strict=True))
 
 
+# ---- rollout engines
+
+
+def _while_any(run: Evidence, metric: str, *others: str) -> Samples:
+    """Return the samples of an engine's metric, each with its time, while others are above 0.
+
+    Raises:
+        NoData: One of them was not sampled.
+    """
+    sampled = [background_samples(run.spans, name) for name in (metric, *others)]
+    known = [each for each in sampled if each is not None]
+    if len(known) < len(sampled):
+        how = "Set engine_metrics to the URL of its /metrics page"
+        raise NoData("No rollout engine was sampled", how)
+    own, *more = known
+    above = [each.rows(each.value > 0) for each in more]
+    at = {place for each in above for place in _places(each, each.time)}
+    inside = np.array([place in at for place in _places(own, own.time)], dtype=bool)
+    lasting = np.diff(own.time, append=own.time[-1:])  # Another engine begins earlier.
+    return own._replace(duration=np.maximum(lasting, 1)).rows(inside)
+
+
+def _requests_wait(run: Evidence) -> Measurement:
+    """Return how long requests wait at an engine, of the time in which it has any."""
+    samples = _while_any(run, _WAITING, _RUNNING, _WAITING)
+    waits = samples._replace(value=(samples.value > 0).astype(np.float64))
+    return _worst(run.spans, waits, _WAITING, _RUNNING)
+
+
+def _kv_cache(run: Evidence) -> Measurement:
+    """Return how full the KV cache is while requests wait."""
+    samples = _while_any(run, ENGINE_KV_CACHE, _WAITING)
+    return _worst(run.spans, samples._replace(value=samples.value / 100), ENGINE_KV_CACHE, _WAITING)
+
+
 CPU_QUOTA = _sampled(
     "periods in which the container's CPU quota was used up",
     "cpu_throttled_percent",
@@ -235,3 +271,7 @@ DISK_PRESSURE = _sampled("time in which every thread waits for a disk", "io_full
 HEAT = _throttled("clock cycles that heat takes", "device_thermal_throttled")
 POWER = _throttled("clock cycles that the power limit takes", "device_power_throttled")
 SLOWDOWN = _throttled("clock cycles that a hardware slowdown takes", "device_hardware_slowdown")
+REQUESTS_WAIT = Quantity(
+    "time in which requests wait at an engine, of its busy time", "share", _requests_wait
+)
+KV_CACHE = Quantity("KV cache in use while requests wait", "share", _kv_cache)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.device_counters import background_samples
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_STEPS,
     HIGH,
@@ -19,6 +20,7 @@ from lightning_rlprof.analysis.diagnosis.evidence import (
     sampled_share,
     share_interval,
 )
+from lightning_rlprof.analysis.diagnosis.machine_quantities import KV_CACHE, REQUESTS_WAIT
 from lightning_rlprof.analysis.diagnosis.step_quantities import stage_rows
 from lightning_rlprof.analysis.memory import ALL, leaking_phases, memory, memory_phases
 from lightning_rlprof.analysis.samples.sample_book import USED, SampleBook, sample_book
@@ -33,8 +35,8 @@ from lightning_rlprof.analysis.statistics.growth import (
 )
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.records.records import BACKGROUND_METRICS, KINDS
+from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of
 
@@ -43,6 +45,11 @@ _FEWEST_SAMPLES = 20
 _STAGE = KINDS.index("stage")
 
 # ---- samples
+_PREEMPTED = "engine_preemptions_per_s"
+_OF_ENGINES = {
+    "of the time requests waited at the engine": REQUESTS_WAIT,
+    "of its KV cache was in use then": KV_CACHE,
+}
 _COUNTED_MEMORY = {
     "torch": "device_allocated_bytes",
     "host": "host_rss_bytes",
@@ -167,30 +174,58 @@ def _preemptions(run: Evidence) -> Measurement:
     """Return how many requests a step preempts, in the mean of the steps.
 
     ``num_preempted`` is what a span counted. ``num_preemptions_total`` is a running total of an
-    engine, as in Prometheus: what a step adds is the difference to the step before it.
+    engine, as in Prometheus: what a step adds is the difference to the step before it. Without
+    both it is what the pages of engines say.
     """
     spans, steps = run.spans, run.included
     rows, counts = spans.amounts("num_preempted")
     keep = np.isin(spans.step[rows], steps)
+    facts, query = tuple[Fact, ...](), ""
     if keep.any():
         sums = run.by_step(rows[keep], counts[keep])
-    else:
-        rows, totals = spans.amounts("num_preemptions_total")
-        if not len(rows):
-            how = "Call count(num_preempted=...) in actor_generate"
-            raise NoData("Preemptions of the rollout engine were not counted", how)
+    elif len(rows := (totals := spans.amounts("num_preemptions_total")).rows):
         sums = np.zeros(len(steps))
         for rank in np.unique(spans.rank[rows]).tolist():
             own = spans.rank[rows] == rank
             number, place = np.unique(spans.step[rows[own]], return_inverse=True)
             last = np.zeros(len(number))
-            np.maximum.at(last, place, totals[own])
+            np.maximum.at(last, place, totals.values[own])
             added = np.maximum(np.diff(last), 0)
             inside = np.isin(number[1:], steps)
             np.add.at(sums, np.searchsorted(steps, number[1:][inside]), added[inside])
+    else:
+        sums = _sampled_preemptions(run)
+        known = {name: run.value(each) for name, each in _OF_ENGINES.items()}
+        facts = tuple(Fact(name, v.value, "share") for name, v in known.items() if v is not None)
+        query = f"select * from {BACKGROUND_METRICS} where name = '{_PREEMPTED}' order by time_ns"
     NoData.unless(len(sums), FEWEST_STEPS, "complete steps")
     ones = np.ones(len(sums))
-    return Measured(float(sums.mean()), *share_interval(sums, ones))
+    return Measured(float(sums.mean()), *share_interval(sums, ones), facts=facts, query=query)
+
+
+def _sampled_preemptions(run: Evidence) -> Float64s:
+    """Return the preemptions in each included step of the rank that sampled the engines.
+
+    A sample that is longer than a step is spread evenly over its time.
+    """
+    spans = run.spans
+    samples = background_samples(spans, _PREEMPTED)
+    if samples is None:
+        how = "Set engine_metrics, or call count(num_preempted=...) in actor_generate"
+        raise NoData("Preemptions of the rollout engine were not counted", how)
+    rows = spans.rows(kind="step", rank=int(samples.rank[0]))
+    rows = rows[np.isin(spans.step[rows], run.included)]
+    first, last = samples.time.min(), (samples.time + samples.duration).max()
+    rows = rows[(spans.end_ns[rows] > first) & (spans.start_ns[rows] < last)]
+    sums = np.zeros(len(rows))
+    for device in np.unique(samples.device).tolist():
+        own = samples.rows(samples.device == device)
+        ends = own.time + own.duration
+        total = np.cumsum(own.value * own.duration / 1e9)
+        times, totals = np.append(own.time[0], ends), np.append(0.0, total)
+        sums += np.interp(spans.end_ns[rows], times, totals)
+        sums -= np.interp(spans.start_ns[rows], times, totals)
+    return np.round(sums, 6)  # The differences of sums leave 1e-17 where nothing was preempted.
 
 
 def _transfer_bytes(run: Evidence) -> Measurement:

@@ -101,6 +101,23 @@ ROLLOUTS = (
             when=(devices.HOST_BOUND_IDLE > 0.2, devices.ROLLOUT_GRAPHS < 0.5),
         ),
         remedy(
+            "rollout-batching: Run more requests at a time",
+            "Latency per request; preemptions if the KV cache fills up.",
+            "verl: actor_rollout_ref.rollout.max_num_seqs ↑ (default 256)",
+            "MindSpeed-RL: generate_config.max_num_seqs ↑ (default 1)",
+            "vLLM: EngineArgs.max_num_seqs ↑",
+            when=(machines.REQUESTS_WAIT > 0.5, machines.KV_CACHE < 0.8),
+        ),
+        remedy(
+            "rollout-memory-fraction: Give the KV cache more memory",
+            "Out of memory in the update. vLLM takes a share of all memory, SGLang of the rest.",
+            "verl: actor_rollout_ref.rollout.gpu_memory_utilization ↑ (default 0.5)",
+            "MindSpeed-RL: generate_config.gpu_memory_utilization ↑",
+            "TRL: GRPOConfig.vllm_gpu_memory_utilization ↑ (default 0.3)",
+            "vLLM: EngineArgs.gpu_memory_utilization ↑",
+            when=(machines.REQUESTS_WAIT > 0.5, machines.KV_CACHE > 0.9),
+        ),
+        remedy(
             "rollout-overlap: Generate the next batch during the update, on devices of its own",
             "Samples are one version old or more, and rollout needs devices of its own.",
             "verl: verl.experimental.one_step_off_policy = use this trainer",

@@ -61,11 +61,15 @@ Read = Callable[[], Reading]
 
 
 class Part(NamedTuple):
-    """A part of what is sampled: its name for people, how it is read, and its device."""
+    """A part of what is sampled: its name for people, how it is read, and its device.
+
+    A part that ``may_come``, such as a server, is asked again if it was never there.
+    """
 
     name: str
     read: Read
     device: int | None = None
+    may_come: bool = False
 
 
 def rates(

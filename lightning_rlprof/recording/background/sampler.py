@@ -60,36 +60,24 @@ Device = tuple[int, str | None]
 """Number of an accelerator, as torch counts, and its UUID if torch tells it."""
 
 
-class Background:
-    """What is sampled while one session records.
-
-    That is its process and its device and, in the first process of each host, the host.
+class Sampler:
+    """Read parts once a second, on a thread of its own, and add their lines to a run.
 
     Args:
         session: The session.
-        parts: What to read instead of process and host.
-        device: Returns this process's accelerator once it is used; called on the training thread.
+        parts: What to read.
+        max_share: How much of a core it may take; a machine that is too slow is read less often.
     """
 
     def __init__(
-        self,
-        session: "Session",
-        parts: Sequence[Part] | None = None,
-        device: Callable[[], Device | None] | None = None,
+        self, session: "Session", parts: Sequence[Part], max_share: float = MAX_SHARE
     ) -> None:
-        self._session, self._kind = session, session.header.device
-        self._held: tuple[HostFiles | HostClaim, ...] = ()
-        if parts is None:
-            self._held = files, claim = HostFiles(), HostClaim(session.run)
-            parts = [*process_parts(files), *(host_parts(files) if claim.is_mine else ())]
+        self._session, self._max_share = session, max_share
         self._parts = {part.name: part for part in parts}
-        self._device = device if self._kind in _DEVICES else None
-        self._found: Device | None = None
         # Per part: time of the sample, time of the reading, and the reading.
         self._before: dict[str, tuple[int, int, Reading]] = {}
         self._written: dict[tuple[str, str], float] = {}
         self._failed: set[str] = set()
-        self._pauses = GcPauses()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -104,39 +92,27 @@ class Background:
         else:
             self._thread = thread
 
-    def end_step(self) -> tuple[dict[str, int], list["Pause"]]:
-        """Return the garbage collection of a step; called on the training thread."""
-        if self._device is not None:
-            with suppress(Exception):  # A device that is unknown has no metrics.
-                self._found = self._device()
-            if self._found is not None:
-                self._device = None
-        return self._pauses.take()
-
     def stop(self) -> None:
         """End the thread and let everything go; further calls do nothing."""
-        self._pauses.close()
         self._end.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(_STOP_S)
             if thread.is_alive():
-                text = "background metrics: a call into a driver does not return"
+                text = "background metrics: a call to a driver or server does not return"
                 self._session.note(Code.METRICS_MISSING, text)
                 return
         self._close()
 
     def leave(self) -> None:
         """Do nothing from now on, in a forked child, which has no such thread."""
-        self._pauses.close()
         self._thread = None
         self._end = threading.Event()  # The thread may have held the lock of the old event.
         self._end.set()
         self._close()
 
     def _close(self) -> None:
-        for each in self._held:
-            each.close()
+        """Let go what is held."""
 
     def _run(self) -> None:
         try:
@@ -149,18 +125,19 @@ class Background:
         self.sample()  # The first sample opens files, so its cost is not typical.
         pause = PERIOD_S
         while not self._end.wait(pause):
-            sets_up = self._found is not None  # The next sample imports the device's library, once.
-            begin = time.thread_time()
-            self.sample()
-            took = 0.0 if sets_up else time.thread_time() - begin
+            took = self._cpu_s()
             # It writes samples within a long step, and steps since the last write.
             self._session.buffer.flush_if_free()
-            pause = max(PERIOD_S, took / MAX_SHARE)
+            pause = max(PERIOD_S, took / self._max_share)
+
+    def _cpu_s(self) -> float:
+        """Read all parts once; return the processor time that it took."""
+        begin = time.thread_time()
+        self.sample()
+        return time.thread_time() - begin
 
     def sample(self) -> None:
         """Read all parts once, and add their lines. Never raises an `Exception` of a part."""
-        self._pauses.add_up()
-        self._add_device()
         missing: dict[str, str] = {}
         sampled = self._session.clock()
         lines: dict[tuple[int, int | None], tuple[dict[str, Any], dict[str, Any]]] = {}
@@ -170,7 +147,7 @@ class Background:
                 reading = part.read()
             except Exception as error:
                 why = str(error) if type(error) is OSError else described(error)
-                if part.name not in self._before:
+                if part.name not in self._before and not part.may_come:
                     del self._parts[part.name]
                     missing[part.name] = why
                 elif part.name not in self._failed:
@@ -195,12 +172,6 @@ class Background:
                 Code.METRICS_UNSUPPORTED, f"background metrics lack: {text}", metrics=names
             )
 
-    def _add_device(self) -> None:
-        device, self._found = self._found, None
-        if device is not None:
-            part = _DEVICES[self._kind](*device)
-            self._parts[part.name] = part
-
     def _is_new(self, part: Part, name: str, value: float) -> bool:
         """Tell whether a limit differs from what was written; all else is written every time."""
         if name not in _CONSTANT:
@@ -208,6 +179,74 @@ class Background:
         key = part.name, name
         old, self._written[key] = self._written.get(key), value
         return value != old
+
+
+class Background(Sampler):
+    """What is sampled while one session records.
+
+    That is its process and its device and, in the first process of each host, the host.
+
+    Args:
+        session: The session.
+        parts: What to read instead of process and host.
+        device: Returns this process's accelerator once it is used; called on the training thread.
+    """
+
+    def __init__(
+        self,
+        session: "Session",
+        parts: Sequence[Part] | None = None,
+        device: Callable[[], Device | None] | None = None,
+    ) -> None:
+        self._kind = session.header.device
+        self._held: tuple[HostFiles | HostClaim, ...] = ()
+        if parts is None:
+            self._held = files, claim = HostFiles(), HostClaim(session.run)
+            parts = [*process_parts(files), *(host_parts(files) if claim.is_mine else ())]
+        super().__init__(session, parts)
+        self._device = device if self._kind in _DEVICES else None
+        self._found: Device | None = None
+        self._pauses = GcPauses()
+
+    def end_step(self) -> tuple[dict[str, int], list["Pause"]]:
+        """Return the garbage collection of a step; called on the training thread."""
+        if self._device is not None:
+            with suppress(Exception):  # A device that is unknown has no metrics.
+                self._found = self._device()
+            if self._found is not None:
+                self._device = None
+        return self._pauses.take()
+
+    def stop(self) -> None:
+        """End the thread and let everything go; further calls do nothing."""
+        self._pauses.close()
+        super().stop()
+
+    def leave(self) -> None:
+        """Do nothing from now on, in a forked child, which has no such thread."""
+        self._pauses.close()
+        super().leave()
+
+    def _close(self) -> None:
+        for each in self._held:
+            each.close()
+
+    def _cpu_s(self) -> float:
+        sets_up = self._found is not None  # This sample imports the device's library, once.
+        took = super()._cpu_s()
+        return 0.0 if sets_up else took
+
+    def sample(self) -> None:
+        """Read all parts once, and add their lines. Never raises an `Exception` of a part."""
+        self._pauses.add_up()
+        self._add_device()
+        super().sample()
+
+    def _add_device(self) -> None:
+        device, self._found = self._found, None
+        if device is not None:
+            part = _DEVICES[self._kind](*device)
+            self._parts[part.name] = part
 
 
 def start(session: "Session", device: Callable[[], Device | None]) -> Background:

@@ -1,6 +1,7 @@
 """What background metrics show: each rule fires, must not fire, and abstains."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -234,3 +235,61 @@ def test_a_run_without_steps_is_judged_by_all_its_samples() -> None:
         "cpu-quota",
         "memory-pressure",
     }
+
+
+# ---- rollout engines
+
+
+ROLLOUT = [Row("actor_generate", "stage", at + 1, at * S, at * S + S * 9 // 10) for at in range(N)]
+ENGINE_REMEDIES = {"rollout-batching", "rollout-memory-fraction"}
+
+
+def engine(waiting: float, kv: float, running: float = 8.0, device: int | None = None) -> Any:
+    names = ("engine_running_requests", "engine_waiting_requests", "engine_kv_cache_percent")
+    values = zip(names, (running, waiting, kv), strict=True)
+    return (0, device, {name: [value] * N for name, value in values})
+
+
+def ideas(*engines: Any, **more: float) -> tuple[set[str], set[str]]:
+    """Return the remedies of a long rollout that are offered, and those that lack data."""
+    spans = sampled_run([*engines, *host(**more)] if more else engines, ROLLOUT)
+    answer = diagnose(spans, "vLLM")
+    [rollout] = [each for each in answer.ideas if each.id == "rollout"]
+    open_ones = {each.id for each in answer.undecided}
+    return {each.remedy.id for each in rollout.remedies} & ENGINE_REMEDIES, (
+        open_ones & ENGINE_REMEDIES
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "kv", "offered_remedy"),
+    [
+        (20.0, 40.0, {"rollout-batching"}),
+        (20.0, 99.0, {"rollout-memory-fraction"}),
+        (20.0, 85.0, set()),
+        (0.0, 40.0, set()),
+    ],
+)
+def test_requests_that_wait_have_a_remedy_by_the_kv_cache(
+    waiting: float, kv: float, offered_remedy: set[str]
+) -> None:
+    assert ideas(engine(waiting, kv)) == (offered_remedy, set())
+
+
+def test_an_engine_that_has_no_request_is_not_a_part_of_the_time() -> None:
+    names = ("engine_running_requests", "engine_waiting_requests", "engine_kv_cache_percent")
+    busy = [(8.0, 20.0, 99.0)] * 70 + [(0.0, 0.0, 0.0)] * 30
+    metrics = {name: [each[at] for each in busy] for at, name in enumerate(names)}
+    assert ideas((0, None, metrics)) == ({"rollout-memory-fraction"}, set())
+
+
+def test_the_fullest_of_several_engines_decides() -> None:
+    both = engine(20.0, 99.0, device=0), engine(20.0, 40.0, device=1)
+    assert ideas(*both) == ({"rollout-memory-fraction"}, set())
+
+
+def test_without_an_engine_its_remedies_are_not_decided() -> None:
+    assert ideas(process_cpu_cores=1.0) == (set(), ENGINE_REMEDIES)
+    spans = sampled_run(host(process_cpu_cores=1.0), ROLLOUT)
+    [own] = [each for each in diagnose(spans, "vLLM").undecided if each.id == "rollout-batching"]
+    assert own.how == "Set engine_metrics to the URL of its /metrics page"

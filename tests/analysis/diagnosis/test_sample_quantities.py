@@ -19,6 +19,7 @@ from lightning_rlprof.tables.spans import RankNote, Spans
 from tests.builders.advised import Fact, advised
 from tests.builders.diagnosed import found, judged, only, why
 from tests.builders.runs import Row, header, loaded
+from tests.builders.sampled import sampled_run
 from tests.builders.scripted import Script, play, without
 
 COLUMNS = ("rank", "device", "component", "time", "allocated", "reserved")
@@ -251,6 +252,23 @@ def test_preempted_requests_fire() -> None:
         spans = advised(Fact(spans=half, counters=counters))
         assert bool(judged(spans, "preemptions")) == bool(number)
     assert "not counted" in why(advised(Fact(spans=half)), "preemptions")
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_preempted_requests_of_a_sampled_engine_fire(rate: float) -> None:
+    spans = sampled_run([(0, None, {"engine_preemptions_per_s": [rate] * 100})])
+    assert bool(found(spans, "preemptions")) == bool(rate)
+    assert not rate or only(spans, "preemptions").facts[0].value == pytest.approx(0.5)
+
+
+def test_preemptions_of_several_engines_are_added_up_in_the_steps_that_were_sampled() -> None:
+    """Two engines that preempt 2 and 1 a second, of which 50 of 100 steps know."""
+    rates: list[float | None] = [None] * 50
+    both = [
+        (0, at, {"engine_preemptions_per_s": rates + [rate] * 50})
+        for at, rate in ((0, 2.0), (1, 1.0))
+    ]
+    assert only(sampled_run(both), "preemptions").facts[0].value == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("free", [0.05, 0.5])
