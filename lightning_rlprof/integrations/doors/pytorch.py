@@ -1,11 +1,13 @@
 """Door to PyTorch itself: loops of no framework that rlprof knows.
 
 A step is a rollout and the updates that follow it; where nothing rolls out before the first update,
-it is a step of the optimizer. A rollout begins with a step of an environment or a call that generates. It ends at the
-first call with gradients after which an update follows. What lies between calls belongs to the
-rollout or the update around it. The program's own marks begin a session, too, and are its stages.
-The session of another door, or of the program, takes the place of this one's. Then what runs inside
-of its stages says what they are.
+it is a step of the optimizer. A rollout begins with a step of an environment, a call that generates
+or a mark of one. It ends at the first call with gradients after which an update follows. What lies
+between calls belongs to the rollout or the update around it. Marks of the program begin a session,
+too, and are its stages.
+
+The session of another door, or of the program, takes the place of this one's. What runs inside of
+its stages then says what they are: a rollout in a loader, a reference in an update.
 
 The side that records is imported with the first step of a loop: a program that imports torch and
 trains nothing, such as a worker, does not pay for it.
@@ -19,7 +21,7 @@ import sys
 import threading
 from _thread import get_ident
 from collections.abc import Callable
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
@@ -446,8 +448,7 @@ MODULES = (
 """Modules that are prepared once they are imported."""
 
 
-@lru_cache(maxsize=1_000)
-def _is_around(kind: Any) -> bool:
+def _is_around(kind: type) -> bool:
     return any(each.__name__ in _AROUND for each in kind.__mro__)
 
 
