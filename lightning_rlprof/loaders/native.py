@@ -20,7 +20,15 @@ from lightning_rlprof.loaders.iterations import (
 from lightning_rlprof.loaders.join_ranks import joined_counter, merge
 from lightning_rlprof.loaders.rank_names import missing, rank_in_name
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
+from lightning_rlprof.records.records import (
+    FIRST_ROLE_RANK,
+    KINDS,
+    PHASES,
+    VALIDATIONS,
+    Header,
+    Note,
+    Number,
+)
 from lightning_rlprof.records.run_directory import (
     MetricsLine,
     RankTrace,
@@ -282,10 +290,11 @@ def checked_header(head: Header, problems: list[RunWarning]) -> Header:
 
 
 def _close_world(ranks: dict[int, Rank]) -> None:
-    """Let the world of ranks that came and went be as large as all of them."""
+    """Let the world of ranks that came and went be as large as all of them; servers have none."""
+    world = max((rank for rank in ranks if rank < FIRST_ROLE_RANK), default=-1) + 1
     for rank, own in ranks.items():
         if own.header.open_world:
-            ranks[rank] = replace(own, header=replace(own.header, world_size=max(ranks) + 1))
+            ranks[rank] = replace(own, header=replace(own.header, world_size=world))
 
 
 def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:

@@ -34,7 +34,7 @@ from lightning_rlprof.recording.recorders.base import (
 from lightning_rlprof.recording.session import Helpers, Loop, Session
 from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import FORMAT, SIGNS_VARIABLE, Header
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, FORMAT, SIGNS_VARIABLE, Header
 from lightning_rlprof.system.location import plain
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def _model_content(config: ProfilerConfig) -> tuple[Any, str]:
 
 def _check_place(name: str | None, rank: int, world_size: int) -> None:
     """Refuse ranks outside the job, and a run name that is not a single directory."""
-    if not 0 <= rank < world_size:
+    if not 0 <= rank < world_size and rank < FIRST_ROLE_RANK:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")
     if name and (name in (".", "..") or {*name} & {*"/\\\0"}):
         raise ConfigError(f"name={name!r} is not a directory name: remove / and \\")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.recording.accelerator import torch
 from lightning_rlprof.records.notes import Code, Fact, Level, Notes, level_of
 from lightning_rlprof.records.records import Header, Kind, Number, as_number
 
@@ -16,6 +18,7 @@ log = logging.getLogger(__name__)
 
 _MARKERS = {"npu": "mstx", "cuda": "nvtx"}
 _TIMED = ("cuda", "npu", "xpu")
+_WITHOUT_TORCH = ("nvtx",)
 
 # MSTX records ranges only inside torch_npu.profiler, which is opened first and closed last.
 _ON_NPU = ("npu_profiler", "mstx")
@@ -130,14 +133,14 @@ class Recorder:
 
 
 def recorder_names(config: ProfilerConfig, device: str, rank: int | None = None) -> tuple[str, ...]:
-    """Return the recorders of a run, a pure function that never looks at what is installed.
+    """Return the recorders of a run; of what is installed, only PyTorch is looked at.
 
     ``device_time`` is there with every accelerator. Of the captures, ``tools`` decides when given.
     Otherwise ``mstx`` brings the markers of the device, any level but ``level_none`` brings
-    torch.profiler (where it knows the device), and ``profile_with_memory`` or ``memory.level``
-    brings the memory of each span. Every capture on Ascend is one of torch_npu.profiler, whose
-    ``level_none`` holds nothing but markers. ``nsight`` always brings ``nvtx``, inside of it.
-    Without a rank the answer is that of a captured one.
+    torch.profiler (where it is installed and knows the device), and ``profile_with_memory`` or
+    ``memory.level`` brings the memory of each span. Every capture on Ascend is one of
+    torch_npu.profiler, whose ``level_none`` holds nothing but markers. ``nsight`` always brings
+    ``nvtx``, inside of it. Without a rank the answer is that of a captured one.
 
     Example::
 
@@ -164,7 +167,7 @@ def _captured(config: ProfilerConfig, device: str) -> list[str]:
     marks = block.mstx or alone
     names += [_MARKERS[device]] if marks and device in _MARKERS else []
     watches = block.profile_with_cpu or (block.profile_with_npu and device in ("cuda", "xpu"))
-    if block.profile_level != "level_none" and watches and device != "npu":
+    if block.profile_level != "level_none" and watches and device != "npu" and torch is not None:
         names.append("torch_profiler")
     if block.profile_with_memory or config.memory.level:
         names.append("memory")
@@ -181,7 +184,8 @@ def unmet(config: ProfilerConfig, device: str) -> str | None:
         mode = "lightweight mode" if config.integrated.lightweight else "mstx"
         return f"{mode}: {device} has no profiler markers, {left} recorded"
     if not names:
-        return f"the configuration enables no capture on {device!r}: {left} recorded"
+        why = f"the configuration enables no capture on {device!r}"
+        return f"{'PyTorch is not installed' if torch is None else why}: {left} recorded"
     return None
 
 
@@ -196,6 +200,7 @@ def build_recorders(
         always: Whether those that work outside of captures are among them.
 
     Raises:
+        ConfigError: One of them needs PyTorch, which is not installed.
         RecorderError: One of them cannot work on this machine.
     """
     names = recorder_names(config, header.device, header.rank)
@@ -210,5 +215,14 @@ def build_recorder(name: str, config: ProfilerConfig, header: Header) -> Any:
     """Return the recorder of a name, or a list of several.
 
     Its module is imported here, so that a run loads only its own.
+
+    Raises:
+        ConfigError: It needs PyTorch, which is not installed.
+        RecorderError: It cannot work on this machine.
     """
+    if torch is None and name not in _WITHOUT_TORCH:
+        raise ConfigError(
+            f"{name} needs PyTorch, which this Python does not have: remove it from the "
+            "configuration of this process, or install torch"
+        )
     return import_module(f"{__package__}.{name}").build(config, header)
