@@ -20,7 +20,7 @@ from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import NOT_JSON, ConfigError, described
-from lightning_rlprof.recording.accelerator import chip_facts, device_name, used_device
+from lightning_rlprof.recording.accelerator import chip_facts, device_name, torch, used_device
 from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
@@ -113,7 +113,9 @@ def start_session(
     _check_place(name, rank, world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
     run = config.save_path / header.run_id
-    names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
+    has_torch = torch is not None
+    names = recorder_names(config, device, rank, has_torch=has_torch)
+    names = names if recorders is None else _names(recorders)
     chosen = build_recorders(config, header) if recorders is None else recorders
     shown = {**header.config}
     if recorders is not None:
@@ -221,7 +223,7 @@ def _exchange(session: Session, hosts: int | None) -> Exchange | None:
 def _remark(session: Session, *, own: bool) -> None:
     """Say what this process does not capture, and where it is."""
     config, header = session.config, session.header
-    if not own and (text := unmet(config, header.device)):
+    if not own and (text := unmet(config, header.device, has_torch=torch is not None)):
         session.note(Code.CAPTURE_UNSUPPORTED, text, device=header.device)
     if not own:
         session.note_at_end(*without_effect(config, header.device))
