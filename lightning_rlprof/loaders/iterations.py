@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, SHADOW, Header
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, KINDS, OPTIMIZER_STEP, SHADOW, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import DRIVER, NO_PARENT, Counter, Spans, drivers
 
@@ -158,19 +158,20 @@ def give_steps(
     columns: Mapping[int, dict[str, Int64s]],
     counters: Mapping[int, dict[str, Counter]],
     headers: Mapping[int, Header],
-    step_name: int,
+    names: dict[str, int],
 ) -> None:
     """Add steps to ranks that have stages and no step, in place.
 
     They are those of the driver, else of the lowest rank that has some, which tile the time from
     the first to the last; without any, one step is as long as the rank's record. Only processes of
-    an open world get some: others have theirs, or have been stopped before the first.
+    an open world get some: others have theirs, or have been stopped before the first. Between its
+    requests, a server that rlprof counts apart from the ranks of the training is idle.
 
     Args:
         columns: By rank, on one axis of time, sorted by start.
         counters: By rank; rows are moved along.
         headers: By rank.
-        step_name: Code of the name of steps.
+        names: Codes of names; those of steps and idle time are added.
     """
     sources = sorted(columns, key=lambda rank: (headers[rank].role != DRIVER, rank))
     steps = next((found for rank in sources if len(found := _steps_of(columns[rank]))), None)
@@ -182,7 +183,10 @@ def give_steps(
         bounds = np.array([[1, first, last]]) if steps is None else steps
         bounds = bounds[(bounds[:, 2] > first) & (bounds[:, 1] < last)]
         if len(bounds):
-            _insert(own, counters[rank], bounds, step_name)
+            added = {names.setdefault("step", len(names)): _STEP}
+            if rank >= FIRST_ROLE_RANK:
+                added[names.setdefault("idle", len(names))] = _REGION  # Any stage goes before it.
+            _insert(own, counters[rank], bounds, added)
 
 
 def _steps_of(own: dict[str, Int64s]) -> Int64s:
@@ -193,8 +197,9 @@ def _steps_of(own: dict[str, Int64s]) -> Int64s:
 
 
 def _insert(
-    own: dict[str, Int64s], counters: dict[str, Counter], bounds: Int64s, name: int
+    own: dict[str, Int64s], counters: dict[str, Counter], bounds: Int64s, kinds: Mapping[int, int]
 ) -> None:
+    """Add a span of each kind, by the code of its name, for each step."""
     stages = np.flatnonzero(own["kind"] == _STAGE)
     length = own["end_ns"][stages] - own["start_ns"][stages]
     threads, place = np.unique(own["thread"][stages], return_inverse=True)
@@ -202,10 +207,12 @@ def _insert(
     at = np.searchsorted(bounds[:, 1], own["start_ns"], "right") - 1
     inside = (at >= 0) & (own["start_ns"] < bounds[at, 2])
     own["step"] = np.where(inside, bounds[at, 0], 0)
-    count, before = len(bounds), len(own["id"])
+    before, times = len(own["id"]), len(bounds)
+    bounds = np.tile(bounds, (len(kinds), 1))
+    count = len(bounds)
     new = {
-        "name": np.full(count, name),
-        "kind": np.full(count, _STEP),
+        "name": np.repeat([*kinds], times),
+        "kind": np.repeat([*kinds.values()], times),
         "step": bounds[:, 0],
         "start_ns": bounds[:, 1],
         "end_ns": bounds[:, 2],

@@ -539,7 +539,7 @@ def _assemble(
         size = _steps_per_iteration(columns, counters, headers, names)
     join_optimizer_steps(columns, counters, size)
     if any(header.open_world for header in headers.values()):
-        give_steps(columns, counters, headers, names.setdefault("step", len(names)))
+        give_steps(columns, counters, headers, names)
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
     joined: dict[str, Any] = {
