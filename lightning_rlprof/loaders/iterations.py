@@ -16,6 +16,7 @@ import numpy as np
 
 from lightning_rlprof.records.records import FIRST_ROLE_RANK, KINDS, OPTIMIZER_STEP, SHADOW, Header
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import DRIVER, NO_PARENT, Counter, Spans, drivers
 
 _MIN_ITERATIONS = 4  # The first step is long in every program, so it proves nothing.
@@ -183,10 +184,7 @@ def give_steps(
         bounds = np.array([[1, first, last]]) if steps is None else steps
         bounds = bounds[(bounds[:, 2] > first) & (bounds[:, 1] < last)]
         if len(bounds):
-            added = {names.setdefault("step", len(names)): _STEP}
-            if rank >= FIRST_ROLE_RANK:
-                added[names.setdefault("idle", len(names))] = _REGION  # Any stage goes before it.
-            _insert(own, counters[rank], bounds, added)
+            _insert(own, counters[rank], bounds, names, idles=rank >= FIRST_ROLE_RANK)
 
 
 def _steps_of(own: dict[str, Int64s]) -> Int64s:
@@ -197,9 +195,13 @@ def _steps_of(own: dict[str, Int64s]) -> Int64s:
 
 
 def _insert(
-    own: dict[str, Int64s], counters: dict[str, Counter], bounds: Int64s, kinds: Mapping[int, int]
+    own: dict[str, Int64s],
+    counters: dict[str, Counter],
+    bounds: Int64s,
+    names: dict[str, int],
+    *,
+    idles: bool,
 ) -> None:
-    """Add a span of each kind, by the code of its name, for each step."""
     stages = np.flatnonzero(own["kind"] == _STAGE)
     length = own["end_ns"][stages] - own["start_ns"][stages]
     threads, place = np.unique(own["thread"][stages], return_inverse=True)
@@ -207,12 +209,14 @@ def _insert(
     at = np.searchsorted(bounds[:, 1], own["start_ns"], "right") - 1
     inside = (at >= 0) & (own["start_ns"] < bounds[at, 2])
     own["step"] = np.where(inside, bounds[at, 0], 0)
-    before, times = len(own["id"]), len(bounds)
-    bounds = np.tile(bounds, (len(kinds), 1))
-    count = len(bounds)
+    gaps = _gaps(own["start_ns"][stages], own["end_ns"][stages], bounds) if idles else bounds[:0]
+    kinds = [(names.setdefault("step", len(names)), _STEP)] * len(bounds)
+    kinds += [(names.setdefault("idle", len(names)), _REGION)] * len(gaps) if len(gaps) else []
+    bounds = np.concatenate([bounds, gaps])
+    count, before = len(bounds), len(own["id"])
     new = {
-        "name": np.repeat([*kinds], times),
-        "kind": np.repeat([*kinds.values()], times),
+        "name": np.array(kinds)[:, 0],
+        "kind": np.array(kinds)[:, 1],
         "step": bounds[:, 0],
         "start_ns": bounds[:, 1],
         "end_ns": bounds[:, 2],
@@ -231,6 +235,16 @@ def _insert(
         rows = moved[counter.rows]
         again = np.argsort(rows, kind="stable")
         counters[key] = Counter(rows[again], counter.values[again])
+
+
+def _gaps(start: Int64s, end: Int64s, bounds: Int64s) -> Int64s:
+    """Return number of the step, start and end of each time in a step without a stage."""
+    times = edges(start, end, bounds[:, 1], bounds[:, 2])
+    at = np.searchsorted(bounds[:, 1], times[:-1], "right") - 1
+    free = (at >= 0) & (times[:-1] < bounds[at, 2])
+    free &= open_count(*cells_of(times, start, end), len(times) - 1) == 0
+    found: Int64s = np.stack([bounds[at, 0], times[:-1], times[1:]], axis=1)[free]
+    return found
 
 
 def drivers_wait(spans: Spans) -> Spans:
