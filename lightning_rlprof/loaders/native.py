@@ -291,7 +291,9 @@ def checked_header(head: Header, problems: list[RunWarning]) -> Header:
 
 def _close_world(ranks: dict[int, Rank]) -> None:
     """Let the world of ranks that came and went be as large as all of them; servers have none."""
-    world = max((rank for rank in ranks if rank < FIRST_ROLE_RANK), default=-1) + 1
+    heads = [each.header for rank, each in ranks.items() if rank < FIRST_ROLE_RANK]
+    sizes = (each.rank + 1 if each.open_world else each.world_size for each in heads)
+    world = max(sizes, default=0)
     for rank, own in ranks.items():
         if own.header.open_world:
             ranks[rank] = replace(own, header=replace(own.header, world_size=world))
