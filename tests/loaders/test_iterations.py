@@ -136,19 +136,9 @@ def wrote(
     writer = TraceWriter(run, header)
     writer.write(
         [
-            [
-                "span",
-                name,
-                kind,
-                step,
-                start * MS,
-                end * MS,
-                1 + number % threads,
-                number,
-                None,
-                *(more or [None]),
-            ]
-            for number, (name, kind, step, start, end, *more) in enumerate(spans, start=1)
+            ["span", name, kind, step, start * MS, end * MS, 1 + at % threads, at, None]
+            + (more or [None])
+            for at, (name, kind, step, start, end, *more) in enumerate(spans, start=1)
         ]
     )
     writer.close()
