@@ -138,8 +138,8 @@ def recorder_names(
 
     ``device_time`` is there with every accelerator. Of the captures, ``tools`` decides when given.
     Otherwise ``mstx`` brings the markers of the device, any level but ``level_none`` brings
-    torch.profiler (where there is torch, and it knows the device), and ``profile_with_memory`` or
-    ``memory.level`` brings the memory of each span. Every capture on Ascend is one of
+    torch.profiler, and ``profile_with_memory`` or ``memory.level`` brings the memory of each span.
+    torch.profiler needs torch, and a device that it knows. Every capture on Ascend is one of
     torch_npu.profiler, whose ``level_none`` holds nothing but markers. ``nsight`` always brings
     ``nvtx``, inside of it. Without a rank the answer is that of a captured one.
 
