@@ -83,12 +83,12 @@ def find_place(
         >>> find_place({"RLPROF_JOB": "j"}, role="tools").first_rank
         10000
     """
-    is_server = role not in (None, "controller") and process_group() is None
+    ray = _ray_job()
+    is_server = role not in (None, "controller") and not ray and process_group() is None
     # What a process that records has started, such as a server, inherits the rank of its parent.
     rank, world = (None, None) if is_server and annotations.IS_CHILD else _ranks(environ)
     if own is not None and (world is None or (world < own[1] and process_group() is None)):
         rank, world = own
-    ray = _ray_job()
     job, is_unique = _job(environ)
     if not job and ray:
         job, is_unique = ray, True
@@ -97,7 +97,7 @@ def find_place(
         world, hosts = None, 1  # Whether other ranks come, and where, is unknown.
     elif rank is None:
         rank, world = 0, 1
-    first = FIRST_ROLE_RANK if is_server and rank is None and not ray else 0
+    first = FIRST_ROLE_RANK if is_server and rank is None else 0
     return Place(rank, world, hosts, job, is_unique, bool(ray), first)
 
 
