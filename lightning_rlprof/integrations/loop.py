@@ -18,7 +18,7 @@ from lightning_rlprof.errors import ConfigError, RlprofError, described
 from lightning_rlprof.integrations.end_of_run import print_summary, print_without_steps
 from lightning_rlprof.integrations.termination import Termination
 from lightning_rlprof.recording import start
-from lightning_rlprof.recording.accelerator import device_kind
+from lightning_rlprof.recording.accelerator import device_kind, torch
 from lightning_rlprof.recording.annotations import Marker, begins
 from lightning_rlprof.recording.job import Place, find_place, free_ranks, remember, shared_run
 from lightning_rlprof.recording.method_wrapping import ImportedWraps
@@ -34,9 +34,8 @@ from lightning_rlprof.recording.session import (
 )
 from lightning_rlprof.recording.span_buffer import RankTakenError, StepTotals
 from lightning_rlprof.recording.start import OnFinish
-from lightning_rlprof.recording.torch_hooks import BackwardPasses, OptimizerSteps, RecordFunctions
 from lightning_rlprof.records.notes import Code, Remark
-from lightning_rlprof.records.records import FORMAT, Header
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, FORMAT, Header
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ def start_session(
     """
     try:
         built = ProfilerConfig.build(config, **options)
-        place = _place(rank, world_size, hosts)
+        place = _place(rank, world_size, hosts, built.role)
         asked = {
             "device": device,
             "recorders": recorders,
@@ -181,8 +180,8 @@ _own: list[Session] = []  # The session that `start_session` started last, if an
 _MOST = 100  # Runs of one name, and ranks that other processes take at the same time.
 
 
-def _place(rank: int | None, world_size: int | None, hosts: int | None) -> Place:
-    found = find_place()
+def _place(rank: int | None, world_size: int | None, hosts: int | None, role: str | None) -> Place:
+    found = find_place(role=role)
     if rank is None and world_size is None:
         return found if hosts is None else found._replace(hosts=hosts)
     known = found.world_size if found.rank is not None else None
@@ -201,8 +200,8 @@ def _start(
         run = name or shared_run(folder, place)
         if name and attempt > 1:
             run = f"{name}-{attempt}"
-        for rank in free_ranks(folder / run, place.rank):
-            world = place.world_size or rank + 1
+        for rank in free_ranks(folder / run, place):
+            world = place.world_size or (rank + 1 if rank < FIRST_ROLE_RANK else 1)
             try:
                 session = start.start_session(
                     config, name=run, rank=rank, world_size=world, **others
@@ -219,7 +218,12 @@ def _start(
 def _mark_all(session: Session, config: ProfilerConfig) -> None:
     """Mark what the configuration names by import path, and what goes through torch's hooks."""
     imported = ImportedWraps(config.wrap)
-    parts: list[Any] = [imported, OptimizerSteps(session), BackwardPasses(), RecordFunctions()]
+    parts: list[Any] = [imported]
+    if torch is not None:
+        from lightning_rlprof.recording import torch_hooks
+
+        parts += [torch_hooks.OptimizerSteps(session), torch_hooks.BackwardPasses()]
+        parts.append(torch_hooks.RecordFunctions())
     session.at_close(*(part.remove for part in parts), partial(_remark, session, imported))
 
 

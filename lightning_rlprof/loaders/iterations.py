@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, SHADOW, Header
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, KINDS, OPTIMIZER_STEP, SHADOW, Header
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import DRIVER, NO_PARENT, Counter, Spans, drivers
 
 _MIN_ITERATIONS = 4  # The first step is long in every program, so it proves nothing.
@@ -158,19 +159,20 @@ def give_steps(
     columns: Mapping[int, dict[str, Int64s]],
     counters: Mapping[int, dict[str, Counter]],
     headers: Mapping[int, Header],
-    step_name: int,
+    names: dict[str, int],
 ) -> None:
     """Add steps to ranks that have stages and no step, in place.
 
     They are those of the driver, else of the lowest rank that has some, which tile the time from
     the first to the last; without any, one step is as long as the rank's record. Only processes of
-    an open world get some: others have theirs, or have been stopped before the first.
+    an open world get some: others have theirs, or have been stopped before the first. Between its
+    requests, a server that rlprof counts apart from the ranks of the training is idle.
 
     Args:
         columns: By rank, on one axis of time, sorted by start.
         counters: By rank; rows are moved along.
         headers: By rank.
-        step_name: Code of the name of steps.
+        names: Codes of names; those of steps and idle time are added.
     """
     sources = sorted(columns, key=lambda rank: (headers[rank].role != DRIVER, rank))
     steps = next((found for rank in sources if len(found := _steps_of(columns[rank]))), None)
@@ -182,7 +184,7 @@ def give_steps(
         bounds = np.array([[1, first, last]]) if steps is None else steps
         bounds = bounds[(bounds[:, 2] > first) & (bounds[:, 1] < last)]
         if len(bounds):
-            _insert(own, counters[rank], bounds, step_name)
+            _insert(own, counters[rank], bounds, names, idles=rank >= FIRST_ROLE_RANK)
 
 
 def _steps_of(own: dict[str, Int64s]) -> Int64s:
@@ -193,7 +195,12 @@ def _steps_of(own: dict[str, Int64s]) -> Int64s:
 
 
 def _insert(
-    own: dict[str, Int64s], counters: dict[str, Counter], bounds: Int64s, name: int
+    own: dict[str, Int64s],
+    counters: dict[str, Counter],
+    bounds: Int64s,
+    names: dict[str, int],
+    *,
+    idles: bool,
 ) -> None:
     stages = np.flatnonzero(own["kind"] == _STAGE)
     length = own["end_ns"][stages] - own["start_ns"][stages]
@@ -202,10 +209,14 @@ def _insert(
     at = np.searchsorted(bounds[:, 1], own["start_ns"], "right") - 1
     inside = (at >= 0) & (own["start_ns"] < bounds[at, 2])
     own["step"] = np.where(inside, bounds[at, 0], 0)
+    gaps = _gaps(own["start_ns"][stages], own["end_ns"][stages], bounds) if idles else bounds[:0]
+    kinds = [(names.setdefault("step", len(names)), _STEP)] * len(bounds)
+    kinds += [(names.setdefault("idle", len(names)), _REGION)] * len(gaps) if len(gaps) else []
+    bounds = np.concatenate([bounds, gaps])
     count, before = len(bounds), len(own["id"])
     new = {
-        "name": np.full(count, name),
-        "kind": np.full(count, _STEP),
+        "name": np.array(kinds)[:, 0],
+        "kind": np.array(kinds)[:, 1],
         "step": bounds[:, 0],
         "start_ns": bounds[:, 1],
         "end_ns": bounds[:, 2],
@@ -224,6 +235,16 @@ def _insert(
         rows = moved[counter.rows]
         again = np.argsort(rows, kind="stable")
         counters[key] = Counter(rows[again], counter.values[again])
+
+
+def _gaps(start: Int64s, end: Int64s, bounds: Int64s) -> Int64s:
+    """Return number of the step, start and end of each time in a step without a stage."""
+    times = edges(start, end, bounds[:, 1], bounds[:, 2])
+    at = np.searchsorted(bounds[:, 1], times[:-1], "right") - 1
+    free = (at >= 0) & (times[:-1] < bounds[at, 2])
+    free &= open_count(*cells_of(times, start, end), len(times) - 1) == 0
+    found: Int64s = np.stack([bounds[at, 0], times[:-1], times[1:]], axis=1)[free]
+    return found
 
 
 def drivers_wait(spans: Spans) -> Spans:

@@ -20,7 +20,15 @@ from lightning_rlprof.loaders.iterations import (
 from lightning_rlprof.loaders.join_ranks import joined_counter, merge
 from lightning_rlprof.loaders.rank_names import missing, rank_in_name
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
+from lightning_rlprof.records.records import (
+    FIRST_ROLE_RANK,
+    KINDS,
+    PHASES,
+    VALIDATIONS,
+    Header,
+    Note,
+    Number,
+)
 from lightning_rlprof.records.run_directory import (
     MetricsLine,
     RankTrace,
@@ -282,10 +290,13 @@ def checked_header(head: Header, problems: list[RunWarning]) -> Header:
 
 
 def _close_world(ranks: dict[int, Rank]) -> None:
-    """Let the world of ranks that came and went be as large as all of them."""
+    """Let the world of ranks that came and went be as large as all of them; servers have none."""
+    heads = [each.header for rank, each in ranks.items() if rank < FIRST_ROLE_RANK]
+    sizes = (each.rank + 1 if each.open_world else each.world_size for each in heads)
+    world = max(sizes, default=0)
     for rank, own in ranks.items():
         if own.header.open_world:
-            ranks[rank] = replace(own, header=replace(own.header, world_size=max(ranks) + 1))
+            ranks[rank] = replace(own, header=replace(own.header, world_size=world))
 
 
 def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:
@@ -530,7 +541,7 @@ def _assemble(
         size = _steps_per_iteration(columns, counters, headers, names)
     join_optimizer_steps(columns, counters, size)
     if any(header.open_world for header in headers.values()):
-        give_steps(columns, counters, headers, names.setdefault("step", len(names)))
+        give_steps(columns, counters, headers, names)
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
     joined: dict[str, Any] = {

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser, Error
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import torch
-
 from lightning_rlprof.recording.call_wrapping import within
+from lightning_rlprof.system.post_import import process_group
 
 log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +38,25 @@ _ALLOCATOR = {
 }
 
 
+def _installed_torch() -> Any:
+    try:
+        found: Any = import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return None
+    if tuple(map(int, found.__version__.split(".")[:2])) < (2, 6):
+        raise ImportError(
+            f"recording needs PyTorch 2.6 or newer, found {found.__version__}. "
+            'Run: pip install "lightning-rlprof[lightning]"'
+        )
+    return found
+
+
+torch: Any = _installed_torch()
+"""PyTorch; None if it is not installed, as in the Python of a tool server."""
+
+
 def device_kind() -> str:
     """Return the kind of accelerator that this process can use, or ``cpu``.
 
@@ -46,6 +65,8 @@ def device_kind() -> str:
         >>> device_kind() in {"cpu", "cuda", "npu", "xpu", "mps"}
         True
     """
+    if torch is None:
+        return "cpu"
     # Without devices, torch_npu still names npu as the current accelerator; torch 2.6 then fails.
     try:
         device = (
@@ -53,7 +74,7 @@ def device_kind() -> str:
         )
     except RuntimeError:
         return "cpu"
-    return "cpu" if device is None else device.type
+    return "cpu" if device is None else str(device.type)
 
 
 def device_name(kind: str | None = None) -> str | None:
@@ -205,7 +226,8 @@ def _call(kind: str, names: tuple[str, ...], *arguments: Any) -> Any:
 
 def _functions(kind: str, names: tuple[str, ...]) -> Iterator[Callable[..., Any]]:
     """Find a question in torch.accelerator (of memory: torch >= 2.9), then in torch.<kind>."""
-    if kind == "cpu":  # Here torch.accelerator would answer for a device that the run does not use.
+    # Of a CPU, torch.accelerator would answer for a device that the run does not use.
+    if kind == "cpu" or torch is None:
         return
     for home in (torch.accelerator, getattr(torch, kind, None)):
         for name in names:
@@ -304,18 +326,9 @@ def _write(head: str, logger: logging.Logger, level: int, rank: int | None) -> N
 
 def _own_rank(alone: int | None) -> int | None:
     """Return the rank in the process group as it is now; without one, this process is the one."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    return alone
+    distributed = process_group()
+    return alone if distributed is None else int(distributed.get_rank())
 
 
 def _gigabytes(size: int | None) -> str:
     return "-" if size is None else f"{size / 2**30:.2f}"
-
-
-if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
-    raise ImportError(
-        f"recording needs PyTorch 2.6 or newer, found {torch.__version__}. "
-        'Run: pip install "lightning-rlprof[lightning]"'
-    )

@@ -24,6 +24,7 @@ from lightning_rlprof.recording.call_wrapping import name_of, within
 from lightning_rlprof.recording.open_spans import Span, innermost, new_span, numbers, opened
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPERTS, Kind, Number
+from lightning_rlprof.system.post_import import process_group
 
 if TYPE_CHECKING:
     from lightning_rlprof.recording.session import Session
@@ -644,9 +645,8 @@ def tail_ratio(seconds: float, k: int = 1) -> Tail:
 
 
 def _gather(value: Any) -> Sequence[Any]:
-    from torch import distributed
-
-    if not (distributed.is_available() and distributed.is_initialized()):
+    distributed = process_group()
+    if distributed is None:
         return [value]
     found: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, value)
@@ -659,5 +659,7 @@ for _writes in (mark, count, record):
     compiled_code.when_traced(_writes, compiled_code.nothing)
 
 listen(None)
-if CHILD_MARKS in os.environ:  # A child that was started, not forked, has this variable.
+IS_CHILD = CHILD_MARKS in os.environ
+"""Whether a process that records has started this one, which is not a fork of it."""
+if IS_CHILD:
     tell_first(os.environ[CHILD_MARKS], "child process")

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import explain
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.recording.accelerator import torch
 from lightning_rlprof.recording.anomalies import MOST_FOR_ALL, Anomalies, Anomaly, choose, facts_of
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.open_spans import Span
@@ -238,7 +239,8 @@ class CaptureRequests:
             self._cannot(request, f"{why}")
             return
         if not recorders:
-            self._cannot(request, f"{unmet(config, self._run.header.device)} ({request.why})")
+            reason = unmet(config, self._run.header.device, has_torch=torch is not None)
+            self._cannot(request, f"{reason} ({request.why})")
             return
         if self._run.switch(config, recorders):
             self._open = request

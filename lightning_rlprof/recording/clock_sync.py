@@ -5,7 +5,6 @@ of the meeting before, and at the end of a run that went through. It uses neithe
 threads. An absent rank costs a second once, and is not waited for again.
 """
 
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_rlprof.recording.annotations import Marker
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import ClockLine
+from lightning_rlprof.system.post_import import process_group
 
 if TYPE_CHECKING:
     from lightning_rlprof.recording.session import Session
@@ -26,10 +26,8 @@ _MARKER = Marker("rlprof compare clocks", "region")
 
 def default_store() -> Any:
     """Return the store of torch.distributed's default process group, None without one."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.distributed_c10d._get_default_store()
+    distributed = process_group()
+    return None if distributed is None else distributed.distributed_c10d._get_default_store()
 
 
 def leaders(world_size: int, hosts: int) -> range:

@@ -16,7 +16,6 @@ import os
 import secrets
 import socket
 import stat
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,13 +24,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.recording.start import RUN_NAME, new_run_name, ray_worker
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import JOB_VARIABLE
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
 from lightning_rlprof.system.files import folder_inside
+from lightning_rlprof.system.post_import import process_group
 
 _AGREEMENTS = ".jobs"  # The folder is next to the runs; the user's number is appended.
 _MAX_AGREEMENTS = 1_000  # Runs that one job, or jobs of the same name, may have begun here.
@@ -49,6 +50,7 @@ class Place(NamedTuple):
         job: What all processes of the job have in common; empty for a process alone.
         is_unique: Whether no other job has, or will have, the same ``job``.
         is_actor: Whether it is a worker of Ray, which waits for calls between its steps.
+        first_rank: Where to look for a free rank.
     """
 
     rank: int | None
@@ -57,28 +59,36 @@ class Place(NamedTuple):
     job: str
     is_unique: bool
     is_actor: bool = False
+    first_rank: int = 0
 
 
 def find_place(
-    environ: Mapping[str, str] = os.environ, own: tuple[int, int] | None = None
+    environ: Mapping[str, str] = os.environ,
+    own: tuple[int, int] | None = None,
+    role: str | None = None,
 ) -> Place:
     """Return where this process stands, by what it can see; see `Place`.
 
     Args:
         environ: Variables of the process.
         own: Rank and world size as a framework's object has them, for want of anything better.
+        role: Of the process. A server may start before the training, whose ranks it must not take.
 
     Example::
 
         >>> find_place({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"})[:2]
         (1, 4)
-        >>> find_place({})
-        Place(rank=0, world_size=1, hosts=None, job='', is_unique=False, is_actor=False)
+        >>> find_place({})[:4]
+        (0, 1, None, '')
+        >>> find_place({"RLPROF_JOB": "j"}, role="tools").first_rank
+        10000
     """
-    rank, world = _ranks(environ)
-    if own is not None and (world is None or (world < own[1] and not _is_distributed())):
-        rank, world = own
     ray = _ray_job()
+    is_server = role not in (None, "controller") and not ray and process_group() is None
+    # What a process that records has started, such as a server, inherits the rank of its parent.
+    rank, world = (None, None) if is_server and annotations.IS_CHILD else _ranks(environ)
+    if own is not None and (world is None or (world < own[1] and process_group() is None)):
+        rank, world = own
     job, is_unique = _job(environ)
     if not job and ray:
         job, is_unique = ray, True
@@ -87,27 +97,20 @@ def find_place(
         world, hosts = None, 1  # Whether other ranks come, and where, is unknown.
     elif rank is None:
         rank, world = 0, 1
-    return Place(rank, world, hosts, job, is_unique, bool(ray))
+    first = FIRST_ROLE_RANK if is_server and rank is None else 0
+    return Place(rank, world, hosts, job, is_unique, bool(ray), first)
 
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
     if "WG_PREFIX" in environ:  # In verl, the workers of each group count from 0.
         return None, None
-    if _is_distributed():
-        distributed: Any = sys.modules["torch.distributed"]
+    if (distributed := process_group()) is not None:
         return distributed.get_rank(), distributed.get_world_size()
     for rank, world in [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]:
         found = environ.get(rank, ""), environ.get(world, "")
         if all(map(str.isdecimal, found)) and int(found[0]) < int(found[1]):
             return int(found[0]), int(found[1])
     return None, None
-
-
-def _is_distributed() -> bool:
-    distributed: Any = sys.modules.get("torch.distributed")
-    return bool(
-        distributed is not None and distributed.is_available() and distributed.is_initialized()
-    )
 
 
 def _job(environ: Mapping[str, str]) -> tuple[str, bool]:
@@ -250,11 +253,11 @@ def _is_alive(file: Path) -> bool:
     return header.host != socket.gethostname() or Path(f"/proc/{header.pid}").exists()
 
 
-def free_ranks(run: Path, rank: int | None) -> "range | list[int]":
+def free_ranks(run: Path, place: Place) -> "range | list[int]":
     """Return the ranks to try in a run: the known one, else those that are free, ascending."""
-    if rank is not None:
-        return [rank]
-    free = next(each for each in count() if not rank_file(run, each).exists())
+    if place.rank is not None:
+        return [place.rank]
+    free = next(each for each in count(place.first_rank) if not rank_file(run, each).exists())
     return range(free, free + 1_000)
 
 

@@ -7,11 +7,10 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from lightning_rlprof.config.stages import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import compiled_code
+from lightning_rlprof.recording.accelerator import torch
 from lightning_rlprof.recording.annotations import Marker, OwnMarker, annotate, in_stage, stage
 from lightning_rlprof.records.notes import Code, Remark
 from lightning_rlprof.system.post_import import when_imported
@@ -205,7 +204,7 @@ def _find(root: object, target: str) -> tuple[object, str]:
     for part in path:
         owner = _get(owner, part, target)
     method = _get(owner, name, target)
-    if isinstance(method, torch.nn.Module):
+    if torch is not None and isinstance(method, torch.nn.Module):
         raise ConfigError(
             f"wrap: {target!r} is a module; name its method, as in '{target}.forward'"
         )
@@ -270,12 +269,13 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     marked = {name: mark(name)(function) for name in rule.names().values()}
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
     key = f"{compiled_code.RULE}{rule.target}"
+    has_gradients: Callable[[], bool] = bool if torch is None else torch.is_grad_enabled
 
     def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         if compiled_code.is_compiling() and compiled_code.leave_out(key):
             return function
         value = value_of(args, kwargs)
-        name = rule.stage_for(grad=torch.is_grad_enabled(), value=value)
+        name = rule.stage_for(grad=has_gradients(), value=value)
         inside = name is not None and not rule.nested and in_stage()
         calls.called = True
         calls.as_region |= inside

@@ -1,12 +1,18 @@
 """Follow one sample through a job: its phases on any process, its tokens, and its fate.
 
 A phase is a span that carries the sample's number, a fate a mark that does. Prompt, group and
-attempt stand in the file once for each process that has the sample.
+attempt stand in the file once for each process that has the sample. A request to a server carries
+them in a header, or in any mapping of strings.
 """
 
 import os
+import re
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
 
 from lightning_rlprof.recording import annotations, open_spans
 from lightning_rlprof.recording.annotations import Marker, in_stage, mark
@@ -18,13 +24,23 @@ from lightning_rlprof.records.records import (
     SAMPLE,
     Fate,
     Number,
+    as_number,
 )
 from lightning_rlprof.records.run_directory import SampleLine
 
 if TYPE_CHECKING:
     from lightning_rlprof.recording.session import Session
 
+HEADER = "rlprof-sample"
+"""Name of the header that carries a sample to another process."""
+
 _MAX_CHARACTERS = 200  # Characters of the name of a prompt or a group.
+_MAX_HEADER = 8_192  # Characters of a header's value; two names of 200 characters take 4,900.
+_MAX_HEADERS = 1_000  # Headers of a request that are looked at.
+_NUMBER = re.compile(r"\d{1,16}", re.ASCII)
+_MAX_FIELDS = 8  # Fields of a header's value.
+_UNKNOWN = 0  # Number of a sample that no header told.
+_NUMBERS = ("id", "attempt", "version", "replica")
 _told_wrong = False
 
 
@@ -35,7 +51,7 @@ class Sample:
     As ``with``, an exception ends it as ``aborted``.
 
     Attributes:
-        id: Number that no other sample has, 52 bits.
+        id: Number that no other sample has, 52 bits; 0 if `extract` found none.
         prompt: Name of its prompt.
         group: Name of its group: the samples whose rewards are compared.
         attempt: How many attempts at this sample came before.
@@ -54,7 +70,8 @@ class Sample:
         version: Number | None = None,
         replica: int | None = None,
     ) -> None:
-        self.id = int.from_bytes(os.urandom(7), "big") >> 4  # It is exact in JavaScript, too.
+        # It is exact in JavaScript, too.
+        self.id = int.from_bytes(os.urandom(7), "big") >> 4 or 1
         self.prompt, self.group, self.attempt = prompt, group, attempt
         self.version, self.replica = version, replica
         self.fate: Fate | None = None
@@ -117,7 +134,8 @@ class Sample:
     def first_token(self) -> None:
         """Record that the first token is there."""
         self._write_name()
-        mark(FIRST_TOKEN, sample=self.id)
+        if self.id != _UNKNOWN:
+            mark(FIRST_TOKEN, sample=self.id)
 
     def end(self, fate: Fate, /, **counters: Any) -> None:
         """Record what became of the sample.
@@ -135,15 +153,66 @@ class Sample:
         self.fate = fate
         self._write_name()
         known = fate if fate in FATES else NO_KNOWN_FATE
-        mark(f"{SAMPLE} {known}", sample=self.id, **counters)
+        if self.id != _UNKNOWN:
+            mark(f"{SAMPLE} {known}", sample=self.id, **counters)
+
+    def inject(self, headers: MutableMapping[str, str] | None = None) -> MutableMapping[str, str]:
+        """Put the sample into the headers of a request, or into a mapping that is sent as JSON.
+
+        `extract` reads it on the other side. Version and replica are those of now.
+
+        Args:
+            headers: Gets the header ``rlprof-sample``; unset, a new dictionary does.
+
+        Returns:
+            The same headers.
+
+        Example::
+
+            >>> call = sample("gsm8k/17", version=3)
+            >>> headers = call.inject({"Content-Type": "application/json"})
+            >>> Sample.extract(headers).id == call.id
+            True
+        """
+        numbers = {name: as_number(getattr(self, name)) for name in _NUMBERS}
+        told = {name: number for name, number in numbers.items() if number is not None}
+        names = {"prompt": self.prompt, "group": self.group}
+        headers = {} if headers is None else headers
+        headers[HEADER] = urlencode({**told, **names}, errors="replace")
+        return headers
+
+    @classmethod
+    def extract(cls, headers: Mapping[str, Any]) -> "Sample":
+        """Return the sample that `inject` put into the headers of a request; it never raises.
+
+        Without a valid header, its phases are plain stages: the request is of no known sample.
+
+        Args:
+            headers: A mapping; whether names have capitals does not matter.
+
+        Example::
+
+            >>> with Sample.extract({"Host": "tools"}).phase("env_step"):
+            ...     pass
+        """
+        received = cls.__new__(cls)
+        received.__setstate__(
+            {"id": _UNKNOWN, "prompt": "", "group": "", "attempt": 0, "fate": None}
+            | {"version": None, "replica": None}
+        )
+        with suppress(Exception):  # A client may send anything.
+            received.__setstate__(_received(headers))
+        return received
 
     def retry(self) -> "Sample":
         """End this attempt as ``retried``, and return the next one."""
         self.end("retried")
+        if self.id == _UNKNOWN:
+            return self
         return Sample(self.prompt, self.group, self.attempt + 1, self.version, self.replica)
 
     def _numbers(self) -> dict[str, Number]:
-        found: dict[str, Number] = {"sample": self.id}
+        found: dict[str, Number] = {} if self.id == _UNKNOWN else {"sample": self.id}
         if self.version is not None:
             found["version"] = self.version
         if self.replica is not None:
@@ -152,7 +221,7 @@ class Sample:
 
     def _write_name(self) -> None:
         sink = annotations.listener()
-        if sink is not None and sink is not self._written_by:
+        if sink is not None and sink is not self._written_by and self.id != _UNKNOWN:
             self._written_by = sink
             sink.add(SampleLine(self.id, self.prompt, self.group, self.attempt))
 
@@ -186,6 +255,23 @@ def sample(
     """
     prompt = _short(prompt_id)
     return Sample(prompt, prompt if group is None else _short(group), 0, version, replica)
+
+
+def _received(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the header says of a sample; raises if it says none."""
+    some = islice(headers.items(), _MAX_HEADERS)
+    text = next(value for name, value in some if str(name).lower() == HEADER)
+    if len(text) > _MAX_HEADER:
+        raise ValueError(f"a header of {len(text)} characters")
+    told = dict(parse_qsl(text, max_num_fields=_MAX_FIELDS, errors="replace"))
+    found: dict[str, Any] = {
+        name: int(told[name]) for name in _NUMBERS if _NUMBER.fullmatch(told.get(name, ""))
+    }
+    if not 0 < found["id"] < 1 << 52:
+        raise ValueError("a number that no sample has")
+    for name in ("prompt", "group"):
+        found[name] = _short("".join(filter(str.isprintable, told.get(name, ""))))
+    return found
 
 
 def _short(name: object) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import NOT_JSON, ConfigError, described
-from lightning_rlprof.recording.accelerator import chip_facts, device_name, used_device
+from lightning_rlprof.recording.accelerator import chip_facts, device_name, torch, used_device
 from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
 from lightning_rlprof.recording.end_remarks import without_effect
@@ -34,7 +34,7 @@ from lightning_rlprof.recording.recorders.base import (
 from lightning_rlprof.recording.session import Helpers, Loop, Session
 from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import FORMAT, SIGNS_VARIABLE, Header
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, FORMAT, SIGNS_VARIABLE, Header
 from lightning_rlprof.system.location import plain
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,9 @@ def start_session(
     _check_place(name, rank, world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
     run = config.save_path / header.run_id
-    names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
+    has_torch = torch is not None
+    names = recorder_names(config, device, rank, has_torch=has_torch)
+    names = names if recorders is None else _names(recorders)
     chosen = build_recorders(config, header) if recorders is None else recorders
     shown = {**header.config}
     if recorders is not None:
@@ -188,7 +190,7 @@ def _model_content(config: ProfilerConfig) -> tuple[Any, str]:
 
 def _check_place(name: str | None, rank: int, world_size: int) -> None:
     """Refuse ranks outside the job, and a run name that is not a single directory."""
-    if not 0 <= rank < world_size:
+    if not 0 <= rank < world_size and rank < FIRST_ROLE_RANK:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")
     if name and (name in (".", "..") or {*name} & {*"/\\\0"}):
         raise ConfigError(f"name={name!r} is not a directory name: remove / and \\")
@@ -225,7 +227,7 @@ def _exchange(session: Session, hosts: int | None) -> Exchange | None:
 def _remark(session: Session, *, own: bool) -> None:
     """Say what this process does not capture, and where it is."""
     config, header = session.config, session.header
-    if not own and (text := unmet(config, header.device)):
+    if not own and (text := unmet(config, header.device, has_torch=torch is not None)):
         session.note(Code.CAPTURE_UNSUPPORTED, text, device=header.device)
     if not own:
         session.note_at_end(*without_effect(config, header.device))

@@ -15,6 +15,9 @@ FORMAT = 1
 EXPORT: Mapping[str, str] = {"written_by": "lightning_rlprof"}
 """What an exported trace says of itself beside its events."""
 
+FIRST_ROLE_RANK = 10_000
+"""Processes with a role and no rank in the job's world, such as servers, are counted from here."""
+
 JOB_VARIABLE = "RLPROF_JOB"
 """Variable of the environment that all processes of a program share: they write one run."""
 

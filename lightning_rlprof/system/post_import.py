@@ -72,3 +72,14 @@ def _call(hook: Hook, module: ModuleType) -> None:
         hook(module)
     except Exception as error:  # The importing code must continue.
         log.warning("%s could not be prepared: %s", module.__name__, error, exc_info=error)
+
+
+def process_group() -> Any:
+    """Return the module ``torch.distributed`` if this process is in a group, else None.
+
+    Example::
+
+        >>> process_group()
+    """
+    module: Any = sys.modules.get("torch.distributed")
+    return module if module and module.is_available() and module.is_initialized() else None

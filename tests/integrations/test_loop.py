@@ -20,9 +20,11 @@ import torch
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.integrations.loop import start_session, step
+from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.annotations import count, record, stage
 from lightning_rlprof.recording.job import Place, find_place, shared_run
 from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.records.records import FIRST_ROLE_RANK
 from lightning_rlprof.run import Run, load
 from tests.builders.models import Tiny, loader, make_trainer
 from tests.places import ROOT
@@ -298,6 +300,32 @@ def test_a_worker_of_verl_takes_no_rank_of_its_groups_process_group(
     assert find_place({"RLPROF_JOB": "j"})[:2] == (0, 2)
     # Each of its groups has a rank 0, and so has the driver.
     assert find_place({"RLPROF_JOB": "j", "WG_PREFIX": "actor"})[:3] == (None, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "role", "rank", "first"),
+    [
+        ({"RLPROF_JOB": "j"}, "tools", None, FIRST_ROLE_RANK),
+        ({"RLPROF_JOB": "j"}, "controller", None, 0),
+        ({"RLPROF_JOB": "j"}, None, None, 0),
+        ({"RLPROF_JOB": "j", "RANK": "1", "WORLD_SIZE": "2"}, "tools", 1, 0),
+        ({}, "tools", 0, 0),
+    ],
+)
+def test_a_process_with_a_role_leaves_the_ranks_to_the_training(
+    variables: dict[str, str], role: str | None, rank: int | None, first: int
+) -> None:
+    place = find_place(variables, role=role)
+    assert (place.rank, place.first_rank) == (rank, first)
+
+
+def test_a_server_that_a_training_starts_does_not_take_its_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    variables = {"RLPROF_JOB": "j", "RANK": "1", "WORLD_SIZE": "2"}
+    monkeypatch.setattr(annotations, "IS_CHILD", True)
+    assert find_place(variables, role="tools").first_rank == FIRST_ROLE_RANK
+    assert find_place(variables).rank == 1
 
 
 def test_arguments_win_and_a_rank_outside_the_world_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lightning_rlprof.cli.app import main
 from lightning_rlprof.loaders.iterations import optimizer_steps_per_iteration
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.records.records import OPTIMIZER_STEP
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, OPTIMIZER_STEP
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.run import Run
 from lightning_rlprof.run import load as load_run
@@ -124,15 +124,21 @@ def test_marked_steps_and_batches_of_a_loader_stay(
 
 
 def wrote(
-    run: Path, rank: int, role: str, *spans: tuple[Any, ...], open_world: bool = True
+    run: Path,
+    rank: int,
+    role: str,
+    *spans: tuple[Any, ...],
+    open_world: bool = True,
+    threads: int = 1,
 ) -> None:
     """Write a rank: name, kind, step, start and end in milliseconds, and counters, of each span."""
     header = replace(make_header(rank, rank + 1), role=role, open_world=open_world)
     writer = TraceWriter(run, header)
     writer.write(
         [
-            ["span", name, kind, step, start * MS, end * MS, 1, number, None, *(more or [None])]
-            for number, (name, kind, step, start, end, *more) in enumerate(spans, start=1)
+            ["span", name, kind, step, start * MS, end * MS, 1 + at % threads, at, None]
+            + (more or [None])
+            for at, (name, kind, step, start, end, *more) in enumerate(spans, start=1)
         ]
     )
     writer.close()
@@ -178,6 +184,21 @@ def test_without_any_step_a_server_has_one_as_long_as_its_record(tmp_path: Path)
     run = load_run(tmp_path)
     assert run.steps().column("step") == [1]
     assert shares(run, 0) == {"generate": 9, "untraced": 5}
+
+
+def test_a_server_is_idle_between_the_requests_that_its_threads_answer(tmp_path: Path) -> None:
+    wrote(tmp_path, 0, "actor", *trainer())
+    requests = [("env_step", "stage", 0, start, end) for start, end in ((1, 4), (2, 7), (12, 13))]
+    wrote(tmp_path, FIRST_ROLE_RANK, "tools", *requests, threads=3)
+    run = load_run(tmp_path)
+    assert shares(run, FIRST_ROLE_RANK) == {"env_step": 7, "idle": 13, "untraced": 0}
+    idle = [(each.step, each.duration_ns) for each in run if each.name == "idle"]
+    assert idle == [(1, MS), (1, 3 * MS), (2, 2 * MS), (2, 7 * MS)]
+    totals = run.ledger()
+    of = dict(zip(totals.column("category"), totals.column("total"), strict=True))
+    assert (of["unattributed idle"], of["reward/tool/env"]) == (13 * MS, 7 * MS)
+    assert {head.world_size for head in run.headers.values()} == {1}
+    assert not run.warnings
 
 
 def test_a_rank_of_a_known_world_keeps_what_it_wrote(tmp_path: Path) -> None:

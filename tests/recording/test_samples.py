@@ -1,6 +1,7 @@
 """Samples: what is recorded of them, on any process, and that it costs little."""
 
 import asyncio
+import json
 import multiprocessing
 import pickle
 import time
@@ -191,3 +192,62 @@ def test_a_phase_costs_no_more_than_ten_spans_of_a_stage(tmp_path: Path) -> None
             phases.append(time.thread_time() - middle)
             session.end_step()
     assert median(phases) < 8 * median(spans)
+
+
+# ---- carried to a server
+
+
+def test_a_server_continues_a_sample_that_a_request_carries(tmp_path: Path) -> None:
+    own = sample("gsm8k/17 €", group="g&=;", version=3, replica=1).retry()
+    headers = own.inject({"Host": "tools"})
+    assert headers.keys() == {"Host", "rlprof-sample"}
+    arrived = {name.title(): value for name, value in json.loads(json.dumps(headers)).items()}
+    with begin(tmp_path) as session, Sample.extract(arrived) as received:
+        with received.phase("env_step"):
+            pass
+        received.end("aborted")
+    spans = load(session.run)
+    ((_, number, *names),) = spans.table("sample_names").rows
+    assert [number, *names] == [own.id, "gsm8k/17 €", "g&=;", 1]
+    (phase,) = (each for each in spans if each.name == "env_step")
+    assert phase.counters is not None
+    assert {name: phase.counters[name] for name in ("sample", "version", "replica")} == {
+        "sample": own.id, "version": 3, "replica": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", "id", "id=", "id=x", "id=-1", "id=0", "id=1.5", "id=¹", "prompt=p",
+        f"id={1 << 52}", f"id={'9' * 5000}", "id=7&" * 9, f"id=7&prompt={'x' * 9000}",
+        None, 7, b"id=7", ["id=7"],
+    ],
+)  # fmt: skip
+def test_no_header_that_a_client_may_send_is_an_error_or_a_sample(
+    value: Any, tmp_path: Path
+) -> None:
+    with begin(tmp_path) as session:
+        received = Sample.extract({"RLPROF-SAMPLE": value})
+        with received, received.phase("env_step", calls=1):
+            received.first_token()
+        received.retry().end("aborted")
+    spans = load(session.run)
+    assert [(each.name, (each.counters or {}).get("sample")) for each in spans] == [
+        ("env_step", None)
+    ]
+    assert not spans.amounts("sample")[0].size
+    assert not received.inject()["rlprof-sample"].startswith("id=7")
+
+
+@pytest.mark.parametrize("headers", [{}, None, [("rlprof-sample", "id=7")], {7: "id=7"}])
+def test_what_has_no_such_header_is_of_no_known_sample(headers: Any) -> None:
+    assert Sample.extract(headers).id == 0
+
+
+def test_names_in_a_header_are_as_short_and_plain_as_those_in_code() -> None:
+    received = Sample.extract({"rlprof-sample": f"id=7&version=x&prompt=%1B[31m%FF{'p' * 300}"})
+    assert (received.id, received.version, received.group) == (7, None, "")
+    assert received.prompt == "[31m\ufffd" + "p" * 195 + "…"
+    longest = sample("€" * 300, group="€" * 300).inject()
+    assert Sample.extract(longest).group == "€" * 200 + "…"

@@ -21,7 +21,7 @@ from lightning_rlprof.analysis.critical_path.handoffs import (
     find_step_intervals,
 )
 from lightning_rlprof.analysis.critical_path.replay import WORK, Schedule, build_schedule
-from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.steps.partition import UNTRACED, Partition, lanes, partition
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS, counted, last_steps
 from lightning_rlprof.analysis.steps.sync_points import (
     SyncPoints,
@@ -100,7 +100,7 @@ def _cut_segments(timeline: Timeline) -> tuple[_Segments, Int64s]:
         each[divided.stage != UNTRACED]
         for each in (divided.start_ns, divided.end_ns, divided.stage)
     )
-    stages = [np.searchsorted(timeline.threads, spans.thread[row]), start, end]
+    stages = [np.searchsorted(timeline.threads, lanes(spans)[row]), start, end]
     visits = np.stack(
         [
             np.append(sync_points.chain, handoffs.chain),

@@ -137,7 +137,7 @@ def _ranks(spans: Spans) -> Iterator[_Result]:
     if missing:
         yield _WARN, f"{len(missing)} of {world} are missing: {_listed(missing)}"
     else:
-        yield _OK, f"{world} of {world} present"
+        yield _OK, f"{len(spans.ranks)} of {len(spans.ranks)} present"
 
 
 def _complete_files(spans: Spans) -> Iterator[_Result]:

@@ -17,6 +17,7 @@ from lightning_rlprof.analysis.whatif.rollout_requests import (
     slots,
 )
 from lightning_rlprof.tables.arrays import Int64s, group_starts
+from lightning_rlprof.tables.intervals import alone, enclosing, holding
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -40,17 +41,19 @@ _NO_REQUESTS = (
     "No rollout has a span per response. Wrap each in sample(prompt_id) with a phase, or "
     'annotate("generate") each request'
 )
-_CAUSES = ("long responses", "slow replica", "tools", "gaps", "late start", "retry")
+_TOOLS = "tools"
+_CAUSES = ("long responses", "slow replica", _TOOLS, "gaps", "late start", "retry")
 _CAUSE_COLUMNS = (
     Column("cause", "text"),
     Column("time", "duration", "ns"),
     Column("share", "share"),
     Column("samples", "count"),
+    Column("where", "text"),
 )
 _CAUSE_NOTE = (
     "time: by how much the last 10% of each rollout's responses ended later than the mean; the "
     "causes add up to it. samples: those that this cause delayed most. slow replica: time beyond "
-    "what the mean time per token explains."
+    "what the mean time per token explains. where: the tool that was late most, and its role."
 )
 _NO_CAUSES = "Needs rollouts of four samples or more, each with phases and tokens: see sample()"
 
@@ -173,6 +176,8 @@ def tail_causes(spans: Spans) -> Table:
     if found is None:
         return Table("tail_causes", _CAUSE_COLUMNS, abstained=_NO_CAUSES)
     parts = _parts(spans, book)
+    end = np.sum(parts, axis=0)
+    weight = np.zeros(len(book))
     total, main = np.zeros(len(_CAUSES), np.int64), np.zeros(len(_CAUSES), np.int64)
     for pool in pools:
         own = np.unique(book.of_row[found.request[pool.requests]])
@@ -180,15 +185,24 @@ def tail_causes(spans: Spans) -> Table:
         if len(own) < 4:
             continue
         causes = _causes(book, own, *(part[own] for part in parts))
-        end = sum(part[own] for part in parts)
-        late = np.argsort(end, kind="stable")[min(int(np.ceil(_TAIL * len(own))), len(own) - 1) :]
+        first = min(int(np.ceil(_TAIL * len(own))), len(own) - 1)
+        late = np.argsort(end[own], kind="stable")[first:]
         total += causes[:, late].sum(axis=1)
         np.add.at(main, causes[:, late].argmax(axis=0), 1)
+        weight[own] -= len(late) / len(own)
+        weight[own[late]] += 1
     if not main.any():
         return Table("tail_causes", _CAUSE_COLUMNS, abstained=_NO_CAUSES)
     whole = int(total.sum())
+    where = _slowest_tool(spans, book, end, weight)
     rows: list[tuple[Cell, ...]] = [
-        (name, int(ns), int(ns) / whole if whole else None, int(count))
+        (
+            name,
+            int(ns),
+            int(ns) / whole if whole else None,
+            int(count),
+            where if name == _TOOLS else None,
+        )
         for name, ns, count in zip(_CAUSES, total, main, strict=True)
     ]
     rows.sort(key=lambda row: -int(row[1] or 0))
@@ -201,15 +215,44 @@ def _parts(spans: Spans, book: SampleBook) -> tuple[Int64s, Int64s, Int64s, Int6
     generation, tools = np.zeros((2, len(book)), np.int64)
     rows = rollout_rows(spans, book)
     of = book.of_row[rows]
-    np.add.at(generation, of, spans.duration_ns[rows])
+    np.add.at(generation, of, _innermost_ns(spans, book, rows))
     begins = group_starts(of)
     first[of[begins]] = spans.start_ns[rows[begins]]
     np.maximum.at(last, of, spans.end_ns[rows])
-    is_tool = (categories_of(spans.names) == Category.REWARD)[spans.name[book.rows]]
-    owner = book.owner
-    inside = is_tool & (spans.end_ns[book.rows] <= last[owner])
-    np.add.at(tools, owner[inside], spans.duration_ns[book.rows[inside]])
+    called, took = _tool_phases(spans, book, last)
+    np.add.at(tools, book.of_row[called], took)
     return first, generation, tools, last - first - generation - tools
+
+
+def _tool_phases(spans: Spans, book: SampleBook, last: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the tools of samples until their last response ended, and the time of each."""
+    is_tool = (categories_of(spans.names) == Category.REWARD)[spans.name[book.rows]]
+    rows = book.rows[is_tool & (spans.end_ns[book.rows] <= last[book.owner])]
+    return rows, _innermost_ns(spans, book, rows)
+
+
+def _innermost_ns(spans: Spans, book: SampleBook, rows: Int64s) -> Int64s:
+    """Return how long each phase was the innermost of its sample.
+
+    What a server does for a sample is inside the phase of the process that calls it.
+    """
+    of, start, end = book.of_row[rows], spans.start_ns[rows], spans.end_ns[rows]
+    return alone(of, start, end, holding(enclosing(of, start, end), start, end))
+
+
+def _slowest_tool(
+    spans: Spans, book: SampleBook, last: Int64s, weight: npt.NDArray[np.float64]
+) -> str | None:
+    """Return which tool took the most time, weighted by sample, with its role; None if none did."""
+    rows, took = _tool_phases(spans, book, last)
+    names, role = np.unique([spans.headers[rank].role for rank in spans.ranks], return_inverse=True)
+    role = role[np.searchsorted(spans.ranks, spans.rank[rows])]
+    tools, tool = np.unique(np.stack([spans.name[rows], role]), axis=1, return_inverse=True)
+    excess = np.bincount(tool.ravel(), took * weight[book.of_row[rows]])
+    if not len(excess) or excess.max() <= 0:
+        return None
+    name, at = tools[:, excess.argmax()].tolist()
+    return f"{spans.names[name]} ({names[at]})"
 
 
 def _causes(

@@ -15,7 +15,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, categories_of
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import Kind
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, Kind
 from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.intervals import last_begun, on_few
 from lightning_rlprof.tables.spans import Spans
@@ -76,6 +76,24 @@ def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
     )
 
 
+def lanes(spans: Spans) -> Int64s:
+    """Return the thread in whose steps each row counts: its own, or for a server the rank's one.
+
+    A server may answer each request on another thread.
+    """
+    return spans.once("lanes", _lanes)
+
+
+def _lanes(spans: Spans) -> Int64s:
+    steps = spans.rows(kind="step")
+    ranks, first = np.unique(spans.rank[steps], return_index=True)
+    if not len(ranks) or ranks[-1] < FIRST_ROLE_RANK:
+        return spans.thread
+    at = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
+    of_server = (spans.rank >= FIRST_ROLE_RANK) & (ranks[at] == spans.rank)
+    return np.where(of_server, spans.thread[steps[first]][at], spans.thread)
+
+
 def stages_in_steps(spans: Spans, steps: Int64s) -> tuple[Int64s, Int64s]:
     """Return the stages that begin in a step of their thread, and the index of each one's step.
 
@@ -95,7 +113,7 @@ def stages_in_steps(spans: Spans, steps: Int64s) -> tuple[Int64s, Int64s]:
 
 def _stages_in_steps(spans: Spans) -> tuple[Int64s, Int64s]:
     steps, rows = spans.rows(kind="step"), spans.rows(kind="stage")
-    step = containing_step(spans, steps, rows, spans.thread)
+    step = containing_step(spans, steps, rows, lanes(spans))
     return rows[step >= 0], step[step >= 0]
 
 
@@ -103,7 +121,8 @@ def _divide_all(spans: Spans) -> Partition:
     steps, known = spans.rows(kind="step"), categories_of(spans.names) != NO_CATEGORY
     regions = spans.rows(kind="region")
     regions = regions[known[spans.name[regions]]]
-    regions = regions[np.isin(spans.thread[regions], spans.thread[steps])]
+    lane = lanes(spans)
+    regions = regions[np.isin(lane[regions], lane[steps])]
     # Of several open rows the last one counts, so that a stage wins over a region.
     return Partition(steps, *divide(spans, steps, np.append(regions, spans.rows(kind="stage"))))
 
@@ -134,7 +153,7 @@ def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segme
         steps: Rows to divide, ascending.
         stages: Rows to divide them by; of several open ones the last counts.
     """
-    own = [spans.thread[rows] for rows in (steps, stages)]
+    own = [lanes(spans)[rows] for rows in (steps, stages)]
     order = [np.argsort(thread, kind="stable") for thread in own]
     count = np.bincount(np.concatenate(own), minlength=1)
     part = np.cumsum(count) // _ROWS_AT_ONCE
@@ -155,7 +174,7 @@ def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segme
 def _divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segments]:
     rows = np.append(steps, stages)
     times = np.append(spans.start_ns[rows], spans.end_ns[rows])
-    threads = np.tile(spans.thread[rows], 2)
+    threads = np.tile(lanes(spans)[rows], 2)
     order = np.lexsort((times, threads))
     times, threads = times[order], threads[order]
     new = differs(times, threads)

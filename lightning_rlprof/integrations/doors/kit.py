@@ -75,7 +75,7 @@ class Kit:
         """
         config = ProfilerConfig.build(os.environ.get("RLPROF_CONFIG") or None, **options)
         asked = {"device": device, "packages": self._packages, "step_unit": step_unit}
-        place = find_place(own=own_place)
+        place = find_place(own=own_place, role=config.role)
         return open_session(config, None, place, owner, asked, end_if_left, yields=yields)
 
     def begin_step(self, **options: Any) -> Session | None:

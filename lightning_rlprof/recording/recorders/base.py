@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.records.notes import Code, Fact, Level, Notes, level_of
 from lightning_rlprof.records.records import Header, Kind, Number, as_number
 
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _MARKERS = {"npu": "mstx", "cuda": "nvtx"}
 _TIMED = ("cuda", "npu", "xpu")
+_WITHOUT_TORCH = ("nvtx",)
 
 # MSTX records ranges only inside torch_npu.profiler, which is opened first and closed last.
 _ON_NPU = ("npu_profiler", "mstx")
@@ -129,15 +131,17 @@ class Recorder:
         """Wait until all files are complete; called once, at the end of the run."""
 
 
-def recorder_names(config: ProfilerConfig, device: str, rank: int | None = None) -> tuple[str, ...]:
+def recorder_names(
+    config: ProfilerConfig, device: str, rank: int | None = None, *, has_torch: bool = True
+) -> tuple[str, ...]:
     """Return the recorders of a run, a pure function that never looks at what is installed.
 
     ``device_time`` is there with every accelerator. Of the captures, ``tools`` decides when given.
     Otherwise ``mstx`` brings the markers of the device, any level but ``level_none`` brings
-    torch.profiler (where it knows the device), and ``profile_with_memory`` or ``memory.level``
-    brings the memory of each span. Every capture on Ascend is one of torch_npu.profiler, whose
-    ``level_none`` holds nothing but markers. ``nsight`` always brings ``nvtx``, inside of it.
-    Without a rank the answer is that of a captured one.
+    torch.profiler, and ``profile_with_memory`` or ``memory.level`` brings the memory of each span.
+    torch.profiler needs torch, and a device that it knows. Every capture on Ascend is one of
+    torch_npu.profiler, whose ``level_none`` holds nothing but markers. ``nsight`` always brings
+    ``nvtx``, inside of it. Without a rank the answer is that of a captured one.
 
     Example::
 
@@ -147,11 +151,11 @@ def recorder_names(config: ProfilerConfig, device: str, rank: int | None = None)
     timed = device in _TIMED if config.device_time is None else config.device_time
     names = ["device_time"] if timed else []
     if rank is None or config.wants_rank(rank):
-        names += _captured(config, device)
+        names += _captured(config, device, has_torch)
     return tuple(names)
 
 
-def _captured(config: ProfilerConfig, device: str) -> list[str]:
+def _captured(config: ProfilerConfig, device: str, has_torch: bool) -> list[str]:
     if not config.captures:
         return []
     if config.tools is not None:
@@ -164,24 +168,25 @@ def _captured(config: ProfilerConfig, device: str) -> list[str]:
     marks = block.mstx or alone
     names += [_MARKERS[device]] if marks and device in _MARKERS else []
     watches = block.profile_with_cpu or (block.profile_with_npu and device in ("cuda", "xpu"))
-    if block.profile_level != "level_none" and watches and device != "npu":
+    if block.profile_level != "level_none" and watches and device != "npu" and has_torch:
         names.append("torch_profiler")
     if block.profile_with_memory or config.memory.level:
         names.append("memory")
     return names
 
 
-def unmet(config: ProfilerConfig, device: str) -> str | None:
+def unmet(config: ProfilerConfig, device: str, *, has_torch: bool = True) -> str | None:
     """Say what the configuration asks for that has no recorder here; None if all is met."""
     if not config.captures or config.tools is not None:
         return None
-    names = _captured(config, device)
+    names = _captured(config, device, has_torch)
     left = f"spans and {' and '.join(names)} are" if names else "only spans are"
     if config.integrated.mstx and device not in _MARKERS:
         mode = "lightweight mode" if config.integrated.lightweight else "mstx"
         return f"{mode}: {device} has no profiler markers, {left} recorded"
     if not names:
-        return f"the configuration enables no capture on {device!r}: {left} recorded"
+        why = f"the configuration enables no capture on {device!r}"
+        return f"{why if has_torch else 'PyTorch is not installed'}: {left} recorded"
     return None
 
 
@@ -196,11 +201,19 @@ def build_recorders(
         always: Whether those that work outside of captures are among them.
 
     Raises:
+        ConfigError: One of them needs PyTorch, which is not installed.
         RecorderError: One of them cannot work on this machine.
     """
-    names = recorder_names(config, header.device, header.rank)
+    from lightning_rlprof.recording.accelerator import torch
+
+    names = recorder_names(config, header.device, header.rank, has_torch=torch is not None)
     built: list[Recorder] = []
-    for name in names if always else _captured(config, header.device):
+    for name in names if always else _captured(config, header.device, torch is not None):
+        if torch is None and name not in _WITHOUT_TORCH:
+            raise ConfigError(
+                f"{name} needs PyTorch, which this Python does not have: remove it from the "
+                "configuration of this process, or install torch"
+            )
         found = build_recorder(name, config, header)
         built += found if isinstance(found, list) else [found]
     return built

@@ -1,5 +1,7 @@
 """The long tail beside a list schedule whose idle time is counted millisecond by millisecond."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,9 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
 from lightning_rlprof.analysis.whatif.rollout_requests import makespan
-from tests.builders.runs import Row, loaded
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.records import FIRST_ROLE_RANK
+from tests.builders.runs import Row, header, loaded, write_rank
 
 MS = 10**6
 lists = st.lists(st.integers(1, 40), min_size=4, max_size=14)
@@ -90,6 +94,30 @@ def test_asynchronous_rollouts_end_each_for_itself() -> None:
     trainer = [Row("step", "step", 1, 0, 1000 * MS), Row("actor_update", "stage", 1, 0, 999 * MS)]
     table = long_tail(loaded(server(0, 1), server(500, 11), trainer))
     assert [row[3] for row in table.rows] == [0] * 5
+
+
+def test_the_tool_that_delayed_the_tail_is_named_with_the_role_that_ran_it(tmp_path: Path) -> None:
+    trainer = [Row("step", "step", 1, 0, 500 * MS), Row("actor_generate", "stage", 1, 0, 400 * MS)]
+    requests = []
+    for number in range(1, 21):
+        told, tool = {"sample": number, "tokens": 5}, 104 if number == 20 else 4
+        times = [(0, 5), (5, 6 + tool + 1), (7 + tool, 12 + tool)]
+        own = {"sample": number}
+        for name, (start, end) in zip(("generate", "env_step", "generate"), times, strict=True):
+            counters = told if name == "generate" else own
+            trainer.append(
+                Row(name, "region", 1, start * MS, end * MS, thread=number, counters=counters)
+            )
+        end = (6 + tool) * MS
+        requests.append(Row("env_step", "stage", 1, 6 * MS, end, thread=number, counters=own))
+        trainer.append(Row("sample trained", "mark", 1, 450 * MS, 450 * MS, counters=own))
+    write_rank(tmp_path, header(0, 1), trainer)
+    write_rank(tmp_path, header(FIRST_ROLE_RANK, role="tools", open_world=True), requests)
+    table = tail_causes(load(tmp_path))
+    first = table.rows[0]
+    # The last two samples ended 95 ms and -5 ms later than the mean; called and served is once.
+    assert first == ("tools", 90 * MS, 1.0, 1, "env_step (tools)")
+    assert [row[4] for row in table.rows[1:]] == [None] * 5
 
 
 @pytest.mark.parametrize(
