@@ -1,0 +1,316 @@
+"""Spans of OpenTelemetry as a run: what a collector's file exporter writes, OTLP as lines of JSON.
+
+A resource is a process: a rank with its role. Tempo's answers have the same spans. What a span
+means is in `lightning_rlprof.records.otel_names`. Spans of libraries are left out.
+"""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.loaders.framework_logs import (
+    TODAY,
+    is_number,
+    line,
+    rank_trace,
+    read_each,
+    text,
+    texts,
+)
+from lightning_rlprof.loaders.rank_names import missing
+from lightning_rlprof.records import otel_names
+from lightning_rlprof.records.records import Kind, Number
+from lightning_rlprof.records.run_directory import RankTrace, SpanLine
+
+_MAX_RANKS = 2**20
+_MAX_WHOLE_BYTES = 1 << 28
+"""Bytes of a file that is one object on several lines."""
+
+_NOTHING: Mapping[str, Any] = {}
+_NO_SPANS = "has no span that is a step or a stage of a training"
+_NO_HOST = "spans don't name their host: whether all ranks share a clock is unknown"
+_DAMAGED = "{} spans are left out: they have no name, no end, or times that cannot be true"
+
+
+class _Scope(msgspec.Struct):
+    spans: list[msgspec.Raw] = []
+
+
+class _OfResource(msgspec.Struct, rename="camel"):
+    resource: Any = None
+    scope_spans: list[_Scope] = []
+
+
+class _Line(msgspec.Struct, rename="camel"):
+    """One line of a file; Tempo's answers call it batches."""
+
+    resource_spans: list[_OfResource] = []
+    batches: list[_OfResource] = []
+
+
+class _Encoded(msgspec.Struct, rename="camel"):
+    """One span; 64-bit integers are texts in JSON."""
+
+    name: str
+    start_time_unix_nano: int | str
+    end_time_unix_nano: int | str
+    span_id: str | None = None
+    parent_span_id: str | None = None
+    attributes: Any = None
+
+
+class _Span(NamedTuple):
+    id: str
+    parent: str
+    kind: Kind
+    name: str
+    start_ns: int
+    end_ns: int
+    told: Mapping[str, Any]
+
+
+@dataclass
+class _Process:
+    """One process.
+
+    Attributes:
+        told: Its attributes.
+        spans: By id.
+        umbrellas: Ids of spans as long as the run: what begins in one is on any thread.
+    """
+
+    told: Mapping[str, Any]
+    spans: dict[str, _Span] = field(default_factory=dict)
+    umbrellas: set[str] = field(default_factory=set)
+
+    @property
+    def place(self) -> otel_names.Place:
+        return otel_names.place_in(self.told)
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Whether it has no step, and when it begins."""
+        has_steps = any(each.kind == "step" for each in self.spans.values())
+        return not has_steps, min(each.start_ns for each in self.spans.values())
+
+    @property
+    def role(self) -> str:
+        service = text(self.told.get(otel_names.SERVICE) or "unknown_service")
+        return text(self.place.role or ("actor" if "unknown_service" in service else service))
+
+
+class _Read:
+    """What files say, while they are read.
+
+    Attributes:
+        processes: By their attributes.
+        damaged: How many spans cannot be read or be true.
+        lost: How many lines cannot be read.
+    """
+
+    def __init__(self) -> None:
+        self.processes: dict[str, _Process] = {}
+        self.damaged = self.lost = 0
+        self._line, self._span = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_Encoded)
+
+    def take_file(self, path: Path) -> None:
+        """Add a file; raises TraceError."""
+        before = self.lost
+        found = [self._take_line(each) for each in texts(path, by_line=True)]
+        if not any(found) and path.stat().st_size <= _MAX_WHOLE_BYTES:
+            for whole in texts(path, by_line=False):
+                if self._take_line(whole):
+                    self.lost = before
+
+    def _take_line(self, data: bytes | None) -> bool:
+        try:
+            found = self._line.decode(data or b"")
+        except NOT_JSON:
+            self.lost += 1
+            return False
+        for each in (*found.resource_spans, *found.batches):
+            told = _attributes(each.resource)
+            process = self.processes.setdefault(repr(sorted(told.items())), _Process(told))
+            for scope in each.scope_spans:
+                for span in scope.spans:
+                    self._take_span(process, span)
+        return True
+
+    def _take_span(self, process: _Process, data: msgspec.Raw) -> None:
+        try:
+            span = self._span.decode(data)
+            start, end = int(span.start_time_unix_nano), int(span.end_time_unix_nano)
+        except NOT_JSON:
+            self.damaged += 1
+            return
+        told = _attributes({"attributes": span.attributes})
+        meaning = otel_names.meaning_of(span.name, told)
+        key = span.span_id or f"no id, {len(process.spans)}"
+        if meaning is None:
+            if otel_names.is_of_training(span.name, told):
+                process.umbrellas.add(key)
+        elif not span.name or start not in TODAY or end not in TODAY or end < start:
+            self.damaged += 1
+        else:  # A collector that tries again writes a span twice.
+            name = sys.intern(text(meaning.name))
+            kept = {each: value for each, value in told.items() if _is_kept(each)}
+            own = span.parent_span_id or "", meaning.kind, name, start, end, kept or _NOTHING
+            process.spans[key] = _Span(key, *own)
+
+
+def _is_kept(attribute: str) -> bool:
+    """Return whether an attribute says more than the meaning of its span."""
+    return attribute in otel_names.KEPT or attribute.startswith(otel_names.OWN)
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
+    """Return attributes that are one text or number."""
+    pairs = holder.get("attributes") if isinstance(holder, dict) else None
+    found: dict[str, Any] = {}
+    for pair in pairs if isinstance(pairs, list) else ():
+        value = pair.get("value") if isinstance(pair, dict) else None
+        for kind, own in value.items() if isinstance(value, dict) else ():
+            found[str(pair.get("key"))] = _value(kind, own)
+    return found
+
+
+def _value(kind: str, value: Any) -> str | float | None:
+    """Return an attribute; a 64-bit integer is a text in JSON."""
+    if kind == "intValue":
+        with suppress(TypeError, ValueError):
+            return int(value)
+    return value if isinstance(value, str | int | float) else None
+
+
+def read_otlp(paths: Sequence[Path]) -> list[RankTrace]:
+    """Read spans of processes as ranks.
+
+    Times are those of the hosts' wall clocks. A process without a step gets those of the trainer.
+
+    Raises:
+        TraceError: None of the files can be read, or has a step or a stage.
+    """
+    read = _Read()
+    broken = read_each(paths, read.take_file)[1]
+    processes = [each for each in read.processes.values() if each.spans]
+    if not processes:
+        raise TraceError(f"{paths[0]}: {_NO_SPANS}")
+    ranks, world = _ranks(processes)
+    zero = min(span.start_ns for each in processes for span in each.spans.values())
+    notes = [("warning", why) for why in broken]
+    notes += [("warning", _DAMAGED.format(read.damaged))] * (read.damaged > 0)
+    notes += [("warning", each.text) for each in missing(world, ranks)]
+    if len(ranks) > 1 and any(otel_names.HOST not in each.told for each in processes):
+        notes.append(("info", _NO_HOST))
+    found = []
+    for rank, process in sorted(ranks.items()):
+        trace = rank_trace(
+            paths[0], _lines(process), rank=rank, role=process.role, zero_ns=zero,
+            process=otel_names.number_in(process.told, otel_names.PROCESS) or 0,
+            notes=notes, lost=read.lost,
+        )  # fmt: skip
+        has_steps = any(each.kind == "step" for each in trace.spans)
+        host = text(process.told.get(otel_names.HOST) or trace.header.host)
+        trace.header = replace(trace.header, host=host, world_size=world, open_world=not has_steps)
+        found.append(trace)
+        notes, read.lost = [], 0
+    return found
+
+
+def _ranks(processes: Sequence[_Process]) -> tuple[dict[int, _Process], int]:
+    """Return processes by rank, and how many ranks there are.
+
+    Where two have one rank, or one has none, as if each role counts its own, they are numbered by
+    role, and the role with steps is the first.
+    """
+    told = [each.place.rank for each in processes]
+    ranks = {rank for rank in told if rank is not None and rank < _MAX_RANKS}
+    if len(ranks) == len(processes):
+        worlds = (each.place.world_size or 0 for each in processes)
+        world = max(each for each in (*worlds, max(ranks) + 1) if each <= _MAX_RANKS)
+        return {each.place.rank or 0: each for each in processes}, world
+    roles: dict[str, tuple[bool, int]] = {}
+    for each in processes:
+        roles[each.role] = min(roles.get(each.role, each.order), each.order)
+    ordered = sorted(
+        processes, key=lambda each: (roles[each.role], each.place.rank or 0, each.order)
+    )
+    return dict(enumerate(ordered)), len(ordered)
+
+
+def _lines(process: _Process) -> list[SpanLine]:
+    """Return the spans of a process, in steps and on threads."""
+    spans = sorted(process.spans.values(), key=lambda each: (each.start_ns, -each.end_ns))
+    steps = _outermost(spans)
+    begins, outermost = [each.start_ns for each in steps], {each.id for each in steps}
+    numbers, threads = _numbers(steps), _threads(process, spans, steps)
+    place: dict[str, int] = {}
+    found: list[SpanLine] = []
+    for each in spans:
+        is_inner = each.kind == "step" and each.id not in outermost
+        found.append(
+            line(
+                each.name, "region" if is_inner else each.kind, each.start_ns, each.end_ns,
+                numbers[bisect_right(begins, each.start_ns)], threads[each.id],
+                place.get(each.parent), _counters(each.told),
+            )
+        )  # fmt: skip
+        place[each.id] = len(found)
+    return found
+
+
+def _outermost(spans: Iterable[_Span]) -> list[_Span]:
+    """Return the steps, in order, that are in no other one."""
+    found: list[_Span] = []
+    for each in spans:
+        if each.kind == "step" and (not found or each.start_ns >= found[-1].end_ns):
+            found.append(each)
+    return found
+
+
+def _numbers(steps: Sequence[_Span]) -> list[int]:
+    """Return the number before the first step, which is 0, and those of the steps."""
+    numbers, found = otel_names.StepNumbers(), [0]
+    for each in steps:
+        found.append(numbers.next(each.told, found[-1]))
+    return found
+
+
+def _threads(process: _Process, spans: Iterable[_Span], steps: Sequence[_Span]) -> dict[str, int]:
+    """Return the thread of each span by its id, as far as it can be known.
+
+    Steps are on one thread, with what is in them, and with what runs between them. A span that
+    overlaps a step, and is not in it by its parent, is on another one.
+    """
+    ends, found, free, busy = [each.end_ns for each in steps], dict[str, int](), [(0, 1)], 0
+    for each in spans:
+        thread = otel_names.number_in(each.told, otel_names.THREAD)
+        thread = found.get(each.parent) if thread is None else thread
+        at = bisect_right(ends, each.start_ns)
+        overlaps = at < len(steps) and steps[at].start_ns < each.end_ns
+        is_inside = overlaps and steps[at].start_ns <= each.start_ns <= each.end_ns <= ends[at]
+        has_parent = bool(each.parent) and each.parent not in process.umbrellas
+        if thread is None and (each.kind == "step" or (is_inside and has_parent)):
+            thread = 0
+        elif thread is None and not overlaps and busy <= each.start_ns:
+            thread, busy = 0, each.end_ns
+        elif thread is None:
+            is_free = free[0][0] <= each.start_ns
+            thread = heappop(free)[1] if is_free else len(free) + 1
+            heappush(free, (each.end_ns, thread))
+        found[each.id] = thread
+    return found
+
+
+def _counters(told: Mapping[str, Any]) -> dict[str, Number] | None:
+    """Return the counters of a span that this package wrote."""
+    own = ((name.removeprefix(otel_names.OWN), value) for name, value in told.items())
+    return {name: value for name, value in own if name not in told and is_number(value)} or None
