@@ -40,7 +40,7 @@ KEPT = frozenset((*_NUMBERS, THREAD))
 
 _MEANT = {theirs: ours for ours, theirs in _PROPOSED.items()}
 _WAITS = frozenset(f"{DATA_WAITS} {BACKPRESSURES}".split())
-_MAX_NUMBER = 2**31
+_MAX_NUMBER = 2**52
 
 
 class Meaning(NamedTuple):

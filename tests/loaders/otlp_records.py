@@ -1,4 +1,4 @@
-"""Lines of a collector's file exporter, by the JSON encoding of OTLP: hex ids, integers as texts."""
+"""Lines of a collector's file exporter, in OTLP's JSON: hex ids, integers as texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -12,7 +12,7 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.run import Run, load
-from tests.loaders.otlp_records import DRIVER, MS, attributes, batch, nemo_step, span
+from tests.loaders.otlp_records import DRIVER, attributes, batch, nemo_step, span
 
 
 def written(path: Path, *lines: Mapping[str, Any]) -> Path:
