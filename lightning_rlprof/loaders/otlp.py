@@ -25,7 +25,6 @@ from lightning_rlprof.loaders.framework_logs import (
     text,
     texts,
 )
-from lightning_rlprof.loaders.rank_names import missing
 from lightning_rlprof.records import otel_names
 from lightning_rlprof.records.records import Kind, Number
 from lightning_rlprof.records.run_directory import RankTrace, SpanLine
@@ -207,7 +206,6 @@ def read_otlp(paths: Sequence[Path]) -> list[RankTrace]:
     zero = min(span.start_ns for each in processes for span in each.spans.values())
     notes = [("warning", why) for why in broken]
     notes += [("warning", _DAMAGED.format(read.damaged))] * (read.damaged > 0)
-    notes += [("warning", each.text) for each in missing(world, ranks)]
     if len(ranks) > 1 and any(otel_names.HOST not in each.told for each in processes):
         notes.append(("info", _NO_HOST))
     found = []
