@@ -75,6 +75,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 
 _MAX_LINES = 16  # The first lines may be damaged.
 _HEAD = 4096
+_BUFFER = 1 << 16  # Bytes that are read and decompressed at once.
 _DUMP = re.compile(rb'\s*\{\s*"(?:rollout_id|samples)"\s*:')
 _OTLP = re.compile(rb'\s*\{\s*"(?:resource(?:Spans|Metrics|Logs)|batches)"\s*:')
 
@@ -101,11 +102,13 @@ def _opened(path: Path) -> Iterator[tuple[Source, io.BufferedReader]]:
     """Open a log, plain or compressed; raises TraceError and OSError."""
     open_file(path).close()  # A pipe, which may never end, is refused.
     with Source(path) as source:
-        yield source, io.BufferedReader(_Stream(source), _HEAD)
+        yield source, io.BufferedReader(_Stream(source), _BUFFER)
 
 
 def texts(path: Path, *, by_line: bool) -> Iterator[bytes | None]:
-    """Yield each line that is not empty, or the file; None for what is too long, or cut off.
+    """Yield the file, or each line that is not empty; None at the end of one that is cut off.
+
+    Of a line that is too long, only the beginning comes.
 
     Raises:
         TraceError: The file cannot be read.
@@ -116,9 +119,8 @@ def texts(path: Path, *, by_line: bool) -> Iterator[bytes | None]:
                 yield file.read()
             begins = True
             while part := file.readline(MAX_LINE_BYTES):
-                is_whole = part.endswith(b"\n") or len(part) < MAX_LINE_BYTES
                 if begins and part.strip():
-                    yield part if is_whole else None
+                    yield part
                 begins = part.endswith(b"\n")
             if source.problem is not None:
                 yield None
@@ -277,6 +279,8 @@ def rank_trace(
     samples: Sequence[SampleLine] = (),
     notes: Iterable[tuple[str, str]] = (),
     lost: int = 0,
+    host: str = "unknown host",
+    world_size: int | None = None,
 ) -> RankTrace:
     """Return the record of a rank.
 
@@ -290,11 +294,13 @@ def rank_trace(
         samples: What its samples are called.
         notes: Level and text of each.
         lost: Lines that could not be read.
+        host: Its host.
+        world_size: Number of ranks; None if those that are read are all.
     """
     head = Header(
-        FORMAT, path.parent.name, rank, rank + 1, role, "unknown host", process, "unknown",
+        FORMAT, path.parent.name, rank, world_size or rank + 1, role, host, process, "unknown",
         zero_ns, 0,
-        open_world=True,
+        open_world=world_size is None,
     )  # fmt: skip
     lines = [
         replace(each, start_ns=each.start_ns - zero_ns, end_ns=each.end_ns - zero_ns, id=at)
@@ -704,7 +710,7 @@ def kind_of_log(path: Path) -> Log | None:
     """Return what kind of log a file is, by its beginning; None for anything else."""
     try:
         with _opened(path) as (_, file):
-            head = file.peek(_HEAD)
+            head = file.peek(_HEAD)[:_HEAD]
             if _OTLP.match(head):
                 return "OpenTelemetry"
             if not _has_lines(path):

@@ -6,10 +6,9 @@ means is in `lightning_rlprof.records.otel_names`. Spans of libraries are left o
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ _MAX_WHOLE_BYTES = 1 << 28
 _NOTHING: Mapping[str, Any] = {}
 _NO_SPANS = "has no span that is a step or a stage of a training"
 _NO_HOST = "spans don't name their host: whether all ranks share a clock is unknown"
+_RUNS = "the spans are of {} runs: this is the newest"
 _DAMAGED = "{} spans are left out: they have no name, no end, or times that cannot be true"
 
 
@@ -93,6 +93,11 @@ class _Process:
     @property
     def place(self) -> otel_names.Place:
         return otel_names.place_in(self.told)
+
+    @property
+    def run(self) -> str | None:
+        """What the run is called; None if that is not told."""
+        return next((str(self.told[name]) for name in otel_names.RUNS if name in self.told), None)
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -160,14 +165,9 @@ class _Read:
             self.damaged += 1
         else:  # A collector that tries again writes a span twice.
             name = sys.intern(text(meaning.name))
-            kept = {each: value for each, value in told.items() if _is_kept(each)}
+            kept = {each: told[each] for each in told if each.startswith(otel_names.KEPT)}
             own = span.parent_span_id or "", meaning.kind, name, start, end, kept or _NOTHING
             process.spans[key] = _Span(key, *own)
-
-
-def _is_kept(attribute: str) -> bool:
-    """Return whether an attribute says more than the meaning of its span."""
-    return attribute in otel_names.KEPT or attribute.startswith(otel_names.OWN)
 
 
 def _attributes(holder: Any) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _value(kind: str, value: Any) -> str | float | None:
 
 
 def read_otlp(paths: Sequence[Path]) -> list[RankTrace]:
-    """Read spans of processes as ranks.
+    """Read spans of processes as ranks; of several runs that are named, the newest.
 
     Times are those of the hosts' wall clocks. A process without a step gets those of the trainer.
 
@@ -198,27 +198,33 @@ def read_otlp(paths: Sequence[Path]) -> list[RankTrace]:
         TraceError: None of the files can be read, or has a step or a stage.
     """
     read = _Read()
-    broken = read_each(paths, read.take_file)[1]
-    processes = [each for each in read.processes.values() if each.spans]
-    if not processes:
+    notes = [("warning", why) for why in read_each(paths, read.take_file)[1]]
+    every = [each for each in read.processes.values() if each.spans]
+    if not every:
         raise TraceError(f"{paths[0]}: {_NO_SPANS}")
-    ranks, world = _ranks(processes)
-    zero = min(span.start_ns for each in processes for span in each.spans.values())
-    notes = [("warning", why) for why in broken]
-    notes += [("warning", _DAMAGED.format(read.damaged))] * (read.damaged > 0)
-    if len(ranks) > 1 and any(otel_names.HOST not in each.told for each in processes):
+    newest = max(every, key=lambda each: each.order[1]).run
+    processes = [each for each in every if each.run in (newest, None)]
+    if len(processes) < len(every):
+        notes.append(("info", _RUNS.format(len({each.run for each in every} - {None}))))
+    if read.damaged:
+        notes.append(("warning", _DAMAGED.format(read.damaged)))
+    if len(processes) > 1 and any(otel_names.HOST not in each.told for each in processes):
         notes.append(("info", _NO_HOST))
+    zero = min(each.order[1] for each in processes)
+    ranks, world = _ranks(processes)
     found = []
     for rank, process in sorted(ranks.items()):
-        trace = rank_trace(
-            paths[0], _lines(process), rank=rank, role=process.role, zero_ns=zero,
-            process=otel_names.number_in(process.told, otel_names.PROCESS) or 0,
-            notes=notes, lost=read.lost,
+        host = process.told.get(otel_names.HOST)
+        told: dict[str, Any] = {} if host is None else {"host": text(host)}
+        if not process.order[0]:
+            told["world_size"] = world
+        number = otel_names.number_in(process.told, otel_names.PROCESS)
+        found.append(
+            rank_trace(
+                paths[0], _lines(process), rank=rank, role=process.role, process=number or 0,
+                zero_ns=zero, notes=notes, lost=read.lost, **told,
+            )
         )  # fmt: skip
-        has_steps = any(each.kind == "step" for each in trace.spans)
-        host = text(process.told.get(otel_names.HOST) or trace.header.host)
-        trace.header = replace(trace.header, host=host, world_size=world, open_world=not has_steps)
-        found.append(trace)
         notes, read.lost = [], 0
     return found
 
@@ -245,66 +251,35 @@ def _ranks(processes: Sequence[_Process]) -> tuple[dict[int, _Process], int]:
 
 
 def _lines(process: _Process) -> list[SpanLine]:
-    """Return the spans of a process, in steps and on threads."""
+    """Return the spans of a process, in steps and on threads; steps in other ones are regions.
+
+    Steps are on one thread, with what is in them, and with what runs between them. A span without
+    a told thread that overlaps a step, and is not in it by its parent, is on another one.
+    """
     spans = sorted(process.spans.values(), key=lambda each: (each.start_ns, -each.end_ns))
-    steps = _outermost(spans)
-    begins, outermost = [each.start_ns for each in steps], {each.id for each in steps}
-    numbers, threads = _numbers(steps), _threads(process, spans, steps)
-    place: dict[str, int] = {}
-    found: list[SpanLine] = []
+    steps, numbers, counted = list[_Span](), [0], otel_names.StepNumbers()
     for each in spans:
-        is_inner = each.kind == "step" and each.id not in outermost
+        if each.kind == "step" and (not steps or each.start_ns >= steps[-1].end_ns):
+            steps.append(each)
+            numbers.append(counted.next(each.told, numbers[-1]))
+    begins, ends = [each.start_ns for each in steps], [each.end_ns for each in steps]
+    threads, place, found = dict[str, int](), dict[str, int](), list[SpanLine]()
+    for each in spans:
+        number, at = bisect_right(begins, each.start_ns), bisect_right(ends, each.start_ns)
+        is_inner = each.kind == "step" and each is not steps[number - 1]
+        overlaps = each.kind != "step" and at < len(steps) and begins[at] < each.end_ns
+        is_child = bool(each.parent) and each.parent not in process.umbrellas
+        is_inside = is_child and number == at + 1 and each.end_ns <= ends[at]
+        thread = otel_names.number_in(each.told, otel_names.THREAD)
+        if thread is None:
+            thread = threads.get(each.parent, int(overlaps and not is_inside))
         found.append(
             line(
                 each.name, "region" if is_inner else each.kind, each.start_ns, each.end_ns,
-                numbers[bisect_right(begins, each.start_ns)], threads[each.id],
-                place.get(each.parent), _counters(each.told),
+                numbers[number], thread, place.get(each.parent), _counters(each.told),
             )
         )  # fmt: skip
-        place[each.id] = len(found)
-    return found
-
-
-def _outermost(spans: Iterable[_Span]) -> list[_Span]:
-    """Return the steps, in order, that are in no other one."""
-    found: list[_Span] = []
-    for each in spans:
-        if each.kind == "step" and (not found or each.start_ns >= found[-1].end_ns):
-            found.append(each)
-    return found
-
-
-def _numbers(steps: Sequence[_Span]) -> list[int]:
-    """Return the number before the first step, which is 0, and those of the steps."""
-    numbers, found = otel_names.StepNumbers(), [0]
-    for each in steps:
-        found.append(numbers.next(each.told, found[-1]))
-    return found
-
-
-def _threads(process: _Process, spans: Iterable[_Span], steps: Sequence[_Span]) -> dict[str, int]:
-    """Return the thread of each span by its id, as far as it can be known.
-
-    Steps are on one thread, with what is in them, and with what runs between them. A span that
-    overlaps a step, and is not in it by its parent, is on another one.
-    """
-    ends, found, free, busy = [each.end_ns for each in steps], dict[str, int](), [(0, 1)], 0
-    for each in spans:
-        thread = otel_names.number_in(each.told, otel_names.THREAD)
-        thread = found.get(each.parent) if thread is None else thread
-        at = bisect_right(ends, each.start_ns)
-        overlaps = at < len(steps) and steps[at].start_ns < each.end_ns
-        is_inside = overlaps and steps[at].start_ns <= each.start_ns <= each.end_ns <= ends[at]
-        has_parent = bool(each.parent) and each.parent not in process.umbrellas
-        if thread is None and (each.kind == "step" or (is_inside and has_parent)):
-            thread = 0
-        elif thread is None and not overlaps and busy <= each.start_ns:
-            thread, busy = 0, each.end_ns
-        elif thread is None:
-            is_free = free[0][0] <= each.start_ns
-            thread = heappop(free)[1] if is_free else len(free) + 1
-            heappush(free, (each.end_ns, thread))
-        found[each.id] = thread
+        threads[each.id], place[each.id] = thread, len(found)
     return found
 
 

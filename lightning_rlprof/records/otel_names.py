@@ -17,6 +17,9 @@ BUCKET, IDLE = "rl.bucket", "idle"
 
 STEP, RANK, WORLD_SIZE, ROLE = "rl.step", "nv.dl.rank", "nv.dl.world_size", "rl.role"
 HOST, PROCESS, THREAD, SERVICE = "host.name", "process.pid", "thread.id", "service.name"
+RUNS = ("rl.run.id", "nv.dl.run.uuid")
+"""Attributes of a process that say of which run it is."""
+
 KIND, NAME = "rlprof.kind", "rlprof.name"
 """Attributes of spans that this package wrote: what they are in the run."""
 
@@ -35,8 +38,8 @@ _PROPOSED = {
     "actor_update": "train",
     "weight_sync": "sync",
 }
-KEPT = frozenset((*_NUMBERS, THREAD))
-"""Attributes of a span that say more than what it is."""
+KEPT = (*_NUMBERS, THREAD, OWN)
+"""How attributes of a span begin that say more than what it is."""
 
 _MEANT = {theirs: ours for ours, theirs in _PROPOSED.items()}
 _WAITS = frozenset(f"{DATA_WAITS} {BACKPRESSURES}".split())

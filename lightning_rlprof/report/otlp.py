@@ -7,7 +7,7 @@ All ranks of a step are one trace. Reading the lines gives the same steps and st
 import gzip
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
@@ -31,6 +31,7 @@ SCOPE = "lightning_rlprof"
 Value = str | int | float
 _KINDS = ("step", "stage", "region")
 _SPANS_PER_LINE = 1_000
+_TYPES = {str: "stringValue", int: "intValue", float: "doubleValue"}
 _NO_DATE = "it is unknown when it was recorded, and spans of OpenTelemetry have a date"
 
 
@@ -90,6 +91,7 @@ def resource_of(header: Header) -> dict[str, Value]:
     """Return what OpenTelemetry calls a resource: the process of a rank."""
     return {
         otel_names.SERVICE: "rlprof",
+        otel_names.RUNS[0]: text(header.run_id),
         "service.instance.id": text(f"{header.run_id}/{header.rank}"),
         otel_names.ROLE: text(header.role),
         otel_names.RANK: header.rank,
@@ -114,10 +116,15 @@ def write_otlp(spans: Spans, path: Path) -> int:
     count = 0
     with draft_of(path, mode_made_of(spans.path)) as part, opened(part, "wb") as file:
         for rank in spans.ranks:
-            resource = _encoded(resource_of(spans.headers[rank]))
+            resource = {"attributes": _encoded(resource_of(spans.headers[rank]))}
             left = otel_spans(spans, spans.rows(rank=rank))
             while some := [*islice(left, _SPANS_PER_LINE)]:
-                file.write(_line(resource, some) + b"\n")
+                scope = {
+                    "scope": {"name": SCOPE, "version": VERSION},
+                    "spans": [*map(_as_json, some)],
+                }
+                lines = {"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}
+                file.write(json.dumps(lines, ensure_ascii=False).encode() + b"\n")
                 count += len(some)
     return count
 
@@ -153,12 +160,6 @@ def _hashed(size: int, *parts: object) -> int:
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=size).digest(), "big")
 
 
-def _line(resource: Sequence[Any], spans: Sequence[OtelSpan]) -> bytes:
-    scope = {"scope": {"name": SCOPE, "version": VERSION}, "spans": [*map(_as_json, spans)]}
-    whole = {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": [scope]}]}
-    return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 def _as_json(span: OtelSpan) -> dict[str, Any]:
     """Return a span in the JSON encoding of OTLP: ids in hex, 64-bit integers as texts."""
     return {
@@ -175,10 +176,7 @@ def _as_json(span: OtelSpan) -> dict[str, Any]:
 
 
 def _encoded(attributes: Mapping[str, Value]) -> list[dict[str, Any]]:
-    return [{"key": name, "value": _value(value)} for name, value in attributes.items()]
-
-
-def _value(value: Value) -> dict[str, Value]:
-    if isinstance(value, str):
-        return {"stringValue": value}
-    return {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
+    return [
+        {"key": name, "value": {_TYPES[type(own)]: str(own) if type(own) is int else own}}
+        for name, own in attributes.items()
+    ]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lightning_rlprof.errors import TraceError
@@ -136,11 +135,12 @@ def test_what_runs_beside_a_step_is_on_another_thread(tmp_path: Path) -> None:
     assert [each.ident for each in run.threads] == [0, 7]
 
 
-def test_a_thousand_rollouts_at_once_take_no_square(tmp_path: Path) -> None:
-    spans = [span(1, "rl.step", 0, 20_000)]
-    spans += [span(at, "rl.sample", at, 10_000 + at) for at in range(2, 5000)]
-    run = load(written(tmp_path / "t.jsonl", batch(spans)))
-    assert len(np.unique(run.thread)) == 4999
+def test_of_several_runs_in_a_file_the_newest_is_read(tmp_path: Path) -> None:
+    old = batch(nemo_step(0), DRIVER | {"nv.dl.run.uuid": "a"})
+    new = batch([*nemo_step(1), *nemo_step(2)], DRIVER | {"nv.dl.run.uuid": "b"})
+    run = load(written(tmp_path / "t.jsonl", new, old))
+    assert (run.ranks, len(run.rows(kind="step"))) == ((0,), 2)
+    assert [each.text for each in run.notes] == ["the spans are of 2 runs: this is the newest"]
 
 
 @pytest.mark.parametrize(

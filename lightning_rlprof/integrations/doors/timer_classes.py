@@ -52,11 +52,11 @@ def _own(attribute: str) -> NameOf:
 
 
 def _attributes(span: Any) -> dict[str, Any]:
-    return {**span.resource.attributes, **(span.attributes or {})}
+    return {**span.resource.attributes, **span.attributes}
 
 
 def _span(span: Any, *args: Any, **kwargs: Any) -> str | None:
-    meaning = meaning_of(str(span.name), span.attributes or {})
+    meaning = meaning_of(str(span.name), span.attributes)
     return None if meaning is None or meaning.kind == "region" else meaning.name
 
 
