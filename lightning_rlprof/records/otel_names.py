@@ -23,7 +23,7 @@ RUNS = ("rl.run.id", "nv.dl.run.uuid")
 KIND, NAME = "rlprof.kind", "rlprof.name"
 """Attributes of spans that this package wrote: what they are in the run."""
 
-OWN = "rlprof."
+OWN = "rlprof.counter."
 """How attributes begin that are counters of this package's own spans."""
 
 _RL, _WAITING = "rl.", "rl.idle."

@@ -23,6 +23,7 @@ from lightning_rlprof.tables.spans import Spans
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import Metric, MetricsData
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
 
     from lightning_rlprof.cli.serve.app import LiveFeed
@@ -82,6 +83,8 @@ class Exporter:
         A step is complete when a later one has ended, or its rank: iterations of a loop and
         numbers of a step may still grow.
         """
+        from opentelemetry.sdk.resources import Resource
+
         new = np.zeros(len(spans), bool)
         last: dict[int, int] = {}
         for rank in spans.ranks:
@@ -93,7 +96,10 @@ class Exporter:
                 new |= (spans.rank == rank) & np.isin(spans.step, steps)
         if not last or not spans.unix_ns:  # A damaged header has no date.
             return ""
-        found = [self._span(spans, each) for each in otel_spans(spans, np.flatnonzero(new))]
+        resources = {rank: Resource(resource_of(spans.headers[rank])) for rank in last}
+        merged = {rank: each.merge(self._resource) for rank, each in resources.items()}
+        new_spans = otel_spans(spans, np.flatnonzero(new))
+        found = [_readable(each, merged[each.rank]) for each in new_spans]
         failure = self._sent(self._span_exporter.export, found)
         if not failure:
             self._pushed |= last
@@ -108,25 +114,6 @@ class Exporter:
             pass
         return f"answers {self._statuses[-1]}" if self._statuses else "gives no answer"
 
-    def _span(self, spans: Spans, own: OtelSpan) -> "ReadableSpan":
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-        from opentelemetry.trace import SpanContext
-
-        of_rank = Resource(resource_of(spans.headers[own.rank])).merge(self._resource)
-        parent = None if own.parent is None else SpanContext(own.trace, own.parent, is_remote=False)
-        return ReadableSpan(
-            own.name,
-            SpanContext(own.trace, own.id, is_remote=False),
-            parent,
-            of_rank,
-            own.attributes,
-            start_time=own.start_ns,
-            end_time=own.end_ns,
-            instrumentation_scope=InstrumentationScope(SCOPE, VERSION),
-        )
-
     def _remember(self, response: Any, *_: object, **__: object) -> None:
         self._statuses.append(response.status_code)
 
@@ -138,6 +125,23 @@ class Exporter:
         scope = InstrumentationScope(SCOPE, VERSION)
         metrics = ScopeMetrics(scope, [_metric(gauge, now) for gauge in gauges], "")
         return MetricsData([ResourceMetrics(self._resource, [metrics], "")])
+
+
+def _readable(own: OtelSpan, resource: "Resource") -> "ReadableSpan":
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext
+
+    return ReadableSpan(
+        own.name,
+        SpanContext(own.trace, own.id, is_remote=False),
+        None if own.parent is None else SpanContext(own.trace, own.parent, is_remote=False),
+        resource,
+        own.attributes,
+        start_time=own.start_ns,
+        end_time=own.end_ns,
+        instrumentation_scope=InstrumentationScope(SCOPE, VERSION),
+    )
 
 
 def _metric(gauge: Gauge, now: int) -> "Metric":
