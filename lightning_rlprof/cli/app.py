@@ -184,6 +184,7 @@ RUN is one of:
   a torch.profiler trace     trace.json, trace.json.gz, or a directory of traces
   an Nsight Systems report   report.nsys-rep, or its export report.sqlite
   a torch_npu capture        a *_ascend_pt directory (rlprof ascend parse first)
+  spans of OpenTelemetry     lines of OTLP, as a collector writes them, or a directory of such files
   a URL of one of these      s3://bucket/runs/my-run, for any fsspec store""",
     "exit-codes": """\
 0    done; a table without data is also 0

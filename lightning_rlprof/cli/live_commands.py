@@ -482,7 +482,7 @@ def serve(
     otlp: Annotated[
         str | None,
         option(
-            "URL", "Also push the metrics to an OpenTelemetry collector, such as http://HOST:4318"
+            "URL", "Push metrics and steps to an OpenTelemetry collector, such as http://HOST:4318"
         ),
     ] = None,
 ) -> None:
@@ -491,7 +491,7 @@ def serve(
     Only this machine can open it, unless --host says otherwise. The address that is printed has a
     secret, without which nothing is answered. It changes nothing in the run. It ends with Ctrl-C.
 
-    Its metrics can be scraped by Prometheus, or are pushed with --otlp.
+    Its metrics can be scraped by Prometheus, or are pushed with --otlp, and its steps as spans.
     """
     from lightning_rlprof.cli.serve import access
     from lightning_rlprof.cli.serve.app import LiveFeed, Pages

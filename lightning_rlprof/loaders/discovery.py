@@ -14,6 +14,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import is_ascend, is_capture
 from lightning_rlprof.loaders.chrome_events import read_head
 from lightning_rlprof.loaders.clocks import aligned
+from lightning_rlprof.loaders.framework_logs import kind_of_log
 from lightning_rlprof.loaders.join_ranks import as_one, join
 from lightning_rlprof.loaders.kineto.reader import (
     MOST_RANKS,
@@ -141,7 +142,9 @@ def traces(folder: Path) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Tell whether a path is a run that we recorded, or a part of one."""
-    return path.suffix == ".jsonl" or (os.path.isdir(path) and bool(rank_files(path)))
+    if os.path.isdir(path):
+        return bool(rank_files(path))
+    return path.suffix == ".jsonl" and kind_of_log(path) is None
 
 
 def _below(folder: Path) -> list[_Item]:

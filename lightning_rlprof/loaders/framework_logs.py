@@ -1,12 +1,15 @@
 """Logs of frameworks as runs: AReaL's sessions, slime's rollouts, and verl's steps.
 
-The beginning of a file tells which of them it is; files of one kind are read together.
+The beginning of a file tells which of them it is; files of one kind are read together. They may be
+compressed with gzip.
 """
 
+import io
 import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import islice, pairwise
 from pathlib import Path
@@ -16,6 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.loaders.chrome_events import Source
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import (
     FATES,
@@ -65,13 +69,63 @@ _ONLY_STEPS = (
     "the log has no times of day: its steps follow one another without a gap, and their stages are "
     "left out, as their order is unknown"
 )
-Log = Literal["areal", "slime", "verl"]
-SUFFIXES = (".jsonl", ".json")
+Log = Literal["areal", "slime", "verl", "OpenTelemetry"]
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 """Of files that may be logs."""
 
 _MAX_LINES = 16  # The first lines may be damaged.
 _HEAD = 4096
+_BUFFER = 1 << 16  # Bytes that are read and decompressed at once.
 _DUMP = re.compile(rb'\s*\{\s*"(?:rollout_id|samples)"\s*:')
+_OTLP = re.compile(rb'\s*\{\s*"(?:resource(?:Spans|Metrics|Logs)|batches)"\s*:')
+
+
+class _Stream(io.RawIOBase):
+    """A file, decompressed, as what `io` reads.
+
+    Args:
+        source: The file.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._source.readinto(memoryview(buffer))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Source, io.BufferedReader]]:
+    """Open a log, plain or compressed; raises TraceError and OSError."""
+    open_file(path).close()  # A pipe, which may never end, is refused.
+    with Source(path) as source:
+        yield source, io.BufferedReader(_Stream(source), _BUFFER)
+
+
+def texts(path: Path, *, by_line: bool) -> Iterator[bytes | None]:
+    """Yield the file, or each line that is not empty; None at the end of one that is cut off.
+
+    Of a line that is too long, only the beginning comes.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    try:
+        with _opened(path) as (source, file):
+            if not by_line:
+                yield file.read()
+            begins = True
+            while part := file.readline(MAX_LINE_BYTES):
+                if begins and part.strip():
+                    yield part
+                begins = part.endswith(b"\n")
+            if source.problem is not None:
+                yield None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def objects(path: Path) -> Iterator[Mapping[str, Any] | None]:
@@ -80,18 +134,12 @@ def objects(path: Path) -> Iterator[Mapping[str, Any] | None]:
     Raises:
         TraceError: The file cannot be read.
     """
-    try:
-        with open_file(path) as file:
-            if path.suffix != ".jsonl":
-                yield as_object(file.read())
-                return
-            begins = True
-            while part := file.readline(MAX_LINE_BYTES):
-                if begins and part.strip():
-                    yield as_object(part)
-                begins = part.endswith(b"\n")
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    for part in texts(path, by_line=_has_lines(path)):
+        yield None if part is None else as_object(part)
+
+
+def _has_lines(path: Path) -> bool:
+    return path.name.endswith(SUFFIXES[:2])
 
 
 def as_object(text: bytes) -> dict[str, Any] | None:
@@ -231,6 +279,8 @@ def rank_trace(
     samples: Sequence[SampleLine] = (),
     notes: Iterable[tuple[str, str]] = (),
     lost: int = 0,
+    host: str = "unknown host",
+    world_size: int | None = None,
 ) -> RankTrace:
     """Return the record of a rank.
 
@@ -244,11 +294,13 @@ def rank_trace(
         samples: What its samples are called.
         notes: Level and text of each.
         lost: Lines that could not be read.
+        host: Its host.
+        world_size: Number of ranks; None if those that are read are all.
     """
     head = Header(
-        FORMAT, path.parent.name, rank, rank + 1, role, "unknown host", process, "unknown",
+        FORMAT, path.parent.name, rank, world_size or rank + 1, role, host, process, "unknown",
         zero_ns, 0,
-        open_world=True,
+        open_world=world_size is None,
     )  # fmt: skip
     lines = [
         replace(each, start_ns=each.start_ns - zero_ns, end_ns=each.end_ns - zero_ns, id=at)
@@ -657,17 +709,22 @@ def _read_steps(path: Path) -> RankTrace:
 def kind_of_log(path: Path) -> Log | None:
     """Return what kind of log a file is, by its beginning; None for anything else."""
     try:
-        with open_file(path) as file:
-            if path.suffix != ".jsonl":
-                return "slime" if _DUMP.match(file.read(_HEAD)) else None
+        with _opened(path) as (_, file):
+            head = file.peek(_HEAD)[:_HEAD]
+            if _OTLP.match(head):
+                return "OpenTelemetry"
+            if not _has_lines(path):
+                return "slime" if _DUMP.match(head) else None
             lines = islice(iter(lambda: file.readline(MAX_LINE_BYTES), b""), _MAX_LINES)
             kinds = (_kind_of_object(each) for each in map(as_object, lines) if each is not None)
             return next((kind for kind in kinds if kind is not None), None)
-    except OSError:
+    except (OSError, TraceError):
         return None
 
 
 def _kind_of_object(first: Mapping[str, Any]) -> Log | None:
+    if isinstance(first.get("resourceSpans"), list):
+        return "OpenTelemetry"
     if isinstance(first.get("data"), dict) and "step" in first:
         return "verl"
     if {"task_id", "session_id", "submit_ts"} <= first.keys():

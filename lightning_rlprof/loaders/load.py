@@ -22,6 +22,7 @@ from lightning_rlprof.loaders.framework_logs import READERS, SUFFIXES, Log, kind
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import from_traces, read_run
 from lightning_rlprof.loaders.nsys import read_nsys
+from lightning_rlprof.loaders.otlp import read_otlp
 from lightning_rlprof.loaders.run_captures import with_kernels
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
@@ -53,7 +54,8 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     """Read a run: its directory, one rank's file, or an output directory (then the newest run).
 
     Or read an external trace: a report of Nsight Systems or its SQLite export, a torch.profiler
-    trace, captures of torch_npu.profiler, or a directory with one trace, or with one per rank. Data
+    trace, captures of torch_npu.profiler, or a directory with one trace, or with one per rank; or
+    spans of OpenTelemetry, and logs of frameworks. Data
     that is missing or doubtful is listed in ``Spans.warnings``; it does not raise.
 
     Args:
@@ -170,7 +172,8 @@ def _read_logs(path: Path, logs: dict[Log, list[Path]]) -> Spans:
     if len(logs) > 1:
         raise TraceError(f"{path}: contains logs of {' and '.join(logs)}; pass those of one")
     kind, files = next(iter(logs.items()))
-    return from_traces(path, READERS[kind](files))
+    read = read_otlp if kind == "OpenTelemetry" else READERS[kind]
+    return aligned(from_traces(path, read(files)))
 
 
 def _read_trace(path: Path) -> Spans:

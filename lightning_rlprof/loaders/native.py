@@ -235,6 +235,8 @@ def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
     problems: list[RunWarning] = []
     for trace in traces:
         problems += _add_rank(_rank_of(trace, names, threads), ranks)
+    worlds = [each.header.world_size for each in ranks.values() if not each.header.open_world]
+    problems += missing(max(worlds, default=0), ranks)
     _close_world(ranks)
     return _assemble(path, ranks, names, threads, problems)
 

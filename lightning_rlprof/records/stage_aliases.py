@@ -51,6 +51,19 @@ EVALUATIONS = """
     save_model test testing validate"""
 """Names of checkpoints and evaluations, which are rare and may take long."""
 
+DATA_WAITS = """
+    data_fetch buffer_starvation data_loading dataloader_next enumerate_dataloader
+    exposed_generation fetch_batch get_batch load_data next_batch queue_get starvation
+    switch_wait train_wait wait_for_enough_samples wait_for_generation_buffer
+    waiting_for_buffer wait_for_batch wait_for_data wait_for_rollout wait_for_rollouts
+    wait_for_sample wait_for_samples"""
+"""Names of waits for a batch or samples."""
+
+BACKPRESSURES = """
+    back_pressure backpressure buffer_full buffer_full_backoff generation_limit_pause
+    queue_put staleness_wait wait_for_consumer wait_for_space wait_for_trainer"""
+"""Names of waits for whatever takes the samples."""
+
 _EVALUATIONS = frozenset(EVALUATIONS.split())
 _STAGE_OF = {alias: stage for stage, names in STAGE_ALIASES.items() for alias in names.split()}
 _STAGE_OF |= {stage: stage for stage in STAGES}

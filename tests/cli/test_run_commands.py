@@ -316,6 +316,18 @@ def test_samples_are_exported_as_json_lines(rlprof: Run, tmp_path: Path) -> None
     assert rlprof("summary", tmp_path / "run")[0] == 0  # the log does not belong to the run
 
 
+def test_spans_are_exported_for_opentelemetry_and_read_back(rlprof: Run, tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), grpo_rows(3))
+    status, out, _ = rlprof("export", tmp_path / "run", "--format", "otlp")
+    path = tmp_path / "run" / "otlp.jsonl"
+    assert status == 0
+    assert out.startswith(f"Wrote {path}\n")
+    told = [rlprof("show", each, "steps", "--json")[1] for each in (tmp_path / "run", path)]
+    once, again = ([each["rows"] for each in json.loads(text)["tables"]] for text in told)
+    assert once == again
+    assert rlprof("report", path, "-o", tmp_path / "r.html")[0] == 0
+
+
 def test_captures_are_exported_for_insight_once_they_are_parsed(
     rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from lightning_rlprof.analysis.samples.sample_tables import samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.run import Run, load
 from tests.loaders.framework_records import plain, sample, session
+from tests.loaders.otlp_records import batch, nemo_step
 
 GIANT = 10 << 20
 
@@ -30,10 +31,15 @@ def one_sample(at: int) -> dict[str, Any]:
     return sample(at, plain(at, at + 2, 9), length=9) | {"rollout_id": 0}
 
 
+def one_batch(at: int) -> dict[str, Any]:
+    return batch(nemo_step(at)[1:])
+
+
 WRITERS = {
     "verl": verl,
     "areal": one_session,
     "slime": one_sample,
+    "otlp": one_batch,
 }
 Writer = Callable[[int], dict[str, Any]]
 each_log = pytest.mark.parametrize("record", WRITERS.values(), ids=WRITERS)

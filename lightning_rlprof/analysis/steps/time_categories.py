@@ -10,6 +10,8 @@ from enum import IntEnum
 import numpy as np
 
 from lightning_rlprof.records.stage_aliases import (
+    BACKPRESSURES,
+    DATA_WAITS,
     EVALUATIONS,
     STAGE_ALIASES,
     plain_names,
@@ -111,15 +113,8 @@ NAMES: dict[Category, str] = {
     Category.ROLLOUT_TAIL: "generation_tail rollout_tail",
     Category.WEIGHT_SYNC: "weight_sync " + STAGE_ALIASES["weight_sync"],
     Category.REWARD: "compute_reward " + STAGE_ALIASES["compute_reward"],
-    Category.DATA_WAIT: """
-        data_fetch buffer_starvation data_loading dataloader_next enumerate_dataloader
-        exposed_generation fetch_batch get_batch load_data next_batch queue_get starvation
-        switch_wait train_wait wait_for_enough_samples wait_for_generation_buffer
-        waiting_for_buffer wait_for_batch wait_for_data wait_for_rollout wait_for_rollouts
-        wait_for_sample wait_for_samples""",
-    Category.BACKPRESSURE: """
-        back_pressure backpressure buffer_full buffer_full_backoff generation_limit_pause
-        queue_put staleness_wait wait_for_consumer wait_for_space wait_for_trainer""",
+    Category.DATA_WAIT: DATA_WAITS,
+    Category.BACKPRESSURE: BACKPRESSURES,
     Category.OFFLOAD: """
         actor_offload actor_onload critic_offload critic_onload ref_offload ref_onload
         rollout_continue_generation rollout_offload rollout_onload rollout_pause

@@ -16,6 +16,7 @@ from lightning_rlprof.report.live_view import Gauge, LiveView, exposition, gauge
 from lightning_rlprof.report.terminal import cell_text
 from lightning_rlprof.system.http_server import Answer, Request, text_answer
 from lightning_rlprof.system.location import plain
+from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ class LiveFeed:
         view = await self.view()
         async with self._reading:
             return await asyncio.to_thread(gauges, self._live, view)
+
+    async def spans(self) -> Spans | None:
+        """Return the last steps of all ranks; None before the first header."""
+        await self.view()
+        async with self._reading:
+            return await asyncio.to_thread(lambda: self._live.spans)
 
     async def report(self) -> str:
         """Return the report of what is recorded so far.

@@ -14,10 +14,15 @@ from lightning_rlprof.recording.annotations import count, record, stage
 from lightning_rlprof.recording.job import find_place
 from lightning_rlprof.recording.open_spans import Owner
 from lightning_rlprof.recording.session import Session, current, note_in_all_runs, running
+from lightning_rlprof.recording.start import ray_worker
 from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.otel_names import StepNumbers, place_in
 from lightning_rlprof.records.stage_aliases import standard_stage
 
 log = logging.getLogger(__name__)
+
+NO_ATTRIBUTES: Mapping[str, Any] = {}
+"""What a timer says of itself that is only a timer."""
 
 
 class Kit:
@@ -205,6 +210,18 @@ class Kit:
         return functools.wraps(function)(call_awaited if is_async else call)
 
 
+def _options(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what attributes of OpenTelemetry say of a session.
+
+    Workers of Ray count their ranks from 0 in each group.
+    """
+    rank, world, role = place_in(told)
+    options: dict[str, Any] = {} if role is None else {"role": role}
+    if rank is not None and world is not None and rank < world and ray_worker() is None:
+        options["own_place"] = rank, world
+    return options
+
+
 class TimerNames(NamedTuple):
     """What the names of a framework's timers mean.
 
@@ -239,6 +256,7 @@ class Timers:
     def __init__(self, kit: Kit, names: TimerNames) -> None:
         self._kit, self._names, self._turn_ended = kit, names, 0
         self._open: dict[Any, int] = {}
+        self._numbers = StepNumbers()
         self.start, self.stop = kit.quiet(self._start), kit.quiet(self._stop)
 
     def stage_of(self, name: str) -> str:
@@ -249,12 +267,13 @@ class Timers:
         """Return whether a timer's name is that of a step."""
         return name in self._names.steps
 
-    def _start(self, key: Any, name: str) -> None:
-        session, names = self._kit.session(), self._names
+    def _start(self, key: Any, name: str, told: Mapping[str, Any] = NO_ATTRIBUTES) -> None:
+        options = _options(told) if current() is None else {}
+        session, names = self._kit.session(**options), self._names
         if session is None:
             return
         if self.is_step(name):
-            session.begin_step(session.next_step)
+            session.begin_step(self._numbers.next(told, session.next_step - 1))
         elif names.first or names.last:
             if name == names.first and not session.waiting and session.step_start_ns is not None:
                 session.end_step()

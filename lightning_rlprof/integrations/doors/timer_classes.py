@@ -5,14 +5,13 @@ which names are steps.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from lightning_rlprof.integrations.doors.kit import Kit, TimerNames, Timers
+from lightning_rlprof.integrations.doors.kit import NO_ATTRIBUTES, Kit, TimerNames, Timers
 from lightning_rlprof.integrations.doors.registry import DOORS
-from lightning_rlprof.records.records import STAGES
-from lightning_rlprof.records.stage_aliases import standard_stage
+from lightning_rlprof.records.otel_names import meaning_of
 
 NameOf = Callable[..., str | None]
 
@@ -28,8 +27,7 @@ class TimerClass(NamedTuple):
         names: What the names mean.
         by_instance: Whether each object has one interval at a time, whatever its name.
         unless: A package that has a door of its own and uses these timers.
-        only_known: Whether names that mean no known stage, nor a step, are left out, unless they
-            are of the namespace ``rl``.
+        told: What an interval says of itself and its process, as attributes of OpenTelemetry.
     """
 
     kind: str
@@ -38,7 +36,7 @@ class TimerClass(NamedTuple):
     names: TimerNames = TimerNames()
     by_instance: bool = True
     unless: str | None = None
-    only_known: bool = False
+    told: Callable[[Any], Mapping[str, Any]] = lambda timer: NO_ATTRIBUTES
 
 
 def _argument(timer: Any, name: str = "", *args: Any, **kwargs: Any) -> str | None:
@@ -53,13 +51,15 @@ def _own(attribute: str) -> NameOf:
     return name_of
 
 
+def _attributes(span: Any) -> dict[str, Any]:
+    return {**span.resource.attributes, **span.attributes}
+
+
 def _span(span: Any, *args: Any, **kwargs: Any) -> str | None:
-    """Return a span's name, of the namespace ``rl`` its last part: ``rl.grpo.step`` is a step."""
-    name = str(span.name)
-    return name.rpartition(".")[2] if name.startswith(_RL) else name
+    meaning = meaning_of(str(span.name), span.attributes)
+    return None if meaning is None or meaning.kind == "region" else meaning.name
 
 
-_RL = "rl."  # NeMo-RL's, and proposed for OpenTelemetry's conventions.
 _STEPS = ("step", "step_total", "pipeline_step_total")
 _SHEEPRL_ENV, _SHEEPRL_TRAIN = "Time/env_interaction_time", "Time/train_time"
 _BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
@@ -69,7 +69,7 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         "Timer", (("start", "stop"),), _own("name"), TimerNames(_STEPS), unless="verl"
     ),
     "opentelemetry.sdk.trace": TimerClass(
-        "Span", (("start", "end"),), _span, TimerNames(_STEPS), only_known=True
+        "Span", (("start", "end"),), _span, TimerNames(("step",)), told=_attributes
     ),
     "sheeprl.utils.timer": TimerClass(
         "timer",
@@ -119,20 +119,25 @@ def install(module: Any) -> None:
     kind = kit.find(module, row.kind)
     for begin, end in row.methods:
         # An interval begins after its method has run, and ends before the other one runs.
-        begun, ends = partial(_begun, row, timers), partial(_tell, row, timers.stop)
+        begun, ends = partial(_begun, row, timers), partial(_ends, row, timers)
         kit.replace(kind, begin, partial(kit.around, after=begun))
         kit.replace(kind, end, partial(kit.around, before=ends))
 
 
 def _begun(row: TimerClass, timers: Timers, found: Any, timer: Any, *args: Any, **kw: Any) -> None:
-    _tell(row, timers.start, timer, *args, **kw)
+    if (name := _name(row, timer, *args, **kw)) is not None:
+        timers.start(_key(row, timer, name), name, row.told(timer))
 
 
-def _tell(row: TimerClass, what: Callable[..., Any], timer: Any, *args: Any, **kwargs: Any) -> None:
-    """Tell of an interval's begin or end, if its name counts."""
-    name = row.name_of(timer, *args, **kwargs)
-    if name is None or row.unless in sys.modules:
-        return
-    known = name in row.names.steps or standard_stage(name) in STAGES
-    if not row.only_known or known or str(getattr(timer, "name", "")).startswith(_RL):
-        what(id(timer) if row.by_instance else (id(timer), name), name)
+def _ends(row: TimerClass, timers: Timers, timer: Any, *args: Any, **kwargs: Any) -> None:
+    if (name := _name(row, timer, *args, **kwargs)) is not None:
+        timers.stop(_key(row, timer, name), name)
+
+
+def _name(row: TimerClass, timer: Any, *args: Any, **kwargs: Any) -> str | None:
+    """Return the name of an interval; None if it does not count."""
+    return None if row.unless in sys.modules else row.name_of(timer, *args, **kwargs)
+
+
+def _key(row: TimerClass, timer: Any, name: str) -> object:
+    return id(timer) if row.by_instance else (id(timer), name)

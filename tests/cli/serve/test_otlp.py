@@ -17,6 +17,7 @@ from lightning_rlprof.cli.serve import otlp
 from lightning_rlprof.report.live_view import Gauge, Sample, exposition, gauges
 from tests.cli.serve.test_app import begin
 from tests.cli.serve.test_command import get, serving
+from tests.report.test_live_view import Job
 from tests.report.test_live_view_metrics import WEIRD, full, parsed
 
 service = pytest.importorskip(
@@ -37,7 +38,7 @@ class Collector(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Receiver)
         self.requests: list[SimpleNamespace] = []
         self.status = 200
-        self.came = threading.Event()
+        self.came, self.spans_came = threading.Event(), threading.Event()
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -53,6 +54,8 @@ class Receiver(http.server.BaseHTTPRequestHandler):
         self.send_header("content-length", "0")
         self.end_headers()
         self.server.came.set()
+        if self.path.endswith("/v1/traces"):
+            self.server.spans_came.set()
 
     def log_message(self, *args: object) -> None:
         """Print nothing."""
@@ -117,6 +120,45 @@ def test_every_number_of_metrics_arrives(collector, tmp_path):
     assert len(values) > 25
 
 
+def steps_in(request: SimpleNamespace) -> list[tuple[int, int]]:
+    """Return rank and number of the steps in a request, which are `rl.loop`."""
+    traces = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    assert request.path == "/v1/traces"
+    found = []
+    for of_rank in traces.ExportTraceServiceRequest.FromString(request.body).resource_spans:
+        told = {each.key: each.value for each in of_rank.resource.attributes}
+        for span in of_rank.scope_spans[0].spans:
+            number = {each.key: each.value.int_value for each in span.attributes}["rl.step"]
+            found += [(told["nv.dl.rank"].int_value, number)] if span.name == "rl.loop" else []
+            assert span.end_time_unix_nano >= span.start_time_unix_nano > 0
+    return sorted(found)
+
+
+def test_each_step_is_pushed_once_when_it_is_complete(collector, tmp_path):
+    job = Job(tmp_path / "run", 2, unix_ns=10**18)
+    exporter = otlp.Exporter(collector.address, "run")
+
+    def push() -> str:
+        job.live.refresh()
+        return exporter.push_steps(job.live.spans)
+
+    job.step(1)
+    assert (push(), collector.requests) == ("", [])  # its numbers may still come
+    job.step(2)
+    job.step(3)
+    collector.status = 404
+    assert push() == "answers 404"
+    collector.status = 200
+    assert (push(), push()) == ("", "")
+    job.writers[0].write([("end", 9 * 10**9, "finished")])
+    assert push() == ""
+    assert [*map(steps_in, collector.requests)] == [
+        [(0, 1), (0, 2), (1, 1), (1, 2)],
+        [(0, 1), (0, 2), (1, 1), (1, 2)],
+        [(0, 3)],
+    ]
+
+
 def test_the_environment_names_the_service_and_its_headers(collector, monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=rl,service.name=grpo")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=s3cret")
@@ -153,6 +195,9 @@ def test_a_collector_that_refuses_is_one_line_without_the_header(
     class Feed:
         async def metrics(self) -> list[Gauge]:
             return []
+
+        async def spans(self) -> None:
+            """Return none: the collector refuses everything."""
 
     monkeypatch.setattr(otlp.asyncio, "sleep", pause)
     with pytest.raises(asyncio.CancelledError):
@@ -207,11 +252,12 @@ def test_serve_pushes_what_it_answers_to_prometheus(collector, tmp_path: Path):
     run = tmp_path / "run"
     begin(run)  # it has ended: no number changes
     with serving(run, "--otlp", collector.address) as served:
-        assert collector.came.wait(120)
+        assert collector.spans_came.wait(120)
         _, text = get(f"{served.address}metrics", served.token)
         served.process.send_signal(signal.SIGINT)
         _, err = served.process.communicate(timeout=60)
     resource, values = received(collector.requests[0].body)
     assert resource["service.instance.id"] == run.name
     assert values == parsed(text)
+    assert [each.path for each in collector.requests[:2]] == ["/v1/metrics", "/v1/traces"]
     assert (served.process.returncode, err) == (0, "")
