@@ -259,7 +259,7 @@ def _is_read(path: Path, source: Path) -> bool:
 
 def without_readers() -> None:
     """Let what is still written go nowhere, after a reader of the output has ended."""
-    with open(os.devnull, "w") as nowhere:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):  # A notebook's stream is not a file.
                 os.dup2(nowhere.fileno(), stream.fileno())

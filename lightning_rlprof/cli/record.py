@@ -16,8 +16,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,6 +32,7 @@ from lightning_rlprof.integrations.end_of_run import print_summary
 from lightning_rlprof.records.records import FOLDER_VARIABLE, JOB_VARIABLE, SIGNS_VARIABLE
 from lightning_rlprof.records.run_directory import rank_files, read_trace
 from lightning_rlprof.system.location import local_path
+from lightning_rlprof.system.process import check_records
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -53,13 +55,6 @@ _PASTE = (
     "  from lightning_rlprof import step",
     "  with step():",
 )
-# Signals passed to the child. nsys drops the reports if one of them arrives twice (measured with
-# 2022.4 and 2023.4). SLURM sends the last three to the training; what nsys does with them was not
-# measured.
-_PASSED_ON = {
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
-    *(signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
-}
 _ISOLATED = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 _MOST_PROCESSES = 10_000  # Processes that one look covers.
 # Seconds between two looks, which take some milliseconds in large trainings.
@@ -116,6 +111,7 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.config.sources import from_overrides, from_words
 
+    check_records("rlprof run")
     overrides, command = _split(words)
     laid = from_words(overrides)
     if stage and "stage" in laid:
@@ -238,22 +234,57 @@ def run_child(
             if argv[0].endswith(".py")
             else "",
         ) from error
-    wanted = {*_PASSED_ON, signal.SIGCHLD}
     wait_s = _FIRST_S
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    try:
+    with _passed_on(process) as wait:
         while process.poll() is None:
-            arrived = signal.sigtimedwait(wanted, wait_s)
+            wait(wait_s)
             wait_s = min(2 * wait_s, 1.0)
             if look is not None:
                 look(process.pid)
-            # If si_code is above 0, the kernel sent the signal for the terminal, so the child has
-            # it already.
-            if arrived and arrived.si_signo in _PASSED_ON and arrived.si_code <= 0:
-                process.send_signal(arrived.si_signo)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+@contextmanager
+def _passed_on(process: "subprocess.Popen[bytes]") -> Iterator[Callable[[float], object]]:
+    """Pass signals on to a child; yields what waits for one, or the child's end, for some seconds.
+
+    nsys drops the reports if one of them arrives twice (measured with 2022.4 and 2023.4). SLURM
+    sends the last three to the training; what nsys does with them was not measured.
+    """
+    of_terminals = {signal.SIGINT, signal.SIGQUIT}
+    every = {signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *of_terminals}
+
+    def wait(seconds: float) -> None:
+        arrived = signal.sigtimedwait({*every, signal.SIGCHLD}, seconds)
+        # If si_code is above 0, the kernel sent the signal for the terminal, so the child has it
+        # already.
+        if arrived and arrived.si_signo in every and arrived.si_code <= 0:
+            process.send_signal(arrived.si_signo)
+
+    if hasattr(signal, "sigtimedwait"):
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*every, signal.SIGCHLD})
+        try:
+            yield wait
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return
+
+    # macOS does not say who sent a signal: those of a terminal count as its, which the child has.
+    def pass_on(number: int, _: object) -> None:
+        if number not in of_terminals:
+            process.send_signal(number)
+
+    before = {each: signal.signal(each, pass_on) for each in every}
+    try:
+        yield partial(_waited, process)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _waited(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
 
 
 class Processes:
@@ -284,14 +315,14 @@ class Processes:
 
     def runs(self) -> list[Path]:
         """Return the run directories that sessions of this host recorded into, by name."""
-        lines = {line for path in self._of("run") for line in path.read_text().splitlines()}
+        lines = {line for path in self._of("run") for line in path.read_text("utf-8").splitlines()}
         return sorted(map(Path, lines), key=lambda run: run.name)
 
     def why_nothing(self) -> str:
         """Say which Python could not record, and what to do; empty if each of them could."""
         if self._why:
             return self._why[0]
-        if python := min((path.read_text() for path in self._of("without")), default=""):
+        if python := min((path.read_text("utf-8") for path in self._of("without")), default=""):
             install = f"{python} -m pip install lightning-rlprof"
             return f"{python} has no lightning-rlprof. Install it there: {install}"
         if self._of("with"):
@@ -353,7 +384,8 @@ def _family(pid: int) -> Iterator[int]:
             threads = os.listdir(f"/proc/{pid}/task")
         for thread in threads:
             with suppress(OSError):
-                left += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+                children = Path(f"/proc/{pid}/task/{thread}/children").read_text("ascii")
+                left += map(int, children.split())
 
 
 def _words(pid: int, name: str) -> list[str]:
@@ -397,6 +429,7 @@ def nsys_run(
     from lightning_rlprof.integrations.lightning.autoload import is_on
     from lightning_rlprof.recording.nsys import plan, variables
 
+    check_records("rlprof nsys run")
     if shutil.which("nsys") is None and not dry_run:
         raise RecorderError("nsys is not on PATH", hint=_INSTALL, code="no_nsys")
     if command[0].startswith("-"):

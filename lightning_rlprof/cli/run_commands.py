@@ -589,13 +589,13 @@ def ascend_parse(
     Example: rlprof ascend parse profiler_data -j 4
     """
     from lightning_rlprof.loaders.ascend import offline_analysis as offline
+    from lightning_rlprof.system.process import cores
 
     directories = offline.ascend_directories(paths)
     exports: list[offline.Export] = (
         ["text", "db"] if export == "both" else [export] if export else []
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    options = offline.Options(jobs or max(1, (cores or 1) // 2), timeout, exports, reparse)
+    options = offline.Options(jobs or max(1, cores() // 2), timeout, exports, reparse)
     with console.bar("Parsing") as step:
         outcomes = offline.parse_captures(directories, options, step)
     if console.is_json():

@@ -5,11 +5,11 @@
 
 import bisect
 import heapq
-import os
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from io import FileIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ class Scratch:
     """Put bytes aside in a file that goes with its last user, where TMPDIR has room for it."""
 
     def __init__(self) -> None:
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._end = 0
         self._full = False
 
@@ -44,6 +44,7 @@ class Scratch:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
+            self._file.seek(self._end)
             self._full = self._file.write(array.view(np.uint8).data) < array.nbytes
         except OSError:
             self._full = True
@@ -55,7 +56,8 @@ class Scratch:
     def read(self, into: npt.NDArray[Any], at: int) -> None:
         """Fill an array, not empty, with what lies there."""
         assert self._file is not None
-        os.preadv(self._file.fileno(), [into.data], at)
+        self._file.seek(at)
+        self._file.readinto(into.data)
 
 
 class Grown:

@@ -31,8 +31,9 @@ from lightning_rlprof.recording.start import RUN_NAME, new_run_name, ray_worker
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FIRST_ROLE_RANK, JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
-from lightning_rlprof.system.files import folder_inside
+from lightning_rlprof.system.files import IS_POSIX, folder_inside, user
 from lightning_rlprof.system.post_import import process_group
+from lightning_rlprof.system.process import process_state
 
 _AGREEMENTS = ".jobs"  # The folder is next to the runs; the user's number is appended.
 _MAX_AGREEMENTS = 1_000  # Runs that one job, or jobs of the same name, may have begun here.
@@ -161,7 +162,7 @@ def shared_run(folder: Path, place: Place) -> str:
                 return _checked(name.decode("utf-8", "replace"))
             except OSError as error:
                 _remarks[f"the name in the store of the job is left out: {error.strerror}"] = None
-    if not place.job:
+    if not place.job or not IS_POSIX:
         return new_run_name()
     try:
         return _by_folder(folder, place)
@@ -181,8 +182,9 @@ def _checked(name: str) -> str:
 def _by_folder(folder: Path, place: Place) -> str:
     key = hashlib.sha256(place.job.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    home = folder / f"{_AGREEMENTS}-{os.geteuid()}"
-    with folder_inside(folder, home, 0o700) as agreements:
+    home = folder / f"{_AGREEMENTS}-{user()}"
+    with folder_inside(folder, home, 0o700) as (_, agreements):
+        assert agreements is not None
         draft, name = f"{key}.{secrets.token_hex(4)}", new_run_name()
         os.mkdir(draft, 0o700, dir_fd=agreements)
         try:
@@ -250,7 +252,7 @@ def _is_alive(file: Path) -> bool:
         header = read_header(file)
     except TraceError:  # It is just being written.
         return True
-    return header.host != socket.gethostname() or Path(f"/proc/{header.pid}").exists()
+    return header.host != socket.gethostname() or process_state(header.pid) != "gone"
 
 
 def free_ranks(run: Path, place: Place) -> "range | list[int]":

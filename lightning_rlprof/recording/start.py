@@ -36,6 +36,7 @@ from lightning_rlprof.recording.watchdog import Watchdog
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FIRST_ROLE_RANK, FORMAT, SIGNS_VARIABLE, Header
 from lightning_rlprof.system.location import plain
+from lightning_rlprof.system.process import check_records
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ def start_session(
 
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
+    check_records("recording")
     config = config or ProfilerConfig()
     check_callable(on_finish)
     if not open_world:  # In an open world, the ranks that the configuration names may still come.
@@ -165,7 +167,10 @@ def _helpers(hosts: int | None, session: Session) -> Helpers:
 def _tell_launcher(run: Path) -> None:
     """Tell ``rlprof run``, if it started this program on this host, what is recorded."""
     if folder := os.environ.get(SIGNS_VARIABLE):
-        with suppress(OSError), open(Path(folder, f"run-{os.getpid()}"), "a") as file:
+        with (
+            suppress(OSError),
+            open(Path(folder, f"run-{os.getpid()}"), "a", encoding="utf-8") as file,
+        ):
             print(run, file=file)
 
 

@@ -44,6 +44,7 @@ from lightning_rlprof.system.files import (
     read_inside,
     remove_inside,
     stamp_of,
+    user,
     write_inside,
 )
 
@@ -356,7 +357,7 @@ def keep_dump(run: Path, rank: int, since_unix_s: float, mode: int = 0o600) -> N
         with suppress(OSError):
             if path.lstat().st_mtime < since_unix_s:
                 continue
-            if data := read_inside(path.parent, path, _MAX_DUMP_BYTES, (os.geteuid(),)):
+            if data := read_inside(path.parent, path, _MAX_DUMP_BYTES, (user(),)):
                 write_inside(run, copy, data, mode)
                 return
 

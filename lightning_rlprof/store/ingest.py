@@ -23,7 +23,9 @@ from lightning_rlprof.loaders.rank_names import as_ranges, rank_in_name
 from lightning_rlprof.store.cache import Cache, find, find_cache, place, sources
 from lightning_rlprof.store.duckdb_tables import close
 from lightning_rlprof.store.parquet import first_of, row_count
+from lightning_rlprof.system.files import IS_POSIX
 from lightning_rlprof.system.location import local_path
+from lightning_rlprof.system.process import cores
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -115,7 +117,7 @@ def ingest(
     found = _found(paths, jobs, engine)
     rows: dict[int, tuple[Cell, ...]] = {}
     absolute = [os.path.abspath(path) for path in found]
-    made = in_ray(absolute, jobs) if engine == "ray" else in_processes(absolute, jobs or _cores())
+    made = in_ray(absolute, jobs) if engine == "ray" else in_processes(absolute, jobs or cores())
     with contextlib.closing(made) as outcomes:
         for at, outcome in outcomes:
             rows[at] = _row(outcome, found[at])
@@ -144,12 +146,6 @@ def _place(path: Path) -> str:
     if os.path.isdir(path):
         return os.path.realpath(path)
     return os.path.join(os.path.realpath(path.parent), path.name)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _row(outcome: Outcome, path: str) -> tuple[Cell, ...]:
@@ -259,12 +255,15 @@ def in_processes(paths: Sequence[str], jobs: int) -> Generator[tuple[int, Outcom
     """Yield what came of each path, with its number, as soon as it is known.
 
     A process that dies costs the path that it was at; another one takes its place. To leave early
-    ends the processes; what they were at is not made.
+    ends the processes; what they were at is not made. On Windows, this process reads one by one.
 
     Args:
         paths: What `ingest_one` takes.
         jobs: Processes at once, each of one thread.
     """
+    if not IS_POSIX:  # A process of Windows does not take over the end of a pipe.
+        yield from enumerate(map(ingest_one, paths))
+        return
     left = iter(enumerate(paths))
     workers: dict[Any, _Worker] = {}
     try:

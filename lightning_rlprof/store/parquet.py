@@ -118,7 +118,7 @@ def _write(
             form, told = f"{_FORM}, KV_METADATA {{rlprof: $1}}", [_about(table, columns, texts)]
         query = f"COPY ({select}) TO {text_literal(path)} ({form})"
         connection.execute(query, [*map(json.dumps, told)])
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # Windows syncs only files that may be written.
         os.fsync(file.fileno())
     os.utime(path, ns=(STAMP_NS, STAMP_NS))
     return texts, [*map(sql_type, table.columns, columns)]

@@ -5,6 +5,9 @@ the place of a name that rlprof reads or writes. So each of these names is opene
 folder, which is opened first: between a check and its use, the folder cannot be swapped for a link.
 The run folder itself may be reached by a link, as you named it. Folders of captures are only
 checked when they are made: profilers take a path.
+
+Windows cannot open a file relative to a folder, nor refuse a link while it opens one. There, each
+folder is looked at before, and the file is compared with its name before and after.
 """
 
 import errno
@@ -13,17 +16,31 @@ import secrets
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import BinaryIO
 
-# Without O_NONBLOCK, opening a pipe waits for a writer.
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+IS_POSIX = os.open in os.supports_dir_fd
+"""Whether files have modes and users, and can be opened relative to a folder: not on Windows."""
+
+
+def _flags(*names: str) -> int:
+    """Return those of some flags of `os.open` that this system has."""
+    return reduce(or_, (getattr(os, name, 0) for name in names))
+
+
+# Without O_NONBLOCK, opening a pipe waits for a writer. Without O_BINARY, Windows changes newlines.
+_WITHOUT_WAITING = _flags("O_NONBLOCK", "O_BINARY")
+_NO_LINK = _flags("O_NOFOLLOW")
+_FOLDER = os.O_RDONLY | _flags("O_DIRECTORY")
 # With O_PATH, a folder that may be entered but not read can also be opened.
-_ROOT = _FOLDER | getattr(os, "O_PATH", 0)
-_NEW = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_ROOT = _FOLDER | _flags("O_PATH")
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _PRIVATE = 0o600
 _OF_FOLDERS = 0o050  # Rights that a folder takes over from the one around it.
+_NO_FOLDER = "not a directory, or a link to one"
+_IS_ANOTHER_NAME = 0x2000_0000  # Bit of what Windows calls the tag of a link or a junction.
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -32,7 +49,47 @@ def open_file(path: Path) -> BinaryIO:
     Raises:
         OSError: It cannot be read, or is not a file.
     """
-    return _regular(os.open(path, _READ), path)
+    return _regular(os.open(path, os.O_RDONLY | _WITHOUT_WAITING), path)
+
+
+def open_without_link(path: Path, flags: int, folder: int | None = None) -> int:
+    """Open a file that is not a link, and a pipe without waiting; it is private if it is made.
+
+    Args:
+        path: The file.
+        flags: As of `os.open`, for reading, writing and making.
+        folder: An open folder that the path starts at.
+
+    Raises:
+        OSError: It cannot be opened, or is a link.
+    """
+    if _NO_LINK:
+        return os.open(path, flags | _NO_LINK | _WITHOUT_WAITING, _PRIVATE, dir_fd=folder)
+    _refuse_link(path)
+    opened = os.open(path, flags | _WITHOUT_WAITING, _PRIVATE)
+    try:
+        _refuse_link(path, os.fstat(opened))
+    except OSError:
+        os.close(opened)
+        raise
+    return opened
+
+
+def _refuse_link(path: Path, opened: os.stat_result | None = None) -> None:
+    """Raise OSError if a path is a link, or is not what was opened."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        if opened is not None:
+            raise
+        return
+    if _is_link(found) or (opened is not None and not os.path.samestat(found, opened)):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def _is_link(found: os.stat_result) -> bool:
+    tag = getattr(found, "st_reparse_tag", 0)
+    return stat.S_ISLNK(found.st_mode) or bool(tag & _IS_ANOTHER_NAME)
 
 
 def _regular(opened: int, path: Path) -> BinaryIO:
@@ -58,10 +115,15 @@ def owners_of(path: Path) -> frozenset[int]:
 
     The file is one that this process has just written: some file systems show another user.
     """
-    found = {0, os.geteuid()}
+    found = {0, user()}
     with suppress(OSError):
         found.add(os.lstat(path).st_uid)
     return frozenset(found)
+
+
+def user() -> int:
+    """Return the user of this process, as a number; 0 on Windows, where all files are of 0."""
+    return os.geteuid() if IS_POSIX else 0
 
 
 def asked_mode() -> int:
@@ -69,7 +131,7 @@ def asked_mode() -> int:
 
     Only root may ask another user's training, which must be able to read it.
     """
-    return _PRIVATE if os.geteuid() else 0o644
+    return _PRIVATE if user() else 0o644
 
 
 def stamp_of(path: Path, owners: Collection[int] | None = None) -> tuple[int, int] | None:
@@ -84,8 +146,13 @@ def stamp_of(path: Path, owners: Collection[int] | None = None) -> tuple[int, in
 
 
 @contextmanager
-def folder_inside(root: Path, path: Path, make: int | None = None) -> Iterator[int]:
+def folder_inside(
+    root: Path, path: Path, make: int | None = None
+) -> Iterator[tuple[Path, int | None]]:
     """Open a folder that lies in another one, without following a link below that.
+
+    Yields what precedes the names in it, and what is passed to `os.open` as ``dir_fd``: an empty
+    path and the open folder. On Windows, they are its path and None.
 
     Args:
         root: The folder around it, which must exist.
@@ -96,15 +163,30 @@ def folder_inside(root: Path, path: Path, make: int | None = None) -> Iterator[i
     Raises:
         OSError: It cannot be opened or made, or is a link.
     """
+    if not IS_POSIX:
+        _check_folders(root, path, make)
+        yield path, None
+        return
     folder = os.open(root, _ROOT)
     try:
         for name in path.relative_to(root).parts:
             inner = _opened(folder, name, make)
             os.close(folder)
             folder = inner
-        yield folder
+        yield Path(), folder
     finally:
         os.close(folder)
+
+
+def _check_folders(root: Path, path: Path, make: int | None) -> None:
+    for name in path.relative_to(root).parts:
+        root /= name
+        if make is not None:
+            with suppress(FileExistsError):
+                root.mkdir(0o700)
+        found = os.lstat(root)
+        if _is_link(found) or not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, _NO_FOLDER, name)
 
 
 def _opened(folder: int, name: str, make: int | None) -> int:
@@ -115,9 +197,9 @@ def _opened(folder: int, name: str, make: int | None) -> int:
             os.mkdir(name, 0o700, dir_fd=folder)
             is_new = True
     try:
-        inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        inner = os.open(name, _FOLDER | _NO_LINK, dir_fd=folder)
     except NotADirectoryError as error:  # A link is refused with this error, too.
-        raise NotADirectoryError(error.errno, "not a directory, or a link to one", name) from error
+        raise NotADirectoryError(error.errno, _NO_FOLDER, name) from error
     if is_new:
         with suppress(OSError):  # The file system may have no modes.
             os.fchmod(inner, stat.S_IMODE(os.fstat(inner).st_mode) | mode)  # This keeps setgid.
@@ -157,9 +239,9 @@ def read_inside(root: Path, path: Path, most: int, owners: Collection[int] | Non
     Raises:
         OSError: It cannot be read, is a link, is not a file, is larger, or is of another user.
     """
-    with folder_inside(root, path.parent) as folder:
+    with folder_inside(root, path.parent) as (at, folder):
         try:
-            opened = os.open(path.name, _READ | os.O_NOFOLLOW, dir_fd=folder)
+            opened = open_without_link(at / path.name, os.O_RDONLY, folder)
         except OSError as error:
             text = "is a link" if error.errno == errno.ELOOP else error.strerror
             raise OSError(error.errno, text, str(path)) from error
@@ -186,16 +268,16 @@ def write_inside(root: Path, path: Path, data: bytes, mode: int = _PRIVATE) -> N
         OSError: It cannot be written.
     """
     draft = f"{path.name}.{secrets.token_hex(4)}.partial"
-    with folder_inside(root, path.parent) as folder:
-        file = os.open(draft, _NEW, _PRIVATE, dir_fd=folder)
+    with folder_inside(root, path.parent) as (at, folder):
+        file = open_without_link(at / draft, _NEW, folder)
         try:
             with os.fdopen(file, "wb") as stream:
                 set_mode(file, mode)
                 stream.write(data)
-            os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(at / draft, at / path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
-                os.unlink(draft, dir_fd=folder)
+                os.unlink(at / draft, dir_fd=folder)
             raise
 
 
@@ -205,14 +287,13 @@ def overwrite_inside(root: Path, path: Path, data: bytes, mode: int = _PRIVATE) 
     Whatever else has its name, such as a link, is replaced. Raises OSError.
     """
     try:
-        with folder_inside(root, path.parent) as folder:
-            flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-            file = os.open(path.name, flags, dir_fd=folder)
+        with folder_inside(root, path.parent) as (at, folder):
+            file = open_without_link(at / path.name, os.O_WRONLY, folder)
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:  # It may have a second name.
                 raise OSError(errno.EINVAL, "not a file of its own", str(path))
-            os.pwrite(file, data, 0)
+            os.write(file, data)
         finally:
             os.close(file)
     except OSError:
@@ -221,14 +302,25 @@ def overwrite_inside(root: Path, path: Path, data: bytes, mode: int = _PRIVATE) 
 
 def remove_inside(root: Path, path: Path) -> None:
     """Remove a file below a folder, or the link that has its name; raises OSError."""
-    with folder_inside(root, path.parent) as folder:
-        os.unlink(path.name, dir_fd=folder)
+    with folder_inside(root, path.parent) as (at, folder):
+        os.unlink(at / path.name, dir_fd=folder)
+
+
+def lock(file: BinaryIO) -> None:
+    """Wait until no other process has this lock on a file, which ends when it is closed.
+
+    Windows has no such lock, and does not wait.
+    """
+    with suppress(ImportError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def set_mode(file: int, mode: int) -> None:
     """Give an open file a mode that the umask may have taken from it."""
     if stat.S_IMODE(os.fstat(file).st_mode) != mode:
-        with suppress(OSError):  # The file system may have no modes.
+        with suppress(OSError, AttributeError):  # The file system, or Windows, may have no modes.
             os.fchmod(file, mode)
 
 

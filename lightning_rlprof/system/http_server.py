@@ -94,8 +94,9 @@ class HttpServer:
         async def interruptible() -> None:
             serving = asyncio.current_task()
             assert serving is not None
-            for each in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(each, serving.cancel)
+            with suppress(NotImplementedError):  # On Windows, asyncio raises KeyboardInterrupt.
+                for each in (signal.SIGINT, signal.SIGTERM):
+                    asyncio.get_running_loop().add_signal_handler(each, serving.cancel)
             tasks = [asyncio.create_task(each) for each in beside]
             try:
                 await self.serve()
@@ -103,7 +104,7 @@ class HttpServer:
                 for task in tasks:
                     task.cancel()
 
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError, KeyboardInterrupt):
             asyncio.run(interruptible())
 
     async def serve(self) -> None:

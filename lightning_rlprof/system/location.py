@@ -2,7 +2,7 @@
 
 import os
 import re
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import TraceError
@@ -19,7 +19,7 @@ _CONTAINER = re.compile(r"(?:abfss?|wasbs?)://[^\s/?#@:]+@", re.I)  # On Azure, 
 _TOKEN = re.compile(r"(?:^|::)https?://[^/?#]*@", re.I)
 
 
-class RemotePath(PosixPath):
+class RemotePath(type(Path())):  # type: ignore[misc]  # That of this system.
     """A URL where a path is expected; shown as given, but without user and query.
 
     It has the name and suffix of a path; it cannot be opened as a local file.

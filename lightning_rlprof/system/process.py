@@ -4,12 +4,31 @@ import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.system.files import IS_POSIX
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # Both are parameters in glibc's malloc.h. The second accepts `_LARGEST` at most.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST, _NEVER = 1 << 25, (1 << 31) - 1
+
+
+def check_records(what: str) -> None:
+    """Refuse to record on Windows; raises ConfigError."""
+    if not IS_POSIX:
+        raise ConfigError(
+            f"{what} needs Linux, macOS or WSL; on Windows, rlprof reads what was recorded there"
+        )
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS and Windows count those of the machine.
 
 
 def resident_bytes(process: str = "self") -> int | None:
@@ -38,7 +57,7 @@ def limit_bytes() -> int | None:
     """Return how much memory this process may have: that of its container, else of the machine."""
     machine = machine_bytes()
     try:
-        container = int(_CGROUP_LIMIT.read_text())
+        container = int(_CGROUP_LIMIT.read_text("ascii"))
     except (OSError, ValueError):  # No container limits it, or its limit is "max".
         return machine
     return container if machine is None else min(container, machine)
@@ -49,7 +68,7 @@ def give_back() -> None:
 
     glibc keeps what was freed between blocks that are still in use, and does not do so unasked.
     """
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+    if trim := _of_glibc("malloc_trim"):
         trim(0)
 
 
@@ -59,9 +78,16 @@ def keep_freed() -> None:
     Arrays of some megabytes otherwise come from the machine one by one, page after page: half of
     the page faults of an analysis of a large trace. `give_back` still does what it says.
     """
-    if option := getattr(ctypes.CDLL(None), "mallopt", None):
+    if option := _of_glibc("mallopt"):
         option(_MMAP_THRESHOLD, _LARGEST)
         option(_TRIM_THRESHOLD, _NEVER)
+
+
+def _of_glibc(name: str) -> Any:
+    """Return a function of glibc, None elsewhere; Windows has no library without a name."""
+    with suppress(TypeError):
+        return getattr(ctypes.CDLL(None), name, None)
+    return None
 
 
 def process_state(pid: int) -> str:
@@ -85,14 +111,14 @@ def child_states(most: int) -> list[tuple[int, str, str]]:
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
             with suppress(OSError):
-                found += [int(pid) for pid in (task / "children").read_text().split()]
+                found += [int(pid) for pid in (task / "children").read_text("ascii").split()]
     return [(pid, *_stat(pid)) for pid in sorted(found)[:most]]
 
 
 def _stat(pid: int) -> tuple[str, str]:
     """Return name and state; both are empty if there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return "", ""
     name, _, rest = text.partition("(")[2].rpartition(")")  # A name may contain a bracket.

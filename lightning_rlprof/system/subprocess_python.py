@@ -13,13 +13,15 @@ from typing import Any
 _MARK = "\x1e"
 _ROOT = str(Path(__file__).parents[1])
 # The child's standard input ends when this process does, even if killed. The child then ends with
-# its whole process group.
+# its whole process group; Windows has none, and what the child has started goes on there.
 _FRAME = """
 import os, signal, sys, threading
 
 def end_with_parent():
     os.read(0, 1)
-    os.killpg(0, signal.SIGKILL)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 threading.Thread(target=end_with_parent, daemon=True).start()
 sys.path.append(sys.argv.pop())
@@ -97,7 +99,10 @@ class Interpreter:
     def stop(self) -> None:
         """Kill it and what it has started, if it still runs, and forget what it printed."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
             self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.cli.record import run_child
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from tests.builders.models import only_run, steps_of
 from tests.places import ROOT
@@ -146,6 +148,21 @@ def test_a_program_that_trains_nothing_says_so_in_a_line_and_keeps_its_status(
 
 def test_a_program_that_was_killed_has_the_status_of_a_shell(rlprof: Run) -> None:
     assert rlprof("run", *PYTHON, "import os; os.kill(os.getpid(), 9)")[0] == 137
+
+
+def test_macos_passes_on_signals_that_no_terminal_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(signal, "sigtimedwait")
+    code = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+os.kill(os.getppid(), signal.SIGINT)
+os.kill(os.getppid(), signal.SIGTERM)
+signal.sigwait({signal.SIGTERM})
+sys.exit(7 if signal.SIGINT not in signal.sigpending() else 8)
+"""
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_child([sys.executable, "-c", code], os.environ) == 7
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # ---- what the program is given

@@ -56,8 +56,11 @@ class FullDisk:
     def close(self) -> None:
         self._file.close()
 
-    def fileno(self) -> int:
-        return int(self._file.fileno())
+    def seek(self, at: int) -> int:
+        return int(self._file.seek(at))
+
+    def readinto(self, into: Any) -> int:
+        return int(self._file.readinto(into))
 
 
 @pytest.mark.parametrize("room", [0, 5, 12, 100, 150])

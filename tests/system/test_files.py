@@ -8,11 +8,13 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_files, read_header, read_trace
+from lightning_rlprof.system import files
 from lightning_rlprof.system.files import (
     draft_of,
     make_folder,
     new_folder,
     open_file,
+    open_without_link,
     overwrite_inside,
     owners_of,
     read_inside,
@@ -120,6 +122,15 @@ def test_a_file_is_overwritten_in_place(tmp_path: Path) -> None:
     assert (path.read_bytes(), path.stat().st_ino) == (b"again", number)
 
 
+@pytest.fixture(params=["by folder", "by path"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system open files relative to a folder and refuse links; or neither, as Windows."""
+    if request.param == "by path":
+        monkeypatch.setattr(files, "IS_POSIX", False)
+        monkeypatch.setattr(files, "_NO_LINK", 0)
+
+
+@pytest.mark.usefixtures("_both_ways")
 def test_no_link_is_followed_to_a_file_or_a_folder_inside(tmp_path: Path) -> None:
     run, foreign = tmp_path / "run", tmp_path / "foreign"
     run.mkdir()
@@ -142,6 +153,42 @@ def test_no_link_is_followed_to_a_file_or_a_folder_inside(tmp_path: Path) -> Non
     assert (foreign / "secret").read_bytes() == b"secret"
 
 
+@pytest.mark.usefixtures("_both_ways")
+@pytest.mark.parametrize("target", ["there", "absent"])
+def test_a_file_is_made_where_its_name_is_not_a_link(tmp_path: Path, target: str) -> None:
+    (tmp_path / "there").write_bytes(b"kept")
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    with pytest.raises(OSError, match="symbolic links"):
+        open_without_link(tmp_path / "link", os.O_RDWR | os.O_CREAT)
+    with open(open_without_link(tmp_path / "new", os.O_RDWR | os.O_CREAT), "wb") as file:
+        file.write(b"1")
+    assert (tmp_path / "new").read_bytes() == b"1"
+    assert not (tmp_path / "absent").exists()
+    assert (tmp_path / "there").read_bytes() == b"kept"
+
+
+def test_what_was_opened_is_still_what_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "foreign").write_bytes(b"secret")
+    (tmp_path / "own").write_bytes(b"own")
+    monkeypatch.setattr(files, "_NO_LINK", 0)
+    opened, real = [], os.open
+
+    def swapped(path: Path, flags: int, mode: int) -> int:
+        """Open what a link leads to that lies there for a moment."""
+        assert path == tmp_path / "own"
+        opened.append(real(tmp_path / "foreign", flags, mode))
+        return opened[0]
+
+    monkeypatch.setattr(files.os, "open", swapped)
+    with pytest.raises(OSError, match="symbolic links"):
+        open_without_link(tmp_path / "own", os.O_RDONLY)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+
+
+@pytest.mark.usefixtures("_both_ways")
 def test_a_run_may_be_reached_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "latest").symlink_to(tmp_path / "run")
@@ -149,12 +196,13 @@ def test_a_run_may_be_reached_by_a_link(tmp_path: Path) -> None:
     assert read_inside(tmp_path / "latest", tmp_path / "latest" / "a", 1) == b"1"
 
 
+@pytest.mark.usefixtures("_both_ways")
 def test_a_small_file_is_small_and_of_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345")
     own = path.stat().st_uid
     assert read_inside(tmp_path, path, 5, owners_of(path)) == b"12345"
-    assert owners_of(tmp_path / "absent") == {0, os.geteuid()}
+    assert owners_of(tmp_path / "absent") == {0, files.user()}
     with pytest.raises(OSError, match="more than 4 bytes"):
         read_inside(tmp_path, path, 4)
     with pytest.raises(PermissionError, match=f"belongs to another user, {own}"):

@@ -1,13 +1,16 @@
 """Freed memory goes back to the machine, or stays for what comes next."""
 
 import ctypes
+import os
 import resource
 import subprocess
 import sys
 
 import pytest
 
-from lightning_rlprof.system.process import give_back, keep_freed
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.system import process
+from lightning_rlprof.system.process import check_records, cores, give_back, keep_freed
 
 
 def _asked(script: str, *words: str) -> int:
@@ -65,3 +68,29 @@ def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     give_back()
     keep_freed()
+
+
+def test_a_system_whose_c_library_has_no_name_keeps_and_gives_back_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(name: str | None) -> None:
+        raise TypeError("argument of type 'NoneType' is not iterable")  # As on Windows.
+
+    monkeypatch.setattr(ctypes, "CDLL", refused)
+    give_back()
+    keep_freed()
+
+
+def test_cores_are_those_of_the_process_or_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert cores() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")  # As on macOS and Windows.
+    assert cores() == 7
+
+
+def test_windows_is_refused_before_it_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_records("recording")
+    monkeypatch.setattr(process, "IS_POSIX", False)
+    with pytest.raises(ConfigError, match="recording needs Linux, macOS or WSL"):
+        check_records("recording")

@@ -118,3 +118,14 @@ def test_the_end_of_the_output_is_kept() -> None:
 def test_what_this_process_has_imported_is_not_there() -> None:
     assert "pytest" in sys.modules
     assert ask("answer['there'] = 'pytest' in sys.modules") == {"there": False}
+
+
+def test_without_groups_of_processes_the_child_alone_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "killpg")  # As on Windows.
+    path = tmp_path / "family"
+    with Interpreter(FAMILY, str(path)):
+        child, grandchild = family(path)
+    assert gone(child)
+    os.kill(grandchild, signal.SIGKILL)

@@ -14,6 +14,7 @@ from lightning_rlprof.cli.open_run import SAVE_PATH
 from lightning_rlprof.cli.run_commands import describe, write_page
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
+from lightning_rlprof.system.process import check_records
 
 _SLOW, _WRONG = "Inject a slow rank", "Inject a fault"
 _ON_TWO_RANKS = ("slow-step", "hang")
@@ -44,6 +45,7 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small policy with GRPO here, to see what you get."""
+    check_records("rlprof demo")
     ranks = ranks or 2 if inject in _ON_TWO_RANKS else ranks
     given = {"steps": steps, "ranks": ranks, "slow_rank": slow_rank, "inject": inject}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -7,7 +7,6 @@ A page of another site can make a browser ask this server. It cannot read an ans
 it lets point here (DNS rebinding) is refused, as its name is in the Host header.
 """
 
-import fcntl
 import os
 import secrets
 import socket
@@ -19,6 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.system.files import IS_POSIX, lock, open_without_link, user
 from lightning_rlprof.system.http_server import Answer, Request, text_answer
 
 COOKIE = "rlprof-token"
@@ -135,16 +135,15 @@ def scraper_token() -> str:
     path = scraper_token_path()
     if not path.is_absolute():
         raise RlprofError(f"'{path}' is not absolute", hint="Set HOME or XDG_STATE_HOME")
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(path, flags, 0o600), "r+b") as file:
+        with open(open_without_link(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != user():
                 raise RlprofError(f"'{path}' is not a file of yours", hint="Delete it")
-            if stat.S_IMODE(found.st_mode) & 0o077:
+            if IS_POSIX and stat.S_IMODE(found.st_mode) & 0o077:
                 raise RlprofError(f"others can read '{path}'", hint="Delete it, so that it is new")
-            fcntl.flock(file, fcntl.LOCK_EX)  # If two servers start at once, one makes the secret.
+            lock(file)  # If two servers start at once, one makes the secret.
             token = file.read(_LOOKED_AT).decode("ascii", "replace").strip()
             if not token:
                 token = secrets.token_urlsafe(32)

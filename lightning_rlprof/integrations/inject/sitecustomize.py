@@ -36,7 +36,7 @@ def _sign(kind: str) -> None:
     folder = os.environ.get("RLPROF_SIGNS")
     try:
         if folder:
-            with open(os.path.join(folder, f"{kind}-{os.getpid()}"), "w") as file:
+            with open(os.path.join(folder, f"{kind}-{os.getpid()}"), "w", encoding="utf-8") as file:
                 file.write(sys.executable)
     except OSError:  # The folder is on another host, or the command has ended.
         pass
