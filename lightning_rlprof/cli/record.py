@@ -269,7 +269,7 @@ def _passed_on(process: "subprocess.Popen[bytes]") -> Iterator[Callable[[float],
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
 
-    # macOS does not say who sent a signal: those of a terminal count as sent by it to the child, too.
+    # On macOS nothing says who sent a signal. What a terminal may send has reached the child.
     def pass_on(number: int, _: object) -> None:
         if number not in of_terminals:
             process.send_signal(number)
