@@ -22,7 +22,6 @@ from typing import BinaryIO
 IS_POSIX = os.open in os.supports_dir_fd
 """Whether files have modes and users, and can be opened relative to a folder: not on Windows."""
 
-
 # Without O_NONBLOCK, opening a pipe waits for a writer. Without O_BINARY, Windows changes newlines.
 _WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
