@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -237,7 +236,8 @@ def run_child(
     wait_s = _FIRST_S
     with _passed_on(process) as wait:
         while process.poll() is None:
-            wait(wait_s)
+            with suppress(subprocess.TimeoutExpired):
+                wait(wait_s)
             wait_s = min(2 * wait_s, 1.0)
             if look is not None:
                 look(process.pid)
@@ -269,22 +269,17 @@ def _passed_on(process: "subprocess.Popen[bytes]") -> Iterator[Callable[[float],
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
 
-    # On macOS nothing says who sent a signal. What a terminal may send has reached the child.
+    # On macOS the sender is unknown: what a terminal can send counts as sent to the child, too.
     def pass_on(number: int, _: object) -> None:
         if number not in of_terminals:
             process.send_signal(number)
 
     before = {each: signal.signal(each, pass_on) for each in every}
     try:
-        yield partial(_waited, process)
+        yield process.wait
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def _waited(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
 
 
 class Processes:
