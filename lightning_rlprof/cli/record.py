@@ -159,8 +159,7 @@ def _say_recorded(
         trace, here = read_trace(rank_files(path)[0]), _from_here(path)
         says = trace.header.config.get("summary", True)
         # Workers of Ray are killed, so they have not printed a summary. A server prints none.
-        printed = trace.header.rank == 0 and any(each.kind == "step" for each in trace.spans)
-        printed = printed and trace.status is not None
+        printed = trace.header.rank == 0 and trace.status is not None
         if says and not code and not printed:
             print_summary(here, "finished")
         elif code or not says:  # Its summary may not have named the directory.
