@@ -27,6 +27,7 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
+from lightning_rlprof.integrations.doors.unrecorded import advice, sentence
 from lightning_rlprof.integrations.end_of_run import print_summary
 from lightning_rlprof.records.records import FOLDER_VARIABLE, JOB_VARIABLE, SIGNS_VARIABLE
 from lightning_rlprof.records.run_directory import rank_files, read_trace
@@ -48,11 +49,6 @@ _HOW = (
 _NOTHING = (
     "See which frameworks are recorded: rlprof doctor. A loop of your own needs with step(): "
     "around each turn."
-)
-_PASTE = (
-    "Two lines around each turn of its loop show its steps:",
-    "  from lightning_rlprof import step",
-    "  with step():",
 )
 _ISOLATED = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 _MOST_PROCESSES = 10_000  # Processes that one look covers.
@@ -144,17 +140,11 @@ def _say_recorded(
     """Name the new runs, or say why there is none, and what a program did instead."""
     if not runs:
         failed = f", and the program ended with status {code}" if code else ""
-        what = "no training reached its first step"
-        counts = [f"{number:,} {name}" for name, number in seen.get("counts", {}).items()]
-        if counts:
-            what = f"no step was found in {seen['program']}, which made {' and '.join(counts)}"
-        text = f"{what}{failed}, so {_from_here(folder)} has no new run"
-        advice = why or (_PASTE[0] if seen else _NOTHING)
-        console.say(f"warning: {text}. {advice}", "yellow", err=True)
-        for line in _PASTE[1:] if seen and not why else ():
+        text = f"{sentence(seen)}{failed}, so {_from_here(folder)} has no new run"
+        first, *more = advice(seen) if seen and not why else [why or _NOTHING]
+        console.say(f"warning: {text}. {first}", "yellow", err=True)
+        for line in more:
             console.say(line, err=True)
-        if places := [f"{name} {share:.0%}" for name, share in seen.get("places", ())]:
-            console.say(f"Its main thread was in {', '.join(places)}.", err=True)
     for path in runs:
         trace, here = read_trace(rank_files(path)[0]), _from_here(path)
         says = trace.header.config.get("summary", True)
