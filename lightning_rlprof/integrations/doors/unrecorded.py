@@ -59,9 +59,10 @@ class Unrecorded:
 
     def end(self) -> None:
         """Forget all: a step was recorded."""
-        self._ended.set()
-        with suppress(OSError):
-            os.remove(self._file)
+        if not self._ended.is_set():
+            self._ended.set()
+            with suppress(OSError):
+                os.remove(self._file)
 
     def tell(self) -> None:
         """Write what was seen, unless a step was recorded."""
