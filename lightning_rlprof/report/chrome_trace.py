@@ -6,7 +6,7 @@ to further tracks ("lanes") of their thread, each with the spans that were opene
 Steps of a rank are on one track, epochs on another. What a thread waits for other ranks is on a
 track below it; an arrow points to its end from the rank that arrived last.
 
-Beside a rank's host stands by how much its clock may be off, or that this is not known.
+Clocks that nothing compared are marked beside the host of each rank.
 """
 
 import gzip
@@ -28,7 +28,6 @@ from lightning_rlprof.report.summary import without_captures
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
-from lightning_rlprof.tables.table import rows_of
 
 if TYPE_CHECKING:
     from lightning_rlprof.report.device_tracks import DeviceTracks
@@ -92,11 +91,11 @@ def _write(
     other |= {"arrows": f"{left_out} shorter waits have none"} if left_out else {}
     file.write(f'{{"displayTimeUnit":"ms","otherData":{encoded(other)},"traceEvents":[\n'.encode())
     names = [encoded(name) for name in spans.names]
-    clocks = dict.fromkeys(spans.ranks, _UNCALIBRATED) if watermark else _unsure(spans)
+    clock = _UNCALIBRATED if watermark else ""
     # Perfetto reports an error for a trailing comma, and for an empty event that avoids it.
     comma = b""
     for done, rank in enumerate(spans.ranks, start=1):
-        host = _rank_events(spans, rank, names, clocks.get(rank, ""), waits)
+        host = _rank_events(spans, rank, names, clock, waits)
         values = counters.events(rank, _pid(rank))
         kernels = devices.events(rank, _pid(rank)) if devices else ()
         for part in chain([chain(host, values)], kernels):
@@ -108,15 +107,6 @@ def _write(
     for flow in waits.flow_events(flows):
         file.write(f",\n{flow}".encode())
     file.write(b"\n]}\n")
-
-
-def _unsure(spans: Spans) -> dict[int, str]:
-    """Return by rank what stands beside its host, for those that may be off."""
-    table = spans.try_table("clocks", [])
-    rows = [] if table is None else rows_of(table)
-    return {
-        row["rank"]: f"±{row['uncertainty'] / 1e6:.3f} ms" for row in rows if row["uncertainty"]
-    }
 
 
 def _pid(rank: int) -> int:
