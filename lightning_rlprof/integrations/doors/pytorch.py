@@ -16,8 +16,9 @@ import os
 import sys
 import threading
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
+from inspect import isgeneratorfunction
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -59,6 +60,9 @@ class _Loop:
         self._leader: Callable[[], Any] = lambda: None  # The optimizer whose steps end a step.
         self._others: set[int] = set()  # Ids of the optimizers that stepped since the leader did.
         self._is_marked = self._is_closed = False  # A step is marked if the program has stages.
+        # How long the loop takes from a step of an environment to its next call, and how often: if
+        # that is a module, and if it is another step.
+        self._turns = {True: [0, 0], False: [0, 0]}
         self._number = 0
         self._forget_step()
 
@@ -67,7 +71,8 @@ class _Loop:
         self._gradients: int | None = None
         self._updated: int | None = None
         self._asked: int | None = None  # Time of the first call without gradients since the update.
-        self._in_environment = self._calls = 0
+        self._left: int | None = None  # Time of the first module after a step of an environment.
+        self._in_environment = self._calls = self._environment_end = 0
 
     def tell(self, event: Callable[..., None], *facts: Any) -> None:
         """Tell of an event; a failure is logged once, and ends this door."""
@@ -89,6 +94,8 @@ class _Loop:
         """A module is about to be called by the loop itself."""
         import torch
 
+        if self._environment_end and self._left is None and self.session is not None:
+            self._left = self.session.clock()
         if torch.is_grad_enabled():
             self._with_gradients()
         elif self.fetching:
@@ -109,12 +116,24 @@ class _Loop:
                 self._record("actor_generate", asked, now)
         if self._rollout is None:
             self._rollout = now
-        self._gradients = None
+        if self._environment_end:
+            turns = self._turns[self._left is not None]
+            turns[0] += (self._left or now) - self._environment_end
+            turns[1] += 1
+        self._gradients = self._left = None
+        self._environment_end = 0
+
+    def collected(self) -> None:
+        """A call has ended that rolls out for the whole step."""
+        if self.session is not None:
+            self._left, self._environment_end = self.session.clock(), 0
+            self._gradients = None
 
     def environment(self, start: int) -> None:
         """A step of an environment has ended; a call of some microseconds is only added up."""
         if self.session is not None:
-            self._in_environment += self.session.clock() - start
+            self._environment_end = self.session.clock()
+            self._in_environment += self._environment_end - start
             self._calls += 1
 
     def backward(self) -> None:
@@ -196,6 +215,7 @@ class _Loop:
 
         start, gradients, updated = self._rollout, self._gradients, self._updated
         if start is not None and gradients is not None:
+            gradients = self._rollout_end(gradients)
             self._record("actor_generate", start, gradients)
             if self._calls:
                 marker, total = Marker("env_step", "region"), {"calls": self._calls}
@@ -208,6 +228,18 @@ class _Loop:
             session.begin_step(session.next_step)
             session.end_step()
             self._number = session.step
+
+    def _rollout_end(self, gradients: int) -> int:
+        """Return when the rollout ended; after a step of an environment no call says so.
+
+        What follows that step takes as long as after others. What takes longer prepares the update,
+        such as a batch that is drawn from a replay buffer, and values of a target network.
+        """
+        end = min(self._left or gradients, gradients)
+        total, count = self._turns[True] if self._turns[True][1] else self._turns[False]
+        if self._environment_end and count:
+            end = min(end, self._environment_end + total // count)
+        return end
 
     def _record(self, name: str, start: int, end: int) -> None:
         from lightning_rlprof.recording.annotations import record
@@ -249,6 +281,9 @@ def install(module: Any) -> None:
         _listen(module)
     elif name == "torch.utils.data.dataloader":
         _cover(module, "_BaseDataLoaderIter", "__next__", _fetching)
+    elif name in _COLLECTS:
+        owner, method = _COLLECTS[name]
+        _cover(module, owner, method, _collecting)
     else:
         for owner, method in _ROLLS[name]:
             _cover(module, owner, method, _rolling)
@@ -268,12 +303,21 @@ _ROLLS = {
 }
 """Classes and methods that roll out; `gym.make` puts the wrappers around every environment."""
 
-MODULES = ("torch", "torch.utils.data.dataloader", *_ROLLS)
+_COLLECTS = {
+    "stable_baselines3.common.on_policy_algorithm": ("OnPolicyAlgorithm", "collect_rollouts"),
+    "stable_baselines3.common.off_policy_algorithm": ("OffPolicyAlgorithm", "collect_rollouts"),
+    "tianshou.data.collector": ("BaseCollector", "collect"),
+    "torchrl.collectors._base": ("BaseCollector", "__iter__"),
+    "ray.rllib.execution.rollout_ops": ("", "synchronous_parallel_sample"),
+}
+"""Methods and functions that roll out for a whole step, also in other processes."""
+
+MODULES = ("torch", "torch.utils.data.dataloader", *_ROLLS, *_COLLECTS)
 """Modules that are prepared once they are imported."""
 
 
 def _cover(module: Any, name: str, method: str, make: Callable[[Any], Any]) -> None:
-    owner = getattr(module, name, None)
+    owner = getattr(module, name, None) if name else module
     function = None if owner is None else vars(owner).get(method)
     if function is not None:  # Other versions may lack the method.
         setattr(owner, method, make(function))
@@ -348,6 +392,28 @@ def _rolling(function: Any) -> Any:
             LOOP.inside = False
 
     return call
+
+
+def _collecting(function: Any) -> Any:
+    """Let a call be a rollout from its begin to its end; of a generator, each turn of it."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not LOOP.makes_call():
+            return function(*args, **kwargs)
+        LOOP.tell(_Loop.rollout)
+        found = function(*args, **kwargs)
+        LOOP.tell(_Loop.collected)
+        return found
+
+    @wraps(function)
+    def turns(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        items = function(*args, **kwargs)
+        following = _collecting(next)
+        while (item := following(items, items)) is not items:
+            yield item
+
+    return turns if isgeneratorfunction(function) else call
 
 
 def _fetching(function: Any) -> Any:
