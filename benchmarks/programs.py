@@ -6,7 +6,8 @@ step, a hash of its last weights. Reported are the steps and the rollout as rlpr
 those, what is untraced, what a step costs more, and the first finding.
 
 It must hold that steps differ by at most one, rollouts by at most 5 points, and weights not at all.
-Overhead has no bound here: read it next to the control.
+Overhead is CPU time, which other programs disturb less; it has no bound here, so read it next to
+the control.
 
 Programs whose packages are missing are left out, with the reason. All of them need::
 
@@ -82,7 +83,7 @@ class Found(NamedTuple):
         truth: What each rank says of itself, of the run under rlprof.
         seen: What rlprof says.
         is_same: Whether the weights are those of the plain runs.
-        costs: Milliseconds of a step above the mean of the plain ones, of each round.
+        costs: Milliseconds of CPU time of a step above the mean of the plain ones, of each round.
         control: Of the second plain run above the first, likewise.
         step_ms: Median plain step.
     """
@@ -103,7 +104,7 @@ def run(program: Program, processes: int, before: tuple[str, ...], folder: str) 
         launch += ["--master-port=29533"]
     file, *arguments = program.command.split()
     command = [*before, sys.executable, *launch, str(FOLDER / file), *arguments]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "RLPROF": "0", "RLPROF_NO_SUMMARY": ""}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "RLPROF": "0"}
     if before:
         environ.pop("RLPROF")
     done = subprocess.run(
@@ -111,7 +112,7 @@ def run(program: Program, processes: int, before: tuple[str, ...], folder: str) 
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("TRUTH ")]
     if done.returncode or len(lines) != processes:
-        raise SystemExit(f"{' '.join(command)}: status {done.returncode}\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{done.stderr[-3000:]}")
     return sorted((json.loads(line[6:]) for line in lines), key=lambda each: each["rank"])
 
 
@@ -189,13 +190,18 @@ def main(chosen: argparse.Namespace) -> int:
             rows.append([name, f"{program.package} is not installed", *[None] * 6])
             continue
         for processes in program.processes:
-            found = measure(program, processes, 1 if chosen.quick else chosen.rounds)
+            try:
+                found = measure(program, processes, 1 if chosen.quick else chosen.rounds)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                print(error, file=sys.stderr)
+                rows.append([name, version, processes, "it failed", *[None] * 4])
+                continue
             rows.append(row_of(name, version, processes, found))
             print(*rows[-1], sep=" | ", file=sys.stderr)
             bounds += bounds_of(f"{name}, {processes} processes", found)
             controls.append(statistics.median(found.control) / found.step_ms)
     columns = ["program", "version", "processes", "steps (true)", "rollout (true)"]
-    columns += ["untraced", "overhead per step", "first finding"]
+    columns += ["untraced", "overhead per step, CPU", "first finding"]
     text = f"two plain runs differ by {100 * statistics.median(map(abs, controls)):.1f}% of a step"
     return verdict(Report("programs", columns, rows, bounds, text, quiet=True), chosen)
 

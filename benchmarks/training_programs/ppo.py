@@ -59,9 +59,7 @@ for _ in range(ITERATIONS):
             rows.append((state, action, log_prob, value, torch.as_tensor(reward), done))
             state = torch.as_tensor(after)
             done = torch.as_tensor(np.logical_or(ended, cut)).float()
-    states, actions, log_probs, values, rewards, dones = map(
-        torch.stack, zip(*rows, strict=True)
-    )
+    states, actions, log_probs, values, rewards, dones = map(torch.stack, zip(*rows, strict=True))
     with torch.no_grad():
         last, advantages = agent.critic(state)[:, 0], torch.zeros(STEPS, ENVS)
         for t in reversed(range(STEPS)):

@@ -1,7 +1,6 @@
 """RLlib: PPO on CartPole, timed where it samples; ``python rllib_ppo.py 1`` has one env runner."""
 
 import sys
-
 from typing import Any
 
 import ray

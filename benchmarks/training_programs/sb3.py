@@ -25,10 +25,12 @@ class Timed(kind):  # type: ignore[misc, valid-type]
     """The algorithm with a clock around its rollouts."""
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        """Collect, timed."""
         with truth.rollout():
             return super().collect_rollouts(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> None:
+        """Update, which ends a step."""
         super().train(*args, **kwargs)
         truth.step()
 

@@ -51,9 +51,7 @@ else:
     )
     loss_module = ClipPPOLoss(actor, value)
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=value)
-collector = iter(
-    Collector(env, policy, frames_per_batch=frames, total_frames=frames * (steps + 1))
-)
+collector = iter(Collector(env, policy, frames_per_batch=frames, total_frames=frames * (steps + 1)))
 buffer.extend(next(collector).reshape(-1))  # The networks take their shapes from it.
 optimizer = torch.optim.Adam(loss_module.parameters())
 

@@ -1,8 +1,7 @@
 """Door to Lightning Fabric, whose programs have loops of their own.
 
-A step ends with an optimizer's step; readers join those of an iteration, see `loaders.iterations`.
-``Fabric.backward`` and the optimizer's step are ``actor_update``. A program that is recorded in
-another way keeps its own steps.
+Its steps, rollouts and updates are those that the door to PyTorch sees. A program that is recorded
+in another way keeps its own steps.
 """
 
 import functools
@@ -14,15 +13,16 @@ from weakref import WeakSet
 import torch
 
 from lightning_rlprof.integrations.doors.kit import Kit
-from lightning_rlprof.recording.annotations import Marker, in_stage, stage
+from lightning_rlprof.integrations.doors.pytorch import LOOP
+from lightning_rlprof.recording.annotations import Marker
 from lightning_rlprof.recording.job import find_place, forget
 from lightning_rlprof.recording.open_spans import Owner
 from lightning_rlprof.recording.session import current, running
-from lightning_rlprof.records.records import OPTIMIZER_STEP
+from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
 
 KIT = Kit("Fabric", "lightning", "sheeprl")
 
-_UPDATE = stage("actor_update")
+_ENVIRONMENTS = ("gymnasium", "gym")  # A program that has these rolls out.
 _TIMED = "sheeprl.utils.timer"  # The door of this module marks updates and steps.
 _COLLECTIVES = ("all_reduce", "all_gather", "barrier", "broadcast")
 
@@ -36,14 +36,14 @@ def install(module: Any) -> None:
     fabric = KIT.find(module, "Fabric")
     for name in ("setup", "setup_module", "setup_optimizers"):
         KIT.replace(fabric, name, functools.partial(KIT.around, before=_begin))
-    KIT.replace(fabric, "backward", _unless_inside)
+    KIT.replace(fabric, "backward", _noticing)
     for name in _COLLECTIVES:
         KIT.replace(fabric, name, Marker(name, "region"))
     KIT.marks(fabric, "save", "save_checkpoint")
     optimizer = KIT.find(module, "_FabricOptimizer")
     KIT.replace(KIT.find(module, "_FabricModule"), "forward", _noticing)
     KIT.marks(KIT.find(module, "_FabricDataLoader"), "__iter__", "data_fetch")
-    KIT.replace(optimizer, "step", lambda each: KIT.around(_unless_inside(each), after=_end))
+    KIT.replace(optimizer, "step", _noticing)
 
 
 class _Training:
@@ -51,15 +51,25 @@ class _Training:
 
     def __init__(self, place: tuple[int, int], device: str) -> None:
         self.fabrics = WeakSet[Any]()
-        unit = "" if _TIMED in sys.modules else OPTIMIZER_STEP
+        unit = OPTIMIZER_STEP
+        if any(name in sys.modules for name in _ENVIRONMENTS):
+            unit = ROLLOUT_AND_UPDATES
+        is_timed = _TIMED in sys.modules
         end = self._end_if_left
-        self.session = KIT.new_session(Owner(), place, device, unit, end_if_left=end)
+        self.session = KIT.new_session(
+            Owner(), place, device, "" if is_timed else unit, end_if_left=end
+        )
+        if is_timed:
+            self.session.expect_step(1)
+        else:
+            LOOP.lead(self.session)
 
     def _end_if_left(self) -> None:
         """End the run once its Fabrics are gone, as in the next trial of a sweep.
 
         One that has trained nothing, as that of a player, leaves no run.
         """
+        LOOP.flush()
         gc.collect()  # A Fabric refers to itself, so only the garbage collector removes it.
         if not self.fabrics and (self.session.has_steps or self.session.buffer.has_stages()):
             self.session.close(self.session.standing)
@@ -97,20 +107,6 @@ def _begin(fabric: Any, *args: Any, **kwargs: Any) -> None:
     mine = _Training(place, fabric.device.type)
     mine.fabrics.add(fabric)
     _trainings.append(mine)
-    mine.session.expect_step(1)
-
-
-def _unless_inside(function: Any) -> Any:
-    """Mark calls as the update, but not those in a stage of the program's own."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if in_stage() or _TIMED in sys.modules:
-            return function(*args, **kwargs)
-        with _UPDATE:
-            return function(*args, **kwargs)
-
-    return _noticing(call)
 
 
 def _noticing(function: Any) -> Any:
@@ -128,12 +124,3 @@ def _noticing(function: Any) -> Any:
             raise
 
     return call
-
-
-def _end(*args: Any, **kwargs: Any) -> None:
-    session = current()
-    if _TIMED in sys.modules or in_stage():
-        return
-    if session is not None and any(each.session is session for each in _trainings):
-        session.begin_step(session.next_step)
-        session.end_step()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MIN_TURNS = 5  # Times that a module must have followed an environment's step: a mean of those.
 _SESSIONS = "lightning_rlprof.recording.session"
 _PACKAGES = (
     *("gymnasium", "stable-baselines3", "torchrl", "tianshou"),
@@ -114,6 +115,7 @@ class _Loop:
             self._end_step(session)
             if asked is not None:
                 self._record("actor_generate", asked, now)
+            now = session.clock()  # It belongs to the new step.
         if self._rollout is None:
             self._rollout = now
         if self._environment_end:
@@ -186,8 +188,6 @@ class _Loop:
         return self.session
 
     def _start(self, unit: str) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         from lightning_rlprof.integrations.doors.kit import Kit
         from lightning_rlprof.recording.job import find_place
         from lightning_rlprof.recording.open_spans import Owner
@@ -202,10 +202,17 @@ class _Loop:
         if not session.loop.yields:  # Another thread's session came first.
             self._is_closed = True
             return
-        self.session, self._number = session, 1
+        atexit.register(self.tell, _Loop.leave_untrained)  # It runs before the session's.
+        self.lead(session)
+
+    def lead(self, session: "Session") -> None:
+        """Let the steps of this thread's loop be those of a session, until that ends."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._forget_step()
+        self._thread, self.session, self._number = get_ident(), session, 1
         hook = register_optimizer_step_post_hook(_stepped)  # It runs after the session's hook.
         session.at_close(lambda: self.tell(_Loop.flush), hook.remove)
-        atexit.register(self.tell, _Loop.leave_untrained)  # It runs before the session's.
         session.expect_step(1)
 
     def _end_step(self, session: "Session") -> None:
@@ -236,7 +243,7 @@ class _Loop:
         such as a batch that is drawn from a replay buffer, and values of a target network.
         """
         end = min(self._left or gradients, gradients)
-        total, count = self._turns[True] if self._turns[True][1] else self._turns[False]
+        total, count = self._turns[self._turns[True][1] >= _MIN_TURNS]
         if self._environment_end and count:
             end = min(end, self._environment_end + total // count)
         return end
