@@ -18,6 +18,7 @@ Programs whose packages are missing are left out, with the reason. All of them n
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -110,10 +111,10 @@ def run(program: Program, processes: int, before: tuple[str, ...], folder: str) 
     done = subprocess.run(
         command, env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=300
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("TRUTH ")]
-    if done.returncode or len(lines) != processes:
+    told = re.findall(r"TRUTH (\{[^}]*\})", done.stdout)  # Two ranks may share a line.
+    if done.returncode or len(told) != processes:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{done.stderr[-3000:]}")
-    return sorted((json.loads(line[6:]) for line in lines), key=lambda each: each["rank"])
+    return sorted(map(json.loads, told), key=lambda each: each["rank"])
 
 
 def measure(program: Program, processes: int, rounds: int) -> Found:
@@ -167,8 +168,11 @@ def bounds_of(name: str, found: Found) -> list[Bound]:
 
 
 def true_share(truth: dict[str, Any], seen: Summary) -> float:
-    """Return the share of the rollout by the program's own clock, in the steps that count."""
-    warm_up = seen.left_out.get("warm-up", 0)
+    """Return the share of the rollout by the program's own clock, in the steps that count.
+
+    In the first step, the clock of the program also counts the start of the recording.
+    """
+    warm_up = max(1, seen.left_out.get("warm-up", 0))
     return float(sum(truth["rollouts_s"][warm_up:]) / sum(truth["steps_s"][warm_up:]))
 
 

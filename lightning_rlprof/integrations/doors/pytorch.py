@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MIN_TURNS = 5  # Times that a module must have followed an environment's step: a mean of those.
+_MIN_TURNS = 5  # A mean of fewer turns that end with a module is not taken, if there are others.
 _SESSIONS = "lightning_rlprof.recording.session"
 _PACKAGES = (
     *("gymnasium", "stable-baselines3", "torchrl", "tianshou"),
@@ -215,8 +215,13 @@ class _Loop:
         session.at_close(lambda: self.tell(_Loop.flush), hook.remove)
         session.expect_step(1)
 
-    def _end_step(self, session: "Session") -> None:
-        """Record the step that was seen, and end it, unless the program has steps itself."""
+    def _end_step(self, session: "Session", end: int | None = None) -> None:
+        """Record the step that was seen, and end it, unless the program has steps itself.
+
+        Args:
+            session: Of the step.
+            end: When it ended; unset, now.
+        """
         from lightning_rlprof.recording.annotations import Marker
         from lightning_rlprof.recording.open_spans import new_span
 
@@ -226,14 +231,14 @@ class _Loop:
             self._record("actor_generate", start, gradients)
             if self._calls:
                 marker, total = Marker("env_step", "region"), {"calls": self._calls}
-                end = min(start + self._in_environment, gradients)
-                session.append(new_span(marker, session.step, start, end, total))
+                sum_end = min(start + self._in_environment, gradients)
+                session.append(new_span(marker, session.step, start, sum_end, total))
         if gradients is not None and updated is not None:
             self._record("actor_update", gradients, updated)
         self._forget_step()
         if session.step == self._number:
             session.begin_step(session.next_step)
-            session.end_step()
+            session.end_step(end)
             self._number = session.step
 
     def _rollout_end(self, gradients: int) -> int:
@@ -243,7 +248,8 @@ class _Loop:
         such as a batch that is drawn from a replay buffer, and values of a target network.
         """
         end = min(self._left or gradients, gradients)
-        total, count = self._turns[self._turns[True][1] >= _MIN_TURNS]
+        module, other = self._turns[True], self._turns[False]
+        total, count = other if module[1] < min(_MIN_TURNS, other[1]) else module
         if self._environment_end and count:
             end = min(end, self._environment_end + total // count)
         return end
@@ -255,9 +261,9 @@ class _Loop:
             record(name, start, end)
 
     def flush(self) -> None:
-        """Record the last step, which no other rollout ends."""
+        """Record the last step, which no other rollout ends: its last update does."""
         if self.session is not None and self._rollout is not None and self._updated is not None:
-            self._end_step(self.session)
+            self._end_step(self.session, self._updated)
 
     def leave_untrained(self) -> None:
         """Leave no run of a program that has not trained."""
