@@ -51,7 +51,7 @@ class Truth:
             "steps_s": [b - a for a, b in pairwise(self.ends)],
             "rollouts_s": self.rollouts_s[:-1],
         }
-        print("TRUTH", json.dumps(found), flush=True)
+        print(f"TRUTH {json.dumps(found)}\n", end="", flush=True)  # Ranks print at the same time.
 
 
 def _cpu_s() -> float:
