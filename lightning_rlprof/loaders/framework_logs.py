@@ -1,4 +1,4 @@
-"""Logs of frameworks as runs: steps of verl's file logger.
+"""Logs of frameworks as runs: AReaL's sessions, and verl's steps.
 
 The beginning of a file tells which of them it is; files of one kind are read together. They may be
 compressed with gzip.
@@ -7,11 +7,13 @@ compressed with gzip.
 import io
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from hashlib import blake2b
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -19,17 +21,26 @@ from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.chrome_events import Source
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import (
+    FATES,
     FORMAT,
+    NO_KNOWN_FATE,
+    SAMPLE,
     Header,
     Kind,
     Note,
     Number,
 )
-from lightning_rlprof.records.run_directory import RankTrace, SpanLine
+from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLine
 from lightning_rlprof.system.files import open_file
 
+S = 1_000_000_000
+"""Nanoseconds of a second."""
+
 MAX_LINE_BYTES = 1 << 24
-"""Bytes of a line that are looked at."""
+"""Bytes of a line, or of a pickle's beginning, that are looked at."""
+
+ANY = range(1 - 2**60, 2**60)
+"""Nanoseconds of 36 years."""
 
 TODAY = range(15 * 10**17, 26 * 10**17)
 """From 2017 to 2052: one time that is far away would put all others out of range."""
@@ -37,13 +48,21 @@ TODAY = range(15 * 10**17, 26 * 10**17)
 _MAX_INTEGER = 2**52
 _MAX_TEXT = 200
 _Read = TypeVar("_Read")
-_MAX_STEP_S = 2**25  # A step longer than a year is an error, and would move all later steps.
+_PHASES = {"generate": "actor_generate", "reward": "compute_reward", "toolcall": "tool_call"}
+
+# An accepted session may still be dropped or go stale before an update: that is not in the file.
+_AREAL_FATES = {"rejected": "filtered", "failed": "aborted", "dropped": "aborted"}
+_EVALUATES = "eval-rollout"
+_STEPS = "sessions don't name their step: a step begins when no session is open"
+_ACCEPTED = "accepted sessions have an unknown fate: the file doesn't tell which of them train"
+_NO_TIMES = "{} phases without a start or an end are left out"
+_MAX_STEP_NS = 2**55  # A step longer than a year is an error, and would move all later steps.
 _STEP = "timing_s/step"
 _ONLY_STEPS = (
     "the log has no times of day: its steps follow one another without a gap, and their stages are "
     "left out, as their order is unknown"
 )
-Log = Literal["verl", "OpenTelemetry"]
+Log = Literal["areal", "verl", "OpenTelemetry"]
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 """Of files that may be logs."""
 
@@ -101,6 +120,20 @@ def texts(path: Path, *, by_line: bool) -> Iterator[bytes | None]:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
+def objects(path: Path) -> Iterator[Mapping[str, Any] | None]:
+    """Yield the object of each line, or of the file; None for what is none, or is too long.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    for part in texts(path, by_line=_has_lines(path)):
+        yield None if part is None else as_object(part)
+
+
+def _has_lines(path: Path) -> bool:
+    return path.name.endswith(SUFFIXES[:2])
+
+
 def as_object(text: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a text; None for anything else."""
     try:
@@ -110,14 +143,45 @@ def as_object(text: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def as_ns(value: Any, unit: int, within: range) -> int | None:
+    """Return a time in nanoseconds; None for what is not a number, or out of range.
+
+    Example::
+
+        >>> as_ns(1.5, S, ANY), as_ns(float("nan"), S, ANY), as_ns("1", S, ANY), as_ns(5, S, TODAY)
+        (1500000000, None, None, None)
+    """
+    if not is_number(value) or not abs(value) < 2**62 // unit:
+        return None
+    full, rest = divmod(value, 1)  # A float of today's date in nanoseconds is 256 ns coarse.
+    found = int(full) * unit + round(rest * unit)
+    return found if found in within else None
+
+
 def is_number(value: Any) -> bool:
     """Tell whether a value is a number that is finite and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
+def whole(value: object) -> int | None:
+    """Return a number that counts something; None for anything else."""
+    return value if type(value) is int and 0 <= value < _MAX_INTEGER else None
+
+
+def is_name(value: object) -> bool:
+    """Tell whether a value can name a task or a sample."""
+    return isinstance(value, str) or (type(value) is int and abs(value) < _MAX_INTEGER)
+
+
 def text(value: object) -> str:
     """Return a value as a text of moderate length that every encoder takes."""
     return str(value)[:_MAX_TEXT].encode("utf-8", "replace").decode()
+
+
+def sample_number(*ids: object) -> int:
+    """Return the number of a sample below 2**52, the same in every file that has these ids."""
+    digest = blake2b(json.dumps(ids).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big") >> 4
 
 
 def read_each(
@@ -154,6 +218,48 @@ def line(
     return SpanLine(name, kind, step, start_ns, end_ns, thread, 0, parent, told)
 
 
+def fate_mark(fate: str, number: int, at_ns: int, **counters: Number | None) -> SpanLine:
+    """Return the mark of what became of a sample; a word that `FATES` lacks counts as unknown."""
+    known = fate if fate in FATES else NO_KNOWN_FATE
+    told = {SAMPLE: number, **_known(counters)}
+    return line(f"{SAMPLE} {known}", "mark", at_ns, at_ns, counters=told)
+
+
+def _known(counters: Mapping[str, Number | None]) -> dict[str, Number]:
+    return {name: value for name, value in counters.items() if value is not None}
+
+
+def step_spans(starts: Mapping[int, int], end_ns: int, thread: int = 0) -> list[SpanLine]:
+    """Return steps that follow one another, by their number and start."""
+    begins = sorted((start, number) for number, start in starts.items())
+    return [
+        line("step", "step", start, max(until, start), number, thread)
+        for (start, number), (until, _) in pairwise([*begins, (end_ns, 0)])
+    ]
+
+
+def in_steps(spans: Iterable[SpanLine], starts: Mapping[int, int]) -> list[SpanLine]:
+    """Give each span the step in which it starts: the last that began before it, or the first."""
+    begins, numbers = zip(*sorted((start, each) for each, start in starts.items()), strict=True)
+    return [
+        replace(each, step=numbers[max(bisect_right(begins, each.start_ns) - 1, 0)])
+        for each in spans
+    ]
+
+
+def rollout_stages(spans: Iterable[SpanLine], name: str) -> list[SpanLine]:
+    """Return for each step the stage from its first phase to the end of its last one.
+
+    Phases of samples overlap, so that none of them alone is what the process does.
+    """
+    lives: dict[int, tuple[int, int]] = {}
+    for each in spans:
+        if each.kind == "region":
+            first, last = lives.get(each.step, (each.start_ns, each.end_ns))
+            lives[each.step] = min(first, each.start_ns), max(last, each.end_ns)
+    return [line(name, "stage", *life, step) for step, life in lives.items()]
+
+
 def rank_trace(
     path: Path,
     spans: Sequence[SpanLine],
@@ -162,6 +268,7 @@ def rank_trace(
     role: str = "actor",
     process: int = 0,
     zero_ns: int = 0,
+    samples: Sequence[SampleLine] = (),
     notes: Iterable[tuple[str, str]] = (),
     lost: int = 0,
     host: str = "unknown host",
@@ -176,6 +283,7 @@ def rank_trace(
         role: What the process does.
         process: Its id.
         zero_ns: Wall clock of the record's first moment; 0 if the log has no wall clock.
+        samples: What its samples are called.
         notes: Level and text of each.
         lost: Lines that could not be read.
         host: Its host.
@@ -194,10 +302,134 @@ def rank_trace(
         path,
         head,
         lines,
+        samples=[*samples],
         notes=[Note(0, level, said, Code.OF_LOG.value) for level, said in notes],
         status="finished",
         lost_lines=lost,
     )
+
+
+def _number_or(value: object, otherwise: int) -> int:
+    found = whole(value)
+    return otherwise if found is None else found
+
+
+class _Session(NamedTuple):
+    """One sample.
+
+    Attributes:
+        number: Its number.
+        task: Name of its task: the sessions of one prompt.
+        start_ns: When it was submitted.
+        end_ns: When its result was final, or its last known moment.
+        status: What the tracer says of it.
+        phases: Name, start and end of each.
+        torn: Phases that lack a time.
+    """
+
+    number: int
+    task: str
+    start_ns: int
+    end_ns: int
+    status: str
+    phases: list[tuple[str, int, int]]
+    torn: int
+
+
+class _File(NamedTuple):
+    path: Path
+    rank: int
+    role: str
+    sessions: list[_Session]
+    lost: int
+
+
+def read_sessions(paths: Sequence[Path]) -> list[RankTrace]:
+    """Read ``sessions-r*.jsonl`` of AReaL's session tracer: each session is a sample.
+
+    ``accepted`` isn't a fate, because what the update does with the sample is not in the file.
+    Steps are common to all files.
+
+    Raises:
+        TraceError: None of the files can be read, or has a session.
+    """
+    files, broken = read_each(paths, _read_sessions)
+    every = sorted(
+        (each for file in files for each in file.sessions), key=lambda each: each.start_ns
+    )
+    starts, reached = dict[int, int](), every[0].start_ns - 1
+    for each in every:
+        if each.start_ns > reached:
+            starts[len(starts) + 1] = each.start_ns
+        reached = max(reached, each.end_ns)
+    found = []
+    for file in files:
+        spans = in_steps([span for each in file.sessions for span in _spans(each, file)], starts)
+        stage = "evaluation" if file.role == _EVALUATES else "actor_generate"
+        spans += rollout_stages(spans, stage) + step_spans(starts, reached)
+        torn = sum(each.torn for each in file.sessions)
+        notes = [("info", _STEPS), ("info", _ACCEPTED), *(("warning", why) for why in broken)]
+        notes += [("warning", _NO_TIMES.format(torn))] * (torn > 0)
+        names = [SampleLine(each.number, each.task, each.task, 0) for each in file.sessions]
+        found.append(
+            rank_trace(
+                file.path, spans, rank=file.rank, role=file.role, zero_ns=every[0].start_ns,
+                samples=names, notes=notes, lost=file.lost,
+            )
+        )  # fmt: skip
+        broken = []
+    return found
+
+
+def _spans(session: _Session, file: _File) -> Iterator[SpanLine]:
+    for name, start, end in session.phases:
+        yield line(name, "region", start, end, counters={SAMPLE: session.number})
+    fate = _AREAL_FATES.get(session.status, session.status)
+    if file.role == _EVALUATES and fate == session.status:
+        fate = "evaluation"
+    if session.status != "pending":
+        yield fate_mark(fate, session.number, session.end_ns)
+
+
+def _read_sessions(path: Path) -> _File:
+    sessions, lost = list[_Session](), 0
+    rank, role = 0, "rollout"
+    for record in objects(path):
+        found = None if record is None else _session(record)
+        if record is None or found is None:
+            lost += 1
+            continue
+        rank, role = _number_or(record.get("rank"), rank), text(record.get("role") or role)
+        sessions.append(found)
+    if not sessions:
+        raise TraceError(f"{path}: has no session with a task and a start")
+    return _File(path, rank, role, sessions, lost)
+
+
+def _session(record: Mapping[str, Any]) -> _Session | None:
+    ids = [record.get(name) for name in ("role", "rank", "task_id", "session_id")]
+    start = as_ns(record.get("submit_ts"), S, TODAY)
+    if start is None or not all(map(is_name, ids[2:])):
+        return None
+    told = [each if is_name(each) else None for each in ids]
+    final = as_ns(record.get("finalized_ts"), S, TODAY)
+    phases, torn = list[tuple[str, int, int]](), 0
+    groups = record.get("phases")
+    for name, parts in (groups if isinstance(groups, dict) else {}).items():
+        for part in parts if isinstance(parts, list) else [None]:
+            times = part if isinstance(part, dict) else {}
+            begin, end = (as_ns(times.get(key), S, TODAY) for key in ("start_ts", "end_ts"))
+            end = final if end is None else end
+            if begin is None or end is None or end < begin:
+                torn += 1
+                continue
+            phases.append((_PHASES.get(name, text(name)), begin, end))
+    last = max([start, *(end for _, _, end in phases)])
+    # Every process counts sessions and tasks from 0, even if it starts again.
+    number = sample_number(*told, start)
+    task = f"rank {text(told[1])}, task {text(told[2])}"
+    status = text(record.get("status"))
+    return _Session(number, task, start, last if final is None else final, status, phases, torn)
 
 
 def read_verl(paths: Sequence[Path]) -> list[RankTrace]:
@@ -211,24 +443,19 @@ def read_verl(paths: Sequence[Path]) -> list[RankTrace]:
 
 def _read_steps(path: Path) -> RankTrace:
     spans, lost, now = [], 0, 0
-    for part in texts(path, by_line=True):
-        row = None if part is None else as_object(part)
-        if row is None:
-            lost += 1
+    for row in objects(path):
+        data = None if row is None else row.get("data")
+        step = None if row is None else whole(row.get("step"))
+        lost += row is None
+        if not isinstance(data, dict) or step is None:
             continue
-        step, data = row.get("step"), row.get("data")
-        length: Any = data.get(_STEP) if isinstance(data, dict) else None
-        if type(step) is int and 0 <= step < _MAX_INTEGER and _is_length(length):
-            ended = now + round(length * 1e9)
-            spans.append(line("step", "step", now, ended, step))
-            now = ended
+        length = as_ns(data.get(_STEP), S, ANY)
+        if length is not None and 0 <= length < _MAX_STEP_NS:
+            spans.append(line("step", "step", now, now + length, step))
+            now += length
     if not spans:
         raise TraceError(f"{path}: has no timings of a step")
     return rank_trace(path, spans, notes=[("info", _ONLY_STEPS)], lost=lost)
-
-
-def _is_length(value: Any) -> bool:
-    return is_number(value) and 0 <= value < _MAX_STEP_S
 
 
 def kind_of_log(path: Path) -> Log | None:
@@ -238,7 +465,7 @@ def kind_of_log(path: Path) -> Log | None:
             head = file.peek(_HEAD)[:_HEAD]
             if _OTLP.match(head):
                 return "OpenTelemetry"
-            if not path.name.endswith(SUFFIXES[:2]):
+            if not _has_lines(path):
                 return None
             lines = islice(iter(lambda: file.readline(MAX_LINE_BYTES), b""), _MAX_LINES)
             kinds = (_kind_of_object(each) for each in map(as_object, lines) if each is not None)
@@ -252,4 +479,13 @@ def _kind_of_object(first: Mapping[str, Any]) -> Log | None:
         return "OpenTelemetry"
     if isinstance(first.get("data"), dict) and "step" in first:
         return "verl"
+    if {"task_id", "session_id", "submit_ts"} <= first.keys():
+        return "areal"
     return None
+
+
+READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
+    "areal": read_sessions,
+    "verl": read_verl,
+}
+"""What reads the files of each kind."""

@@ -18,7 +18,7 @@ from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES, identify, read_ranks, traces
-from lightning_rlprof.loaders.framework_logs import SUFFIXES, Log, kind_of_log, read_verl
+from lightning_rlprof.loaders.framework_logs import READERS, SUFFIXES, Log, kind_of_log
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import from_traces, read_run
 from lightning_rlprof.loaders.nsys import read_nsys
@@ -172,7 +172,7 @@ def _read_logs(path: Path, logs: dict[Log, list[Path]]) -> Spans:
     if len(logs) > 1:
         raise TraceError(f"{path}: contains logs of {' and '.join(logs)}; pass those of one")
     kind, files = next(iter(logs.items()))
-    read = read_otlp if kind == "OpenTelemetry" else read_verl
+    read = read_otlp if kind == "OpenTelemetry" else READERS[kind]
     return aligned(from_traces(path, read(files)))
 
 

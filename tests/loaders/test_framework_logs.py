@@ -13,6 +13,7 @@ from lightning_rlprof.analysis.samples.long_tail import long_tail
 from lightning_rlprof.analysis.samples.sample_tables import samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.run import Run, load
+from tests.loaders.framework_records import session
 from tests.loaders.otlp_records import batch, nemo_step
 
 GIANT = 10 << 20
@@ -22,12 +23,17 @@ def verl(at: int) -> dict[str, Any]:
     return {"step": at, "data": {"timing_s/gen": 0.5, "timing_s/step": 1.0, "perf/mfu": 0.1}}
 
 
+def one_session(at: int) -> dict[str, Any]:
+    return session(at // 2, at, at, {"generate": [(at, at + 2)], "reward": [(at + 2, at + 3)]})
+
+
 def one_batch(at: int) -> dict[str, Any]:
     return batch(nemo_step(at)[1:])
 
 
 WRITERS = {
     "verl": verl,
+    "areal": one_session,
     "otlp": one_batch,
 }
 Writer = Callable[[int], dict[str, Any]]
@@ -52,6 +58,10 @@ def counted(run: Run) -> int:
     [
         ("", "is not a rank file of rlprof"),
         ('{"step": 1, "data": {"loss": 1.0}}\n', "has no timings of a step"),
+        (
+            '{"task_id": 1, "session_id": 2, "submit_ts": null}\n',
+            "has no session with a task and a start",
+        ),
         ('{"a": 1}\n', "is not a rank file of rlprof"),
         ("[1]\n", "is not a rank file of rlprof"),
     ],
@@ -158,13 +168,6 @@ def test_a_wrong_value_costs_no_more_than_its_line(record: Writer, tmp_path: Pat
             assert table is not None
         numbers = [span.end_ns for span in run if span.step < 100]
         assert max(numbers) < 2**60, (way, new)
-
-
-def test_logs_of_two_kinds_are_not_one_run(tmp_path: Path) -> None:
-    for name, record in WRITERS.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines(record)))
-    with pytest.raises(TraceError, match="contains logs of OpenTelemetry and verl; pass those"):
-        load(tmp_path)
 
 
 @each_log
