@@ -1,4 +1,4 @@
-"""Logs of frameworks as runs: AReaL's sessions, and verl's steps.
+"""Logs of frameworks as runs: AReaL's sessions, slime's rollouts, and verl's steps.
 
 The beginning of a file tells which of them it is; files of one kind are read together. They may be
 compressed with gzip.
@@ -15,6 +15,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from msgspec.structs import replace
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
@@ -31,6 +32,7 @@ from lightning_rlprof.records.records import (
     Number,
 )
 from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLine
+from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
 
 S = 1_000_000_000
@@ -56,19 +58,25 @@ _EVALUATES = "eval-rollout"
 _STEPS = "sessions don't name their step: a step begins when no session is open"
 _ACCEPTED = "accepted sessions have an unknown fate: the file doesn't tell which of them train"
 _NO_TIMES = "{} phases without a start or an end are left out"
+_EVALUATION = re.compile(r"eval_\d+$")
+_GENERATE, _WHOLE, _GROUP = "actor_generate", "generate_and_rm", "generate_and_rm_group"
+_SLIME_FATES = {"truncated": "truncated", "aborted": "aborted", "failed": "aborted"}
+_NO_TRACE = "its samples have no trace, which newer versions of slime record"
+_TORN = "{} events are left out: they are damaged, or of a span that didn't end"
 _MAX_STEP_NS = 2**55  # A step longer than a year is an error, and would move all later steps.
 _STEP = "timing_s/step"
 _ONLY_STEPS = (
     "the log has no times of day: its steps follow one another without a gap, and their stages are "
     "left out, as their order is unknown"
 )
-Log = Literal["areal", "verl", "OpenTelemetry"]
+Log = Literal["areal", "slime", "verl", "OpenTelemetry"]
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 """Of files that may be logs."""
 
 _MAX_LINES = 16  # The first lines may be damaged.
 _HEAD = 4096
 _BUFFER = 1 << 16  # Bytes that are read and decompressed at once.
+_DUMP = re.compile(rb'\s*\{\s*"(?:rollout_id|samples)"\s*:')
 _OTLP = re.compile(rb'\s*\{\s*"(?:resource(?:Spans|Metrics|Logs)|batches)"\s*:')
 
 
@@ -432,6 +440,246 @@ def _session(record: Mapping[str, Any]) -> _Session | None:
     return _Session(number, task, start, last if final is None else final, status, phases, torn)
 
 
+class _Dump(NamedTuple):
+    """Samples of one rollout.
+
+    Attributes:
+        number: ``rollout_id``, from 0.
+        evaluates: Whether they are of an evaluation.
+        samples: What slime says of each.
+    """
+
+    number: int
+    evaluates: bool
+    samples: list[Mapping[str, Any]]
+
+
+class _Span(NamedTuple):
+    """A span of a sample's trace, with what its start and its end say of it."""
+
+    id: str
+    parent: object
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Any]
+
+
+def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
+    """Read dumps of rollouts, in JSON or lines of it, as one rank.
+
+    A step is a rollout, up to the next one; a phase is in the step in which it began. ``completed``
+    isn't a fate, because the dump is written before the update.
+
+    Raises:
+        TraceError: None of the files can be read, or no sample has a trace.
+    """
+    read, broken = read_each(paths, _read_dumps)
+    spans, names = list[SpanLine](), list[SampleLine]()
+    lives, seen, torn = list[tuple[_Dump, int, int]](), set[str](), 0
+    rolled: dict[bool, list[SpanLine]] = {False: [], True: []}  # True is for evaluations.
+    for dump in (each for dumps, _ in read for each in dumps):
+        phases, ends = list[SpanLine](), list[tuple[Mapping[str, Any], int, int | None]]()
+        for sample in dump.samples:
+            number, (traced, lost_events) = _number_of(dump, sample), _trace_of(sample, seen)
+            names.append(_name(number, dump, sample))
+            own = _phases(number, sample, traced, len(spans) + len(phases))
+            ends.append((sample, number, max((each.end_ns for each in own), default=None)))
+            phases += own
+            torn += lost_events
+        if phases:
+            last = max(each.end_ns for each in phases)
+            lives.append((dump, min(each.start_ns for each in phases), last))
+            rolled[dump.evaluates] += phases
+            spans += phases
+            spans += [
+                _fate(number, dump, sample, last if end is None else end)
+                for sample, number, end in ends
+            ]
+    if not spans:
+        raise TraceError(f"{paths[0]}: {_NO_TRACE}")
+    zero, starts = min(first for _, first, _ in lives), _starts(lives, spans)
+    spans = in_steps(spans, starts)
+    for evaluates, stage in ((False, _GENERATE), (True, "evaluation")):
+        spans += rollout_stages(in_steps(rolled[evaluates], starts), stage)
+    spans += step_spans(starts, max(last for *_, last in lives))
+    notes = [("warning", each) for each in broken]
+    notes += [("warning", _TORN.format(torn))] * (torn > 0)
+    lost = sum(count for _, count in read)
+    return [
+        rank_trace(
+            paths[0], spans, role="rollout", zero_ns=zero, samples=names, notes=notes, lost=lost
+        )
+    ]
+
+
+def _starts(lives: Sequence[tuple[_Dump, int, int]], spans: Sequence[SpanLine]) -> dict[int, int]:
+    """Return the start of each step: of its rollout's first phase after the rollout before.
+
+    Samples that a rollout continues began in an earlier one.
+    """
+    trains = [each for each in lives if not each[0].evaluates] or [*lives]
+    begins = np.sort([each.start_ns for each in spans if each.kind != "mark"])
+    found, ended = dict[int, int](), 0
+    for dump, first, last in sorted(trains, key=lambda each: each[2]):
+        later = np.searchsorted(begins, ended)
+        start = first if first >= ended or later == len(begins) else int(begins[later])
+        found.setdefault(dump.number + 1, start)
+        ended = last
+    return found
+
+
+def _told(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what has the trace of a sample: a part of it, in some versions the sample itself."""
+    trace = sample.get("trace")
+    return trace if isinstance(trace, dict) else sample
+
+
+def _trace_of(sample: Mapping[str, Any], seen: set[str]) -> tuple[list[_Span], int]:
+    """Return a sample's spans by start, without those of another one, and lost events."""
+    events = _told(sample).get("events")
+    begun: dict[str, tuple[str, int, object, Mapping[str, Any]]] = {}
+    ended: dict[str, _Span] = {}
+    torn = 0
+    for event in events if isinstance(events, list) else ():
+        told = event if isinstance(event, dict) else {}
+        what, name, key = told.get("type"), told.get("name"), told.get("span_id")
+        at, attributes = as_ns(told.get("ts"), S, TODAY), told.get("attrs")
+        attributes = attributes if isinstance(attributes, dict) else {}
+        if at is None or not isinstance(name, str):
+            torn += 1
+        elif what == "event":
+            continue
+        elif what == "span_start" and isinstance(key, str):
+            begun[key] = (name, at, told.get("parent_span_id"), attributes)
+        elif what == "span_end" and isinstance(key, str) and key in begun:
+            begin = begun[key]
+            both = {**begin[3], **attributes}
+            ended[key] = _Span(key, begin[2], begin[0], begin[1], max(at, begin[1]), both)
+        else:
+            torn += 1
+    spans = [ended[key] for key in begun if key in ended and key not in seen]
+    torn += sum(key not in ended for key in begun)
+    seen.update(begun)
+    return spans, torn
+
+
+def _phases(
+    number: int, sample: Mapping[str, Any], spans: Sequence[_Span], before: int
+) -> list[SpanLine]:
+    """Return a sample's phases: innermost generations, and what isn't around them."""
+    length = whole(sample.get("response_length"))
+    outer = [each for each in spans if each.name == _WHOLE]
+    made = [
+        each for each in spans if standard_stage(each.name) == _GENERATE and each.name != _WHOLE
+    ] or (outer if length else [])
+    by_id = {each.id: each for each in spans}
+    around = {each.id for each in spans if each.name == _GROUP}
+    around |= {each.id for each in outer if each not in made}
+    for each in made:
+        above = each.parent
+        while isinstance(above, str) and above in by_id and above not in around:
+            around.add(above)
+            above = by_id[above].parent
+    told = dict(zip((each.id for each in made), _counters(sample, made, length), strict=True))
+    place, found = dict[object, int](), list[SpanLine]()
+    for each in spans:
+        if each.id in around:
+            continue
+        counters = {SAMPLE: number, **told.get(each.id, {})}
+        parent = place.get(each.parent)
+        name = text(standard_stage(each.name))
+        found.append(
+            line(name, "region", each.start_ns, each.end_ns, parent=parent, counters=counters)
+        )
+        place[each.id] = before + len(found)
+    return found
+
+
+def _counters(
+    sample: Mapping[str, Any], made: Sequence[_Span], length: int | None
+) -> list[dict[str, Number]]:
+    """Return tokens and versions of the weights of each generation of a sample.
+
+    slime lists a version per generation. If there are more or fewer, the first one is that in which
+    the first generation began, and the last one that in which the last one ended.
+    """
+    tokens = [whole(each.attributes.get("completion_tokens")) for each in made]
+    if None in tokens:
+        tokens = [*[None] * (len(made) - 1), length]
+    told = sample.get("weight_versions")
+    versions = [_version(each) for each in told] if isinstance(told, list) else []
+    last = None
+    if not versions or None in versions:
+        versions = [None] * len(made)
+    elif len(versions) != len(made):
+        last = versions[-1]
+        versions = [versions[0], *[None] * (len(made) - 1)][: len(made)]
+    pairs = zip(tokens, versions, strict=True)
+    found = [_known({"tokens": count, "version": version}) for count, version in pairs]
+    if found and last is not None:
+        found[-1]["version_end"] = last
+    return found
+
+
+def _version(value: object) -> int | None:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 16:
+        return int(value)
+    return whole(value)
+
+
+def _fate(number: int, dump: _Dump, sample: Mapping[str, Any], at_ns: int) -> SpanLine:
+    status = text(sample.get("status") or "complete")
+    told = "filtered" if sample.get("remove_sample") is True else _SLIME_FATES.get(status, status)
+    fate = "evaluation" if dump.evaluates else told
+    reward, tokens = sample.get("reward"), whole(sample.get("response_length"))
+    reward = reward if is_number(reward) else None
+    return fate_mark(fate, number, at_ns, tokens=tokens, reward=reward)
+
+
+def _number_of(dump: _Dump, sample: Mapping[str, Any]) -> int:
+    told = _told(sample)
+    if isinstance(told.get("trace_id"), str) and told["trace_id"]:
+        return sample_number(told["trace_id"])
+    index = sample.get("index")
+    return sample_number(dump.evaluates, dump.number, index if is_name(index) else None)
+
+
+def _name(number: int, dump: _Dump, sample: Mapping[str, Any]) -> SampleLine:
+    told = _told(sample)
+    index, group = (
+        next((each for each in both if is_name(each)), None)
+        for both in (
+            (sample.get("index"), told.get("sample_id")),
+            (sample.get("group_index"), told.get("group_id")),
+        )
+    )
+    name = f"sample {text(index)}" if group is None else text(group)
+    if dump.evaluates:
+        name = f"evaluation {dump.number}, {name}"
+    return SampleLine(number, name, name, whole(told.get("attempt")) or 0)
+
+
+def _read_dumps(path: Path) -> tuple[list[_Dump], int]:
+    """Return the rollouts of a file, and the number of samples or lines that cannot be read."""
+    stem = re.search(r"\d+$", path.stem)
+    number = int(stem[0][-9:]) if stem else 0
+    evaluates = _EVALUATION.search(path.stem) is not None
+    found, lost = dict[int, list[Mapping[str, Any]]](), 0
+    for each in objects(path):
+        told = each or {}
+        samples = told.get("samples", [told])
+        own = whole(told.get("rollout_id"))
+        for sample in samples if isinstance(samples, list) else [None]:
+            if isinstance(sample, dict) and sample:
+                found.setdefault(number if own is None else own, []).append(sample)
+            else:
+                lost += 1
+    if not found:
+        raise TraceError(f"{path}: has no samples")
+    return [_Dump(each, evaluates, samples) for each, samples in found.items()], lost
+
+
 def read_verl(paths: Sequence[Path]) -> list[RankTrace]:
     """Read the steps in logs of verl's file logger (``trainer.logger=file``).
 
@@ -466,7 +714,7 @@ def kind_of_log(path: Path) -> Log | None:
             if _OTLP.match(head):
                 return "OpenTelemetry"
             if not _has_lines(path):
-                return None
+                return "slime" if _DUMP.match(head) else None
             lines = islice(iter(lambda: file.readline(MAX_LINE_BYTES), b""), _MAX_LINES)
             kinds = (_kind_of_object(each) for each in map(as_object, lines) if each is not None)
             return next((kind for kind in kinds if kind is not None), None)
@@ -481,11 +729,14 @@ def _kind_of_object(first: Mapping[str, Any]) -> Log | None:
         return "verl"
     if {"task_id", "session_id", "submit_ts"} <= first.keys():
         return "areal"
+    if isinstance(first.get("trace"), dict) or isinstance(first.get("events"), list):
+        return "slime"
     return None
 
 
 READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
     "areal": read_sessions,
+    "slime": read_slime,
     "verl": read_verl,
 }
 """What reads the files of each kind."""

@@ -13,7 +13,7 @@ from lightning_rlprof.analysis.samples.long_tail import long_tail
 from lightning_rlprof.analysis.samples.sample_tables import samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.run import Run, load
-from tests.loaders.framework_records import session
+from tests.loaders.framework_records import plain, sample, session
 from tests.loaders.otlp_records import batch, nemo_step
 
 GIANT = 10 << 20
@@ -27,6 +27,10 @@ def one_session(at: int) -> dict[str, Any]:
     return session(at // 2, at, at, {"generate": [(at, at + 2)], "reward": [(at + 2, at + 3)]})
 
 
+def one_sample(at: int) -> dict[str, Any]:
+    return sample(at, plain(at, at + 2, 9), length=9) | {"rollout_id": 0}
+
+
 def one_batch(at: int) -> dict[str, Any]:
     return batch(nemo_step(at)[1:])
 
@@ -34,6 +38,7 @@ def one_batch(at: int) -> dict[str, Any]:
 WRITERS = {
     "verl": verl,
     "areal": one_session,
+    "slime": one_sample,
     "otlp": one_batch,
 }
 Writer = Callable[[int], dict[str, Any]]
@@ -62,6 +67,7 @@ def counted(run: Run) -> int:
             '{"task_id": 1, "session_id": 2, "submit_ts": null}\n',
             "has no session with a task and a start",
         ),
+        ('{"trace": {"events": 5}}\n', "its samples have no trace"),
         ('{"a": 1}\n', "is not a rank file of rlprof"),
         ("[1]\n", "is not a rank file of rlprof"),
     ],
