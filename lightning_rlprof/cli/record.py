@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,6 +27,7 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
+from lightning_rlprof.integrations.doors.unrecorded import advice, sentence
 from lightning_rlprof.integrations.end_of_run import print_summary
 from lightning_rlprof.records.records import FOLDER_VARIABLE, JOB_VARIABLE, SIGNS_VARIABLE
 from lightning_rlprof.records.run_directory import rank_files, read_trace
@@ -49,11 +49,6 @@ _HOW = (
 _NOTHING = (
     "See which frameworks are recorded: rlprof doctor. A loop of your own needs with step(): "
     "around each turn."
-)
-_PASTE = (
-    "Two lines around each turn of its loop show its steps:",
-    "  from lightning_rlprof import step",
-    "  with step():",
 )
 _ISOLATED = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 _MOST_PROCESSES = 10_000  # Processes that one look covers.
@@ -145,23 +140,16 @@ def _say_recorded(
     """Name the new runs, or say why there is none, and what a program did instead."""
     if not runs:
         failed = f", and the program ended with status {code}" if code else ""
-        what = "no training reached its first step"
-        counts = [f"{number:,} {name}" for name, number in seen.get("counts", {}).items()]
-        if counts:
-            what = f"no step was found in {seen['program']}, which made {' and '.join(counts)}"
-        text = f"{what}{failed}, so {_from_here(folder)} has no new run"
-        advice = why or (_PASTE[0] if seen else _NOTHING)
-        console.say(f"warning: {text}. {advice}", "yellow", err=True)
-        for line in _PASTE[1:] if seen and not why else ():
+        text = f"{sentence(seen)}{failed}, so {_from_here(folder)} has no new run"
+        first, *more = advice(seen) if seen and not why else [why or _NOTHING]
+        console.say(f"warning: {text}. {first}", "yellow", err=True)
+        for line in more:
             console.say(line, err=True)
-        if places := [f"{name} {share:.0%}" for name, share in seen.get("places", ())]:
-            console.say(f"Its main thread was in {', '.join(places)}.", err=True)
     for path in runs:
         trace, here = read_trace(rank_files(path)[0]), _from_here(path)
         says = trace.header.config.get("summary", True)
         # Workers of Ray are killed, so they have not printed a summary. A server prints none.
-        printed = trace.header.rank == 0 and any(each.kind == "step" for each in trace.spans)
-        printed = printed and trace.status is not None
+        printed = trace.header.rank == 0 and trace.status is not None
         if says and not code and not printed:
             print_summary(here, "finished")
         elif code or not says:  # Its summary may not have named the directory.
@@ -237,7 +225,8 @@ def run_child(
     wait_s = _FIRST_S
     with _passed_on(process) as wait:
         while process.poll() is None:
-            wait(wait_s)
+            with suppress(subprocess.TimeoutExpired):
+                wait(wait_s)
             wait_s = min(2 * wait_s, 1.0)
             if look is not None:
                 look(process.pid)
@@ -269,22 +258,17 @@ def _passed_on(process: "subprocess.Popen[bytes]") -> Iterator[Callable[[float],
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
 
-    # macOS does not say who sent a signal: those of a terminal count as sent by it to the child, too.
+    # On macOS the sender is unknown: what a terminal can send counts as sent to the child, too.
     def pass_on(number: int, _: object) -> None:
         if number not in of_terminals:
             process.send_signal(number)
 
     before = {each: signal.signal(each, pass_on) for each in every}
     try:
-        yield partial(_waited, process)
+        yield process.wait
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def _waited(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
 
 
 class Processes:

@@ -96,7 +96,7 @@ class _Process:
 
     @property
     def run(self) -> str | None:
-        """What the run is called; None if that is not told."""
+        """What the run is called; None if it has no name."""
         return next((str(self.told[name]) for name in otel_names.RUNS if name in self.told), None)
 
     @property

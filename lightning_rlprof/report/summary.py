@@ -36,10 +36,12 @@ from lightning_rlprof.tables.table import Table, figure
 STAGE_TABLES = frozenset({"stages", "steps", "gaps"})
 """Tables that say nothing of a run without stages."""
 
-_UNITS = {
+UNITS = {
+    "": "",
     OPTIMIZER_STEP: " of the optimizer",
     ROLLOUT_AND_UPDATES: ", each a rollout and its updates,",
 }
+"""What follows the word *steps*, by `Summary.step_unit`."""
 _MAX_FIRST = 3
 _BAR_WIDTH, _MAX_BARS, _MAX_LINE = 24, 5, 100
 _MAX_KERNELS = 10
@@ -224,7 +226,7 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
 
 def run_line(found: Summary) -> str:
     """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
-    what = count_of(found.steps, "step") + _UNITS.get(found.step_unit, "")
+    what = count_of(found.steps, "step") + UNITS.get(found.step_unit, "")
     text = f"{what} on {count_of(found.ranks, 'rank')}"
     left_out = f" ({without(found)})" if found.left_out else ""
     if found.median_ns is None or found.mean_ns is None:

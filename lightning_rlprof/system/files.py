@@ -16,26 +16,18 @@ import secrets
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import BinaryIO
 
 IS_POSIX = os.open in os.supports_dir_fd
 """Whether files have modes and users, and can be opened relative to a folder: not on Windows."""
 
-
-def _flags(*names: str) -> int:
-    """Return those of some flags of `os.open` that this system has."""
-    return reduce(or_, (getattr(os, name, 0) for name in names))
-
-
 # Without O_NONBLOCK, opening a pipe waits for a writer. Without O_BINARY, Windows changes newlines.
-_WITHOUT_WAITING = _flags("O_NONBLOCK", "O_BINARY")
-_NO_LINK = _flags("O_NOFOLLOW")
-_FOLDER = os.O_RDONLY | _flags("O_DIRECTORY")
+_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 # With O_PATH, a folder that may be entered but not read can also be opened.
-_ROOT = _FOLDER | _flags("O_PATH")
+_ROOT = _FOLDER | getattr(os, "O_PATH", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _PRIVATE = 0o600
 _OF_FOLDERS = 0o050  # Rights that a folder takes over from the one around it.

@@ -28,7 +28,7 @@ def cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # On macOS and Windows, those of the machine count.
+    return os.cpu_count() or 1  # Elsewhere, those of the machine are known.
 
 
 def resident_bytes(process: str = "self") -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 _MARK = "\x1e"
 _ROOT = str(Path(__file__).parents[1])
 # The child's standard input ends when this process does, even if killed. The child then ends with
-# its whole process group; Windows has none, and what the child has started goes on there.
+# its whole process group. Windows has none: what the child has started stays.
 _FRAME = """
 import os, signal, sys, threading
 

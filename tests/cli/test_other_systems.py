@@ -54,7 +54,7 @@ config schema
 size --model model --devices 8xH100-80G --prompt-length 64 --response-length 64
 doctor
 """
-RECORD = ["run -- python train.py", "nsys run -- python train.py", "demo"]
+RECORD = ["loop", "run -- python train.py", "nsys run -- python train.py", "demo"]
 # These differ between two runs on one system, too.
 CHANGES = re.compile(r"127\.0\.0\.1:\d+/\S*|\d+(\.\d+)? s\b|(?<=\|) *[\d.]+$", re.M)
 
@@ -112,6 +112,16 @@ def test_a_system_without_names_of_linux_reads_the_same(system: str, folder: Pat
         ], words
         if words[0] in ("serve", "open"):
             assert "a page of 200" in there[1], there
+
+
+def test_a_loop_is_recorded_on_macos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPROF_JOB", "one")
+    loop, findings, summary = answers(
+        "darwin", folder, [["loop"], ["findings", "loops"], ["summary", "loops", "--json"]]
+    )
+    assert loop[1][0] == findings[1][0] == summary[1][0] == 0, (loop, findings, summary)
+    assert json.loads(summary[1][1])["summary"]["steps"] == 3
+    assert "Traceback" not in str((loop, findings, summary))
 
 
 def test_windows_refuses_to_record_in_one_line(folder: Path) -> None:

@@ -83,7 +83,7 @@ class _Loop:
         self._is_marked = self._is_closed = False  # A step is marked if the program has stages.
         self._by_rollout = self._is_by_optimizer = False
         self._number = 0
-        self._unrecorded = Unrecorded(lambda: self.session is None)
+        self._unrecorded = Unrecorded(self._is_free)
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -106,6 +106,10 @@ class _Loop:
     def makes_call(self) -> bool:
         """Return whether the loop itself calls, rather than another call that is known."""
         return not self.inside and get_ident() == self._thread
+
+    def _is_free(self) -> bool:
+        with self._begins:  # A session may begin just now.
+            return self.session is None
 
     def watch(self) -> None:
         """Know what the program does until a step is found."""

@@ -1,6 +1,6 @@
 """What a program did that no step was found in: how often it trained, and where its time went.
 
-It is told to ``rlprof run``, which says it if no training was recorded.
+``rlprof run`` says it if no training was recorded.
 """
 
 import atexit
@@ -9,19 +9,24 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
+from typing import Any
 
-from lightning_rlprof.records.hang_reports import is_own_code
 from lightning_rlprof.records.records import SIGNS_VARIABLE
 
 _FIRST_S, _LAST_S, _GROWTH = 0.05, 1.0, 1.01  # Seconds between two samples, and their growth.
 _MAX_CALLS = 200
 _MAX_PLACES_TOLD = 3
 _MAX_NAME = 80  # Characters.
+_PASTE = (
+    "Two lines around each turn of its loop show its steps:",
+    "  from lightning_rlprof import step",
+    "  with step():",
+)
 
 
 class Unrecorded:
@@ -39,9 +44,8 @@ class Unrecorded:
         self._file, self._is_others = "", is_others
 
     def begin(self) -> None:
-        """Sample from now on, where ``rlprof run`` may ask for it."""
-        folder = os.environ.get(SIGNS_VARIABLE, "")
-        if folder and not self._file:
+        """Sample from now on, if ``rlprof run`` may ask."""
+        if folder := os.environ.get(SIGNS_VARIABLE, ""):
             self._file = os.path.join(folder, f"seen-{self._pid}")
             threading.Thread(target=self._sample, name="rlprof-unrecorded", daemon=True).start()
             atexit.register(self.tell)
@@ -55,21 +59,23 @@ class Unrecorded:
 
     def end(self) -> None:
         """Forget all: a step was recorded."""
-        self._ended.set()
-        with suppress(OSError):
-            os.remove(self._file)
+        if not self._ended.is_set():
+            self._ended.set()
+            with suppress(OSError):
+                os.remove(self._file)
 
     def tell(self) -> None:
         """Write what was seen, unless a step was recorded."""
-        if self._ended.is_set() or not self._file or os.getpid() != self._pid:
-            return
+        if self._file and not self._ended.is_set() and os.getpid() == self._pid:
+            with suppress(OSError):  # The folder is on another host, or the command has ended.
+                Path(self._file).write_text(json.dumps(self._said()), encoding="utf-8")
+
+    def _said(self) -> dict[str, Any]:
         total = sum(self._seconds.values()) or 1.0
         longest = sorted(self._seconds.items(), key=lambda each: -each[1])[:_MAX_PLACES_TOLD]
         places = [(place, seconds / total) for place, seconds in longest]
         program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
-        said = {"program": program, "counts": dict(self.counts), "places": places}
-        with suppress(OSError):  # The folder is on another host, or the command has ended.
-            Path(self._file).write_text(json.dumps(said), encoding="utf-8")
+        return {"program": program, "counts": dict(self.counts), "places": places}
 
     def _sample(self) -> None:
         wait_s, before = _FIRST_S, perf_counter()
@@ -84,8 +90,29 @@ class Unrecorded:
             wait_s, before = min(wait_s * _GROWTH, _LAST_S), now
 
 
+def sentence(said: Mapping[str, Any]) -> str:
+    """Say how often a program trained without a step.
+
+    Args:
+        said: What `Unrecorded.tell` wrote; empty if no process did.
+    """
+    counts = [f"{number:,} {name}" for name, number in said.get("counts", {}).items()]
+    if not counts:
+        return "no training reached its first step"
+    return f"no step was found in {said['program']}, which made {' and '.join(counts)}"
+
+
+def advice(said: Mapping[str, Any]) -> list[str]:
+    """Return lines: what shows the steps of a program, and where its main thread was."""
+    places = [f"{name} {share:.0%}" for name, share in said["places"]]
+    where = [f"Its main thread was in {', '.join(places)}."] if places else []
+    return [*_PASTE, *where]
+
+
 def _place(frame: FrameType | None) -> str:
     """Return the innermost function of the program's own code, with its file."""
+    from lightning_rlprof.records.hang_reports import is_own_code
+
     for _ in range(_MAX_CALLS):
         if frame is None or is_own_code(frame.f_code.co_filename):
             break

@@ -36,6 +36,7 @@ from lightning_rlprof.report.html.step_charts import (
 from lightning_rlprof.report.html.timeline import timeline
 from lightning_rlprof.report.summary import (
     STAGE_TABLES,
+    UNITS,
     Summary,
     device_lines,
     finding_commands,
@@ -267,7 +268,8 @@ def _first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
     if found.median_ns is not None and found.quartiles_ns is not None:
         number, _, unit = duration(found.median_ns).rpartition(" ")
         low, high = map(duration, found.quartiles_ns)
-        median, spread = (number, unit), f"Half of the steps take {low} to {high}"
+        median = number, unit
+        spread = f"Half of the steps{UNITS.get(found.step_unit, '')} take {low} to {high}"
     parts = [] if of_devices else found.parts  # All of a device trace would be untraced.
     shown = [part for part in parts if part.share >= _SMALL]
     small = [part for part in parts if 0 < part.share < _SMALL]

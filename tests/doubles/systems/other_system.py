@@ -2,7 +2,8 @@
 
 ``python other_system.py win32|darwin FOLDER COMMANDS`` runs each command of a JSON list in FOLDER,
 which is made again between the two. Its last line is a JSON list: of each command the two answers,
-of status, standard output and standard error. Commands that record are run the second time alone.
+of status, standard output and standard error. Commands that record are run the second time alone;
+``loop`` records a loop in this process.
 
 What is imitated, for the code of rlprof alone:
 
@@ -56,7 +57,7 @@ import mypy
 _STUBS = Path(mypy.__file__).parent / "typeshed" / "stdlib"
 _O_BINARY = 1 << 30
 _HIDDEN = ("/proc", "/sys")
-_RECORD = ("demo", "nsys", "run")
+_RECORD = ("demo", "loop", "nsys", "run")
 _imitating = False  # True while the second round runs, and rlprof is asking.
 
 
@@ -303,7 +304,7 @@ def _answer(words: list[str]) -> tuple[int, str, str]:
     before, status = (sys.stdout, sys.stderr), 0
     sys.stdout, sys.stderr = out, err
     try:
-        main()
+        _record_a_loop() if words[0] == "loop" else main()
     except SystemExit as end:
         status = int(end.code or 0)
     finally:
@@ -312,6 +313,20 @@ def _answer(words: list[str]) -> tuple[int, str, str]:
     if client.ident is not None:
         client.join()
     return status, _said(out), _said(err)
+
+
+def _record_a_loop() -> None:
+    from lightning_rlprof import ConfigError, stage, start_session, step
+
+    options: Any = {"profile_save_path": "loops", "name": None, "world_size": 1, "rank": 0}
+    try:
+        with start_session(**options, background_metrics=True, hang_timeout=60.0):
+            for number in range(3):
+                with step(), stage("actor_update"):
+                    print("step", number)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 def _said(stream: io.TextIOWrapper) -> str:

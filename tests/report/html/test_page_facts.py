@@ -3,7 +3,10 @@
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
 from lightning_rlprof.report.html.page import (
     changed_settings,
     configuration,
@@ -11,10 +14,12 @@ from lightning_rlprof.report.html.page import (
     facts,
     missing,
     remarks,
+    report_tables,
     versions,
+    write_report,
 )
 from lightning_rlprof.tables.spans import RankNote, RunWarning
-from tests.builders.runs import grpo_rows, grpo_run, header, write_rank
+from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
 
 
 def test_ranks_with_one_trouble_are_named_together(tmp_path: Path) -> None:
@@ -69,3 +74,21 @@ def test_settings_that_differ_from_the_defaults_are_listed_with_these(tmp_path: 
     assert changed_settings(configuration(load(tmp_path / "run"))) == [
         ("integrated.stage", "all", "actor_update")
     ]
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"),
+    [
+        ("", "Half of the steps take "),
+        (OPTIMIZER_STEP, "Half of the steps of the optimizer take "),
+        (ROLLOUT_AND_UPDATES, "Half of the steps, each a rollout and its updates, take "),
+    ],
+)
+def test_the_page_says_what_a_step_is(unit: str, text: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    head = dataclasses.replace(header(0, 1), step_unit=unit)
+    rows = [Row("step", "step", at, at * 1_000, (at + 1) * 1_000) for at in range(1, 9)]
+    write_rank(run, head, rows)
+    spans = load(run)
+    write_report(spans, report_tables(spans), tmp_path / "page.html")
+    assert text in (tmp_path / "page.html").read_text(encoding="utf-8")
