@@ -275,7 +275,7 @@ class _Guest(Session):
     def begin_step(self, step: int) -> None:
         """Leave the steps to the training around."""
 
-    def end_step(self) -> None:
+    def end_step(self, end_ns: int | None = None) -> None:
         """Leave the steps to the training around."""
 
     def close(self, status: str = "finished") -> None:

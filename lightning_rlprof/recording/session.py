@@ -451,12 +451,16 @@ class Session:
         self.waiting = True
 
     @_ends_recording
-    def end_step(self) -> None:
-        """End the step, write it, and expect the next one: what follows belongs to that."""
+    def end_step(self, end_ns: int | None = None) -> None:
+        """End the step, write it, and expect the next one: what follows belongs to that.
+
+        Args:
+            end_ns: When it ended; unset, now.
+        """
         steps, windows, exchange = self._steps, self._windows, self.helpers.exchange
         start, is_shadow_step = steps.start, self.silent_thread != 0
         steps.broken_by = ""
-        end = self._end_step(None)
+        end = self._end_step(None, end_ns)
         steps.edge, steps.ended, steps.totals = end, self.step, None
         steps.begun = [*steps.begun[-_MAX_STEPS_KEPT:], (start or end, self.step)]
         self.flush_at_ns = end + _UNWRITTEN_NS
@@ -533,8 +537,9 @@ class Session:
             return False
         return not (windows.possible and capture.arms_stages(self.config, self.header.rank, step))
 
-    def _end_step(self, counters: dict[str, Number] | None) -> int:
-        now, steps, windows = self.clock(), self._steps, self._windows
+    def _end_step(self, counters: dict[str, Number] | None, end_ns: int | None = None) -> int:
+        steps, windows = self._steps, self._windows
+        now = self.clock() if end_ns is None else end_ns
         start, late = steps.start, list[Late]()
         if windows.possible and windows.capture.saw(self.step):
             known = windows.capture.exit(windows.step_token)

@@ -20,8 +20,9 @@ import os
 import sys
 import threading
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
+from inspect import isgeneratorfunction
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MIN_TURNS = 5  # A mean of fewer turns that end with a module is not taken, if there are others.
 _SESSIONS = "lightning_rlprof.recording.session"
 _PACKAGES = (
     *("gymnasium", "stable-baselines3", "torchrl", "tianshou"),
@@ -82,6 +84,9 @@ class _Loop:
         self._others: set[int] = set()  # Ids of the optimizers that stepped since the leader did.
         self._is_marked = self._is_closed = False  # A step is marked if the program has stages.
         self._by_rollout = self._is_by_optimizer = False
+        # How long the loop takes from a step of an environment to its next call, and how often: if
+        # that is a module, and if it is another step.
+        self._turns = {True: [0, 0], False: [0, 0]}
         self._number = 0
         self._unrecorded = Unrecorded(self._is_free)
         self._forget_step()
@@ -91,7 +96,8 @@ class _Loop:
         self._gradients: int | None = None
         self._updated: int | None = None
         self._asked: int | None = None  # Time of the first call without gradients since the update.
-        self._in_environment = self._calls = 0
+        self._left: int | None = None  # Time of the first module after a step of an environment.
+        self._in_environment = self._calls = self._environment_end = 0
 
     def tell(self, event: Callable[..., None], *facts: Any) -> None:
         """Tell of an event; a failure is logged once, and ends this door."""
@@ -141,6 +147,8 @@ class _Loop:
         """A module is about to be called by the loop itself."""
         import torch
 
+        if self._environment_end and self._left is None and self.session is not None:
+            self._left = self.session.clock()
         if torch.is_grad_enabled():
             self._trained.add(module)
             self._with_gradients()
@@ -216,14 +224,27 @@ class _Loop:
             self._end_step(session)
             if asked is not None:
                 self._record(_ROLLOUT, asked, now)
+            now = session.clock()  # It belongs to the new step.
         if self._rollout is None:
             self._rollout = now
-        self._gradients = None
+        if self._environment_end:
+            turns = self._turns[self._left is not None]
+            turns[0] += (self._left or now) - self._environment_end
+            turns[1] += 1
+        self._gradients = self._left = None
+        self._environment_end = 0
+
+    def collected(self) -> None:
+        """A call has ended that rolls out for the whole step."""
+        if self.session is not None:
+            self._left, self._environment_end = self.session.clock(), 0
+            self._gradients = None
 
     def environment(self, start: int) -> None:
         """A step of an environment has ended; a call of some microseconds is only added up."""
         if self.session is not None:
-            self._in_environment += self.session.clock() - start
+            self._environment_end = self.session.clock()
+            self._in_environment += self._environment_end - start
             self._calls += 1
 
     def backward(self) -> None:
@@ -328,6 +349,7 @@ class _Loop:
         if not session.loop.yields:  # Another thread's session came first.
             self._is_closed = True
             return
+        self._forget_step()
         self.session, self._number = session, 1
         self._by_rollout = unit == ROLLOUT_AND_UPDATES
         self._is_by_optimizer = unit == OPTIMIZER_STEP
@@ -347,26 +369,45 @@ class _Loop:
             self._hook.remove()
         self._hook = register_optimizer_step_post_hook(_stepped)
 
-    def _end_step(self, session: "Session") -> None:
-        """Record the step that was seen, and end it, unless the program has steps itself."""
+    def _end_step(self, session: "Session", end: int | None = None) -> None:
+        """Record the step that was seen, and end it, unless the program has steps itself.
+
+        Args:
+            session: Of the step.
+            end: When it ended; unset, now.
+        """
         from lightning_rlprof.recording.annotations import Marker
         from lightning_rlprof.recording.open_spans import new_span
 
         start, gradients, updated = self._rollout, self._gradients, self._updated
         if start is not None and gradients is not None:
+            gradients = self._rollout_end(gradients)
             self._record(_ROLLOUT, start, gradients)
             if self._calls:
                 marker, total = Marker("env_step", "region"), {"calls": self._calls}
-                end = min(start + self._in_environment, gradients)
-                session.append(new_span(marker, session.step, start, end, total))
+                sum_end = min(start + self._in_environment, gradients)
+                session.append(new_span(marker, session.step, start, sum_end, total))
         if gradients is not None and updated is not None:
             self._record(_UPDATE, gradients, updated)
         self._forget_step()
         self._unrecorded.end()
         if session.step == self._number and session.waiting:
             session.begin_step(session.next_step)
-            session.end_step()
+            session.end_step(end)
             self._number = session.step
+
+    def _rollout_end(self, gradients: int) -> int:
+        """Return when the rollout ended; after a step of an environment no call says so.
+
+        What follows that step takes as long as after others. What takes longer prepares the update,
+        such as a batch that is drawn from a replay buffer, and values of a target network.
+        """
+        end = min(self._left or gradients, gradients)
+        module, other = self._turns[True], self._turns[False]
+        total, count = other if module[1] < min(_MIN_TURNS, other[1]) else module
+        if self._environment_end and count:
+            end = min(end, self._environment_end + total // count)
+        return end
 
     def _record(self, name: str, start: int, end: int) -> None:
         from lightning_rlprof.recording.annotations import record
@@ -388,9 +429,9 @@ class _Loop:
         )
 
     def flush(self) -> None:
-        """Record the last step, which no other rollout ends."""
+        """Record the last step, which no other rollout ends: its last update does."""
         if self.session is not None and self._rollout is not None and self._updated is not None:
-            self._end_step(self.session)
+            self._end_step(self.session, self._updated)
 
     def leave_untrained(self) -> None:
         """Leave no run of a program that has not trained."""
@@ -421,6 +462,9 @@ def install(module: Any) -> None:
             _cover(module, "", each, _communicating)
     elif name == "torch.utils.data.dataloader":
         _cover(module, "_BaseDataLoaderIter", "__next__", _fetching)
+    elif name in _COLLECTS:
+        owner, method = _COLLECTS[name]
+        _cover(module, owner, method, _collecting)
     else:
         for owner, method in _ROLLS[name]:
             _cover(module, owner, method, _rolling)
@@ -440,6 +484,15 @@ _ROLLS = {
 }
 """Classes and methods that roll out; `gym.make` puts the wrappers around every environment."""
 
+_COLLECTS = {
+    "stable_baselines3.common.on_policy_algorithm": ("OnPolicyAlgorithm", "collect_rollouts"),
+    "stable_baselines3.common.off_policy_algorithm": ("OffPolicyAlgorithm", "collect_rollouts"),
+    "tianshou.data.collector": ("BaseCollector", "collect"),
+    "torchrl.collectors._base": ("BaseCollector", "__iter__"),
+    "ray.rllib.execution.rollout_ops": ("", "synchronous_parallel_sample"),
+}
+"""Methods and functions that roll out for a whole step, also in other processes."""
+
 _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all"),
     *("barrier", "broadcast", "broadcast_object_list", "reduce_scatter", "reduce_scatter_tensor"),
@@ -447,7 +500,7 @@ _COLLECTIVES = (
 
 MODULES = (
     *("torch", "torch.distributed", "torch.utils.data.dataloader"),
-    *("lightning_rlprof.recording.annotations", *_ROLLS),
+    *("lightning_rlprof.recording.annotations", *_ROLLS, *_COLLECTS),
 )
 """Modules that are prepared once they are imported."""
 
@@ -578,6 +631,28 @@ def _rolling(function: Any) -> Any:
             LOOP.inside = False
 
     return call
+
+
+def _collecting(function: Any) -> Any:
+    """Let a call be a rollout from its begin to its end; of a generator, each turn of it."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not LOOP.makes_call():
+            return function(*args, **kwargs)
+        LOOP.tell(_Loop.rollout)
+        found = function(*args, **kwargs)
+        LOOP.tell(_Loop.collected)
+        return found
+
+    @wraps(function)
+    def turns(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        items = function(*args, **kwargs)
+        following = _collecting(next)
+        while (item := following(items, items)) is not items:
+            yield item
+
+    return turns if isgeneratorfunction(function) else call
 
 
 def _fetching(function: Any) -> Any:

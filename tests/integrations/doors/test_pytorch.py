@@ -132,6 +132,54 @@ for _ in range(4):
 envs.close()
 """
 
+DRAWS_FROM_A_BUFFER = """
+for at in range(16):
+    with torch.no_grad():
+        model(torch.as_tensor(state))
+    state = env.step(0)[0]
+    if at % 2:
+        time.sleep(0.012)
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+        update(torch.ones(2, 4))
+        stepped()
+"""
+
+ENDS_LATE = (
+    EVERY_FEW_STEPS
+    + """
+time.sleep(0.2)
+"""
+)
+
+COLLECTS = """
+from tianshou.data.collector import BaseCollector
+
+class Collector(BaseCollector):
+    def _collect(self):
+        time.sleep(0.004)  # Its environments are other processes.
+
+collector = Collector()
+for _ in range(4):
+    collector.collect()
+    update(torch.ones(2, 4))
+    stepped()
+"""
+
+COLLECTS_IN_A_GENERATOR = """
+from torchrl.collectors._base import BaseCollector
+
+class Collector(BaseCollector):
+    def iterator(self):
+        for _ in range(4):
+            time.sleep(0.004)
+            yield torch.ones(2, 4)
+
+for batch in Collector():
+    update(batch)
+    stepped()
+"""
+
 
 MARKS_ITS_ROLLOUT = """
 from lightning_rlprof import stage
@@ -206,6 +254,7 @@ class Case(NamedTuple):
     steps: int
     stages: dict[str, float]
     unit: str = ROLLOUT_AND_UPDATES
+    most_untraced: float = 1.0
 
 
 CASES = {
@@ -223,6 +272,18 @@ CASES = {
         ENVIRONMENTS_IN_PROCESSES, 4, {"actor_generate": 0.5, "actor_update": 0.1}
     ),
     "two optimizers": Case(TWO_OPTIMIZERS, 5, {"actor_update": 0.8}, OPTIMIZER_STEP),
+    "a batch is drawn from a buffer": Case(
+        DRAWS_FROM_A_BUFFER, 8, {"actor_generate": 0.1, "actor_update": 0.55}
+    ),
+    "the program goes on after its last step": Case(
+        ENDS_LATE, 4, {"actor_generate": 0.1, "actor_update": 0.05}, most_untraced=0.5
+    ),
+    "a collector's environments are processes": Case(
+        COLLECTS, 4, {"actor_generate": 0.4, "actor_update": 0.1}
+    ),
+    "a collector is a generator": Case(
+        COLLECTS_IN_A_GENERATOR, 4, {"actor_generate": 0.4, "actor_update": 0.1}
+    ),
     "an update every few steps": Case(
         EVERY_FEW_STEPS, 4, {"actor_generate": 0.5, "actor_update": 0.15}
     ),
@@ -265,7 +326,7 @@ def test_steps_and_phases_of_a_loop(name: str, tmp_path: Path) -> None:
     ran(LONGER + HEAD + case.program, tmp_path)
     run = load(tmp_path / "runs")
     found = shares(run)
-    found.pop("untraced", 0.0)
+    assert found.pop("untraced", 0.0) < case.most_untraced
     assert len(run.ranks) == 1
     assert len(run.rows(kind="step")) == case.steps
     assert summary(run).step_unit == case.unit
