@@ -35,7 +35,6 @@ WITHIN_UNCERTAINTY = "within clock uncertainty"
 """Text of a row whose effect is smaller than the clock uncertainty."""
 
 
-
 @dataclass(frozen=True, eq=False)
 class SyncPoints:
     """Sync points, and the visits of chains (one per training thread) to them.
