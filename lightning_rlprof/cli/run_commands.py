@@ -186,10 +186,10 @@ def open_in_perfetto(
 def export(
     run: Run = SAVE_PATH,
     target: Annotated[
-        Literal["perfetto", "parquet", "csv", "samples", "otlp", "insight"] | None,
+        Literal["perfetto", "parquet", "csv", "otlp", "insight"] | None,
         option(
             "FORMAT",
-            "perfetto (default), parquet, csv, samples, otlp or insight",
+            "perfetto (default), parquet, csv, otlp or insight",
             "--format",
         ),
     ] = None,
@@ -209,9 +209,8 @@ def export(
 ) -> None:
     """Export a run as a Perfetto trace or as files, or upload it.
 
-    perfetto is a file .json or .json.gz, samples one of JSON lines, one per sample. otlp is one of
-    lines of OpenTelemetry's OTLP. parquet and csv are a file per table. insight is a folder per
-    capture for MindStudio Insight.
+    perfetto is a file .json or .json.gz, otlp one of lines of OpenTelemetry's OTLP. parquet and csv
+    are a file per table. insight is a folder per capture for MindStudio Insight.
 
     --to uploads a finished run to S3, GCS, HDFS or any fsspec store. It resumes if interrupted.
 
@@ -229,8 +228,8 @@ def export(
     if target not in (None, "perfetto") and (kernels or allow_unsynced):
         raise RlprofError("--kernels and --allow-unsynced apply to --format perfetto only")
     match target:
-        case "samples" | "otlp":
-            _export_lines(run, target, output, force=force)
+        case "otlp":
+            _export_otlp(run, output, force=force)
         case "insight":
             _export_captures(run, output, force=force)
         case "parquet" | "csv":
@@ -303,30 +302,26 @@ def _print_remarks(spans: "Spans", remarks: Sequence[str]) -> None:
         console.warn(remark)
 
 
-def _export_lines(
-    run: Path, target: Literal["samples", "otlp"], output: Path | None, *, force: bool
-) -> None:
-    """Write one JSON line per sample of a run, or its spans as lines of OTLP."""
+def _export_otlp(run: Path, output: Path | None, *, force: bool) -> None:
+    """Write the spans of a run as lines of OTLP."""
     spans = open_run(run)
-    path = console.destination(output, spans.path, f"{target}.jsonl", force=force)
+    path = console.destination(output, spans.path, "otlp.jsonl", force=force)
     from lightning_rlprof.analysis.steps.sync_points import unsynchronized_clocks
-    from lightning_rlprof.report.exports import write_sample_log
     from lightning_rlprof.report.otlp import write_otlp
 
-    write, what = (write_otlp, "span") if target == "otlp" else (write_sample_log, "sample")
     with console.writing(path):
-        number = write(spans, path)
+        number = write_otlp(spans, path)
     print_warnings(spans)
     if unsynced := unsynchronized_clocks(spans):
         console.warn(f"{unsynced}: don't compare times of different ranks in this file.")
     console.wrote(path)
-    console.status(console.count(number, what))
+    console.status(console.count(number, "span"))
 
 
 def _export_captures(run: Path, output: Path | None, *, force: bool) -> None:
     """Put the captures of a run into folders for MindStudio Insight."""
     from lightning_rlprof.loaders.load import newest_run
-    from lightning_rlprof.report.exports import insight_folders
+    from lightning_rlprof.report.insight import insight_folders
 
     check_exists(run)
     with local(run) as copy:

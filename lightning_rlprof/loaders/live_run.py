@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,6 +31,7 @@ from lightning_rlprof.records.hang_reports import (
     HangReport,
     RankEvidence,
     as_collectives,
+    brief,
     dump_file,
     read_beat,
     read_plain_pickle,
@@ -75,16 +75,6 @@ _MEMORY = frozenset(
 )
 _NOT_USUAL = ("interrupted", "capture", SHADOW)
 _STEP = KINDS.index("step")
-# The reports of 1,024 ranks would fill the memory.
-_NOT_SHOWN: dict[str, Any] = {
-    "spans": (),
-    "threads": (),
-    "collectives": (),
-    "groups": {},
-    "children": (),
-    "remarks": (),
-}
-_NEVER = 2**63 - 1
 
 
 class LiveRank:
@@ -365,7 +355,7 @@ class LiveRun:
                 continue
             if (report := read_report(self.run, path)) is not None:
                 self._reports.add(path.name)
-                self.hangs[report.rank] = replace(report, **_NOT_SHOWN)
+                self.hangs[report.rank] = brief(report)
 
 
 def progress(run: Path) -> list[RankReader]:

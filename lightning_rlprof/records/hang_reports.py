@@ -273,16 +273,16 @@ def read_reports(run: Path, rank: int) -> tuple[HangReport, ...]:
     for number in range(1, MOST_REPORTS + 1):
         report = read_report(run, run / FOLDER / f"rank-{rank:05d}-{number:02d}.json")
         if report is not None and report.cause == "recovered":
-            found.append(_brief(report))
+            found.append(brief(report))
         elif report is not None:
-            found = [*map(_brief, found), report]
+            found = [*map(brief, found), report]
     return tuple(found)
 
 
-def _brief(report: HangReport) -> HangReport:
-    """Return a report without what is large."""
+def brief(report: HangReport) -> HangReport:
+    """Return a report without what is large: those of 1,024 ranks would fill the memory."""
     few = HangReport(0, 0, "hang", 0, 0, 0, 0, False)
-    large = ("last_span", "spans", "threads", "collectives", "groups", "children", "remarks")
+    large = ("spans", "threads", "collectives", "groups", "children", "remarks")
     return replace(report, **{name: getattr(few, name) for name in large})
 
 

@@ -4,9 +4,9 @@ The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6
 Slices of one track must nest, else Perfetto drops them: spans that overlap, as asyncio tasks do, go
 to further tracks ("lanes") of their thread, each with the spans that were opened inside it.
 Steps of a rank are on one track, epochs on another. What a thread waits for other ranks is on a
-track below it; an arrow points to its end from the rank that arrived last. The job is on top.
+track below it; an arrow points to its end from the rank that arrived last.
 
-Beside a rank's host stands by how much its clock may be off, or that this is not known.
+Clocks that nothing compared are marked beside the host of each rank.
 """
 
 import gzip
@@ -20,17 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
-from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.stages import StepTimes
 from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.records.records import BACKGROUND_METRICS, EXPORT, KINDS, Number
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.summary import without_captures
-from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
-from lightning_rlprof.tables.table import rows_of
 
 if TYPE_CHECKING:
     from lightning_rlprof.report.device_tracks import DeviceTracks
@@ -94,14 +91,11 @@ def _write(
     other |= {"arrows": f"{left_out} shorter waits have none"} if left_out else {}
     file.write(f'{{"displayTimeUnit":"ms","otherData":{encoded(other)},"traceEvents":[\n'.encode())
     names = [encoded(name) for name in spans.names]
-    clocks = dict.fromkeys(spans.ranks, _UNCALIBRATED) if watermark else _unsure(spans)
-    above = [*_job_events(analyzed, _pid(max(spans.ranks, default=0) + 1))]
-    if above:
-        file.write(",\n".join([*above, ""]).encode("utf-8", "backslashreplace"))
+    clock = _UNCALIBRATED if watermark else ""
     # Perfetto reports an error for a trailing comma, and for an empty event that avoids it.
     comma = b""
     for done, rank in enumerate(spans.ranks, start=1):
-        host = _rank_events(spans, rank, names, clocks.get(rank, ""), waits)
+        host = _rank_events(spans, rank, names, clock, waits)
         values = counters.events(rank, _pid(rank))
         kernels = devices.events(rank, _pid(rank)) if devices else ()
         for part in chain([chain(host, values)], kernels):
@@ -115,15 +109,6 @@ def _write(
     file.write(b"\n]}\n")
 
 
-def _unsure(spans: Spans) -> dict[int, str]:
-    """Return by rank what stands beside its host, for those that may be off."""
-    table = spans.try_table("clocks", [])
-    rows = [] if table is None else rows_of(table)
-    return {
-        row["rank"]: f"±{row['uncertainty'] / 1e6:.3f} ms" for row in rows if row["uncertainty"]
-    }
-
-
 def _pid(rank: int) -> int:
     return rank + 1  # Process 0 would be the idle process of the operating system.
 
@@ -133,7 +118,8 @@ def _rank_events(
 ) -> Iterator[str]:
     pid, rows = _pid(rank), spans.rows(rank=rank)
     who = ", ".join(filter(None, (spans.headers[rank].host, clock)))
-    yield from _process(pid, f"rank {rank} ({who})", rank)
+    yield about(pid, 0, "process_name", name=f"rank {rank} ({who})")
+    yield about(pid, 0, "process_sort_index", sort_index=rank)
     arguments = _arguments(spans, rows)
     steps, epochs = (rows[spans.kind[rows] == kind] for kind in (_STEP, _EPOCH))
     others = rows[~np.isin(spans.kind[rows], (_STEP, _EPOCH))]
@@ -397,40 +383,6 @@ class _WaitTracks:
                 yield f'{{"ph":{phase},"pid":{pid},"tid":{tid},"ts":{micro(time)},{what}}}'
 
 
-# ---- the job: findings
-
-
-def _job_events(spans: Spans, pid: int) -> Iterator[str]:
-    """Yield the process of the job: a track per finding, in their order.
-
-    A finding is at its first event; one that is about the whole run is as long as the run.
-    """
-    start, end = int(spans.start_ns.min(initial=0)), int(spans.end_ns.max(initial=0))
-    for tid, each in enumerate(diagnose(spans).found, start=1):
-        args: dict[str, Any] = {
-            "id": each.id,
-            "kind": each.kind,
-            "confidence": each.confidence,
-            "evidence": each.evidence,
-            "do": each.act,
-            "look": each.look,
-        }
-        low, high = start, end
-        if (place := each.place) is not None:
-            args |= {"rank": place.rank} | ({} if place.step is None else {"step": place.step})
-            low = start if place.from_ns is None else place.from_ns
-            high = end if place.to_ns is None else place.to_ns
-        if each.price is not None:
-            args["price"] = f"{each.price.text}, {duration(each.price.ns)}"
-        if tid == 1:
-            yield from _process(pid, "job: findings", -1)
-        yield from named(pid, tid, f"finding {tid}")
-        yield (
-            f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{micro(low)},"dur":{micro(high - low)},'
-            f'"name":{encoded(each.heading)},"cat":"job","args":{encoded(args)}}}'
-        )
-
-
 # ---- events
 
 
@@ -465,8 +417,3 @@ def named(pid: int, tid: int, title: str) -> Iterator[str]:
     """Yield the events that name a track, and put it where its number says."""
     yield about(pid, tid, "thread_name", name=title)
     yield about(pid, tid, "thread_sort_index", sort_index=tid)
-
-
-def _process(pid: int, title: str, place: int) -> Iterator[str]:
-    yield about(pid, 0, "process_name", name=title)
-    yield about(pid, 0, "process_sort_index", sort_index=place)

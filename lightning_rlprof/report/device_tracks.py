@@ -13,15 +13,12 @@ from lightning_rlprof.report.chrome_trace import (
     micro,
     named,
     sample_tracks,
-    track,
 )
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import covered_before, unions
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
 _FIRST = 1 << 20  # Threads of a rank have lower numbers.
 _AT_ONCE = 10_000
-_PARTS = 100  # Parts of a step, for each of which a device's share of busy time is computed.
 _NUMBERS = ("device", "stream", "start", "duration", "step", "launch")
 
 
@@ -68,42 +65,12 @@ class DeviceTracks:
                     track = f'"pid":{pid},"tid":{tid}'
                     yield [*self._slices(lane[first : first + _AT_ONCE], track)]
                 tid += 1
-        if high > low:
-            yield [*self._busy(low, high, pid)]
         for samples, metrics in self._counters:
             # The first rank also shows samples without a rank.
             first = rank == self._spans.ranks[0]
             own = samples.rows((samples.rank == rank) | (first & (samples.rank < 0)))
             if sampled := [*sample_tracks(own, metrics, pid)]:
                 yield sampled
-
-    def _busy(self, low: int, high: int, pid: int) -> Iterator[str]:
-        """Yield how busy each device of a rank is, in equal parts of each step with kernels.
-
-        The last value of a capture is 0: what follows was not recorded.
-        """
-        spans, columns = self._spans, self._columns
-        start, length, step = (columns[name][low:high] for name in ("start", "duration", "step"))
-        steps = spans.rows(rank=int(columns["rank"][low]), kind="step")
-        steps = steps[np.isin(spans.step[steps], step)]
-        begins, ends = spans.start_ns[steps], spans.end_ns[steps]
-        if not len(steps):
-            begins, ends = start.min(keepdims=True), (start + length).max(keepdims=True)
-        for device in np.unique(columns["device"][low:high]).tolist():
-            own = columns["device"][low:high] == device
-            first, last = start[own], start[own] + length[own]
-            _, first, last = unions(np.zeros(len(first), np.int64), first, last)
-            times, values = [], []
-            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-                edges = np.unique(np.linspace(begin, end, _PARTS + 1).astype(np.int64))
-                busy = np.diff(covered_before(first, last, edges))
-                times.append(edges)
-                values.append(np.append(100 * busy / np.maximum(np.diff(edges), 1), 0.0))
-            # Where steps follow one another, the next one's first value replaces the 0.
-            whole, shown = np.concatenate(times), np.concatenate(values)
-            kept = np.append(whole[1:] > whole[:-1], True)
-            name = "device" if device == NOT_RECORDED else f"device {device}"
-            yield from track(pid, f"{name} busy (%)", whole[kept], shown[kept])
 
     def _title(self, row: int) -> str:
         """Name a track by what is known of it."""

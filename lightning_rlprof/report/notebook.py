@@ -123,34 +123,6 @@ class Plots:
         ax.yaxis.set_major_formatter(_seconds())
         return _labeled(ax, f"Where the time of each step goes. {_shares(series)}")
 
-    def stages(self, *, ax: "Axes | None" = None) -> "Axes":
-        """Draw how the time of each stage varies over the included steps, on a log axis of seconds.
-
-        Per stage: a tick per step, a box from the lower to the upper quartile, a line at the
-        median. Times are means of the ranks; waiting for other ranks has a row of its own.
-
-        Args:
-            ax: Where to draw; None for a new figure.
-        """
-        series, ax = StepCharts(self._spans), _axes(ax)
-        times = [(part, part.ns[series.included] / 1e9) for part in series.drawn]
-        rows = [(part, own[own > 0]) for part, own in times if (own > 0).any()]
-        if not rows:
-            return _no_data(ax, "no step is included. Complete 3 steps or more.")
-        colors, texts = stage_paints(self._spans, series), []
-        for at, (part, own) in enumerate(rows):
-            low, middle, high = np.quantile(own, (0.25, 0.5, 0.75))
-            style = _style(part, colors)
-            ax.plot(own, np.full(len(own), at), "|", color=_LINE, markersize=9, alpha=0.4)
-            ax.barh(at, high - low, left=low, height=0.6, zorder=2, **style)
-            ax.plot([middle, middle], [at - 0.3, at + 0.3], color="black", zorder=3)
-            texts.append(f"{plain(part.name)} {duration(round(middle * 1e9))}")
-        _rows(ax, [part.name for part, _ in rows])
-        ax.set(xscale="log", xlabel="time in a step, mean of ranks")
-        ax.xaxis.set_major_formatter(_seconds())
-        ax.xaxis.set_minor_formatter(_ticker().NullFormatter())
-        return _labeled(ax, f"Time of each stage over the steps. Medians: {', '.join(texts)}.")
-
     def ranks(self, value: str | None = None, *, ax: "Axes | None" = None) -> "Axes":
         """Draw a heat map of all ranks and steps, in seconds; the darkest color is the largest 3%.
 

@@ -4,7 +4,7 @@
 and named below the table, those that answer last. An interval is in the column of its estimate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -250,30 +250,29 @@ class _Fitting:
 
     def _fit(self, options: ConsoleOptions) -> tuple[list[int], list[list[Text]], list[int]]:
         """Return which columns are kept, their cells, and their widths."""
+        for shown, longest, bars in self._attempts():
+            lines, widths = self._lines(options, shown, longest, bars=bars)
+            if _room(widths, options) >= 0:
+                break
+        if longest == _WHOLE_TEXT:
+            return shown, lines, widths
+        heads = [self.heads[at].cell_len for at in shown]
+        wanted = self._lines(options, shown, _WHOLE_TEXT, bars=bars)[1]
+        cut = sum(width < whole for width, whole in zip(widths, wanted, strict=True))
+        more = _room([*map(max, widths, heads)], options) // max(cut, 1)
+        if more > 0:  # Cut names share the room that is left beside whole headings.
+            lines, widths = self._lines(options, shown, longest + more, bars=bars)
+        return shown, lines, widths
+
+    def _attempts(self) -> Iterator[tuple[list[int], int, bool]]:
+        """Yield columns, the longest name and whether shares have bars, what shows most first."""
         kept = sorted(range(len(self.columns)), key=self._importance)
-        while True:
-            shown = sorted(kept)
+        for count in range(len(kept), 0, -1):
             sizes = [(_WHOLE_TEXT, True), (_LONGEST_NAME, True), (_SHORT_NAME, True)]
             # Before an important column is removed, bars go and names are cut further.
-            if self._importance(kept[-1]) < _UNIMPORTANT:
+            if self._importance(kept[count - 1]) < _UNIMPORTANT:
                 sizes += [(_SHORT_NAME, False), (_SHORTEST_NAME, False)]
-            for longest, bars in sizes:
-                lines, widths = self._lines(options, shown, longest, bars=bars)
-                if _room(widths, options) >= 0:
-                    break
-            else:
-                if len(kept) > 1:
-                    kept.pop()
-                    continue
-            if longest == _WHOLE_TEXT:
-                return shown, lines, widths
-            heads = [self.heads[at].cell_len for at in shown]
-            wanted = self._lines(options, shown, _WHOLE_TEXT, bars=bars)[1]
-            cut = sum(width < whole for width, whole in zip(widths, wanted, strict=True))
-            more = _room([*map(max, widths, heads)], options) // max(cut, 1)
-            if more > 0:  # Cut names share the room that is left beside whole headings.
-                lines, widths = self._lines(options, shown, longest + more, bars=bars)
-            return shown, lines, widths
+            yield from ((sorted(kept[:count]), *size) for size in sizes)
 
     def _importance(self, at: int) -> int:
         """Return how soon a column is given up: the highest number first."""

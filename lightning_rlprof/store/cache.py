@@ -59,7 +59,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
 
 # Commands of rlprof write these files into a run's directory, but the run does not include them.
-_WRITTEN = {"report.html", "samples.jsonl", "trace.json.gz", "otlp.jsonl"}
+_WRITTEN = {"report.html", "trace.json.gz", "otlp.jsonl"}
 _WRONG = (TraceError, KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 

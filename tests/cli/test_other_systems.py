@@ -40,7 +40,7 @@ export demo -o t.json.gz
 export trace --kernels -o k.json
 export demo --format csv -o tables
 export demo --format parquet -o columns
-export demo --format samples -o s.jsonl
+export demo --format otlp -o s.jsonl
 export demo --format insight -o i
 export demo --to {url}/up
 summary {url}/up/demo

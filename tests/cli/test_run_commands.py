@@ -301,24 +301,10 @@ def test_perfetto_that_is_not_installed_names_the_command(
     )
 
 
-def test_samples_are_exported_as_json_lines(rlprof: Run, tmp_path: Path) -> None:
-    counters = {"sample": 7, "tokens": 3}
-    rows = [*grpo_rows(3), Row("sample stale", "mark", 1, 5, 5, counters=counters)]
-    write_rank(tmp_path / "run", header(), rows)
-    words = ("export", tmp_path / "run", "--format", "samples")
-    status, out, _ = rlprof(*words)
-    assert (status, out) == (0, f"Wrote {tmp_path}/run/samples.jsonl\n1 sample\n")
-    line = json.loads((tmp_path / "run" / "samples.jsonl").read_text())
-    assert (line["id"], line["fate"], line["tokens"]) == (7, "stale", 3)
-    assert rlprof(*words)[0] == 2  # exists already
-    assert rlprof(*words, "--force")[0] == 0
-    assert "apply to --format perfetto only" in rlprof(*words, "--kernels")[2]
-    assert rlprof("summary", tmp_path / "run")[0] == 0  # the log does not belong to the run
-
-
 def test_spans_are_exported_for_opentelemetry_and_read_back(rlprof: Run, tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), grpo_rows(3))
-    status, out, _ = rlprof("export", tmp_path / "run", "--format", "otlp")
+    words = ("export", tmp_path / "run", "--format", "otlp")
+    status, out, _ = rlprof(*words)
     path = tmp_path / "run" / "otlp.jsonl"
     assert status == 0
     assert out.startswith(f"Wrote {path}\n")
@@ -326,6 +312,10 @@ def test_spans_are_exported_for_opentelemetry_and_read_back(rlprof: Run, tmp_pat
     once, again = ([each["rows"] for each in json.loads(text)["tables"]] for text in told)
     assert once == again
     assert rlprof("report", path, "-o", tmp_path / "r.html")[0] == 0
+    assert rlprof(*words)[0] == 2  # exists already
+    assert rlprof(*words, "--force")[0] == 0
+    assert "apply to --format perfetto only" in rlprof(*words, "--kernels")[2]
+    assert rlprof("summary", tmp_path / "run")[0] == 0  # the lines do not belong to the run
 
 
 def test_captures_are_exported_for_insight_once_they_are_parsed(

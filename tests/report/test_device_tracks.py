@@ -116,17 +116,6 @@ def test_copies_lie_beside_the_kernels_of_their_stream(tmp_path: Path) -> None:
     }
 
 
-def test_a_device_is_busy_where_any_of_its_streams_is(tmp_path: Path) -> None:
-    rows = [Row("step", "step", n, 1000 * n, 1000 * n + 1000) for n in (3, 4)]
-    streams = [(7, 100, 300), (9, 200, 400), (7, 900, 1000)]
-    kernels = [(0, 0, stream, start, end, UNKNOWN) for stream, start, end in streams]
-    spans = dataclasses.replace(loaded(rows), tables={"kernels": lambda: _kernels(*kernels)})
-    counters = Tracks(spans, tmp_path / "t.json", kernels=True).counters
-    assert counters["rank 0 (node-a)", "device 0 busy (%)"] == [
-        *((0, 0.0), (100, 100.0), (400, 0.0), (900, 100.0), (1000, 0.0))
-    ]
-
-
 def test_counters_of_a_profiler_are_tracks_of_their_rank(tmp_path: Path) -> None:
     kinds = {"rank": "count", "device": "count", "time": "duration", "metric": "text"}
     columns = [*(Column(name, kind) for name, kind in kinds.items()), Column("value", "number")]
@@ -168,9 +157,8 @@ def test_what_was_sampled_before_the_first_span_is_at_the_start(tmp_path: Path) 
 def test_many_kernels_are_written_some_at_a_time(tmp_path: Path) -> None:
     rows = [(0, 0, 7, 2 * at, 2 * at + 1, UNKNOWN) for at in range(25_000)]
     tracks = DeviceTracks(_spans(kernels=lambda: _kernels(*rows)))
-    *kernels, busy = tracks.events(0, 1)
+    kernels = [*tracks.events(0, 1)]
     assert [len(part) for part in kernels] == [2, 10_000, 10_000, 5_000]
-    assert all('"device 0 busy (%)"' in each for each in busy)
     assert [*tracks.events(1, 2)] == []
 
 

@@ -102,20 +102,6 @@ def test_many_steps_share_bars(spans: Spans, monkeypatch: pytest.MonkeyPatch) ->
     assert heat.collections[0].get_array().shape == (4, 6)
 
 
-def test_stages_have_ticks_box_and_median_of_their_steps(spans: Spans) -> None:
-    ax, series = Plots(spans).stages(ax=on_figure()), StepCharts(spans)
-    names = [label.get_text() for label in ax.get_yticklabels()]
-    assert names == [part.name for part in series.drawn]
-    for at, (part, box) in enumerate(zip(series.drawn, ax.patches, strict=True)):
-        own = part.ns[series.included] / 1e9
-        low, middle, high = np.quantile(own, (0.25, 0.5, 0.75))
-        assert (box.get_x(), box.get_x() + box.get_width()) == pytest.approx((low, high))
-        ticks, median = ax.lines[2 * at : 2 * at + 2]
-        assert np.allclose(ticks.get_xdata(), own)
-        assert median.get_xdata() == pytest.approx([middle, middle])
-    assert ax.get_xscale() == "log"
-
-
 def test_ranks_are_a_heat_map_of_late_arrivals_or_another_value(spans: Spans) -> None:
     ax, series = Plots(spans).ranks(ax=on_figure()), StepCharts(spans)
     image = ax.collections[0]
@@ -160,7 +146,7 @@ def test_device_time_of_a_trace_adds_up(tmp_path: Path) -> None:
     assert len(ax.containers) == len(legend_of(ax))
 
 
-@pytest.mark.parametrize("name", ["steps", "stages", "ranks", "device"])
+@pytest.mark.parametrize("name", ["steps", "ranks", "device"])
 def test_a_chart_without_data_says_why(name: str) -> None:
     ax = getattr(Plots(loaded([])), name)(ax=on_figure())
     assert ax.get_label().startswith("No data: ")
@@ -175,7 +161,7 @@ def test_names_of_a_run_are_text_and_not_formulas() -> None:
         Row("_a\x1b", "stage", n, 1000000 * n + 810000, 1000000 * n + 850000) for n in range(1, 9)
     ]
     plots = Plots(loaded(rows, rows))
-    for chart in (plots.steps, plots.stages, plots.ranks):
+    for chart in (plots.steps, plots.ranks):
         figure = Figure()
         chart(ax=figure.subplots())
         FigureCanvasAgg(figure).draw()

@@ -115,7 +115,7 @@ def test_same_size_and_time_with_another_inode_is_another_file(run: Path) -> Non
 
 def test_what_our_own_commands_write_into_a_run_does_not_touch_its_cache(run: Path) -> None:
     Store(run, load)
-    for name in ("report.html", "samples.jsonl"):
+    for name in ("report.html", "otlp.jsonl"):
         (run / name).write_text("new")
     reader = Reader()
     Store(run, reader)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import isgeneratorfunction
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, ref
+from weakref import WeakValueDictionary, ref
 
 from lightning_rlprof.integrations.doors.unrecorded import Unrecorded
 from lightning_rlprof.recording import compiled_code
@@ -79,7 +79,8 @@ class _Loop:
         self._pid, self._begins = os.getpid(), threading.RLock()
         self.has_optimizer = self._has_updated = False
         self._hook: Any = None
-        self._trained: WeakSet[Any] = WeakSet()  # Modules that were called with gradients.
+        # Modules that were called with gradients, by id: those of a program may have no hash.
+        self._trained: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._leader: Callable[[], Any] = lambda: None  # The optimizer whose steps end a step.
         self._others: set[int] = set()  # Ids of the optimizers that stepped since the leader did.
         self._is_marked = self._is_closed = False  # A step is marked if the program has stages.
@@ -150,7 +151,7 @@ class _Loop:
         if self._environment_end and self._left is None and self.session is not None:
             self._left = self.session.clock()
         if torch.is_grad_enabled():
-            self._trained.add(module)
+            self._trained[id(module)] = module
             self._with_gradients()
         elif self.fetching:
             self.rollout()
@@ -168,7 +169,7 @@ class _Loop:
 
         logits = getattr(found, "logits", found)
         if not torch.is_grad_enabled() and getattr(logits, "ndim", 0) == _DIMENSIONS:
-            own = module in self._trained
+            own = id(module) in self._trained
             self._inside_update("actor_compute_log_prob" if own else _REFERENCE, start)
 
     def generated(self, start: int) -> None:

@@ -6,7 +6,7 @@ torch_npu has a queue: one thread puts a task in, and another one takes it out a
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -59,6 +59,7 @@ from lightning_rlprof.tables.kernels import (
 from lightning_rlprof.tables.table import Loss, with_name
 
 _HARDWARE = "Ascend Hardware"
+_Columns = TypeVar("_Columns", bound=tuple[Any, ...])
 
 # Tasks of these types run an operator's code; other tasks copy, wait or signal.
 _COMPUTE_TYPES = ("AI_", "AIV", "MIX", "KERNEL_", "DSA_", "DPU", "CCU")
@@ -120,10 +121,6 @@ class Calls(NamedTuple):
         nothing = Calls.unknown(1)
         return Calls(*(np.append(*columns)[rows] for columns in zip(self, nothing, strict=True)))
 
-    def replaced(self, rows: Mask, other: "Calls") -> "Calls":
-        """Return these calls, with those of another at some rows."""
-        return Calls(*(np.where(rows, new, old) for old, new in zip(self, other, strict=True)))
-
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
@@ -160,6 +157,11 @@ class Tasks:
         own |= {"torch": self.torch.at(rows), "cann": self.cann.at(rows)}
         npu = {name: _rows(column, rows) for name, column in self.npu.items()}
         return replace(self, name=_rows(self.name, rows), npu=npu, **own)
+
+
+def _replaced(own: _Columns, rows: Mask, other: _Columns) -> _Columns:
+    """Return columns with those of another at some rows."""
+    return type(own)(*(np.where(rows, new, old) for old, new in zip(own, other, strict=True)))
 
 
 def _rows(column: Any, rows: Int64s | Mask) -> Any:
@@ -512,7 +514,7 @@ def with_enqueuing_calls(tasks: Tasks, queue: tuple[QueueEnd, QueueEnd]) -> Task
     at = _last_before(put.number, put.start_ns, number, out)
     calls = Calls(put.start_ns, put.thread, put.end_ns - put.start_ns).at(at)
     missing = (tasks.torch.time_ns == UNKNOWN) & (at >= 0) & (calls.time_ns <= out)
-    return replace(tasks, torch=tasks.torch.replaced(missing, calls))
+    return replace(tasks, torch=_replaced(tasks.torch, missing, calls))
 
 
 class _Places(NamedTuple):
@@ -521,11 +523,6 @@ class _Places(NamedTuple):
     stage: Int64s
     step: Int64s
     range: Int64s
-
-    def replaced(self, rows: Mask, other: "_Places") -> "_Places":
-        """Return these places, with those of another at some rows."""
-        columns = zip(self, other, strict=True)
-        return _Places(*(np.where(rows, new, old) for old, new in columns))
 
 
 def task_frame(opened: Capture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
@@ -551,7 +548,7 @@ def task_frame(opened: Capture, tasks: Tasks) -> tuple[dict[str, Any], list[str]
     in_run = opened.stages_of_run is not None
     if in_run and not (opened.window[0] or len(ranges.marking.kind)):
         counted = np.zeros_like(counted)
-    launch = tasks.torch.replaced(tasks.torch.time_ns == UNKNOWN, tasks.cann)
+    launch = _replaced(tasks.torch, tasks.torch.time_ns == UNKNOWN, tasks.cann)
     step = np.where(place.step > 0, place.step, counted)
     stage, step = opened.filled(distinct(place.stage, ranges.names), step, launch.time_ns)
     empty = [] if len(step) else ["this capture has no kernels; level0 and above record them"]
@@ -589,17 +586,17 @@ def _place(tasks: Tasks, ranges: Ranges) -> tuple[_Places, list[str]]:
     calls = _attributing_calls(tasks, ranges)
     lost = calls.time_ns == UNKNOWN
     around, borrowed = _around(ranges, ranges.marking, calls.time_ns, calls.thread)
-    place = place.replaced(~lost, around)
+    place = _replaced(place, ~lost, around)
     by_device = np.zeros_like(lost)
     on_device = ranges.device_start_ns != UNKNOWN
     if on_device.any():
         placed = _device_ranges(ranges, on_device)
         found, _ = _around(placed, placed, tasks.start_ns, np.zeros_like(none))
         by_device = lost & (found.range >= 0)
-        place, lost = place.replaced(by_device, found), lost & ~by_device
+        place, lost = _replaced(place, by_device, found), lost & ~by_device
     found, _ = _around(ranges, ranges.marking, tasks.start_ns, none)
     by_time = lost & (found.stage >= 0)
-    place = place.replaced(by_time, found)
+    place = _replaced(place, by_time, found)
     told = "kernels have no recorded launch: assigned to the"
     return place, [
         *counted(
@@ -622,7 +619,7 @@ def _attributing_calls(tasks: Tasks, ranges: Ranges) -> Calls:
     thread with ranges comes first, then torch's operator, then CANN's call.
     """
     marking = np.isin(tasks.cann.thread, ranges.marking.thread)
-    return tasks.torch.replaced(marking | (tasks.torch.time_ns == UNKNOWN), tasks.cann)
+    return _replaced(tasks.torch, marking | (tasks.torch.time_ns == UNKNOWN), tasks.cann)
 
 
 def _around(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
@@ -562,4 +563,4 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
     length = run.end_ns - run.start_ns
     waited = [length[reduced & (run.rank == rank)] for rank in run.ranks]
     assert [len(each) for each in waited] == [8, 8]
-    assert waited[0][::2].sum() > waited[1][::2].sum()
+    assert np.median(waited[0][::2]) > np.median(waited[1][::2])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.report.exports import insight_folders
+from lightning_rlprof.report.insight import insight_folders
 from tests.builders.runs import grpo_rows, header, write_rank
 
 
