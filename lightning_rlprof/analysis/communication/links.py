@@ -1,7 +1,6 @@
 """How fast each link between two ranks moves data, and which is slow.
 
-torch_npu records links one by one. On other devices, a collective of a group of two ranks is an
-observation of the link between them.
+torch_npu records links one by one.
 
 Two links are comparable if they have the same transport and took part in the same operation of the
 same step, with sizes within a factor of two. A link's score is the median, over what was seen of
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.communication.collectives import calls_of, match_collectives
 from lightning_rlprof.analysis.statistics.group_summary import group_medians
 from lightning_rlprof.analysis.statistics.rank_tests import at_least, student_tail
 from lightning_rlprof.analysis.statistics.robust import MAD_TO_SPREAD
@@ -37,13 +35,10 @@ _COLUMNS = (
 )
 _NO_LINKS = (
     "This run has no bandwidth of links. torch_npu.profiler records it from level1 on "
-    "(integrated: {profile_level: level1}). On GPUs, collectives of groups of two ranks serve: "
-    "capture both ranks with torch.profiler."
+    "(integrated: {profile_level: level1})."
 )
 _NUMBERED = "In rows with a group, a rank that recorded nothing has its number within that group."
-_BOTH = "From collectives of groups of two ranks: each link is both directions of a pair."
 _MAX_LINKS_NAMED = 3
-_WAYS = ("and", "to")  # They join the two ranks of a link: measured both ways, or one way.
 SLOWER = 0.9
 """A link is slow if it certainly has less than this part of the baseline's speed."""
 
@@ -62,9 +57,6 @@ _MIN_SPREAD = 0.02  # Timers and chunks alone make links differ by this much.
 _MAX_OTHER_LINKS = 2_000
 _TAIL = np.geomspace(1e-3, 1e6, 4_000)
 
-INSIDE, BETWEEN = "inside a host", "between hosts"
-"""Transports of links that are known from collectives."""
-
 
 def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Show the bandwidth of each link between two ranks, the slowest first, and name slow ones.
@@ -81,7 +73,8 @@ def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         ranks: Only what these recorded; None for all.
     """
     notes: list[str] = []
-    seen = observe(spans, ranks, notes)
+    table = spans.try_table("links", notes)
+    seen = None if table is None else observe(table, ranks)
     if seen is None:
         return Table("links", _COLUMNS, abstained=" ".join([_NO_LINKS, *notes]))
     found = judge(seen)
@@ -90,8 +83,6 @@ def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     order = np.lexsort((*found.ends[::-1], speed, score)).tolist()
     if (found.groups != UNKNOWN).any():
         notes.append(_NUMBERED)
-    if not seen.directed:
-        notes.append(_BOTH)
     hosts = {rank: header.host for rank, header in spans.headers.items()}
     note = " ".join([_conclude(found, seen, _names(found, seen, hosts), order), *notes])
     return Table("links", _COLUMNS, [_row(found, seen, at) for at in order], note)
@@ -143,7 +134,6 @@ class Observations:
         step: RL step, 0 if unknown.
         size: Bytes.
         time: Nanoseconds.
-        directed: Whether both directions of a pair are links of their own.
     """
 
     ends: Int64s
@@ -154,7 +144,6 @@ class Observations:
     step: Int64s
     size: Int64s
     time: Int64s
-    directed: bool
 
 
 def _row(found: Links, seen: Observations, at: int) -> tuple[Cell, ...]:
@@ -227,9 +216,9 @@ def _conclude(
 def _described(found: Links, seen: Observations, names: tuple[str, ...], at: int) -> str:
     ratio, low, high = (float(np.exp(each[at])) for each in (found.score, found.low, found.high))
     code = int(found.transport[at])
-    over = f" over {seen.transport[1][code]}" if seen.directed and code >= 0 else ""
+    over = f" over {seen.transport[1][code]}" if code >= 0 else ""
     return (
-        f"Slow link: rank {f' {_WAYS[seen.directed]} rank '.join(names)}{over}, "
+        f"Slow link: rank {' to rank '.join(names)}{over}, "
         f"{found.size[at] / found.time[at]:.4g} GB/s, {ratio:.2f}x the speed of "
         f"{found.others[at]} links in the same operations and sizes (99% CI {low:.2f}\u2013"
         f"{high:.2f}), slower in {found.below[at]} of {found.seen[at]} observations."
@@ -319,25 +308,13 @@ def _margin(score: Float64s, others: Int64s, links: int) -> Float64s:
     return np.asarray(reach * spread * np.sqrt(1 + np.pi / 2 / others))
 
 
-def observe(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> Observations | None:
-    """Return what was seen of links, None if nothing was.
+def observe(table: Table, ranks: Collection[int] | None) -> Observations | None:
+    """Return what a table ``links`` says of links between ranks, None if it says nothing.
 
     Args:
-        spans: The run.
+        table: One row for each operation and link.
         ranks: Only what these recorded; None for all.
-        notes: Reasons for unreadable tables are added.
     """
-    table = spans.try_table("links", notes)
-    if table is not None:
-        found = _recorded(table, ranks)
-        if found is not None:
-            return found
-    table = spans.try_table("collectives", notes)
-    hosts = {rank: header.host for rank, header in spans.headers.items()}
-    return None if table is None else _pairs(table, ranks, hosts)
-
-
-def _recorded(table: Table, ranks: Collection[int] | None) -> Observations | None:
     names = ("rank", "source", "destination", "size", "transfer")
     rank, source, destination, size, time = (table.numbers(name, UNKNOWN) for name in names)
     keep = (source != destination) & (size > 0) & (time > 0)
@@ -358,7 +335,6 @@ def _recorded(table: Table, ranks: Collection[int] | None) -> Observations | Non
         table.numbers("step", 0)[keep],
         size[keep],
         time[keep],
-        directed=True,
     )
 
 
@@ -374,37 +350,3 @@ def _global_ranks(table: Table, end: str) -> Int64s:
         told = rank != UNKNOWN
         known |= dict(zip(keys[each][told].tolist(), rank[told].tolist(), strict=True))
     return np.array([known.get(key, UNKNOWN) for key in keys[end].tolist()], np.int64)
-
-
-def _pairs(
-    table: Table, ranks: Collection[int] | None, hosts: Mapping[int, str]
-) -> Observations | None:
-    """Return the collectives of groups of two ranks that both recorded.
-
-    The transfer is the shorter of their durations: the other one waited as well.
-    """
-    found, calls = match_collectives(calls_of(table))
-    is_pair = (found.ranks == 2) & (found.transfer_ns > 0) & ~found.apart
-    # `UNKNOWN` reads the last item.
-    at = np.flatnonzero(np.append(is_pair, False)[found.collective])
-    ends = at[np.lexsort((calls.rank[at], found.collective[at]))].reshape(-1, 2).T
-    size = calls.bytes[ends].max(axis=0)
-    keep = (calls.members[ends].max(axis=0) == 2) & (size > 0)
-    if ranks is not None:
-        keep &= np.isin(calls.rank[ends], list(ranks)).all(axis=0)
-    if not keep.any():
-        return None
-    ends, size = ends[:, keep], size[keep]
-    places = [[hosts.get(rank, "") for rank in own] for own in calls.rank[ends].T.tolist()]
-    transport = [int(one != other) if one and other else UNKNOWN for one, other in places]
-    return Observations(
-        calls.rank[ends],
-        np.full(ends.shape, UNKNOWN),
-        [],
-        (np.array(transport), [INSIDE, BETWEEN]),
-        (calls.operation[0][ends].max(axis=0), calls.operation[1]),
-        calls.step[ends].max(axis=0),
-        size,
-        found.transfer_ns[found.collective[ends[0]]],
-        directed=False,
-    )

@@ -1,11 +1,12 @@
 """Runs side by side: time and work per step of every stage, and how comparable two runs are."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.rank_matrix import AMOUNTS
 from lightning_rlprof.analysis.steps.step_matrix import WAITING, StepMatrix, find_waits, step_matrix
@@ -56,7 +57,7 @@ _COLUMNS = (
 )
 # Score without common work; deduction if only one run uses graphs; score without counted work.
 _APART, _EAGER, _UNCOUNTED = 0.5, 0.3, 0.9
-_NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
+_NONE, _UNKNOWN = "none", "unknown"
 _AlikeRow = tuple[Cell, ...]
 # In more than this share of the steps, the last rank to arrive must also finish last.
 _MIN_SHARE_LAST = 0.5
@@ -320,7 +321,7 @@ def comparability(a: Spans, b: Spans, pair: Sequence[Side] | None = None) -> Tab
         pair: Their `sides`, if already computed.
     """
     left, right = pair or sides([a, b])
-    counters = [_listed(side.work.get(STEP, {})) for side in (left, right)]
+    counters = [listed(side.work.get(STEP, {})) or _NONE for side in (left, right)]
     counted = counters != [_NONE, _NONE]
     rows: list[_AlikeRow] = [
         _stages(left, right),
@@ -354,7 +355,7 @@ def _stages(a: Side, b: Side) -> _AlikeRow:
         alone = [name for name in ns if name not in other.stages]
         whole, both = sum(ns.values()), sum(ns[name] for name in ns if name not in alone)
         shares.append(both / whole if whole else 1.0)
-        texts.append(f"only here: {_listed(alone)}" if alone else "all in both")
+        texts.append(f"only here: {listed(alone)}" if alone else "all in both")
     return "stages", *texts, min(shares)
 
 
@@ -365,7 +366,7 @@ def _ranks(spans: Spans) -> str:
 
 
 def _devices(spans: Spans) -> str:
-    return _listed(sorted({head.hardware for head in spans.headers.values()}))
+    return listed(sorted({head.hardware for head in spans.headers.values()})) or _NONE
 
 
 def _graphs(a: Spans, b: Spans) -> _AlikeRow:
@@ -391,9 +392,3 @@ def _alike_work(a: Side, b: Side) -> _AlikeRow:
     inside = min(float(np.mean((each >= low) & (each <= high))) for each in known)
     texts = [f"{each.min():,.0f} to {each.max():,.0f} {name}" for each in known]
     return "work", *texts, _APART + (1 - _APART) * inside
-
-
-def _listed(names: Iterable[str]) -> str:
-    known = list(names)
-    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    return ", ".join(known[:_SHOWN]) + more or _NONE

@@ -38,7 +38,7 @@ _COLUMNS = (
     *columns_of("count", "launches", "kernels"),
     *columns_of("duration", "API time total", "API time p50", "API time p95", unit="ns"),
     *columns_of("duration", "delay p50", "delay p95", "delay max", unit="ns"),
-    *columns_of("count", "outliers", "shorter than launch", "queue max depth"),
+    *columns_of("count", "shorter than launch", "queue max depth"),
     Column("queue mean depth", "number", "launches"),
     *columns_of("share", "queue empty %", "queue full %"),
 )
@@ -67,9 +67,8 @@ class _Launched(NamedTuple):
 def launches(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Show per stream and driver call what launching costs, and how long the queue was.
 
-    A delay lasts from the start of the call to the start on the device. ``outliers`` are delays
-    beyond ``Q3 + 3 * (Q3 - Q1)`` of those in their row (Tukey 1977, "far out"). ``shorter than
-    launch`` counts kernels that ran for less time than the call that launched them: a stream of
+    A delay lasts from the start of the call to the start on the device. ``shorter than launch``
+    counts kernels that ran for less time than the call that launched them: a stream of
     only such kernels waits for the host. A graph replay is one launch of all kernels and copies in
     it. It belongs to the stream on which the first of them starts; rows of other streams don't
     count it. Kernels without a known launch have a row ``not recorded``.
@@ -148,18 +147,13 @@ def _first(work: _Launched) -> Int64s:
 
 
 def _delays(work: _Launched, keys: Int64s, rows: Int64s) -> list[dict[int, int]]:
-    """Return p50, p95 and maximum of delays, outliers, and kernels shorter than launch, by key."""
+    """Return p50, p95 and maximum of delays, and kernels shorter than launch, by key."""
     keys, delay = keys[rows], work.start[rows] - work.launch[rows]
     found = summarize(keys, delay)
-    place = np.searchsorted(found.group, keys)
-    ordered = delay[np.lexsort((delay, keys))]
-    heads = np.cumsum(found.count) - found.count
-    low, high = (ordered[heads + (found.count * part + 3) // 4 - 1] for part in (1, 3))
-    outliers = np.bincount(place, delay > (high + 3 * (high - low))[place])
     call = work.call[rows]
     is_kernel = (call != NOT_RECORDED) & (work.replay[rows] == NO_REPLAY) & ~work.is_copy[rows]
     shorter = summarize(keys[is_kernel], (work.duration[rows] < call)[is_kernel].astype(np.int64))
-    delays = _by_key(found.group, found.p50, found.p95, found.max, outliers.astype(np.int64))
+    delays = _by_key(found.group, found.p50, found.p95, found.max)
     return delays + _by_key(shorter.group, shorter.total)
 
 

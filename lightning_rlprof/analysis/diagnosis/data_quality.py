@@ -9,6 +9,7 @@ import numpy as np
 from lightning_rlprof.analysis.device.launches import unmatched_launches
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.steps.step_selection import (
     CLOSED,
@@ -31,7 +32,6 @@ _MAX_OVERHEAD = 0.01  # Opening and closing captures may take this much of the r
 _MAX_SLOWDOWN = 0.05  # Captured steps, and recorded ones, may be slower than the rest by this much.
 _MAX_LOST = 0.01  # The last launches of a capture have no kernel, which is less than this.
 _MAX_UNCERTAINTY_NS = 1_000_000
-_SHOWN = 8
 
 MIN_PAIRS = 20
 """Below it, the interval of a median is nearly the range of the values."""
@@ -135,7 +135,7 @@ def _ranks(spans: Spans) -> Iterator[_Result]:
     world = max((header.world_size for header in spans.headers.values()), default=0)
     missing = sorted(set(range(world)) - set(spans.ranks))
     if missing:
-        yield _WARN, f"{len(missing)} of {world} are missing: {_listed(missing)}"
+        yield _WARN, f"{len(missing)} of {world} are missing: {listed(missing)}"
     else:
         yield _OK, f"{len(spans.ranks)} of {len(spans.ranks)} present"
 
@@ -144,9 +144,9 @@ def _complete_files(spans: Spans) -> Iterator[_Result]:
     truncated = [rank for rank, status in spans.statuses.items() if status is None]
     failed = [rank for rank, status in spans.statuses.items() if status not in (None, "finished")]
     if truncated:
-        yield _WARN, f"{_ranks_listed(truncated)}: file is truncated (killed or still running)"
+        yield _WARN, f"{listed(truncated, 'rank')}: file is truncated (killed or still running)"
     if failed:
-        yield _WARN, f"{_ranks_listed(failed)}: recording ended early"
+        yield _WARN, f"{listed(failed, 'rank')}: recording ended early"
     if not truncated and not failed:
         yield _OK, "all rank files ended cleanly"
 
@@ -167,7 +167,7 @@ def _steps(spans: Spans) -> Iterator[_Result]:
     ]
     text = f"{count} of {count} complete"
     if incomplete:
-        text = f"some of {count} are missing on {_ranks_listed(incomplete)}"
+        text = f"some of {count} are missing on {listed(incomplete, 'rank')}"
     yield _WARN if incomplete else _OK, f"{text}. {counted(spans, rows).note}".rstrip(". ")
     lost = int(steps[-1] - steps[0]) + 1 - count
     configs = [header.config for header in spans.headers.values()]
@@ -181,7 +181,7 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
     over = {each.rank: each.text for each in spans.notes if each.code in _OVER_BUDGET}
     if over:  # The last one of each rank has the counts.
         ranks = [rank for rank in over if rank is not None]
-        yield _WARN, f"{_ranks_listed(ranks)}: {over[ranks[0]]}"
+        yield _WARN, f"{listed(ranks, 'rank')}: {over[ranks[0]]}"
     texts = [each.text for each in spans.warnings]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
@@ -283,15 +283,6 @@ def _recording(found: Overhead) -> str:
     interval = f"95% CI {100 * found.low:.2f} to {100 * found.high:.2f}"
     share = f"{100 * found.share:.2f} points"
     return f"recording adds {share} to a step ({interval}, {found.pairs:,} pairs of steps)"
-
-
-def _listed(numbers: list[int]) -> str:
-    rest = len(numbers) - _SHOWN
-    return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _ranks_listed(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
 
 
 _CHECKS = {

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from lightning_rlprof.analysis.comparison.changes import (
     may_be_longer_responses,
 )
 from lightning_rlprof.analysis.diagnosis.evidence import (
-    FEWEST_STEPS,
     HIGH,
     MEDIUM,
     Evidence,
@@ -189,32 +188,9 @@ def _with_spans(
         rows = spans.rows(kind="step")
         number = np.unique(spans.step[rows])[steps[np.argmax(own)]]
         rows = rows[spans.step[rows] == number]
-    facts = (Fact("of the step time", found.value, "share"), *_discount(run, steps, own))
+    facts = (Fact("of the step time", found.value, "share"),)
     query = spans_query(spans, rows.tolist())
     return replace(found, facts=facts, query=query, place=place_of(spans, rows))
-
-
-def _discount(run: Evidence, steps: Int64s, own: Float64s) -> Iterator[Fact]:
-    """Yield how much of a time goes with waiting for a CPU, if training threads wait for one.
-
-    It is the part that a straight line through the steps explains. If all steps wait alike, it is
-    the share of the steps that waits.
-    """
-    wait, lost = run.value(CPU_WAIT_SHARE), lost_in_steps(run, CPU_WAIT)
-    if wait is None or lost is None or wait.value <= CPU_WAITS or not own.sum():
-        return
-    numbers = run.accounts.steps[steps]
-    common, at_own, at_lost = np.intersect1d(numbers, lost.steps, return_indices=True)
-    waited, spent = lost.ns.sum(axis=1)[at_lost].astype(np.float64), own[at_own]
-    if len(common) < FEWEST_STEPS or not spent.sum():
-        return
-    spread = float(waited.var())
-    part = wait.value
-    if spread > 0:
-        slope = float(((waited - waited.mean()) * (spent - spent.mean())).mean()) / spread
-        part = slope * float(waited.sum() / spent.sum())
-    most = min(1.0, float(waited.sum() / spent.sum()))
-    yield Fact("goes with waiting for a CPU:", float(np.clip(part, 0.0, most)), "share")
 
 
 def _explained_by_cpu(run: Evidence) -> None:

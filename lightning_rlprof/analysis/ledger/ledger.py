@@ -19,6 +19,7 @@ from lightning_rlprof.analysis.ledger.activity import (
     host_categories,
     rollout_tail,
 )
+from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.steps.partition import paint
 from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.analysis.steps.step_selection import warm_up
@@ -494,7 +495,7 @@ def _notes(
     idle_ns: int,
 ) -> list[str]:
     """Return what is untraced, what is included although it differs, and what is uncertain."""
-    untraced = [f"No file, so outside steps: {_listed('rank', silent)}."] if silent else []
+    untraced = [f"No file, so outside steps: {listed(silent, 'rank')}."] if silent else []
     for rank in spans.ranks:
         last = int(spans.end_ns[spans.rows(rank=rank)].max(initial=0))
         if spans.statuses.get(rank) is None and last < end_ns:
@@ -511,7 +512,7 @@ def _notes(
     rows = np.flatnonzero((categories == NO_CATEGORY)[spans.name])
     stages = np.unique(spans.name[rows[spans.kind[rows] == _STAGE]])
     if custom := [spans.names[code] for code in stages.tolist()]:
-        texts.append(f"Names without a category: {_listed('stage', custom)}.")
+        texts.append(f"Names without a category: {listed(custom, 'stage')}.")
     if alone:
         text = "collectives have no counterpart on other ranks: their transfer includes the wait"
         texts.append(f"{alone} {text} for peers.")
@@ -523,10 +524,3 @@ def _notes(
         texts.append(f"Devices were idle for {idle} more, which count as what the host did then.")
     clocks = "Wall time, and time outside steps at the start and end of a rank"
     return [*texts, *filter(None, [uncertainty_note(spans, clocks)])]
-
-
-def _listed(word: str, items: Sequence[object]) -> str:
-    """Return "rank 3", or "ranks 3, 4 and 7 more"."""
-    first = ", ".join(map(str, items[:_SHOWN]))
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return f"{word}{'s' if len(items) > 1 else ''} {first}{more}"

@@ -30,12 +30,11 @@ _COLUMNS = (
     Column("samples cut", "count"),
     *columns_of("share", "tokens cut"),
     *columns_of("ratio", "length cut"),
-    Column("reward cut", "number"),
 )
 _NOTE = (
     "left: from when this share of a rollout's responses is complete to the end of the last. idle: "
     "rank time without a response in that time. A cut there saves `left` and loses the samples "
-    "cut. length cut: their mean length over that of all. reward cut: mean reward less that of all."
+    "cut. length cut: their mean length over that of all."
 )
 _NO_REQUESTS = (
     "No rollout has a span per response. Wrap each in sample(prompt_id) with a phase, or "
@@ -76,7 +75,6 @@ def long_tail(spans: Spans) -> Table:
     found, pools = _pools(spans)
     if found is None:
         return Table("long_tail", _COLUMNS, abstained=_NO_REQUESTS)
-    reward, tokens = _rewards(spans, found), found.tokens
     took = [found.end_ns[own].max() - found.start_ns[own].min() for _, own in pools]
     ranks_ns = sum(len(pool.rollouts) * int(ns) for pool, ns in zip(pools, took, strict=True))
     rows: list[tuple[Cell, ...]] = []
@@ -100,8 +98,7 @@ def long_tail(spans: Spans) -> Table:
                 idle,
                 idle / ranks_ns if ranks_ns else None,
                 len(lost),
-                *_lost_tokens(tokens, lost),
-                _difference(reward, lost),
+                *_lost_tokens(found.tokens, lost),
             )
         )
     return Table("long_tail", _COLUMNS, rows, _NOTE)
@@ -139,14 +136,6 @@ def _idle_ns(found: RolloutRequests, at: int, since: int, until: int) -> int:
     return round((until - since) - int(used) / slots(start, end))
 
 
-def _rewards(spans: Spans, found: RolloutRequests) -> npt.NDArray[np.float64]:
-    book = sample_book(spans)
-    if not len(book):
-        return np.full(len(found.request), np.nan)
-    at = book.of_row[found.request]
-    return np.where(at >= 0, book.reward[at], np.nan)
-
-
 def _lost_tokens(tokens: Int64s, lost: Int64s) -> tuple[float | None, float | None]:
     known = tokens >= 0
     total = int(tokens[known].sum())
@@ -154,12 +143,6 @@ def _lost_tokens(tokens: Int64s, lost: Int64s) -> tuple[float | None, float | No
     if not total:
         return None, None
     return int(own.sum()) / total, float(own.mean() / tokens[known].mean()) if len(own) else None
-
-
-def _difference(values: npt.NDArray[np.float64], lost: Int64s) -> float | None:
-    known, own = values[~np.isnan(values)], values[lost]
-    own = own[~np.isnan(own)]
-    return float(own.mean() - known.mean()) if len(own) else None
 
 
 def tail_causes(spans: Spans) -> Table:

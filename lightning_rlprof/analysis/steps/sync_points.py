@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.statistics.robust import expected
 from lightning_rlprof.analysis.steps.rank_matrix import (
     RankMatrix,
@@ -32,8 +33,6 @@ _MAX_SPANS_LEARNED = 100_000  # They are enough to detect which stages include w
 
 WITHIN_UNCERTAINTY = "within clock uncertainty"
 """Text of a row whose effect is smaller than the clock uncertainty."""
-
-_FEW = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,8 +304,7 @@ def unsynchronized_clocks(spans: Spans) -> str:
     hosts = sorted({header.host for header in spans.headers.values()})
     if "" in hosts:
         return "the hosts of some ranks are unknown and clocks were not synchronized"
-    more = f" and {len(hosts) - _FEW} more" if len(hosts) > _FEW else ""
-    return f"clocks of hosts {', '.join(hosts[:_FEW])}{more} were not synchronized"
+    return f"clocks of {listed(hosts, 'host')} were not synchronized"
 
 
 def uncertainty_note(spans: Spans, what: str) -> str:

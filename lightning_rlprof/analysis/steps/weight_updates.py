@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of, kind_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
@@ -72,7 +73,7 @@ def _find(spans: Spans) -> WeightUpdates:
     if unclear.sum() > 1:
         notes.append(
             "The direction of weight syncs is unknown on ranks "
-            f"{_listed(np.array(spans.ranks)[unclear].tolist())}: they neither train nor generate "
+            f"{listed(np.array(spans.ranks)[unclear].tolist())}: they neither train nor generate "
             "in a stage with a known name."
         )
     users = np.unique(spans.rank[np.append(received, numbered[here[numbered]])]).tolist()
@@ -87,7 +88,7 @@ def _find(spans: Spans) -> WeightUpdates:
     silent = [rank for rank in np.flatnonzero(by_rank).tolist() if rank not in users]
     if silent:
         notes.append(
-            f"When new weights reached ranks {_listed(silent)} is unknown. Mark weight_sync there, "
+            f"When new weights reached ranks {listed(silent)} is unknown. Mark weight_sync there, "
             "or pass version=... to the stage that uses them first."
         )
     return WeightUpdates(sent, sending_ns, received, np.flatnonzero(by_rank), " ".join(notes))
@@ -125,8 +126,3 @@ def _outermost(spans: Spans, rows: Int64s) -> Int64s:
     inside = Enclosing(lane, start, end).at(lane, start)
     outer: Int64s = rows[(inside == NONE) | (inside == np.arange(len(rows)))]
     return outer
-
-
-def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:5]))
-    return f"{shown} and {len(ranks) - 5} more" if len(ranks) > 5 else shown

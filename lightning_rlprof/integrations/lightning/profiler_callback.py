@@ -25,12 +25,7 @@ from lightning_rlprof.config.validation import Section
 from lightning_rlprof.errors import ConfigError, RecorderError
 from lightning_rlprof.integrations.end_of_run import log_report, print_summary
 from lightning_rlprof.integrations.lightning.marks_in_code import has_marks, rules_by_name
-from lightning_rlprof.integrations.lightning.trainer_hooks import (
-    Actions,
-    Batches,
-    Cover,
-    StageOnBar,
-)
+from lightning_rlprof.integrations.lightning.trainer_hooks import Actions, Batches, Cover
 from lightning_rlprof.integrations.lightning.update_stage import (
     UpdateStages,
     check_optimizer_stages,
@@ -169,7 +164,6 @@ class ProfilerCallback(Callback):
         self._apart: Any = None  # Its fit, in another thread, is not recorded.
         self._undo: list[Any] = []
         self._by_name: list[Wraps] = []
-        self._bar: StageOnBar | None = None
         self._own_ended = 0
         self._starts: dict[str, int] = {}
         self._watched: Collection[int] = ()
@@ -185,7 +179,6 @@ class ProfilerCallback(Callback):
             "_apart": None,
             "_undo": [],
             "_by_name": [],
-            "_bar": None,
             "_starts": {},
             "_watched": (),
         }
@@ -261,9 +254,6 @@ class ProfilerCallback(Callback):
         self._undo += [batches, actions, OptimizerSteps(session)]
         # These are last, so that an update ends after the optimizer step that ends it.
         self._undo.append(UpdateStages(session, trainer, pl_module, self.give_up))
-        if session.header.rank == 0:
-            self._bar = StageOnBar(session, trainer.progress_bar_callback)
-            self._undo.append(self._bar)
         self._cover_loop(trainer, pl_module)
 
     def _cover_loop(self, trainer: Any, pl_module: Any) -> None:
@@ -317,8 +307,6 @@ class ProfilerCallback(Callback):
 
     def _after_step(self) -> None:
         """Leave the marking to the code, as soon as it has marked a stage."""
-        if self._bar is not None:
-            self._bar.end_step()
         if not self._by_name or self._session is None:
             return
         others = self._session.buffer.stage_count - (OwnMarker.ended - self._own_ended)
@@ -357,7 +345,7 @@ class ProfilerCallback(Callback):
     def _finish(self, status: str) -> None:
         loggers = self._trainer.loggers if self._trainer else ()
         session, self._session, self._trainer = self._session, None, None
-        undo, self._undo, self._by_name, self._bar = self._undo, [], [], None
+        undo, self._undo, self._by_name = self._undo, [], []
         for part in undo:
             try:
                 part.remove()

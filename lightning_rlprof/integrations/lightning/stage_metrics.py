@@ -56,35 +56,16 @@ class StageMetrics(Callback):
     W&B numbers the rows that it gets. There the metrics are part of the training's own next row, so
     that its numbers stay the same.
 
-    Args:
-        parameters: Of the model, one number or by stage: MFU from tokens, where no ``flops`` are
-            counted. A ``model`` in the configuration goes before it.
-        peak_tflops: Of one device, in 10^12 FLOP/s; None takes the vendor's number, if it is known.
-
-    Raises:
-        ConfigError: A number is not above 0 and below 1e18.
-
     Example::
 
-        >>> callbacks = [ProfilerCallback(), StageMetrics(parameters=7e9)]
+        >>> callbacks = [ProfilerCallback(), StageMetrics()]
     """
 
     _seen: StepTotals | None = None
     _failed = _model_is_read = False
     _known_model: Model | None = None
 
-    def __init__(
-        self,
-        *,
-        parameters: float | Mapping[str, float] | None = None,
-        peak_tflops: float | None = None,
-    ) -> None:
-        by_stage = parameters if isinstance(parameters, Mapping) else {"": parameters}
-        for name, values in {"parameters": by_stage, "peak_tflops": {"": peak_tflops}}.items():
-            for value in values.values():
-                if value is not None and not 0 < value < 1e18:
-                    raise ConfigError(f"{name}={value} must be above 0 and below 1e18")
-        self._parameters, self._peak_tflops = by_stage, peak_tflops
+    def __init__(self) -> None:
         self._row: list[tuple[StepTotals, float | None]] = []  # Steps since the last row.
         self._ranks = _Ranks()
 
@@ -132,8 +113,7 @@ class StageMetrics(Callback):
         steps, memory = [totals for totals, _ in row], [gb for _, gb in row if gb is not None]
         sums = StageSums([totals for totals in steps if not totals.captured] or steps)
         device, model = recorded_device(header), self._model(header)
-        peak = self._peak_tflops or (device.tflops if device else None)
-        own = {**sums.metrics(), **_mfu(sums, self._parameters, peak, model)}
+        own = {**sums.metrics(), **_mfu(sums, device.tflops if device else None, model)}
         if memory:  # The maximum includes captured steps, whose times are left out.
             own["rlprof/peak_memory_gb"] = max(memory)
         try:
@@ -169,20 +149,14 @@ def _log(logger: Any, metrics: Mapping[str, float], x: int) -> None:
     logger.experiment.log({**own, "trainer/global_step": x}, commit=False)
 
 
-def _mfu(
-    sums: StageSums,
-    parameters: Mapping[str, float | None],
-    peak: float | None,
-    model: Model | None,
-) -> dict[str, float]:
-    """Return the share of the peak of each stage that counts FLOPs, or tokens of a known size.
+def _mfu(sums: StageSums, peak: float | None, model: Model | None) -> dict[str, float]:
+    """Return the share of the peak of each stage that counts FLOPs, or tokens of a known model.
 
     What is above the peak is left out: its FLOPs or tokens are wrong.
     """
     found = {}
     for stage in sums.stages if peak else ():
-        size = parameters.get(stage, parameters.get(""))
-        flops, ns = counted_flops(stage, sums.counts, model, size) or (0, 0)
+        flops, ns = counted_flops(stage, sums.counts, model) or (0, 0)
         if ns and peak and 0 <= flops / ns / 1_000 <= peak:
             found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
     return found

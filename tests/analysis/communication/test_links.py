@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.communication.links import links
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table, columns_of
-from tests.builders.runs import header, loaded
+from tests.builders.runs import loaded
 from tests.effort import examples
 from tests.places import SHARED_DATA
 
@@ -169,72 +169,6 @@ def test_a_link_of_half_the_speed_is_named_and_no_other(kind: str) -> None:
         table = links(run(*mesh(8, 10, speed)))
         found.append([row[:2] for row in table.rows if row[-1] == "slow"])
     assert found.count([(2, 5)]) >= 29
-
-
-COLLECTIVES = (
-    *columns_of("count", "rank", "device", "stream"),
-    *columns_of("text", "operation", "group"),
-    *columns_of("count", "group size", "number", "bytes"),
-    Column("dtype", "text"),
-    Column("start", "time", "ns"),
-    Column("duration", "duration", "ns"),
-    Column("stage", "text"),
-    Column("step", "count"),
-    Column("launch", "time", "ns"),
-)
-
-
-def paired(speeds: dict[tuple[int, int], float], hosts: dict[int, str], *, size: int = 2) -> Spans:
-    """Return collectives of groups of two ranks, in which one waits for the other."""
-    rows = []
-    for number in range(1, 6):
-        for pair, speed in speeds.items():
-            took = round(10**7 / speed)
-            for rank, wait in zip(pair, (0, 7_000), strict=True):
-                group = f"{pair}"
-                own = (rank, 0, 7, "all_reduce", group, size, number, 10**7, "BFloat16")
-                start = number * 10**9 - wait
-                rows.append((*own, start, took + wait, None, 1, None))
-    heads = {rank: replace(header(rank, 8), host=host) for rank, host in hosts.items()}
-    table = Table("collectives", COLLECTIVES, rows)
-    return replace(loaded([]), headers=heads, tables={"collectives": lambda: table})
-
-
-def test_collectives_of_two_ranks_are_links_of_gpus() -> None:
-    hosts = {rank: f"host{rank // 4}" for rank in range(8)}
-    speeds = {(rank, rank + 1): 100.0 for rank in (0, 2, 4, 6)}
-    speeds |= {(0, 4): 20.0, (1, 5): 20.0, (2, 6): 8.0, (3, 7): 20.0, (0, 5): 20.0}
-    table = links(paired(speeds, hosts))
-    assert table.note.startswith(
-        "Slow link: rank 2 (host0) and rank 6 (host1), 8 GB/s, 0.40x the speed of 4 links in the "
-        "same operations and sizes"
-    )
-    assert "each link is both directions of a pair" in table.note
-    assert table.column("transport")[0] == "between hosts"
-    assert table.column("verdict").count("slow") == 1
-
-
-def apart() -> list[tuple[object, ...]]:
-    """Return the rows of two calls without numbers, of which one ends before the other begins."""
-    call = ("all_reduce", "(8, 9)", 2, None, 10**9, "BFloat16")
-    return [(rank, 0, 7, *call, rank * 10**10, 5_000, None, 1, None) for rank in (8, 9)]
-
-
-def collectives(rows: list[tuple[object, ...]]) -> Spans:
-    table = Table("collectives", COLLECTIVES, rows)
-    heads = {rank: header(rank, 10) for rank in range(10)}
-    return replace(loaded([]), headers=heads, tables={"collectives": lambda: table})
-
-
-def test_calls_that_are_not_matched_change_no_link() -> None:
-    matched = [*paired({(0, 1): 2.0}, {}).table("collectives").rows]
-    assert [*links(collectives(matched + apart())).rows] == [*links(collectives(matched)).rows]
-    assert "collectives of groups of two ranks serve" in str(links(collectives(apart())).abstained)
-
-
-def test_groups_of_more_ranks_say_nothing_of_links() -> None:
-    spans = paired({(0, 1): 1.0, (2, 3): 1.0}, {}, size=4)
-    assert "collectives of groups of two ranks serve" in str(links(spans).abstained)
 
 
 @pytest.mark.skipif(not ASCEND.is_dir(), reason="no real traces in ../shared/data/ascend")

@@ -132,15 +132,6 @@ def test_what_starts_before_its_launch_is_noted_and_counts_to_no_delay() -> None
     assert table.note.startswith("1 launches start before they were launched")
 
 
-def test_a_delay_far_from_the_others_is_late() -> None:
-    delays = [10, 11, 12, 13, 14, 15, 16, 17, 18, 100]
-    kernels = [
-        Kernel("k", at * 1_000 + d, at * 1_000 + 500, at * 1_000) for at, d in enumerate(delays)
-    ]
-    assert launches(run([], kernels)).column("outliers") == [1]
-    assert launches(run([], kernels[:-1])).column("outliers") == [0]
-
-
 def test_the_queue_of_a_stream_over_time() -> None:
     kernels = [
         Kernel("a", 10, 30, launch=0),

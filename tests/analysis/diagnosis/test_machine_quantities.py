@@ -115,8 +115,6 @@ def test_waiting_for_a_cpu_comes_first_as_all_other_times_include_it() -> None:
     rows = [Row("weight_sync", "stage", at + 1, at * S, (at + 1) * S) for at in range(N)]
     found = diagnose(sampled_run(host(cpu_throttled_percent=54.0), rows, counters=WAITING))
     assert [each.id for each in found.problems][:2] == ["cpu-contention", "weight-sync"]
-    victim = found.problems[1].by_name["goes with waiting for a CPU:"]
-    assert victim.value == pytest.approx(0.3)
 
 
 # ---- memory

@@ -254,16 +254,6 @@ def test_it_comes_first_with_its_price_and_evidence() -> None:
     assert len(Run.of(spans).sql(own.query).rows) == 30
 
 
-def test_what_goes_with_the_wait_is_said_of_its_victims() -> None:
-    """Data waits twice as long in the steps that wait for a CPU, and for nothing else."""
-    waits = np.array([0.0, 0.3] * 15) * USUAL
-    loads = 0.1 * USUAL + waits
-    spans = run_of({"data_fetch": loads, "actor_generate": np.full(30, USUAL)})
-    own = only(with_cpu_waits(spans, waits), "data-wait")
-    part = own.by_name["goes with waiting for a CPU:"].value
-    assert part == pytest.approx(waits.sum() / loads.sum())
-
-
 @pytest.mark.parametrize(("share", "steps"), [(0.01, 30), (0.8, 4)])
 def test_it_passes_below_5_percent_and_skips_few_steps(share: float, steps: int) -> None:
     spans = with_cpu_waits(run_of({"a": np.full(steps, USUAL)}), np.full(steps, share * USUAL))
