@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.cli.open_run import SAVE_PATH, Force
@@ -19,20 +21,22 @@ if TYPE_CHECKING:
 
 _DEVICES = ("cpu", "cuda", "npu")
 
-_TEMPLATE = """\
+_HEAD = """\
 # Check: rlprof config check {path}
 # Use:   rlprof run --config {path} -- python train.py
-
+"""
+_MARKING = """
 # Methods, by dotted name from the LightningModule, and the stage that each is.
 # wrap:
 #   policy.generate: actor_generate
 #   reward.forward: compute_reward
 #   # If one method serves two stages, by whether gradients are on:
-#   policy.forward: {{by_grad: {{no_grad: actor_compute_log_prob, grad: actor_update}}}}
+#   policy.forward: {by_grad: {no_grad: actor_compute_log_prob, grad: actor_update}}
 #   # Names of your own stages have to be listed:
 #   drop_solved: filter_groups
 # custom_stages: [filter_groups]
-
+"""
+_ANY_DEVICE = f"""
 # Spans of all stages are recorded in every step. A capture records more, and costs more.
 # steps: [3]  # the first ones are warm-up
 integrated:
@@ -40,8 +44,57 @@ integrated:
   # profile_ranks: [0]
   # profile_record_shapes: true
   # profile_with_memory: true
-  profile_save_path: {save_path}  # runs go here
+  profile_save_path: {SAVE_PATH}  # runs go here
 """
+_ON_ASCEND = f"""
+# Parse it after the training: rlprof ascend parse {SAVE_PATH}
+steps: [3]  # the first ones are warm-up
+integrated:
+  profile: true
+  mstx: true
+  profile_save_path: {SAVE_PATH}  # runs go here
+"""
+# MindSpeed-RL's documents capture on Ascend in this order. The more a capture records of a rank,
+# the fewer stages and ranks it covers.
+_FROM_LIGHT_TO_DETAILED = {
+    "1-light": (
+        """
+# All stages and ranks, markers only: little data. `rlprof summary` shows the longest stage,
+# `rlprof stragglers` the slow ranks.""",
+        """\
+  stage: all
+  profile_level: level_none
+  profile_with_cpu: false
+  profile_ranks: all
+""",
+    ),
+    "2-stage": (
+        """
+# One stage of all ranks, with operators and communication. Set stage to the longest one of the
+# first file.""",
+        """\
+  stage: actor_update
+  profile_level: level1
+  profile_export_type: db
+  profile_ranks: all
+""",
+    ),
+    "3-few-ranks": (
+        """
+# The same stage in detail. Set profile_ranks to rank 0 and the slow ranks of the first two
+# files.""",
+        """\
+  stage: actor_update
+  profile_level: level1
+  profile_export_type: db
+  profile_record_shapes: true
+  profile_with_memory: true
+  profile_with_module: true
+  profile_ranks: [0]
+""",
+    ),
+}
+
 File = Annotated[
     Path,
     argument("FILE", "YAML file with rlprof's, MindSpeed-RL's or verl's keys", parser=local_path),
@@ -51,6 +104,14 @@ Overrides = Annotated[
     argument(
         "[KEY=VALUE]...",
         "Keys to lay over the file, as on Hydra's command line: 'trainer.profile_steps=[1,2]'",
+    ),
+]
+
+Ascend = Annotated[
+    bool,
+    typer.Option(
+        "--ascend",
+        help="Write three files for an NPU, from light to detailed: markers, one stage, few ranks",
     ),
 ]
 
@@ -90,17 +151,33 @@ def init(
         Path, option("PATH", "File to write", "-o", "--output", parser=local_path)
     ] = Path("rlprof.yaml"),
     force: Force = False,
+    ascend: Ascend = False,
 ) -> None:
     """Write a configuration to edit: the usual keys, each with an example and what it does.
 
+    With --ascend it also prints the commands that use the three files, in their order.
+
     Example: rlprof config init -o profiler.yaml
     """
-    path = console.destination(output, Path(), output.name, force=force)
-    with console.writing(path):
-        text = _TEMPLATE.format(path=shlex.quote(str(path)), save_path=SAVE_PATH)
-        path.write_text(text, encoding="utf-8")
-    console.wrote(path)
-    console.next_command("rlprof", "config", "check", path)
+    texts = {output: _MARKING + _ANY_DEVICE}
+    if ascend:
+        texts = {
+            output.with_name(f"{output.stem}-{name}{output.suffix}"): (
+                _MARKING + purpose + _ON_ASCEND + keys
+            )
+            for name, (purpose, keys) in _FROM_LIGHT_TO_DETAILED.items()
+        }
+    paths = [console.destination(path, Path(), path.name, force=force) for path in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        with console.writing(path):
+            head = _HEAD.format(path=shlex.quote(str(path)))
+            path.write_text(head + text, encoding="utf-8")
+        console.wrote(path)
+    if ascend:
+        console.status("Run them in this order, and read each run before the next one:")
+        for path in paths:
+            console.say(f"  rlprof run --config {shlex.quote(str(path))} -- python train.py")
+    console.next_command("rlprof", "config", "check", paths[0])
 
 
 def schema() -> None:

@@ -235,6 +235,8 @@ def test_every_example_is_explained(answers: Ask, path: Path) -> None:
 
 # ---- config init
 
+STAGED = ["rlprof-1-light.yaml", "rlprof-2-stage.yaml", "rlprof-3-few-ranks.yaml"]
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -252,12 +254,13 @@ def test_the_template_records_as_without_a_file_until_it_is_edited(
     assert config == ProfilerConfig.build(profile_save_path="profiler_data")
 
 
-def test_every_example_of_the_template_is_a_valid_key(rlprof: Run, folder: Path) -> None:
-    rlprof("config", "init")
-    text = Path("rlprof.yaml").read_text()
-    assert "rlprof run --config rlprof.yaml -- python train.py" in text
-    Path("rlprof.yaml").write_text(re.sub(r"# ?(?= *[a-z_.]+:)", "", text))
-    config = ProfilerConfig.build("rlprof.yaml")
+@pytest.mark.parametrize("name", ["rlprof.yaml", *STAGED])
+def test_every_example_of_a_template_is_a_valid_key(rlprof: Run, folder: Path, name: str) -> None:
+    rlprof("config", "init", *(["--ascend"] if name in STAGED else []))
+    text = Path(name).read_text()
+    assert f"rlprof run --config {name} -- python train.py" in text
+    Path(name).write_text(re.sub(r"# ?(?= *[a-z_.]+:)", "", text))
+    config = ProfilerConfig.build(name)
     assert {rule.target for rule in config.wrap} == {
         "policy.generate",
         "reward.forward",
@@ -266,12 +269,49 @@ def test_every_example_of_the_template_is_a_valid_key(rlprof: Run, folder: Path)
     }
     assert config.captures
     assert config.steps == [3]
-    assert rlprof("config", "check", "rlprof.yaml")[0] == 0
+    assert rlprof("config", "check", name)[0] == 0
 
 
-def test_an_existing_file_is_kept_without_force(rlprof: Run, folder: Path) -> None:
-    Path("rlprof.yaml").write_text("mine")
-    status, _, err = rlprof("config", "init")
-    assert (status, "rlprof.yaml exists already" in err) == (2, True)
-    assert Path("rlprof.yaml").read_text() == "mine"
-    assert rlprof("config", "init", "--force")[0] == 0
+def test_ascend_goes_from_light_to_one_stage_to_few_ranks(rlprof: Run, folder: Path) -> None:
+    status, out, _ = rlprof("config", "init", "--ascend")
+    assert status == 0
+    commands = [line.strip() for line in out.splitlines() if line.startswith("  ")]
+    assert commands == [f"rlprof run --config {name} -- python train.py" for name in STAGED]
+    light, stage, ranks = map(ProfilerConfig.build, STAGED)
+    assert light.integrated.lightweight
+    assert [config.integrated.stage for config in (light, stage, ranks)] == [
+        "all",
+        "actor_update",
+        "actor_update",
+    ]
+    assert [config.wanted_ranks for config in (light, stage, ranks)] == ["all", "all", [0]]
+    assert [each.integrated.profile_with_memory for each in (stage, ranks)] == [False, True]
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_each_file_for_ascend_passes_the_check(
+    rlprof: Run, answers: Ask, folder: Path, name: str
+) -> None:
+    rlprof("config", "init", "--ascend", "-o", "rlprof.yaml")
+    found = answers(Path(name).read_text())
+    assert found["tools on npu"].startswith("device_time, npu_profiler, mstx")
+    assert "note on npu" not in found  # a key without effect there
+
+
+def test_files_for_ascend_are_named_after_the_output(rlprof: Run, folder: Path) -> None:
+    Path("files").mkdir()
+    assert rlprof("config", "init", "--ascend", "-o", "files/npu.yaml")[0] == 0
+    names = sorted(path.name for path in Path("files").iterdir())
+    assert names == ["npu-1-light.yaml", "npu-2-stage.yaml", "npu-3-few-ranks.yaml"]
+
+
+@pytest.mark.parametrize(("words", "kept"), [([], "rlprof.yaml"), (["--ascend"], STAGED[2])])
+def test_an_existing_file_is_kept_without_force_and_no_other_is_written(
+    rlprof: Run, folder: Path, words: list[str], kept: str
+) -> None:
+    Path(kept).write_text("mine")
+    status, _, err = rlprof("config", "init", *words)
+    assert (status, f"{kept} exists already" in err) == (2, True)
+    assert [path.name for path in folder.iterdir()] == [kept]
+    assert Path(kept).read_text() == "mine"
+    assert rlprof("config", "init", *words, "--force")[0] == 0
