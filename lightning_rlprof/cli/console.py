@@ -46,6 +46,7 @@ _PANEL = "Output"
 class _Output:
     format: Format = "table"
     quiet: bool = False
+    hints: bool = True
     limit: int | None = None
 
 
@@ -88,10 +89,14 @@ def use_output(
             "-q", "--quiet", help="No warnings, progress or hints", rich_help_panel=_PANEL
         ),
     ] = False,
+    no_hints: Annotated[
+        bool,
+        typer.Option("--no-hints", help="Don't suggest the next command", rich_help_panel=_PANEL),
+    ] = False,
 ) -> None:
     """Set how this process prints, until the next call; the parameters are options of verbs."""
     _output.format = "json" if as_json else output_format
-    _output.quiet, _output.limit = quiet, limit
+    _output.quiet, _output.hints, _output.limit = quiet, not no_hints, limit
 
 
 def limit(for_people: int | None = None) -> int | None:
@@ -146,7 +151,7 @@ def _message(text: str, style: str) -> None:
 
 def next_command(*words: str | Path) -> None:
     """Suggest a command, ready for a shell, on standard error and only on a terminal."""
-    wanted = _output.format == "table" and not _output.quiet
+    wanted = _output.format == "table" and _output.hints and not _output.quiet
     if wanted and on_terminal():
         say(f"next: {shlex.join(map(str, words))}", "dim", err=True)
 
@@ -294,12 +299,21 @@ def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
         TimeElapsedColumn,
+        TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class _Left(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            """Say how much time is left, once that can be known."""
+            known = task.total is not None and task.time_remaining is not None
+            return Text.assemble("left ", super().render(task)) if known else Text()
 
     columns: Sequence[Any] = (TextColumn("{task.description}", markup=False), BarColumn())
-    times = (MofNCompleteColumn(), TimeElapsedColumn())
+    times = (MofNCompleteColumn(), TimeElapsedColumn(), _Left())
     with Progress(*columns, *times, console=console, transient=True) as progress:
         task = progress.add_task(text, total=None)
         yield lambda done, total, text: progress.update(

@@ -1,7 +1,7 @@
 """The verb ``size``: whether a training fits its devices, before it is started."""
 
 import inspect
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import option
@@ -81,6 +81,12 @@ def size(**given: Any) -> None:
             else "See rlprof size --help",
             code="usage",
         )
+    for name, choices in (("algorithm", jobs.Algorithm), ("shard", jobs.Shard)):
+        if given[name] not in (None, *get_args(choices)):
+            known = ", ".join(get_args(choices))
+            raise RlprofError(
+                f"--{name} {given[name]!r} is unknown", hint=f"Known: {known}", code="usage"
+            )
     model, devices, prompt, response = (given.pop(name) for name in _NEEDED)
     number, device = jobs.parse_devices(devices)
     if given["shard"] is None:

@@ -361,3 +361,6 @@ Urls = Annotated[
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite number above 0."""
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A finite number, 0 included."""

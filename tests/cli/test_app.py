@@ -206,7 +206,7 @@ def test_hints_go_to_a_terminal_only_and_can_be_switched_off(
     assert rlprof("summary", tmp_path)[2] == ""
     monkeypatch.setattr("lightning_rlprof.cli.console.on_terminal", lambda: True)
     assert rlprof("summary", tmp_path)[2] == f"next: rlprof findings {tmp_path}\n"
-    for option in ("--quiet", "--json"):
+    for option in ("--no-hints", "--quiet", "--json"):
         assert rlprof("summary", tmp_path, option)[2] == ""
 
 

@@ -72,8 +72,8 @@ def test_what_is_missing_is_named(rlprof: Run, model: Path, option: str, error: 
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        (("--algorithm", "rloo"), "algorithm 'rloo' is not one of grpo, ppo, dpo, sft"),
-        (("--shard", "fsdp3"), "shard 'fsdp3' is not one of fsdp, zero1"),
+        (("--algorithm", "rloo"), "--algorithm 'rloo' is unknown\n  hint: Known: grpo, ppo, dpo"),
+        (("--shard", "fsdp3"), "--shard 'fsdp3' is unknown\n  hint: Known: fsdp, zero1"),
         (("--tp", 3), "2 devices for training are not a multiple of tp x pp x cp = 3"),
         (("--tokens", 2048), "tokens=2048 is less than the 3072 tokens of one sequence"),
         (("--forward-tokens", 9), "forward_tokens=9 is less than the 3072 tokens of one sequence"),
