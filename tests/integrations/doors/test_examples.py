@@ -105,7 +105,9 @@ def test_an_example_is_recorded_with_the_real_framework(name: str, tmp_path: Pat
 
 def test_every_program_of_a_framework_has_an_example() -> None:
     programs = {each.parent.name for each in (ROOT / "examples").glob("*/train.py")}
-    assert programs - {"loop", "ray", "servers", "smollm2"} == EXAMPLES.keys() - {"sheeprl"}  # a command alone
+    assert programs - {"loop", "ray", "servers", "smollm2"} == EXAMPLES.keys() - {
+        "sheeprl"
+    }  # a command alone
 
 
 def test_examples_contain_nothing_of_the_profiler() -> None:
