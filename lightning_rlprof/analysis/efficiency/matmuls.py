@@ -38,6 +38,7 @@ _COLUMNS = (
     Column("share", "share"),
     Column("TFLOP/s", "number"),
     Column("% of peak", "share"),
+    *columns_of("number", "TFLOP/s from", "TFLOP/s to"),
     Column("GB/s", "number"),
     Column("% of bandwidth", "share"),
     Column("arithmetic intensity", "number", "FLOP/byte"),
@@ -51,7 +52,7 @@ _HOST = "No kernels were recorded: times are host times."
 _UNTIMED = "{} calls have no known kernel and count in no rate."
 _UNKNOWN_PEAK = "The peak of {} is unknown."
 _ABOVE = "Rates above the peak of the device are omitted."
-_UNKNOWN_FLOPS = "FLOPs of {} calls are unknown: {}."
+_BOUNDS = "TFLOP/s of {} calls are bounds: {}."
 _CACHED = "Rows above peak memory bandwidth hit the cache; their % of bandwidth is omitted."
 
 _Row = tuple[Cell, ...]
@@ -80,8 +81,9 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     `work_of`, over that time. ``% of peak`` compares it with the device's dense peak of the
     type: 16-bit, FP8 or INT8.
 
-    If shapes do not decide the FLOPs, the note says why. Of calls inside one another, such as the
-    parts of attention, the inner ones are shown.
+    If shapes do not decide the FLOPs, ``TFLOP/s from`` and ``TFLOP/s to`` are bounds instead, and
+    the note says why. Of calls inside one another, such as the parts of attention, the inner ones
+    are shown.
 
     ``GB/s`` is inputs and outputs, each once, over the time; ``% of bandwidth`` compares it with
     the device's memory. ``arithmetic intensity`` is FLOPs per byte. The last row is the sum; its
@@ -188,30 +190,34 @@ def _rows(
     """
     tops, bandwidth = peaks
     rows: dict[tuple[str, str, str], list[_Part]] = {}
-    unknown: Counter[str] = Counter()
+    bounded: Counter[str] = Counter()
     for kind, time, count, timed in calls:
-        work = work_of(*kind) or Work(None, None, kind[1], "")
+        work = work_of(*kind) or Work(None, None, None, kind[1], "")
         if work.why:
-            unknown[work.why] += count
+            bounded[work.why] += count
         rows.setdefault((kind[0], work.text, work.type), []).append(_Part(work, time, count, timed))
     for (operator, text, own_type), parts in rows.items():
         time, count = sum(part.time for part in parts), sum(part.calls for part in parts)
-        flops = _total((part.work.flops, part.timed) for part in parts)
+        least = _total((part.work.least, part.timed) for part in parts)
+        most = _total((part.work.most, part.timed) for part in parts)
         moved = _total((part.work.moved, part.timed) for part in parts)
-        rate, top = _rate(flops, time, 1_000), tops.get(own_type)
-        if top is not None and rate is not None and rate > top:
+        low, high = (_rate(amount, time, 1_000) for amount in (least, most))
+        top = tops.get(own_type)
+        if top is not None and low is not None and low > top:
             notes.append(_ABOVE)
-            rate = None
+            low = high = None
+        exact = low if low == high else None
+        bounds = (None, None) if exact is not None else (low, high)
         gb_s = _rate(moved, time, 1)
         of_bandwidth = _ratio(gb_s, bandwidth)
         if of_bandwidth is not None and of_bandwidth > 1:
             notes.append(_CACHED)
             of_bandwidth = None
-        intensity = flops / moved if flops and moved else None
+        intensity = least / moved if least and least == most and moved else None
         head = (operator, text, own_type.removeprefix("c10::") or None, count, time)
-        rates = (rate, _ratio(rate, top), gb_s, of_bandwidth, intensity)
+        rates = (exact, _ratio(exact, top), *bounds, gb_s, of_bandwidth, intensity)
         yield (*head, time / whole if whole else None, *rates)
-    notes += [_UNKNOWN_FLOPS.format(count, why) for why, count in unknown.most_common()]
+    notes += [_BOUNDS.format(count, why) for why, count in bounded.most_common()]
 
 
 def _total(amounts: Iterable[tuple[int | None, int]]) -> int | None:
@@ -241,4 +247,4 @@ def _sum(rows: Sequence[Any], whole: int | None) -> _Row:
     spent = sum(own for _, own in rated)
     rate = sum(rate * own for rate, own in rated) / spent if spent else None
     share = time / whole if whole else None
-    return (_TOTAL, None, None, count, time, share, rate, *[None] * 4)
+    return (_TOTAL, None, None, count, time, share, rate, *[None] * 6)

@@ -1,8 +1,8 @@
 """FLOPs and bytes of matmuls, attention and experts, from the shapes of one call's inputs.
 
 A profiler records shapes and numbers, but not what tensors contain. So the lengths of packed
-sequences, the context of a decoded token and some masks are unknown. Then FLOPs are unknown, and
-the reason is told.
+sequences, the context of a decoded token and some masks are unknown. Then FLOPs have a lower and an
+upper bound, and the reason.
 """
 
 import re
@@ -35,7 +35,7 @@ WINDOW = "the sliding window is not recorded"
 ALIGNMENT = "how the causal mask is aligned is not recorded"
 LAYOUT = "which dimension is the length is not recorded"
 ELSEWHERE = "how many tokens go to experts of other ranks is not recorded"
-"""Why FLOPs are unknown."""
+"""Reasons for bounds."""
 
 _Shape = list[int]
 
@@ -46,18 +46,26 @@ class Work(NamedTuple):
     """What one call computes and moves.
 
     Attributes:
-        flops: Floating-point operations; a multiply and an add count one each. None if unknown.
+        least: Floating-point operations at least; a multiply and an add count one each. None if
+            unknown.
+        most: The same at most; equal to ``least`` if shapes decide it.
         moved: Bytes of its inputs and outputs, each once; None if unknown.
         text: Its shapes as text: ``8944x1024 @ 1024x1024``.
         type: The type that it multiplies, as torch's C++ names it.
-        why: Why the FLOPs are unknown; else empty.
+        why: Why there are bounds instead of a number; else empty.
     """
 
-    flops: int | None
+    least: int | None
+    most: int | None
     moved: int | None
     text: str
     type: str
     why: str = ""
+
+    @property
+    def flops(self) -> int | None:
+        """The FLOPs, None if unknown or only bounded."""
+        return self.least if self.least == self.most else None
 
 
 class _Call(NamedTuple):
@@ -89,13 +97,31 @@ class _Cost(NamedTuple):
 
     Attributes:
         shapes: Those to show.
-        flops: A number, or why it is unknown.
+        least: FLOPs at least.
+        most: FLOPs at most.
         elements: Elements of inputs and outputs, None if unknown.
+        why: Why there are bounds.
     """
 
     shapes: Sequence[_Shape]
-    flops: int | str
+    least: int | None
+    most: int | None
     elements: int | None
+    why: str = ""
+
+
+class Pairs(NamedTuple):
+    """How many pairs of query and key an attention computes, per head.
+
+    Attributes:
+        least: At least.
+        most: At most, None if unknown.
+        why: Why they differ.
+    """
+
+    least: int
+    most: int | None
+    why: str = ""
 
 
 def attended(
@@ -150,20 +176,36 @@ class _Mask(NamedTuple):
     known: bool = True
     last: bool | None = True
 
-    def pairs(self, queries: int, keys: int) -> int | str:
-        """Return how many pairs one sequence has, per head, or why that is unknown."""
+    def pairs(self, queries: int, keys: int) -> Pairs:
+        """Return the pairs of one sequence."""
         if not self.known:
-            return WINDOW
+            return Pairs(min(queries, keys), queries * keys, WINDOW)
         ends = {True: (0,), False: (self.right,), None: (0, self.right)}[self.causal]
         shifts = {0, keys - queries} if self.last is None else {(keys - queries) * self.last}
-        found = {
+        found = [
             attended(queries, keys, left=self.left, right=end, shift=shift)
             for end in ends
             for shift in shifts
-        }
-        if len(found) > 1:
-            return MASK if self.causal is None else ALIGNMENT
-        return found.pop()
+        ]
+        why = MASK if self.causal is None else ALIGNMENT
+        return Pairs(min(found), max(found), why if min(found) < max(found) else "")
+
+    def packed(self, tokens: int, sequences: int, longest: int | None) -> Pairs | None:
+        """Return the pairs of sequences that attend to themselves; None if it cannot be.
+
+        Pairs grow faster than lengths. So they are fewest if all are equally long, and most if as
+        many as possible have the largest length.
+        """
+        longest = tokens if longest is None else longest
+        if min(sequences, longest) < 1 or tokens > sequences * longest:
+            return None
+        length, more = divmod(tokens, sequences)
+        few = [self.pairs(each, each).least for each in (length, length + 1)]
+        full, rest = divmod(tokens, longest)
+        many = [self.pairs(each, each) for each in (longest, rest)]
+        least = few[0] * (sequences - more) + few[1] * more
+        most = (many[0].most or 0) * full + (many[1].most or 0)
+        return Pairs(least, most, "" if least == most else many[0].why or LENGTHS)
 
 
 def _matmul(call: _Call, *, at: int = 0) -> _Cost | None:
@@ -183,7 +225,7 @@ def _matmul(call: _Call, *, at: int = 0) -> _Cost | None:
         return None
     out = prod(map(max, batches)) * rows[-2] * columns[-1]
     flops = 2 * out * rows[-1]
-    return _Cost([first, second], flops, prod(first) + prod(second) + out)
+    return _Cost([first, second], flops, flops, prod(first) + prod(second) + out)
 
 
 def _grouped(call: _Call, *, offsets: int = 2) -> _Cost | None:
@@ -201,7 +243,7 @@ def _grouped(call: _Call, *, offsets: int = 2) -> _Cost | None:
         flops = rows * columns
         out = flops * (groups if len(first) == len(second) == 2 else 1)
     flops *= 2 * inner
-    return _Cost([first, second], flops, prod(first) + prod(second) + out)
+    return _Cost([first, second], flops, flops, prod(first) + prod(second) + out)
 
 
 def _experts(call: _Call) -> _Cost | None:
@@ -218,7 +260,8 @@ def _experts(call: _Call) -> _Cost | None:
     others = [call.number(at) or 0 for at in range(5, len(call.values))]
     # A number above the local experts counts the experts of all ranks.
     elsewhere = any(each > up[0] for each in others)
-    return _Cost([tokens, up, down, chosen], ELSEWHERE if elsewhere else flops, None)
+    why = ELSEWHERE if elsewhere else ""
+    return _Cost([tokens, up, down, chosen], 0 if why else flops, flops, None, why)
 
 
 @dataclass(frozen=True)
@@ -277,34 +320,46 @@ class _Attention:
         place = -2 if self.heads_first and not lengths else -3
         heads = query[-5 - place]
         mask = self.mask(call)
-        sequences, pairs = query[0], mask.pairs(query[place], key[place])
         if lengths:
-            sequences = lengths[0] - 1
-            pairs = CONTEXT if pages else self._packed(call, mask, query[0], key[0], sequences)
+            pairs = self._packed(call, mask, query, key, lengths[0] - 1, bool(pages))
+        else:
+            own = mask.pairs(query[place], key[place])
+            pairs = Pairs(query[0] * own.least, query[0] * (own.most or 0), own.why)
+        if pairs is None:
+            return None
         out = prod(query[:-1]) * value[-1]
         elements = None if pages else sum(map(prod, (query, key, value))) + out
         size, of_value = query[-1], value[-1]
         each = 2 * heads * (3 * size + 2 * of_value if self.backward else size + of_value)
-        flops = pairs if isinstance(pairs, str) else sequences * pairs * each
+        most = None if pairs.most is None else pairs.most * each
         moved = None if elements is None else elements * (1 + self.backward)
-        return _Cost([query, key, value], flops, moved)
+        return _Cost([query, key, value], pairs.least * each, most, moved, pairs.why)
 
     def _packed(
-        self, call: _Call, mask: _Mask, tokens: int, keys: int, sequences: int
-    ) -> int | str:
-        """Return the pairs of each packed sequence, which are known if all are equally long."""
-        if sequences == 1:
-            return mask.pairs(tokens, keys)
-        longest = [call.number(at) or 0 for at in (self.longest, (self.longest or -2) + 1)]
-        if [tokens, keys] != [sequences * each for each in longest]:
-            return LENGTHS
-        return mask.pairs(*longest)
+        self, call: _Call, mask: _Mask, query: _Shape, key: _Shape, sequences: int, paged: bool
+    ) -> Pairs | None:
+        """Return the pairs of packed sequences, whose keys may lie in pages."""
+        tokens = query[0]
+        most = [call.number(self.longest), call.number((self.longest or -2) + 1)]
+        if not paged and tokens == key[0] and most[0] == most[1]:
+            return mask.packed(tokens, sequences, most[0])
+        if not paged and sequences == 1:
+            return mask.pairs(tokens, key[0])
+        longest = most[1] if paged else most[1] or key[0]
+        seen = tokens * longest if longest else None
+        if paged:  # Every query sees itself and all earlier tokens.
+            own = mask.packed(tokens, sequences, most[0])
+            return None if own is None else Pairs(own.least, seen, CONTEXT)
+        return Pairs(0, seen, LENGTHS)
 
 
-def _of_contexts(call: _Call) -> _Cost | None:
-    """Leave the FLOPs of an engine's attention unknown: its contexts are not recorded."""
-    shapes = [call.shape(at) for at in range(3)]
-    return _Cost(shapes, CONTEXT, None) if all(shapes) else None
+def _unified(call: _Call) -> _Cost | None:
+    """Count vLLM's attention, which does prefill and decoding; contexts are not recorded."""
+    query, key, value = (call.shape(at) for at in range(3))
+    if {len(query), len(key), len(value)} != {3} or query[2] != key[2]:
+        return None
+    least = 2 * prod(query[:2]) * (query[2] + value[2])
+    return _Cost([query, key, value], least, None, None, CONTEXT)
 
 
 def _cann_attention(call: _Call, *, backward: bool = False) -> _Cost | None:
@@ -333,10 +388,22 @@ def _cann_attention(call: _Call, *, backward: bool = False) -> _Cost | None:
         return None
     of_value = size * prod(value) // prod(key)
     each = 2 * heads * (3 * size + 2 * of_value if backward else size + of_value)
+    fewest = 1 if why in (LENGTHS, MASK) else min(lengths)
+    least, most = (batch * queries * keys * each for keys in (fewest, max(lengths)))
     out = prod(query) // size * of_value
     moved = (prod(query) + prod(key) + prod(value) + out) * (1 + backward)
-    flops = why or batch * queries * lengths.pop() * each
-    return _Cost([query, key, value], flops, moved)
+    return _Cost([query, key, value], least, most, moved, why)
+
+
+def _cann_inference(call: _Call) -> _Cost | None:
+    """Count CANN's attention of inference: query, key, value. Pages hide the contexts."""
+    query, key, value = (call.shape(at) for at in range(3))
+    if not query or not key or not value:
+        return None
+    each = 4 * prod(query)
+    plain = len(query) == len(key) == 4 and (query[0], query[3]) == (key[0], key[3])
+    most = each * max(key[1:3]) if plain else None
+    return _Cost([query, key, value], each, most, None, MASK if plain else CONTEXT)
 
 
 def _cann_grouped(call: _Call, *, halved: bool = False) -> _Cost | None:
@@ -346,7 +413,7 @@ def _cann_grouped(call: _Call, *, halved: bool = False) -> _Cost | None:
         return None
     flops = 2 * prod(rows) * out[-1] * (1 + halved)
     elements = prod(rows) + prod(weights) + prod(out) if len(weights) == 3 else None
-    return _Cost([rows, weights or out], flops, elements)
+    return _Cost([rows, weights or out], flops, flops, elements)
 
 
 class _Formula(NamedTuple):
@@ -428,14 +495,15 @@ FORMULAS: Mapping[str, _Formula] = {
     ),
     "_vllm_fa2_C::varlen_fwd": _attends(0, 15, lengths=4, longest=10, window=16, pages=8),
     **dict.fromkeys(
-        (
-            *("vllm::unified_attention", "vllm::unified_attention_with_output"),
-            *("FusedInferAttentionScore", "IncreFlashAttention", "PromptFlashAttention"),
-        ),
-        _Formula(_of_contexts, 0, ", "),
+        ("vllm::unified_attention", "vllm::unified_attention_with_output"),
+        _Formula(_unified, 0, ", "),
     ),
     "FlashAttentionScore": _Formula(_cann_attention, 1, ", "),
     "FlashAttentionScoreGrad": _Formula(partial(_cann_attention, backward=True), 1, ", "),
+    **dict.fromkeys(
+        ("FusedInferAttentionScore", "IncreFlashAttention", "PromptFlashAttention"),
+        _Formula(_cann_inference, 0, ", "),
+    ),
     "GroupedMatmul": _Formula(_cann_grouped),
     "GroupedMatmulSwigluQuant": _Formula(partial(_cann_grouped, halved=True)),
 }
@@ -461,22 +529,19 @@ def work_of(operator: str, dims: str, types: str | None, values: str | None) -> 
     Example::
 
         >>> work_of("aten::mm", "[[4,8],[8,2]]", '["float","float"]', None)
-        Work(flops=128, moved=224, text='4x8 @ 8x2', type='float', why='')
+        Work(least=128, most=128, moved=224, text='4x8 @ 8x2', type='float', why='')
     """
     formula = FORMULAS.get(operator)
     if formula is None:
         return None
     found = formula.cost(_Call(_list(dims), _list(values)))
-    if found is None:
-        return None
-    flops, why = (None, found.flops) if isinstance(found.flops, str) else (found.flops, "")
-    if max(flops or 0, found.elements or 0) > _MAX_ELEMENTS:
+    if found is None or max(found.least or 0, found.most or 0, found.elements or 0) > _MAX_ELEMENTS:
         return None
     kind = _at(_list(types), formula.typed)
     size = _SIZES.get(kind)
     text = formula.sign.join("x".join(map(str, each)) for each in found.shapes)
     moved = None if size is None or found.elements is None else found.elements * size
-    return Work(flops, moved, text, kind, why)
+    return Work(found.least, found.most, moved, text, kind, found.why)
 
 
 def _list(text: str | None) -> list[Any]:
