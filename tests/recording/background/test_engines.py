@@ -342,10 +342,11 @@ def test_a_forked_child_and_a_discarded_session_read_no_engine(
     leaves: bool, tmp_path: Path, server: EngineDouble
 ) -> None:
     running = session(tmp_path, server.url)
-    reader = running.helpers.engines
+    reader, watchdog = running.helpers.engines, running.helpers.watchdog
     assert not reader._end.is_set()
     if leaves:
         running.leave()
+        watchdog.stop()  # A forked child has no such thread.
     running.discard()
     assert reader._end.is_set()
     assert server.asked == []
