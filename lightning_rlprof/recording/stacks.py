@@ -27,7 +27,7 @@ from lightning_rlprof.records.hang_reports import (
     StackAnswer,
     StackRequest,
     ThreadStack,
-    is_own_code,
+    own_frame,
     read_stack_request,
     stack_request_file,
     write_stack_answer,
@@ -50,7 +50,6 @@ _TIMES_USUAL, _TIMES_LONGEST = 3.0, 1.25  # A slow step takes longer than both.
 _LATELY, _MIN_STEPS = 20, 10  # The usual step is the median of the last ones, if there are enough.
 _SLOW_STEP_NS = 5_000_000_000  # Nanoseconds for which a slow step is sampled.
 _PER_HOUR, _HOUR_NS = 12, 3_600_000_000_000
-_MAX_CALLS = 200
 _MAX_PLACE = 200
 
 
@@ -244,12 +243,8 @@ class StackSampler:
 
         Without one, it is that of the innermost frame.
         """
-        frame = innermost = self._frames().get(self._session.training_thread)
-        for _ in range(_MAX_CALLS):
-            if frame is None or is_own_code(frame.f_code.co_filename):
-                break
-            frame = frame.f_back
-        frame = frame or innermost
+        innermost = self._frames().get(self._session.training_thread)
+        frame = own_frame(innermost) or innermost
         if frame is None:
             return ""
         code, line = frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno

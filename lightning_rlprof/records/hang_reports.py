@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -53,6 +54,7 @@ STACK = "stack: "
 LONGEST_S = 60.0
 """Most seconds for which stacks are sampled on request."""
 
+_MAX_CALLS = 200  # Frames that are looked at from the innermost one.
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
 _OURS = re.compile(r"/lightning_rlprof/(recording|integrations|system|records|config)/")
 _MOST_BYTES_OF_REQUEST = 100_000
@@ -422,6 +424,15 @@ def is_own_code(file: str) -> bool:
         (True, False)
     """
     return not _LIBRARY.search(file) and not _OURS.search(file)
+
+
+def own_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the training's own code, in or around a frame; None without."""
+    for _ in range(_MAX_CALLS):
+        if frame is None or is_own_code(frame.f_code.co_filename):
+            break
+        frame = frame.f_back
+    return frame
 
 
 def stack_request_file(run: Path) -> Path:

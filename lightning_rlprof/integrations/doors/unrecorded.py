@@ -19,7 +19,6 @@ from typing import Any
 from lightning_rlprof.records.records import SIGNS_VARIABLE
 
 _FIRST_S, _LAST_S, _GROWTH = 0.05, 1.0, 1.01  # Seconds between two samples, and their growth.
-_MAX_CALLS = 200
 _MAX_PLACES_TOLD = 3
 _MAX_NAME = 80  # Characters.
 _PASTE = (
@@ -111,13 +110,9 @@ def advice(said: Mapping[str, Any]) -> list[str]:
 
 def _place(frame: FrameType | None) -> str:
     """Return the innermost function of the program's own code, with its file."""
-    from lightning_rlprof.records.hang_reports import is_own_code
+    from lightning_rlprof.records.hang_reports import own_frame
 
-    for _ in range(_MAX_CALLS):
-        if frame is None or is_own_code(frame.f_code.co_filename):
-            break
-        frame = frame.f_back
-    if frame is None:
+    if (frame := own_frame(frame)) is None:
         return ""
     name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
     return f"{name} ({os.path.basename(frame.f_code.co_filename)})"[:_MAX_NAME]
