@@ -19,7 +19,7 @@ from lightning_rlprof.integrations.end_of_run import print_summary, print_withou
 from lightning_rlprof.integrations.termination import Termination
 from lightning_rlprof.recording import start
 from lightning_rlprof.recording.accelerator import device_kind, torch
-from lightning_rlprof.recording.annotations import Marker, begins
+from lightning_rlprof.recording.annotations import Marker, has_begun
 from lightning_rlprof.recording.job import Place, find_place, free_ranks, remember, shared_run
 from lightning_rlprof.recording.method_wrapping import ImportedWraps
 from lightning_rlprof.recording.open_spans import Owner, rejoin
@@ -353,7 +353,7 @@ class step(ContextDecorator):  # noqa: N801 - a name like `stage`
 
     def __enter__(self) -> None:
         """Begin the step."""
-        begins(_STEP)
+        has_begun(_STEP)
         number = self._number
         _tell(lambda session: session.begin_step(session.next_step if number is None else number))
 

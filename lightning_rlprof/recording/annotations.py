@@ -165,7 +165,7 @@ class LoopMarker(OwnMarker):
 
 _stages: dict[str, Marker] = {}
 _sink: "Session | None" = None
-_told: Callable[[Marker], object] | None = None
+_hook: Callable[[Marker], object] | None = None
 _said: set[str] = set()
 
 
@@ -361,8 +361,8 @@ def listen(
         shadows: Whether it may have a `Session.silent_thread`; if not, spans cost no more.
         told: Called after a stage has begun or ended; without it, stages cost no more.
     """
-    global _sink, _told
-    _told = None
+    global _sink, _hook
+    _hook = None
     if _sink is None:
         opened.set(None)  # Spans of an earlier session are not around those of this one.
         open_spans.forget_left()
@@ -388,12 +388,16 @@ def listener() -> "Session | None":
     return sink if sink is not None and sink.owner.has_thread() else None
 
 
-def tell_begun(told: Callable[[Marker], object]) -> None:
-    """Record nothing, but call a function with each marker whose span begins, until one listens."""
-    global _told
+def when_begun(hook: Callable[[Marker], object]) -> None:
+    """Record nothing, but call a hook with each marker whose span begins, until a session listens.
+
+    Args:
+        hook: It may start that session, which then has the span.
+    """
+    global _hook
 
     def enter(self: Marker) -> None:
-        told(self)
+        hook(self)
         if _sink is not None:
             self.__enter__()
 
@@ -404,13 +408,13 @@ def tell_begun(told: Callable[[Marker], object]) -> None:
     enter._torchdynamo_disable = leave._torchdynamo_disable = True  # type: ignore[attr-defined]
     listen(None)
     Marker.__enter__, Marker.__exit__ = enter, leave  # type: ignore[method-assign]
-    _told = told
+    _hook = hook
 
 
-def begins(marker: Marker) -> None:
-    """Tell who waits for it that something begins which no span of a marker is."""
-    if _told is not None:
-        _told(marker)
+def has_begun(marker: Marker) -> None:
+    """Call the hook of `when_begun` for what no marker begins, such as a step."""
+    if _hook is not None:
+        _hook(marker)
 
 
 def tell_first(path: str, where: str) -> None:
@@ -430,7 +434,7 @@ def tell_first(path: str, where: str) -> None:
                 os.write(file, text.encode("utf-8", "replace"))
             os.close(file)
 
-    tell_begun(write)
+    when_begun(write)
 
 
 # They are made per session. Default arguments contain what a span needs, as they are the fastest

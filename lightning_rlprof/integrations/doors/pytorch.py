@@ -34,6 +34,7 @@ from lightning_rlprof.system.post_import import when_imported
 
 if TYPE_CHECKING:
     from lightning_rlprof.recording.annotations import Marker
+    from lightning_rlprof.recording.open_spans import Span
     from lightning_rlprof.recording.session import Session
 
 log = logging.getLogger(__name__)
@@ -44,9 +45,9 @@ _PACKAGES = (
     *("gymnasium", "stable-baselines3", "torchrl", "tianshou"),
     *("lightning", "accelerate", "transformers", "vllm", "sglang"),
 )
-
-
+_PID = os.getpid()  # A forked process has another one.
 _ROLLOUT, _UPDATE = "actor_generate", "actor_update"
+_TRAINING_STEP = "training_step"  # Lightning's, where no stage is marked.
 _UNITS = {_ROLLOUT: ROLLOUT_AND_UPDATES, _UPDATE: OPTIMIZER_STEP}
 _REFERENCE = "reference_compute_log_prob"
 _DIMENSIONS = 3  # Of logits: sequences, tokens, and the words of a vocabulary.
@@ -76,7 +77,7 @@ class _Loop:
         self._device: str | None = None
         self.rollouts = 0
         self._thread = threading.main_thread().ident
-        self._pid, self._begins = os.getpid(), threading.RLock()
+        self._begins = threading.RLock()
         self.has_optimizer = self._has_updated = False
         self._hook: Any = None
         # Modules that were called with gradients, by id: those of a program may have no hash.
@@ -84,7 +85,7 @@ class _Loop:
         self._leader: Callable[[], Any] = lambda: None  # The optimizer whose steps end a step.
         self._others: set[int] = set()  # Ids of the optimizers that stepped since the leader did.
         self._is_marked = self._is_closed = False  # A step is marked if the program has stages.
-        self._by_rollout = self._is_by_optimizer = False
+        self._by_rollout = False
         # How long the loop takes from a step of an environment to its next call, and how often: if
         # that is a module, and if it is another step.
         self._turns = {True: [0, 0], False: [0, 0]}
@@ -187,13 +188,11 @@ class _Loop:
         from lightning_rlprof.recording.open_spans import innermost
 
         around, session = innermost(), self.other()
-        while around is not None and (around.kind == "region" or around.end_ns is not None):
-            if around.end_ns is None and around.name == "training_step":
-                break
+        while around is not None and (around.end_ns is not None or _is_inner_region(around)):
             around = around.around
         if session is None or around is None:
             return
-        if around.name == "training_step" or standard_stage(around.name) == _UPDATE:
+        if around.name == _TRAINING_STEP or standard_stage(around.name) == _UPDATE:
             session.record(Marker(name, "stage"), start, session.clock())
 
     def marked(self, session: "Session") -> None:
@@ -209,7 +208,7 @@ class _Loop:
 
     def begun(self, marker: "Marker") -> None:
         """A stage or a step of the program begins, and no session records."""
-        is_child = os.getpid() != self._pid or multiprocessing.parent_process() is not None
+        is_child = os.getpid() != _PID or multiprocessing.parent_process() is not None
         if marker.kind in ("stage", "step") and self.makes_call() and not is_child:
             self._own(_UNITS.get(standard_stage(marker.name), ""))
 
@@ -220,7 +219,8 @@ class _Loop:
         if session is None:
             return
         now, asked = session.clock(), self._asked
-        self._by_rollout = self._by_rollout or not (session.has_steps or self._is_by_optimizer)
+        if not session.has_steps and session.header.step_unit != OPTIMIZER_STEP:
+            self._by_rollout = True
         if self._updated is not None:
             self._end_step(session)
             if asked is not None:
@@ -353,7 +353,6 @@ class _Loop:
         self._forget_step()
         self.session, self._number = session, 1
         self._by_rollout = unit == ROLLOUT_AND_UPDATES
-        self._is_by_optimizer = unit == OPTIMIZER_STEP
         self.listen_to_optimizers()
         session.watch_stages(partial(self.tell, _Loop.marked, session))
         session.at_close(lambda: self.tell(_Loop.flush))
@@ -457,7 +456,8 @@ def install(module: Any) -> None:
     if name == "torch":
         _listen(module)
     elif name == "lightning_rlprof.recording.annotations":
-        module.tell_begun(partial(LOOP.tell, _Loop.begun))
+        if not module.IS_CHILD:  # The parent says what its children mark.
+            module.when_begun(partial(LOOP.tell, _Loop.begun))
     elif name == "torch.distributed":
         for each in _COLLECTIVES:
             _cover(module, "", each, _communicating)
@@ -504,6 +504,10 @@ MODULES = (
     *("lightning_rlprof.recording.annotations", *_ROLLS, *_COLLECTS),
 )
 """Modules that are prepared once they are imported."""
+
+
+def _is_inner_region(span: "Span") -> bool:
+    return span.kind == "region" and span.name != _TRAINING_STEP
 
 
 def _is_around(kind: type) -> bool:

@@ -81,7 +81,7 @@ def _names(body: Sequence[ast.stmt], system: str) -> Iterator[str]:
 
 @functools.cache
 def _missing(module: str, system: str) -> frozenset[str] | None:
-    """Return the names that a module lacks on a system; None if there is no such module."""
+    """Return the names that a module lacks on a system; None if it does not exist."""
     place = _STUBS / module.replace(".", "/")
     stub = place / "__init__.pyi" if place.is_dir() else place.with_suffix(".pyi")
     if not stub.is_file():

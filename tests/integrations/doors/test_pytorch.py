@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
 from lightning_rlprof.report.summary import summary
 from lightning_rlprof.run import load
@@ -564,3 +565,50 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
     waited = [length[reduced & (run.rank == rank)] for rank in run.ranks]
     assert [len(each) for each in waited] == [8, 8]
     assert np.median(waited[0][::2]) > np.median(waited[1][::2])
+
+
+MARKS_IN_CHILDREN = """
+import multiprocessing, os, subprocess, sys, time
+from lightning_rlprof import stage, start_session, step
+
+def work():
+    with stage("in_child"):
+        time.sleep(0.001)
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    if how != "fork before":
+        session = start_session(name="parent", summary=False)
+        with step():
+            pass
+    else:
+        import torch
+    if how == "spawn":
+        child = multiprocessing.get_context("spawn").Process(target=work)
+        child.start()
+        child.join()
+    elif how == "command":
+        code = "from lightning_rlprof import stage; stage('in_child').__enter__()"
+        subprocess.run([sys.executable, "-c", code], check=True)
+    else:
+        if not os.fork():
+            work()
+            os._exit(0)
+        os.wait()
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("how", ["spawn", "command", "fork", "fork before"])
+def test_marks_of_child_processes_begin_no_run_and_are_told(how: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(MARKS_IN_CHILDREN)
+    words = f"[sys.executable, 'program.py', {how!r}]"
+    ran(f"import subprocess, sys; subprocess.run({words}, check=True)", tmp_path)
+    runs = list((tmp_path / "runs").glob("[2p]*"))
+    if how == "fork before":
+        assert runs == []
+        return
+    (path,) = runs
+    run = load(path)
+    assert run.ranks == (0,)
+    assert [note.code for note in run.notes if note.level == "warning"] == [Code.CHILD_PROCESS]
