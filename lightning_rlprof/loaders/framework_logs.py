@@ -70,7 +70,8 @@ _ONLY_STEPS = (
     "left out, as their order is unknown"
 )
 Log = Literal["areal", "slime", "verl", "OpenTelemetry"]
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+_OF_LINES = (".jsonl", ".jsonl.gz")
+SUFFIXES = (*_OF_LINES, ".json", ".json.gz")
 """Of files that may be logs."""
 
 _MAX_LINES = 16  # The first lines may be damaged.
@@ -117,6 +118,7 @@ def texts(path: Path, *, by_line: bool) -> Iterator[bytes | None]:
         with _opened(path) as (source, file):
             if not by_line:
                 yield file.read()
+                return
             begins = True
             while part := file.readline(MAX_LINE_BYTES):
                 if begins and part.strip():
@@ -139,7 +141,7 @@ def objects(path: Path) -> Iterator[Mapping[str, Any] | None]:
 
 
 def _has_lines(path: Path) -> bool:
-    return path.name.endswith(SUFFIXES[:2])
+    return path.name.endswith(_OF_LINES)
 
 
 def as_object(text: bytes) -> dict[str, Any] | None:
@@ -732,11 +734,3 @@ def _kind_of_object(first: Mapping[str, Any]) -> Log | None:
     if isinstance(first.get("trace"), dict) or isinstance(first.get("events"), list):
         return "slime"
     return None
-
-
-READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
-    "areal": read_sessions,
-    "slime": read_slime,
-    "verl": read_verl,
-}
-"""What reads the files of each kind."""

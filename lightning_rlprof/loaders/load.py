@@ -6,7 +6,7 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -18,7 +18,14 @@ from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES, identify, read_ranks, traces
-from lightning_rlprof.loaders.framework_logs import READERS, SUFFIXES, Log, kind_of_log
+from lightning_rlprof.loaders.framework_logs import (
+    SUFFIXES,
+    Log,
+    kind_of_log,
+    read_sessions,
+    read_slime,
+    read_verl,
+)
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import from_traces, read_run
 from lightning_rlprof.loaders.nsys import read_nsys
@@ -45,6 +52,12 @@ _COLUMNS = (
     Column("device", "text"),
     Column("size", "count", "bytes"),
 )
+_LOG_READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
+    "areal": read_sessions,
+    "slime": read_slime,
+    "verl": read_verl,
+    "OpenTelemetry": read_otlp,
+}
 _MAX_TAIL_BYTES = 65_536
 _MAX_RANKS_LOOKED_AT = 64  # These ranks suffice to show the roles of a run.
 _RUNNING_S = 60  # A file that changed this recently belongs to a training that runs.
@@ -54,9 +67,9 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     """Read a run: its directory, one rank's file, or an output directory (then the newest run).
 
     Or read an external trace: a report of Nsight Systems or its SQLite export, a torch.profiler
-    trace, captures of torch_npu.profiler, or a directory with one trace, or with one per rank; or
-    spans of OpenTelemetry, and logs of frameworks. Data
-    that is missing or doubtful is listed in ``Spans.warnings``; it does not raise.
+    trace, captures of torch_npu.profiler, or a directory with one trace, or with one per rank. Or
+    read spans of OpenTelemetry, or the logs of a framework. Data that is missing or doubtful is
+    listed in ``Spans.warnings``; it does not raise.
 
     Args:
         path: What to read; a URL such as s3://bucket/run is fetched first (docs/remote.md).
@@ -172,8 +185,7 @@ def _read_logs(path: Path, logs: dict[Log, list[Path]]) -> Spans:
     if len(logs) > 1:
         raise TraceError(f"{path}: contains logs of {' and '.join(logs)}; pass those of one")
     kind, files = next(iter(logs.items()))
-    read = read_otlp if kind == "OpenTelemetry" else READERS[kind]
-    return aligned(from_traces(path, read(files)))
+    return aligned(from_traces(path, _LOG_READERS[kind](files)))
 
 
 def _read_trace(path: Path) -> Spans:

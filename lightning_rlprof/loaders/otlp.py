@@ -100,10 +100,17 @@ class _Process:
         return next((str(self.told[name]) for name in otel_names.RUNS if name in self.told), None)
 
     @property
+    def has_steps(self) -> bool:
+        return any(each.kind == "step" for each in self.spans.values())
+
+    @property
+    def start_ns(self) -> int:
+        return min(each.start_ns for each in self.spans.values())
+
+    @property
     def order(self) -> tuple[bool, int]:
-        """Whether it has no step, and when it begins."""
-        has_steps = any(each.kind == "step" for each in self.spans.values())
-        return not has_steps, min(each.start_ns for each in self.spans.values())
+        """Place among others: those with steps first, then by start."""
+        return not self.has_steps, self.start_ns
 
     @property
     def role(self) -> str:
@@ -130,11 +137,13 @@ class _Read:
         before = self.lost
         found = [self._take_line(each) for each in texts(path, by_line=True)]
         if not any(found) and path.stat().st_size <= _MAX_WHOLE_BYTES:
-            for whole in texts(path, by_line=False):
-                if self._take_line(whole):
-                    self.lost = before
+            lost, self.lost = self.lost, before
+            whole = [self._take_line(each) for each in texts(path, by_line=False)]
+            if not any(whole):
+                self.lost = lost
 
     def _take_line(self, data: bytes | None) -> bool:
+        """Add what a line has; return whether it has a resource with spans."""
         try:
             found = self._line.decode(data or b"")
         except NOT_JSON:
@@ -146,7 +155,7 @@ class _Read:
             for scope in each.scope_spans:
                 for span in scope.spans:
                     self._take_span(process, span)
-        return True
+        return len(found.resource_spans) + len(found.batches) > 0
 
     def _take_span(self, process: _Process, data: msgspec.Raw) -> None:
         try:
@@ -165,7 +174,7 @@ class _Read:
             self.damaged += 1
         else:  # A collector that tries again writes a span twice.
             name = sys.intern(text(meaning.name))
-            kept = {each: told[each] for each in told if each.startswith(otel_names.KEPT)}
+            kept = {each: told[each] for each in told if each.startswith(otel_names.KEPT_PREFIXES)}
             own = span.parent_span_id or "", meaning.kind, name, start, end, kept or _NOTHING
             process.spans[key] = _Span(key, *own)
 
@@ -202,7 +211,8 @@ def read_otlp(paths: Sequence[Path]) -> list[RankTrace]:
     every = [each for each in read.processes.values() if each.spans]
     if not every:
         raise TraceError(f"{paths[0]}: {_NO_SPANS}")
-    newest = max(every, key=lambda each: each.order[1]).run
+    named = [each for each in every if each.run is not None]
+    newest = max(named, key=lambda each: each.start_ns).run if named else None
     processes = [each for each in every if each.run in (newest, None)]
     if len(processes) < len(every):
         notes.append(("info", _RUNS.format(len({each.run for each in every} - {None}))))
@@ -210,13 +220,13 @@ def read_otlp(paths: Sequence[Path]) -> list[RankTrace]:
         notes.append(("warning", _DAMAGED.format(read.damaged)))
     if len(processes) > 1 and any(otel_names.HOST not in each.told for each in processes):
         notes.append(("info", _NO_HOST))
-    zero = min(each.order[1] for each in processes)
+    zero = min(each.start_ns for each in processes)
     ranks, world = _ranks(processes)
     found = []
     for rank, process in sorted(ranks.items()):
         host = process.told.get(otel_names.HOST)
         told: dict[str, Any] = {} if host is None else {"host": text(host)}
-        if not process.order[0]:
+        if process.has_steps:
             told["world_size"] = world
         number = otel_names.number_in(process.told, otel_names.PROCESS)
         found.append(
@@ -285,5 +295,5 @@ def _lines(process: _Process) -> list[SpanLine]:
 
 def _counters(told: Mapping[str, Any]) -> dict[str, Number] | None:
     """Return the counters of a span that this package wrote."""
-    own = ((name.removeprefix(otel_names.OWN), value) for name, value in told.items())
+    own = ((name.removeprefix(otel_names.COUNTER_PREFIX), value) for name, value in told.items())
     return {name: value for name, value in own if name not in told and is_number(value)} or None

@@ -1,6 +1,7 @@
 """Logs of all frameworks: recognized, damaged, and hostile."""
 
 import copy
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from lightning_rlprof.analysis.samples.long_tail import long_tail
 from lightning_rlprof.analysis.samples.sample_tables import samples
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.framework_logs import objects
 from lightning_rlprof.run import Run, load
 from tests.loaders.framework_records import plain, sample, session
 from tests.loaders.otlp_records import batch, nemo_step
@@ -183,3 +185,9 @@ def test_a_broken_file_beside_others_is_a_warning_or_one_line(
     (tmp_path / "a-r0.jsonl").write_text("\n".join(lines(record)))
     (tmp_path / "b-r1.jsonl").write_text("")
     assert parts(tmp_path) == parts(tmp_path / "a-r0.jsonl")
+
+
+def test_a_compressed_file_that_is_cut_off_is_one_loss(tmp_path: Path) -> None:
+    data = gzip.compress(json.dumps({"rollout_id": 0, "samples": [*range(9_999)]}).encode())
+    (tmp_path / "a.json.gz").write_bytes(data[: len(data) // 2])
+    assert [*objects(tmp_path / "a.json.gz")] == [None]

@@ -59,6 +59,31 @@ def test_an_object_on_several_lines_and_an_answer_of_tempo_are_read(tmp_path: Pa
         assert (len(run.rows(kind="step")), run.warnings) == (5, ()), name
 
 
+def test_lines_of_a_formatted_file_that_are_objects_themselves_do_not_hide_it(
+    tmp_path: Path,
+) -> None:
+    whole = batch([each for at in range(5) for each in nemo_step(at)])
+    of_resource = whole["resourceSpans"][0]["resource"].pop("attributes")
+    text = json.dumps(whole, indent=2).replace(
+        '"resource": {}', '"resource": {"attributes": [\n@\n]}'
+    )
+    lines = ",\n".join(json.dumps(each) for each in of_resource)
+    (tmp_path / "a.json").write_text(text.replace("@", lines + ",\n{}"))
+    run = load(tmp_path / "a.json")
+    assert (len(run.rows(kind="step")), run.warnings) == (5, ())
+    assert run.headers[0].role == "driver"
+
+
+def test_a_process_without_a_run_takes_no_other_process_away(tmp_path: Path) -> None:
+    steps = [each for at in range(5) for each in nemo_step(at)]
+    of_run = DRIVER | {"rl.run.id": "a"}
+    late = [span(900, "rl.grpo.generation", 200, 290)]
+    path = tmp_path / "t.jsonl"
+    run = load(written(path, batch(steps, of_run), batch(late, {"service.name": "tools"})))
+    assert {each.role for each in run.headers.values()} == {"driver", "tools"}
+    assert len(run.rows(kind="step", rank=0)) == 5
+
+
 def test_spans_in_any_order_and_written_twice_are_one_run(tmp_path: Path) -> None:
     lines = [batch([each]) for at in range(5) for each in nemo_step(at)]
     run = load(written(tmp_path / "t.jsonl", *reversed(lines), *lines[:7]))
