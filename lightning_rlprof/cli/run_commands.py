@@ -209,8 +209,9 @@ def export(
 ) -> None:
     """Export a run as a Perfetto trace or as files, or upload it.
 
-    perfetto is a file .json or .json.gz, otlp one of lines of OpenTelemetry's OTLP. parquet and csv
-    are a file per table. insight is a folder per capture for MindStudio Insight.
+    perfetto is one file, .json or .json.gz. otlp is one file of OpenTelemetry's spans (OTLP), a
+    JSON object per line. parquet and csv are a file per table. insight is a folder per capture for
+    MindStudio Insight.
 
     --to uploads a finished run to S3, GCS, HDFS or any fsspec store. It resumes if interrupted.
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-_MOST_NAMED = 5  # Stages.
 _LARGEST = 32 * 2**20
 """Bytes of a run above which the summary would keep the process from ending: two seconds."""
 
@@ -42,10 +41,10 @@ def print_summary(run: Path, status: str) -> None:
 
 def print_without_steps(run: Path, stages: Collection[str]) -> None:
     """Say on standard error that a run has stages and no step, and what shows its steps."""
-    names = sorted(stages)
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    from lightning_rlprof.analysis.listing import listed
+
     sys.stderr.write(
-        f"\nrlprof: no step, but {', '.join(names[:_MOST_NAMED])}{more}, in {run}\n"
+        f"\nrlprof: no step, but {listed(sorted(stages))}, in {run}\n"
         "A table by step needs: with step(): around each turn of the loop\n"
     )
 

@@ -23,13 +23,15 @@ RUNS = ("rl.run.id", "nv.dl.run.uuid")
 KIND, NAME = "rlprof.kind", "rlprof.name"
 """Attributes of spans that this package wrote: what they are in the run."""
 
-OWN = "rlprof.counter."
+STEPS = ("step", "step_total", "pipeline_step_total")
+"""Names of steps in the timers of several frameworks."""
+
+COUNTER_PREFIX = "rlprof.counter."
 """How attributes begin that are counters of this package's own spans."""
 
 _RL, _WAITING = "rl.", "rl.idle."
 _ROLES = (ROLE, "nv.dl.role")
 _NUMBERS = (STEP, "rl.iteration")
-_STEPS = ("step", "step_total", "pipeline_step_total")
 _JOB = "job"  # It is as long as the run.
 _PROPOSED = {
     "step": "loop",
@@ -38,7 +40,7 @@ _PROPOSED = {
     "actor_update": "train",
     "weight_sync": "sync",
 }
-KEPT = (*_NUMBERS, THREAD, OWN)
+KEPT_PREFIXES = (*_NUMBERS, THREAD, COUNTER_PREFIX)
 """How attributes of a span begin that say more than what it is."""
 
 _MEANT = {theirs: ours for ours, theirs in _PROPOSED.items()}
@@ -86,7 +88,7 @@ def meaning_of(name: str, attributes: Mapping[str, Any]) -> Meaning | None:
 def _meaning(name: str, *, is_wait: bool, is_training: bool) -> Meaning | None:
     last = name.rpartition(".")[2] if is_training else name
     stage = (_MEANT.get(last) if is_training else None) or standard_stage(last)
-    if last in _STEPS or stage == "step":
+    if last in STEPS or stage == "step":
         return Meaning("step", "step")
     if is_wait:
         is_known = stage in _WAITS or stage == "weight_sync"

@@ -9,7 +9,6 @@ track below it; an arrow points to its end from the rank that arrived last.
 Clocks that nothing compared are marked beside the host of each rank.
 """
 
-import gzip
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.records.records import BACKGROUND_METRICS, EXPORT, KINDS, Number
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.summary import without_captures
-from lightning_rlprof.system.files import draft_of
+from lightning_rlprof.system.files import opened_draft
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
@@ -68,12 +67,8 @@ def write_trace(
 
     Raises OSError where the file cannot be written.
     """
-    with draft_of(path, mode_made_of(spans.path)) as part, part.open("wb") as file:
-        if path.suffix == ".gz":
-            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
-                _write(spans, packed, devices, watermark, progress)
-        else:
-            _write(spans, file, devices, watermark, progress)
+    with opened_draft(path, mode_made_of(spans.path)) as file:
+        _write(spans, file, devices, watermark, progress)
 
 
 def _write(

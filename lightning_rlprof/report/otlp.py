@@ -4,11 +4,9 @@ All ranks of a step are one trace. Reading the lines gives the same steps and st
 `lightning_rlprof.records.otel_names` names both.
 """
 
-import gzip
 import json
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -20,7 +18,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records import otel_names
 from lightning_rlprof.records.records import KINDS, Header, bin_in_name
 from lightning_rlprof.records.run_directory import mode_made_of
-from lightning_rlprof.system.files import draft_of
+from lightning_rlprof.system.files import opened_draft
 from lightning_rlprof.system.version import VERSION
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -92,7 +90,6 @@ def resource_of(header: Header) -> dict[str, Value]:
     return {
         otel_names.SERVICE: "rlprof",
         otel_names.RUNS[0]: text(header.run_id),
-        "service.instance.id": text(f"{header.run_id}/{header.rank}"),
         otel_names.ROLE: text(header.role),
         otel_names.RANK: header.rank,
         otel_names.WORLD_SIZE: header.world_size,
@@ -112,9 +109,8 @@ def write_otlp(spans: Spans, path: Path) -> int:
         TraceError: The run has no date.
         OSError: The file cannot be written.
     """
-    opened: Any = partial(gzip.open, compresslevel=6) if path.suffix == ".gz" else open
     count = 0
-    with draft_of(path, mode_made_of(spans.path)) as part, opened(part, "wb") as file:
+    with opened_draft(path, mode_made_of(spans.path)) as file:
         for rank in spans.ranks:
             resource = {"attributes": _encoded(resource_of(spans.headers[rank]))}
             left = otel_spans(spans, spans.rows(rank=rank))
@@ -147,7 +143,9 @@ def _attributes(
         own[otel_names.BUCKET] = otel_names.IDLE
     for name, value in counters.items():
         if bin_in_name(name) is None and math.isfinite(value):
-            own[text(otel_names.OWN + name)] = value if abs(value) < 2**63 else float(value)
+            own[text(otel_names.COUNTER_PREFIX + name)] = (
+                value if abs(value) < 2**63 else float(value)
+            )
     return own
 
 

@@ -11,13 +11,14 @@ folder is looked at before, and the file is compared with its name before and af
 """
 
 import errno
+import gzip
 import os
 import secrets
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 IS_POSIX = os.open in os.supports_dir_fd
 """Whether files have modes and users, and can be opened relative to a folder: not on Windows."""
@@ -337,3 +338,15 @@ def draft_of(path: Path, mode: int | None = None) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened_draft(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Open what `draft_of` yields; a name that ends in ``.gz`` is compressed, without a date."""
+    with draft_of(path, mode) as part, part.open("wb") as file:
+        if path.suffix == ".gz":
+            packed: Any = gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0)
+            with packed:
+                yield packed
+        else:
+            yield file

@@ -88,8 +88,8 @@ def _find(spans: Spans) -> WeightUpdates:
     silent = [rank for rank in np.flatnonzero(by_rank).tolist() if rank not in users]
     if silent:
         notes.append(
-            f"When new weights reached ranks {listed(silent)} is unknown. Mark weight_sync there, "
-            "or pass version=... to the stage that uses them first."
+            f"When new weights reached {listed(silent, 'rank')} is unknown. Mark weight_sync "
+            "there, or pass version=... to the stage that uses them first."
         )
     return WeightUpdates(sent, sending_ns, received, np.flatnonzero(by_rank), " ".join(notes))
 

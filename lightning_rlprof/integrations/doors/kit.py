@@ -21,9 +21,6 @@ from lightning_rlprof.records.stage_aliases import standard_stage
 
 log = logging.getLogger(__name__)
 
-NO_ATTRIBUTES: Mapping[str, Any] = {}
-"""What a timer says of itself that is only a timer."""
-
 
 class Kit:
     """One door's hooks.
@@ -267,13 +264,14 @@ class Timers:
         """Return whether a timer's name is that of a step."""
         return name in self._names.steps
 
-    def _start(self, key: Any, name: str, told: Mapping[str, Any] = NO_ATTRIBUTES) -> None:
-        options = _options(told) if current() is None else {}
+    def _start(self, key: Any, name: str, told: Callable[[], Mapping[str, Any]] = dict) -> None:
+        """Begin an interval; only the first one and steps ask for the attributes in ``told``."""
+        options = _options(told()) if current() is None else {}
         session, names = self._kit.session(**options), self._names
         if session is None:
             return
         if self.is_step(name):
-            session.begin_step(self._numbers.next(told, session.next_step - 1))
+            session.begin_step(self._numbers.next(told(), session.next_step - 1))
         elif names.first or names.last:
             if name == names.first and not session.waiting and session.step_start_ns is not None:
                 session.end_step()

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from lightning_rlprof.integrations.doors.kit import NO_ATTRIBUTES, Kit, TimerNames, Timers
+from lightning_rlprof.integrations.doors.kit import Kit, TimerNames, Timers
 from lightning_rlprof.integrations.doors.registry import DOORS
-from lightning_rlprof.records.otel_names import meaning_of
+from lightning_rlprof.records.otel_names import STEPS, meaning_of
 
 NameOf = Callable[..., str | None]
 
@@ -36,7 +36,7 @@ class TimerClass(NamedTuple):
     names: TimerNames = TimerNames()
     by_instance: bool = True
     unless: str | None = None
-    told: Callable[[Any], Mapping[str, Any]] = lambda timer: NO_ATTRIBUTES
+    told: Callable[[Any], Mapping[str, Any]] = lambda timer: {}
 
 
 def _argument(timer: Any, name: str = "", *args: Any, **kwargs: Any) -> str | None:
@@ -60,13 +60,12 @@ def _span(span: Any, *args: Any, **kwargs: Any) -> str | None:
     return None if meaning is None or meaning.kind == "region" else meaning.name
 
 
-_STEPS = ("step", "step_total", "pipeline_step_total")
 _SHEEPRL_ENV, _SHEEPRL_TRAIN = "Time/env_interaction_time", "Time/train_time"
 _BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
 
 TIMER_CLASSES: dict[str, TimerClass] = {
     "codetiming._timer": TimerClass(
-        "Timer", (("start", "stop"),), _own("name"), TimerNames(_STEPS), unless="verl"
+        "Timer", (("start", "stop"),), _own("name"), TimerNames(STEPS), unless="verl"
     ),
     "opentelemetry.sdk.trace": TimerClass(
         "Span", (("start", "end"),), _span, TimerNames(("step",)), told=_attributes
@@ -126,7 +125,7 @@ def install(module: Any) -> None:
 
 def _begun(row: TimerClass, timers: Timers, found: Any, timer: Any, *args: Any, **kw: Any) -> None:
     if (name := _name(row, timer, *args, **kw)) is not None:
-        timers.start(_key(row, timer, name), name, row.told(timer))
+        timers.start(_key(row, timer, name), name, partial(row.told, timer))
 
 
 def _ends(row: TimerClass, timers: Timers, timer: Any, *args: Any, **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from http.client import HTTPResponse
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from lightning_rlprof.records.records import ENGINE_KV_CACHE, METRICS
 from lightning_rlprof.system.location import redact
 
 if TYPE_CHECKING:
+    import ssl
+
     from lightning_rlprof.recording.session import Session
 
 _CONNECT_S = 0.4
@@ -131,10 +133,16 @@ def _read(url: SplitResult) -> Reading:
     with plain:
         if not is_secure:
             return _reading(_answer(plain, url))
-        import ssl
-
-        with ssl.create_default_context().wrap_socket(plain, server_hostname=host) as secure:
+        with _tls().wrap_socket(plain, server_hostname=host) as secure:
             return _reading(_answer(secure, url))
+
+
+@cache
+def _tls() -> "ssl.SSLContext":
+    """Return what checks certificates; to load those of the machine takes 30 ms."""
+    import ssl
+
+    return ssl.create_default_context()
 
 
 def _answer(connection: socket.socket, url: SplitResult) -> bytes:
