@@ -25,7 +25,7 @@ from lightning_rlprof.loaders.framework_logs import (
     texts,
 )
 from lightning_rlprof.records import otel_names
-from lightning_rlprof.records.records import Kind, Number
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, Kind, Number
 from lightning_rlprof.records.run_directory import RankTrace, SpanLine
 
 _MAX_RANKS = 2**20
@@ -34,6 +34,7 @@ _MAX_WHOLE_BYTES = 1 << 28
 
 _NOTHING: Mapping[str, Any] = {}
 _NO_SPANS = "has no span that is a step or a stage of a training"
+_CUT = f"a line of it is damaged or cut off, and the rest {_NO_SPANS}"
 _NO_HOST = "spans don't name their host: whether all ranks share a clock is unknown"
 _RUNS = "the spans are of {} runs: this is the newest"
 _DAMAGED = "{} spans are left out: they have no name, no end, or times that cannot be true"
@@ -210,7 +211,7 @@ def read_otlp(paths: Sequence[Path]) -> list[RankTrace]:
     notes = [("warning", why) for why in read_each(paths, read.take_file)[1]]
     every = [each for each in read.processes.values() if each.spans]
     if not every:
-        raise TraceError(f"{paths[0]}: {_NO_SPANS}")
+        raise TraceError(f"{paths[0]}: {_CUT if read.lost else _NO_SPANS}")
     named = [each for each in every if each.run is not None]
     newest = max(named, key=lambda each: each.start_ns).run if named else None
     processes = [each for each in every if each.run in (newest, None)]
@@ -226,7 +227,7 @@ def read_otlp(paths: Sequence[Path]) -> list[RankTrace]:
     for rank, process in sorted(ranks.items()):
         host = process.told.get(otel_names.HOST)
         told: dict[str, Any] = {} if host is None else {"host": text(host)}
-        if process.has_steps:
+        if process.has_steps and rank < FIRST_ROLE_RANK:  # Others are servers beside the ranks.
             told["world_size"] = world
         number = otel_names.number_in(process.told, otel_names.PROCESS)
         found.append(
@@ -249,7 +250,8 @@ def _ranks(processes: Sequence[_Process]) -> tuple[dict[int, _Process], int]:
     ranks = {rank for rank in told if rank is not None and rank < _MAX_RANKS}
     if len(ranks) == len(processes):
         worlds = (each.place.world_size or 0 for each in processes)
-        world = max(each for each in (*worlds, max(ranks) + 1) if each <= _MAX_RANKS)
+        own = [rank + 1 for rank in ranks if rank < FIRST_ROLE_RANK]
+        world = max(each for each in (*worlds, *own) if each <= _MAX_RANKS)
         return {each.place.rank or 0: each for each in processes}, world
     roles: dict[str, tuple[bool, int]] = {}
     for each in processes:

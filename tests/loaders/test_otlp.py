@@ -74,6 +74,20 @@ def test_lines_of_a_formatted_file_that_are_objects_themselves_do_not_hide_it(
     assert run.headers[0].role == "driver"
 
 
+def test_servers_counted_apart_do_not_make_ranks_missing(tmp_path: Path) -> None:
+    steps = [each for at in range(5) for each in nemo_step(at)]
+    tools = {"rl.role": "tools", "nv.dl.rank": 10_000, "nv.dl.world_size": 1}
+    run = load(written(tmp_path / "t.jsonl", batch(steps), batch(steps, tools)))
+    assert (run.ranks, run.warnings) == ((0, 10_000), ())
+
+
+def test_a_file_whose_only_line_is_cut_off_says_so(tmp_path: Path) -> None:
+    whole = json.dumps(batch([each for at in range(5) for each in nemo_step(at)]))
+    (tmp_path / "t.jsonl").write_text(whole[: len(whole) // 2])
+    with pytest.raises(TraceError, match="a line of it is damaged or cut off"):
+        load(tmp_path / "t.jsonl")
+
+
 def test_a_process_without_a_run_takes_no_other_process_away(tmp_path: Path) -> None:
     steps = [each for at in range(5) for each in nemo_step(at)]
     of_run = DRIVER | {"rl.run.id": "a"}

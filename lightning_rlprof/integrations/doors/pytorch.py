@@ -209,8 +209,10 @@ class _Loop:
     def begun(self, marker: "Marker") -> None:
         """A stage or a step of the program begins, and no session records."""
         is_child = os.getpid() != _PID or multiprocessing.parent_process() is not None
-        if marker.kind in ("stage", "step") and self.makes_call() and not is_child:
-            self._own(_UNITS.get(standard_stage(marker.name), ""))
+        if marker.kind in ("stage", "step") and not is_child:
+            with self._begins:
+                if self.session is None and not _records_here():
+                    self._start(_UNITS.get(standard_stage(marker.name), ""))
 
     def rollout(self) -> None:
         """A step of an environment, or a call that generates, is about to begin."""
@@ -318,9 +320,8 @@ class _Loop:
     def _own(self, unit: str | None = None) -> "Session | None":
         """Return this door's session, started now if the process has none and a unit is given."""
         if self.session is None and unit is not None:
-            module = sys.modules.get(_SESSIONS)
             with self._begins:
-                if get_ident() == self._thread and (module is None or module.current() is None):
+                if get_ident() == self._thread and not _records_here():
                     self._start(unit)
         if self.session is None or self.session.status:
             return None
@@ -340,7 +341,8 @@ class _Loop:
             return
         used = [each for each in _PACKAGES if each.replace("-", "_") in sys.modules]
         session = Kit("PyTorch", *used).new_session(
-            Owner(is_training=False),
+            # A server marks in the threads of its requests.
+            Owner(is_training=False, has_process=get_ident() != self._thread),
             self._place,
             self._device,
             unit,
@@ -445,6 +447,12 @@ class _Loop:
             session.discard()
             forget(session.run)
             self.session = None
+
+
+def _records_here() -> bool:
+    """Return whether a session records this thread."""
+    module = sys.modules.get(_SESSIONS)
+    return module is not None and module.current() is not None
 
 
 LOOP = _Loop()

@@ -445,6 +445,30 @@ def test_marks_alone_are_recorded_and_the_end_says_what_shows_steps(tmp_path: Pa
     assert "with step(): around each turn" in said
 
 
+SERVES_IN_THREADS = """
+import threading, time
+from lightning_rlprof import stage
+
+def request():
+    with stage("search"):
+        time.sleep(0.002)
+
+for _ in range(3):
+    threads = [threading.Thread(target=request) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.deep
+def test_a_server_that_marks_in_the_threads_of_its_requests_is_recorded(tmp_path: Path) -> None:
+    assert "rlprof: no step, but search, in " in ran(SERVES_IN_THREADS, tmp_path)
+    run = load(tmp_path / "runs")
+    assert [run.names[code] for code in run.name[run.rows(kind="stage")]] == ["search"] * 6
+
+
 INSIDE_OF_ITS_UPDATE = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
