@@ -240,6 +240,10 @@ class _Steps:
         at = bisect_right(self.begun, (time_ns, sys.maxsize)) - 1
         return self.begun[at][1] if at >= 0 else current if not self.begun else 0
 
+    def begun_since(self, time_ns: int) -> bool:
+        """Return whether a step has ended that began at this instant or later."""
+        return bool(self.begun) and self.begun[-1][0] >= time_ns
+
 
 @dataclass(slots=True)
 class _Windows:
@@ -865,11 +869,11 @@ class Session:
         if self._ending.is_closed:
             return
         self._ending.is_closed, self.status = True, status
-        if self._steps.start is not None and not self.waiting:
-            end: dict[str, Number] = {"interrupted": 1}
-            self.append(new_span(_STEP, self.step, self._steps.start, self.clock(), end))
-        self.add(EndLine(self.clock(), status))
-        self.buffer.flush_to_the_end()
+        start = self._steps.start
+        step = None
+        if start is not None and not self.waiting:
+            step = new_span(_STEP, self.step, start, self.clock(), {"interrupted": 1})
+        self.buffer.end_at_once(step, self._steps.begun_since, EndLine(self.clock(), status))
 
     def saw(self, error: BaseException) -> None:
         """Know of an exception in the training: if no step follows, it is how the run ended."""

@@ -173,6 +173,25 @@ class Buffer:
                 self._note(Code.BUDGET_SUMMARY, text, self._left_out)
                 self._flush_once()
 
+    def end_at_once(
+        self, step: Span | None, has_ended: Callable[[int], bool], end: EndLine
+    ) -> None:
+        """Append everything and the end to the file, on any thread; what comes later is lost.
+
+        Args:
+            step: The step that is interrupted, unless its own thread ends it meanwhile.
+            has_ended: Returns whether a step that began at an instant or later has ended.
+            end: The last line.
+        """
+        with self._lock:
+            self._collect()
+            known = [span.start_ns for span in self._flushed if span.kind == "step"]
+            if step and not has_ended(step.start_ns) and max(known, default=-1) < step.start_ns:
+                self._unwritten.append(step)
+            self.add(end)
+            self.flush_to_the_end()
+            self._writes = True
+
     def flush_if_free(self) -> None:
         """Append everything to the file, unless another thread does so, or is stuck in it."""
         if self._lock.acquire(blocking=False):

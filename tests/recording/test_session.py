@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -460,3 +461,39 @@ def assigned(method: ast.FunctionDef) -> set[str]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if isinstance(node.value, ast.Name) and node.value.id == "self"
     }
+
+
+@pytest.mark.parametrize("moment", ["as the end begins", "before it is written", "once written"])
+def test_a_step_that_ends_while_the_run_is_ended_is_written_once(
+    moment, start, clock, monkeypatch
+) -> None:
+    session = start()
+    run_steps(session, clock, [1])
+    session.begin_step(2)
+    clock.advance(5)
+    end = partial(session.end_at_once, "interrupted by SIGTERM")
+    write = session.buffer.end_step
+    if moment == "as the end begins":
+        monkeypatch.setattr(session, "clock", in_turn([session.end_step], session.clock))
+        end()
+    elif moment == "before it is written":
+        monkeypatch.setattr(session.buffer, "end_step", in_turn([end], write))
+        session.end_step()
+    else:
+        monkeypatch.setattr(session.buffer, "end_step", lambda *a, **k: (write(*a, **k), end()))
+        session.end_step()
+    steps, status = times(session, "step"), read(session).status
+    session.discard()  # The process would have ended.
+    assert [step for step, _, _ in steps] == [1, 2]
+    assert status == "interrupted by SIGTERM"
+
+
+def in_turn(first, call):
+    """Return a function that calls what comes first once, then another one each time."""
+
+    def both(*args, **options):
+        while first:
+            first.pop()()
+        return call(*args, **options)
+
+    return both
