@@ -122,8 +122,8 @@ class Buffer:
         self._damage: set[str] = set()
         self._flushed: list[Span] = []  # Spans of the step that continues.
         self._thread = threading.get_ident()
-        self._tally = Tally(self._thread)  # It sums up that step, even if not all lines are kept.
-        self._last: tuple[list[Span], Tally] = ([], self._tally)
+        self._tally: Tally | None = None  # It sums up that step, if not all lines are kept.
+        self._last: tuple[list[Span], Tally | None] = ([], None)
         self._late: list[tuple[Span, Late]] = []
         self._experts: list[tuple[Span, Callable[[], ExpertTokens | None]]] = []
         self._numbers_lost = False
@@ -154,7 +154,7 @@ class Buffer:
                     said = self._note(Code.OVER_BUDGET, text, {"step": first})
                     log.warning("%s: %s", self._name, said)
             self._last = self._flushed, self._tally
-            self._flushed, self._tally = [], Tally(self._thread)
+            self._flushed, self._tally = [], None
 
     def flush(self) -> None:
         """Append everything to the file."""
@@ -247,6 +247,7 @@ class Buffer:
             self._looks -= 1
             self._kinds_and_names.update(map(_kind_and_name_of, spans))
         if len(self._flushed) > _MAX_INTERVALS:
+            self._tally = self._tally or Tally(self._thread)
             self._tally.add(self._flushed)
             self._flushed.clear()
 
@@ -306,7 +307,8 @@ class Buffer:
                 spent[span.thread] = spent.get(span.thread, 0) + span.duration_ns
         if spent and self._thread not in spent:
             self._thread = max(spent, key=spent.__getitem__)
-            self._tally.thread = self._thread
+            if self._tally is not None:
+                self._tally.thread = self._thread
         return self._thread
 
     @property
@@ -389,7 +391,8 @@ class Buffer:
 
     def totals(self) -> StepTotals:
         """Return what the last step spent on the stages of the thread that made this."""
-        lines, tally = self._last
+        lines, before = self._last
+        tally = before or Tally(self._thread)
         self._last = [], tally
         tally.add(lines)
         return tally.totals()

@@ -37,7 +37,7 @@ def runs(folder: Path) -> list[Run]:
 
 
 def outcome(run: Run) -> tuple[int, str | None]:
-    whole = [row for row in run if row.kind == "step" and "interrupted" not in row.counters]
+    whole = [row for row in run if row.kind == "step" and "interrupted" not in (row.counters or {})]
     return len(whole), run.statuses[min(run.statuses)]
 
 
@@ -125,7 +125,7 @@ def test_a_loop_in_a_second_thread_gets_a_session_that_does_nothing(
     [run] = runs(tmp_path / "own")
     assert outcome(run) == (2, "finished")
     assert {row.name for row in run} == {"step", "first"}
-    assert sum(row.counters.get("tokens", 0) for row in run) == 2
+    assert sum((row.counters or {}).get("tokens", 0) for row in run) == 2
     [note] = [each.text for each in run.notes if each.level == "warning"]
     assert note == "a training in another thread, trial, is not recorded: a process records one"
 

@@ -108,19 +108,33 @@ class Lost(NamedTuple):
 
 
 def lost_in_steps(run: Evidence, counter: str) -> Lost | None:
-    """Return the time that a counter of steps says was lost; None if no step has it."""
+    """Return the time that a counter of steps says was lost; None if no step has it.
+
+    A step that has it tells of those of its rank since the last one that had it, too: each gets a
+    part by its length. Steps after the last one that has it are left out.
+    """
     spans = run.spans
-    rows, ns = spans.amounts(counter, np.int64)
-    steps = rows[spans.kind[rows] == KINDS.index("step")]
-    steps = steps[np.isin(spans.step[steps], run.included)]
-    if not len(steps):
+    counted, told_ns = spans.amounts(counter, np.int64)
+    rows = spans.rows(kind="step")
+    rows = rows[np.lexsort((spans.end_ns[rows], spans.rank[rows]))]
+    tells = np.flatnonzero(np.isin(rows, counted))
+    teller = np.searchsorted(tells, np.arange(len(rows)))  # Which of these tells of each row.
+    rows, teller = rows[teller < len(tells)], teller[teller < len(tells)]
+    same = spans.rank[rows] == spans.rank[rows[tells[teller]]]
+    rows, teller = rows[same], teller[same]
+    wall_ns = spans.duration_ns[rows]
+    whole_ns = np.bincount(teller, wall_ns, len(tells))
+    lost_ns = np.minimum(told_ns[np.searchsorted(counted, rows[np.isin(rows, counted)])], whole_ns)
+    share = lost_ns / np.maximum(whole_ns, 1)
+    steps = np.isin(spans.step[rows], run.included)
+    rows, teller, wall_ns = rows[steps], teller[steps], wall_ns[steps]
+    if not len(rows):
         return None
-    ns = np.minimum(ns[np.isin(rows, steps)], spans.duration_ns[steps])
-    numbers, step = np.unique(spans.step[steps], return_inverse=True)
-    ranks, rank = np.unique(spans.rank[steps], return_inverse=True)
+    numbers, step = np.unique(spans.step[rows], return_inverse=True)
+    ranks, rank = np.unique(spans.rank[rows], return_inverse=True)
     lost, wall = np.zeros((2, len(numbers), len(ranks)), np.int64)
-    np.add.at(lost, (step, rank), ns)
-    np.add.at(wall, (step, rank), spans.duration_ns[steps])
+    np.add.at(lost, (step, rank), np.rint(wall_ns * share[teller]).astype(np.int64))
+    np.add.at(wall, (step, rank), wall_ns)
     return Lost(numbers, lost, wall, ranks)
 
 

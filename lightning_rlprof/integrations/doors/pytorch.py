@@ -23,6 +23,7 @@ from _thread import get_ident
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import isgeneratorfunction
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, ref
 
@@ -73,15 +74,17 @@ class _Loop:
     def __init__(self) -> None:
         self.inside = self.fetching = False
         self.session: Session | None = None
+        self._marks: Any = None  # The side that records, once there is a session.
         self._place: tuple[int, int] | None = None
         self._device: str | None = None
         self.rollouts = 0
-        self._thread = threading.main_thread().ident
+        self.thread = threading.main_thread().ident
         self._begins = threading.RLock()
         self.has_optimizer = self._has_updated = False
         self._hook: Any = None
         # Modules that were called with gradients, by id: those of a program may have no hash.
         self._trained: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._trained_last: Callable[[], Any] = lambda: None
         self._leader: Callable[[], Any] = lambda: None  # The optimizer whose steps end a step.
         self._others: set[int] = set()  # Ids of the optimizers that stepped since the leader did.
         self._is_marked = self._is_closed = False  # A step is marked if the program has stages.
@@ -113,7 +116,7 @@ class _Loop:
 
     def makes_call(self) -> bool:
         """Return whether the loop itself calls, rather than another call that is known."""
-        return not self.inside and get_ident() == self._thread
+        return not self.inside and get_ident() == self.thread
 
     def _is_free(self) -> bool:
         with self._begins:  # A session may begin just now.
@@ -147,12 +150,11 @@ class _Loop:
 
     def forward(self, module: Any) -> None:
         """A module is about to be called by the loop itself."""
-        import torch
-
         if self._environment_end and self._left is None and self.session is not None:
             self._left = self.session.clock()
-        if torch.is_grad_enabled():
-            self._trained[id(module)] = module
+        if _has_gradients():
+            if self._trained_last() is not module:
+                self._trained[id(module)], self._trained_last = module, ref(module)
             self._with_gradients()
         elif self.fetching:
             self.rollout()
@@ -166,10 +168,8 @@ class _Loop:
 
     def forwarded(self, module: Any, start: int, found: Any) -> None:
         """A language model has been called: in the update, without gradients, it scores."""
-        import torch
-
         logits = getattr(found, "logits", found)
-        if not torch.is_grad_enabled() and getattr(logits, "ndim", 0) == _DIMENSIONS:
+        if not _has_gradients() and getattr(logits, "ndim", 0) == _DIMENSIONS:
             own = id(module) in self._trained
             self._inside_update("actor_compute_log_prob" if own else _REFERENCE, start)
 
@@ -197,9 +197,8 @@ class _Loop:
 
     def marked(self, session: "Session") -> None:
         """A stage has begun or ended in this door's session: one of a rollout is a rollout."""
-        from lightning_rlprof.recording.open_spans import innermost
-
-        span, step = innermost(), session.step
+        span, step = self._marks.innermost(), session.step
+        self._is_marked = self._is_marked or (get_ident() == self.thread and self._marks.in_stage())
         if span is None or standard_stage(span.name) != _ROLLOUT or not self.makes_call():
             return
         self.rollout()
@@ -275,10 +274,10 @@ class _Loop:
     def elsewhere(self) -> None:
         """An optimizer has stepped in another thread: if none did in this loop's, that has it."""
         self._unrecorded.saw("optimizer steps")
-        if get_ident() != self._thread and not self._has_updated:
+        if get_ident() != self.thread and not self._has_updated:
             with self._begins:  # The other thread may begin a session just now.
                 self.leave_untrained()
-                self._thread, self._has_updated, self.inside = get_ident(), True, False
+                self.thread, self._has_updated, self.inside = get_ident(), True, False
                 self._forget_step()
 
     def fetched(self, start: int, rollouts: int) -> None:
@@ -321,17 +320,15 @@ class _Loop:
         """Return this door's session, started now if the process has none and a unit is given."""
         if self.session is None and unit is not None:
             with self._begins:
-                if get_ident() == self._thread and not _records_here():
+                if get_ident() == self.thread and not _records_here():
                     self._start(unit)
         if self.session is None or self.session.status:
             return None
-        from lightning_rlprof.recording.annotations import in_stage
-
-        self._is_marked = self._is_marked or in_stage()
         return self.session
 
     def _start(self, unit: str) -> None:
         from lightning_rlprof.integrations.doors.kit import Kit
+        from lightning_rlprof.recording import annotations
         from lightning_rlprof.recording.job import find_place
         from lightning_rlprof.recording.open_spans import Owner
 
@@ -342,7 +339,7 @@ class _Loop:
         used = [each for each in _PACKAGES if each.replace("-", "_") in sys.modules]
         session = Kit("PyTorch", *used).new_session(
             # A server marks in the threads of its requests.
-            Owner(is_training=False, has_process=get_ident() != self._thread),
+            Owner(is_training=False, has_process=get_ident() != self.thread),
             self._place,
             self._device,
             unit,
@@ -353,7 +350,7 @@ class _Loop:
             self._is_closed = True
             return
         self._forget_step()
-        self.session, self._number = session, 1
+        self.session, self._number, self._marks = session, 1, annotations
         self._by_rollout = unit == ROLLOUT_AND_UPDATES
         self.listen_to_optimizers()
         session.watch_stages(partial(self.tell, _Loop.marked, session))
@@ -378,17 +375,14 @@ class _Loop:
             session: Of the step.
             end: When it ended; unset, now.
         """
-        from lightning_rlprof.recording.annotations import Marker
-        from lightning_rlprof.recording.open_spans import new_span
-
         start, gradients, updated = self._rollout, self._gradients, self._updated
         if start is not None and gradients is not None:
             gradients = self._rollout_end(gradients)
             self._record(_ROLLOUT, start, gradients)
             if self._calls:
-                marker, total = Marker("env_step", "region"), {"calls": self._calls}
+                marker, total = self._marks.Marker("env_step", "region"), {"calls": self._calls}
                 sum_end = min(start + self._in_environment, gradients)
-                session.append(new_span(marker, session.step, start, sum_end, total))
+                session.append(self._marks.new_span(marker, session.step, start, sum_end, total))
         if gradients is not None and updated is not None:
             self._record(_UPDATE, gradients, updated)
         self._forget_step()
@@ -412,16 +406,18 @@ class _Loop:
         return end
 
     def _record(self, name: str, start: int, end: int) -> None:
-        from lightning_rlprof.recording.annotations import record
-
-        if self.session is not None and not (self._is_marked and self._has_marks(start, end)):
-            record(name, start, end)
+        session = self.session
+        if session is not None and not (self._is_marked and self._has_marks(start, end)):
+            step = session.step_at(start)
+            if step != session.step or not session.silent_thread:  # `record` costs five frames.
+                span = self._marks.new_span(self._marks.stage(name), step, start, end, None)
+                span.parent = None
+                session.append(span)
 
     def _has_marks(self, start: int, end: int) -> bool:
         """Return whether the program itself marks a stage between two times."""
-        from lightning_rlprof.recording.open_spans import innermost
-
-        spans, around = [] if self.session is None else self.session.buffer.recent(), innermost()
+        spans = [] if self.session is None else self.session.buffer.recent()
+        around = self._marks.innermost()
         while around is not None:
             spans.append(around)
             around = around.around
@@ -456,6 +452,8 @@ def _records_here() -> bool:
 
 
 LOOP = _Loop()
+_has_gradients: Callable[[], bool] = bool  # torch's own, once that is imported.
+_name_of = attrgetter("__name__")
 
 
 def install(module: Any) -> None:
@@ -519,7 +517,7 @@ def _is_inner_region(span: "Span") -> bool:
 
 
 def _is_around(kind: type) -> bool:
-    return any(each.__name__ in _AROUND for each in kind.__mro__)
+    return not _AROUND.isdisjoint(map(_name_of, kind.__mro__))
 
 
 def _cover(module: Any, name: str, method: str, make: Callable[[Any], Any]) -> None:
@@ -540,7 +538,8 @@ def _listen(torch: Any) -> None:
 
     @wraps(call)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if compiled_code.is_compiling() or not LOOP.makes_call():
+        # These are the words of `makes_call`: a call of it costs each module of a model a frame.
+        if compiled_code.is_compiling() or LOOP.inside or get_ident() != LOOP.thread:
             return call(self, *args, **kwargs)
         if _is_around(type(self)):
             return call(self, *args, **kwargs)
@@ -568,7 +567,8 @@ def _listen(torch: Any) -> None:
     LOOP.tell(_Loop.watch)
     # A forked process of an environment is not a part of this loop.
     os.register_at_fork(after_in_child=LOOP.__init__)  # type: ignore[misc]
-    torch.nn.Module.__call__ = called
+    global _has_gradients
+    torch.nn.Module.__call__, _has_gradients = called, torch.is_grad_enabled
     _cover(torch.optim, "Optimizer", "__init__", _optimizing)
     when_imported("torch._dynamo", lambda module: module.decorators.skip(begun))
     torch.autograd.backward = begun

@@ -54,7 +54,6 @@ LONG_NS = 1_000_000
 
 _MAX_EVENTS = 1 << 17  # Each collection adds two, until `GcPauses.take` is called.
 _MAX_PAUSES = 1 << 12  # Long pauses between two steps.
-_CHILDREN_EVERY_NS = 100_000_000  # Nanoseconds; every child costs the reading of a file.
 
 Device = tuple[int, str | None]
 """Number of an accelerator, as torch counts, and its UUID if torch tells it."""
@@ -316,6 +315,8 @@ class GcPauses:
 
     def take(self) -> tuple[dict[str, int], list["Pause"]]:
         """Return ``gc_pause_ns`` and ``gc_collections`` since the last call, and long pauses."""
+        if not self._events and not self._count:  # Nearly all short steps have none.
+            return {GC_PAUSE: 0, GC_COUNT: 0}, []
         self.add_up()
         with self._lock:
             found = {GC_PAUSE: self._ns, GC_COUNT: self._count}, [*self._long]
@@ -343,29 +344,26 @@ class _OpenFile:
 
 
 class HostMemory(_OpenFile):
-    """Counters of resident memory for the steps of one thread: 2 µs per step."""
+    """Counters of resident memory for the steps of one thread."""
 
     def __init__(self) -> None:
         super().__init__("/proc/self/statm")
-        self._children_at = 0
         self._limit = limit_bytes()
 
     def counters(self) -> dict[str, int]:
-        """Return ``host_rss_bytes``, and ``children_rss_bytes`` at most every 100 ms.
+        """Return ``host_rss_bytes`` and ``children_rss_bytes``.
 
         Children are those that the calling thread started, such as DataLoader workers. Both are
         left out where they are unknown. The first call also returns ``host_limit_bytes``: what the
         container allows, else the memory of the machine.
         """
-        found, now = self.own(), perf_counter_ns()
+        found = self.own()
         if found and self._limit is not None:
             found["host_limit_bytes"], self._limit = self._limit, None
-        if now - self._children_at >= _CHILDREN_EVERY_NS:
-            self._children_at = now
-            with suppress(OSError), open("/proc/thread-self/children", encoding="ascii") as file:
-                sizes = [resident_bytes(pid) for pid in file.read().split()]
-                if known := [size for size in sizes if size is not None]:
-                    found["children_rss_bytes"] = sum(known)
+        with suppress(OSError), open("/proc/thread-self/children", encoding="ascii") as file:
+            sizes = [resident_bytes(pid) for pid in file.read().split()]
+            if known := [size for size in sizes if size is not None]:
+                found["children_rss_bytes"] = sum(known)
         return found
 
     def own(self) -> dict[str, int]:
@@ -376,7 +374,7 @@ class HostMemory(_OpenFile):
 
 
 class CpuWait(_OpenFile):
-    """The time that the calling thread waits for a CPU, as Linux counts it: 2 µs per step."""
+    """The time that the calling thread waits for a CPU, as Linux counts it."""
 
     def __init__(self) -> None:
         super().__init__("/proc/thread-self/schedstat")

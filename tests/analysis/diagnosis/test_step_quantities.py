@@ -8,7 +8,9 @@ import pytest
 
 from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+from lightning_rlprof.analysis.diagnosis.evidence import Evidence
 from lightning_rlprof.analysis.diagnosis.problem import Finding, Undecided
+from lightning_rlprof.analysis.diagnosis.step_quantities import lost_in_steps
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.run import Run
@@ -231,6 +233,26 @@ def test_a_slow_step_is_listed_unless_half_of_it_was_waiting_for_a_cpu(
 def test_waiting_for_a_cpu_all_the_time_explains_no_single_step() -> None:
     spans = with_cpu_waits(run_of({"a": slow_steps("outlier")}), np.full(60, 0.5 * USUAL))
     assert ids(spans)[:2] == [CPU_WAITS, "outlier-step"]
+
+
+def test_a_step_that_says_it_tells_of_those_before_it_by_their_lengths() -> None:
+    """A reading takes longer than some steps, which then have none."""
+    told = {(0, 4): 30, (0, 8): 50, (1, 2): 70}  # ns by rank and step
+    ranks: list[list[Row]] = [[], []]
+    for rank, rows in enumerate(ranks):
+        end = 0
+        for step in range(1, 11):
+            start, end = end, end + 1000 * (1 + (3 * step + rank) % 4)
+            waited = {"cpu_wait_ns": told[rank, step]} if (rank, step) in told else None
+            rows.append(Row("step", "step", step, start, end, counters=waited))
+    lost = lost_in_steps(Evidence(loaded(*ranks)), "cpu_wait_ns")
+    assert lost is not None
+    for (rank, last), ns in told.items():
+        first = max((step + 1 for other, step in told if other == rank and step < last), default=1)
+        some = (lost.steps >= first) & (lost.steps <= last)
+        own, wall = lost.ns[some, rank], lost.wall_ns[some, rank]
+        np.testing.assert_allclose(own, ns * wall / wall.sum(), atol=0.5)
+    assert (lost.wall_ns > 0).sum(axis=0).tolist() == [8, 2]
 
 
 def test_the_wait_of_ranks_for_one_without_a_cpu_is_not_listed() -> None:

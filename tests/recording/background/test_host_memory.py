@@ -13,7 +13,6 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import annotate, stage
-from lightning_rlprof.recording.background import sampler
 from lightning_rlprof.recording.background.sampler import HostMemory
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.system import process
@@ -51,10 +50,8 @@ def test_an_unreadable_host_has_no_memory(
     memory.close()
 
 
-def test_children_are_added_up_at_most_every_100_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_are_added_up() -> None:
     code = "kept = bytearray(b'x') * (64 << 20); print(1, flush=True); input()"
-    now = [10**9]
-    monkeypatch.setattr(sampler, "perf_counter_ns", lambda: now[0])
     memory = HostMemory()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -62,23 +59,25 @@ def test_children_are_added_up_at_most_every_100_ms(monkeypatch: pytest.MonkeyPa
         assert child.stdout is not None
         child.stdout.readline()
         assert memory.counters()["children_rss_bytes"] > 64 << 20
-        now[0] += 99_999_999
-        assert "children_rss_bytes" not in memory.counters()
-        now[0] += 1
-        assert memory.counters()["children_rss_bytes"] > 64 << 20
         child.communicate(b"\n")
     memory.close()
     assert "host_rss_bytes" not in memory.counters()
 
 
-def test_every_step_has_it_without_any_capture(tmp_path: Path) -> None:
+def test_steps_have_it_without_any_capture_unless_the_last_reading_was_just_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10**9]
+    monkeypatch.setattr(session_module, "perf_counter_ns", lambda: now[0])
     with Session(ProfilerConfig.build(profile=False), tmp_path / "run", make_header()) as session:
-        for step in (1, 2):
+        for step, passed in enumerate((10**8, 10**8, 10**8 - 1, 1), 1):
+            now[0] += passed
             session.begin_step(step)
             session.end_step()
-    counter = load(tmp_path / "run").counters["host_rss_bytes"]
-    assert len(counter.rows) == 2
-    assert min(counter.values) > 1 << 20
+    spans = load(tmp_path / "run")
+    for name in ("host_rss_bytes", "cpu_wait_ns"):
+        assert spans.step[spans.counters[name].rows].tolist() == [1, 2, 4]
+    assert min(spans.counters["host_rss_bytes"].values) > 1 << 20
 
 
 def test_the_first_step_has_the_limit_of_the_container_or_machine(
