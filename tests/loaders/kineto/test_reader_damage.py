@@ -26,7 +26,7 @@ def read(trace: ChromeTrace, folder: Path) -> Spans:
 def test_what_is_lost_is_counted(tmp_path: Path) -> None:
     trace = ChromeTrace()
     trace.mark("sound", 0, 5)
-    trace.events.append(msgspec.Raw(b'{"ph": "X", "cat": "kernel", "name": 5}'))
+    trace.events.append(msgspec.Raw(b'{"ph": "X", "cat": "kernel", "pid": [5]}'))
     trace.mark("backwards", 9, 5)
 
     spans = read(trace, tmp_path)
