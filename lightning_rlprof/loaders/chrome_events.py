@@ -1,7 +1,7 @@
 """Chrome-trace JSON as batches of whole events, through one buffer of a fixed size.
 
 The stream knows events, not the profiler that wrote them. A file that is cut off is read up to the
-cut. After an event that can't be parsed, reading goes on at the next one. `read_head` reads only
+cut. After an event that can't be parsed, reading continues at the next one. `read_head` reads only
 what a trace contains before its events. Times are exact, ids integers, and texts have codes.
 """
 
@@ -360,7 +360,7 @@ class ChromeStream(Generic[T]):
         events: Whether the array of events was found.
         read: Events that were read.
         lost: Events that were left out because their values have wrong types.
-        damaged: Places where events can't be parsed; reading went on at the next event.
+        damaged: Places where events can't be parsed; reading continued at the next event.
         damaged_bytes: Bytes that were left out there.
         problems: Why the file was not read to its end, or what is wrong in it.
         complete: Whether the end of the events was reached, and nothing was wrong behind it.
@@ -489,7 +489,7 @@ class ChromeStream(Generic[T]):
         return []
 
     def _one_by_one(self, more: bool) -> list[T]:
-        """Decode each event on its own, and go on behind those that are broken; six times as slow.
+        """Decode each event on its own, and leave out broken ones; six times as slow.
 
         Args:
             more: Whether the file, and the buffer, may have more of the last event.
@@ -536,7 +536,7 @@ class ChromeStream(Generic[T]):
             return []
 
     def _next(self, text: str, begin: int, more: bool, end: int) -> int:
-        """Return where reading goes on behind an event that is broken, or never ends.
+        """Return where reading continues behind an event that is broken, or never ends.
 
         That is the next event, else the end of all events, else the end of the text. It is -1 if
         more of the text decides that, or if nothing follows an event that never ends: it was cut.

@@ -43,7 +43,7 @@ class DeviceTimes(NamedTuple):
     bounded: Mask
     untimed: Mask
 
-    def at(self, rows: Int64s) -> "DeviceTimes":
+    def at(self, rows: Int64s | slice) -> "DeviceTimes":
         """Return the times of some rows."""
         return DeviceTimes(self.end_ns[rows], self.bounded[rows], self.untimed[rows])
 

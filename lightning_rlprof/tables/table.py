@@ -180,7 +180,7 @@ class Cut(Loss):
 
 
 class Damage(Loss):
-    """A text that says how many events of a file are damaged; reading went on behind them."""
+    """A text that says how many events of a file are damaged; reading continued behind them."""
 
     code: ClassVar[Code] = Code.EVENTS_DAMAGED
 

@@ -614,20 +614,24 @@ class ChromeColumns:
 
     def _check_device(self, kind: int) -> None:
         """Leave out work without a time, and let none run past the next work of its stream."""
-        names = ("lane", "stream", "start_ns", "end_ns", "launch", "name")
-        beside = [self._kernels()._grown[Kind.KERNEL]] if kind == Kind.COPY else []
-        read = [self._grown[kind], *beside]
-        lane, stream, start, end, launch, name = (
-            np.concatenate([each.part(column, 0, len(each)) for each in read]) for column in names
-        )
-        lane = np.where(stream == MISSING, -1, lane)
-        times = device_times(lane, start, end, launch, self._host()).at(
-            np.arange(len(self._grown[kind]))
-        )
-        what = "copies" if kind == Kind.COPY else "kernels"
-        self.doubts[kind] = times.remarks(what, (name[: len(times.end_ns)], list(self.names)))
-        ends = np.where(times.untimed, UNKNOWN, times.end_ns)
+        own = self._grown[kind]
+        count, kernels = len(own), self._kernels()._grown[Kind.KERNEL]
+
+        def column(name: str) -> Int64s:
+            part = own.part(name, 0, count)
+            if kind == Kind.KERNEL:
+                return part
+            return np.append(part, kernels.part(name, 0, len(kernels)))
+
+        lane = np.where(column("stream") == MISSING, -1, column("lane"))
+        start, end = column("start_ns"), column("end_ns")
+        times = device_times(lane, start, end, column("launch"), self._host()).at(slice(0, count))
         rows = np.flatnonzero(times.bounded | times.untimed)
+        if not len(rows):
+            return
+        called = (own.part("name", 0, count).astype(np.int64), list(self.names))
+        self.doubts[kind] = times.remarks("copies" if kind == Kind.COPY else "kernels", called)
+        ends = np.where(times.untimed, UNKNOWN, times.end_ns)
         keys = zip(lane[rows].tolist(), start[rows].tolist(), end[rows].tolist(), strict=True)
         found = dict(zip(keys, ends[rows].tolist(), strict=True))
         if kind == Kind.KERNEL:
