@@ -4,6 +4,7 @@ Damaged events have a start of zero or of another date, or an end long after the
 stream began. What of them is true still counts; the rest is in no sum.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,12 +57,22 @@ class DeviceTimes(NamedTuple):
         found = []
         for rows, fact, text in texts:
             if count := int(np.count_nonzero(rows)):
-                code, names = (rows[:0], []) if called is None else (called[0][rows], called[1])
-                some = [names[each] for each in sorted({*code.tolist()} - {-1})]
-                end = f": {', '.join(some[:_NAMED])}" if some else ""
-                end += f" and {len(some) - _NAMED} more" if some[_NAMED:] else ""
+                end = "" if called is None else named(called[0][rows].tolist(), called[1])
                 found.append(ImpossibleTimes(f"{count} {what} {text}{end}", **{fact: count}))
         return [*found]
+
+
+def named(codes: Iterable[int], names: Sequence[str]) -> str:
+    """Return the end of a text that names some events by the codes of their names, "" without.
+
+    Example::
+
+        >>> named([3, 1, -1, 1], ["a", "b", "c", "d"]), named([-1], [])
+        (': b, d', '')
+    """
+    some = [names[each] for each in sorted({*codes} - {-1})]
+    more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
+    return f": {', '.join(some[:_NAMED])}{more}" if some else ""
 
 
 def main_dates(date: Int64s, count: Int64s) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, compress, islice
 from operator import attrgetter
 from pathlib import Path
@@ -45,7 +45,7 @@ from lightning_rlprof.loaders.spill import HELD, ROWS, Columns, Grown, Scratch, 
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
-from lightning_rlprof.tables.event_times import DATE_NS, LONGEST_NS, device_times, main_dates
+from lightning_rlprof.tables.event_times import DATE_NS, LONGEST_NS, device_times, main_dates, named
 from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.table import Cut, ImpossibleTimes, Loss
 
@@ -412,6 +412,7 @@ class ChromeColumns:
         labels: What the trace calls its processes, by pid: "CPU", "GPU 0".
         counts: Events of each kind, kept or not.
         lost: Events left out by kind because their times cannot be true.
+        untrue: Codes of the names of these, by kind.
         unread: Events left out by kind because their arguments cannot be read.
         first_ns: When the first event of each kind began, of those that can be true.
         doubts: What is said of device work of each kind whose times cannot be true.
@@ -428,6 +429,7 @@ class ChromeColumns:
         self.unread: Counter[int] = Counter()
         self._held = 0
         self.first_ns: dict[int, int] = {}
+        self.untrue: dict[int, set[int]] = {}
         self.doubts: dict[int, list[str]] = {}
         # Of each kind and date: how many events began, when the first did, and the last one ended.
         self._dates: dict[tuple[int, int], tuple[int, int, int]] = {}
@@ -556,6 +558,8 @@ class ChromeColumns:
     def _grow(self, kind: int, columns: dict[str, Any], sound: npt.NDArray[np.bool_]) -> None:
         lost = int(np.count_nonzero(~sound))
         self.lost[kind] += lost
+        if lost and "name" in columns:
+            self.untrue.setdefault(kind, set()).update(np.asarray(columns["name"])[~sound].tolist())
         found = {}
         for column in KEPT[kind]:
             array = np.asarray(columns[column], _type(column))
@@ -580,7 +584,7 @@ class ChromeColumns:
         """
         dates = (self._like or self)._main_dates() or self._main_dates()
         for kind in {kind for kind, date in self._dates if date not in dates}:
-            self.lost[kind] += self._keep(kind, lambda part: _within(part["start_ns"], dates))
+            self.lost[kind] += self._keep(kind, partial(self._of_dates, kind, dates))
         for (kind, date), (_, first, _) in self._dates.items():
             if date in dates:
                 self.first_ns[kind] = min(first, self.first_ns.get(kind, first))
@@ -589,6 +593,12 @@ class ChromeColumns:
                 self._check_device(kind)
         if len(self._grown[Kind.COLLECTIVE]):  # They are kernels, too.
             self._set_ends(Kind.COLLECTIVE, self._kernels()._ends)
+
+    def _of_dates(self, kind: int, dates: range, part: _Columns) -> npt.NDArray[np.bool_]:
+        date = part["start_ns"] // DATE_NS
+        own = np.asarray((date >= dates.start) & (date < dates.stop))
+        self.untrue.setdefault(kind, set()).update(part.get("name", date[:0])[~own].tolist())
+        return own
 
     def _main_dates(self) -> range:
         counts: Counter[int] = Counter()
@@ -683,11 +693,6 @@ class ChromeColumns:
             self.labels[event.pid] = name[:_MAX_NAME]
 
 
-def _within(start: Int64s, dates: range) -> npt.NDArray[np.bool_]:
-    date = start // DATE_NS
-    return np.asarray((date >= dates.start) & (date < dates.stop))
-
-
 def _type(column: str) -> type[np.generic]:
     return np.int32 if column in _NARROW else np.float64 if column == "value" else np.int64
 
@@ -765,7 +770,10 @@ class KinetoTrace:
         unread = more + sum(self._of(kind).unread[kind] for kind in kinds)
         untrue = sum(self._of(kind).lost[kind] for kind in kinds)
         found: list[str] = [Loss(f"{unread} {_UNREAD}")] if unread else []
-        found += [ImpossibleTimes(f"{untrue} {_UNTRUE}", untimed=untrue)] if untrue else []
+        if untrue:
+            codes = set[int]().union(*(self._of(kind).untrue.get(kind, ()) for kind in kinds))
+            text = f"{untrue} {_UNTRUE}{named(codes, list(self.columns.names))}"
+            found.append(ImpossibleTimes(text, untimed=untrue))
         merged = self.columns.names.merged
         return [*found, *doubts, *([f"{merged} {_OTHERS}"] if merged else [])]
 

@@ -33,7 +33,7 @@ def test_what_is_lost_is_counted(tmp_path: Path) -> None:
 
     assert [problem.text for problem in spans.warnings] == [
         "1 events are left out: they cannot be read",
-        "1 events are left out: their times are out of range",
+        "1 events are left out: their times are out of range: backwards",
     ]
     assert spans.names == ("sound",)
 
