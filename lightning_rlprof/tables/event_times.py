@@ -25,9 +25,9 @@ _NEVER = 2**62  # Nanoseconds: the year 2116.
 _OVERLAP_NS = 20_000
 _MARGIN_NS = 10**9  # A device works on for a while when the host is done.
 
-# If more of a stream overlaps, it is not one stream, and if more is not within the recording of
-# the host, the two have different clocks: then nothing is doubted.
-_MOST_DOUBTED = 0.1
+# If more of a stream overlaps, it is not one stream. If more of the work is not within the host's
+# recording, the two have different clocks. Then nothing is doubted.
+_MOST_OVERLAPS, _MOST_OUTSIDE = 0.1, 0.5
 _NAMED = 3
 
 
@@ -151,16 +151,17 @@ def device_times(
     # CUPTI writes both as 0 if it could not collect the times.
     untimed = (start_ns == 0) & ((end_ns == 0) if host is None else host[0] > 0)
     first, last = (-_NEVER, _NEVER) if host is None else host
-    margin = max(_MARGIN_NS, last - first)
+    margin = 0 if host is None else max(_MARGIN_NS, last - first)
     untimed |= _few((start_ns < first - margin) | (start_ns > last + margin))
+    late = _few(end_ns > last + margin) | long
     end_ns, bounded = end_ns.copy(), np.zeros(len(end_ns), bool)
     order = np.lexsort((start_ns, lane))
     order = order[~untimed[order] & (lane[order] >= 0)]
     next_start = _next_starts(lane[order], start_ns[order], launch[order])
-    past = order[_rare(lane[order], end_ns[order] > next_start + _OVERLAP_NS)]
-    bounded[past] = True
+    rare = _rare(lane[order], end_ns[order] > next_start + _OVERLAP_NS)
+    bounded[order[rare | (late[order] & (end_ns[order] > next_start))]] = True
     end_ns[order] = np.where(bounded[order], next_start, end_ns[order])
-    untimed |= (long & ~bounded) | _few(end_ns > last + margin)
+    untimed |= late & ~bounded
     return DeviceTimes(end_ns, bounded & ~untimed, untimed)
 
 
@@ -177,12 +178,12 @@ def _next_starts(lane: Int64s, start_ns: Int64s, launch: Int64s) -> Int64s:
 def _rare(lane: Int64s, rows: Mask) -> Mask:
     """Return the rows of those lanes in which they are few."""
     code = np.cumsum(differs(lane)) - 1
-    most = np.maximum(np.bincount(code) * _MOST_DOUBTED, 1)
+    most = np.maximum(np.bincount(code) * _MOST_OVERLAPS, 1)
     kept: Mask = rows & (np.bincount(code, rows) <= most)[code]
     return kept
 
 
 def _few(rows: Mask) -> Mask:
     """Return the rows if they are few, else none."""
-    few = np.count_nonzero(rows) <= max(len(rows) * _MOST_DOUBTED, 1)
+    few = np.count_nonzero(rows) <= max(len(rows) * _MOST_OUTSIDE, 1)
     return rows if few else np.zeros_like(rows)

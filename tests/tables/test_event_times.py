@@ -152,6 +152,23 @@ def test_the_last_work_of_a_stream_has_no_bound_but_the_recording() -> None:
     assert is_untouched(device_times(start * 0, start, end, start * 0 - 1, None), end)
 
 
+@given(streams(), st.data())
+def test_many_impossible_times_are_found_within_the_recording_of_the_host(
+    rows: tuple[Int64s, Int64s, Int64s], data: st.DataObject
+) -> None:
+    """Up to half of the work has an end, or times, that the host rules out."""
+    lane, start, end = rows
+    bad = data.draw(st.sets(st.integers(0, len(lane) - 1), max_size=len(lane) // 2))
+    late, moved = np.isin(np.arange(len(lane)), [*bad]), data.draw(st.booleans())
+
+    far = np.where(late, HOUR, 0)
+    times = checked(lane, start + far * moved, end + far, host_of(start, end))
+
+    assert (times.bounded | times.untimed).tolist() == late.tolist()
+    assert (times.end_ns[~late] == end[~late]).all()
+    assert not (times.bounded & moved).any()
+
+
 def test_a_host_whose_clock_disagrees_says_nothing() -> None:
     start = np.arange(20) * MS + EPOCH
     end = start + MS // 2
