@@ -360,7 +360,7 @@ class ChromeStream(Generic[T]):
         events: Whether the array of events was found.
         read: Events that were read.
         lost: Events that were left out because their values have wrong types.
-        damaged: Places where events can't be parsed; reading continued at the next event.
+        damaged: Events that can't be parsed, at least; reading continued at the next event.
         damaged_bytes: Bytes that were left out there.
         problems: Why the file was not read to its end, or what is wrong in it.
         complete: Whether the end of the events was reached, and nothing was wrong behind it.
@@ -513,7 +513,8 @@ class ChromeStream(Generic[T]):
                 following = self._next(text, at + (_MANY_BRACKETS if deep else 1), more, end)
                 if following < 0:
                     break
-                self.damaged += not self._in_damage
+                begun = text.count('"ph"', at, following)  # Each event has one phase.
+                self.damaged += max(begun, not self._in_damage)
                 self.damaged_bytes += following - at
                 # At the end of the file, a bracket is where all events end.
                 self._in_damage, at = more or text[following : following + 1] != "]", following

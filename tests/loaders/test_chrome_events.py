@@ -222,6 +222,14 @@ def test_reading_goes_on_at_the_event_after_a_broken_one(
     assert stream.complete
 
 
+@pytest.mark.parametrize("size", [64, 1 << 20])
+def test_broken_events_that_follow_one_another_are_counted(size: int, tmp_path: Path) -> None:
+    events, stream = read_bytes(around(b",".join(BROKEN[:4])), tmp_path, size)
+
+    assert names(events) == EVENTS
+    assert stream.damaged == 4
+
+
 @pytest.mark.parametrize("event", BROKEN, ids=range(len(BROKEN)))
 @pytest.mark.parametrize("size", [64, 1 << 20])
 @pytest.mark.parametrize("at", [0, 9])
