@@ -1,8 +1,8 @@
 """Chrome-trace JSON as batches of whole events, through one buffer of a fixed size.
 
-The stream knows events, not the profiler that wrote them. A file that is cut off, or broken
-somewhere, is read up to the first event that can't be parsed. `read_head` reads only what a trace
-contains before its events. Times are exact, ids integers, and texts have codes.
+The stream knows events, not the profiler that wrote them. A file that is cut off is read up to the
+cut. After an event that can't be parsed, reading continues at the next one. `read_head` reads only
+what a trace contains before its events. Times are exact, ids integers, and texts have codes.
 """
 
 import decimal
@@ -23,7 +23,7 @@ from isal import isal_zlib
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN
-from lightning_rlprof.tables.table import Cut, Loss
+from lightning_rlprof.tables.table import Cut, Damage, Loss
 
 MISSING = -1
 """Stands for an id that an event does not have."""
@@ -55,6 +55,13 @@ _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
 _EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # It matches the blanks before an event.
 _GAP = re.compile(r"[\s,]*")
 
+# Where an event may begin, and how a broken one is recognized: lists of objects in its arguments
+# begin alike, and only an event has a phase.
+_BEGIN = re.compile(r"\{\s*" + _KEY)
+_LAST = re.compile(r"\]\s*,?\s*(?=[\"}])")  # Where all events may end.
+_MAX_ENDS_TRIED = 64
+_NUMBER_AS_NAME = re.compile(rb'("name"\s*:\s*)(-?\d[\d.eE+-]*)')
+
 # JSON cannot write NaN, -nan, Infinity and inf, but C++ and Python do. They match only as the value
 # of a key, so that names stay as they are.
 _NON_FINITE = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
@@ -62,6 +69,9 @@ _NON_FINITE = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
 # This finds the end of a value fastest, because its numbers stay texts.
 _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
 _BROKEN, _INCOMPLETE = -1, -2
+_TOO_DEEP = object()
+_MANY_BRACKETS = 500  # Fewer make no value too deep, so none of these begins an event.
+_PIECE = 1 << 12  # Characters; most events are shorter.
 _LITERAL = 16  # Characters; the longest escape or literal that a cut may split is shorter.
 BOMB_RATIO = 200
 """Real traces are 10 to 22 times as long as their .gz."""
@@ -293,15 +303,44 @@ def _emptied(found: re.Match[bytes]) -> bytes:
     return found[0] if before == b"\\" else b'":' + b'""'.ljust(len(found[0]) - 2)
 
 
-def _end_of_value(text: str, at: int) -> int:
-    """Return where the JSON value that begins here ends, else `_BROKEN` or `_INCOMPLETE`."""
+def _value_at(text: str, at: int) -> tuple[Any, int]:
+    """Return the JSON value that begins here, and its end, else `_BROKEN` or `_INCOMPLETE`.
+
+    Of what has too many brackets for a value, the value is `_TOO_DEEP`.
+    """
+    # An error counts the lines before it, so a short piece is tried first.
+    part = text[at : at + _PIECE]
     try:
-        return _PARSE(text, at)[1]
+        value, end = _PARSE(part)
+        return value, at + end
     except RecursionError:
-        return _BROKEN
+        return _TOO_DEEP, _BROKEN
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(part) - _LITERAL or error.msg.startswith("Unterminated")
+        if not cut:
+            return None, _BROKEN
+    return _value_at_length(text, at) if len(text) > at + _PIECE else (None, _INCOMPLETE)
+
+
+def _value_at_length(text: str, at: int) -> tuple[Any, int]:
+    try:
+        return _PARSE(text, at)
+    except RecursionError:
+        return _TOO_DEEP, _BROKEN
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text) - _LITERAL or error.msg.startswith("Unterminated")
-        return _INCOMPLETE if cut else _BROKEN
+        return None, _INCOMPLETE if cut else _BROKEN
+
+
+def _legible(event: bytes) -> bytes:
+    r"""Return an event whose name is a text: numbers in quotes, bytes that are no UTF-8 replaced.
+
+    Example::
+
+        >>> _legible(b'{"name": 5, "ts": 1}'), _legible(b'{"name": "\xff"}').decode()
+        (b'{"name": "5", "ts": 1}', '{"name": "\ufffd"}')
+    """
+    return _NUMBER_AS_NAME.sub(rb'\1"\2"', event.decode("utf-8", "replace").encode())
 
 
 class ChromeStream(Generic[T]):
@@ -321,7 +360,9 @@ class ChromeStream(Generic[T]):
         events: Whether the array of events was found.
         read: Events that were read.
         lost: Events that were left out because their values have wrong types.
-        problems: Why the file was not read to its end, or what is wrong after the events.
+        damaged: Events that can't be parsed, at least; reading continued at the next event.
+        damaged_bytes: Bytes that were left out there.
+        problems: Why the file was not read to its end, or what is wrong in it.
         complete: Whether the end of the events was reached, and nothing was wrong behind it.
     """
 
@@ -334,7 +375,7 @@ class ChromeStream(Generic[T]):
     ) -> None:
         self.top: dict[str, msgspec.Raw] = {}
         self.events = False
-        self.read = self.lost = 0
+        self.read = self.lost = self.damaged = self.damaged_bytes = 0
         self.problems: list[str] = []
         self.complete = False
         self._source, self._decode, self._most = source, decode, most
@@ -342,7 +383,7 @@ class ChromeStream(Generic[T]):
         # The bytes in between are not yet cut into events; the byte before them is free for a
         # bracket.
         self._low = self._high = 1
-        self._ended = self._bare = self._broken = False
+        self._ended = self._bare = self._in_damage = False
 
     def open(self) -> bool:
         """Read on to the first event; False if the file has no array of events."""
@@ -376,10 +417,12 @@ class ChromeStream(Generic[T]):
                 self._buffer[self._low : self._high] = replace_non_finite(bytes(window))
                 batch = self._at_once()
             if batch is None:
-                batch = self._one_by_one()
+                batch = self._one_by_one(more)
+            else:
+                self._in_damage = False
             self.read += len(batch)
             yield batch
-            if self._broken or (self._low == low and not more):
+            if self._low == low and not more:
                 self.problems.append(self._end())
                 break
         if self._ended:
@@ -387,6 +430,10 @@ class ChromeStream(Generic[T]):
             if self._source.problem:
                 self.problems.append(self._source.problem)
         self.complete = self._ended and not self.problems
+        if self.damaged:
+            text = f"{self.damaged:,} damaged events are left out, {self.damaged_bytes:,} bytes"
+            facts = {"events": self.damaged, "bytes": self.damaged_bytes}
+            self.problems.append(Damage(text, **facts))
 
     @property
     def truncated(self) -> bool:
@@ -395,10 +442,7 @@ class ChromeStream(Generic[T]):
 
     def _end(self) -> str:
         """Say why reading ended before the last event."""
-        if self._broken:
-            lost = 1 - self._source.share_read(self._high - self._low)
-            why, rest = "an event can't be parsed", f"the rest is left out, {lost:.0%} of it"
-        elif self._high >= self._most:
+        if self._high >= self._most:
             why, rest = f"an event is larger than {self._most:,} bytes", "the rest is left out"
         else:
             why, rest = self._source.problem or "it is truncated", "the rest is missing"
@@ -444,27 +488,74 @@ class ChromeStream(Generic[T]):
                 return [self._buffer.index(b",", place) for place in places[: -_GUESSES - 1 : -1]]
         return []
 
-    def _one_by_one(self) -> list[T]:
-        """Decode each event on its own, up to one that is broken; six times as slow."""
+    def _one_by_one(self, more: bool) -> list[T]:
+        """Decode each event on its own, and leave out broken ones; six times as slow.
+
+        Args:
+            more: Whether the file, and the buffer, may have more of the last event.
+        """
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # Latin-1 has one character per byte.
         events: list[T] = []
         at = 0
         while (at := _GAP.match(text, at).end()) < len(text):  # type: ignore[union-attr]
-            if text[at] == "]":
+            if text[at] == "]" and not self._in_damage:
                 self._ended, at = True, at + 1
                 break
-            end = _end_of_value(text, at)
+            value, end = _value_at(text, at)
+            is_event = end == _INCOMPLETE or (isinstance(value, dict) and "ph" in value)
+            if self._in_damage and (text[at] != "{" or not is_event):
+                end = _BROKEN  # It is a part of the broken event.
             if end < 0:
-                self._broken = end == _BROKEN
-                break
+                if end == _INCOMPLETE and more:
+                    break
+                deep = value is _TOO_DEEP
+                following = self._next(text, at + (_MANY_BRACKETS if deep else 1), more, end)
+                if following < 0:
+                    break
+                begun = text.count('"ph"', at, following)  # Each event has one phase.
+                self.damaged += max(begun, not self._in_damage)
+                self.damaged_bytes += following - at
+                # At the end of the file, a bracket is where all events end.
+                self._in_damage, at = more or text[following : following + 1] != "]", following
+                continue
+            self._in_damage = False
             try:
                 events += self._decode(b"[%b]" % window[at:end])
             except NOT_JSON:
-                self.lost += 1
+                events += self._repaired(window[at:end])
             at = end
         self._low += at
         return events
+
+    def _repaired(self, event: bytes) -> list[T]:
+        """Decode an event that was refused with its name as a text; it is lost if that fails."""
+        try:
+            return self._decode(b"[%b]" % _legible(event))
+        except NOT_JSON:
+            self.lost += 1
+            return []
+
+    def _next(self, text: str, begin: int, more: bool, end: int) -> int:
+        """Return where reading continues behind an event that is broken, or never ends.
+
+        That is the next event, else the end of all events, else the end of the text. It is -1 if
+        more of the text decides that, or if nothing follows an event that never ends: it was cut.
+        """
+        last = -1
+        while found := _BEGIN.search(text, begin):
+            last = found.start()
+            value, over = _value_at(text, last)
+            if (over > 0 and "ph" in value) or (over == _INCOMPLETE and more):
+                return last
+            begin = last + (_MANY_BRACKETS if value is _TOO_DEEP else 1)
+        if more or end == _INCOMPLETE:
+            return last if more else -1
+        for found in itertools.islice(_LAST.finditer(text, begin), _MAX_ENDS_TRIED):
+            rest = "{" + text[found.end() :].rstrip(" \0\r\n\t")
+            if not self._bare and _value_at(rest, 0)[1] == len(rest):
+                return found.start()
+        return len(text)
 
     def _read_rest(self) -> None:
         """Read what stands behind the events."""
@@ -473,7 +564,7 @@ class ChromeStream(Generic[T]):
         rest = bytes(self._buffer[self._low : self._high]).lstrip(b", \r\n\t")
         if not self._bare:
             rest = b"{" + rest
-            end = _end_of_value(rest.decode("latin-1"), 0)
+            end = _value_at(rest.decode("latin-1"), 0)[1]
             end = len(rest) if end < 0 else end
             self._keep(rest[:end])
             rest = rest[end:]
@@ -576,11 +667,6 @@ class Source(AbstractContextManager["Source"]):
                 f"{BOMB_RATIO} times as many; decompress it yourself if it is a trace"
             )
         return count
-
-    def share_read(self, unused: int) -> float:
-        """Return what part of the file was read, without ``unused`` bytes of what it returned."""
-        used = (self._read - unused) / max(self._read, 1)
-        return min(self._file.tell() / max(self._size, 1), 1.0) * used
 
 
 class _Gzip:

@@ -14,6 +14,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,12 @@ from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, coded, is_sqlite
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import FORMAT, KINDS, STAGES, Header
-from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.arrays import Int64s, Mask, distinct_tuples
+from lightning_rlprof.tables.event_times import (
+    LONGEST_NS,
+    device_times,
+    of_one_date,
+)
 from lightning_rlprof.tables.kernels import (
     HIDDEN_IN_GRAPHS,
     UNKNOWN,
@@ -294,8 +300,10 @@ class _Events:
         span = mark | np.isin(self.type, (_PUSHED, _STARTED))
         self.end = np.where(mark, self.start, self.end)
         placed = possible(self.start) & (self.process > 0)
+        placed[placed] = of_one_date(self.start[placed])
         ended = self.end != UNKNOWN
         forward = (self.end >= self.start) & (self.end < MAX_NUMBER)
+        forward &= self.end - self.start < LONGEST_NS
         reasons = {
             "events are left out: they have no type": self.type == UNKNOWN,
             "ranges are left out: they never ended": span & placed & ~ended,
@@ -382,13 +390,24 @@ class Report:
         seen = {*ranges.ranks, *np.unique(ranges.process).tolist(), *itertools.chain(*active)}
         self.processes = sorted((each for each in seen if each > 0), key=lambda p: (pid_of(p), p))
         self.launching = set(itertools.chain(*active[:-1]))
-        starts = [ns for part in active for ns in part.values() if abs(ns) < MAX_NUMBER]
-        spans = ranges.start_ns
-        self.zero_ns = int(spans.min()) if len(spans) else min(starts, default=0)
         doubts = (*export.problems, *ranges.problems)
         self.warnings = [warning_of(None, text, Code.TRACE_DOUBTFUL) for text in doubts]
         self.unix_ns = self._find_unix_ns()
         self.ranks = self._find_ranks(named)
+        starts = ranges.start_ns
+        if not len(starts):
+            starts = self._sound_rows(ACTIVITIES)[0]["start"]
+        self.zero_ns = int(starts.min()) if len(starts) else 0
+
+    @cached_property
+    def host(self) -> tuple[int, int] | None:
+        """When the first event of the host began and the last one ended, None without any."""
+        calls = self.export.numbers(_CALL, "start", "end")
+        start = np.append(calls["start"], self.ranges.start_ns)
+        end = np.append(calls["end"], self.ranges.end_ns)
+        sound = possible(start) & (end >= start) & (end - start < LONGEST_NS)
+        sound[sound] = of_one_date(start[sound])
+        return (int(start[sound].min()), int(end[sound].max())) if sound.any() else None
 
     def _find_unix_ns(self) -> int | None:
         """Return when zero was: the start of the session, else the time in rlprof's marks."""
@@ -507,13 +526,16 @@ class Report:
     def kernels(self) -> Table:
         """Return one row per kernel, by rank and start."""
         rows = self._rows((KERNELS,), "demangledName", "shortName", *_GRAPHS)
-        long, short = rows.columns["demangledName"], rows.columns["shortName"]
-        names = self.export.strings(np.concatenate([long, short]), STRINGS)
-        name = coded(np.where(np.isin(long, list(names)), long, short), names)
+        name = self._kernel_names(rows.columns)
         around = self.ranges.name_around(rows.launches, rows.found)
         last = {"range": distinct(around, self.ranges.names), **self._launched(rows)}
         rows.remarks.extend(self._graphs(rows.columns))
         return self._table("kernels", rows, {"kernel": name}, last)
+
+    def _kernel_names(self, columns: Mapping[str, Int64s]) -> Coded:
+        long, short = columns["demangledName"], columns["shortName"]
+        names = self.export.strings(np.concatenate([long, short]), STRINGS)
+        return coded(np.where(np.isin(long, list(names)), long, short), names)
 
     def copies(self) -> Table:
         """Return one row per copy between memories and per memset."""
@@ -569,28 +591,54 @@ class Report:
         return _made(name, cells, rows.remarks)
 
     def _rows(self, tables: Sequence[str], *more: str) -> _Rows:
-        columns, rank, lost = self._sound_rows(tables, *more)
+        columns, rank, lost, doubts = self._sound_rows(tables, *more)
         launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
         found = stages_at(self.ranges.at(self.ranges.own), launches)
         losses = counted((lost, "rows are left out: their times or their process are invalid"))
         missing = np.count_nonzero(launches.time_ns == UNKNOWN)
         remarks = launch_remarks(_CALLED[tables[0]], missing, np.count_nonzero(found.lent))
-        return _Rows(columns, rank, launches, call_ns, found, [*map(Loss, losses), *remarks])
+        return _Rows(
+            columns, rank, launches, call_ns, found, [*map(Loss, losses), *doubts, *remarks]
+        )
 
     def _sound_rows(
         self, tables: Sequence[str], *more: str
-    ) -> tuple[dict[str, Int64s], Int64s, int]:
-        """Return rows of activities by rank and start, their ranks, and how many are left out."""
+    ) -> tuple[dict[str, Int64s], Int64s, int, list[str]]:
+        """Return rows of activities by rank and start, and their ranks.
+
+        Also return how many are left out, and what is said of times that cannot be true. What else
+        ran in the streams is read, too, as it shows which ends these are.
+        """
+        asked, what = len(tables), _CALLED[tables[0]]
+        beside = (table for table in ACTIVITIES[:-1] if table not in tables)
+        tables = tables if _SYNC in tables else (*tables, *beside)
         read = [self.export.numbers(table, *_ACTIVITY_COLUMNS, *more) for table in tables]
         columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
         columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
         start, end, process = columns["start"], columns["end"], columns["globalPid"]
         rank = self._ranks_of(process)
         sound = possible(start) & possible(end) & (start <= end) & (rank != UNKNOWN)
+        there = np.append(start[sound], self.ranges.start_ns)
+        sound[sound] = of_one_date(there)[: np.count_nonzero(sound)]
+        own = columns["table"] < asked
+        lost = int(np.count_nonzero(own & ~sound))
         order = np.lexsort((start, rank))
         order = order[sound[order]]
         columns = {name: column[order] for name, column in columns.items()}
-        return columns, rank[order], len(sound) - len(order)
+        stream = [columns[name] for name in ("globalPid", "deviceId", "streamId")]
+        lane = np.where(stream[2] == UNKNOWN, -1, distinct_tuples(np.array(stream))[1])
+        if _SYNC in tables:  # The host waits while a stream works.
+            lane = np.where(columns["table"] == list(tables).index(_SYNC), -1, lane)
+        launch = columns["correlationId"]
+        times = device_times(lane, columns["start"], columns["end"], launch, self.host)
+        columns["end"] = times.end_ns
+        mine = np.flatnonzero(own[order])
+        times = times.at(mine)
+        called = {name: column[mine] for name, column in columns.items()}
+        names = self._kernel_names(called) if "demangledName" in called else None
+        keep = mine[~times.untimed]
+        columns = {name: column[keep] for name, column in columns.items()}
+        return columns, rank[order][keep], lost, times.remarks(what, names)
 
     def _launches(self, process: Int64s, correlation: Int64s) -> tuple[Launches, Int64s]:
         """Find the call that launched each row, and how long it took.
@@ -633,7 +681,7 @@ class Report:
         columns = rows.columns
         if not (in_graph := _replayed(columns)).any():
             return np.full(len(in_graph), UNKNOWN)
-        every, rank, _ = self._sound_rows((KERNELS, _COPY, _SET), *_GRAPHS)
+        every, rank, *_ = self._sound_rows((KERNELS, _COPY, _SET), *_GRAPHS)
         own = np.flatnonzero(_replayed(every))
         calls = [
             np.append(every[name][own], columns[name]) for name in ("globalPid", "correlationId")

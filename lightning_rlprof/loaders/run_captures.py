@@ -31,7 +31,8 @@ from lightning_rlprof.tables.table import ColumnRows, Table
 
 _KINETO_TABLES = ("kernels", "memcpy", "collectives", "calls", "memory", "counters", "shapes")
 _NSYS_TABLES = ("kernels", "memcpy", "sync", "gpu_metrics")
-_OF_FILES = (Code.TRACE_DOUBTFUL, Code.ROWS_LEFT_OUT, Code.FILE_CUT)
+_LOSSES = (Code.ROWS_LEFT_OUT, Code.FILE_CUT, Code.EVENTS_DAMAGED, Code.TIMES_IMPOSSIBLE)
+_OF_FILES = (Code.TRACE_DOUBTFUL, *_LOSSES)
 _MARKING = (KINDS.index("stage"), KINDS.index("step"))
 
 # Suffixes of a tool are in order of preference, if one recording has several forms. Plain files
@@ -170,7 +171,7 @@ def _on_run_timeline(part: Spans, name: str, rank: int | None, spans: Spans) -> 
         cells |= _fill_stages(cells, marking, spans)
     if name == "kernels":  # Losses of the file count as losses of its kernels.
         known_of_file = [each for each in part.warnings if each.code in _OF_FILES]
-        lost = [each.text for each in known_of_file if each.code != Code.TRACE_DOUBTFUL]
+        lost = [each.text for each in known_of_file if each.code in _LOSSES]
         note = "; ".join(filter(None, [*(each.text for each in known_of_file), table.note]))
         table = replace(table, note=note, losses=(*lost, *table.losses))
     return replace(table, rows=ColumnRows([cells[head] for head in heads]))

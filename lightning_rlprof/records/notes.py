@@ -108,6 +108,8 @@ class Code(str, Enum):
     # Readers add these notes.
     ROWS_LEFT_OUT = "rows-left-out", "warning", "Some rows of a file cannot be read or be true."
     FILE_CUT = "file-cut", "warning", "A file was not read to its end: what follows is missing."
+    EVENTS_DAMAGED = "events-damaged", "warning", "Events cannot be parsed: events, bytes."
+    TIMES_IMPOSSIBLE = "times-impossible", "warning", "Times cannot be true: untimed, bounded."
     RANK_UNREADABLE = "rank-unreadable", "warning", "A file of a rank cannot be read."
     RANK_LEFT_OUT = "rank-left-out", "warning", "A file has the rank of another one."
     RANKS_MISSING = "ranks-missing", "warning", "Ranks of the run have no file."

@@ -65,6 +65,7 @@ class RunWarning(NamedTuple):
     rank: int | None
     text: str
     code: str = ""
+    facts: Mapping[str, Fact] = NO_FACTS
 
 
 def note_of(rank: int | None, code: Code, text: str, time_ns: int = 0, **facts: Fact) -> RankNote:
@@ -74,7 +75,9 @@ def note_of(rank: int | None, code: Code, text: str, time_ns: int = 0, **facts: 
 
 def warning_of(rank: int | None, text: str, code: Code) -> RunWarning:
     """Return a warning; one that says what was lost has the code of that instead."""
-    return RunWarning(rank, text, (text.code if isinstance(text, Loss) else code).value)
+    if isinstance(text, Loss):
+        return RunWarning(rank, text, text.code.value, text.facts)
+    return RunWarning(rank, text, code.value)
 
 
 class Counter(NamedTuple):
@@ -387,7 +390,7 @@ _NOTES = (
     Column("time_ns", "time", "ns"),
     *columns_of("text", "level", "text", "code", "facts"),
 )
-_WARNINGS = (Column("rank", "count"), Column("text", "text"), Column("code", "text"))
+_WARNINGS = (Column("rank", "count"), *columns_of("text", "text", "code", "facts"))
 
 
 def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:
@@ -396,12 +399,16 @@ def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:
         "spans": lambda: _spans(spans),
         "headers": lambda: Table("headers", _HEADERS, _headers(spans)),
         "notes": lambda: Table("notes", _NOTES, [*map(_note, spans.notes)]),
-        "warnings": lambda: Table("warnings", _WARNINGS, [tuple(each) for each in spans.warnings]),
+        "warnings": lambda: Table("warnings", _WARNINGS, [*map(_warning, spans.warnings)]),
     }
 
 
 def _note(note: RankNote) -> tuple[Cell, ...]:
     return (*note[:5], json.dumps(dict(note.facts)) if note.facts else None)
+
+
+def _warning(warning: RunWarning) -> tuple[Cell, ...]:
+    return (*warning[:3], json.dumps(dict(warning.facts)) if warning.facts else None)
 
 
 def _spans(spans: Spans) -> Table:

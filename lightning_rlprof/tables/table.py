@@ -1,7 +1,7 @@
 """A table as a value: columns with kinds and units, rows, a note, or the reason for no data."""
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.notes import Code, Fact
 from lightning_rlprof.tables.arrays import Int64s
 
 _SHOWN = 50
@@ -156,9 +156,21 @@ class PartRows(ColumnRows):
 
 
 class Loss(str):
-    """A text that says which rows a loader could not read; in a note it is one text of several."""
+    """A text that says which rows a loader could not read; in a note it is one text of several.
+
+    Args:
+        text: For people.
+        facts: The same for programs.
+    """
 
     code: ClassVar[Code] = Code.ROWS_LEFT_OUT
+    facts: Mapping[str, Fact]
+
+    def __new__(cls, text: str, **facts: Fact) -> "Loss":
+        """Return a text with its facts."""
+        made = super().__new__(cls, text)
+        made.facts = facts
+        return made
 
 
 class Cut(Loss):
@@ -167,9 +179,22 @@ class Cut(Loss):
     code: ClassVar[Code] = Code.FILE_CUT
 
 
+class Damage(Loss):
+    """A text that says how many events of a file are damaged; reading continued behind them."""
+
+    code: ClassVar[Code] = Code.EVENTS_DAMAGED
+
+
+class ImpossibleTimes(Loss):
+    """A text that says of how many events a start or an end cannot be true."""
+
+    code: ClassVar[Code] = Code.TIMES_IMPOSSIBLE
+
+
 def with_name(name: str, text: str) -> str:
     """Return what is said of a file with its name before it; a loss stays one."""
-    return type(text)(f"{name}: {text}")
+    facts = text.facts if isinstance(text, Loss) else {}
+    return type(text)(f"{name}: {text}", **facts)
 
 
 def noted(remarks: Iterable[str]) -> dict[str, Any]:

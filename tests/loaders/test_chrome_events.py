@@ -3,16 +3,21 @@
 import gzip
 import json
 import random
+import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders import chrome_events
 from lightning_rlprof.loaders.chrome_events import Source
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.table import Damage
 from tests.builders.chrome import ChromeTrace, Layout, read_bytes, stream_of
 
 NAMES = [
@@ -87,9 +92,9 @@ def test_many_events_are_cut_without_being_taken_one_by_one(
     slow = []
     one_by_one = chrome_events.ChromeStream._one_by_one
 
-    def counted(self: Any) -> Any:
-        slow.append(self._source.share_read(0))
-        return one_by_one(self)
+    def counted(self: Any, more: bool) -> Any:
+        slow.append(more)
+        return one_by_one(self, more)
 
     monkeypatch.setattr(chrome_events.ChromeStream, "_one_by_one", counted)
     written = trace(3_000)
@@ -97,7 +102,7 @@ def test_many_events_are_cut_without_being_taken_one_by_one(
     events, _ = read_bytes(written.encode(), tmp_path, 100_000)
 
     assert len(events) == 3_000
-    assert slow == [1.0]  # the end of the file
+    assert slow == [False]  # the end of the file
 
 
 def test_what_is_beside_the_events_may_stand_on_either_side(tmp_path: Path) -> None:
@@ -150,8 +155,6 @@ def test_a_trailing_empty_event_is_no_event(tmp_path: Path) -> None:
 
 WRONG_TYPES = [
     b'{"ph": "X", "name": "a", "pid": [1]}',  # a pid is not a list
-    b'{"ph": "X", "name": 5}',
-    b'{"ph": "X", "name": "\xff\xfe"}',
     b'{"ph": "X", "pid": 1e400}',
     b'{"ph": "X", "cat": 7}',
     b"null",
@@ -168,10 +171,13 @@ BROKEN = [
 ]
 
 
-def around(event: bytes) -> bytes:
+EVENTS = [f"e{number}" for number in range(9)]
+
+
+def around(event: bytes, at: int = 4) -> bytes:
     """Return a trace of nine events with one of these bytes after the first four."""
-    sound = [b'{"ph": "X", "name": "e%d"}' % number for number in range(9)]
-    events = b",\n ".join([*sound[:4], event, *sound[4:]])
+    sound = [b'{"ph": "X", "name": "%b"}' % name.encode() for name in EVENTS]
+    events = b",\n ".join([*sound[:at], event, *sound[at:]])
     return b'{"traceEvents": [' + events + b'], "baseTimeNanoseconds": 5}'
 
 
@@ -182,34 +188,88 @@ def test_an_event_with_values_of_wrong_types_is_left_out(
 ) -> None:
     events, stream = read_bytes(around(event), tmp_path, size)
 
-    assert names(events) == [f"e{number}" for number in range(9)]
+    assert names(events) == EVENTS
     assert stream.lost == 1
     assert "baseTimeNanoseconds" in stream.top
     assert stream.complete
 
 
+@pytest.mark.parametrize("name", [b"5", b"-1.5e3", b'"\xff\xfe"'])
+@pytest.mark.parametrize("size", [64, 1 << 20])
+def test_a_name_that_is_a_number_or_no_utf_8_costs_nothing(
+    name: bytes, size: int, tmp_path: Path
+) -> None:
+    events, stream = read_bytes(around(b'{"ph": "X", "name": %b}' % name), tmp_path, size)
+
+    text = name.decode("utf-8", "replace").strip('"')
+    assert names(events) == [*EVENTS[:4], text, *EVENTS[4:]]
+    assert (stream.lost, stream.problems) == (0, [])
+
+
 @pytest.mark.parametrize("event", BROKEN, ids=range(len(BROKEN)))
 @pytest.mark.parametrize("size", [64, 1 << 20])
-def test_a_trace_is_read_up_to_the_first_broken_event(
+def test_reading_goes_on_at_the_event_after_a_broken_one(
     event: bytes, size: int, tmp_path: Path
 ) -> None:
-    data = around(event)
+    events, stream = read_bytes(around(event), tmp_path, size)
 
-    events, stream = read_bytes(data, tmp_path, size)
-
-    assert names(events) == ["e0", "e1", "e2", "e3"]
-    start = data.index(event, data.index(b"e3"))
-    lost = f"{1 - start / len(data):.0%}"
-    assert stream.problems == [
-        f"an event can't be parsed: 4 events were read, the rest is left out, {lost} of it"
+    assert names(events) == EVENTS
+    assert "baseTimeNanoseconds" in stream.top
+    assert (stream.damaged, stream.damaged_bytes) == (1, len(event) + len(b",\n "))
+    assert [each.facts for each in stream.problems if isinstance(each, Damage)] == [
+        {"events": 1, "bytes": stream.damaged_bytes}
     ]
-    assert not stream.complete
+    assert stream.complete
 
 
-def test_a_trace_whose_first_event_is_broken_has_no_events(tmp_path: Path) -> None:
-    events, stream = read_bytes(b'{"traceEvents": [' + BROKEN[1] + b"]}", tmp_path)
+@pytest.mark.parametrize("size", [64, 1 << 20])
+def test_broken_events_that_follow_one_another_are_counted(size: int, tmp_path: Path) -> None:
+    events, stream = read_bytes(around(b",".join(BROKEN[:4])), tmp_path, size)
 
-    assert (events, stream.complete, len(stream.problems)) == ([], False, 1)
+    assert names(events) == EVENTS
+    assert stream.damaged == 4
+
+
+@pytest.mark.parametrize("event", BROKEN, ids=range(len(BROKEN)))
+@pytest.mark.parametrize("size", [64, 1 << 20])
+@pytest.mark.parametrize("at", [0, 9])
+def test_the_first_and_the_last_event_may_be_broken(
+    event: bytes, size: int, at: int, tmp_path: Path
+) -> None:
+    events, stream = read_bytes(around(event, at), tmp_path, size)
+
+    assert names(events) == EVENTS
+    assert stream.damaged == 1
+    assert stream.complete
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_damage_inside_an_event_costs_that_event_alone(data: st.DataObject) -> None:
+    """Bytes are removed, put in or replaced within the braces of one event."""
+    written = trace(12)
+    for number, event in enumerate(written.events):
+        event["name"] = f"e{number} {event['name']}"
+    layout = data.draw(st.sampled_from(["torch", "spaced", "compact"]))
+    whole = written.encode(layout)
+    hit = data.draw(st.integers(0, 11))
+    first = whole.index(b'"e%d ' % hit)
+    start = whole.rindex(b'{"' if layout == "compact" else b"{", 0, first) + 1
+    last = whole.index(b'"e%d ' % (hit + 1)) if hit < 11 else whole.rindex(b"]")
+    stop = whole.rindex(b"}", 0, whole.rindex(b"{", 0, last) if hit < 11 else last)
+    low = data.draw(st.integers(start, stop))
+    high = data.draw(st.integers(low, min(low + 40, stop)))
+    noise = data.draw(st.sampled_from([b"", b'"', b"\\", b"\x01", b"\xff", b'"x": "{', b"\n"]))
+    damaged = whole[:low] + noise + whole[high:]
+
+    with tempfile.TemporaryDirectory() as folder:
+        size = data.draw(st.sampled_from([64, 500, 1 << 20]))
+        events, stream = read_bytes(damaged, Path(folder), size)
+
+    kept = [name.split()[0] for name in names(events) if re.match(r"e\d+ ", str(name))]
+    others = [f"e{number}" for number in range(12) if number != hit]
+    assert [name for name in kept if name != f"e{hit}"] == others
+    assert stream.damaged + stream.lost <= 1
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "inf", "-nan", "Infinity"])
@@ -264,7 +324,7 @@ NO_TRACES = [
     b"{}",
     b"[]",
     b"[1, 2, 3]",
-    b'[{"name": 1}',
+    b'[{"name": [1]}',
     b'["span", "actor_update"]',
     b'{"traceEvents": null}',
     b'{"format": 1, "run_id": "r"}\n["span", "a"]',

@@ -162,3 +162,46 @@ def test_nothing_is_written_and_odd_names_are_quoted(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     assert [entry.name for entry in folder.iterdir()] == [path.name]
     folder.chmod(0o700)
+
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "took", "fact"),
+    [
+        (11 * MS, 3_400_000 * MS, [1] * 5 + [2] + [1] * 14, "bounded"),
+        (0, 0, [1] * 19, "untimed"),
+        (0, 12 * MS, [1] * 19, "untimed"),
+        (40_000_000 * MS, 40_000_001 * MS, [1] * 19, "untimed"),
+    ],
+)
+def test_times_that_cannot_be_true_are_in_no_sum(
+    start: int, end: int, took: list[int], fact: str, tmp_path: Path
+) -> None:
+    made = NsysExport(tmp_path / "x_rank0.sqlite")
+    made.nvtx(59, "train", MS // 2, 42 * MS)
+    for at in range(20):
+        began = (at * 2 + 1) * MS
+        times = (start, end) if at == 5 else (began, began + MS)
+        made.call(began - MS // 4, at)
+        made.kernel("odd" if at == 5 else "gemm", *times, at)
+
+    table = load(made.write()).table("kernels")
+
+    assert table.column("duration") == [each * MS for each in took]
+    assert len(table.losses) == 1
+    assert table.losses[0].facts == {fact: 1}  # type: ignore[attr-defined]
+    assert "odd" in table.losses[0]
+
+
+def test_a_range_of_another_date_is_left_out(tmp_path: Path) -> None:
+    made = NsysExport(tmp_path / "x_rank0.sqlite")
+    for start in (MS, 2 * MS, 10**18):
+        made.nvtx(59, "train", start, start + MS)
+    made.nvtx(59, "train", MS, 10**17)
+
+    spans = load(made.write())
+
+    assert spans.end_ns.max() == 2 * MS
+    assert [each.code for each in spans.warnings] == ["rows-left-out"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.analysis.diagnosis.data_quality import data_quality
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.run_captures import device_files
@@ -416,3 +417,20 @@ def test_a_link_out_of_the_run_is_not_followed_and_said(tmp_path: Path) -> None:
         (0, "rank-00000 is a link to a directory outside of the run and was not read"),
         (1, "x_ascend_pt is a link to a directory outside of the run and was not read"),
     ]
+
+
+def test_an_impossible_end_is_bounded_in_a_capture_of_a_run(tmp_path: Path) -> None:
+    run = artefacts_run_of(tmp_path)
+    made = report(run, 0)
+    for number in range(20):
+        end = 10**12 if number == 5 else number * 100_000 + 50_000
+        made.kernel("gemm", number * 100_000, end, number)
+        made.call(max(number * 100_000 - 10, 0), number)
+    made.write()
+
+    spans = load(run)
+
+    assert spans.table("kernels").column("duration") == [50_000] * 5 + [100_000] + [50_000] * 14
+    quality = {row[0]: row[1:] for row in data_quality(spans).rows}
+    assert quality["dropped events"][0] == "warn"
+    assert "impossible ends" in quality["dropped events"][1]

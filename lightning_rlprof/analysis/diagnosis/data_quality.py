@@ -33,6 +33,7 @@ _MAX_SLOWDOWN = 0.05  # Captured steps, and recorded ones, may be slower than th
 _MAX_LOST = 0.01  # The last launches of a capture have no kernel, which is less than this.
 _MAX_UNCERTAINTY_NS = 1_000_000
 
+_TEXTS_SHOWN = 4  # Of warnings, and of remarks.
 MIN_PAIRS = 20
 """Below it, the interval of a median is nearly the range of the values."""
 
@@ -201,7 +202,10 @@ def _remarks(spans: Spans) -> Iterator[_Result]:
 
 
 def _first(texts: list[str], what: str) -> str:
-    return f"{len(texts)} {what}, the first: {texts[0]}" if len(texts) > 1 else texts[0]
+    if len(texts) == 1:
+        return texts[0]
+    more = f"; and {len(texts) - _TEXTS_SHOWN} more" if len(texts) > _TEXTS_SHOWN else ""
+    return f"{len(texts)} {what}: {'; '.join(texts[:_TEXTS_SHOWN])}{more}"
 
 
 def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:

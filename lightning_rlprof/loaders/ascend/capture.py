@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, plausible, read_sheet
+from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
 from lightning_rlprof.loaders.ascend.mstx import (
     MARKS_WANTED,
     Marks,
@@ -31,7 +31,8 @@ from lightning_rlprof.loaders.chrome_events import MAX_TIME
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import capture_in_name, rank_files
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, distinct_tuples
+from lightning_rlprof.tables.event_times import device_times, plausible
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
 from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
 
@@ -160,15 +161,16 @@ class Capture:
         return (found[1], int(found[2])) if found else ("", 0)
 
     @property
-    def began_ns(self) -> int:
-        """Wall-clock time of the start, 0 if unknown."""
+    def recorded(self) -> tuple[int, int] | None:
+        """Wall-clock times of the start and the end of the recording, None if unknown."""
         end, start = self.info.get("end_info"), self.info.get("start_info")
         try:
             ran = end["MonotonicTimeEnd"] - start["start_monotonic"]  # type: ignore[index]
-            began = int(end["collectionTimeEnd"] - ran)  # type: ignore[index]
+            ended = int(end["collectionTimeEnd"])  # type: ignore[index]
+            began = int(ended - ran)
         except (KeyError, TypeError, ValueError, OverflowError):
-            return 0
-        return began if 0 < began < MAX_TIME else 0
+            return None
+        return (began, ended) if 0 < began <= ended < MAX_TIME else None
 
     def option(self, name: str, block: str = "experimental_config") -> Any:
         """Return an option of the profiler, None if the files do not have it."""
@@ -459,7 +461,7 @@ def _read_timeline(capture: Capture) -> Timeline:
         first_ns = int(ranges.start_ns.min())
     else:
         first_ns = _first_start(capture) if view is None else view.first_ns
-        first_ns = first_ns if first_ns > 0 else capture.began_ns or UNKNOWN
+        first_ns = first_ns if first_ns > 0 else (capture.recorded or (UNKNOWN,))[0]
     return Timeline(marks, ranges, view is None or view.complete, first_ns, problems)
 
 
@@ -509,6 +511,9 @@ def read_table(name: str, reader: TableReader, captures: Sequence[Capture], zero
 def _table_of(name: str, reader: TableReader, opened: Capture) -> Table:
     """Return the table of one capture with its rank, its device and all columns, since 1970."""
     frame, remarks = reader.read(opened)
+    if {"device", "stream", "start", "duration"} <= frame.keys():
+        frame, doubts = _checked(name, frame, opened.recorded)
+        remarks = [*doubts, *remarks]
     first = next(iter(frame.values()))
     count = len(first[0] if isinstance(first, tuple) else first)
     cells: list[Any] = [np.full(count, opened.rank)]
@@ -523,6 +528,25 @@ def _table_of(name: str, reader: TableReader, opened: Capture) -> Table:
         cells.append(own)
     columns = (Column("rank", "count"), *reader.columns)
     return Table(name, columns, ColumnRows(cells), **noted(remarks))
+
+
+def _checked(
+    name: str, frame: Mapping[str, Any], recorded: tuple[int, int] | None
+) -> tuple[Frame, list[str]]:
+    """Return what a device did without times that cannot be true, and what is wrong with them."""
+    device, stream, start = frame["device"], frame["stream"], frame["start"]
+    _, lane = distinct_tuples(np.array([device, stream]))
+    lane = np.where(stream == UNKNOWN, -1, lane)
+    no_launch = np.full(len(lane), -1)
+    times = device_times(lane, start, start + frame["duration"], no_launch, recorded)
+    called = next(frame[each] for each in ("kernel", "kind", "operation") if each in frame)
+    rows = np.flatnonzero(~times.untimed)
+    checked = {**frame, "duration": times.end_ns - start}
+    kept = {
+        each: (cells[0][rows], cells[1]) if isinstance(cells, tuple) else cells[rows]
+        for each, cells in checked.items()
+    }
+    return kept, times.remarks({"memcpy": "copies"}.get(name, name), called)
 
 
 def texts_of(column: Coded) -> list[str]:

@@ -11,12 +11,11 @@ from typing import Any, TextIO
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.chrome_events import MAX_TIME, nanoseconds, scaled
-from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.loaders.chrome_events import nanoseconds, scaled
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 from lightning_rlprof.tables.table import Cut, Loss
 
-_LONGEST_NS = 7 * 86_400 * 10**9  # Nanoseconds; real captures last minutes.
 _PRIME = 2**62 - 57
 _ROWS = 16_384  # Rows in memory as Python objects.
 _EMPTY = ("", "N/A")
@@ -36,23 +35,6 @@ def since_1970(texts: Sequence[bytes]) -> Int64s:
         [1736408883688177930, 1736408883643212]
     """
     return nanoseconds([bytes(text).strip(b' \t\r\n"') for text in texts])
-
-
-def plausible(start_ns: Int64s, end_ns: Int64s) -> Mask:
-    """Return which rows have possible times: neither longer nor further apart than a capture.
-
-    Example::
-
-        >>> start = np.array([10**18, 1_000, 10**18 + 9])
-        >>> plausible(start, np.array([10**18 + 5, 1_005, 10**18])).tolist()
-        [True, False, False]
-    """
-    sound = (start_ns > 0) & (start_ns < MAX_TIME) & (end_ns >= start_ns)
-    sound &= end_ns - start_ns < _LONGEST_NS
-    starts = np.sort(start_ns[sound])
-    middle = starts[len(starts) // 2] if len(starts) else 0
-    sound &= np.abs(np.where(sound, start_ns, 0) - middle) < _LONGEST_NS
-    return sound
 
 
 def whole_number(value: object) -> int:

@@ -20,7 +20,7 @@ from lightning_rlprof.loaders.ascend.capture import (
     coded_texts,
     texts_of,
 )
-from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, plausible, read_sheet
+from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.trace_view import STEP, RowKind, TraceView
 from lightning_rlprof.loaders.host_calls import (
@@ -39,6 +39,7 @@ from lightning_rlprof.loaders.host_calls import (
 from lightning_rlprof.loaders.spill import Grown
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.event_times import plausible
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end, find, matches
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"

@@ -22,7 +22,6 @@ from lightning_rlprof.loaders.ascend.capture import (
 from lightning_rlprof.loaders.ascend.csv_sheets import (
     Convert,
     microseconds,
-    plausible,
     read_sheet,
     whole,
 )
@@ -46,6 +45,7 @@ from lightning_rlprof.loaders.host_calls import (
 )
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.event_times import plausible
 from lightning_rlprof.tables.intervals import innermost
 from lightning_rlprof.tables.kernels import (
     COLUMNS,

@@ -43,7 +43,7 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import parents
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
 from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread, warning_of
-from lightning_rlprof.tables.table import ColumnRows, PartRows, Table, noted
+from lightning_rlprof.tables.table import ColumnRows, Damage, PartRows, Table, noted
 
 _UNREAD = "no readable kernels: some events are damaged or lost"
 
@@ -567,8 +567,9 @@ def _header(trace: KinetoTrace) -> Header:
     role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
     counts = trace.columns.counts
-    # A trace ends with the names of its devices.
-    no_device = trace.complete and not (counts[Kind.KERNEL] or counts[Kind.COPY])
+    # A trace ends with the names of its devices. Damaged events may be those of a device.
+    whole = trace.complete and not any(isinstance(each, Damage) for each in trace.problems)
+    no_device = whole and not (counts[Kind.KERNEL] or counts[Kind.COPY])
     lanes = list(trace.columns.lanes)
     pids = (lanes[lane][0] for lane in trace.ranges.thread[:1].tolist())
     return Header(

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, compress, islice
 from operator import attrgetter
 from pathlib import Path
@@ -45,8 +45,9 @@ from lightning_rlprof.loaders.spill import HELD, ROWS, Columns, Grown, Scratch, 
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
+from lightning_rlprof.tables.event_times import DATE_NS, LONGEST_NS, device_times, main_dates, named
 from lightning_rlprof.tables.kernels import UNKNOWN
-from lightning_rlprof.tables.table import Cut, Loss
+from lightning_rlprof.tables.table import Cut, ImpossibleTimes, Loss
 
 _Columns = dict[str, npt.NDArray[Any]]
 _MAX_SHAPES = 1_000
@@ -411,8 +412,10 @@ class ChromeColumns:
         labels: What the trace calls its processes, by pid: "CPU", "GPU 0".
         counts: Events of each kind, kept or not.
         lost: Events left out by kind because their times cannot be true.
+        untrue: Codes of the names of these, by kind.
         unread: Events left out by kind because their arguments cannot be read.
-        first_ns: When the first event of each kind began.
+        first_ns: When the first event of each kind began, of those that can be true.
+        doubts: What is said of device work of each kind whose times cannot be true.
     """
 
     def __init__(self, wanted: frozenset[int] = EVERY, like: "ChromeColumns | None" = None) -> None:
@@ -426,6 +429,11 @@ class ChromeColumns:
         self.unread: Counter[int] = Counter()
         self._held = 0
         self.first_ns: dict[int, int] = {}
+        self.untrue: dict[int, set[int]] = {}
+        self.doubts: dict[int, list[str]] = {}
+        # Of each kind and date: how many events began, when the first did, and the last one ended.
+        self._dates: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._like, self._ends = like, dict[tuple[int, int, int], int]()
         self._signs = np.empty(0, np.int8)
         # Collectives are found among the kernels, and what they send among the operators.
         looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
@@ -519,6 +527,8 @@ class ChromeColumns:
             length = columns["length_ns"][rows]
             found["end_ns"] = found["start_ns"] + length
             sound &= (length >= 0) & (found["end_ns"] < MAX_TIME)
+            if "stream" not in KEPT[kind]:
+                sound &= length < LONGEST_NS
         self._grow(kind, found, sound)
 
     def _take_samples(self, events: list[Event]) -> None:
@@ -548,14 +558,125 @@ class ChromeColumns:
     def _grow(self, kind: int, columns: dict[str, Any], sound: npt.NDArray[np.bool_]) -> None:
         lost = int(np.count_nonzero(~sound))
         self.lost[kind] += lost
+        if lost and "name" in columns:
+            self.untrue.setdefault(kind, set()).update(np.asarray(columns["name"])[~sound].tolist())
         found = {}
         for column in KEPT[kind]:
             array = np.asarray(columns[column], _type(column))
             found[column] = array[sound] if lost else array
         if len(found["start_ns"]):
-            first = int(found["start_ns"].min())
-            self.first_ns[kind] = min(first, self.first_ns.get(kind, first))
+            self._note_dates(kind, found["start_ns"], found.get("end_ns", found["start_ns"]))
             self._held += self._grown[kind].add(found)
+
+    def _note_dates(self, kind: int, start: Int64s, end: Int64s) -> None:
+        date = start // DATE_NS
+        for each in np.unique(date).tolist() if date.min() < date.max() else date[:1].tolist():
+            own = date == each
+            count, first, last = self._dates.get((kind, each), (0, MAX_TIME, -MAX_TIME))
+            count += int(np.count_nonzero(own))
+            first, last = min(first, int(start[own].min())), max(last, int(end[own].max()))
+            self._dates[kind, each] = count, first, last
+
+    def leave_out_impossible(self) -> None:
+        """Leave out what is of another date than the trace, and what devices cannot have done.
+
+        It is called once, when all events were added.
+        """
+        dates = (self._like or self)._main_dates() or self._main_dates()
+        for kind in {kind for kind, date in self._dates if date not in dates}:
+            self.lost[kind] += self._keep(kind, partial(self._of_dates, kind, dates))
+        for (kind, date), (_, first, _) in self._dates.items():
+            if date in dates:
+                self.first_ns[kind] = min(first, self.first_ns.get(kind, first))
+        for kind in (Kind.KERNEL, Kind.COPY):
+            if len(self._grown[kind]):
+                self._check_device(kind)
+        if len(self._grown[Kind.COLLECTIVE]):  # They are kernels, too.
+            self._set_ends(Kind.COLLECTIVE, self._kernels()._ends)
+
+    def _of_dates(self, kind: int, dates: range, part: _Columns) -> npt.NDArray[np.bool_]:
+        date = part["start_ns"] // DATE_NS
+        own = np.asarray((date >= dates.start) & (date < dates.stop))
+        self.untrue.setdefault(kind, set()).update(part.get("name", date[:0])[~own].tolist())
+        return own
+
+    def _main_dates(self) -> range:
+        counts: Counter[int] = Counter()
+        for (_, date), (count, _, _) in self._dates.items():
+            counts[date] += count
+        dates = sorted(counts)
+        first, last = main_dates(np.array(dates, np.int64), np.array([*map(counts.get, dates)]))
+        return range(first, last + 1)
+
+    def _kernels(self) -> "ChromeColumns":
+        return self if Kind.KERNEL in self.wanted or self._like is None else self._like
+
+    def _host(self) -> tuple[int, int] | None:
+        """Return when the first event of the host began, and when the last one ended."""
+        of = self._like or self
+        dates = of._main_dates()
+        found = [
+            times
+            for (kind, date), (_, *times) in of._dates.items()
+            if kind in (Kind.LAUNCH, Kind.ANNOTATION) and date in dates
+        ]
+        return (min(first for first, _ in found), max(last for _, last in found)) if found else None
+
+    def _check_device(self, kind: int) -> None:
+        """Leave out work without a time, and let none run past the next work of its stream."""
+        own = self._grown[kind]
+        count, kernels = len(own), self._kernels()._grown[Kind.KERNEL]
+
+        def column(name: str) -> Int64s:
+            part = own.part(name, 0, count)
+            if kind == Kind.KERNEL:
+                return part
+            return np.append(part, kernels.part(name, 0, len(kernels)))
+
+        lane = np.where(column("stream") == MISSING, -1, column("lane"))
+        start, end = column("start_ns"), column("end_ns")
+        times = device_times(lane, start, end, column("launch"), self._host()).at(slice(0, count))
+        rows = np.flatnonzero(times.bounded | times.untimed)
+        if not len(rows):
+            return
+        called = (own.part("name", 0, count).astype(np.int64), list(self.names))
+        self.doubts[kind] = times.remarks("copies" if kind == Kind.COPY else "kernels", called)
+        ends = np.where(times.untimed, UNKNOWN, times.end_ns)
+        keys = zip(lane[rows].tolist(), start[rows].tolist(), end[rows].tolist(), strict=True)
+        found = dict(zip(keys, ends[rows].tolist(), strict=True))
+        if kind == Kind.KERNEL:
+            self._ends = found
+        self._set_ends(kind, found)
+
+    def _set_ends(self, kind: int, ends: Mapping[tuple[int, int, int], int]) -> None:
+        """Replace ends, given by lane, start and end; a row whose end is `UNKNOWN` goes."""
+        starts = np.array([start for _, start, _ in ends], np.int64)
+
+        def change(part: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+            lane, start, end = part["lane"], part["start_ns"], part["end_ns"]
+            for row in np.flatnonzero(np.isin(start, starts)).tolist():
+                end[row] = ends.get((int(lane[row]), int(start[row]), int(end[row])), end[row])
+            return np.asarray(end != UNKNOWN)
+
+        if ends:
+            self._keep(kind, change)
+
+    def _keep(
+        self,
+        kind: int,
+        chosen: Callable[[dict[str, npt.NDArray[Any]]], npt.NDArray[np.bool_]],
+    ) -> int:
+        """Keep the chosen rows of a kind, and return how many go."""
+        before = self._grown[kind]
+        kept = self._grown[kind] = Grown(before.types)
+        self.first_ns.pop(kind, None)
+        for part in before.parts():
+            rows = chosen(part)
+            if rows.any():
+                first = int(part["start_ns"][rows].min())
+                self.first_ns[kind] = min(first, self.first_ns.get(kind, first))
+                kept.add({name: column[rows] for name, column in part.items()})
+        return len(before) - len(kept)
 
     def _name(self, event: Event) -> None:
         """Keep what a thread or process is called."""
@@ -638,22 +759,23 @@ class KinetoTrace:
                     raise TraceError(f"{self.path}: changed since it was loaded; load it again")
                 rest = ChromeColumns(EVERY - self.columns.wanted, self.columns)
                 read_batches(self.path, EventDecoder().decode, rest.add)
+                rest.leave_out_impossible()
                 give_back()
                 self._more.append(rest)
         return self._of(kind).grown(kind)
 
     def losses(self, *kinds: int, more: int = 0) -> list[str]:
         """Say how many events of some kinds are left out, and why, as far as they were read."""
-        texts = (
-            (more + sum(self._of(kind).unread[kind] for kind in kinds), _UNREAD),
-            (sum(self._of(kind).lost[kind] for kind in kinds), _UNTRUE),
-            (self.columns.names.merged, _OTHERS),
-        )
-        return [
-            f"{count} {text}" if text == _OTHERS else Loss(f"{count} {text}")
-            for count, text in texts
-            if count
-        ]
+        doubts = [text for kind in kinds for text in self._of(kind).doubts.get(kind, ())]
+        unread = more + sum(self._of(kind).unread[kind] for kind in kinds)
+        untrue = sum(self._of(kind).lost[kind] for kind in kinds)
+        found: list[str] = [Loss(f"{unread} {_UNREAD}")] if unread else []
+        if untrue:
+            codes = set[int]().union(*(self._of(kind).untrue.get(kind, ()) for kind in kinds))
+            text = f"{untrue} {_UNTRUE}{named(codes, list(self.columns.names))}"
+            found.append(ImpossibleTimes(text, untimed=untrue))
+        merged = self.columns.names.merged
+        return [*found, *doubts, *([f"{merged} {_OTHERS}"] if merged else [])]
 
     def _of(self, kind: int) -> ChromeColumns:
         return self.columns if kind in self.columns.wanted or not self._more else self._more[0]
@@ -717,6 +839,7 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
     version = _version(path)
     columns = ChromeColumns(EVERY if every else _FIRST)
     stream = read_batches(path, EventDecoder().decode, columns.add)
+    columns.leave_out_impossible()
     give_back()
     trace = KinetoTrace(
         path,

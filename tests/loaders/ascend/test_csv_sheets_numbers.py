@@ -2,11 +2,10 @@
 
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.loaders.ascend.csv_sheets import plausible, since_1970
+from lightning_rlprof.loaders.ascend.csv_sheets import since_1970
 from lightning_rlprof.loaders.chrome_events import MAX_TIME, scaled
 from lightning_rlprof.tables.kernels import UNKNOWN
 
@@ -61,11 +60,3 @@ def test_bytes_survive_being_written_as_kilobytes_or_megabytes(size: int, unit: 
 def test_what_is_no_number_is_unknown() -> None:
     texts = ["", "N/A", "nan", "inf", "1e400", None, "0x10", "12x"]
     assert scaled(texts, 1).tolist() == [UNKNOWN] * len(texts)
-
-
-def test_rows_of_another_time_are_not_of_this_capture() -> None:
-    start = np.array([EPOCH, EPOCH + 3_600 * 10**9, 1_000, EPOCH, EPOCH, UNKNOWN])
-    end = start + np.array([5, 5, 5, -1, 2**60, 5])
-
-    assert plausible(start, end).tolist() == [True, True, False, False, False, False]
-    assert plausible(start[:0], end[:0]).tolist() == []

@@ -235,3 +235,37 @@ def test_a_start_beyond_all_times_is_none(tmp_path: Path) -> None:
     (output / "step_trace_time.csv").write_text("Step,Computing\n3,1.5\n")
 
     assert read_ascend(tmp_path).unix_ns == 0
+
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize("form", ["text", "database"])
+@pytest.mark.parametrize(
+    ("start", "end", "took", "fact"),
+    [
+        (11 * MS, 3_400_000 * MS, [1] * 5 + [2] + [1] * 14, "bounded"),
+        (4_000_000 * MS, 4_000_001 * MS, [1] * 19, "untimed"),
+    ],
+)
+def test_times_that_cannot_be_true_are_in_no_sum(
+    form: str, start: int, end: int, took: list[int], fact: str, tmp_path: Path
+) -> None:
+    trace, database = TraceEvents(), DatabaseRows()
+    for at in range(20):
+        began = (at * 2 + 1) * MS
+        times = (start, end) if at == 5 else (began, began + MS)
+        trace.task("Odd" if at == 5 else "Mul", *times)
+        database.task("Odd" if at == 5 else "Mul", *times, at)
+    output = capture_folder(tmp_path)
+    if form == "text":
+        trace.write(output / "trace_view.json")
+    else:
+        database.write(output / "ascend_pytorch_profiler_0.db")
+
+    table = read_ascend(output.parent).table("kernels")
+
+    assert table.column("duration") == [each * MS for each in took]
+    assert len(table.losses) == 1
+    assert table.losses[0].facts == {fact: 1}  # type: ignore[attr-defined]
+    assert "Odd" in table.losses[0]

@@ -15,7 +15,7 @@ from lightning_rlprof.loaders import chrome_events, spill
 from lightning_rlprof.loaders.kineto import trace as kineto_trace
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.tables.spans import Spans
-from tests.builders.chrome import BASE, PID, ChromeTrace, written_of_all_kinds
+from tests.builders.chrome import BASE, PID, ChromeTrace, microseconds, written_of_all_kinds
 from tests.fuzz.bounds import bounded
 
 
@@ -26,14 +26,14 @@ def read(trace: ChromeTrace, folder: Path) -> Spans:
 def test_what_is_lost_is_counted(tmp_path: Path) -> None:
     trace = ChromeTrace()
     trace.mark("sound", 0, 5)
-    trace.events.append(msgspec.Raw(b'{"ph": "X", "cat": "kernel", "name": 5}'))
+    trace.events.append(msgspec.Raw(b'{"ph": "X", "cat": "kernel", "pid": [5]}'))
     trace.mark("backwards", 9, 5)
 
     spans = read(trace, tmp_path)
 
     assert [problem.text for problem in spans.warnings] == [
         "1 events are left out: they cannot be read",
-        "1 events are left out: their times are out of range",
+        "1 events are left out: their times are out of range: backwards",
     ]
     assert spans.names == ("sound",)
 
@@ -297,3 +297,94 @@ def test_memory_stays_far_below_the_size_of_the_file(
     *found, grown_mb = map(int, done.stdout.split())
     assert found == [count * copies for count in rows]
     assert grown_mb < most_mb, f"{grown_mb} MB for {large.stat().st_size // 10**6} MB"
+
+
+MS = 1_000_000
+
+
+def in_order(written: int | None = None, start: int | None = None) -> ChromeTrace:
+    """Return 20 kernels of 1 ms in one stream, of which the sixth has other times."""
+    trace = ChromeTrace()
+    trace.mark("ProfilerStep#1", 0, 40 * MS)
+    for at in range(20):
+        trace.call(at, at * 2 * MS)
+        began, took = (at * 2 + 1) * MS, MS
+        if at == 5:
+            began, took = (began if start is None else start), (written or MS)
+        trace.kernel(at, began, began + took, "odd" if at == 5 else "gemm")
+    return trace
+
+
+@pytest.mark.parametrize("written", [3_400 * 1_000 * MS, 100 * 3_600 * 1_000 * MS])
+@pytest.mark.parametrize("every", [True, False])
+def test_a_kernel_that_runs_past_the_next_of_its_stream_lasts_at_most_until_then(
+    written: int, every: bool, tmp_path: Path
+) -> None:
+    spans = read_kineto(in_order(written).write(tmp_path / "t.json"), every=every)
+
+    assert spans.table("kernels").column("duration") == [MS] * 5 + [2 * MS] + [MS] * 14
+    assert [(each.code, each.facts) for each in spans.warnings] == [
+        ("times-impossible", {"bounded": 1})
+    ]
+    assert "odd" in spans.warnings[0].text
+
+
+@pytest.mark.parametrize("start", [-BASE // 1000 * 1000, 0, -30 * 365 * 86_400 * 1_000 * MS])
+@pytest.mark.parametrize("written", [1, -1])
+def test_a_kernel_without_a_true_start_is_in_no_sum(
+    start: int, written: int, tmp_path: Path
+) -> None:
+    """The device's zero is 1970, or that of the trace; the end may be true."""
+    trace = in_order(MS if written > 0 else 11 * MS - start, start)
+    trace.events = [
+        {**each, "ts": microseconds(5 * MS + ns_of(each["ts"]))}
+        if isinstance(each, dict) and each["name"] != "odd"
+        else each
+        for each in trace.events
+    ]
+
+    spans = read(trace, tmp_path)
+
+    assert spans.table("kernels").column("duration") == [MS] * 19
+    assert spans.unix_ns == BASE + 5 * MS
+    assert spans.warnings[0].code == "times-impossible"
+    assert spans.warnings[0].facts == {"untimed": 1}
+
+
+def ns_of(written: bytes) -> int:
+    return round(float(bytes(written)) * 1_000)
+
+
+@pytest.mark.parametrize("name", ["ProfilerStep#2", "actor_update"])
+@pytest.mark.parametrize("years", [-30, 30])
+def test_a_range_of_another_date_is_in_no_wall(name: str, years: int, tmp_path: Path) -> None:
+    trace = in_order()
+    far = years * 365 * 86_400 * 1_000 * MS
+    trace.mark(name, far, far + MS)
+    trace.mark(name, MS, MS + abs(far))  # and one that never ends
+
+    spans = read(trace, tmp_path)
+
+    assert (spans.start_ns.tolist(), spans.end_ns.tolist()) == ([0], [40 * MS])
+    assert spans.warnings[0].facts == {"untimed": 2}
+
+
+def test_a_collective_and_a_copy_end_where_their_stream_goes_on(tmp_path: Path) -> None:
+    trace = in_order()
+    for event in trace.events:
+        if isinstance(event, dict) and event["name"] == "odd":
+            event |= {
+                "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+                "dur": microseconds(10**12),
+            }
+    for at in range(12):
+        name, start = "Memcpy DtoD (Device -> Device)", (at * 2 + 2) * MS
+        end = start + (10**12 if at == 3 else MS // 2)
+        trace.event("gpu_memcpy", name, start, end, 0, 7, device=0, stream=7, correlation=50 + at)
+
+    spans = read(trace, tmp_path)
+
+    assert spans.table("collectives").column("duration") == [2 * MS]
+    copies = spans.table("memcpy")
+    assert copies.column("duration") == [MS // 2] * 3 + [MS] + [MS // 2] * 8
+    assert any("copies" in each for each in copies.losses)

@@ -201,7 +201,7 @@ def test_what_cannot_be_true_is_left_out_and_said(tmp_path: Path) -> None:
     assert len(table.rows) == 2
     assert table.note == (
         "1 events are left out: they cannot be read; "
-        "1 events are left out: their times are out of range"
+        "1 events are left out: their times are out of range: aten::mm"
     )
 
 
@@ -743,9 +743,9 @@ def test_samples_and_changes_that_cannot_be_read_are_counted(tmp_path: Path) -> 
     assert len(memory.rows) == 0
     assert memory.note == (
         "1 events are left out: they cannot be read; "
-        "1 events are left out: their times are out of range"
+        "1 events are left out: their times are out of range: [memory]"
     )
     assert counters.note == (
         "6 events are left out: they cannot be read; "
-        "1 events are left out: their times are out of range"
+        "1 events are left out: their times are out of range: power"
     )
