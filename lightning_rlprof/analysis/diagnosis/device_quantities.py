@@ -498,7 +498,7 @@ def _small(run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]]) -> Me
     if row["group size"] == 1 or row["median bytes"] >= SMALL_BYTES:
         return None
     if row["transfer"] is None or row["matched"] * row["ranks"] < _MIN_MATCHED_SHARE * row["count"]:
-        why = f"Too few {what} are matched across ranks to separate wait and transfer"
+        why = f"Transfer and wait of {what} can't be separated ({row['doubt']})"
         raise NoData(why, CAPTURE_ALL)
     NoData.unless(row["matched"], MIN_COLLECTIVES, f"matched {what}", CAPTURE)
     larger = [

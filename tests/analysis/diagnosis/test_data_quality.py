@@ -51,7 +51,7 @@ def test_missing_ranks_and_cut_files_are_warnings(spans: Spans) -> None:
     headers = {rank: replace(head, world_size=20) for rank, head in spans.headers.items()}
     lame = replace(spans, headers=headers, statuses={0: "finished", 1: None, 2: "killed"})
     rows = data_quality(lame).rows
-    assert rows[0][1:] == ("warn", "17 of 20 are missing: 3, 4, 5, 6, 7 and 12 more")
+    assert rows[0][1:] == ("warn", "3 of 20 present; missing: 3, 4, 5, 6, 7 and 12 more")
     assert rows[1][1:] == ("warn", "rank 1: file is truncated (killed or still running)")
     assert rows[2][1:] == ("warn", "rank 2: recording ended early")
 
