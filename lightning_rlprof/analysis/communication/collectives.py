@@ -316,7 +316,8 @@ def match_calls(
     heads, unproven = np.cumsum(size) - size, np.zeros(len(rank), dtype=bool)
     proven = named[order[heads]]
     if not proven.all():
-        proven |= _proven(rank[order], start_ns[order], end_ns[order], heads, size, unsure_ns)
+        columns = (what[order], rank[order], start_ns[order], end_ns[order])
+        proven |= _proven(*columns, heads, size, unsure_ns)
     most = np.maximum.reduceat(members[order], heads)
     proven &= (most == UNKNOWN) | (size <= most)
     unproven[order[np.repeat(~proven, size)]] = True
@@ -351,22 +352,32 @@ def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s
 
 
 def _proven(
-    rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s, unsure_ns: int | None
+    what: Int64s,
+    rank: Int64s,
+    came: Int64s,
+    went: Int64s,
+    heads: Int64s,
+    size: Int64s,
+    unsure_ns: int | None,
 ) -> Mask:
     """Mark collectives whose ends prove that their ranks met, as members of one end together.
 
     Ends agree if they differ by a twentieth of the time at most, clocks included. Between clocks
-    that are too uncertain for that, `ended_together` shows it.
+    that are too uncertain for that, `ended_together` shows it. Two ranks whose ends agree in half
+    of the calls of a kind or less did not meet in them: some ends agree by chance.
     """
     starts, ends = (each - np.repeat(each[heads], size) for each in (came, went))
     least = np.repeat(np.minimum.reduceat(went - came, heads), size)
     limit = np.maximum(least // _END_PART, _END_NOISE_NS)
     agree = np.zeros(len(ends), dtype=bool)
-    for rows in rows_by_group(np.repeat(rank[heads], size), rank):
+    pair = (np.repeat(rank[heads], size), rank)
+    for rows in rows_by_group(*pair):
         agree[rows] = ended_together(starts[rows], ends[rows])
     if unsure_ns is not None:
         agree &= abs(ends) <= limit + unsure_ns
         agree |= abs(ends) + unsure_ns <= limit
+    for rows in rows_by_group(what, *pair):
+        agree[rows] &= 2 * np.count_nonzero(agree[rows]) > len(rows)
     agree[heads] = True
     return np.logical_and.reduceat(agree, heads)
 
