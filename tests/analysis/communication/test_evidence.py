@@ -251,3 +251,15 @@ def test_more_ranks_than_a_group_has_are_no_match() -> None:
     spans = replace(spans, tables={**spans.tables, "collectives": lambda: small})
     (row,) = rows_of(communication(spans))
     assert (row["matched"], row["doubt"]) == (0, Doubt.NO_GROUP)
+
+
+def test_what_cann_measured_is_beside_ours() -> None:
+    job = two_groups(named=True)
+    spans = spans_of(job)
+    columns = (*columns_of("count", "rank"), *columns_of("time", "start", unit="ns"))
+    columns += columns_of("duration", "transfer", unit="ns")
+    rows = [(row[0], row[-2], 900_000 + int(row[0] or 0)) for row in calls_in(job)]
+    table = Table("communication", columns, [*rows, (0, 5, 7)])  # The last one is no call of ours.
+    spans = replace(spans, tables={**spans.tables, "communication": lambda: table})
+    found = {row["group"]: row["transit"] for row in rows_of(communication(spans))}
+    assert found == {"g0": 900_001, "g1": 900_003}  # 900,000.5 and 900,002.5
