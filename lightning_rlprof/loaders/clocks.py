@@ -399,7 +399,7 @@ class Met(NamedTuple):
         start_ns: When it came.
         end_ns: When it left.
         meeting: Which collective it was.
-        sure: Whether its group is told.
+        sure: Whether its group is told: by name, or as all ranks of the job.
     """
 
     rank: Int64s
@@ -461,9 +461,11 @@ def met(spans: Spans) -> Met | None:
     rank, start, took = (table.numbers(each) for each in ("rank", "start", "duration"))
     nothing = np.full(len(rank), -1)
     group = table.texts("group")[0] if "group" in heads else nothing
-    number, step = (
-        table.numbers(each, -1) if each in heads else nothing for each in ("number", "step")
+    number, step, size = (
+        table.numbers(each, -1) if each in heads else nothing
+        for each in ("number", "step", "group size")
     )
+    sure = (group >= 0) | (size == max(header.world_size for header in spans.headers.values()))
     keep = np.flatnonzero((waits >= 0) & ((number >= 0) | (step > 0)))
     if not len(keep):
         return None
@@ -472,7 +474,7 @@ def met(spans: Spans) -> Met | None:
     order, starts = match_occurrences(key, rank[keep], start[keep])
     at = keep[order]
     meeting = np.repeat(np.arange(len(starts)), group_sizes(starts, len(order)))
-    return Met(rank[at], start[at], start[at] + took[at], meeting, group[at] >= 0)
+    return Met(rank[at], start[at], start[at] + took[at], meeting, sure[at])
 
 
 def _operation(name: str) -> int:

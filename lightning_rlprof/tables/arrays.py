@@ -14,7 +14,7 @@ UNKNOWN = -1
 """Stands for a code, an index or an amount that was not recorded; never a valid value of these."""
 
 _LARGEST_CODE = 2**62
-_MIN_MEETINGS = 4  # So many calls of two ranks are needed to know the offset of their clocks.
+_MIN_MEETINGS = 4  # With fewer calls of two ranks, the offset of their clocks is unknown.
 _CLOSER = 5  # If two ranks met, their ends differ by less than this part of what starts differ.
 
 Int64s: TypeAlias = npt.NDArray[np.int64]

@@ -262,10 +262,11 @@ def match_collectives(spans: Spans, calls: Calls) -> tuple[MatchedCollectives, C
     between = np.array([operation_of(name) in PAIRWISE for name in calls.operation[1]], bool)
     alone = np.append(between, False)[calls.operation[0]]
     what = np.where(alone, int(what.max(initial=0)) + 1 + np.arange(len(what)), what)
-    times = (calls.start_ns, calls.end_ns)
-    columns = (calls.rank, what, calls.number, calls.step, *times)
-    found = match_calls(*columns, calls.group[0] != UNKNOWN, calls.members, uncertainty_ns(spans))
-    members, world = np.full(len(found.ranks), UNKNOWN), world_size(spans)
+    times, world = (calls.start_ns, calls.end_ns), world_size(spans)
+    named = (calls.group[0] != UNKNOWN) | (calls.members == world)
+    columns = (calls.rank, what, calls.number, calls.step, *times, named, calls.members)
+    found = match_calls(*columns, uncertainty_ns(spans))
+    members = np.full(len(found.ranks), UNKNOWN)
     at = np.flatnonzero(found.collective != UNKNOWN)
     np.maximum.at(members, found.collective[at], calls.members[at])
     others = len(np.unique(calls.rank)) < world
@@ -302,7 +303,7 @@ def match_calls(
         step: RL step, any one value if unknown.
         start_ns: When the rank arrived.
         end_ns: When it continued.
-        named: Whether its group is known.
+        named: Whether its group is known: by name, or as all ranks of the job.
         members: Number of ranks of its group, or `UNKNOWN`.
         unsure_ns: Clock uncertainty, None if it is unknown.
     """

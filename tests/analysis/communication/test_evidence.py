@@ -242,15 +242,33 @@ def test_of_a_group_that_lacks_ranks_only_the_most_is_known(known_by: str) -> No
     assert (row["transfer at most"], row["doubt"]) == (9_490_000, Doubt.RANKS_MISSING)
 
 
+@pytest.mark.parametrize(
+    ("size", "transfer", "doubt"),
+    [(4, 1_000_000, None), (2, None, Doubt.NO_GROUP), (8, None, Doubt.NO_GROUP)],
+)
+def test_a_size_alone_is_a_group_only_if_it_is_the_whole_job(
+    size: int, transfer: int | None, doubt: Doubt | None
+) -> None:
+    """The ends differ by 4 ms: only the size says who met."""
+    spans = spans_of(two_groups(one_host=False))
+    sized = replace(spans, tables={**spans.tables, "collectives": lambda: with_size(spans, size)})
+    (row,) = rows_of(communication(sized))
+    assert (row["transfer"], row["doubt"]) == (transfer, doubt)
+
+
 def test_more_ranks_than_a_group_has_are_no_match() -> None:
     spans = spans_of(two_groups(named=True, group=[0, 0, 0, 0]))
-    table = spans.table("collectives")
-    at = [column.name for column in table.columns].index("group size")
-    rows = [(*row[:at], 2, *row[at + 1 :]) for row in table.rows]
-    small = replace(table, rows=rows)
+    small = with_size(spans, 2)
     spans = replace(spans, tables={**spans.tables, "collectives": lambda: small})
     (row,) = rows_of(communication(spans))
     assert (row["matched"], row["doubt"]) == (0, Doubt.NO_GROUP)
+
+
+def with_size(spans: Spans, size: int) -> Table:
+    """Return the table of collectives with another size of each group."""
+    table = spans.table("collectives")
+    at = [column.name for column in table.columns].index("group size")
+    return replace(table, rows=[(*row[:at], size, *row[at + 1 :]) for row in table.rows])
 
 
 def test_what_cann_measured_is_beside_ours() -> None:
