@@ -262,14 +262,15 @@ def match_collectives(spans: Spans, calls: Calls) -> tuple[MatchedCollectives, C
     between = np.array([operation_of(name) in PAIRWISE for name in calls.operation[1]], bool)
     alone = np.append(between, False)[calls.operation[0]]
     what = np.where(alone, int(what.max(initial=0)) + 1 + np.arange(len(what)), what)
-    times, world = (calls.start_ns, calls.end_ns), world_size(spans)
-    named = (calls.group[0] != UNKNOWN) | (calls.members == world)
+    times = (calls.start_ns, calls.end_ns)
+    whole = max((header.world_size for header in spans.headers.values()), default=0)
+    named = (calls.group[0] != UNKNOWN) | (calls.members == whole)
     columns = (calls.rank, what, calls.number, calls.step, *times, named, calls.members)
     found = match_calls(*columns, uncertainty_ns(spans))
     members = np.full(len(found.ranks), UNKNOWN)
     at = np.flatnonzero(found.collective != UNKNOWN)
     np.maximum.at(members, found.collective[at], calls.members[at])
-    others = len(np.unique(calls.rank)) < world
+    others = len(np.unique(calls.rank)) < world_size(spans)
     few = np.where(members == UNKNOWN, others, found.ranks < members)
     found = replace(found, lacking=few)
     known = np.full(len(found.ranks), UNKNOWN)
