@@ -255,13 +255,13 @@ class DeviceOccupancy:
     Attributes:
         by_rank: Device time by rank; ranks without recorded device work are missing.
         categories: Categories with data, even if they took no time.
-        unmatched: Kernels of collectives without a counterpart on other ranks.
+        unknown_transfers: Kernels of collectives without a match, or without ranks of their group.
         notes: What a reader needs to know.
     """
 
     by_rank: dict[int, DeviceTime] = field(default_factory=dict)
     categories: set[Category] = field(default_factory=set)
-    unmatched: int = 0
+    unknown_transfers: int = 0
     notes: list[str] = field(default_factory=list)
 
 
@@ -331,7 +331,8 @@ def _transfers(spans: Spans, device: DeviceWork, at: Int64s, found: DeviceOccupa
     row = _rows_of_kernels(calls, device, at)
     collective = np.append(matched.collective, UNKNOWN)[row]
     took: Int64s = np.append(matched.transfer_ns, UNKNOWN)[collective]
-    found.unmatched = int(np.count_nonzero(took == UNKNOWN))
+    lacking = np.append(matched.lacking, True)[collective]
+    found.unknown_transfers = int(np.count_nonzero(lacking))
     if texts := doubt_texts(matched):
         found.notes += [*texts, _WAIT_UNKNOWN]
     return took

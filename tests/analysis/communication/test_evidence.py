@@ -240,6 +240,7 @@ def test_of_a_group_that_lacks_ranks_only_the_most_is_known(known_by: str) -> No
     (row,) = rows_of(communication(spans))
     assert (row["transfer"], row["wait"], row["last rank"]) == (None, None, None)
     assert (row["transfer at most"], row["doubt"]) == (9_490_000, Doubt.RANKS_MISSING)
+    assert accounts_of(spans).unknown_transfers == 24
 
 
 @pytest.mark.parametrize(
