@@ -19,6 +19,7 @@ from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.arrays import (
     Int64s,
     Mask,
+    ended_together,
     group_sizes,
     group_starts,
     match_occurrences,
@@ -56,10 +57,6 @@ Shift = Callable[[int, Int64s], Int64s]
 # nothing to some ranks.
 _KERNEL = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|barrier)", re.IGNORECASE)
 _ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
-
-# If the group is unknown, ranks met if their ends agree more closely than their starts.
-_MIN_MEETINGS = 4
-_CLOSER = 5
 _WINDOW_NS = 10**9  # Clocks drift by 0.1 ms in it at most, so its collectives bound one offset.
 _MAX_WINDOWS = 64
 _MAX_WRONG_SHARE = 0.1  # Share of the bounds that may contradict the result of all bounds.
@@ -402,7 +399,7 @@ class Met(NamedTuple):
         start_ns: When it came.
         end_ns: When it left.
         meeting: Which collective it was.
-        sure: Whether its group is told.
+        sure: Whether its group is told: by name, or as all ranks of the job.
     """
 
     rank: Int64s
@@ -433,16 +430,16 @@ class Side(NamedTuple):
     def shared(self, there: "Side") -> Shared:
         """Return the meetings in which both sides are, without those that are doubtful.
 
-        Without known groups, calls were matched by their order alone. Then they are believed
-        where most bounds agree with one offset, and the ends of those differ far less than their
-        starts do: so it is where ranks wait for one another, and not where they do alike.
+        Without known groups, calls were matched by their order alone. Then their ends decide, see
+        `ended_together`.
         """
         _, own, at = np.intersect1d(
             self.meeting, there.meeting, assume_unique=True, return_indices=True
         )
         times = (self.start_ns[own], self.end_ns[own], there.start_ns[at], there.end_ns[at])
         every, keep = Shared(*times), self.sure[own]
-        keep[~keep] = _are_waits(every.where(~keep))
+        starts, ends = times[2] - times[0], times[3] - times[1]
+        keep[~keep] = ended_together(starts[~keep], ends[~keep])
         rows = np.flatnonzero(keep)
         return every.where(rows[np.argsort(every.end_ns[rows], kind="stable")])
 
@@ -464,9 +461,11 @@ def met(spans: Spans) -> Met | None:
     rank, start, took = (table.numbers(each) for each in ("rank", "start", "duration"))
     nothing = np.full(len(rank), -1)
     group = table.texts("group")[0] if "group" in heads else nothing
-    number, step = (
-        table.numbers(each, -1) if each in heads else nothing for each in ("number", "step")
+    number, step, size = (
+        table.numbers(each, -1) if each in heads else nothing
+        for each in ("number", "step", "group size")
     )
+    sure = (group >= 0) | (size == max(header.world_size for header in spans.headers.values()))
     keep = np.flatnonzero((waits >= 0) & ((number >= 0) | (step > 0)))
     if not len(keep):
         return None
@@ -475,7 +474,7 @@ def met(spans: Spans) -> Met | None:
     order, starts = match_occurrences(key, rank[keep], start[keep])
     at = keep[order]
     meeting = np.repeat(np.arange(len(starts)), group_sizes(starts, len(order)))
-    return Met(rank[at], start[at], start[at] + took[at], meeting, group[at] >= 0)
+    return Met(rank[at], start[at], start[at] + took[at], meeting, sure[at])
 
 
 def _operation(name: str) -> int:
@@ -483,24 +482,6 @@ def _operation(name: str) -> int:
     found = _KERNEL.search(name)
     short = found[1].lower().replace("_", "") if found else ""
     return next((at for at, each in enumerate(_ALL) if each.replace("_", "") == short), -1)
-
-
-def _are_waits(found: Shared) -> Mask:
-    """Return of which it shows that ranks met in them; none where it does not."""
-    nothing = np.zeros(len(found.end_ns), bool)
-    if len(nothing) < _MIN_MEETINGS:
-        return nothing
-    low, high = found.bounds()
-    ends, starts = found.end_there_ns - found.end_ns, found.start_there_ns - found.start_ns
-    middle = np.sort(ends)[len(ends) // 2]
-    agree = (low <= middle) & (middle <= high)
-    count = int(np.count_nonzero(agree))
-    closer = count >= _MIN_MEETINGS and _spread(ends[agree]) * _CLOSER <= _spread(starts[agree])
-    return agree if closer and 2 * count > len(agree) else nothing
-
-
-def _spread(values: Int64s) -> float:
-    return float(np.median(abs(values - np.median(values))))
 
 
 class _Solved(NamedTuple):

@@ -14,6 +14,8 @@ UNKNOWN = -1
 """Stands for a code, an index or an amount that was not recorded; never a valid value of these."""
 
 _LARGEST_CODE = 2**62
+_MIN_MEETINGS = 4  # With fewer calls of two ranks, the offset of their clocks is unknown.
+_CLOSER = 5  # If two ranks met, their ends differ by less than this part of what starts differ.
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 """An array of 64-bit integers."""
@@ -152,3 +154,28 @@ def match_occurrences(
     occurrence = number[kept] + np.repeat(key_starts, sizes)[kept]
     by_occurrence = np.argsort(occurrence, kind="stable")
     return order[kept[by_occurrence]], group_starts(occurrence[by_occurrence])
+
+
+def ended_together(starts: Int64s, ends: Int64s) -> Mask:
+    """Mark the calls in which two ranks met, as their ends show; no clock is needed.
+
+    Members of one collective end together, however late each arrives. So if most ends differ by one
+    offset of the clocks, far more closely than starts do, calls with such ends were collectives of
+    both ranks. Ranks that always start together show nothing.
+
+    Args:
+        starts: By how much later the second rank started each call; shape (calls,).
+        ends: By how much later it ended.
+
+    Example::
+
+        >>> starts, ends = np.array([[0, 900, -400, 70, 500], [7, 8, 7, 7, 600]])
+        >>> ended_together(starts, ends).tolist()
+        [True, True, True, True, False]
+    """
+    if len(ends) < _MIN_MEETINGS:
+        return np.zeros(len(ends), dtype=bool)
+    offset, usual = (np.sort(each)[len(each) // 2] for each in (ends, starts))
+    found: Mask = abs(ends - offset) * _CLOSER < np.median(abs(starts - usual))
+    count = np.count_nonzero(found)
+    return found & (count >= _MIN_MEETINGS and 2 * count > len(found))

@@ -501,6 +501,30 @@ _WORK = (KINDS.index("step"), KINDS.index("stage"))
 DRIVER = "controller"
 """Role of a process that hands out work and waits for it."""
 
+_MAX_RANKS = 2**20  # A group or a link that names more of them is damaged.
+
+
+def world_size(spans: Spans) -> int:
+    """Return how many ranks the job has at least: by headers, ranks, groups and links.
+
+    A profiler of a few ranks may name no world. Its collectives still have the size of their group,
+    and its links the number of each end within the group.
+    """
+    return spans.once("world_size", _world_size, ("collectives", "links"))
+
+
+def _world_size(spans: Spans) -> int:
+    found = [header.world_size for header in spans.headers.values()]
+    found += [rank + 1 for rank in spans.ranks]
+    ends = [f"{end}{what}" for end in ("source", "destination") for what in ("", " rank")]
+    for name, sizes in (("collectives", ("group size",)), ("links", ends)):
+        if (table := spans.try_table(name, [])) is None:
+            continue
+        for column in {each.name for each in table.columns} & {*sizes}:
+            numbers = table.numbers(column, -1) + (name == "links")
+            found.append(int(numbers[numbers <= _MAX_RANKS].max(initial=0)))
+    return max(found, default=0)
+
 
 def drivers(spans: Spans) -> frozenset[int]:
     """Return the ranks of drivers whose workers are in the run, too."""

@@ -45,7 +45,7 @@ def test_json_has_problems_with_remedies_as_facts(rlprof: Run, tmp_path: Path) -
 def test_without_a_problem_it_says_so_of_what_was_recorded(rlprof: Run, tmp_path: Path) -> None:
     run = short(tmp_path).path
     _, out, err = rlprof("findings", run)
-    assert "1 of 2 are missing: 1" in out
+    assert "1 of 2 present; missing: 1" in out
     hint = next(line for line in (err + out).splitlines() if " not decided. " in line)
     command = hint.partition("what to record: ")[2]
     assert command == f"rlprof findings {shlex.quote(str(run))} --all"

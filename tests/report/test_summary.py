@@ -106,7 +106,7 @@ def test_how_it_ended_and_what_is_missing_are_said(tmp_path: Path) -> None:
     found = summary(load(tmp_path / "run"))
     assert [doubt.name for doubt in found.quality.doubts] == ["ranks", "files", "dropped events"]
     at = next(at for at, line in enumerate(lines) if line.startswith("Recording: 3 doubts, in "))
-    assert lines[at + 1] == "  ranks           1 of 2 are missing: 1 (and 2 more)"
+    assert lines[at + 1] == "  ranks           1 of 2 present; missing: 1 (and 2 more)"
     assert len(lines) <= 12
 
 
@@ -132,12 +132,12 @@ def test_complete_data_is_one_line_and_each_doubt_a_line_with_its_name_apart() -
     assert fine.quality.doubts == ()
     assert quality_lines(fine) == ["Recording: complete"]
     doubts = (
-        Check("ranks", "warn", "1 of 2 are missing: 1"),
+        Check("ranks", "warn", "1 of 2 present; missing: 1"),
         Check("files", "warn", "rank 0: ended early"),
     )
     assert quality_lines(replace(fine, quality=Quality(doubts))) == [
         "Recording: 2 doubts",
-        "  ranks  1 of 2 are missing: 1",
+        "  ranks  1 of 2 present; missing: 1",
         "  files  rank 0: ended early",
     ]
 

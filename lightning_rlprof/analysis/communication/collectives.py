@@ -4,34 +4,38 @@ A collective ends for all ranks when the last one has arrived and the data is th
 shortest of its durations is the transfer; what another rank spent beyond that, it waited; and the
 rank with the shortest duration arrived last. Only durations are compared, never times of two ranks'
 clocks. Times only separate calls that can't be one collective.
+
+Calls that name no group are matched only if their ends agree. If ranks of a group were not
+recorded, the shortest duration is the most that the transfer can take. See `Doubt`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
 from lightning_rlprof.analysis.device.work import COMPUTE, NOT_RECORDED, optional_numbers
 from lightning_rlprof.analysis.statistics.group_summary import mean, rows_by_group, summarize
+from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
 from lightning_rlprof.analysis.steps.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import (
     UNKNOWN,
     Int64s,
     Mask,
+    distinct_tuples,
+    ended_together,
     group_sizes,
     group_starts,
     match_occurrences,
 )
 from lightning_rlprof.tables.intervals import covered_before, unions
 from lightning_rlprof.tables.kernels import Coded, distinct
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, world_size
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
-_BY_NAME = (
-    "Taken from kernel names: process groups and bytes are unknown, and groups that communicate at "
-    "the same time are matched with each other."
-)
+_BY_NAME = "Taken from kernel names: process groups and bytes are unknown."
 
 # A name that contains another one comes first.
 _OPERATIONS = (
@@ -46,11 +50,13 @@ _COLUMNS = (
     *columns_of("text", "operation", "group", "stage"),
     Column("total", "duration", "ns"),
     *columns_of("count", "count", "matched"),
-    *columns_of("duration", "transfer", "wait", "overlapped", "exposed", unit="ns"),
+    *columns_of("duration", "transfer", "transfer at most", "transit", "wait", unit="ns"),
+    *columns_of("duration", "overlapped", "exposed", unit="ns"),
     *columns_of("count", "last rank", "times last"),
     *columns_of("count", "bytes", "median bytes", unit="bytes"),
     *columns_of("number", "algbw", "busbw", unit="GB/s"),
     *columns_of("count", "group size", "ranks"),
+    Column("doubt", "text"),
 )
 _EXPOSED = [column.name for column in _COLUMNS].index("exposed")
 _FORMULA = (
@@ -59,11 +65,48 @@ _FORMULA = (
 )
 _OVERLAP = "overlapped: compute of the same device ran too. exposed: the rest of the time."
 _NO_COLLECTIVES = "This run has no collectives. Capture a step with a profiler."
-_ALONE = "calls have no counterpart on other ranks: their transfer and wait are unknown."
-_FEW = "matched collectives lack ranks of their group: transfer may include waiting for them."
-_APART = "matched collectives have equal numbers, but one rank ended before another began."
+_MEASURED = "transit: the transfer of a call as CANN measured it."
+# Ends of one collective differ by less than this part of its time, or by the noise of clocks.
+_END_PART, _END_NOISE_NS = 20, 5_000
 _ONE_WAY = {"all_gather", "reduce_scatter", "all_to_all"}
 _PLAIN = {"broadcast", "reduce", *PAIRWISE}
+
+
+class Doubt(str, Enum):
+    """Why the transfer and the wait of collectives are unknown, at most, or doubtful.
+
+    Example::
+
+        >>> Doubt("ranks-missing").text.partition(":")[0]
+        'matched collectives lack ranks of their group'
+    """
+
+    text: str
+
+    def __new__(cls, value: str, text: str) -> "Doubt":
+        """Return a member that is its own code, with what follows a count of them."""
+        member = str.__new__(cls, value)
+        member._value_, member.text = value, text
+        return member
+
+    RANKS_MISSING = (
+        "ranks-missing",
+        "matched collectives lack ranks of their group: transfer is at most the shortest duration, "
+        "as it may include waiting for them.",
+    )
+    NO_GROUP = (
+        "no-group",
+        "calls name no group, and their ends don't show which ranks met: their transfer and wait "
+        "are unknown.",
+    )
+    NO_COUNTERPART = (
+        "no-counterpart",
+        "calls have no counterpart on other ranks: their transfer and wait are unknown.",
+    )
+    APART = (
+        "apart",
+        "matched collectives have equal numbers, but one rank ended before another began.",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +122,8 @@ class Calls:
         number: The profiler's sequence number in the group, or `UNKNOWN`.
         bytes: Its size, or `UNKNOWN`.
         members: Number of ranks of its group, or `UNKNOWN`.
+        stream: Stream of its device, or `NOT_RECORDED`.
+        transit_ns: The transfer as the profiler's own analysis has it, or `UNKNOWN`.
         operation: `operation_of` names, or the profiler's name.
         group: Process group; `UNKNOWN` as its code without one.
         stage: RL stage, likewise.
@@ -93,6 +138,8 @@ class Calls:
     number: Int64s
     bytes: Int64s
     members: Int64s
+    stream: Int64s
+    transit_ns: Int64s
     operation: Coded
     group: Coded
     stage: Coded
@@ -109,6 +156,8 @@ class MatchedCollectives:
         transfer_ns: The shortest of its durations.
         last: The call with that duration, `UNKNOWN` if several have it.
         apart: Whether a rank ended before another started, though their numbers are equal.
+        unproven: Calls with counterparts that nothing proves; shape (calls,).
+        lacking: Whether ranks of its group are missing, or may be.
     """
 
     collective: Int64s
@@ -116,6 +165,22 @@ class MatchedCollectives:
     transfer_ns: Int64s
     last: Int64s
     apart: Mask
+    unproven: Mask
+    lacking: Mask
+
+    def doubts(self, at: Int64s | slice = slice(None)) -> Iterator[tuple[Doubt, int, int]]:
+        """Yield what is doubtful of some calls, how often, and of how many: the gravest first."""
+        own = self.collective[at]
+        met, unproven = np.unique(own[own != UNKNOWN]), self.unproven[at]
+        alone = (own == UNKNOWN) & ~unproven
+        for doubt, found in (
+            (Doubt.RANKS_MISSING, self.lacking[met]),
+            (Doubt.NO_GROUP, unproven),
+            (Doubt.NO_COUNTERPART, alone),
+            (Doubt.APART, self.apart[met]),
+        ):
+            if count := int(np.count_nonzero(found)):
+                yield doubt, count, len(found)
 
 
 def operation_of(name: str) -> str:
@@ -136,17 +201,17 @@ def read_calls(spans: Spans, remarks: list[str]) -> Calls | None:
     """Read the table ``collectives``, else kernels by their names; None if neither has any."""
     table = spans.try_table("collectives", remarks)
     if table is not None and len(table.rows):
-        return calls_of(table)
+        return _with_transit(_calls_of(table), spans.try_table("communication", []))
     table = spans.try_table("kernels", remarks)
     if table is None:
         return None
     codes, names = table.texts("kernel")
     keep = (np.append(kernel_categories(names), UNKNOWN) == Category.COMMUNICATION)[codes]
     operation = distinct(codes[keep], [operation_of(name) for name in names])
-    return calls_of(table, operation, keep) if keep.any() else None
+    return _calls_of(table, operation, keep) if keep.any() else None
 
 
-def calls_of(
+def _calls_of(
     table: Table, operation: Coded | None = None, keep: slice | Mask = slice(None)
 ) -> Calls:
     """Return the rows of a table ``collectives`` as calls, or kernels whose operation is given."""
@@ -162,10 +227,12 @@ def calls_of(
         optional_numbers(table, "device")[keep],
         start,
         start + took,
-        table.numbers("step")[keep],
+        optional_numbers(table, "step", 0)[keep],
         number,
         size,
         members,
+        optional_numbers(table, "stream")[keep],
+        unknown,
         table.texts("operation") if operation is None else operation,
         table.texts("group") if listed else (unknown, []),
         (stage[keep], stages),
@@ -173,7 +240,20 @@ def calls_of(
     )
 
 
-def match_collectives(calls: Calls) -> tuple[MatchedCollectives, Calls]:
+def _with_transit(calls: Calls, measured: Table | None) -> Calls:
+    """Return calls with the transfer that CANN measured, if its table has one at their start."""
+    if measured is None or not len(measured.rows):
+        return calls
+    names = ("rank", "start", "transfer")
+    rank, start, transit = (measured.numbers(name, UNKNOWN) for name in names)
+    keys = np.stack([np.append(calls.rank, rank), np.append(calls.start_ns, start)])
+    place = distinct_tuples(keys)[1]
+    found = np.full(int(place.max()) + 1, UNKNOWN)
+    found[place[len(calls.rank) :]] = transit
+    return replace(calls, transit_ns=found[place[: len(calls.rank)]])
+
+
+def match_collectives(spans: Spans, calls: Calls) -> tuple[MatchedCollectives, Calls]:
     """Match calls, and return them with one stage per collective: perhaps only one rank has it.
 
     Sends and receives aren't matched: profilers don't record the other rank.
@@ -182,8 +262,17 @@ def match_collectives(calls: Calls) -> tuple[MatchedCollectives, Calls]:
     between = np.array([operation_of(name) in PAIRWISE for name in calls.operation[1]], bool)
     alone = np.append(between, False)[calls.operation[0]]
     what = np.where(alone, int(what.max(initial=0)) + 1 + np.arange(len(what)), what)
-    found = match_calls(calls.rank, what, calls.number, calls.step, calls.start_ns, calls.end_ns)
+    times = (calls.start_ns, calls.end_ns)
+    whole = max((header.world_size for header in spans.headers.values()), default=0)
+    named = (calls.group[0] != UNKNOWN) | (calls.members == whole)
+    columns = (calls.rank, what, calls.number, calls.step, *times, named, calls.members)
+    found = match_calls(*columns, uncertainty_ns(spans))
+    members = np.full(len(found.ranks), UNKNOWN)
     at = np.flatnonzero(found.collective != UNKNOWN)
+    np.maximum.at(members, found.collective[at], calls.members[at])
+    others = len(np.unique(calls.rank)) < world_size(spans)
+    few = np.where(members == UNKNOWN, others, found.ranks < members)
+    found = replace(found, lacking=few)
     known = np.full(len(found.ranks), UNKNOWN)
     np.maximum.at(known, found.collective[at], calls.stage[0][at])
     stage = calls.stage[0].copy()
@@ -192,11 +281,20 @@ def match_collectives(calls: Calls) -> tuple[MatchedCollectives, Calls]:
 
 
 def match_calls(
-    rank: Int64s, what: Int64s, number: Int64s, step: Int64s, start_ns: Int64s, end_ns: Int64s
+    rank: Int64s,
+    what: Int64s,
+    number: Int64s,
+    step: Int64s,
+    start_ns: Int64s,
+    end_ns: Int64s,
+    named: Mask,
+    members: Int64s,
+    unsure_ns: int | None,
 ) -> MatchedCollectives:
     """Match calls across ranks by equal numbers, or without numbers by their order in a step.
 
     See `match_occurrences`. Calls without numbers that lie apart in time are not matched, either.
+    Nor are calls of more ranks than their group has, and those of no known group whose ends differ.
     Takes O(n log n) time.
 
     Args:
@@ -206,6 +304,9 @@ def match_calls(
         step: RL step, any one value if unknown.
         start_ns: When the rank arrived.
         end_ns: When it continued.
+        named: Whether its group is known: by name, or as all ranks of the job.
+        members: Number of ranks of its group, or `UNKNOWN`.
+        unsure_ns: Clock uncertainty, None if it is unknown.
     """
     known = number != UNKNOWN
     place = np.where(known, number, step)
@@ -214,6 +315,15 @@ def match_calls(
     apart = _apart(rank[order], start_ns[order], end_ns[order], heads, size)
     kept = known[order[heads]] | ~apart
     order, size, apart = order[np.repeat(kept, size)], size[kept], apart[kept]
+    heads, unproven = np.cumsum(size) - size, np.zeros(len(rank), dtype=bool)
+    proven = named[order[heads]]
+    if not proven.all():
+        columns = (what[order], rank[order], start_ns[order], end_ns[order])
+        proven |= _proven(*columns, heads, size, unsure_ns)
+    most = np.maximum.reduceat(members[order], heads)
+    proven &= (most == UNKNOWN) | (size <= most)
+    unproven[order[np.repeat(~proven, size)]] = True
+    order, size, apart = order[np.repeat(proven, size)], size[proven], apart[proven]
     collective, last = np.full(len(rank), UNKNOWN), np.full(len(size), UNKNOWN)
     collective[order] = np.repeat(np.arange(len(size)), size)
     took = (end_ns - start_ns)[order]
@@ -221,7 +331,8 @@ def match_calls(
     shortest = order[took == np.repeat(least, size)]
     last[collective[shortest]] = shortest
     last[np.bincount(collective[shortest], minlength=len(size)) > 1] = UNKNOWN
-    return MatchedCollectives(collective, size, least, last, apart)
+    lacking = np.zeros(len(size), dtype=bool)
+    return MatchedCollectives(collective, size, least, last, apart, unproven, lacking)
 
 
 def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s) -> Mask:
@@ -240,6 +351,37 @@ def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s
     shift[order] = np.repeat(offset, count)
     latest = np.maximum.reduceat(came - shift, heads)
     return np.asarray(latest > np.minimum.reduceat(went - shift, heads))
+
+
+def _proven(
+    what: Int64s,
+    rank: Int64s,
+    came: Int64s,
+    went: Int64s,
+    heads: Int64s,
+    size: Int64s,
+    unsure_ns: int | None,
+) -> Mask:
+    """Mark collectives whose ends prove that their ranks met, as members of one end together.
+
+    Ends agree if they differ by a twentieth of the time at most, clocks included. Between clocks
+    that are too uncertain for that, `ended_together` shows it. Two ranks whose ends agree in half
+    of the calls of a kind or less did not meet in them: some ends agree by chance.
+    """
+    starts, ends = (each - np.repeat(each[heads], size) for each in (came, went))
+    least = np.repeat(np.minimum.reduceat(went - came, heads), size)
+    limit = np.maximum(least // _END_PART, _END_NOISE_NS)
+    agree = np.zeros(len(ends), dtype=bool)
+    pair = (np.repeat(rank[heads], size), rank)
+    for rows in rows_by_group(*pair):
+        agree[rows] = ended_together(starts[rows], ends[rows])
+    if unsure_ns is not None:
+        agree &= abs(ends) <= limit + unsure_ns
+        agree |= abs(ends) + unsure_ns <= limit
+    for rows in rows_by_group(what, *pair):
+        agree[rows] &= 2 * np.count_nonzero(agree[rows]) > len(rows)
+    agree[heads] = True
+    return np.logical_and.reduceat(agree, heads)
 
 
 def transfer_times(
@@ -278,7 +420,10 @@ def communication(spans: Spans) -> Table:
 
     The n-th collective of a group and operation is the same on all its ranks: by the profiler's
     sequence number, else by order within a step. ``total`` is the time of all ``count`` calls,
-    ``transfer`` the mean over ``matched`` collectives, ``wait`` the mean over their calls.
+    ``transfer`` the mean over ``matched`` collectives, ``wait`` the mean over their calls. Both are
+    None if ranks of a group are missing; then ``transfer at most`` is the mean of the shortest
+    durations. ``transit`` is the mean transfer of a call by CANN's own analysis. ``doubt`` is the
+    gravest `Doubt` of the row.
     ``last rank`` is the rank that was most often the last arrival, ``times last`` how often; no
     rank if two share that. ``overlapped`` and ``exposed`` divide the time in which at least one
     call of the row ran, by whether its device computed; those of calls on no known device are None.
@@ -298,9 +443,11 @@ def communication_of(spans: Spans, timeline: DeviceTimeline) -> Table:
     if calls is None:
         reason = " ".join([_NO_COLLECTIVES, *remarks])
         return Table("communication", _COLUMNS, abstained=reason)
-    found, calls = match_collectives(calls)
+    found, calls = match_collectives(spans, calls)
     rows = _rows(calls, found, timeline)
-    remarks += [calls.remark, *_doubts(calls, found), _FORMULA]
+    remarks += [calls.remark, *doubt_texts(found), _FORMULA]
+    if (calls.transit_ns != UNKNOWN).any():
+        remarks.append(_MEASURED)
     if any(row[_EXPOSED] is not None for row in rows):
         remarks += [_OVERLAP, *timeline.notes]
     return Table("communication", _COLUMNS, rows, " ".join(filter(None, remarks)))
@@ -325,17 +472,9 @@ def bus_factor(operation: str, ranks: int) -> float | None:
     return 1.0 if operation in _PLAIN else None
 
 
-def _doubts(calls: Calls, found: MatchedCollectives) -> list[str]:
-    """Return warnings about calls without counterparts and doubtful matches."""
-    matched = np.flatnonzero(found.collective != UNKNOWN)
-    members = np.zeros(len(found.ranks), np.int64)
-    np.maximum.at(members, found.collective[matched], calls.members[matched])
-    counts = (
-        (len(calls.rank) - len(matched), len(calls.rank), _ALONE),
-        (np.count_nonzero(found.ranks < members), len(members), _FEW),
-        (np.count_nonzero(found.apart), len(members), _APART),
-    )
-    return [f"{count} of {whole} {text}" for count, whole, text in counts if count]
+def doubt_texts(found: MatchedCollectives) -> list[str]:
+    """Return a sentence for each doubt of a run's collectives, with how many it concerns."""
+    return [f"{count} of {whole} {doubt.text}" for doubt, count, whole in found.doubts()]
 
 
 def _hidden(
@@ -388,24 +527,29 @@ def _figures(
     shared = at[collective != UNKNOWN]
     took, transfer = calls.end_ns - calls.start_ns, found.transfer_ns[met]
     waited = int((took[shared] - transfer[own]).sum())
+    sure = len(met) > 0 and not found.lacking[met].any()
+    shortest = mean(int(transfer.sum()), len(met)) if len(met) else None
+    transit = calls.transit_ns[at][calls.transit_ns[at] != UNKNOWN]
     yield from (int(took[at].sum()), len(at), len(met))
-    yield mean(int(transfer.sum()), len(met)) if len(met) else None
-    yield mean(waited, len(shared)) if len(met) else None
+    yield from (shortest, None) if sure else (None, shortest)
+    yield mean(int(transit.sum()), len(transit)) if len(transit) else None
+    yield mean(waited, len(shared)) if sure else None
     yield from overlap
-    last = found.last[met]
+    last = found.last[met] if sure else np.empty(0, np.int64)
     ranks, times = np.unique(calls.rank[last[last != UNKNOWN]], return_counts=True)
     most = int(times.max(initial=0))
     often = ranks[times == most]
-    yield from (int(often[0]) if len(often) == 1 else None, most if len(met) else None)
+    yield from (int(often[0]) if len(often) == 1 else None, most if sure else None)
     sizes = calls.bytes[at][calls.bytes[at] != UNKNOWN]
     yield int(sizes.sum()) if len(sizes) else None
     yield int(summarize(sizes * 0, sizes).p50[0]) if len(sizes) else None
     payload = np.full(len(met), UNKNOWN)
     np.maximum.at(payload, own, calls.bytes[shared])
-    known = (payload > 0) & (transfer > 0)
+    known = (payload > 0) & (transfer > 0) & sure
     speed = int(payload[known].sum()) / int(transfer[known].sum()) if known.any() else None
     members = int(calls.members[at].max())
     factor = bus_factor(operation, max(members, 0))
     yield speed  # Bytes per ns are GB/s.
     yield speed * factor if speed is not None and factor is not None else None
     yield from (None if members == UNKNOWN else members, len(np.unique(calls.rank[at])))
+    yield next((doubt.value for doubt, _, _ in found.doubts(at)), None)

@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns, unsynchr
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import SHADOW, STEP_END
 from lightning_rlprof.tables.arrays import Float64s, Int64s
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, world_size
 from lightning_rlprof.tables.table import Column, Table, rows_of
 
 _COLUMNS = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
@@ -133,12 +133,12 @@ def data_quality(spans: Spans) -> Table:
 
 
 def _ranks(spans: Spans) -> Iterator[_Result]:
-    world = max((header.world_size for header in spans.headers.values()), default=0)
+    world, present = world_size(spans), len(spans.ranks)
     missing = sorted(set(range(world)) - set(spans.ranks))
     if missing:
-        yield _WARN, f"{len(missing)} of {world} are missing: {listed(missing)}"
+        yield _WARN, f"{present} of {present + len(missing)} present; missing: {listed(missing)}"
     else:
-        yield _OK, f"{len(spans.ranks)} of {len(spans.ranks)} present"
+        yield _OK, f"{present} of {present} present"
 
 
 def _complete_files(spans: Spans) -> Iterator[_Result]:

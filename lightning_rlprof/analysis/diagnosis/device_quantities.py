@@ -174,12 +174,12 @@ def _longest_work(run: Evidence, category: Category) -> tuple[str, Place | None]
 
 
 def _unmatched(run: Evidence) -> Measurement:
-    """Return how many collectives have no counterpart on other ranks, of a job that has some."""
+    """Return of how many collectives the transfer is unknown, in a job that has other ranks."""
     heads = run.spans.headers.values()
     several = len(heads) != 1 or any(head.world_size > 1 or not head.config for head in heads)
     from_kernels = run.accounts.sources.get(Category.COMMUNICATION) in ("kernels", "both")
-    alone = run.accounts.unmatched_collectives if several and from_kernels else 0
-    return exact(float(alone), facts=(Fact("collectives without a counterpart", alone),))
+    alone = run.accounts.unknown_transfers if several and from_kernels else 0
+    return exact(float(alone), facts=(Fact("collectives with unknown transfer", alone),))
 
 
 def _unmatched_spans(run: Evidence) -> bool:
@@ -194,7 +194,7 @@ def _unmatched_spans(run: Evidence) -> bool:
     most = np.zeros(len(spans.names), np.int64)
     np.maximum.at(most, calls % len(spans.names), ranks)
     fewer = np.count_nonzero(ranks < most[calls % len(spans.names)])
-    return bool(fewer > LOST * len(calls)) or accounts.unmatched_collectives > 0
+    return bool(fewer > LOST * len(calls)) or accounts.unknown_transfers > 0
 
 
 # ---- idle until the host launches
@@ -498,7 +498,7 @@ def _small(run: Evidence, row: dict[str, Any], rows: list[dict[str, Any]]) -> Me
     if row["group size"] == 1 or row["median bytes"] >= SMALL_BYTES:
         return None
     if row["transfer"] is None or row["matched"] * row["ranks"] < _MIN_MATCHED_SHARE * row["count"]:
-        why = f"Too few {what} are matched across ranks to separate wait and transfer"
+        why = f"Transfer and wait of {what} can't be separated ({row['doubt']})"
         raise NoData(why, CAPTURE_ALL)
     NoData.unless(row["matched"], MIN_COLLECTIVES, f"matched {what}", CAPTURE)
     larger = [
@@ -569,7 +569,7 @@ POINTWISE = _kernel_share(
 )
 ROLLOUT_GRAPHS = Quantity("graph replays in the rollout, of its kernels", "share", _rollout_graphs)
 MFU = Quantity("training MFU", "share", _training_mfu)
-UNMATCHED = Quantity("collectives without a counterpart", "count", _unmatched)
+UNMATCHED = Quantity("collectives with unknown transfer", "count", _unmatched)
 ALL_GATHER = _exposed_operations("exposed all-gather", "all_gather")
 REDUCTION = _exposed_operations("exposed gradient reduction", "all_reduce", "reduce_scatter")
 ALL_TO_ALL = _exposed_operations("exposed all-to-all", "all_to_all")

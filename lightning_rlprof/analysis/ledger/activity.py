@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.communication.collectives import (
-    calls_of,
+    Calls,
+    doubt_texts,
     match_collectives,
-    transfer_times,
+    read_calls,
 )
 from lightning_rlprof.analysis.device.timeline import (
     IDLE_CATEGORIES,
@@ -20,7 +21,6 @@ from lightning_rlprof.analysis.device.timeline import (
 )
 from lightning_rlprof.analysis.device.work import DeviceWork
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
-from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
 from lightning_rlprof.analysis.steps.time_categories import (
     ENCLOSING,
     NO_CATEGORY,
@@ -31,7 +31,6 @@ from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import open_count, unions
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
-from lightning_rlprof.tables.table import Table
 
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
 _FEWEST_REQUESTS = 4  # With fewer requests at once, "less than half" is one or zero.
@@ -50,9 +49,8 @@ _LAUNCHING = (
 )
 # A kernel and its collective agree in these columns.
 _IDENTITY = ("rank", "device", "stream", "start")
+_WAIT_UNKNOWN = "A wait that is unknown counts as exposed communication, not as collective wait."
 _ROUNDING_NS = (0, -1, 1)  # The two tables of an Ascend output can differ by a nanosecond.
-# They are not collectives of a group, so they cannot be matched.
-_POINT_TO_POINT = ("send", "recv", "p2p")
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,13 +255,13 @@ class DeviceOccupancy:
     Attributes:
         by_rank: Device time by rank; ranks without recorded device work are missing.
         categories: Categories with data, even if they took no time.
-        unmatched: Kernels of collectives without a counterpart on other ranks.
+        unknown_transfers: Kernels of collectives without a match, or without ranks of their group.
         notes: What a reader needs to know.
     """
 
     by_rank: dict[int, DeviceTime] = field(default_factory=dict)
     categories: set[Category] = field(default_factory=set)
-    unmatched: int = 0
+    unknown_transfers: int = 0
     notes: list[str] = field(default_factory=list)
 
 
@@ -281,7 +279,7 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
 
     A kernel launched in a rollout, weight sync, reward, offload or evaluation belongs to that.
     Other kernels are compute, communication or memcpy by their names. Collectives that match
-    across ranks are divided into wait and transfer, see `transfers`.
+    across ranks are divided into wait and transfer, see `match_collectives`.
 
     Takes as long as reading the tables, which can be gigabytes.
     """
@@ -315,13 +313,7 @@ def _work(spans: Spans, device: DeviceWork, found: DeviceOccupancy) -> _Work:
     at = np.flatnonzero(category == Category.COMMUNICATION)
     if not len(at):
         return work
-    took = _transfers_from_table(spans, device, at)
-    if took is None:
-        took = _transfers_from_names(spans, device, work, at)
-    found.unmatched = int(np.count_nonzero(took == UNKNOWN))
-    if found.unmatched:
-        text = "kernels of collectives have no counterpart on other ranks"
-        found.notes.append(f"{found.unmatched} {text}: their transfer includes the wait for peers.")
+    took = _transfers(spans, device, at, found)
     at, took = at[took != UNKNOWN], took[took != UNKNOWN]
     arrived, start = work.start_ns[at], work.start_ns.copy()
     start[at] = np.maximum(work.end_ns[at] - took, arrived)
@@ -330,22 +322,27 @@ def _work(spans: Spans, device: DeviceWork, found: DeviceOccupancy) -> _Work:
     return _Work(*map(np.append, work._replace(start_ns=start), waits))
 
 
-def _transfers_from_table(spans: Spans, device: DeviceWork, at: Int64s) -> Int64s | None:
-    """Return the transfer of some kernels by the table ``collectives``; None if it is missing."""
-    table = spans.try_table("collectives", [])
-    if table is None or not len(table.rows):
-        return None
-    found, _ = match_collectives(calls_of(table))
-    row = _rows_of_kernels(table, device, at)
-    took: Int64s = np.append(found.transfer_ns, UNKNOWN)[np.append(found.collective, UNKNOWN)[row]]
+def _transfers(spans: Spans, device: DeviceWork, at: Int64s, found: DeviceOccupancy) -> Int64s:
+    """Return the transfer of some kernels, `UNKNOWN` without a match; say what is doubtful."""
+    calls = read_calls(spans, [])
+    if calls is None:
+        return np.full(len(at), UNKNOWN)
+    matched, _ = match_collectives(spans, calls)
+    row = _rows_of_kernels(calls, device, at)
+    collective = np.append(matched.collective, UNKNOWN)[row]
+    took: Int64s = np.append(matched.transfer_ns, UNKNOWN)[collective]
+    lacking = np.append(matched.lacking, True)[collective]
+    found.unknown_transfers = int(np.count_nonzero(lacking))
+    if texts := doubt_texts(matched):
+        found.notes += [*texts, _WAIT_UNKNOWN]
     return took
 
 
-def _rows_of_kernels(table: Table, device: DeviceWork, at: Int64s) -> Int64s:
-    """Return the row of the collective that each of some kernels is, -1 without one."""
+def _rows_of_kernels(calls: Calls, device: DeviceWork, at: Int64s) -> Int64s:
+    """Return the call of a collective that each of some kernels is, -1 without one."""
     found = np.full(len(at), -1)
-    listed = np.stack([table.numbers(key, -1) for key in _IDENTITY])
-    own = np.stack([device.numbers(key, -1)[at] for key in _IDENTITY])
+    listed = np.stack([calls.rank, calls.device, calls.stream, calls.start_ns])
+    own = np.stack([device.numbers(key)[at] for key in _IDENTITY])
     for later in _ROUNDING_NS:
         left = np.flatnonzero(found < 0)
         wanted = own[:, left] + np.array([[0], [0], [0], [later]])
@@ -354,18 +351,6 @@ def _rows_of_kernels(table: Table, device: DeviceWork, at: Int64s) -> Int64s:
         row[place[: listed.shape[1]]] = np.arange(listed.shape[1])
         found[left] = row[place[listed.shape[1] :]]
     return found
-
-
-def _transfers_from_names(spans: Spans, device: DeviceWork, work: _Work, at: Int64s) -> Int64s:
-    """Return the transfer of some kernels, matched by their names alone."""
-    codes, names = device.named
-    is_p2p = [any(word in name.lower() for word in _POINT_TO_POINT) for name in names]
-    took, collective = np.full(len(at), UNKNOWN), ~np.array([*is_p2p, True])[codes[at]]
-    at = at[collective]
-    step = device.numbers("step", 0)[at]
-    times = (work.start_ns[at], work.end_ns[at])
-    took[collective] = transfer_times(work.rank[at], step, codes[at], *times, uncertainty_ns(spans))
-    return took
 
 
 def _device_time(work: _Work, lanes: Sequence[Lane]) -> DeviceTime:

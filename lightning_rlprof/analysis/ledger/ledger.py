@@ -84,7 +84,7 @@ class Accounts:
         idle_ns: Idle time of devices that has the category of what the host did meanwhile.
         sources: Categories with data in this run, even if they took no time, and the source:
             ``spans``, ``kernels`` or ``both``.
-        unmatched_collectives: Collectives without a counterpart on other ranks.
+        unknown_transfers: Collectives without a match on other ranks, or without all their ranks.
         device: What its hours are of, see `Spans.device_word`.
         notes: What a reader needs to know, one sentence each.
     """
@@ -99,7 +99,7 @@ class Accounts:
     kernels_ns: Int64s
     idle_ns: int
     sources: Mapping[Category, str]
-    unmatched_collectives: int
+    unknown_transfers: int
     device: str
     notes: tuple[str, ...]
 
@@ -280,7 +280,7 @@ def compute_accounts(
         kernels_ns,
         idle_ns,
         sources,
-        alone + devices.unmatched,
+        alone + devices.unknown_transfers,
         spans.device_word,
         tuple(_notes(spans, categories, devices, silent, start, end, alone, idle_ns)),
     )

@@ -225,10 +225,15 @@ class _Link(NamedTuple):
 
 
 def _links(opened: Capture) -> tuple[Frame, list[str]]:
-    """Read the sums of each operation."""
+    """Read the sums of each operation, its single collectives where a step has no sum."""
     file = opened.file(LINKS_FILE)
     rows = list(_matrix_in_analysis(opened.analysis) if file is None else _matrix_in_file(file))  # type: ignore[arg-type]
-    rows = [row for row in rows if not _PART.search(row.operation)]
+    summed = {(row.step, row.group) for row in rows if row.operation.endswith("-total")}
+    rows = [
+        row
+        for row in rows
+        if (row.step, row.group) not in summed or not _PART.search(row.operation)
+    ]
     source = scaled([row.source for row in rows], 1)
     destination = scaled([row.destination for row in rows], 1)
     members = {
@@ -247,7 +252,9 @@ def _links(opened: Capture) -> tuple[Frame, list[str]]:
     return {
         "step": _rl_steps(opened, [row.step for row in rows]),
         "kind": coded_texts([row.kind for row in rows]),
-        "operation": coded_texts([row.operation.removesuffix("-total") for row in rows]),
+        "operation": coded_texts(
+            [_PART.sub("", row.operation.removesuffix("-total")) for row in rows]
+        ),
         "group": coded_texts([row.group for row in rows]),
         "source": source,
         "destination": destination,

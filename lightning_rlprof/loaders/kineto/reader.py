@@ -462,6 +462,14 @@ class Distributed(msgspec.Struct):
     world_size: int = 0
 
 
+class _Group(msgspec.Struct):
+    pg_size: int = 0
+
+
+class _Groups(msgspec.Struct):
+    pg_config: list[_Group] = []
+
+
 class _Device(msgspec.Struct):
     name: str = ""
 
@@ -563,7 +571,8 @@ def _header(trace: KinetoTrace) -> Header:
     """Put together who recorded: the trace says some of it, the file's name some more."""
     top = trace.top
     job = told(top, "distributedInfo", Distributed, Distributed())
-    rank, world = _place(job, trace.path.name)
+    groups = told(top, "distributedInfo", _Groups, _Groups()).pg_config
+    rank, world = _place(job, max((each.pg_size for each in groups), default=0), trace.path.name)
     role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
     counts = trace.columns.counts
@@ -591,12 +600,15 @@ def _header(trace: KinetoTrace) -> Header:
     )
 
 
-def _place(job: Distributed, name: str) -> tuple[int, int]:
-    """Return rank and world size, the first of those told that can be true."""
+def _place(job: Distributed, largest: int, name: str) -> tuple[int, int]:
+    """Return rank and world size, the first of those told that can be true.
+
+    The world is at least as large as the largest process group.
+    """
     of = _WORLD.search(name)
     ranks = (job.rank, rank_in_name(name) or 0)
     rank = next((each for each in ranks if 0 <= each < MOST_RANKS), 0)
-    worlds = (job.world_size, int(of[1]) if of else 0)
+    worlds = (job.world_size, int(of[1]) if of else 0, largest)
     return rank, next((each for each in worlds if rank < each <= MOST_RANKS), rank + 1)
 
 

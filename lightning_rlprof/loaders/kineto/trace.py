@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from itertools import chain, compress, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -142,6 +142,7 @@ _PLACED: dict[str, type[np.generic]] = {
 }
 _CALL = {"launch_ns": UNKNOWN, "call_ns": UNKNOWN, "caller": NOWHERE, "replay": 0}
 T = TypeVar("T")
+_Processes: TypeAlias = Callable[[Int64s, Int64s], Int64s]
 _UNREAD = "events are left out: they cannot be read"
 _UNTRUE = "events are left out: their times are out of range"
 _OTHERS = "events share one name: the trace has too many different names"
@@ -887,16 +888,18 @@ def place(trace: KinetoTrace, work: Grown, what: str) -> tuple[Grown, list[str]]
         graph is the number of the CUDA graph replay, from 1 by time.
     """
     ordered = Grown(work.types)
-    asked = Grown(dict.fromkeys(("launch", "start_ns", "row"), np.int64))
+    asked = Grown(dict.fromkeys(("launch", "process", "start_ns", "row"), np.int64))
+    process_of = _processes(trace, work)
     for block in in_order(work.parts(), "start_ns"):
         told = np.flatnonzero(block["launch"] != MISSING)
         own = {name: block[name][told] for name in ("launch", "start_ns")}
-        asked.add({**own, "row": told + len(ordered)})
+        process = process_of(block["launch"][told], block["lane"][told])
+        asked.add({**own, "process": process, "row": told + len(ordered)})
         ordered.add(block)
     rows, missing, lent, inside = Grown({**work.types, **_PLACED}), 0, 0, 0
     replays: set[int] = set()
     placed = _placing(trace)
-    for part in beside(ordered, in_order(_calls_of(trace, asked), "row"), _CALL):
+    for part in beside(ordered, in_order(_calls_of(trace, asked, process_of), "row"), _CALL):
         missing += int(np.count_nonzero(part["caller"] == NOWHERE))
         lent += placed(part)
         replayed = part["graph"][part["graph"] != UNKNOWN]
@@ -907,24 +910,62 @@ def place(trace: KinetoTrace, work: Grown, what: str) -> tuple[Grown, list[str]]
     return rows, [*launch_remarks(what, missing, lent), *counted((inside, text))]
 
 
-def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
+def _processes(trace: KinetoTrace, work: Grown) -> _Processes:
+    """Return what tells, by number and lane, whose call or work a row is; 0 if the number tells it.
+
+    Traces of several processes may be merged in one file, and use a number twice. Each device then
+    belongs to the process with which it shares most numbers, and several to the processes in their
+    order. If there are fewer devices than processes, nothing tells them apart.
+    """
+    launches, owner = trace.grown(Kind.LAUNCH), trace.columns.processes
+    lanes = {lane for part in launches.parts() for lane in np.unique(part["lane"]).tolist()}
+    if len({int(owner[lane]) for lane in lanes}) < 2:
+        return lambda number, _: np.zeros(len(number), np.int64)
+    calls, devices = _numbers_by(owner, launches), _numbers_by(owner, work)
+    every, uses = np.unique(np.concatenate([*calls.values()]), return_counts=True)
+    shared = every[(uses > 1) & (len(devices) >= len(calls))]
+    free = list(calls)
+    for device, own in devices.items() if len(shared) else ():
+        # A process that launched much else is less likely than one that launched only this.
+        score = {
+            each: len(np.intersect1d(own, numbers)) / len(np.union1d(own, numbers))
+            for each, numbers in calls.items()
+        }
+        best = [each for each in calls if score[each] == max(score.values())]
+        process = next((each for each in best if each in free), best[0])
+        free = [each for each in free if each != process]
+        owner = np.where(trace.columns.processes == device, process, owner)
+    return lambda number, lane: np.where(np.isin(number, shared), owner[lane], 0)
+
+
+def _numbers_by(process: Int64s, rows: Grown) -> dict[int, Int64s]:
+    """Return the distinct numbers of launches of each process, in its order of appearance."""
+    found: dict[int, list[Int64s]] = {}
+    for part in rows.parts():
+        whose = process[part["lane"]]
+        for each in np.unique(whose).tolist():
+            own = part["launch"][(whose == each) & (part["launch"] != MISSING)]
+            found.setdefault(each, []).append(np.unique(own))
+    return {each: np.unique(np.concatenate(found[each])) for each in sorted(found)}
+
+
+def _calls_of(trace: KinetoTrace, asked: Grown, process_of: _Processes) -> Iterator[Columns]:
     """Yield the calls of the driver beside the rows of the work that has their number, too.
 
-    Traces of several processes may be merged in one file, and use a number twice; then it is the
-    last call before the work.
+    If a process uses a number twice, it is the last call before the work.
     """
     nothing = {"call_ns": 0, "caller": 0, "replay": 0}
     work = (
         {**part, **{name: np.full(len(part["row"]), each) for name, each in nothing.items()}}
         for part in asked.parts()
     )
-    calls = _calls(trace)
+    calls = _calls(trace, process_of)
     if len(asked) <= ROWS:
         known = np.unique(asked.rows()["launch"])
         calls = (_only(part, np.isin(part["launch"], known)) for part in calls)
-    for block in in_order(chain(calls, work), "launch", "start_ns", "row", whole=1):
+    for block in in_order(chain(calls, work), "launch", "process", "start_ns", "row"):
         called, at = block["row"] < 0, np.arange(len(block["row"]))
-        first = group_starts(block["launch"])
+        first = group_starts(block["launch"], block["process"])
         sizes = group_sizes(first, len(at))
         last = np.maximum.accumulate(np.where(called, at, -1))
         early = np.minimum.reduceat(np.where(called, at, len(at)), first)
@@ -936,7 +977,7 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
         yield {"row": block["row"][own], "launch_ns": began, **told}
 
 
-def _calls(trace: KinetoTrace) -> Iterator[Columns]:
+def _calls(trace: KinetoTrace, process_of: _Processes) -> Iterator[Columns]:
     """Yield the calls of the driver that have a number; row is -1."""
     launches = trace.grown(Kind.LAUNCH)  # Reading the launches may add names, so it comes first.
     names = list(trace.columns.names)
@@ -951,6 +992,7 @@ def _calls(trace: KinetoTrace) -> Iterator[Columns]:
         number[own], replay = replay[: (count := np.count_nonzero(own))], replay[count:]
         columns = {
             "launch": part["launch"],
+            "process": process_of(part["launch"], part["lane"]),
             "start_ns": part["start_ns"],
             "row": np.full(len(own), -1),
             "call_ns": part["end_ns"] - part["start_ns"],

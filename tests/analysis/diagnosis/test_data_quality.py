@@ -51,7 +51,7 @@ def test_missing_ranks_and_cut_files_are_warnings(spans: Spans) -> None:
     headers = {rank: replace(head, world_size=20) for rank, head in spans.headers.items()}
     lame = replace(spans, headers=headers, statuses={0: "finished", 1: None, 2: "killed"})
     rows = data_quality(lame).rows
-    assert rows[0][1:] == ("warn", "17 of 20 are missing: 3, 4, 5, 6, 7 and 12 more")
+    assert rows[0][1:] == ("warn", "3 of 20 present; missing: 3, 4, 5, 6, 7 and 12 more")
     assert rows[1][1:] == ("warn", "rank 1: file is truncated (killed or still running)")
     assert rows[2][1:] == ("warn", "rank 2: recording ended early")
 
@@ -218,3 +218,21 @@ def test_captures_that_slow_their_steps_down_are_a_warning(took: int, state: str
     found = checks(loaded(rows))["profiler overhead"]
     assert found[0] == state
     assert found[1].endswith(f"captured steps are {(took - 1_000) / 1_000:.1%} slower")
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("collectives", {"group size": [8, None]}),
+        ("links", {"source": [0, 1], "destination": [7, 3]}),
+        ("links", {"source rank": [0, None], "destination rank": [7, None]}),
+        ("links", {"source": [0, 2**40], "destination": [7, 1]}),  # one end is damaged
+    ],
+)
+def test_groups_and_links_name_ranks_that_no_header_has(
+    spans: Spans, name: str, columns: dict[str, list[int | None]]
+) -> None:
+    rows = list(zip(*columns.values(), strict=True))
+    table = Table(name, tuple(Column(each, "count") for each in columns), rows)
+    wide = replace(spans, tables={**spans.tables, name: lambda: table})
+    assert checks(wide)["ranks"] == ("warn", "3 of 8 present; missing: 3, 4, 5, 6, 7")

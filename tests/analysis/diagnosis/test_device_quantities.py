@@ -400,7 +400,7 @@ def test_it_is_silent_where_they_use_as_much_of_the_link_as_larger_ones() -> Non
     [
         (calls(large=0), "no collective 8x as large to compare with"),
         (calls(small=19, took=400_000), "19 matched"),
-        (calls(ranks=(0,)), "to separate wait and transfer"),
+        (calls(ranks=(0,)), "can't be separated (no-counterpart)"),
     ],
 )
 def test_it_abstains_without_a_comparison_or_a_peer(rows: list[Cells], why: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from lightning_rlprof.analysis.communication.links import links
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, world_size
 from tests.builders.ascend_output import (
     EPOCH,
     DatabaseRows,
@@ -176,6 +176,15 @@ def test_links_are_the_sums_of_operations(tmp_path: Path) -> None:
         ("allreduce", 1, 0, 5, None, 2_500_000),
     ]
     assert set(table.column("transfer")) == {500_000}
+
+
+def test_a_step_without_sums_has_the_links_of_its_single_operations(tmp_path: Path) -> None:
+    entries = {"allreduce-top1@77": ["1-1", "1-7"], "allreduce-middle@77": ["1-0"]}
+    spans = matrix(tmp_path, entries, rank=1)
+    table = spans.table("links")
+    assert table.column("operation") == ["allreduce"] * 3
+    assert sorted(map(str, table.column("destination"))) == ["0", "1", "7"]
+    assert world_size(spans) == 8
 
 
 def test_metadata_tells_the_ranks_of_a_group(tmp_path: Path) -> None:

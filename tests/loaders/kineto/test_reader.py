@@ -108,6 +108,8 @@ def test_threads_of_several_processes_are_told_apart(tmp_path: Path) -> None:
         ({"rank": 3, "world_size": 8}, "rank1-of-4.json", 3, 8),
         ({}, "step-000003_actor_rank1-of-4_pid7.trace.json", 1, 4),
         ({}, "cpu_only_rank-34.json", 34, 35),
+        ({"rank": 1, "pg_config": [{"pg_size": 2}, {"pg_size": 8}]}, "trace.json", 1, 8),
+        ({"rank": 1, "pg_config": [{"pg_size": "8"}]}, "trace.json", 1, 2),
         ({}, "trace.json", 0, 1),
         ({"rank": -1, "world_size": 0}, "trace.json", 0, 1),
         ({"rank": 2**70, "world_size": 2**70}, "rank_2.json", 2, 3),

@@ -749,3 +749,45 @@ def test_samples_and_changes_that_cannot_be_read_are_counted(tmp_path: Path) -> 
         "6 events are left out: they cannot be read; "
         "1 events are left out: their times are out of range: power"
     )
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_work_belongs_to_the_launch_of_its_own_process(tmp_path: Path, *, by_time: bool) -> None:
+    trace = ChromeTrace()
+    for process in range(2):
+        for number in range(6):
+            at = 1_000 * number + 100 * process
+            trace.call(number, at, pid=9 + process)
+            trace.kernel(number, at + 50_000, at + 50_900, device=process)
+    if by_time:
+        trace.events.sort(key=lambda event: bytes(event["ts"]).zfill(20))
+    kernels = read_kineto(trace.write(tmp_path / "merged.json")).table("kernels")
+    found = columns(kernels, "device", "start", "launch")
+    delays = {(device, start - launch) for device, start, launch in found}
+    assert delays == {(0, 50_000), (1, 50_000)}
+    assert len({launch for _, _, launch in found}) == 12
+
+
+def test_a_process_that_launched_more_owns_the_device_with_more(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    for process, count in ((9, 8), (10, 3)):  # The device of the second is seen first.
+        for number in range(count):
+            trace.call(number, 1_000 * number + process, pid=process)
+    for device, process, count in ((1, 10, 3), (0, 9, 8)):
+        for number in range(count):
+            at = 1_000 * number + process
+            trace.kernel(number, at + 50_000, at + 50_900, device=device)
+    kernels = read_kineto(trace.write(tmp_path / "merged.json")).table("kernels")
+    starts = columns(kernels, "start", "launch")
+    assert {start - launch for start, launch in starts} == {50_000}
+
+
+def test_processes_of_one_device_keep_the_numbers_that_only_one_of_them_has(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    for process in (9, 10):
+        for number in range(4):
+            trace.call(10 * process + number, 1_000 * number + process, pid=process)
+            trace.kernel(10 * process + number, 50_000 + 1_000 * number + process, 59_000)
+    kernels = read_kineto(trace.write(tmp_path / "shared.json")).table("kernels")
+    starts = columns(kernels, "start", "launch")
+    assert {start - launch for start, launch in starts} == {50_000}
