@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import is_ascend, is_capture
+from lightning_rlprof.loaders.ascend.trace_view import TRACE_NAMES
 from lightning_rlprof.loaders.chrome_events import read_head
 from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.framework_logs import kind_of_log
@@ -160,7 +161,8 @@ def _below(folder: Path) -> list[_Item]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and entry.name != CACHE_FOLDER:
                 found += _below(Path(entry.path))
-        if {item.path for item in found} <= {folder / "trace_view.json"} and is_ascend(folder):
+        traces_here = {folder / name for name in TRACE_NAMES}
+        if {item.path for item in found} <= traces_here and is_ascend(folder):
             return [_Item(folder)]  # These are the files of one capture.
         only_captures = found and all(item.captures for item in found)
         return [_Item(folder, captures=True)] if only_captures else found

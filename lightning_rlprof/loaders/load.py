@@ -189,7 +189,8 @@ def _read_logs(path: Path, logs: dict[Log, list[Path]]) -> Spans:
 
 
 def _read_trace(path: Path) -> Spans:
-    return (read_nsys if identify(path) == "nsys" else read_kineto)(path)
+    readers = {"ascend": read_ascend, "nsys": read_nsys}
+    return readers.get(identify(path) or "", read_kineto)(path)
 
 
 def _no_run(path: Path, files: list[Path], names: list[str]) -> str:
