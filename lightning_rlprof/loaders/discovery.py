@@ -16,7 +16,7 @@ from lightning_rlprof.loaders.ascend.trace_view import TRACE_NAMES
 from lightning_rlprof.loaders.chrome_events import read_head
 from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.framework_logs import kind_of_log
-from lightning_rlprof.loaders.join_ranks import as_one, join
+from lightning_rlprof.loaders.join_ranks import as_one, is_cycle, join
 from lightning_rlprof.loaders.kineto.reader import (
     MOST_RANKS,
     Distributed,
@@ -66,12 +66,13 @@ def read_ranks(
 ) -> Spans | None:
     """Read traces that are of different ranks as one run; None where they are not known to be.
 
-    One that cannot be read is a problem of its rank. Raises the first reason where all are such.
-    Clocks are compared as `aligned` does it. Each role of verl numbers its ranks from 0: ranks of
-    a role are numbered behind those of the roles before it.
+    Cycles of one process are one rank, see `is_cycle`. One that cannot be read is a problem of its
+    rank. Raises the first reason where all are such. Clocks are compared as `aligned` does it. Each
+    role of verl numbers its ranks from 0: ranks of a role are numbered behind those of the roles
+    before it.
 
     Args:
-        files: The traces, all of one tool.
+        files: The traces; of two tools, they are not joined.
         read: Reads one.
         progress: Called after each with how many are read, and how many there are.
     """
@@ -86,20 +87,32 @@ def read_ranks(
         known = [run for run in runs if run is not None]
         return as_one(known) if len(known) == len(runs) else None
     ranks = {file: told_ranks(file) for file in files}
-    if not all(ranks.values()) or len(set().union(*ranks.values())) < 2:
+    one_tool = len({file.suffix in NSYS_SUFFIXES for file in files}) == 1
+    several = len(set().union(*ranks.values())) > 1
+    if len(files) < 2 or not one_tool or (any(ranks.values()) and not all(ranks.values())):
         return None
-    parts, broken = [], {}
+    parts, broken = list[Spans](), dict[Path, TraceError]()
     for count, file in enumerate(files, start=1):
         try:
-            parts.append(read(file))
+            part = read(file)
         except TraceError as error:
             broken[file] = error
+        else:
+            if not several and not all(is_cycle(part, each) for each in parts):
+                return None
+            parts.append(part)
         if progress is not None:
             progress(count, len(files))
     if not parts:
         raise broken[files[0]]
+    if not several and len(parts) < 2:
+        return None
     code = Code.RANK_UNREADABLE.value
-    lost = [RunWarning(rank, str(why), code) for at, why in broken.items() for rank in ranks[at]]
+    lost = [
+        RunWarning(rank, str(why), code)
+        for at, why in broken.items()
+        for rank in (*ranks[at],) or (None,)
+    ]
     return aligned(join(parts, lost))
 
 

@@ -182,7 +182,7 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
     if over:  # The last one of each rank has the counts.
         ranks = [rank for rank in over if rank is not None]
         yield _WARN, f"{listed(ranks, 'rank')}: {over[ranks[0]]}"
-    texts = [each.text for each in spans.warnings]
+    texts = [*dict.fromkeys(each.text for each in spans.warnings)]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
         texts += [f"{name}: {text}" for text in table.losses] if table else []

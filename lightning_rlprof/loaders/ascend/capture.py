@@ -250,9 +250,8 @@ def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]
             raise TraceError("; ".join([text, *remarks]))
         return found
     if not is_ascend(path):
-        raise TraceError(
-            f"{path}: not an output of torch_npu.profiler (expected {TRACE_NAMES[0]} or {_DATABASE})"
-        )
+        expected = f"expected {TRACE_NAMES[0]} or {_DATABASE}"
+        raise TraceError(f"{path}: not an output of torch_npu.profiler ({expected})")
     output = path.parent.absolute()
     folder = output.parent if output.name == OUTPUT else output
     if path.match(_DATABASE) or is_sqlite(path):
