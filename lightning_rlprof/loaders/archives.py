@@ -94,9 +94,9 @@ def _write(path: Path, folder: Path) -> tuple[int, int, list[str]]:
                 raise TraceError(_too_large(path, room, allowed))
     except _DAMAGE as error:
         why = f"{path}: the archive cannot be read ({' '.join(str(error).split())})"
-        if files < 2:
+        if left == room:
             raise TraceError(why) from error
-        damage = [Cut(f"{why}: what follows its first {files} files is missing")]
+        damage = [Cut(f"{why}: what follows {size_text(room - left)} of its files is missing")]
     lost = [Loss(f"{outside} links or paths out of the archive are left out")] if outside else []
     return files, room - left, [*damage, *lost]
 

@@ -24,7 +24,7 @@ from lightning_rlprof.loaders.kineto.reader import (
     is_export,
 )
 from lightning_rlprof.loaders.kineto.trace import told
-from lightning_rlprof.loaders.nsys import Export, read_ranges
+from lightning_rlprof.loaders.nsys import REPORTS, Export, read_ranges
 from lightning_rlprof.loaders.rank_names import labels_of_verl, rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import is_sqlite
 from lightning_rlprof.records.notes import Code
@@ -32,7 +32,7 @@ from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
 from lightning_rlprof.tables.spans import RunWarning, Spans
 
 Format = Literal["rlprof", "ascend", "nsys", "kineto"]
-NSYS_SUFFIXES = (".sqlite", ".nsys-rep")
+NSYS_SUFFIXES = (".sqlite", *REPORTS)
 """Of Nsight Systems; an export is preferred to the report it was made from."""
 
 KINETO_SUFFIXES = (".json", ".json.gz", ".json.zst")

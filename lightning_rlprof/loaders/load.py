@@ -117,7 +117,11 @@ def _read_archive(path: Path, progress: Callable[[int, int], None] | None) -> Sp
     """Read what is in an archive: one run or trace, or one trace per rank."""
 
     def read(folder: Path) -> Spans:
-        found = items(folder)
+        try:
+            found = items(folder)
+        except TraceError as error:
+            names = [str(each.relative_to(folder)) for each in sorted(folder.rglob("*"))]
+            raise TraceError(_no_run(folder, [], names)) from error
         places = {each.parent for each in found}
         if len(found) == 1 or len(places) == 1:
             return load(found[0] if len(found) == 1 else places.pop(), progress=progress)

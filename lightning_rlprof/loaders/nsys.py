@@ -70,8 +70,8 @@ _CALL_OF_TORCH = re.compile(
     r"(?<=.)(?:, (?:seq|op_id|sizes|input_op_ids) = (?:-?\d+|\[[][\d, ()-]*\]))+\Z"
 )
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
-REPORT = ".nsys-rep"
-"""How the names of reports end."""
+REPORTS = (".nsys-rep", ".qdrep")
+"""How the names of reports end, and how they did before 2021."""
 
 _SECONDS = 1800  # Gigabytes take nsys minutes; it has hung on reports that a crash cut short.
 _EXPORT = ("export", "--type", "sqlite", "--force-overwrite", "true", "--output")
@@ -143,7 +143,7 @@ def open_export(path: Path) -> Export:
     Raises:
         TraceError: nsys is not installed or fails, or the file is not an export.
     """
-    if path.suffix != REPORT or is_sqlite(path):
+    if path.suffix not in REPORTS or is_sqlite(path):
         return Export(path)
     nsys = shutil.which("nsys")
     if nsys is None:
