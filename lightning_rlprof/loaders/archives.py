@@ -25,7 +25,7 @@ from lightning_rlprof.tables.table import Cut, Loss
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # With files, and empty.
 _TAR, _TAR_AT, _BLOCK = b"ustar", 257, 512
 _MAX_FILES = 10_000
-_IGNORED = "__MACOSX"  # macOS packs files of attributes beside the others.
+_IGNORED = "__MACOSX"  # In this folder, macOS packs attributes of the other files.
 _DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError),
     *(RuntimeError, NotImplementedError, OverflowError, OSError),

@@ -175,7 +175,8 @@ def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans
     format_ = identify(path)
     if format_ == "rlprof":
         return with_kernels(read_run(path, [path], progress), path.parent)
-    refuse_foreign(path)
+    if format_ != "ascend":
+        refuse_foreign(path)
     if format_ is None:
         return _read_unnamed(path, progress)
     spans = aligned(read_ascend(path)) if format_ == "ascend" else _read_trace(path)
