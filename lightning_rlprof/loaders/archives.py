@@ -4,7 +4,6 @@ An archive comes from anyone: it may hold links, paths that lead out, or a bomb.
 written, only below the folder, and no more than a packed trace may expand to.
 """
 
-import io
 import lzma
 import shutil
 import stat
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.chrome_events import BOMB_BYTES, BOMB_RATIO, Source
+from lightning_rlprof.loaders.framework_logs import opened
 from lightning_rlprof.system.remote_files import Fetched, copy_stream, free_space, size_text
 from lightning_rlprof.tables.table import Cut, Loss
 
@@ -75,9 +75,8 @@ def unpack(path: Path) -> tuple[Fetched, list[str]]:
 def _write(path: Path, folder: Path) -> tuple[int, int, list[str]]:
     """Write the files of an archive; return how many, their bytes, and what is left out."""
     folder.mkdir()
-    allowed = max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size)
-    files, left, outside, damage = 0, min(allowed, free_space(folder)), 0, []
-    room = left
+    left = room = min(max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size), free_space(folder))
+    files, outside, damage = 0, 0, []
     try:
         for member in _members(path):
             target = _target(folder, member)
@@ -85,13 +84,14 @@ def _write(path: Path, folder: Path) -> tuple[int, int, list[str]]:
                 outside += 1
                 continue
             files += 1
-            if files > _MAX_FILES or member.size > left:
-                raise TraceError(_too_large(path, room, allowed))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with member.open() as stream:
-                left -= copy_stream(stream, target, left)
-            if left < 0:
-                raise TraceError(_too_large(path, room, allowed))
+            fits = files <= _MAX_FILES and member.size <= left
+            if fits:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with member.open() as stream:
+                    left -= copy_stream(stream, target, left)
+            if not fits or left < 0:
+                most = f"more than {_MAX_FILES:,} files, or {size_text(room)} in them"
+                raise TraceError(f"{path}: has {most}; unpack it yourself if it holds traces")
     except _DAMAGE as error:
         why = f"{path}: the archive cannot be read ({' '.join(str(error).split())})"
         if left == room:
@@ -99,16 +99,6 @@ def _write(path: Path, folder: Path) -> tuple[int, int, list[str]]:
         damage = [Cut(f"{why}: what follows {size_text(room - left)} of its files is missing")]
     lost = [Loss(f"{outside} links or paths out of the archive are left out")] if outside else []
     return files, room - left, [*damage, *lost]
-
-
-def _too_large(path: Path, room: int, allowed: int) -> str:
-    if room < allowed:
-        where = tempfile.gettempdir()
-        return f"{path}: its files need more than the {size_text(room)} that are free in {where}"
-    return (
-        f"{path}: it has more than {_MAX_FILES:,} files, or more than {size_text(allowed)} in "
-        "them; unpack it yourself if it holds traces"
-    )
 
 
 def _target(folder: Path, member: _Member) -> Path | None:
@@ -137,8 +127,7 @@ def _of_zip(path: Path) -> Iterator[_Member]:
 
 
 def _of_tar(path: Path) -> Iterator[_Member]:
-    with Source(path) as source:
-        stream: Any = io.BufferedReader(_Raw(source))
+    with opened(path) as (source, stream):
         with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK) as archive:
             for each in archive:
                 if not each.isdir():
@@ -149,18 +138,3 @@ def _of_tar(path: Path) -> Iterator[_Member]:
                 raise tarfile.ReadError("a header is damaged")
         if source.problem:
             raise tarfile.ReadError(source.problem)
-
-
-class _Raw(io.RawIOBase):
-    """The unpacked bytes of a `Source` as a stream."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def readable(self) -> bool:
-        """Return that it is."""
-        return True
-
-    def readinto(self, view: Any) -> int:
-        """Fill a buffer."""
-        return self._source.readinto(view)

@@ -207,7 +207,9 @@ def _first(texts: list[str], what: str) -> str:
 def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:
     found = unmatched_launches(spans)
     if found is None:
-        yield _NOT_CHECKED, "needs a torch.profiler capture"
+        is_recorded = spans.try_table("calls", []) is not None
+        why = "no call that launches one kernel is known in the capture"
+        yield _NOT_CHECKED, why if is_recorded else "needs a torch.profiler capture"
     elif found.unmatched > _MAX_LOST * found.launches:
         text = f"{found.unmatched:,} of {found.launches:,} launches have no kernel"
         yield _WARN, f"{text}: events were dropped, or a CUDA graph captured them"
