@@ -12,6 +12,7 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.discovery import items
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.loaders.rank_names import by_cause
 from lightning_rlprof.report import chrome_trace
 from lightning_rlprof.run import load as load_as_one
 from lightning_rlprof.store.open_run import open_run, open_store
@@ -359,6 +360,19 @@ def cycle(path: Path, number: int, rank: int | None = None, *, pid: int = 4000) 
         made.call(step, 1_000 * step + 10, pid=pid)
         made.kernel(step, 1_000 * step + 20, 1_000 * step + 120)
     return made.write(path)
+
+
+def test_traces_without_a_time_say_so_once_with_their_ranks(tmp_path: Path) -> None:
+    for rank in range(8):
+        path = chrome(tmp_path / f"rank-{rank}.json", rank, world=8)
+        path.write_text(path.read_text().replace("baseTimeNanoseconds", "x"))
+
+    found = [each for each in load(tmp_path).warnings if each.code == "time-unknown"]
+
+    assert [each.rank for each in found] == [*range(8)]
+    assert [each.who for each in by_cause((each.rank, each.text) for each in found)] == [
+        "ranks 0-7"
+    ]
 
 
 @pytest.mark.parametrize("ranks", [(None,), (0,), (0, 1)])
