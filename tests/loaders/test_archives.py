@@ -239,3 +239,11 @@ def test_a_trace_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_bytes(trace())
     assert not is_archive(tmp_path / "t.json")
     assert not is_archive(tmp_path / "nowhere")
+
+
+def test_a_directory_with_an_archive_alone_says_to_pass_it(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    zipped(folder / "a.zip", {"t.json": trace()})
+    with pytest.raises(TraceError, match=r"an archive: pass .*a\.zip$"):
+        load(folder)
