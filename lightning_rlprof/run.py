@@ -13,6 +13,7 @@ from lightning_rlprof.analysis.catalog import CATALOG, Analysis
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 from lightning_rlprof.loaders.join_ranks import as_one
+from lightning_rlprof.loaders.rank_names import by_cause
 from lightning_rlprof.report.notebook import Plots, ReportFrame, summary_html
 from lightning_rlprof.report.summary import Summary, lead_tables, summary
 from lightning_rlprof.store.duckdb_tables import sql_columns
@@ -134,9 +135,8 @@ class Run(Methods, Spans):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: its summary, first tables, and what is doubtful."""
-        whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
-        texts = map(str.__add__, whose, (each.text for each in self.warnings))
-        doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+        causes = by_cause((each.rank, each.text) for each in self.warnings)
+        doubts = "".join(f"<li>{html.escape(str(each))}</li>" for each in causes)
         tables = "".join(table._repr_html_() for table in lead_tables(self))
         return f"{summary_html(self, self.summary())}{tables}<ul>{doubts}</ul>"
 

@@ -183,7 +183,8 @@ RUN is one of:
   a rank file                profiler_data/my-run/rank-00000.jsonl
   a torch.profiler trace     trace.json, trace.json.gz, or a directory of traces
   an Nsight Systems report   report.nsys-rep, or its export report.sqlite
-  a torch_npu capture        a *_ascend_pt directory (rlprof ascend parse first)
+  a torch_npu capture        a *_ascend_pt directory (rlprof ascend parse first) or trace_view.json
+  an archive of one of these traces.zip, traces.tar.gz, traces.tgz or traces.tar
   spans of OpenTelemetry     lines of OTLP, as a collector writes them, or a directory of such files
   a URL of one of these      s3://bucket/runs/my-run, for any fsspec store""",
     "exit-codes": """\

@@ -20,7 +20,7 @@ from lightning_rlprof.system.location import RemotePath, local_path, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
-    from lightning_rlprof.tables.table import Cell, Table
+    from lightning_rlprof.tables.table import Table
 
 FEW = 8
 """Warnings, notes and rows of short tables that are printed."""
@@ -217,11 +217,14 @@ def print_warnings(spans: "Spans") -> None:
         console.note(f"{console.count(more, 'more note')}. See: {everything}")
 
 
-def warn_of_ranks(warnings: "Sequence[tuple[Cell, Cell]]", everything: str) -> None:
-    """Print warnings, each with its rank if it has one, and the command that shows them all."""
-    for rank, text in warnings[:FEW]:
-        console.warn(str(text) if rank is None else f"rank {rank}: {text}")
-    if (more := len(warnings) - FEW) > 0:
+def warn_of_ranks(warnings: "Sequence[tuple[int | None, str]]", everything: str) -> None:
+    """Print each warning once, with the ranks that have it, and the command that shows them all."""
+    from lightning_rlprof.loaders.rank_names import by_cause
+
+    causes = by_cause(warnings)
+    for each in causes[:FEW]:
+        console.warn(str(each))
+    if (more := len(causes) - FEW) > 0:
         console.warn(f"{console.count(more, 'more warning')}. See: {everything}")
 
 
@@ -230,7 +233,7 @@ def count_warnings(spans: "Spans") -> None:
     summary = f"rlprof summary {shlex.quote(str(spans.path))}"
     truncated = [each for each in spans.warnings if each.code == Code.FILE_CUT]
     warn_of_ranks([(each.rank, each.text) for each in truncated], summary)
-    if count := len(spans.warnings) - len(truncated):
+    if count := len({each.text for each in spans.warnings} - {each.text for each in truncated}):
         issues = console.count(
             count, "more data-quality issue" if truncated else "data-quality issue"
         )

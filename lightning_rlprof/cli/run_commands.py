@@ -381,7 +381,8 @@ def describe(spans: "Spans") -> None:
 
     # A profiler's trace is useless without its tables; those of other runs can take minutes.
     found = sum_up(spans, captures=is_device_trace(spans))
-    console.say(f"{spans.path} on {', '.join(found.devices)}", "bold")
+    devices = ", ".join(filter(None, found.devices))
+    console.say(f"{spans.path} on {devices}" if devices else str(spans.path), "bold")
     console.say(run_line(found))
     console.print_tables(lead_tables(spans))
     console.say("")
@@ -495,7 +496,8 @@ def _list_tables(store: "Store", run: Path) -> None:
 
 def _print_rows(store: "Store", run: Path, query: str, limits: "Limits") -> None:
     table = store.sql(query, console.limit(_LIMIT), limits)
-    warnings = [(rank, text) for rank, text in store.sql("select rank, text from warnings").rows]
+    rows = store.sql("select rank, text from warnings").rows
+    warnings = [(rank if isinstance(rank, int) else None, str(text)) for rank, text in rows]
     if console.is_json():
         found = [{"rank": rank, "text": text} for rank, text in warnings]
         facts = {"run": str(run), "query": query, "warnings": found}

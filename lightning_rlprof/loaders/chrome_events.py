@@ -608,6 +608,19 @@ def read_head(path: Path) -> ChromeStream[Any]:
     return stream
 
 
+def read_first(
+    path: Path, decode: Callable[[Any], list[T]]
+) -> tuple[dict[str, msgspec.Raw], list[T]]:
+    """Return what stands before the first events of a trace, and those; none of any other file.
+
+    Raises:
+        TraceError: See `Source`.
+    """
+    with Source(path) as source:
+        stream = ChromeStream(source, decode, _HEAD_SIZE, _LARGEST_HEAD)
+        return stream.top, next(iter(stream), [])
+
+
 class _DamagedError(Exception):
     """The compressed data ends early or is broken; the text says how."""
 

@@ -12,10 +12,11 @@ from typing import Literal, NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import is_ascend, is_capture
+from lightning_rlprof.loaders.ascend.trace_view import TRACE_NAMES
 from lightning_rlprof.loaders.chrome_events import read_head
 from lightning_rlprof.loaders.clocks import aligned
 from lightning_rlprof.loaders.framework_logs import kind_of_log
-from lightning_rlprof.loaders.join_ranks import as_one, join
+from lightning_rlprof.loaders.join_ranks import as_one, is_cycle, join
 from lightning_rlprof.loaders.kineto.reader import (
     MOST_RANKS,
     Distributed,
@@ -23,7 +24,7 @@ from lightning_rlprof.loaders.kineto.reader import (
     is_export,
 )
 from lightning_rlprof.loaders.kineto.trace import told
-from lightning_rlprof.loaders.nsys import Export, read_ranges
+from lightning_rlprof.loaders.nsys import REPORTS, Export, read_ranges
 from lightning_rlprof.loaders.rank_names import labels_of_verl, rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import is_sqlite
 from lightning_rlprof.records.notes import Code
@@ -31,7 +32,7 @@ from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
 from lightning_rlprof.tables.spans import RunWarning, Spans
 
 Format = Literal["rlprof", "ascend", "nsys", "kineto"]
-NSYS_SUFFIXES = (".sqlite", ".nsys-rep")
+NSYS_SUFFIXES = (".sqlite", *REPORTS)
 """Of Nsight Systems; an export is preferred to the report it was made from."""
 
 KINETO_SUFFIXES = (".json", ".json.gz", ".json.zst")
@@ -65,12 +66,13 @@ def read_ranks(
 ) -> Spans | None:
     """Read traces that are of different ranks as one run; None where they are not known to be.
 
-    One that cannot be read is a problem of its rank. Raises the first reason where all are such.
-    Clocks are compared as `aligned` does it. Each role of verl numbers its ranks from 0: ranks of
-    a role are numbered behind those of the roles before it.
+    Cycles of one process are one rank, see `is_cycle`. One that cannot be read is a problem of its
+    rank. Raises the first reason where all are such. Clocks are compared as `aligned` does it. Each
+    role of verl numbers its ranks from 0: ranks of a role are numbered behind those of the roles
+    before it.
 
     Args:
-        files: The traces, all of one tool.
+        files: The traces; of two tools, they are not joined.
         read: Reads one.
         progress: Called after each with how many are read, and how many there are.
     """
@@ -85,20 +87,32 @@ def read_ranks(
         known = [run for run in runs if run is not None]
         return as_one(known) if len(known) == len(runs) else None
     ranks = {file: told_ranks(file) for file in files}
-    if not all(ranks.values()) or len(set().union(*ranks.values())) < 2:
+    one_tool = len({file.suffix in NSYS_SUFFIXES for file in files}) == 1
+    several = len(set().union(*ranks.values())) > 1
+    if len(files) < 2 or not one_tool or (any(ranks.values()) and not all(ranks.values())):
         return None
-    parts, broken = [], {}
+    parts, broken = list[Spans](), dict[Path, TraceError]()
     for count, file in enumerate(files, start=1):
         try:
-            parts.append(read(file))
+            part = read(file)
         except TraceError as error:
             broken[file] = error
+        else:
+            if not several and not all(is_cycle(part, each) for each in parts):
+                return None
+            parts.append(part)
         if progress is not None:
             progress(count, len(files))
     if not parts:
         raise broken[files[0]]
+    if not several and len(parts) < 2:
+        return None
     code = Code.RANK_UNREADABLE.value
-    lost = [RunWarning(rank, str(why), code) for at, why in broken.items() for rank in ranks[at]]
+    lost = [
+        RunWarning(rank, str(why), code)
+        for at, why in broken.items()
+        for rank in (*ranks[at],) or (None,)
+    ]
     return aligned(join(parts, lost))
 
 
@@ -160,7 +174,8 @@ def _below(folder: Path) -> list[_Item]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and entry.name != CACHE_FOLDER:
                 found += _below(Path(entry.path))
-        if {item.path for item in found} <= {folder / "trace_view.json"} and is_ascend(folder):
+        traces_here = {folder / name for name in TRACE_NAMES}
+        if {item.path for item in found} <= traces_here and is_ascend(folder):
             return [_Item(folder)]  # These are the files of one capture.
         only_captures = found and all(item.captures for item in found)
         return [_Item(folder, captures=True)] if only_captures else found

@@ -99,8 +99,8 @@ class _Stream(io.RawIOBase):
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Source, io.BufferedReader]]:
-    """Open a log, plain or compressed; raises TraceError and OSError."""
+def opened(path: Path) -> Iterator[tuple[Source, io.BufferedReader]]:
+    """Open a file, plain or compressed; raises TraceError and OSError."""
     open_file(path).close()  # A pipe, which may never end, is refused.
     with Source(path) as source:
         yield source, io.BufferedReader(_Stream(source), _BUFFER)
@@ -115,7 +115,7 @@ def texts(path: Path, *, by_line: bool) -> Iterator[bytes | None]:
         TraceError: The file cannot be read.
     """
     try:
-        with _opened(path) as (source, file):
+        with opened(path) as (source, file):
             if not by_line:
                 yield file.read()
                 return
@@ -711,7 +711,7 @@ def _read_steps(path: Path) -> RankTrace:
 def kind_of_log(path: Path) -> Log | None:
     """Return what kind of log a file is, by its beginning; None for anything else."""
     try:
-        with _opened(path) as (_, file):
+        with opened(path) as (_, file):
             head = file.peek(_HEAD)[:_HEAD]
             if _OTLP.match(head):
                 return "OpenTelemetry"

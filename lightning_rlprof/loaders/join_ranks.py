@@ -1,5 +1,6 @@
 """Join traces of several ranks into one run: one timeline, one list of warnings, joined tables."""
 
+import collections
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +12,19 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks import is_integer, is_moment
-from lightning_rlprof.loaders.rank_names import as_ranges, missing
+from lightning_rlprof.loaders.rank_names import as_ranges, missing, worker_in_name
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import Coded, end_to_end
-from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, Thread
+from lightning_rlprof.tables.spans import (
+    NO_PARENT,
+    Counter,
+    RankNote,
+    RunWarning,
+    Spans,
+    Thread,
+    note_of,
+)
 from lightning_rlprof.tables.table import Column, ColumnRows, Table, with_name
 
 # Each rank counts these numbers separately; the values are the columns that contain them.
@@ -23,7 +32,7 @@ _NUMBERED = {"id": ("id", "parent", "forward"), "graph": ("graph",)}
 _RANK = Column("rank", "count")
 _FEW = 8
 _ABSENT = "this table was not recorded"
-_NO_TIME = "{} has no recording time: its times start with those of the run"
+_NO_TIME = "the trace has no recording time: its times start with those of the run"
 _PLAIN = ("kind", "step", "id", "parent")
 
 
@@ -179,9 +188,10 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
     """Return traces of different ranks as one run, on an axis that begins with the first of them.
 
     Each part comes onto the axis by wall clock; one without a recording time begins at zero, with a
-    warning. Of parts that claim the same rank the newest stays, and what is left out is a warning
-    of its ranks. Warnings and notes of a part with one rank are that rank's. Tables are read and
-    put end to end when they are asked for: see `join_tables`.
+    warning. Cycles of one process are one rank, see `is_cycle`. Of other parts that claim the same
+    rank the newest stays, and what is left out is a warning of its ranks. Warnings and notes of a
+    part with one rank are that rank's. Tables are read and put end to end when they are asked for:
+    see `join_tables`.
 
     Args:
         parts: At least one; each with one rank or several.
@@ -206,6 +216,10 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
     slices = sorted(_slices(parts, later), key=lambda each: each.rank)
     headers = {each.rank: each.part.headers[each.rank] for each in slices}
     notes = [note for part, by in zip(parts, later, strict=True) for note in _notes(part, by)]
+    statuses: dict[int, str | None] = {}
+    for rank, part, *_ in slices:  # A rank with a trace that was cut off did not finish.
+        own = part.statuses.get(rank)
+        statuses[rank] = own and statuses.get(rank, own)
     names = sorted({name for part in parts for name in part.tables})
     world = max((header.world_size for header in headers.values()), default=0)
     return Spans(
@@ -213,18 +227,23 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
         Path(os.path.commonpath([part.path.absolute().parent for part in parts])),
         **_columns(slices),
         headers=headers,
-        statuses={each.rank: each.part.statuses.get(each.rank) for each in slices},
-        notes=tuple(sorted(notes, key=lambda note: note.time_ns)),
+        statuses=statuses,
+        notes=(*_cycles(slices), *sorted(notes, key=lambda note: note.time_ns)),
         warnings=(
             *lost,
             *missing(world, [*headers, *(each.rank for each in lost)]),
             *(
-                RunWarning(rank, _NO_TIME.format(part.path.name), Code.TIME_UNKNOWN.value)
+                RunWarning(rank, _NO_TIME, Code.TIME_UNKNOWN.value)
                 for part in parts
                 if not part.unix_ns
                 for rank in part.ranks
             ),
-            *(problem for part in parts for problem in _warnings_of(part)),
+            *(
+                problem
+                for part in parts
+                for problem in _warnings_of(part)
+                if problem.code != Code.TIME_UNKNOWN
+            ),
         ),
         unix_ns=zero,
         tables={name: partial(_join_table, name, parts, later) for name in names},
@@ -234,12 +253,17 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
 def as_one(parts: Sequence[Spans]) -> Spans:
     """Return runs that were recorded apart as one, such as a trainer's and a rollout server's.
 
-    Ranks of each run are numbered behind those of the runs before it. Runs are aligned by the wall
-    clocks of their hosts, which nothing compares.
+    Ranks of each run are numbered behind those of the runs before it; cycles of one process are one
+    run. Runs are aligned by the wall clocks of their hosts, which nothing compares.
 
     Raises:
         ValueError: There are no runs.
     """
+    groups: list[list[Spans]] = []
+    for part in parts:
+        own = next((group for group in groups if all(is_cycle(part, each) for each in group)), None)
+        groups.append([part]) if own is None else own.append(part)
+    parts = [join(group) if len(group) > 1 else group[0] for group in groups]
     worlds = [max(header.world_size for header in part.headers.values()) for part in parts]
     first = [sum(worlds[:at]) for at in range(len(parts))]
     return join([_behind(part, by, sum(worlds)) for part, by in zip(parts, first, strict=True)])
@@ -276,13 +300,52 @@ def _behind(part: Spans, by: int, world: int) -> Spans:
     )
 
 
+def is_cycle(part: Spans, other: Spans) -> bool:
+    """Return whether two traces are of one process, one after the other, and share no step.
+
+    So a profiler writes them that records in cycles: ``schedule(..., repeat=3)``.
+    """
+    if part.ranks != other.ranks or len(part.ranks) != 1:
+        return False
+    rank = part.ranks[0]
+    (worker, other_worker) = (worker_in_name(each.path.name) for each in (part, other))
+    one, two = part.headers[rank], other.headers[rank]
+    same_pid = one.pid > 0 and (one.host, one.pid) == (two.host, two.pid)
+    if worker != other_worker or not (worker or same_pid):
+        return False
+    (start, end), (other_start, _) = sorted(map(_recorded, (part, other)))
+    steps, other_steps = ({*np.unique(each.step).tolist()} - {0} for each in (part, other))
+    return 0 < start < other_start and end <= other_start and steps.isdisjoint(other_steps)
+
+
+def _recorded(part: Spans) -> tuple[int, int]:
+    """Return wall-clock times of the first start and the last end of a trace, 0 if unknown."""
+    if not part.unix_ns:
+        return 0, 0
+    first, last = int(part.start_ns.min(initial=0)), int(part.end_ns.max(initial=0))
+    return part.unix_ns + first, part.unix_ns + last
+
+
+def _cycles(slices: Sequence[_Slice]) -> Iterable[RankNote]:
+    """Say of each rank with several traces that they are cycles."""
+    counts = collections.Counter(each.rank for each in slices)
+    for rank, count in counts.items():
+        if count > 1:
+            text = f"{count} traces of one process are read as one rank, in order of time"
+            yield note_of(rank, Code.CYCLES_JOINED, text, traces=count)
+
+
 def _newest_per_rank(parts: Sequence[Spans]) -> tuple[list[Spans], list[RunWarning]]:
-    """Keep the newest of the parts that claim one rank, by rank; the first of two as old."""
+    """Keep the newest of the parts that claim one rank, by rank; the first of two as old.
+
+    Cycles of one process are all kept.
+    """
     taken: dict[int, Spans] = {}
     problems: list[RunWarning] = []
     kept: list[Spans] = []
     for part in sorted(parts, key=lambda part: -part.unix_ns):
-        if both := sorted(taken.keys() & part.headers.keys()):
+        both = sorted(taken.keys() & part.headers.keys())
+        if both and not all(is_cycle(part, each) for each in kept if {*both} & {*each.ranks}):
             name, other = part.path.name, taken[both[0]].path.name
             text = f"{name} is left out: its rank is {both[0]}, as in {other}, which is kept"
             lost = [rank for rank in part.ranks if rank not in taken]
@@ -292,7 +355,7 @@ def _newest_per_rank(parts: Sequence[Spans]) -> tuple[list[Spans], list[RunWarni
             continue
         taken |= dict.fromkeys(part.headers, part)
         kept.append(part)
-    kept.sort(key=lambda part: part.ranks[:1])
+    kept.sort(key=lambda part: (part.ranks[:1], part.unix_ns))
     return kept, problems
 
 
@@ -308,12 +371,18 @@ def _columns(slices: Sequence[_Slice]) -> dict[str, Any]:
     names: dict[str, int] = {}
     threads: dict[Thread, int] = {}
     found: dict[str, list[Int64s]] = {}
+    free: dict[int, int] = {}  # The ids of a rank's next trace begin behind these.
     for rank, part, rows, later in slices:
         name = np.array(
             [*(names.setdefault(each, len(names)) for each in part.names), -1], np.int64
         )
         own = [threads.setdefault(each, len(threads)) for each in part.threads]
         columns = {each: getattr(part, each)[rows] for each in _PLAIN}
+        by = free.get(rank, 0)
+        free[rank] = by + int(columns["id"].max(initial=0))
+        has_parent = columns["parent"] != NO_PARENT
+        columns["id"] = columns["id"] + by
+        columns["parent"] = np.where(has_parent, columns["parent"] + by, NO_PARENT)
         columns["name"] = name[part.name[rows]]
         columns["thread"] = np.array([*own, -1], np.int64)[part.thread[rows]]
         columns["rank"] = np.full(rows.stop - rows.start, rank, np.int64)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.archives import is_archive, unpack
 from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.clocks import aligned
-from lightning_rlprof.loaders.discovery import NSYS_SUFFIXES, identify, read_ranks, traces
+from lightning_rlprof.loaders.discovery import identify, items, read_ranks, traces
+from lightning_rlprof.loaders.foreign_files import foreign, refuse_foreign
 from lightning_rlprof.loaders.framework_logs import (
     SUFFIXES,
     Log,
@@ -35,7 +37,7 @@ from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.records.run_directory import RankReader, RankTrace, rank_files, read_header
 from lightning_rlprof.system.location import RemotePath, place, redact
-from lightning_rlprof.tables.spans import Spans, note_of
+from lightning_rlprof.tables.spans import Spans, note_of, warning_of
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ _LOG_READERS: Mapping[Log, Callable[[Sequence[Path]], list[RankTrace]]] = {
     "verl": read_verl,
     "OpenTelemetry": read_otlp,
 }
+_UNKNOWN = "not a run or trace, by its name and its first bytes. See rlprof help inputs"
+_MAX_FILES_LOOKED_AT = 64  # The first of them tell what a directory without traces holds.
 _MAX_TAIL_BYTES = 65_536
 _MAX_RANKS_LOOKED_AT = 64  # These ranks suffice to show the roles of a run.
 _RUNNING_S = 60  # A file that changed this recently belongs to a training that runs.
@@ -104,23 +108,51 @@ def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
     Raises:
         TraceError: As `fetch` and ``read``; the text names the URL.
     """
-    from lightning_rlprof.system.remote_files import fetch, files_text, size_text
+    from lightning_rlprof.system.remote_files import fetch
 
-    fetched = fetch(path)
+    return _read_copies(path, fetch(path), read, "copied")
+
+
+def _read_archive(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
+    """Read what is in an archive: one run or trace, or one trace per rank."""
+
+    def read(folder: Path) -> Spans:
+        try:
+            found = items(folder)
+        except TraceError as error:
+            names = [str(each.relative_to(folder)) for each in sorted(folder.rglob("*"))]
+            raise TraceError(_no_run(folder, [], names)) from error
+        places = {each.parent for each in found}
+        if len(found) == 1 or len(places) == 1:
+            return load(found[0] if len(found) == 1 else places.pop(), progress=progress)
+        run = read_ranks(found, _read_trace, progress) if all(map(os.path.isfile, found)) else None
+        if run is None:
+            raise TraceError(_no_run(folder, found, []))
+        return run
+
+    unpacked, remarks = unpack(path)
+    spans = _read_copies(path, unpacked, read, "unpacked")
+    lost = (warning_of(None, text, Code.TRACE_DOUBTFUL) for text in remarks)
+    return dataclasses.replace(spans, warnings=(*spans.warnings, *lost))
+
+
+def _read_copies(path: Path, copies: "Fetched", read: Callable[[Path], Spans], how: str) -> Spans:
+    from lightning_rlprof.system.remote_files import files_text, size_text
+
     text = ""
     try:
-        spans = read(fetched.path)
+        spans = read(copies.path)
     except TraceError as error:
-        text = str(error).replace(str(fetched.path), str(path))
+        text = str(error).replace(str(copies.path), str(path))
     if text:  # In the handler, a chained error would name the copy.
-        fetched.close()
+        copies.close()
         raise TraceError(text)
-    copied = f"{path}: {files_text(fetched.files)}, {size_text(fetched.size)}, copied to read it"
+    said = f"{path}: {files_text(copies.files)}, {size_text(copies.size)}, {how} to read it"
     return dataclasses.replace(
         spans,
         path=path,
-        notes=(note_of(None, Code.RUN_COPIED, copied), *spans.notes),
-        tables={name: partial(_made, fetched, make) for name, make in spans.tables.items()},
+        notes=(note_of(None, Code.RUN_COPIED, said), *spans.notes),
+        tables={name: partial(_made, copies, make) for name, make in spans.tables.items()},
     )
 
 
@@ -136,17 +168,30 @@ def _read_run(run: Path, progress: Callable[[int, int], None] | None) -> Spans:
 
 def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
     """Read one file by what is in it; the rank files of a run need no look."""
+    if is_archive(path):
+        return _read_archive(path, progress)
     if kind := kind_of_log(path):
         return _read_logs(path, {kind: [path]})
     format_ = identify(path)
     if format_ == "rlprof":
         return with_kernels(read_run(path, [path], progress), path.parent)
+    if format_ != "ascend":
+        refuse_foreign(path)
     if format_ is None:
-        return read_run(path, [path], progress)  # It says why it is not a rank file.
+        return _read_unnamed(path, progress)
     spans = aligned(read_ascend(path)) if format_ == "ascend" else _read_trace(path)
     if progress is not None:
         progress(1, 1)
     return spans
+
+
+def _read_unnamed(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
+    """Read a rank file whose name does not show that it is one."""
+    try:
+        read_header(path)
+    except TraceError as error:
+        raise TraceError(f"{path}: {_UNKNOWN}") from error
+    return read_run(path, [path], progress)
 
 
 def _read_traces(
@@ -163,8 +208,7 @@ def _read_traces(
         return _read_logs(path, logs)
     if len(files) == 1:
         return _read_file(files[0], progress)
-    one_tool = len({file.suffix in NSYS_SUFFIXES for file in files}) == 1
-    run = read_ranks(files, _read_trace, progress) if one_tool else None
+    run = read_ranks(files, _read_trace, progress) if files else None
     if run is None:
         raise TraceError(_no_run(path, files, names))
     return dataclasses.replace(run, path=path)
@@ -189,14 +233,22 @@ def _read_logs(path: Path, logs: dict[Log, list[Path]]) -> Spans:
 
 
 def _read_trace(path: Path) -> Spans:
-    return (read_nsys if identify(path) == "nsys" else read_kineto)(path)
+    refuse_foreign(path)
+    readers = {"ascend": read_ascend, "nsys": read_nsys}
+    return readers.get(identify(path) or "", read_kineto)(path)
 
 
 def _no_run(path: Path, files: list[Path], names: list[str]) -> str:
     if files:
-        some = ", ".join(file.name for file in files[:_FEW])
+        some = ", ".join(str(file.relative_to(path)) for file in files[:_FEW])
         some += f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
-        return f"{path}: contains {len(files)} traces, pass one of them: {some}"
+        text = f"{path}: contains {len(files)} traces, pass one of them: {some}"
+        return f"{text}. To read them as one run, pass all with --as-one"
+    for file in filter(os.path.isfile, map(path.joinpath, names[:_MAX_FILES_LOOKED_AT])):
+        if is_archive(file):
+            return f"{path}: no run or trace in it, but an archive: pass {file}"
+        if what := foreign(file):
+            return f"{path}: no run or trace in it; {file.name}: {what}"
     if names:
         return f"no run or trace in {path} (expected rank-*.jsonl or a profiler trace)"
     return f"{path}: empty directory (expected rank-*.jsonl or a profiler trace)"

@@ -76,8 +76,8 @@ _CALL_OF_TORCH = re.compile(
     r"(?<=.)(?:, (?:seq|op_id|sizes|input_op_ids) = (?:-?\d+|\[[][\d, ()-]*\]))+\Z"
 )
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
-REPORT = ".nsys-rep"
-"""How the names of reports end."""
+REPORTS = (".nsys-rep", ".qdrep")
+"""How the names of reports end, and how they did before 2021."""
 
 _SECONDS = 1800  # Gigabytes take nsys minutes; it has hung on reports that a crash cut short.
 _EXPORT = ("export", "--type", "sqlite", "--force-overwrite", "true", "--output")
@@ -149,7 +149,7 @@ def open_export(path: Path) -> Export:
     Raises:
         TraceError: nsys is not installed or fails, or the file is not an export.
     """
-    if path.suffix != REPORT or is_sqlite(path):
+    if path.suffix not in REPORTS or is_sqlite(path):
         return Export(path)
     nsys = shutil.which("nsys")
     if nsys is None:
@@ -386,7 +386,7 @@ class Report:
     def __init__(self, path: Path, named: int | None) -> None:
         self.export = export = open_export(path)
         self.ranges = ranges = read_ranges(export)
-        active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
+        active = [self._began(table) for table in ACTIVITIES]
         seen = {*ranges.ranks, *np.unique(ranges.process).tolist(), *itertools.chain(*active)}
         self.processes = sorted((each for each in seen if each > 0), key=lambda p: (pid_of(p), p))
         self.launching = set(itertools.chain(*active[:-1]))
@@ -408,6 +408,36 @@ class Report:
         sound = possible(start) & (end >= start) & (end - start < LONGEST_NS)
         sound[sound] = of_one_date(start[sound])
         return (int(start[sound].min()), int(end[sound].max())) if sound.any() else None
+
+    def _began(self, table: str) -> dict[int, int]:
+        """Return when the first row of each process began, by globalPid."""
+        if found := self.export.least(table, "globalPid", "start"):
+            return found
+        rows = self._numbers(table, "start", "globalPid", "correlationId")
+        process, start = rows["globalPid"], rows["start"]
+        sound = (process != UNKNOWN) & (start != UNKNOWN)
+        keys, own = np.unique(process[sound], return_inverse=True)
+        first = np.full(len(keys), MAX_NUMBER)
+        np.minimum.at(first, own, start[sound])
+        return dict(zip(keys.tolist(), first.tolist(), strict=True))
+
+    def _numbers(self, table: str, *names: str) -> dict[str, Int64s]:
+        """Return columns of an activity; if none of its rows has a process, they get one.
+
+        It is the only process with a call of the row's number, or the only one in the report.
+        """
+        rows = self.export.numbers(table, *names)
+        if not len(rows["start"]) or (rows["globalPid"] != UNKNOWN).any():
+            return rows
+        calls = self.export.numbers(_CALL, "globalTid", "correlationId")
+        numbered = (calls["correlationId"] != UNKNOWN) & (calls["globalTid"] > 0)
+        pairs = np.stack([calls["correlationId"], process_of(calls["globalTid"])])[:, numbered]
+        number, process = np.unique(pairs, axis=1)
+        number, first, count = np.unique(number, return_index=True, return_counts=True)
+        every = np.unique(np.append(process, self.ranges.process[self.ranges.process > 0]))
+        only = every[0] if len(every) == 1 else UNKNOWN
+        process = np.append(np.where(count == 1, process[first], UNKNOWN), only)
+        return {**rows, "globalPid": process[find(number, rows["correlationId"])]}
 
     def _find_unix_ns(self) -> int | None:
         """Return when zero was: the start of the session, else the time in rlprof's marks."""
@@ -612,7 +642,7 @@ class Report:
         asked, what = len(tables), _CALLED[tables[0]]
         beside = (table for table in ACTIVITIES[:-1] if table not in tables)
         tables = tables if _SYNC in tables else (*tables, *beside)
-        read = [self.export.numbers(table, *_ACTIVITY_COLUMNS, *more) for table in tables]
+        read = [self._numbers(table, *_ACTIVITY_COLUMNS, *more) for table in tables]
         columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
         columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
         start, end, process = columns["start"], columns["end"], columns["globalPid"]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.tables.spans import RunWarning
@@ -11,6 +12,22 @@ _VERL = re.compile(
     r"((?!step\d+_)[^_]+)?(?:_(?!step\d+_)[^_]+)?_?(?:step(\d{1,15})_)?"
     r"rank\d+(?:-of-\d+)?_(?:[a-z0-9-]+_)?pid\d+_\d{17}(?!\d)"
 )
+
+
+# As tensorboard_trace_handler of torch names them: worker, time, suffix.
+_WORKER = re.compile(r"(.+)\.\d{13,19}\.pt\.trace\.json(?:\.gz)?")
+
+
+def worker_in_name(name: str) -> str | None:
+    """Return the worker in the name that torch's handler gives a trace: its host and process.
+
+    Example::
+
+        >>> worker_in_name("node-1_4711.1719853884123456789.pt.trace.json")
+        'node-1_4711'
+    """
+    found = _WORKER.fullmatch(name)
+    return found[1] if found else None
 
 
 def rank_in_name(name: str) -> int | None:
@@ -37,6 +54,36 @@ def labels_of_verl(name: str) -> tuple[str, int]:
     """
     found = _VERL.match(name)
     return (found[1] or "", int(found[2] or 0)) if found else ("", 0)
+
+
+class Remark(NamedTuple):
+    """What one or more ranks have to say; ``who`` is empty for the whole run."""
+
+    who: str
+    text: str
+
+    def __str__(self) -> str:
+        """Return it with its ranks in front."""
+        return f"{self.who}: {self.text}" if self.who else self.text
+
+
+def by_cause(said: Iterable[tuple[int | None, str]]) -> list[Remark]:
+    """Return each text once, with all ranks that say it; None is the whole run.
+
+    Example::
+
+        >>> [str(each) for each in by_cause([(0, "no clock"), (1, "no clock"), (None, "a")])]
+        ['ranks 0-1: no clock', 'a']
+    """
+    groups: dict[tuple[bool, str], list[int]] = {}
+    for rank, text in said:
+        groups.setdefault((rank is None, text), []).extend([] if rank is None else [rank])
+    return [Remark(named_ranks(ranks), text) for (_, text), ranks in groups.items()]
+
+
+def named_ranks(ranks: list[int]) -> str:
+    """Return ranks as text: ``rank 3``, ``ranks 0-7, 9``, and nothing for none."""
+    return f"rank{'s' * (len(set(ranks)) > 1)} {as_ranges(ranks)}" if ranks else ""
 
 
 def missing(world: int, seen: Iterable[int | None]) -> list[RunWarning]:

@@ -5,6 +5,7 @@ what is absent reads as `UNKNOWN`. The file is never written to, and nothing is 
 """
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -21,6 +22,7 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
 
 _MAGIC = b"SQLite format 3\0"
+_VERSIONED = re.compile(r"(\w+)_V(\d{1,3})")
 _ROWS = 65_536  # Rows in memory as Python objects.
 _ASKED = 500  # Numbers in one query; the oldest versions of SQLite allow 999.
 # 18 digits fit into 64 bits. SQLite would make 0 of any other text.
@@ -56,7 +58,8 @@ class SqliteTables:
             to be damaged.
 
     Attributes:
-        columns: Names of the columns by table.
+        columns: Names of the columns by table; a table with the number of a version behind its
+            name, such as ``NVTX_EVENTS_V2``, also has the name without it.
         problems: What is known to be missing.
     """
 
@@ -67,6 +70,7 @@ class SqliteTables:
         size, whole = self._sizes(path)
         lost = f"is truncated after {size:,} of {whole:,} bytes" if size < whole else ""
         self.problems = [text for text in (lost, _journal(path)) if text]
+        self._views: list[str] = []
         self.columns = self._schema()
 
     def has(self, table: str, *names: str) -> bool:
@@ -171,9 +175,15 @@ class SqliteTables:
         # Only plain tables are read: a view or a virtual table may run code from the file.
         names = self.rows("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%'")
         info = "SELECT name FROM pragma_table_info(?)"
-        return {
+        found = {
             table: frozenset(column for (column,) in self.rows(info, table)) for (table,) in names
         }
+        numbered = {table: _VERSIONED.fullmatch(table) for table in found}
+        newest = sorted((int(its[2]), its[1], table) for table, its in numbered.items() if its)
+        others = {name: table for _, name, table in newest if name not in found}
+        view = 'CREATE TEMP VIEW "{}" AS SELECT * FROM "{}"'
+        self._views = [view.format(name, table) for name, table in others.items()]
+        return found | {name: found[table] for name, table in others.items()}
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -181,6 +191,8 @@ class SqliteTables:
             with closing(sqlite3.connect(self._uri, uri=True)) as database:
                 database.text_factory = lambda data: data.decode(errors="replace")
                 database.execute("PRAGMA trusted_schema = OFF")
+                for view in self._views:
+                    database.execute(view)
                 yield database
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
             reason = "; it ".join([" ".join(str(error).split()), *self.problems])

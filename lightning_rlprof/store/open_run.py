@@ -12,6 +12,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import is_ascend
 from lightning_rlprof.loaders.discovery import is_run, read_ranks, traces
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.store.cache import cached_spans, find, sources
 from lightning_rlprof.store.ingest import keep
@@ -72,7 +73,8 @@ def open_store(path: str | Path, *, progress: _Progress | None = None) -> Store:
 
 def _parts(path: Path, facts: Mapping[str, Any]) -> Sequence[Part]:
     """Return the traces of a directory that its run was joined of, if all have caches."""
-    if not _is_folder_of_traces(path) or facts.get("moved"):
+    joined = any(Code.CYCLES_JOINED in note for note in facts.get("notes", ()))
+    if joined or facts.get("moved") or not _is_folder_of_traces(path):
         return ()
     left = dict(facts.get("headers", []))
     zero, found = facts.get("unix_ns", 0), []

@@ -29,7 +29,7 @@ _RANK_FILE = re.compile(r"rank-\d+\.jsonl")
 
 
 class Fetched:
-    """Copies of remote files, removed by ``close()`` or when this object is garbage collected.
+    """Copies of remote or packed files, removed by ``close()`` or when nothing refers to this.
 
     Attributes:
         path: Local path to read.
@@ -152,7 +152,7 @@ def _of_one_run(
 
 def _copied(path: RemotePath, listing: _Listing, folder: Path) -> int:
     """Copy the files into a folder; return how many bytes they are."""
-    room = left = max(shutil.disk_usage(folder).free - _SPARE, 0)
+    room = left = free_space(folder)
     listed_bytes = sum(size or 0 for _, size in listing.files.values())
     too_large = f"{path}: its {files_text(len(listing.files))} take {{}}, but there is space for "
     too_large += f"{size_text(room)} in {folder.parent}: set TMPDIR to a larger disk"
@@ -172,13 +172,23 @@ def _copied(path: RemotePath, listing: _Listing, folder: Path) -> int:
 
 
 def _stream(system: Any, remote: str, target: Path, most: int) -> int:
-    """Copy one file, a little more than allowed at most; return how many bytes came."""
+    with system.open(remote, "rb") as source:
+        return copy_stream(source, target, most)
+
+
+def copy_stream(source: Any, target: Path, most: int) -> int:
+    """Copy what is read to a file, a little more than allowed at most; return how many bytes."""
     took = 0
-    with system.open(remote, "rb") as source, target.open("wb") as copy:
+    with target.open("wb") as copy:
         while took <= most and (chunk := source.read(_CHUNK)):
             copy.write(chunk)
             took += len(chunk)
     return took
+
+
+def free_space(folder: Path) -> int:
+    """Return how many bytes copies may take on the disk of a folder."""
+    return max(shutil.disk_usage(folder).free - _SPARE, 0)
 
 
 def files_text(count: int) -> str:

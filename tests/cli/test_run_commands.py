@@ -83,9 +83,18 @@ def test_summary_says_what_is_missing_and_what_the_run_noted(rlprof: Run, tmp_pa
     assert "\x1b" not in out
 
 
-def test_many_problems_are_counted(rlprof: Run, tmp_path: Path) -> None:
+def test_a_warning_of_all_ranks_is_one_line(rlprof: Run, tmp_path: Path) -> None:
     for rank in range(12):
         write_rank(tmp_path, header(rank, 12), [], status=None)
+    out = rlprof("summary", tmp_path)[1]
+    assert [line for line in out.splitlines() if line.startswith("warning: ")] == [
+        "warning: ranks 0-11: its file is truncated: the rank was killed or is still running"
+    ]
+
+
+def test_many_problems_are_counted(rlprof: Run, tmp_path: Path) -> None:
+    for rank in range(12):
+        write_rank(tmp_path, header(rank, 12), [], status=f"stopped by Error{rank}")
     out = rlprof("summary", tmp_path)[1]
     assert f"warning: 4 more warnings. See: rlprof summary {tmp_path} --json\n" in out
     assert len(json.loads(rlprof("summary", tmp_path, "--json")[1])["warnings"]) == 12

@@ -12,7 +12,10 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.discovery import items
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.loaders.rank_names import by_cause
 from lightning_rlprof.report import chrome_trace
+from lightning_rlprof.run import load as load_as_one
+from lightning_rlprof.store.open_run import open_run, open_store
 from lightning_rlprof.tables.spans import RunWarning
 from tests.builders.ascend_output import capture_folder
 from tests.builders.chrome import AFTER, BASE, ChromeTrace
@@ -255,7 +258,8 @@ def test_a_trace_that_cannot_be_read_is_a_problem_of_its_rank(
 
     assert run.ranks == (0, 2)
     assert [problem.rank for problem in run.warnings] == [1]
-    assert "rank-1.json: not a Chrome trace" in run.warnings[0].text
+    why = "not a Chrome trace" if damage else "the file is empty"
+    assert f"rank-1.json: {why}" in run.warnings[0].text
 
 
 def test_a_damaged_export_costs_its_own_rank_alone(tmp_path: Path) -> None:
@@ -337,14 +341,79 @@ def test_each_role_of_verl_has_ranks_of_its_own(tmp_path: Path) -> None:
 
 def test_an_older_trace_of_the_same_rank_is_left_out_and_said(tmp_path: Path) -> None:
     chrome(tmp_path / "rank-0.json", 0, world=2)
-    chrome(tmp_path / "rank-1.json", 1, late=500, world=2)
+    chrome(tmp_path / "rank-1.json", 1, late=50, world=2)
     chrome(tmp_path / "rank-1-before.json", 1, world=2)
 
     run = load(tmp_path)
 
-    assert [(span.rank, span.start_ns) for span in run] == [(0, 0), (1, 500)]
+    assert [(span.rank, span.start_ns) for span in run] == [(0, 0), (1, 50)]
     assert [problem.rank for problem in run.warnings] == [1]
     assert "rank-1-before.json is left out" in run.warnings[0].text
+
+
+def cycle(path: Path, number: int, rank: int | None = None, *, pid: int = 4000) -> Path:
+    """Write one cycle of a profiler with a schedule: two steps, each with a kernel."""
+    job = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 2}}
+    made = ChromeTrace({"schemaVersion": 1, **job})
+    for step in (5 * number + 1, 5 * number + 2):
+        made.mark(f"ProfilerStep#{step}", 1_000 * step, 1_000 * step + 900, pid=pid)
+        made.call(step, 1_000 * step + 10, pid=pid)
+        made.kernel(step, 1_000 * step + 20, 1_000 * step + 120)
+    return made.write(path)
+
+
+def test_traces_without_a_time_say_so_once_with_their_ranks(tmp_path: Path) -> None:
+    for rank in range(8):
+        path = chrome(tmp_path / f"rank-{rank}.json", rank, world=8)
+        path.write_text(path.read_text().replace("baseTimeNanoseconds", "x"))
+
+    found = [each for each in load(tmp_path).warnings if each.code == "time-unknown"]
+
+    assert [each.rank for each in found] == [*range(8)]
+    assert [each.who for each in by_cause((each.rank, each.text) for each in found)] == [
+        "ranks 0-7"
+    ]
+
+
+@pytest.mark.parametrize("ranks", [(None,), (0,), (0, 1)])
+def test_cycles_of_one_process_are_one_rank_in_the_order_of_time(
+    tmp_path: Path, ranks: tuple[int | None, ...]
+) -> None:
+    for rank in ranks:
+        for number in (2, 0, 1):
+            worker, time = f"node-{rank}_4000", 1719853884123456789 - number
+            cycle(tmp_path / f"{worker}.{time}.pt.trace.json", number, rank)
+
+    runs = [load(tmp_path), open_run(tmp_path, cache=True)]
+    if len(ranks) == 1:
+        runs.append(load_as_one(items(tmp_path)))
+    for run in runs:
+        assert run.ranks == tuple(range(len(ranks)))
+        for rank in run.ranks:
+            own = [span for span in run if span.rank == rank]
+            assert [span.step for span in own] == [1, 2, 6, 7, 11, 12]
+            assert len({span.id for span in own}) == 6
+        kernels = run.table("kernels")
+        assert kernels.column("duration") == [100] * 6 * len(ranks)
+        assert kernels.column("step") == [1, 2, 6, 7, 11, 12] * len(ranks)
+        codes = [note.facts for note in run.notes if note.code == "cycles-joined"]
+        assert codes == [{"traces": 3}] * len(ranks)
+    store = open_store(tmp_path)
+    assert store.sql("select count(*) from kernels").rows[0] == (6 * len(ranks),)
+
+
+@pytest.mark.parametrize("why", ["another process", "the same step", "the same time"])
+def test_traces_that_are_no_cycles_are_not_joined(tmp_path: Path, why: str) -> None:
+    cycle(tmp_path / "a.json", 0)
+    other = cycle(tmp_path / "b.json", 1, pid=7 if why == "another process" else 4000)
+    text = other.read_text()
+    if why == "the same step":
+        other.write_text(text.replace("#6", "#1"))
+    if why == "the same time":
+        other.write_text((tmp_path / "a.json").read_text().replace("ProfilerStep", "x"))
+
+    with pytest.raises(TraceError, match=r"pass one of them: a\.json, b\.json\. .*--as-one"):
+        load(tmp_path)
 
 
 @pytest.mark.skipif(not SEVERAL_DATA.is_dir(), reason="the real traces in shared/data are not here")

@@ -46,7 +46,7 @@ def spans_of(rows: list[Row], ranks: set[int], unix_ns: int = 1000, **more: Any)
         id=number,
         parent=np.where(number > 0, number - 1, NO_PARENT),
         counters={"tokens": tokens} if at else {},
-        headers={each: header(each, 8) for each in held},
+        headers={each: header(each, 8, pid=unix_ns) for each in held},
         statuses=dict.fromkeys(held, "finished"),
         unix_ns=unix_ns,
     )
@@ -131,7 +131,7 @@ def test_a_part_that_does_not_know_its_time_begins_at_zero_and_is_a_problem() ->
     run = join([undated, dated])
 
     assert (run.start_ns.tolist(), run.unix_ns) == ([5, 5], 7000)
-    text = "b.json has no recording time: its times start with those of the run"
+    text = "the trace has no recording time: its times start with those of the run"
     assert RunWarning(1, text, "time-unknown") in run.warnings
 
 

@@ -70,7 +70,7 @@ def test_a_file_with_only_its_header_is_a_run_without_spans(tmp_path: Path) -> N
         ),
         (
             lambda path: _exports(path / "x", *"abcdefghij").parent,
-            r"x: contains 10 traces, pass one of them: a\.sqlite, b\.sqlite, .* and 2 more$",
+            r"x: contains 10 traces, pass one of them: a\.sqlite, .* and 2 more\. .*--as-one$",
         ),
         (lambda path: _file(path / "x.sqlite", "hello"), "not an SQLite export of"),
     ],

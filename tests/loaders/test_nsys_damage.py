@@ -76,7 +76,7 @@ def read_all(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: path.write_bytes(b""), "not an SQLite export"),
+        (lambda path: path.write_bytes(b""), "the file is empty"),
         (lambda path: path.write_bytes(b"QDSTRM"), "not an SQLite export"),
         (lambda path: path.write_bytes(b"SQLite format 3\0"), "cannot be read as SQLite"),
         (lambda path: path.write_bytes(b"SQLite format 3\0" + b"x" * 5000), "cannot be read as"),

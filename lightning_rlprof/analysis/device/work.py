@@ -199,18 +199,20 @@ def device_work(
     Args:
         spans: The run.
         ranks: Only these; None for all.
-        notes: A reason is added for each table that could not be read.
+        notes: A reason is added for each table that could not be read, or of which no row could.
     """
     reasons: list[str] = [] if notes is None else notes
     kernels, copies = (spans.try_table(name, reasons) for name in ("kernels", "memcpy"))
+    if kernels is not None and not len(kernels.rows) and kernels.losses:
+        reasons.append(f"The table kernels is empty: {'; '.join(kernels.losses)}.")
     return DeviceWork(kernels, copies, ranks)
 
 
 def no_work(ranks: Collection[int] | None, notes: Sequence[str] = ()) -> str:
-    """Say that these ranks have neither kernels nor copies, and how to record them."""
+    """Say that these ranks have neither kernels nor copies, and why, else how to record them."""
     of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
-    why = f"{of} no device kernels or copies. Capture a step with torch.profiler or Nsight Systems."
-    return " ".join([why, *notes])
+    how = notes or ["Capture a step with torch.profiler or Nsight Systems."]
+    return " ".join([f"{of} no device kernels or copies.", *how])
 
 
 def launch_calls(calls: Table, rank: Int64s, launch: Int64s, duration: Int64s) -> Int64s:

@@ -183,7 +183,7 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
     if over:  # The last one of each rank has the counts.
         ranks = [rank for rank in over if rank is not None]
         yield _WARN, f"{listed(ranks, 'rank')}: {over[ranks[0]]}"
-    texts = [each.text for each in spans.warnings]
+    texts = [*dict.fromkeys(each.text for each in spans.warnings)]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
         texts += [f"{name}: {text}" for text in table.losses] if table else []
@@ -211,7 +211,9 @@ def _first(texts: list[str], what: str) -> str:
 def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:
     found = unmatched_launches(spans)
     if found is None:
-        yield _NOT_CHECKED, "needs a torch.profiler capture"
+        is_recorded = spans.try_table("calls", []) is not None
+        why = "no call that launches one kernel is known in the capture"
+        yield _NOT_CHECKED, why if is_recorded else "needs a torch.profiler capture"
     elif found.unmatched > _MAX_LOST * found.launches:
         text = f"{found.unmatched:,} of {found.launches:,} launches have no kernel"
         yield _WARN, f"{text}: events were dropped, or a CUDA graph captured them"

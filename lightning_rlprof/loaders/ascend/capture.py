@@ -26,9 +26,15 @@ from lightning_rlprof.loaders.ascend.mstx import (
     database_marks,
     trace_marks,
 )
-from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_view
+from lightning_rlprof.loaders.ascend.trace_view import (
+    TRACE_NAMES,
+    TraceView,
+    is_trace_view,
+    read_trace_view,
+)
 from lightning_rlprof.loaders.chrome_events import MAX_TIME
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
+from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import capture_in_name, rank_files
 from lightning_rlprof.tables.arrays import Int64s, distinct_tuples
@@ -39,7 +45,7 @@ from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 """Folder that the parser of torch_npu writes in a capture."""
 
-_ENDING, _TRACE = "_ascend_pt", "trace_view.json"
+_ENDING = "_ascend_pt"
 _DATABASE = "ascend_pytorch_profiler*.db"
 _MAX_EMPTY_FOLDERS = 50_000  # Folders in a row without a capture, after which the search ends.
 _MAX_JSON_BYTES = 1 << 26  # Bytes; the JSON of a capture takes kilobytes.
@@ -81,7 +87,7 @@ class Capture:
     Attributes:
         path: A directory ``*_ascend_pt``, or one of its files.
         output: Folder of the parsed files of the text format, None without.
-        trace: Its ``trace_view.json``, if there is one.
+        trace: Its ``trace_view.json``, if there is one; alone, it may have any name.
         database_file: Its ``ascend_pytorch_profiler*.db``, if there is one.
         rank: Global rank, -1 if no file has it.
         info: Content of ``profiler_info*.json``.
@@ -210,17 +216,19 @@ def _has(database: SqliteTables | None, table: str, *names: str) -> bool:
 def is_ascend(path: Path) -> bool:
     """Return whether a path is output of torch_npu.profiler, or a directory with such captures.
 
-    ``*_ascend_pt``, the folder in it, ``trace_view.json`` and ``ascend_pytorch_profiler*.db`` are
-    recognized by name, other SQLite files by their tables.
+    Directories and ``ascend_pytorch_profiler*.db`` are recognized by name, other SQLite files by
+    their tables, traces by their first events.
     """
     if os.path.isdir(path):
         return next(_folders(path, []), None) is not None
     if not os.path.isfile(path):
         return False
-    if path.name == _TRACE or path.match(_DATABASE):
+    if path.match(_DATABASE):
         return True
     try:
-        tables = SqliteTables(path).columns if is_sqlite(path) else {}
+        if not is_sqlite(path):
+            return is_trace_view(path)
+        tables = SqliteTables(path).columns
         return "STRING_IDS" in tables and not _KNOWN_TABLES.isdisjoint(tables)
     except TraceError:
         return False
@@ -244,13 +252,15 @@ def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]
             raise TraceError("; ".join([text, *remarks]))
         return found
     if not is_ascend(path):
-        raise TraceError(
-            f"{path}: not an output of torch_npu.profiler (expected {_TRACE} or {_DATABASE})"
-        )
+        expected = f"expected {TRACE_NAMES[0]} or {_DATABASE}"
+        raise TraceError(f"{path}: not an output of torch_npu.profiler ({expected})")
     output = path.parent.absolute()
     folder = output.parent if output.name == OUTPUT else output
-    files = (output, path, None) if path.name == _TRACE else (None, None, path)
-    return [_described(Capture(path, *files), folder)]
+    if path.match(_DATABASE) or is_sqlite(path):
+        return [_described(Capture(path, database_file=path), folder)]
+    # The files beside a trace with another name may be of another capture.
+    own = output if path.name in TRACE_NAMES else None
+    return [_described(Capture(path, own, path), folder)]
 
 
 def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
@@ -288,7 +298,11 @@ def is_capture(path: Path) -> bool:
 
 
 def _has_output_files(path: Path) -> bool:
-    return os.path.isfile(path / _TRACE) or any(path.glob(_DATABASE))
+    return _trace_in(path) is not None or any(path.glob(_DATABASE))
+
+
+def _trace_in(output: Path) -> Path | None:
+    return next(filter(os.path.isfile, (output / name for name in TRACE_NAMES)), None)
 
 
 def _in_folder(path: Path) -> Capture:
@@ -297,12 +311,12 @@ def _in_folder(path: Path) -> Capture:
     output = inner if os.path.isdir(inner) else path
     if output.name != OUTPUT and not _has_output_files(path):
         return _described(Capture(path), path)
-    trace, databases = output / _TRACE, sorted(output.glob(_DATABASE))
+    databases = sorted(output.glob(_DATABASE))
     others = [f"{file.name} is left out: several databases" for file in databases[1:]]
     found = Capture(
         path,
         output,
-        trace if os.path.isfile(trace) else None,
+        _trace_in(output),
         next(iter(databases), None),
         problems=tuple(others),
     )
@@ -318,7 +332,7 @@ def _described(capture: Capture, folder: Path) -> Capture:
     names = ((_INFO_FILE, file), (_DATABASE_FILE, capture.database_file))
     found = [pattern.fullmatch(path.name) for pattern, path in names if path]
     told = [metadata.get("rlprof_rank"), info.get("rank_id"), *(each and each[1] for each in found)]
-    rank = _first_rank(told)
+    rank = _first_rank([rank_in_name(capture.trace.name) if capture.trace else None, *told])
     return replace(capture, rank=rank, info=info, metadata=metadata, problems=tuple(problems))
 
 

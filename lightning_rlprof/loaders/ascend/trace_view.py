@@ -10,8 +10,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.csv_sheets import since_1970, whole_number
-from lightning_rlprof.loaders.chrome_events import MAX_TIME, Id, nanoseconds, read_batches
+from lightning_rlprof.loaders.chrome_events import (
+    MAX_TIME,
+    Id,
+    nanoseconds,
+    read_batches,
+    read_first,
+)
 from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN
@@ -23,6 +30,9 @@ COMMUNICATION = ("HCCL", "Communication")
 COPIES = ("MEMCPY_ASYNC", "PCIE_DMA_SQE", "SDMA_SQE")
 """Names or types of tasks that copy."""
 
+TRACE_NAMES = ("trace_view.json", "trace_view.json.gz")
+"""Names of the file as torch_npu writes it, and as people compress it."""
+
 STEP = "ProfilerStep#"
 """Prefix of the names of the steps that torch_npu.profiler marks."""
 _TASK = ("task", "stream", "connection")
@@ -31,6 +41,10 @@ _NUMBERS = {"stream", "connection", "count", "bytes", "sequence", "forward", "nu
 # Values of these columns have up to 64 bits; codes use half of the memory.
 _WIDE = {"start_ns", "end_ns", "id", *_NUMBERS}
 _QUEUE = ("enqueue", "dequeue")
+
+# Only torch_npu's traces have these processes; its parser takes their names from msprof.
+_PROCESSES = {*COMMUNICATION, "Ascend Hardware", "CANN", "Overlap Analysis", "AI Core Freq"}
+_OTHER_WRITERS = {"schemaVersion", "otherData"}  # Kineto and rlprof begin their traces with these.
 _CALL_CATEGORIES = ("cpu_op", "python_function", *_QUEUE)  # Calls of CANN have a level instead.
 
 
@@ -124,6 +138,31 @@ _ARGS: Mapping[int, tuple[str, ...]] = {
     RowKind.QUEUE: ("number",),
 }
 _NO_ARGS = TraceArgs()
+
+
+def is_trace_view(path: Path) -> bool:
+    """Return by its first events whether torch_npu wrote a trace, whatever its name.
+
+    A file with torch_npu's name that says nothing else counts, so that reading it says why.
+    """
+    is_named = path.name in TRACE_NAMES
+    try:
+        top, events = read_first(path, msgspec.json.Decoder(list[TraceEvent]).decode)
+    except TraceError:
+        return is_named
+    return _OTHER_WRITERS.isdisjoint(top) and (is_named or any(map(_is_of_npu, events)))
+
+
+def _is_of_npu(event: TraceEvent) -> bool:
+    args = event.args or _NO_ARGS
+    if event.ph == "M":
+        is_npu = event.name == "process_labels" and str(args.labels).startswith("NPU")
+        return is_npu or (event.name == "process_name" and args.name in _PROCESSES)
+    if (event.cat, event.ph) in _FLOWS or args.stream is not None or args.task is not None:
+        return True
+    # No other profiler writes times of calls as texts.
+    is_call = event.cat in _CALL_CATEGORIES or args.level is not None
+    return event.ph == "X" and is_call and bytes(event.ts).startswith(b'"')
 
 
 class _TraceColumns:

@@ -43,14 +43,21 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import parents
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, known
 from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread, warning_of
-from lightning_rlprof.tables.table import ColumnRows, Damage, PartRows, Table, noted
+from lightning_rlprof.tables.table import ColumnRows, Damage, Loss, PartRows, Table, noted
 
 _UNREAD = "no readable kernels: some events are damaged or lost"
+_NO_DEVICE = "no kernels: no device was profiled"
 
 # These devices have memory: https://github.com/pytorch/pytorch/blob/main/c10/core/DeviceType.h
 _DEVICES = {
     **{0: "CPU", 1: "CUDA", 6: "HIP", 7: "FPGA", 8: "MAIA", 9: "XLA", 12: "XPU", 13: "MPS"},
     **{15: "HPU", 16: "VE", 18: "IPU", 19: "MTIA", 20: "PrivateUse1"},
+}
+
+# What categories of events begin with, if the trace does not name the device.
+_SIGNS_OF_DEVICES = {
+    **{"mtia_": "MTIA", "hpu_": "Gaudi", "xpu_": "XPU", "mlu_": "MLU", "gcu_": "GCU"},
+    **{"musa_": "MUSA", "cuda_profiler_": "CUDA"},
 }
 _GPU = re.compile(r"GPU (\d{1,6})")
 _NO_SHAPES = (
@@ -111,7 +118,8 @@ def kernels_table(trace: KinetoTrace, rank: int) -> Table:
     rows, remarks = place(trace, trace.grown(Kind.KERNEL), "kernels")
     if not len(rows):
         lost = trace.columns.counts[Kind.KERNEL] or trace.problems
-        remarks = [_UNREAD if lost else "no kernels: no device was profiled"]
+        unread = trace.columns.unread_device_work()
+        remarks = [*map(Loss, unread)] or [_UNREAD if lost else _NO_DEVICE]
     names = list(trace.columns.names)
 
     def cells(part: Columns, _: int) -> _Frame:
@@ -575,10 +583,12 @@ def _header(trace: KinetoTrace) -> Header:
     rank, world = _place(job, max((each.pg_size for each in groups), default=0), trace.path.name)
     role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
-    counts = trace.columns.counts
+    devices += [name for sign, name in _SIGNS_OF_DEVICES.items() if _has_category(trace, sign)]
     # A trace ends with the names of its devices. Damaged events may be those of a device.
+    counts = trace.columns.counts
+    worked = any(counts[kind] for kind in (Kind.KERNEL, Kind.COPY, Kind.LAUNCH))
     whole = trace.complete and not any(isinstance(each, Damage) for each in trace.problems)
-    no_device = whole and not (counts[Kind.KERNEL] or counts[Kind.COPY])
+    no_device = whole and not (worked or trace.columns.unread_device_work())
     lanes = list(trace.columns.lanes)
     pids = (lanes[lane][0] for lane in trace.ranges.thread[:1].tolist())
     return Header(
@@ -598,6 +608,10 @@ def _header(trace: KinetoTrace) -> Header:
             if key.endswith("_version")
         },
     )
+
+
+def _has_category(trace: KinetoTrace, sign: str) -> bool:
+    return any(str(category).startswith(sign) for category in trace.columns.categories)
 
 
 def _place(job: Distributed, largest: int, name: str) -> tuple[int, int]:

@@ -79,28 +79,51 @@ class Kind:
         PARAMETERS: The operators that say what these send.
         SHAPES: The operators whose FLOPs follow from their inputs.
         METADATA: Events that name threads and processes.
+        UNKNOWN: Slices of a category that no reader knows, perhaps of a device.
         OTHER: Those of no kind.
     """
 
     KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION, COPY, OPERATOR, PYTHON = range(7)
-    MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES, METADATA, OTHER = range(7, 14)
+    MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES, METADATA, UNKNOWN, OTHER = range(7, 15)
 
 
 DERIVED = {Kind.COLLECTIVE: Kind.KERNEL, Kind.PARAMETERS: Kind.OPERATOR, Kind.SHAPES: Kind.OPERATOR}
 """Kinds that are found by what is in events of another one, and which that is."""
 
-_DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "privateuse1")
+_DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "mlu", "gcu", "privateuse1")
 _LAUNCHING = [f"{driver}_{api}" for driver in _DRIVERS for api in ("runtime", "driver")]
+_COPYING = [f"{device}_{what}" for device in ("gpu", "mlu", "GCU") for what in ("memcpy", "memset")]
+
+# Kineto's types: https://github.com/pytorch/kineto/blob/main/libkineto/src/ActivityType.cpp.
+# PyTorch 1.8 writes capitals.
 _CATEGORIES = {
-    **dict.fromkeys(("kernel", "Kernel"), Kind.KERNEL),  # PyTorch 1.8 writes capitals.
+    **dict.fromkeys(("kernel", "Kernel", "mtia_ccp_events"), Kind.KERNEL),
     **dict.fromkeys((*_LAUNCHING, "Runtime"), Kind.LAUNCH),
     "user_annotation": Kind.ANNOTATION,
-    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
-    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), Kind.COPY),
+    **dict.fromkeys(
+        ("gpu_user_annotation", "mlu_user_annotation", "GCU_USER_ANNOTATION"),
+        Kind.DEVICE_ANNOTATION,
+    ),
+    **dict.fromkeys((*_COPYING, "Memcpy", "Memset"), Kind.COPY),
     **dict.fromkeys(("cpu_op", "Operator"), Kind.OPERATOR),
     "python_function": Kind.PYTHON,
     "cpu_instant_event": Kind.MEMORY,
+    # Waits, the profiler's own time, the whole recording, and arrows are of no kind.
+    **dict.fromkeys(
+        ("cuda_sync", "cuda_event", "xpu_sync", "gcu_sync", "overhead", "Trace", "fwdbwd", "ac2g"),
+        Kind.OTHER,
+    ),
 }
+
+# Gaudi writes this of its device and of its host; only the former has a device.
+_GAUDI, _ON_DEVICE = "hpu_op", b'"device"'
+
+# CUPTI measures counters in ranges. Kineto spreads the ranges evenly over the recording:
+# https://github.com/pytorch/kineto/blob/main/libkineto/src/CuptiRangeProfiler.cpp
+_UNTIMED = "cuda_profiler_range"
+_DEVICE_LABEL = re.compile(r"(?!CPU)[A-Za-z]+ ?\d+")
+_MAX_CATEGORIES, _MAX_CATEGORY = 1_000, 100  # How many are counted, and characters of one.
+_category = attrgetter("cat")
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
 
 # NCCL, RCCL and similar libraries match by prefix; fused kernels match by what they do.
@@ -368,15 +391,22 @@ def code_of_event(category: str | None, phase: str) -> int:
         (True, True)
         >>> code_of_event(None, "C") == Kind.COUNTER, code_of_event("ac2g", "s") == Kind.OTHER
         (True, True)
+        >>> code_of_event("hpu_op", "X") == Kind.UNKNOWN
+        True
     """
     kind = _CATEGORIES.get(category or "")
     if kind is not None:
         return kind if phase == ("i" if kind == Kind.MEMORY else "X") else Kind.OTHER
+    if category and phase == "X":
+        return Kind.UNKNOWN
     return {"C": Kind.COUNTER, "M": Kind.METADATA}.get(phase, Kind.OTHER)
 
 
-SLICES: dict[str | None, int] = {category: code_of_event(category, "X") for category in _CATEGORIES}
-"""The same of phase X, of which most events are; all other categories are `Kind.OTHER` in it."""
+SLICES: dict[str | None, int] = {
+    **{category: code_of_event(category, "X") for category in _CATEGORIES},
+    **dict.fromkeys((None, ""), Kind.OTHER),
+}
+"""The same of phase X, of which most events are; all other categories are `Kind.UNKNOWN` in it."""
 
 
 def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
@@ -415,6 +445,9 @@ class ChromeColumns:
         lost: Events left out by kind because their times cannot be true.
         untrue: Codes of the names of these, by kind.
         unread: Events left out by kind because their arguments cannot be read.
+        unknown: Slices of categories that no reader knows, by category, process, and whether they
+            name a device.
+        categories: Categories that occur.
         first_ns: When the first event of each kind began, of those that can be true.
         doubts: What is said of device work of each kind whose times cannot be true.
     """
@@ -428,6 +461,8 @@ class ChromeColumns:
         self.counts: Counter[int] = Counter()
         self.lost: Counter[int] = Counter()
         self.unread: Counter[int] = Counter()
+        self.unknown: Counter[tuple[str | None, Id, bool]] = Counter()
+        self.categories: set[str | None] = set()
         self._held = 0
         self.first_ns: dict[int, int] = {}
         self.untrue: dict[int, set[int]] = {}
@@ -449,10 +484,15 @@ class ChromeColumns:
         """Add what is wanted of a batch."""
         slice_code = SLICES.get
         codes = [
-            slice_code(each.cat, Kind.OTHER) if each.ph == "X" else code_of_event(each.cat, each.ph)
+            slice_code(each.cat, Kind.UNKNOWN)
+            if each.ph == "X"
+            else code_of_event(each.cat, each.ph)
             for each in events
         ]
-        code = np.frombuffer(bytes(codes), np.uint8)
+        code = np.frombuffer(bytearray(codes), np.uint8)
+        self._look_at_unknown(events, code)
+        if len(self.categories) < _MAX_CATEGORIES:
+            self.categories.update(map(_category, events))
         counts = np.bincount(code, minlength=Kind.OTHER + 1).tolist()
         self.counts.update({kind: counts[kind] for kind in KEPT})
         if counts[Kind.METADATA]:
@@ -467,6 +507,30 @@ class ChromeColumns:
             self._held = 0
             for grown in self._grown.values():
                 grown.put_aside()
+
+    def _look_at_unknown(self, events: Sequence[Event], code: npt.NDArray[np.uint8]) -> None:
+        """Make device work of what Gaudi did; count the rest by what may show that it is some."""
+        for row in np.flatnonzero(code == Kind.UNKNOWN).tolist():
+            event = events[row]
+            on_device = _ON_DEVICE in bytes(event.args)
+            if event.cat == _GAUDI and on_device:
+                code[row] = Kind.KERNEL
+            elif len(self.unknown) < _MAX_CATEGORIES:
+                self.unknown[event.cat, event.pid, on_device] += 1
+
+    def unread_device_work(self) -> list[str]:
+        """Say by category how many slices of devices are not read, and why."""
+        counts: Counter[str] = Counter()
+        for (category, pid, on_device), count in self.unknown.items():
+            label = self.labels.get(pid, "")
+            if on_device or category in (_GAUDI, _UNTIMED) or _DEVICE_LABEL.fullmatch(label):
+                counts[category or ""] += count
+        untimed = "they hold counters, and their times were not measured"
+        return [
+            f"{count} events of category {category[:_MAX_CATEGORY]} are not read: "
+            + (untimed if category == _UNTIMED else "what they measure of the device is unknown")
+            for category, count in counts.items()
+        ]
 
     def grown(self, kind: int) -> Grown:
         """Return the columns of one kind, in the order of the file; see `KEPT`.
@@ -855,6 +919,7 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
     if stream.truncated and not columns.counts[Kind.KERNEL]:
         trace.problems[0] = Cut(f"{trace.problems[0]} (no kernel was read)")
     trace.problems.extend(trace.losses(*EVERY, more=stream.lost))
+    trace.problems.extend(map(Loss, columns.unread_device_work()))
     if columns.lanes.merged:
         text = f"of more than {MAX_LANES:,} threads, the rest are counted as one thread"
         trace.problems.append(text)

@@ -22,7 +22,7 @@ from lightning_rlprof.analysis.catalog import ANALYSES, CATALOG
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.loaders.rank_names import as_ranges
+from lightning_rlprof.loaders.rank_names import Remark, by_cause, named_ranks
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.html.step_charts import (
     LATE,
@@ -144,13 +144,6 @@ class Fact(NamedTuple):
 
     name: str
     value: str
-
-
-class Remark(NamedTuple):
-    """What one or more ranks have to say; ``who`` is empty for the whole run."""
-
-    who: str
-    text: str
 
 
 def report_tables(
@@ -524,12 +517,12 @@ def changed_settings(config: Iterable[Fact]) -> list[tuple[str, str, str]]:
 def missing(spans: Spans) -> list[Remark]:
     """Return what is missing or doubtful, ranks with the same trouble together."""
     notes = ((note.rank, note.text) for note in spans.notes if note.level != "info")
-    return _grouped([*((problem.rank, problem.text) for problem in spans.warnings), *notes])
+    return by_cause([*((problem.rank, problem.text) for problem in spans.warnings), *notes])
 
 
 def remarks(spans: Spans) -> list[Remark]:
     """Return what was noted for information only."""
-    return _grouped((note.rank, note.text) for note in spans.notes if note.level == "info")
+    return by_cause((note.rank, note.text) for note in spans.notes if note.level == "info")
 
 
 def configuration(spans: Spans) -> list[Fact]:
@@ -554,7 +547,9 @@ def _agreed(values: Mapping[int, Mapping[str, Any]]) -> list[Fact]:
     rows = []
     for key, found in table.items():
         agreed = len(found) == 1 and len(next(iter(found.values()))) == len(values)
-        parts = [value if agreed else f"{value} ({_ranks(who)})" for value, who in found.items()]
+        parts = [
+            value if agreed else f"{value} ({named_ranks(who)})" for value, who in found.items()
+        ]
         rows.append(Fact(key, "; ".join(parts)))
     return rows
 
@@ -565,18 +560,6 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str
             yield from _flat(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item, default=str)
-
-
-def _grouped(items: Iterable[tuple[int | None, str]]) -> list[Remark]:
-    groups: dict[tuple[bool, str], list[int]] = {}
-    for rank, text in items:
-        groups.setdefault((rank is None, text), []).extend([] if rank is None else [rank])
-    return [Remark(_ranks(ranks), text) for (_, text), ranks in groups.items()]
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Return ranks as text: ``rank 3``, ``ranks 0-7, 9``, and nothing for none."""
-    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}" if ranks else ""
 
 
 def _date(unix_ns: int) -> str:

@@ -1,16 +1,19 @@
 """Each check of data quality can be ok, warn, and not checked if the run lacks the data."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.diagnosis.data_quality import check_quality, data_quality
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
+from tests.builders.chrome import ChromeTrace
 from tests.builders.device_trace import Feed, feed, traced
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play
@@ -236,3 +239,13 @@ def test_groups_and_links_name_ranks_that_no_header_has(
     table = Table(name, tuple(Column(each, "count") for each in columns), rows)
     wide = replace(spans, tables={**spans.tables, name: lambda: table})
     assert checks(wide)["ranks"] == ("warn", "3 of 8 present; missing: 3, 4, 5, 6, 7")
+
+
+def test_a_capture_without_single_launches_is_not_told_to_be_one(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    trace.call(1, 0, name="hipGraphLaunch")
+    trace.kernel(1, 10, 20)
+
+    state, detail = checks(load(trace.write(tmp_path / "a.json")))["kernel/launch match"]
+
+    assert (state, "needs a torch.profiler" in detail) == ("not checked", False)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.analysis.device.timeline import breakdown
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kineto
+from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import RunWarning, Spans, Thread
 from tests.builders.chrome import BASE, PID, ChromeTrace
 
@@ -228,3 +230,54 @@ def test_a_trace_is_known_by_its_content(tmp_path: Path) -> None:
         assert is_chrome_trace(tmp_path / name)
     assert not is_chrome_trace(tmp_path)
     assert not is_chrome_trace(tmp_path / "missing")
+
+
+DEVICES = {
+    "mtia_ccp_events": ("mtia_runtime", "MTIA"),
+    "hpu_op": ("user_annotation", "Gaudi"),
+    "cuda_profiler_range": ("cuda_runtime", "CUDA"),
+    "npu2_events": ("user_annotation", "unknown"),
+}
+
+
+def of_other_device(path: Path, category: str, *, labelled: bool = False) -> Path:
+    """Write ten events of a device of 100 ns each."""
+    trace = ChromeTrace()
+    trace.mark("ProfilerStep#1", 0, 2_000)
+    for number in range(10):
+        trace.event(DEVICES[category][0], "launch", number, number + 1, PID, 1, correlation=number)
+        where = {} if labelled else {"device": 0}
+        args = {**where, "correlation": number}
+        trace.event(category, "matmul", number * 150, number * 150 + 100, 17, 3, **args)
+    if labelled:
+        args = {"name": "process_labels", "ph": "M", "pid": 17, "tid": 0}
+        trace.events.append({**args, "args": {"labels": "HPU 0"}})
+    return trace.write(path)
+
+
+@pytest.mark.parametrize("category", DEVICES)
+@pytest.mark.parametrize("labelled", [False, True])
+def test_work_of_another_device_is_device_time_or_counted(
+    tmp_path: Path, category: str, labelled: bool
+) -> None:
+    run = load(of_other_device(tmp_path / "a.json", category, labelled=labelled))
+    kernels = run.table("kernels")
+    lost = [each.text for each in run.warnings if each.code == "rows-left-out"]
+
+    assert run.headers[0].device == DEVICES[category][1]
+    if lost:
+        assert lost[0].startswith(f"10 events of category {category} are not read: ")
+        assert [*kernels.losses] == lost
+        assert "Capture a step" not in str(breakdown(run).abstained)
+    else:
+        assert kernels.column("duration") == [100] * 10
+    assert bool(lost) is (
+        category in ("cuda_profiler_range", "npu2_events") or (category == "hpu_op" and labelled)
+    )
+
+
+def test_what_other_programs_mark_is_no_device(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    trace.event("ray_task", "rollout", 0, 100, PID, 1, task="x")
+    run = load(trace.write(tmp_path / "a.json"))
+    assert (run.headers[0].device, run.warnings) == ("cpu", ())
