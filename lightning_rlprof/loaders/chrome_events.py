@@ -303,33 +303,23 @@ def _emptied(found: re.Match[bytes]) -> bytes:
     return found[0] if before == b"\\" else b'":' + b'""'.ljust(len(found[0]) - 2)
 
 
-def _value_at(text: str, at: int) -> tuple[Any, int]:
+def _value_at(text: str, at: int, size: int = _PIECE) -> tuple[Any, int]:
     """Return the JSON value that begins here, and its end, else `_BROKEN` or `_INCOMPLETE`.
 
     Of what has too many brackets for a value, the value is `_TOO_DEEP`.
     """
     # An error counts the lines before it, so a short piece is tried first.
-    part = text[at : at + _PIECE]
+    part = text[at : at + size]
     try:
         value, end = _PARSE(part)
-        return value, at + end
     except RecursionError:
         return _TOO_DEEP, _BROKEN
     except json.JSONDecodeError as error:
         cut = error.pos >= len(part) - _LITERAL or error.msg.startswith("Unterminated")
-        if not cut:
-            return None, _BROKEN
-    return _value_at_length(text, at) if len(text) > at + _PIECE else (None, _INCOMPLETE)
-
-
-def _value_at_length(text: str, at: int) -> tuple[Any, int]:
-    try:
-        return _PARSE(text, at)
-    except RecursionError:
-        return _TOO_DEEP, _BROKEN
-    except json.JSONDecodeError as error:
-        cut = error.pos >= len(text) - _LITERAL or error.msg.startswith("Unterminated")
+        if cut and len(text) > at + size:
+            return _value_at(text, at, len(text))
         return None, _INCOMPLETE if cut else _BROKEN
+    return value, at + end
 
 
 def _legible(event: bytes) -> bytes:
