@@ -149,7 +149,7 @@ def device_times(
     """
     long = end_ns - start_ns >= LONGEST_NS
     # CUPTI writes both as 0 if it could not collect the times.
-    untimed = (start_ns == 0) & ((end_ns == 0) if host is None else host[0] > 0)
+    untimed = (start_ns == 0) & ((end_ns == 0) if host is None else host[0] > _OVERLAP_NS)
     first, last = (-_NEVER, _NEVER) if host is None else host
     margin = 0 if host is None else max(_MARGIN_NS, last - first)
     untimed |= _few((start_ns < first - margin) | (start_ns > last + margin))
