@@ -42,6 +42,7 @@ from lightning_rlprof.tables.kernels import (
     Coded,
     distinct,
     find,
+    is_launch,
     known,
 )
 from lightning_rlprof.tables.spans import RankNote, RunWarning, Spans, Thread, note_of, warning_of
@@ -379,6 +380,11 @@ class Report:
         self.export = export = open_export(path)
         self.ranges = ranges = read_ranges(export)
         active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
+        if any(export.has(table) and not export.has(table, "globalPid") for table in ACTIVITIES):
+            # The work does not say of which process it is, but one of those that called is it.
+            callers = export.least(_CALL, "globalTid", "start")
+            called = process_of(np.array([*callers], np.int64)).tolist()
+            active.insert(0, dict(zip(called, callers.values(), strict=True)))
         seen = {*ranges.ranks, *np.unique(ranges.process).tolist(), *itertools.chain(*active)}
         self.processes = sorted((each for each in seen if each > 0), key=lambda p: (pid_of(p), p))
         self.launching = set(itertools.chain(*active[:-1]))
@@ -513,6 +519,7 @@ class Report:
         around = self.ranges.name_around(rows.launches, rows.found)
         last = {"range": distinct(around, self.ranges.names), **self._launched(rows)}
         rows.remarks.extend(self._graphs(rows.columns))
+        rows.remarks.extend(self._launches_alone())
         return self._table("kernels", rows, {"kernel": name}, last)
 
     def copies(self) -> Table:
@@ -572,10 +579,11 @@ class Report:
         columns, rank, lost = self._sound_rows(tables, *more)
         launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
         found = stages_at(self.ranges.at(self.ranges.own), launches)
-        losses = counted((lost, "rows are left out: their times or their process are invalid"))
+        text = f"{lost} rows are left out: their times or their process are invalid"
+        losses = [Loss(text, lost)] if lost else []
         missing = np.count_nonzero(launches.time_ns == UNKNOWN)
         remarks = launch_remarks(_CALLED[tables[0]], missing, np.count_nonzero(found.lent))
-        return _Rows(columns, rank, launches, call_ns, found, [*map(Loss, losses), *remarks])
+        return _Rows(columns, rank, launches, call_ns, found, [*losses, *remarks])
 
     def _sound_rows(
         self, tables: Sequence[str], *more: str
@@ -585,6 +593,8 @@ class Report:
         columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
         columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
         start, end, process = columns["start"], columns["end"], columns["globalPid"]
+        if len(self.processes) == 1:
+            process = columns["globalPid"] = np.where(process == UNKNOWN, self.processes, process)
         rank = self._ranks_of(process)
         sound = possible(start) & possible(end) & (start <= end) & (rank != UNKNOWN)
         order = np.lexsort((start, rank))
@@ -612,6 +622,25 @@ class Report:
             np.append(start, UNKNOWN)[found],
         )
         return launches, np.append(call_ns, UNKNOWN)[found]
+
+    def _launches_alone(self) -> Iterator[Loss]:
+        """Say how many calls launched a kernel that is not in the report, with times or without."""
+        calls = self.export.numbers(_CALL, "globalTid", "correlationId", "nameId")
+        names = self.export.strings(calls["nameId"], STRINGS)
+        launching = [number for number, name in names.items() if is_launch(name)]
+        own = np.isin(calls["nameId"], launching)
+        kernels = self.export.numbers(KERNELS, "globalPid", "correlationId")
+        process, number = kernels.values()
+        pairs = _pairs(
+            np.append(process_of(calls["globalTid"][own]), process),
+            np.append(calls["correlationId"][own], number),
+        )
+        of_call, of_kernel = np.split(pairs, [np.count_nonzero(own)])
+        alone = ~np.isin(of_call, of_kernel)
+        # A kernel without a process may be of any call with its number.
+        alone &= ~np.isin(calls["correlationId"][own], number[process == UNKNOWN])
+        if count := int(np.count_nonzero(alone)):
+            yield Loss(f"{count} launches have no kernel", count)
 
     def _launched(self, rows: _Rows) -> dict[str, Any]:
         when, thread = rows.launches.time_ns, rows.launches.thread

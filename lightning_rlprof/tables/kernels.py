@@ -1,5 +1,6 @@
 """The table of device kernels, the same whatever recorded them."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,11 @@ UNKNOWN = -(2**63) + 1
 
 HIDDEN_IN_GRAPHS = "kernels inside CUDA graphs aren't visible"
 """Marks in the table's note that each replay of a graph was recorded as a whole."""
+
+_LAUNCH = re.compile(
+    r"(cuda|cu|hip)\w*Launch(Cooperative)?Kernel\w*|urEnqueueKernelLaunch\w*"
+    r"|zeCommandListAppendLaunch\w*Kernel\w*"
+)
 
 Coded = tuple[Int64s, Sequence[str]]
 """A column of texts: a code per row and the text of each code; below 0 is "not known"."""
@@ -94,6 +100,17 @@ def end_to_end(columns: Sequence[Coded]) -> Coded:
         codes.append(np.where(own < 0, -1, own + len(texts)))
         texts += names
     return distinct(np.concatenate(codes), texts)
+
+
+def is_launch(name: str) -> bool:
+    """Return whether a call of a driver with this name launches one kernel.
+
+    Example::
+
+        >>> [is_launch(name) for name in ("cudaLaunchKernel_v7000", "cudaGraphLaunch_v10000")]
+        [True, False]
+    """
+    return _LAUNCH.fullmatch(name) is not None
 
 
 def known(numbers: Int64s, nothing: int = UNKNOWN) -> Any:

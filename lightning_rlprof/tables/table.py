@@ -159,6 +159,13 @@ class Loss(str):
     """A text that says which rows a loader could not read; in a note it is one text of several."""
 
     code: ClassVar[Code] = Code.ROWS_LEFT_OUT
+    rows: int
+
+    def __new__(cls, text: str, rows: int = 0) -> "Loss":
+        """Return the text with how many rows it is about, 0 if that is not known."""
+        loss = str.__new__(cls, text)
+        loss.rows = rows
+        return loss
 
 
 class Cut(Loss):
@@ -169,7 +176,8 @@ class Cut(Loss):
 
 def with_name(name: str, text: str) -> str:
     """Return what is said of a file with its name before it; a loss stays one."""
-    return type(text)(f"{name}: {text}")
+    named = f"{name}: {text}"
+    return type(text)(named, text.rows) if isinstance(text, Loss) else named
 
 
 def noted(remarks: Iterable[str]) -> dict[str, Any]:
@@ -216,6 +224,11 @@ class Table:
     abstained: str | None = None
     losses: tuple[str, ...] = ()
     recorded: bool = True
+
+    @property
+    def rows_lost(self) -> int:
+        """How many rows the losses are about."""
+        return sum(each.rows for each in self.losses if isinstance(each, Loss))
 
     def __post_init__(self) -> None:
         """Reject rows that do not fit under the columns."""

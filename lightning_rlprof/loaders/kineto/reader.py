@@ -568,7 +568,8 @@ def _header(trace: KinetoTrace) -> Header:
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
     counts = trace.columns.counts
     # A trace ends with the names of its devices.
-    no_device = trace.complete and not (counts[Kind.KERNEL] or counts[Kind.COPY])
+    device_kinds = (Kind.KERNEL, Kind.COPY, Kind.LAUNCH)  # A launch is proof of a device, too.
+    no_device = trace.complete and not any(counts[kind] for kind in device_kinds)
     lanes = list(trace.columns.lanes)
     pids = (lanes[lane][0] for lane in trace.ranges.thread[:1].tolist())
     return Header(
