@@ -44,6 +44,7 @@ from lightning_rlprof.tables.kernels import (
     find,
     is_launch,
     known,
+    lost_launches,
 )
 from lightning_rlprof.tables.spans import RankNote, RunWarning, Spans, Thread, note_of, warning_of
 from lightning_rlprof.tables.table import ColumnRows, Loss, Table, noted
@@ -624,21 +625,25 @@ class Report:
         return launches, np.append(call_ns, UNKNOWN)[found]
 
     def _launches_alone(self) -> Iterator[Loss]:
-        """Say how many calls launched a kernel that is not in the report, with times or without."""
-        calls = self.export.numbers(_CALL, "globalTid", "correlationId", "nameId")
+        """Say how many calls launched a kernel that must have begun and is not in the report."""
+        calls = self.export.numbers(_CALL, "globalTid", "correlationId", "nameId", "start")
         names = self.export.strings(calls["nameId"], STRINGS)
         launching = [number for number, name in names.items() if is_launch(name)]
         own = np.isin(calls["nameId"], launching)
-        kernels = self.export.numbers(KERNELS, "globalPid", "correlationId")
-        process, number = kernels.values()
+        kernels = self.export.numbers(KERNELS, "globalPid", "correlationId", "end")
+        process, number, end = kernels.values()
         pairs = _pairs(
             np.append(process_of(calls["globalTid"][own]), process),
             np.append(calls["correlationId"][own], number),
         )
         of_call, of_kernel = np.split(pairs, [np.count_nonzero(own)])
-        alone = ~np.isin(of_call, of_kernel)
         # A kernel without a process may be of any call with its number.
-        alone &= ~np.isin(calls["correlationId"][own], number[process == UNKNOWN])
+        matched = np.isin(of_call, of_kernel)
+        matched |= np.isin(calls["correlationId"][own], number[process == UNKNOWN])
+        times = calls["start"][possible(calls["start"])]
+        record = int(times.min(initial=MAX_NUMBER)), int(times.max(initial=-MAX_NUMBER))
+        work_end = int(end[possible(end)].max(initial=-MAX_NUMBER))
+        alone = lost_launches(calls["start"][own], matched, work_end, record)
         if count := int(np.count_nonzero(alone)):
             yield Loss(f"{count} launches have no kernel", count)
 

@@ -20,6 +20,9 @@ _LAUNCH = re.compile(
     r"|zeCommandListAppendLaunch\w*Kernel\w*"
 )
 
+_QUEUED = 0.01
+"""Work goes on until the recording ends if it ends less than this share of it before."""
+
 Coded = tuple[Int64s, Sequence[str]]
 """A column of texts: a code per row and the text of each code; below 0 is "not known"."""
 
@@ -111,6 +114,29 @@ def is_launch(name: str) -> bool:
         [True, False]
     """
     return _LAUNCH.fullmatch(name) is not None
+
+
+def lost_launches(launch: Int64s, matched: Mask, work_end: int, record: tuple[int, int]) -> Mask:
+    """Return which launches have no kernel although it must have begun.
+
+    If work goes on until the recording ends, the last launches were still queued then.
+
+    Args:
+        launch: When each kernel was launched.
+        matched: Whether its kernel was recorded.
+        work_end: When the last work ended.
+        record: When the recording began and ended.
+
+    Example::
+
+        >>> launch, matched = np.array([1, 2, 3]), np.array([False, True, False])
+        >>> [lost_launches(launch, matched, 90, (0, end)).tolist() for end in (90, 200)]
+        [[True, False, False], [True, False, True]]
+    """
+    lost = ~matched
+    if matched.any() and record[1] - work_end <= _QUEUED * (record[1] - record[0]):
+        lost &= launch < launch[matched].max()
+    return lost
 
 
 def known(numbers: Int64s, nothing: int = UNKNOWN) -> Any:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, is_launch
+from lightning_rlprof.tables.kernels import UNKNOWN, is_launch, lost_launches
 from lightning_rlprof.tables.spans import Spans
 
 NEVER = 2**63 - 1
@@ -97,8 +97,8 @@ class LaunchMatch(NamedTuple):
         launches: How many calls that launch one kernel each were recorded.
         unmatched: How many of them have no kernel.
         kernels: How many kernels were recorded.
-        unlaunched: How many of them have no launch.
-        losses: Both as losses, per rank.
+        unlaunched: How many of them have no launch, if others have one.
+        losses: Both per rank, without launches that were still queued when the recording ended.
     """
 
     launches: int
@@ -119,30 +119,39 @@ def launch_match(spans: Spans) -> LaunchMatch:
 
 def _launch_match(spans: Spans) -> LaunchMatch:
     calls, kernels = (spans.try_table(name, []) for name in ("calls", "kernels"))
-    rank = call = kernel_rank = launch = start = NO_TIMES[0]
+    rank = call = kernel_rank = launch = start = end = NO_TIMES[0]
+    record = 0, 0
     if calls is not None:
         code, names = calls.texts("name")
         launches = np.array([*map(is_launch, names), False])[code]
-        rank, call = (calls.numbers(name)[launches] for name in ("rank", "start"))
+        begun, took = (calls.numbers(name) for name in ("start", "duration"))
+        rank, call = calls.numbers("rank")[launches], begun[launches]
+        record = int(begun.min(initial=NEVER)), int((begun + took).max(initial=-NEVER))
     if kernels is not None and len(kernels.rows):
         kernel_rank, start = (kernels.numbers(name) for name in ("rank", "start"))
-        launch = kernels.numbers("launch", UNKNOWN)
-    losses = []
+        launch = np.full(len(start), UNKNOWN)
+        if any(column.name == "launch" for column in kernels.columns):
+            launch = kernels.numbers("launch", UNKNOWN)
+        end = start + kernels.numbers("duration")
+    losses: list[DeviceLoss] = []
+    count = unmatched = unlaunched = 0
     for each in np.union1d(rank, kernel_rank).tolist():
         own, of_rank = np.sort(call[rank == each]), kernel_rank == each
         known, began = launch[of_rank], start[of_rank]
-        lost = own[~np.isin(own, known)] if kernels is not None else own[:0]
+        if len(known) and not (known != UNKNOWN).any():
+            continue  # No kernel names its launch, so none of them is known to be missing.
+        count += len(own)
+        matched = np.isin(own, known)
+        unmatched += int(np.count_nonzero(~matched))
+        lost = own[lost_launches(own, matched, int(end[of_rank].max(initial=0)), record)]
         alone = int(np.count_nonzero(known == UNKNOWN))
+        unlaunched += alone
         if len(lost):
             times = _until_next(lost, known, began)
             losses.append(DeviceLoss(LossCode.LAUNCHES, each, len(lost), len(own), times))
         if alone:
             losses.append(DeviceLoss(LossCode.KERNELS, each, alone, len(known)))
-    unmatched, unlaunched = (
-        sum(each.missing for each in losses if each.code == code)
-        for code in (LossCode.LAUNCHES, LossCode.KERNELS)
-    )
-    return LaunchMatch(len(call), unmatched, len(launch), unlaunched, tuple(losses))
+    return LaunchMatch(count, unmatched, len(launch), unlaunched, tuple(losses))
 
 
 def _until_next(lost: Int64s, launch: Int64s, start: Int64s) -> tuple[Int64s, Int64s]:

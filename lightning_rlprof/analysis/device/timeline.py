@@ -51,8 +51,9 @@ HOST_BOUND, LAUNCH_LATENCY, COLLECTIVE_WAIT, UNATTRIBUTED = range(4)
 
 _NO_COPIES = "Copies were not recorded; their time counts as idle."
 _NO_KERNELS = "No kernels were recorded, so device idle time is unknown."
-_EDGE_WORK, _EDGE_SHARE = 0.01, 0.1
-"""A gap is at the edge if at most so much of the work lies beyond it, and so much time in it."""
+_EDGE_WORK, _EDGE_SHARE, _EDGE_NS = 0.01, 0.1, 1_000_000
+"""A gap is at the edge of a recording if at most so much of the work lies beyond it, and it takes
+at least so much of the time, and so long."""
 
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)
@@ -81,7 +82,7 @@ IDLE_CATEGORIES = (
 )
 """Category of each cause of `idle_causes`."""
 
-_NO_IDLE = "No device was known to be idle while it was profiled."
+_NO_IDLE = "No device was idle while it was profiled."
 
 _Intervals = tuple[Int64s, Int64s, Int64s]
 """Start, end and kind or key of intervals."""
@@ -372,8 +373,7 @@ def _certain(spans: Spans, whole: Lane, losses: list[DeviceLoss]) -> tuple[Int64
     """
     rank, work = whole.rank, whole.work
     header = spans.headers.get(rank)
-    # In a run of rlprof, captures say when devices were profiled.
-    if header is None or not header.config:
+    if captures(spans, rank, work.start_ns) is None and (header is None or not header.config):
         more = losses_in_steps(spans, rank, work.start_ns, work.end_ns, work.launch_ns)
         losses += [] if more is None else [more]
         whole = replace(whole, profiled=_without(whole.profiled, rank, losses))
@@ -412,7 +412,8 @@ def _edges(spans: Spans, whole: Lane) -> tuple[Int64s, Int64s]:
     few = _EDGE_WORK * done[-1]
     is_first = before <= few
     at_edge = is_first | (done[-1] - after <= few)
-    at_edge &= end - start >= _EDGE_SHARE * (whole.end_ns - whole.start_ns)
+    shortest = max(_EDGE_SHARE * (whole.end_ns - whole.start_ns), _EDGE_NS)
+    at_edge &= end - start >= shortest
     if not at_edge.any():
         return _EMPTY, _EMPTY
     queued = at_edge & is_first & (cause == UNATTRIBUTED)
@@ -569,7 +570,8 @@ def idle(spans: Spans) -> Table:
         rows += [(lane.rank, lane.device, *row) for row in _idle_rows(lane, timeline.stages)]
     notes = timeline.notes
     if not rows:
-        reason = " ".join([_NO_IDLE, *notes]) if timeline.lanes else no_work(None, notes)
+        known = [_NO_IDLE] * (not any(each.hides_time for each in timeline.losses))
+        reason = " ".join([*known, *notes]) if timeline.lanes else no_work(None, notes)
         return Table("idle", _IDLE_COLUMNS, abstained=reason)
     return Table("idle", _IDLE_COLUMNS, rows, " ".join(notes))
 
