@@ -61,6 +61,7 @@ _EMPTY = np.empty(0, np.int64)
 _PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
 _OVERLAPPED = ("overlapped communication", "overlapped memcpy")
 _COPIES = ("exposed memcpy", "overlapped memcpy")
+_ALONE = LossCode.LAUNCHES
 _REST = ("idle", "unknown")
 _TABLES = ("kernels", "memcpy", "calls")  # What losses are found in.
 _UNTRACED = "untraced"
@@ -134,6 +135,7 @@ class Lane:
         start_ns: Where the record of the rank begins: its first span, launch or device work.
         end_ns: Where that record ends.
         profiled: Starts and ends of the disjoint intervals in which the device was profiled.
+        lost_launches: When kernels of the rank were launched that are missing.
     """
 
     rank: int
@@ -143,6 +145,7 @@ class Lane:
     start_ns: int
     end_ns: int
     profiled: tuple[Int64s, Int64s]
+    lost_launches: Int64s
 
 
 @dataclass(eq=False)
@@ -274,6 +277,7 @@ def idle_causes(lane: Lane) -> tuple[Int64s, Int64s, Int64s]:
     """
     start, end = grid_of(lane).idle()
     at, launch = lane.work.starting_at(end)
+    launch = np.where(np.isin(end, lane.lost_launches), end, launch)
     # A launch after the start of its work is an error of the clocks.
     known, late = launch <= end, launch > start
     queued = np.where(known, launch, end).clip(start, end)
@@ -325,14 +329,16 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s, losses: list[DeviceLos
         first = int(np.concatenate([spans.start_ns[rows], own.start_ns, own.launch_ns]).min())
         last = int(np.append(spans.end_ns[rows], own.end_ns).max())
         profiled = (_EMPTY, _EMPTY)
+        missing = [loss.times[0] for loss in losses if (loss.code, loss.rank) == (_ALONE, each)]
+        lost = np.concatenate([_EMPTY, *missing])
         if not unknown:
             profiled = profiled_times(spans, each, own.start_ns, own.end_ns, own.launch_ns)
-            whole = Lane(each, None, own, host, first, last, profiled)
+            whole = Lane(each, None, own, host, first, last, profiled, lost)
             profiled = _certain(spans, whole, losses)
         for number, of_device in _runs(device[of_rank]):
             on_device = LaneWork(*(column[of_device] for column in own))
             name = None if number == NOT_RECORDED else number
-            lanes.append(Lane(each, name, on_device, host, first, last, profiled))
+            lanes.append(Lane(each, name, on_device, host, first, last, profiled, lost))
     return lanes
 
 
