@@ -484,6 +484,8 @@ class Report:
         has = self.export.has
         if not has(KERNELS):
             why = "CUDA was not traced or not used"
+            if self._launching():
+                why = "calls launched some, but none was recorded"
             if has(_GRAPH):
                 why = "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
             elif has(_COPY) or has(_SET):
@@ -509,7 +511,8 @@ class Report:
             ("sync", self.syncs, (_SYNC,)),
             ("gpu_metrics", self.metrics, (_METRICS,)),
         )
-        return {name: read for name, read, of in tables if any(map(self.export.has, of))}
+        found = {name: read for name, read, of in tables if any(map(self.export.has, of))}
+        return found | ({"kernels": self.kernels} if self._launching() else {})
 
     def kernels(self) -> Table:
         """Return one row per kernel, by rank and start."""
@@ -624,12 +627,16 @@ class Report:
         )
         return launches, np.append(call_ns, UNKNOWN)[found]
 
+    def _launching(self) -> list[int]:
+        """Return the numbers of the names of calls that launch kernels."""
+        named = np.unique(self.export.numbers(_CALL, "nameId")["nameId"])
+        names = self.export.strings(named, STRINGS)
+        return [number for number, name in names.items() if is_launch(name)]
+
     def _launches_alone(self) -> Iterator[Loss]:
         """Say how many calls launched a kernel that must have begun and is not in the report."""
         calls = self.export.numbers(_CALL, "globalTid", "correlationId", "nameId", "start")
-        names = self.export.strings(calls["nameId"], STRINGS)
-        launching = [number for number, name in names.items() if is_launch(name)]
-        own = np.isin(calls["nameId"], launching)
+        own = np.isin(calls["nameId"], self._launching())
         kernels = self.export.numbers(KERNELS, "globalPid", "correlationId", "end")
         process, number, end = kernels.values()
         pairs = _pairs(
@@ -641,7 +648,8 @@ class Report:
         matched = np.isin(of_call, of_kernel)
         matched |= np.isin(calls["correlationId"][own], number[process == UNKNOWN])
         times = calls["start"][possible(calls["start"])]
-        record = int(times.min(initial=MAX_NUMBER)), int(times.max(initial=-MAX_NUMBER))
+        ends = np.append(times, self.ranges.end_ns)
+        record = int(times.min(initial=MAX_NUMBER)), int(ends.max(initial=-MAX_NUMBER))
         work_end = int(end[possible(end)].max(initial=-MAX_NUMBER))
         alone = lost_launches(calls["start"][own], matched, work_end, record)
         if count := int(np.count_nonzero(alone)):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, is_launch, lost_launches
 from lightning_rlprof.tables.spans import Spans
@@ -119,19 +120,22 @@ def launch_match(spans: Spans) -> LaunchMatch:
 
 def _launch_match(spans: Spans) -> LaunchMatch:
     calls, kernels = (spans.try_table(name, []) for name in ("calls", "kernels"))
-    rank = call = kernel_rank = launch = start = end = NO_TIMES[0]
+    rank = call = kernel_rank = launch = start = end = stream = NO_TIMES[0]
     record = 0, 0
     if calls is not None:
         code, names = calls.texts("name")
         launches = np.array([*map(is_launch, names), False])[code]
         begun, took = (calls.numbers(name) for name in ("start", "duration"))
         rank, call = calls.numbers("rank")[launches], begun[launches]
-        record = int(begun.min(initial=NEVER)), int((begun + took).max(initial=-NEVER))
+        ends = np.append(begun + took, spans.end_ns)
+        record = int(begun.min(initial=NEVER)), int(ends.max(initial=-NEVER))
     if kernels is not None and len(kernels.rows):
         kernel_rank, start = (kernels.numbers(name) for name in ("rank", "start"))
-        launch = np.full(len(start), UNKNOWN)
-        if any(column.name == "launch" for column in kernels.columns):
-            launch = kernels.numbers("launch", UNKNOWN)
+        names = [column.name for column in kernels.columns]
+        launch, stream = (
+            kernels.numbers(name, UNKNOWN) if name in names else np.full(len(start), UNKNOWN)
+            for name in ("launch", "stream")
+        )
         end = start + kernels.numbers("duration")
     losses: list[DeviceLoss] = []
     count = unmatched = unlaunched = 0
@@ -147,19 +151,26 @@ def _launch_match(spans: Spans) -> LaunchMatch:
         alone = int(np.count_nonzero(known == UNKNOWN))
         unlaunched += alone
         if len(lost):
-            times = _until_next(lost, known, began)
+            times = _until_next(lost, known, began, stream[of_rank])
             losses.append(DeviceLoss(LossCode.LAUNCHES, each, len(lost), len(own), times))
         if alone:
             losses.append(DeviceLoss(LossCode.KERNELS, each, alone, len(known)))
     return LaunchMatch(count, unmatched, len(launch), unlaunched, tuple(losses))
 
 
-def _until_next(lost: Int64s, launch: Int64s, start: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the time from each lost launch to the start of the kernel that is launched next."""
-    order = np.lexsort((start, launch))
-    at = np.searchsorted(launch, lost, "right", order)
-    end = np.append(start[order], NEVER)[at]
-    return lost, np.maximum(lost, end)
+def _until_next(
+    lost: Int64s, launch: Int64s, start: Int64s, stream: Int64s
+) -> tuple[Int64s, Int64s]:
+    """Return the time from each lost launch to the starts of the kernels that are launched next.
+
+    The stream of what is lost is unknown, so it may have run until all streams went on.
+    """
+    end = np.full(len(lost), -1)
+    for own in rows_by_group(stream):
+        order = own[np.lexsort((start[own], launch[own]))]
+        at = np.searchsorted(launch[order], lost, "right")
+        end = np.maximum(end, np.append(start[order], -1)[at])
+    return lost, np.maximum(lost, np.where(end < 0, NEVER, end))
 
 
 def losses_of_tables(spans: Spans) -> Iterator[DeviceLoss]:

@@ -438,7 +438,9 @@ def _edges(spans: Spans, whole: Lane) -> tuple[Int64s, Int64s]:
     edge, waited, hosted = (
         open_count(*cells_of(times, *each), len(times) - 1) > 0 for each in parts
     )
-    return _spread(times, edge & (waited | ~hosted))
+    first, last = _spread(times, edge & (waited | ~hosted))
+    is_long = last - first >= shortest
+    return first[is_long], last[is_long]
 
 
 def _host(spans: Spans, rank: int) -> HostStages:

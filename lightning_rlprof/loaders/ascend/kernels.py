@@ -175,7 +175,7 @@ def is_collective(name: str) -> bool:
 
 def has_kernels(opened: Capture) -> bool:
     """Return whether a capture may have kernels."""
-    tables = opened.has("COMPUTE_TASK_INFO") or opened.has("COMMUNICATION_OP")
+    tables = any(map(opened.has, ("COMPUTE_TASK_INFO", "COMMUNICATION_OP", _TABLE)))
     return tables or opened.file(KERNEL_SHEET) is not None or opened.trace is not None
 
 
@@ -222,7 +222,8 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
         # The trace has streams and devices, which a sheet of level0 lacks.
         traced = _trace_kernels(view)
         same = _find_near(traced.start_ns, start)
-        beside = int(np.count_nonzero(_find_near(start, traced.start_ns) < 0))
+        if len(start):  # Without any row, all kernels are read from the trace.
+            beside = int(np.count_nonzero(_find_near(start, traced.start_ns) < 0))
         stream = np.where(stream == UNKNOWN, np.append(traced.stream, UNKNOWN)[same], stream)
         device = np.where(device == UNKNOWN, np.append(traced.device, UNKNOWN)[same], device)
     codes, texts = sheet.text("name")
