@@ -243,7 +243,7 @@ def run_line(found: Summary) -> str:
 
 
 def device_lines(found: Summary) -> list[str]:
-    """Return in one line what devices did in a run without stages, and why it is not all known."""
+    """Return in one line what devices did in a run without stages, and what of any is unknown."""
     unknown = "; ".join(loss_texts(each for each in found.losses if each.hides_time))
     shares = []
     for name, share in found.device.items():
@@ -252,7 +252,7 @@ def device_lines(found: Summary) -> list[str]:
             shares.append(f"{name} {text}{cause}")
     if shares:
         return [f"Device time: {', '.join(shares)}.{f' {unknown}.' * bool(unknown)}"]
-    return [f"Device time: unknown. {unknown}."] if unknown else []
+    return [f"Device time: {unknown}."] if unknown else []
 
 
 def without(found: Summary) -> str:

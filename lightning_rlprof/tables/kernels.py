@@ -21,7 +21,7 @@ _LAUNCH = re.compile(
 )
 
 _QUEUED = 0.01
-"""Work goes on until the recording ends if it ends less than this share of it before."""
+"""Work lasts until the recording ends if it ends less than this share of it before."""
 
 Coded = tuple[Int64s, Sequence[str]]
 """A column of texts: a code per row and the text of each code; below 0 is "not known"."""
@@ -119,7 +119,7 @@ def is_launch(name: str) -> bool:
 def lost_launches(launch: Int64s, matched: Mask, work_end: int, record: tuple[int, int]) -> Mask:
     """Return which launches have no kernel although it must have begun.
 
-    If work goes on until the recording ends, the last launches were still queued then.
+    If work lasts until the recording ends, the last launches were still queued then.
 
     Args:
         launch: When each kernel was launched.

@@ -163,7 +163,7 @@ def _until_next(
 ) -> tuple[Int64s, Int64s]:
     """Return the time from each lost launch to the starts of the kernels that are launched next.
 
-    The stream of what is lost is unknown, so it may have run until all streams went on.
+    The stream of what is lost is unknown, so it may have run until all streams continued.
     """
     end = np.full(len(lost), -1)
     for own in rows_by_group(stream):

@@ -52,8 +52,8 @@ HOST_BOUND, LAUNCH_LATENCY, COLLECTIVE_WAIT, UNATTRIBUTED = range(4)
 _NO_COPIES = "Copies were not recorded; their time counts as idle."
 _NO_KERNELS = "No kernels were recorded, so device idle time is unknown."
 _EDGE_WORK, _EDGE_SHARE, _EDGE_NS = 0.01, 0.1, 1_000_000
-"""A gap is at the edge of a recording if at most so much of the work lies beyond it, and it takes
-at least so much of the time, and so long."""
+"""A gap at the edge has at most this share of the work beyond it. It takes at least this share of
+the time, and this many nanoseconds."""
 
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)

@@ -127,7 +127,9 @@ def device_share(category: Category, spans: Quantity | None = None, how: str = C
         if source != "kernels" and not (source == "both" and few_steps):
             if spans is not None and source is not None:
                 return _of_spans(run, category, spans)
-            raise NoData("No profiler recorded devices", how)
+            _check_kernels(run, how)
+            _check_losses(run)
+            raise NoData(f"No {category.text} was recorded", how)
         _check_kernels(run, how)
         _check_losses(run)
         ns = run.device_accounts.job_ns[:OUTSIDE].astype(np.float64)
