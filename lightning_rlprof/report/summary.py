@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.losses import DeviceLoss, loss_texts
 from lightning_rlprof.analysis.device.timeline import (
     breakdown,
+    device_losses,
     device_shares,
     device_timeline,
     idle,
@@ -190,9 +191,14 @@ def without_captures(spans: Spans) -> Spans:
 
 
 def is_device_trace(spans: Spans) -> bool:
-    """Return whether a run is a profiler's trace without rlprof: device work and no stage."""
+    """Return whether a run is a profiler's trace without rlprof: device work and no stage.
+
+    Work that is known to be lost is device work, too.
+    """
     ours = any(header.config for header in spans.headers.values())
-    return not ours and not len(spans.rows(kind="stage")) and bool(device_work(spans).tables)
+    if ours or len(spans.rows(kind="stage")):
+        return False
+    return bool(device_work(spans).tables) or bool(device_losses(spans))
 
 
 def lead_tables(spans: Spans) -> list[Table]:

@@ -213,8 +213,10 @@ def device_work(
 def no_work(ranks: Collection[int] | None, notes: Sequence[str] = ()) -> str:
     """Say that these ranks have neither kernels nor copies, and why, or how to record them."""
     of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
+    if notes:
+        return " ".join([f"{of} no device kernels or copies that can be read.", *notes])
     how = "Capture a step with torch.profiler or Nsight Systems."
-    return " ".join([f"{of} no device kernels or copies.", *(notes or [how])])
+    return f"{of} no device kernels or copies. {how}"
 
 
 def launch_calls(calls: Table, rank: Int64s, launch: Int64s, duration: Int64s) -> Int64s:

@@ -28,7 +28,7 @@ from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import facts, report_tables, write_report
-from lightning_rlprof.report.summary import device_lines, nothing_found, summary
+from lightning_rlprof.report.summary import device_lines, is_device_trace, nothing_found, summary
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of
 from tests.builders.ascend_output import EPOCH, DatabaseRows, TraceEvents, capture_folder, us
@@ -147,6 +147,7 @@ def idle_times(spans: Spans) -> list[tuple[int, int]]:
 
 def ask_all(spans: Spans, folder: Path) -> dict[str, Any]:
     """Return what summary, breakdown, idle, ledger, findings and the report say."""
+    assert is_device_trace(spans)
     found = summary(spans, captures=True)
     write_report(spans, report_tables(spans), folder / "report.html")
     return {
