@@ -26,11 +26,13 @@ from lightning_rlprof.analysis.device.timeline import (
 from lightning_rlprof.analysis.diagnosis.data_quality import check_quality
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.ledger.ledger import accounts_of
+from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import facts, report_tables, write_report
 from lightning_rlprof.report.summary import device_lines, is_device_trace, nothing_found, summary
+from lightning_rlprof.store.parquet import kept_table, write_table
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import rows_of
+from lightning_rlprof.tables.table import Column, Loss, Table, rows_of
 from tests.builders.ascend_output import EPOCH, DatabaseRows, TraceEvents, capture_folder, us
 from tests.builders.chrome import ChromeTrace
 from tests.builders.nsys_export import NsysExport
@@ -391,3 +393,13 @@ def test_a_check_names_what_it_really_lacks(name: str | None, reason: str, tmp_p
     (check,) = [each for each in checks if each.name == "kernel/launch match"]
     assert (check.state, check.needs) == ("not checked", "launches")
     assert check.detail.startswith(reason)
+
+
+def test_how_many_rows_are_lost_survives_the_cache_and_joining(tmp_path: Path) -> None:
+    columns = (Column("rank", "count"), Column("start", "time", "ns"))
+    lossy = Table("kernels", columns, [(0, 5)], losses=(Loss("7 are lost", 7), Loss("and more")))
+    write_table(lossy, "kernels", tmp_path / "kernels.parquet")
+    kept = kept_table(tmp_path / "kernels.parquet", "kernels")
+    assert (kept.losses, kept.rows_lost) == (lossy.losses, 7)
+    both = join_tables("kernels", [Piece((rank,), 0, lambda: lossy) for rank in (0, 1)])
+    assert both.rows_lost == 14
