@@ -48,7 +48,9 @@ from lightning_rlprof.tables.kernels import (
     Coded,
     distinct,
     find,
+    is_launch,
     known,
+    lost_launches,
 )
 from lightning_rlprof.tables.spans import RankNote, RunWarning, Spans, Thread, note_of, warning_of
 from lightning_rlprof.tables.table import ColumnRows, Loss, Table, noted
@@ -526,6 +528,8 @@ class Report:
         has = self.export.has
         if not has(KERNELS):
             why = "CUDA was not traced or not used"
+            if self._launching():
+                why = "calls launched some, but none was recorded"
             if has(_GRAPH):
                 why = "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
             elif has(_COPY) or has(_SET):
@@ -551,7 +555,8 @@ class Report:
             ("sync", self.syncs, (_SYNC,)),
             ("gpu_metrics", self.metrics, (_METRICS,)),
         )
-        return {name: read for name, read, of in tables if any(map(self.export.has, of))}
+        found = {name: read for name, read, of in tables if any(map(self.export.has, of))}
+        return found | ({"kernels": self.kernels} if self._launching() else {})
 
     def kernels(self) -> Table:
         """Return one row per kernel, by rank and start."""
@@ -560,6 +565,7 @@ class Report:
         around = self.ranges.name_around(rows.launches, rows.found)
         last = {"range": distinct(around, self.ranges.names), **self._launched(rows)}
         rows.remarks.extend(self._graphs(rows.columns))
+        rows.remarks.extend(self._launches_alone())
         return self._table("kernels", rows, {"kernel": name}, last)
 
     def _kernel_names(self, columns: Mapping[str, Int64s]) -> Coded:
@@ -624,12 +630,11 @@ class Report:
         columns, rank, lost, doubts = self._sound_rows(tables, *more)
         launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
         found = stages_at(self.ranges.at(self.ranges.own), launches)
-        losses = counted((lost, "rows are left out: their times or their process are invalid"))
+        text = f"{lost} rows are left out: their times or their process are invalid"
+        losses = [Loss(text, rows=lost)] if lost else []
         missing = np.count_nonzero(launches.time_ns == UNKNOWN)
         remarks = launch_remarks(_CALLED[tables[0]], missing, np.count_nonzero(found.lent))
-        return _Rows(
-            columns, rank, launches, call_ns, found, [*map(Loss, losses), *doubts, *remarks]
-        )
+        return _Rows(columns, rank, launches, call_ns, found, [*losses, *doubts, *remarks])
 
     def _sound_rows(
         self, tables: Sequence[str], *more: str
@@ -646,6 +651,8 @@ class Report:
         columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
         columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
         start, end, process = columns["start"], columns["end"], columns["globalPid"]
+        if len(self.processes) == 1:
+            process = columns["globalPid"] = np.where(process == UNKNOWN, self.processes, process)
         rank = self._ranks_of(process)
         sound = possible(start) & possible(end) & (start <= end) & (rank != UNKNOWN)
         there = np.append(start[sound], self.ranges.start_ns)
@@ -690,6 +697,34 @@ class Report:
             np.append(start, UNKNOWN)[found],
         )
         return launches, np.append(call_ns, UNKNOWN)[found]
+
+    def _launching(self) -> list[int]:
+        """Return the numbers of the names of calls that launch kernels."""
+        named = np.unique(self.export.numbers(_CALL, "nameId")["nameId"])
+        names = self.export.strings(named, STRINGS)
+        return [number for number, name in names.items() if is_launch(name)]
+
+    def _launches_alone(self) -> Iterator[Loss]:
+        """Say how many calls launched a kernel that must have begun and is not in the report."""
+        calls = self.export.numbers(_CALL, "globalTid", "correlationId", "nameId", "start")
+        own = np.isin(calls["nameId"], self._launching())
+        kernels = self.export.numbers(KERNELS, "globalPid", "correlationId", "end")
+        process, number, end = kernels.values()
+        pairs = _pairs(
+            np.append(process_of(calls["globalTid"][own]), process),
+            np.append(calls["correlationId"][own], number),
+        )
+        of_call, of_kernel = np.split(pairs, [np.count_nonzero(own)])
+        # A kernel without a process may be of any call with its number.
+        matched = np.isin(of_call, of_kernel)
+        matched |= np.isin(calls["correlationId"][own], number[process == UNKNOWN])
+        times = calls["start"][possible(calls["start"])]
+        ends = np.append(times, self.ranges.end_ns)
+        record = int(times.min(initial=MAX_NUMBER)), int(ends.max(initial=-MAX_NUMBER))
+        work_end = int(end[possible(end)].max(initial=-MAX_NUMBER))
+        alone = lost_launches(calls["start"][own], matched, work_end, record)
+        if count := int(np.count_nonzero(alone)):
+            yield Loss(f"{count} launches have no kernel", rows=count)
 
     def _launched(self, rows: _Rows) -> dict[str, Any]:
         when, thread = rows.launches.time_ns, rows.launches.thread

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.analysis.device.kernels import kernels
+from lightning_rlprof.analysis.device.losses import DeviceLoss, loss_texts
 from lightning_rlprof.analysis.device.timeline import (
     breakdown,
+    device_losses,
     device_shares,
     device_timeline,
     idle,
@@ -86,6 +88,7 @@ class Summary:
         parts: What the mean step consists of, most time first, untraced last.
         device: Share of each category of device time, of a run without stages.
         idle_cause: Most frequent cause of idle time in it.
+        losses: What is known to be missing of the devices' work.
         first: At most three: problems in their order, then ideas.
         undecided: Checks for problems that the run has no data for.
         captures_unread: Whether tables of profilers, which can take minutes, were left out.
@@ -107,6 +110,7 @@ class Summary:
     parts: tuple[SummaryPart, ...]
     device: Mapping[str, float]
     idle_cause: str | None
+    losses: tuple[DeviceLoss, ...]
     first: tuple[Finding, ...]
     undecided: int
     captures_unread: bool
@@ -118,9 +122,10 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain data for JSON."""
-        plain_facts = asdict(replace(self, first=(), quality=Quality(())))
+        plain_facts = asdict(replace(self, first=(), quality=Quality(()), losses=()))
         return plain_facts | {
             "run": str(self.run),
+            "losses": [each.to_dict() for each in self.losses],
             "first": [each.to_dict() for each in self.first],
             "quality": [each._asdict() for each in self.quality.checks],
         }
@@ -156,6 +161,7 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         parts=_parts(times) if len(walls) else (),
         device=shares,
         idle_cause=cause,
+        losses=diagnosis.losses,
         first=(*diagnosis.problems, *diagnosis.ideas)[:_MAX_FIRST],
         undecided=len(diagnosis.undecided),
         captures_unread=own is not spans,
@@ -185,9 +191,14 @@ def without_captures(spans: Spans) -> Spans:
 
 
 def is_device_trace(spans: Spans) -> bool:
-    """Return whether a run is a profiler's trace without rlprof: device work and no stage."""
+    """Return whether a run is a profiler's trace without rlprof: device work and no stage.
+
+    Work that is known to be lost is device work, too.
+    """
     ours = any(header.config for header in spans.headers.values())
-    return not ours and not len(spans.rows(kind="stage")) and bool(device_work(spans).tables)
+    if ours or len(spans.rows(kind="stage")):
+        return False
+    return bool(device_work(spans).tables) or bool(device_losses(spans))
 
 
 def lead_tables(spans: Spans) -> list[Table]:
@@ -238,13 +249,16 @@ def run_line(found: Summary) -> str:
 
 
 def device_lines(found: Summary) -> list[str]:
-    """Return in one line what devices did in a run without stages, if that was recorded."""
+    """Return in one line what devices did in a run without stages, and what of any is unknown."""
+    unknown = "; ".join(loss_texts(each for each in found.losses if each.hides_time))
     shares = []
     for name, share in found.device.items():
         if (text := f"{share:.0%}") != "0%":
             cause = f" (mostly {found.idle_cause})" if name == "idle" else ""
             shares.append(f"{name} {text}{cause}")
-    return [f"Device time: {', '.join(shares)}."] if shares else []
+    if shares:
+        return [f"Device time: {', '.join(shares)}.{f' {unknown}.' * bool(unknown)}"]
+    return [f"Device time: {unknown}."] if unknown else []
 
 
 def without(found: Summary) -> str:
@@ -326,7 +340,7 @@ def nothing_found(found: Summary) -> str:
     if found.captures_unread:
         more = f"For captures: rlprof findings {shlex.quote(str(found.run))}"
         return f"No problem found in what was recorded outside captures. {more}"
-    return no_problem(found.undecided)
+    return no_problem(found.undecided, found.losses)
 
 
 def _price(found: Finding) -> str:

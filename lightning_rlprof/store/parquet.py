@@ -25,7 +25,7 @@ from lightning_rlprof.store.duckdb_tables import (
     writer,
 )
 from lightning_rlprof.store.sql import text_literal
-from lightning_rlprof.tables.table import Cell, Column, ColumnRows, PartRows, Table
+from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Loss, PartRows, Table
 
 STAMP_NS = 946_684_800 * 10**9
 """Modification time of every cache file, the year 2000: a file with another one was changed."""
@@ -134,6 +134,7 @@ def _about(table: Table, cells: Sequence[Any], texts: Texts) -> About:
     return {
         "note": table.note,
         "losses": table.losses,
+        "rows_lost": table.rows_lost,
         "abstained": table.abstained,
         "columns": columns,
     }
@@ -231,7 +232,9 @@ def kept_table(path: Path, name: str) -> Table:
     about = read_abouts([path])[path]
     columns = tuple(Column(each["name"], each["kind"], each["unit"]) for each in about["columns"])
     rows = KeptRows(_File(path, about, columns))
-    losses = tuple(about.get("losses", ()))  # Caches of older versions have no losses.
+    texts = about.get("losses", ())  # Caches of older versions have no losses.
+    counts = [about.get("rows_lost", 0)] + [0] * len(texts)
+    losses = tuple(Loss(text, rows=count) for text, count in zip(texts, counts, strict=False))
     return Table(name, columns, rows, about["note"], about["abstained"], losses)
 
 

@@ -1,5 +1,6 @@
 """The table of device kernels, the same whatever recorded them."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,14 @@ UNKNOWN = -(2**63) + 1
 
 HIDDEN_IN_GRAPHS = "kernels inside CUDA graphs aren't visible"
 """Marks in the table's note that each replay of a graph was recorded as a whole."""
+
+_LAUNCH = re.compile(
+    r"(cuda|cu|hip)\w*Launch(Cooperative)?Kernel\w*|urEnqueueKernelLaunch\w*"
+    r"|zeCommandListAppendLaunch\w*Kernel\w*"
+)
+
+_QUEUED = 0.01
+"""Work lasts until the recording ends if it ends less than this share of it before."""
 
 Coded = tuple[Int64s, Sequence[str]]
 """A column of texts: a code per row and the text of each code; below 0 is "not known"."""
@@ -94,6 +103,40 @@ def end_to_end(columns: Sequence[Coded]) -> Coded:
         codes.append(np.where(own < 0, -1, own + len(texts)))
         texts += names
     return distinct(np.concatenate(codes), texts)
+
+
+def is_launch(name: str) -> bool:
+    """Return whether a call of a driver with this name launches one kernel.
+
+    Example::
+
+        >>> [is_launch(name) for name in ("cudaLaunchKernel_v7000", "cudaGraphLaunch_v10000")]
+        [True, False]
+    """
+    return _LAUNCH.fullmatch(name) is not None
+
+
+def lost_launches(launch: Int64s, matched: Mask, work_end: int, record: tuple[int, int]) -> Mask:
+    """Return which launches have no kernel although it must have begun.
+
+    If work lasts until the recording ends, the last launches were still queued then.
+
+    Args:
+        launch: When each kernel was launched.
+        matched: Whether its kernel was recorded.
+        work_end: When the last work ended.
+        record: When the recording began and ended.
+
+    Example::
+
+        >>> launch, matched = np.array([1, 2, 3]), np.array([False, True, False])
+        >>> [lost_launches(launch, matched, 90, (0, end)).tolist() for end in (90, 200)]
+        [[True, False, False], [True, False, True]]
+    """
+    lost = ~matched
+    if matched.any() and record[1] - work_end <= _QUEUED * (record[1] - record[0]):
+        lost &= launch < launch[matched].max()
+    return lost
 
 
 def known(numbers: Int64s, nothing: int = UNKNOWN) -> Any:

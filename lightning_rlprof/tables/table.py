@@ -172,6 +172,11 @@ class Loss(str):
         made.facts = facts
         return made
 
+    @property
+    def rows(self) -> int:
+        """How many rows are left out, 0 if that is not known."""
+        return sum(int(self.facts.get(name, 0)) for name in ("rows", "untimed"))
+
 
 class Cut(Loss):
     """A text that says that a file was not read to its end, and how much was."""
@@ -241,6 +246,11 @@ class Table:
     abstained: str | None = None
     losses: tuple[str, ...] = ()
     recorded: bool = True
+
+    @property
+    def rows_lost(self) -> int:
+        """How many rows the losses are about."""
+        return sum(each.rows for each in self.losses if isinstance(each, Loss))
 
     def __post_init__(self) -> None:
         """Reject rows that do not fit under the columns."""

@@ -100,6 +100,8 @@ class Device:
         self.end = max([s.end_ns for s in own] + [w.end_ns for w in theirs])
         hidden = job.note or not job.kernels
         self.windows = [] if hidden else windows_of(own, theirs, job.ours, self.start, self.end)
+        external = not job.ours and not any(s.name == "rlprof open capture" for s in own)
+        self.lost = empty_steps(own, theirs) if external else []
         self.stages = stages_of(spans, rank)
 
     def running(self, now: int) -> dict[str, Work]:
@@ -120,6 +122,8 @@ class Device:
             its = [w for w in self.own if call_of(w) == replay]
             if its and min(w.start_ns for w in its) <= now < max(w.end_ns for w in its):
                 return False
+        if any(start <= now < end for start, end in self.lost):
+            return False
         return any(start <= now < end for start, end in self.windows)
 
     def states(self) -> Iterator[tuple[int, str, str | None]]:
@@ -205,3 +209,18 @@ def windows_of(
         if step.step > steps[at].step + 1:
             found[-1:] = [(found[-1][0], steps[at].end_ns), (step.start_ns, end)]
     return found
+
+
+def empty_steps(own: Sequence[Span], work: Sequence[Work]) -> list[tuple[int, int]]:
+    """Return the steps without work and launches, if another one has some."""
+
+    def is_empty(step: Span) -> bool:
+        return not any(
+            (each.start_ns < step.end_ns and each.end_ns > step.start_ns)
+            or (each.launch_ns is not None and step.start_ns <= each.launch_ns < step.end_ns)
+            for each in work
+        )
+
+    steps = [span for span in own if span.kind == "step"]
+    empty = [(step.start_ns, step.end_ns) for step in steps if is_empty(step)]
+    return empty if len(empty) < len(steps) else []

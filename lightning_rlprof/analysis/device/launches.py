@@ -1,6 +1,5 @@
 """What launching costs the host, how long launches wait, and how long each stream's queue is."""
 
-import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -29,9 +28,6 @@ CUDA documents no number. Users measured that from about 1,000 on each launch ta
 kernel (forums.developer.nvidia.com/t/68937); HTA assumes 1,024.
 """
 
-LOST = 0.05
-"""Share of launches without a kernel that is normal: a capture ends before its last kernels do."""
-
 _COLUMNS = (
     *columns_of("count", "rank", "device", "stream"),
     Column("call", "text"),
@@ -47,7 +43,6 @@ _READ = ("rank", "device", "stream", "start", "duration", "launch", "launch dura
 _TITLES = ("launch", "graph replay", "copy", "not recorded")
 _NOT_RECORDED = len(_TITLES) - 1
 _NO_LAUNCHES = "The profiler recorded no launch times of kernels."
-_LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch(Cooperative)?Kernel\w*")
 
 
 class _Launched(NamedTuple):
@@ -200,37 +195,3 @@ def _captured_time(spans: Spans, ranks: Int64s, times: Int64s) -> Int64s:
         own = slice(*np.searchsorted(ranks, [rank, rank + 1]).tolist())
         captured[own] -= covered_before(closed[first[again]], opened[at[again]], times[own])
     return captured
-
-
-class UnmatchedLaunches(NamedTuple):
-    """How many launches of kernels were recorded, and how many of these have no kernel."""
-
-    launches: int
-    unmatched: int
-
-    @property
-    def lossy(self) -> bool:
-        """Whether more than `LOST` have none: what looks idle may have been busy."""
-        return self.unmatched > LOST * self.launches
-
-
-def unmatched_launches(spans: Spans) -> UnmatchedLaunches | None:
-    """Count the calls that launch one kernel each, and those whose kernel was not recorded.
-
-    In a complete trace each launch has its kernel. Exceptions are the last launches of a capture
-    and those that a graph captured. None if calls or kernels were not recorded.
-    """
-    calls, kernels = (spans.try_table(name, []) for name in ("calls", "kernels"))
-    if calls is None or kernels is None:
-        return None
-    code, names = calls.texts("name")
-    is_launch = np.array([*(_LAUNCH.fullmatch(name) is not None for name in names), False])[code]
-    if not is_launch.any():
-        return None
-    rank, start = (calls.numbers(name)[is_launch] for name in ("rank", "start"))
-    kernel_rank, launch = kernels.numbers("rank"), kernels.numbers("launch", NOT_RECORDED)
-    matched = sum(
-        int(np.isin(start[rank == each], launch[kernel_rank == each]).sum())
-        for each in np.unique(rank).tolist()
-    )
-    return UnmatchedLaunches(len(start), len(start) - matched)

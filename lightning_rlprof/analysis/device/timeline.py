@@ -4,12 +4,20 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.losses import (
+    NEVER,
+    DeviceLoss,
+    LossCode,
+    loss_texts,
+    losses_in_steps,
+    losses_of_tables,
+)
 from lightning_rlprof.analysis.device.work import (
     COMMUNICATION,
     COMPUTE,
@@ -32,9 +40,6 @@ from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
-NEVER = 2**63 - 1
-"""Launch time of device work whose launch was not recorded."""
-
 LATENCY_NS = 30_000
 """Up to this long after its launch, work that has not started is in launch latency.
 
@@ -46,12 +51,19 @@ HOST_BOUND, LAUNCH_LATENCY, COLLECTIVE_WAIT, UNATTRIBUTED = range(4)
 
 _NO_COPIES = "Copies were not recorded; their time counts as idle."
 _NO_KERNELS = "No kernels were recorded, so device idle time is unknown."
+_EDGE_WORK, _EDGE_SHARE, _EDGE_NS = 0.01, 0.1, 1_000_000
+"""A gap at the edge has at most this share of the work beyond it. It takes at least this share of
+the time, and this many nanoseconds."""
+
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)
 
 _PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
 _OVERLAPPED = ("overlapped communication", "overlapped memcpy")
 _COPIES = ("exposed memcpy", "overlapped memcpy")
+_ALONE = LossCode.LAUNCHES
+_REST = ("idle", "unknown")
+_TABLES = ("kernels", "memcpy", "calls")  # What losses are found in.
 _UNTRACED = "untraced"
 _TOTAL = "total"
 _IDLE_COLUMNS = (
@@ -123,6 +135,7 @@ class Lane:
         start_ns: Where the record of the rank begins: its first span, launch or device work.
         end_ns: Where that record ends.
         profiled: Starts and ends of the disjoint intervals in which the device was profiled.
+        lost_launches: When kernels of the rank were launched that are missing.
     """
 
     rank: int
@@ -132,6 +145,7 @@ class Lane:
     start_ns: int
     end_ns: int
     profiled: tuple[Int64s, Int64s]
+    lost_launches: Int64s
 
 
 @dataclass(eq=False)
@@ -142,14 +156,18 @@ class DeviceTimeline:
         lanes: By rank and device; those without device work have none.
         stages: Names of stages.
         copies: Whether copies were recorded, even if there were none.
+        kernels: Whether kernels were recorded, so that what has none took no time.
         work: The kernels and copies as they were recorded.
-        notes: What the reader must know.
+        losses: What is known to be missing of the devices' work.
+        notes: What the reader must know, losses included.
     """
 
     lanes: list[Lane] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
     copies: bool = False
+    kernels: bool = False
     work: DeviceWork = field(default_factory=lambda: DeviceWork(None, None))
+    losses: list[DeviceLoss] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -172,8 +190,13 @@ class Grid(NamedTuple):
 
     def idle(self) -> tuple[Int64s, Int64s]:
         """Return starts and ends of the intervals in which the device was idle."""
-        turns = np.diff((~self.busy & self.profiled).astype(np.int8), prepend=0, append=0)
-        return self.times[np.flatnonzero(turns > 0)], self.times[np.flatnonzero(turns < 0)]
+        return _spread(self.times, ~self.busy & self.profiled)
+
+
+def _spread(times: Int64s, cells: Mask) -> tuple[Int64s, Int64s]:
+    """Return starts and ends of the intervals that some cells between the times are."""
+    turns = np.diff(cells.astype(np.int8), prepend=0, append=0)
+    return times[np.flatnonzero(turns > 0)], times[np.flatnonzero(turns < 0)]
 
 
 def device_timeline(spans: Spans) -> DeviceTimeline:
@@ -183,23 +206,36 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
     without captures has two cases. In a trace of an external profiler it is all the time, except
     for missing steps. Next to spans that rlprof recorded it is from the rank's first launch or
     device work to its last. If kernels inside graphs aren't visible, or no kernel was recorded at
-    all, no time counts as profiled.
+    all, no time counts as profiled. Neither does the time in which work may have been lost.
     """
     notes: list[str] = []
-    work = device_work(spans, None, notes)
+    work, losses = device_work(spans, None, notes), [*losses_of_tables(spans)]
     if work.hidden_in_graphs:
         notes.append(GRAPHS_NOTE)
     if not work.duration.any():
-        return DeviceTimeline(work=work, notes=notes)
+        return _kept(spans, DeviceTimeline(work=work, losses=losses, notes=notes))
     stage, stages = work.stages(spans.names)
     copies = work.copies is not None or bool((work.kind[work.duration > 0] == COPY).any())
     if not copies:
         notes.append(_NO_COPIES)
     if not work.kernel_count:
         notes.append(_NO_KERNELS)
-    lanes = _lanes(spans, work, stage)
+    lanes = _lanes(spans, work, stage, losses)
+    notes += [f"{text}." for text in loss_texts(losses)]
     notes += missing_ranks(spans, [lane.rank for lane in lanes])
-    return DeviceTimeline(lanes, stages, copies, work, notes)
+    recorded = work.kernel_count > 0 and all(each.code != LossCode.ROWS for each in losses)
+    return _kept(spans, DeviceTimeline(lanes, stages, copies, recorded, work, losses, notes))
+
+
+def _kept(spans: Spans, timeline: DeviceTimeline) -> DeviceTimeline:
+    """Return the timeline, and keep its losses for `device_losses`; the rest can be large."""
+    spans.once("device_losses", lambda _: tuple(timeline.losses), _TABLES)
+    return timeline
+
+
+def device_losses(spans: Spans) -> tuple[DeviceLoss, ...]:
+    """Return what is known to be missing of the devices' work of a run; computed once."""
+    return spans.once("device_losses", lambda run: tuple(device_timeline(run).losses), _TABLES)
 
 
 def missing_ranks(spans: Spans, ranks: list[int]) -> list[str]:
@@ -241,6 +277,7 @@ def idle_causes(lane: Lane) -> tuple[Int64s, Int64s, Int64s]:
     """
     start, end = grid_of(lane).idle()
     at, launch = lane.work.starting_at(end)
+    launch = np.where(np.isin(end, lane.lost_launches), end, launch)
     # A launch after the start of its work is an error of the clocks.
     known, late = launch <= end, launch > start
     queued = np.where(known, launch, end).clip(start, end)
@@ -267,8 +304,15 @@ def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
     return np.minimum.reduceat(starts, first), np.maximum.reduceat(ends, first)
 
 
-def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
-    """Return the lanes, without work that takes no time; ``stage`` launched each row of work."""
+def _lanes(spans: Spans, work: DeviceWork, stage: Int64s, losses: list[DeviceLoss]) -> list[Lane]:
+    """Return the lanes, without work that takes no time; what they show of losses is added.
+
+    Args:
+        spans: The run.
+        work: What devices ran.
+        stage: What launched each row of work.
+        losses: What is missing by the tables.
+    """
     start, launch = work.numbers("start"), work.numbers("launch", NEVER)
     device = work.numbers("device")
     order = np.lexsort((launch, start, device, work.rank))
@@ -285,12 +329,16 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
         first = int(np.concatenate([spans.start_ns[rows], own.start_ns, own.launch_ns]).min())
         last = int(np.append(spans.end_ns[rows], own.end_ns).max())
         profiled = (_EMPTY, _EMPTY)
+        missing = [loss.times[0] for loss in losses if (loss.code, loss.rank) == (_ALONE, each)]
+        lost = np.concatenate([_EMPTY, *missing])
         if not unknown:
             profiled = profiled_times(spans, each, own.start_ns, own.end_ns, own.launch_ns)
+            whole = Lane(each, None, own, host, first, last, profiled, lost)
+            profiled = _certain(spans, whole, losses)
         for number, of_device in _runs(device[of_rank]):
             on_device = LaneWork(*(column[of_device] for column in own))
             name = None if number == NOT_RECORDED else number
-            lanes.append(Lane(each, name, on_device, host, first, last, profiled))
+            lanes.append(Lane(each, name, on_device, host, first, last, profiled, lost))
     return lanes
 
 
@@ -321,6 +369,80 @@ def profiled_times(
     return starts, np.append(spans.end_ns[steps[leap]], last)
 
 
+def _certain(spans: Spans, whole: Lane, losses: list[DeviceLoss]) -> tuple[Int64s, Int64s]:
+    """Return when devices of a rank were profiled and nothing is lost; add what else is missing.
+
+    Args:
+        spans: The run.
+        whole: The devices of the rank as one.
+        losses: Of the tables.
+    """
+    rank, work = whole.rank, whole.work
+    header = spans.headers.get(rank)
+    if captures(spans, rank, work.start_ns) is None and (header is None or not header.config):
+        more = losses_in_steps(spans, rank, work.start_ns, work.end_ns, work.launch_ns)
+        losses += [] if more is None else [more]
+        whole = replace(whole, profiled=_without(whole.profiled, rank, losses))
+        edges_of = _edges(spans, whole)
+        lost = int((edges_of[1] - edges_of[0]).sum())
+        if lost:
+            span = whole.end_ns - whole.start_ns
+            losses.append(DeviceLoss(LossCode.EDGES, rank, lost, span, edges_of))
+    return _without(whole.profiled, rank, losses)
+
+
+def _without(
+    profiled: tuple[Int64s, Int64s], rank: int, losses: list[DeviceLoss]
+) -> tuple[Int64s, Int64s]:
+    """Return the profiled time of a rank without that of its losses."""
+    own = [each.times for each in losses if each.rank in (None, rank) and each.hides_time]
+    if not own:
+        return profiled
+    lost = tuple(np.concatenate(each) for each in zip(*own, strict=True))
+    times = edges(*profiled, *lost)
+    inside, hidden = (
+        open_count(*cells_of(times, *each), len(times) - 1) > 0 for each in (profiled, lost)
+    )
+    return _spread(times, inside & ~hidden)
+
+
+def _edges(spans: Spans, whole: Lane) -> tuple[Int64s, Int64s]:
+    """Return long gaps at the beginning and the end of a recording that may not be idle.
+
+    That is time of which the host recorded nothing either, and the time in which the first work
+    was queued and did not begin: the recording of the device may have begun later.
+    """
+    grid, (start, end, cause) = grid_of(whole), idle_causes(whole)
+    done = np.append(0, np.cumsum(np.diff(grid.times) * grid.busy))
+    before, after = (done[np.searchsorted(grid.times, each)] for each in (start, end))
+    few = _EDGE_WORK * done[-1]
+    is_first = before <= few
+    at_edge = is_first | (done[-1] - after <= few)
+    shortest = max(_EDGE_SHARE * (whole.end_ns - whole.start_ns), _EDGE_NS)
+    at_edge &= end - start >= shortest
+    if not at_edge.any():
+        return _EMPTY, _EMPTY
+    queued = at_edge & is_first & (cause == UNATTRIBUTED)
+    rows = spans.rows(rank=whole.rank)
+    host = [(spans.start_ns[rows], spans.end_ns[rows])]
+    if (calls := spans.try_table("calls", [])) is not None:
+        own = calls.numbers("rank") == whole.rank
+        first, took = (calls.numbers(name)[own] for name in ("start", "duration"))
+        host.append((first, first + took))
+    parts = [
+        (start[at_edge], end[at_edge]),
+        (start[queued], end[queued]),
+        tuple(np.concatenate(each) for each in zip(*host, strict=True)),
+    ]
+    times = edges(*(column for part in parts for column in part))
+    edge, waited, hosted = (
+        open_count(*cells_of(times, *each), len(times) - 1) > 0 for each in parts
+    )
+    first, last = _spread(times, edge & (waited | ~hosted))
+    is_long = last - first >= shortest
+    return first[is_long], last[is_long]
+
+
 def _host(spans: Spans, rank: int) -> HostStages:
     """Return the stages of the thread with most steps, then with most stages."""
     rows = spans.rows(rank=rank)
@@ -345,7 +467,7 @@ def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
 
     Work counts to the stage that launched it; time without work counts to the stage that the host
     was in, or to "untraced". Idle: no stream is active while the device is profiled. Unknown: the
-    device isn't profiled, or the gap is inside a CUDA graph replay.
+    device isn't profiled, work may be lost there, or the gap is inside a CUDA graph replay.
 
     Abstains if the run has no device work.
 
@@ -430,10 +552,11 @@ def _stage_rows(sums: Int64s, timeline: DeviceTimeline) -> Iterator[tuple[Cell, 
 
 
 def _breakdown_cells(values: Int64s, timeline: DeviceTimeline) -> Iterator[Cell]:
-    """Yield the wall time and its parts; copies are empty if they were not recorded."""
+    """Yield the wall time and its parts; copies or kernels are empty if none were recorded."""
     yield int(values[: len(_PARTS)].sum())
     for name, ns in zip((*_PARTS, *_OVERLAPPED), values.tolist(), strict=True):
-        yield ns if timeline.copies or name not in _COPIES else None
+        is_known = timeline.copies if name in _COPIES else name in _REST or timeline.kernels
+        yield ns if ns or is_known else None
 
 
 def idle(spans: Spans) -> Table:
@@ -455,7 +578,8 @@ def idle(spans: Spans) -> Table:
         rows += [(lane.rank, lane.device, *row) for row in _idle_rows(lane, timeline.stages)]
     notes = timeline.notes
     if not rows:
-        reason = " ".join([_NO_IDLE, *notes]) if timeline.lanes else no_work(None, notes)
+        known = [_NO_IDLE] * (not any(each.hides_time for each in timeline.losses))
+        reason = " ".join([*known, *notes]) if timeline.lanes else no_work(None, notes)
         return Table("idle", _IDLE_COLUMNS, abstained=reason)
     return Table("idle", _IDLE_COLUMNS, rows, " ".join(notes))
 

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.losses import launch_match, loss_texts
 from lightning_rlprof.analysis.steps.time_categories import kernel_categories
 from lightning_rlprof.records.records import copy_name
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
@@ -199,20 +200,25 @@ def device_work(
     Args:
         spans: The run.
         ranks: Only these; None for all.
-        notes: A reason is added for each table that could not be read, or of which no row could.
+        notes: A reason is added for each table that could not be read, or lost all of its rows.
     """
     reasons: list[str] = [] if notes is None else notes
     kernels, copies = (spans.try_table(name, reasons) for name in ("kernels", "memcpy"))
     if kernels is not None and not len(kernels.rows) and kernels.losses:
         reasons.append(f"The table kernels is empty: {'; '.join(kernels.losses)}.")
-    return DeviceWork(kernels, copies, ranks)
+    found = DeviceWork(kernels, copies, ranks)
+    if not found.tables and notes is not None:
+        notes += [f"{text}." for text in loss_texts(launch_match(spans).losses)]
+    return found
 
 
 def no_work(ranks: Collection[int] | None, notes: Sequence[str] = ()) -> str:
-    """Say that these ranks have neither kernels nor copies, and why, else how to record them."""
+    """Say that these ranks have neither kernels nor copies, and why, or how to record them."""
     of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
-    how = notes or ["Capture a step with torch.profiler or Nsight Systems."]
-    return " ".join([f"{of} no device kernels or copies.", *how])
+    if notes:
+        return " ".join([f"{of} no device kernels or copies that can be read.", *notes])
+    how = "Capture a step with torch.profiler or Nsight Systems."
+    return f"{of} no device kernels or copies. {how}"
 
 
 def launch_calls(calls: Table, rank: Int64s, launch: Int64s, duration: Int64s) -> Int64s:

@@ -6,8 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.launches import unmatched_launches
-from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.analysis.device.losses import (
+    LaunchMatch,
+    LossCode,
+    launch_match,
+    loss_texts,
+)
+from lightning_rlprof.analysis.device.timeline import device_losses
+from lightning_rlprof.analysis.device.work import NO_REPLAY, device_work
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
@@ -38,6 +44,7 @@ MIN_PAIRS = 20
 """Below it, the interval of a median is nearly the range of the values."""
 
 _Result = tuple[str, str]
+_OF_TIME = (LossCode.STEPS, LossCode.EDGES)
 _OVER_BUDGET = (Code.OVER_BUDGET, Code.BUDGET_SUMMARY)
 
 _NO_SHADOW = "cost of recording: no data, as every step has a span open around it"
@@ -109,8 +116,11 @@ def check_quality(spans: Spans) -> Quality:
     """
     devices = {head.device.partition(":")[0].lower() for head in spans.headers.values()}
     on_cpu = devices == {"cpu"}
+    # A capture is there if it has kernels, and then a check lacks something else.
+    has_work = launch_match(spans).kernels or device_losses(spans)
+    needs = _NEEDS | ({"kernel/launch match": "launches"} if has_work else {})
     found = [
-        Check(name, *result, _NEEDS.get(name, "steps") if result[0] == _NOT_CHECKED else "")
+        Check(name, *result, needs.get(name, "steps") if result[0] == _NOT_CHECKED else "")
         for name, check in _CHECKS.items()
         for result in check(spans)
     ]
@@ -187,6 +197,8 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
         texts += [f"{name}: {text}" for text in table.losses] if table else []
+    # The others are about launches, which have a check of their own.
+    texts += loss_texts(each for each in device_losses(spans) if each.code in _OF_TIME)
     if texts:
         yield _WARN, _first(texts, "warnings")
     elif not over:
@@ -209,17 +221,28 @@ def _first(texts: list[str], what: str) -> str:
 
 
 def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:
-    found = unmatched_launches(spans)
-    if found is None:
-        is_recorded = spans.try_table("calls", []) is not None
-        why = "no call that launches one kernel is known in the capture"
-        yield _NOT_CHECKED, why if is_recorded else "needs a torch.profiler capture"
-    elif found.unmatched > _MAX_LOST * found.launches:
+    found = launch_match(spans)
+    alone = found.unlaunched > _MAX_LOST * found.kernels
+    if found.unmatched > _MAX_LOST * found.launches:
         text = f"{found.unmatched:,} of {found.launches:,} launches have no kernel"
         yield _WARN, f"{text}: events were dropped, or a CUDA graph captured them"
-    else:
+    elif found.launches and not alone:
         text = f"{found.launches - found.unmatched:,} of {found.launches:,} launches have a kernel"
         yield _OK, text
+    if alone:
+        text = f"{found.unlaunched:,} of {found.kernels:,} kernels have no launch"
+        yield _WARN, f"{text}: they were launched before the recording, or the calls were dropped"
+    elif not found.launches:
+        yield _NOT_CHECKED, _no_launches(spans, found)
+
+
+def _no_launches(spans: Spans, found: LaunchMatch) -> str:
+    """Return why it is not known whether each launch has its kernel."""
+    if not found.kernels:
+        return "no kernels were read"
+    if (device_work(spans).replay != NO_REPLAY).all():
+        return "all kernels ran in graph replays"
+    return "no call that launches a single kernel was recorded"
 
 
 def _clocks(spans: Spans) -> Iterator[_Result]:

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.communication.collectives import read_calls
-from lightning_rlprof.analysis.device.launches import LOST
+from lightning_rlprof.analysis.device.losses import LOST, NEVER, loss_texts
 from lightning_rlprof.analysis.device.timeline import (
     HOST_BOUND,
     IDLE_CATEGORIES,
-    NEVER,
     UNATTRIBUTED,
     Lane,
     LaneWork,
@@ -99,13 +98,13 @@ def _check_kernels(run: Evidence, how: str = CAPTURE) -> None:
 
 def _check_losses(run: Evidence) -> None:
     """Raise `NoData` if kernels were lost."""
-    if run.launches is not None and run.launches.lossy:
-        raise NoData("Kernels were lost, see data_quality", "Capture fewer steps at a time")
+    if large := [each for each in run.devices.losses if each.is_large]:
+        raise NoData("; ".join(loss_texts(large)), "Capture fewer steps at a time")
 
 
 def _verified(run: Evidence, found: Measured) -> Measured:
     """Return a share from kernels with a lower bound that lost kernels cannot raise."""
-    if run.launches is None and found.low <= UNVERIFIED:
+    if not run.sees_losses and found.low <= UNVERIFIED:
         return replace(found, low=0.0)
     return found
 
@@ -128,7 +127,9 @@ def device_share(category: Category, spans: Quantity | None = None, how: str = C
         if source != "kernels" and not (source == "both" and few_steps):
             if spans is not None and source is not None:
                 return _of_spans(run, category, spans)
-            raise NoData("No profiler recorded devices", how)
+            _check_kernels(run, how)
+            _check_losses(run)
+            raise NoData(f"No {category.text} was recorded", how)
         _check_kernels(run, how)
         _check_losses(run)
         ns = run.device_accounts.job_ns[:OUTSIDE].astype(np.float64)
@@ -224,6 +225,7 @@ def _host_bound(run: Evidence) -> Measurement:
     lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
     waits = [_host_wait(lane) for lane in lanes]
     if not waits:
+        _check_losses(run)
         raise NoData("No profiler recorded devices", CAPTURE)
     late, unknown, whole = np.sum([each.parts for each in waits], axis=0)
     if not whole.sum():

@@ -5,13 +5,14 @@ ask it, so what comes first, second and third is the same everywhere.
 """
 
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from lightning_rlprof.analysis.device.losses import DeviceLoss, loss_texts
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality, check_quality
 from lightning_rlprof.analysis.diagnosis.evidence import (
     MET,
@@ -90,6 +91,7 @@ class Diagnosis:
 
     Attributes:
         quality: Whether the recording is complete.
+        losses: What is known to be missing of the devices' work.
         problems: What ended the run, what makes other times untrue, then problems by price.
         ideas: What might be saved by another design or other hardware.
         undecided: Problems and remedies that could not be decided.
@@ -101,6 +103,7 @@ class Diagnosis:
     """
 
     quality: Quality
+    losses: tuple[DeviceLoss, ...] = ()
     problems: tuple[Finding, ...] = ()
     ideas: tuple[Finding, ...] = ()
     undecided: tuple[Undecided, ...] = ()
@@ -120,7 +123,7 @@ class Diagnosis:
         """What to say of a run without a problem."""
         if self.abstained is not None:
             return f"No data: {self.abstained}"
-        return no_problem(len(self.undecided))
+        return no_problem(len(self.undecided), self.losses)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain data for JSON."""
@@ -128,6 +131,7 @@ class Diagnosis:
             "recording": {
                 "complete": not self.quality.doubts,
                 "checks": [each._asdict() for each in self.quality.checks],
+                "losses": [each.to_dict() for each in self.losses],
             },
             "problems": [each.to_dict() for each in self.problems],
             "ideas": [each.to_dict() for each in self.ideas],
@@ -139,12 +143,12 @@ class Diagnosis:
         }
 
 
-def no_problem(undecided: int) -> str:
-    """Return that no problem was found, and how much could not be decided."""
+def no_problem(undecided: int, losses: Iterable[DeviceLoss]) -> str:
+    """Return that no problem was found, how much could not be decided, and what is missing."""
     text = "No problem found in what was recorded"
-    if not undecided:
-        return f"{text}."
-    return f"{text}; {undecided} check{' needs' if undecided == 1 else 's need'} more data."
+    if undecided:
+        text += f"; {undecided} check{' needs' if undecided == 1 else 's need'} more data"
+    return ". ".join([text, *loss_texts(each for each in losses if each.hides_time)]) + "."
 
 
 # `Spans.once` would share it with a copy, whose other notes or tables have other problems.
@@ -171,10 +175,13 @@ def diagnose(spans: Spans, framework: str | None = None) -> Diagnosis:
 
 
 def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
-    quality, run = check_quality(spans), Evidence(spans)
+    run = Evidence(spans)
+    losses = tuple(run.devices.losses)
+    quality = check_quality(spans)
     named = (framework,) if framework is not None else tuple(_named_frameworks(spans))
     if not run.has_steps and not run.devices.lanes:
-        return Diagnosis(quality, frameworks=named, abstained="no complete step was recorded")
+        abstained = "; ".join(["no complete step was recorded", *loss_texts(losses)])
+        return Diagnosis(quality, losses, frameworks=named, abstained=abstained)
     ignored = _ignored(spans)
     undecided: list[Undecided] = []
     found: list[Finding] = []
@@ -192,6 +199,7 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
     known = PROBLEMS.keys() | REMEDIES.keys()
     return Diagnosis(
         quality,
+        losses,
         tuple(each for each in kept if each.kind != "idea"),
         tuple(each for each in kept if each.kind == "idea"),
         tuple(dict.fromkeys(undecided)),
@@ -476,4 +484,5 @@ def _note(found: Diagnosis) -> str:
     listed = "; ".join(f"{', '.join(ids)} ({why})" for why, ids in reasons.items())
     notes = [f"{count} {were} not decided: {listed}."] * bool(count)
     notes += [f"Explained by another: {', '.join(found.explained)}."] * bool(found.explained)
+    notes += [f"{text}." for text in loss_texts(found.losses)]
     return " ".join(notes)

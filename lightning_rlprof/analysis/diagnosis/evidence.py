@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from lightning_rlprof.analysis.communication.collectives import communication_of
-from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
+from lightning_rlprof.analysis.device.losses import launch_match
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
 from lightning_rlprof.analysis.ledger.ledger import OUTSIDE, Accounts, accounts_of, compute_accounts
 from lightning_rlprof.analysis.steps.partition import exclusive_ns, open_spans, partition
@@ -294,9 +294,9 @@ class Evidence:
         return sum(int((end - start).sum()) for start, end in profiled)
 
     @cached_property
-    def launches(self) -> UnmatchedLaunches | None:
-        """How many launches have no kernel; None without a torch.profiler capture."""
-        return unmatched_launches(self.spans)
+    def sees_losses(self) -> bool:
+        """Whether launches were recorded, without which lost kernels cannot be detected."""
+        return launch_match(self.spans).launches > 0
 
     @cached_property
     def collectives(self) -> list[dict[str, Any]]:

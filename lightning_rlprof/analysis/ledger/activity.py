@@ -284,7 +284,7 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
     Takes as long as reading the tables, which can be gigabytes.
     """
     timeline = device_timeline(spans)
-    found = DeviceOccupancy(notes=timeline.notes)
+    found = DeviceOccupancy(notes=[*timeline.notes])
     device = timeline.work
     if not device.tables:
         return found

@@ -175,7 +175,7 @@ def is_collective(name: str) -> bool:
 
 def has_kernels(opened: Capture) -> bool:
     """Return whether a capture may have kernels."""
-    tables = opened.has("COMPUTE_TASK_INFO") or opened.has("COMMUNICATION_OP")
+    tables = any(map(opened.has, ("COMPUTE_TASK_INFO", "COMMUNICATION_OP", _TABLE)))
     return tables or opened.file(KERNEL_SHEET) is not None or opened.trace is not None
 
 
@@ -216,17 +216,21 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     start, stream = start[sound], sheet.number("streamid")[sound]
     device = sheet.number("deviceid")[sound]
     torch = cann = Calls.unknown(len(start))
+    beside = 0
     if view is not None:
         torch, cann = trace_calls(view, start)
         # The trace has streams and devices, which a sheet of level0 lacks.
         traced = _trace_kernels(view)
         same = _find_near(traced.start_ns, start)
+        if len(start):  # Without any row, all kernels are read from the trace.
+            beside = int(np.count_nonzero(_find_near(start, traced.start_ns) < 0))
         stream = np.where(stream == UNKNOWN, np.append(traced.stream, UNKNOWN)[same], stream)
         device = np.where(device == UNKNOWN, np.append(traced.device, UNKNOWN)[same], device)
     codes, texts = sheet.text("name")
-    lost = np.count_nonzero(~sound)
+    lost = int(np.count_nonzero(~sound))
     remarks = [with_name(path.name, text) for text in sheet.problems]
-    remarks += [Loss(f"{path.name}: skipped {lost} rows with impossible times")] if lost else []
+    remarks += _lost(lost, f"{path.name}: skipped {{}} rows with impossible times")
+    remarks += _lost(beside, f"{path.name}: {{}} kernels of the trace have no row")
     step = sheet.number("stepid")[sound]
     columns = (device, stream, (codes[sound], texts), step, torch, cann, remarks)
     old, new = sheet.number("blockdim"), sheet.number("blocknum")
@@ -241,6 +245,11 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     )
     npu = {name: _rows(column, sound) for name, column in npu.items()}
     return Tasks(start, start + length[sound], *columns, npu)
+
+
+def _lost(count: int, text: str) -> list[str]:
+    """Return what is lost, if it is any; the text has a place for the count."""
+    return [Loss(text.format(count), rows=count)] if count else []
 
 
 def _recorded(cells: dict[str, Any]) -> dict[str, Any]:
@@ -346,7 +355,8 @@ def _database_tasks(database: SqliteTables) -> Tasks:
     rows = {name: np.concatenate([part[name] for part in both]) for name in names}
     sound = by_start(rows, rows["startNs"], rows["endNs"])
     lost = len(rows["name"]) - len(sound["name"])
-    remarks: list[str] = [Loss(f"skipped {lost} tasks with impossible times")] if lost else []
+    remarks = _lost(lost, "skipped {} tasks with impossible times")
+    remarks += _lost(*_without_kernels(database, compute["globalTaskId"], tasks))
     old, new = sound["blockDim"], sound["blockNum"]
     npu = _recorded(
         {
@@ -357,6 +367,18 @@ def _database_tasks(database: SqliteTables) -> Tasks:
         }
     )
     return replace(database_tasks(database, sound), remarks=remarks, npu=npu)
+
+
+def _without_kernels(
+    database: SqliteTables, described: Int64s, tasks: Mapping[str, Int64s]
+) -> tuple[int, str]:
+    """Return how many kernels one of two tables lacks that the other one has, and say so."""
+    if not len(described):
+        types = database.decode(database.numbers(_TABLE, "taskType")["taskType"], STRINGS)
+        code = matches(types, lambda text: text.startswith(_COMPUTE_TYPES))
+        return int(code.sum()), "kernels are not recorded: COMPUTE_TASK_INFO lacks {} tasks"
+    missing = int(np.count_nonzero(find(tasks["globalTaskId"], described) < 0))
+    return missing, "{} kernels are left out: TASK lacks their times"
 
 
 def _core_times(database: SqliteTables, task: Int64s) -> dict[str, Int64s]:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import ANALYSES, CATALOG
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.rank_names import Remark, by_cause, named_ranks
@@ -475,6 +476,8 @@ def facts(spans: Spans) -> list[str]:
     world = max((header.world_size for header in headers), default=0)
     steps = len(np.unique(spans.step[spans.rows(kind="step")]))
     length = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0
+    if not any(header.config for header in headers):
+        length = accounts_of(spans).wall_ns  # A profiler's trace lasts as long as its devices work.
     ranks = len(spans.ranks)
     of = f" of {world:,}" if world > ranks else ""
     devices = sorted({header.hardware for header in headers})

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.launches import FULL, launches, unmatched_launches
+from lightning_rlprof.analysis.device.launches import FULL, launches
+from lightning_rlprof.analysis.device.losses import launch_match
 from lightning_rlprof.analysis.device.work import no_work
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.table import Table
@@ -267,29 +268,29 @@ TRACES = SHARED_DATA / "kineto"
 
 
 def test_in_a_whole_trace_each_launch_has_its_kernel() -> None:
-    assert unmatched_launches(traced(*feed(Feed(pieces=300)))) == (300, 0)
+    assert launch_match(traced(*feed(Feed(pieces=300))))[:2] == (300, 0)
 
 
 def test_what_is_lost_is_counted_and_a_lost_launch_is_no_lost_kernel() -> None:
     kernels, calls = feed(Feed(pieces=300))
     kept = thinned(kernels, 0.2, 1)
-    assert unmatched_launches(traced(kept, calls)) == (300, 300 - len(kept))
+    assert launch_match(traced(kept, calls))[:2] == (300, 300 - len(kept))
     less = thinned(calls, 0.2, 1)
-    assert unmatched_launches(traced(kernels, less)) == (len(less), 0)
+    assert launch_match(traced(kernels, less))[:2] == (len(less), 0)
 
 
 def test_a_launch_of_another_rank_at_the_same_time_is_another_one() -> None:
     kernels, calls = feed(Feed(pieces=300))
     others = [{**call, "rank": 1} for call in calls]
-    assert unmatched_launches(traced(kernels, [*calls, *others])) == (600, 300)
+    assert launch_match(traced(kernels, [*calls, *others]))[:2] == (600, 300)
 
 
 def test_copies_and_other_calls_are_no_launches_of_kernels() -> None:
     kernels, calls = feed(Feed(pieces=300))
     more = [{**call, "name": name} for call in calls[:9] for name in ("cudaMemcpyAsync", "aten::a")]
-    assert unmatched_launches(traced(kernels, [*calls, *more])) == (300, 0)
-    assert unmatched_launches(traced(kernels, more)) is None
-    assert unmatched_launches(traced(kernels)) is None
+    assert launch_match(traced(kernels, [*calls, *more]))[:2] == (300, 0)
+    assert launch_match(traced(kernels, more)).launches == 0
+    assert launch_match(traced(kernels)).launches == 0
 
 
 @pytest.mark.parametrize(
@@ -299,7 +300,6 @@ def test_real_traces_are_whole(name: str) -> None:
     path = TRACES / f"{name}.json.gz"
     if not path.exists():
         pytest.skip(f"NO TRACES: {path} is not here")
-    found = unmatched_launches(load(path))
-    assert found is not None
+    found = launch_match(load(path))
     assert found.launches > 50
     assert found.unmatched == 0

@@ -12,7 +12,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans
-from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, noted
+from lightning_rlprof.tables.table import Column, ColumnRows, Loss, Table, columns_of, noted
 from tests.builders.chrome import ChromeTrace
 from tests.builders.device_trace import Feed, feed, traced
 from tests.builders.runs import Row, loaded
@@ -32,7 +32,14 @@ def spans() -> Spans:
 
 def kernels(graph: list[int | None], note: str = "") -> Table:
     at = np.ma.masked_equal([-1 if each is None else each for each in graph], -1)
-    return Table("kernels", (Column("graph", "count"),), ColumnRows([at]), note=note)
+    heads = (
+        *columns_of("count", "rank", "device", "graph"),
+        *columns_of("text", "kernel", "kind", "stage"),
+        *columns_of("duration", "start", "duration", unit="ns"),
+    )
+    zeros, none = np.zeros(len(graph), np.int64), (np.full(len(graph), -1), [])
+    rows = ColumnRows([zeros, zeros, at, none, none, none, zeros, zeros + 1])
+    return Table("kernels", heads, rows, note=note)
 
 
 def test_a_healthy_run_has_no_warnings(spans: Spans) -> None:
