@@ -251,14 +251,16 @@ class _Loop:
 
     def backward(self) -> None:
         """A backward pass is about to begin."""
-        self._unrecorded.saw("backward passes")
+        if self.session is None:
+            self._unrecorded.saw("backward passes")
         if self._own(OPTIMIZER_STEP) is not None:
             self._with_gradients()
 
     def update(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
         self._has_updated = True
-        self._unrecorded.saw("optimizer steps")
+        if self.session is None:
+            self._unrecorded.saw("optimizer steps")
         session = self._own()
         if session is None or self._gradients is None:
             return
@@ -388,7 +390,6 @@ class _Loop:
         self._forget_step()
         self._unrecorded.end()
         if session.step == self._number and session.waiting:
-            session.begin_step(session.next_step)
             session.end_step(end)
             self._number = session.step
 
@@ -539,7 +540,7 @@ def _listen(torch: Any) -> None:
     @wraps(call)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         # These are the words of `makes_call`: a call of it costs each module of a model a frame.
-        if compiled_code.is_compiling() or LOOP.inside or get_ident() != LOOP.thread:
+        if LOOP.inside or get_ident() != LOOP.thread or compiled_code.is_compiling():
             return call(self, *args, **kwargs)
         if _is_around(type(self)):
             return call(self, *args, **kwargs)
