@@ -389,6 +389,10 @@ class Report:
         self.export = export = open_export(path)
         self.ranges = ranges = read_ranges(export)
         active = [self._began(table) for table in ACTIVITIES]
+        if not any(active):  # Work that does not say of which process it is is of one that called.
+            callers = export.least(_CALL, "globalTid", "start")
+            called = process_of(np.array([*callers], np.int64)).tolist()
+            active.insert(0, dict(zip(called, callers.values(), strict=True)))
         seen = {*ranges.ranks, *np.unique(ranges.process).tolist(), *itertools.chain(*active)}
         self.processes = sorted((each for each in seen if each > 0), key=lambda p: (pid_of(p), p))
         self.launching = set(itertools.chain(*active[:-1]))

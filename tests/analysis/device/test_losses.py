@@ -397,7 +397,10 @@ def test_a_check_names_what_it_really_lacks(name: str | None, reason: str, tmp_p
 
 def test_how_many_rows_are_lost_survives_the_cache_and_joining(tmp_path: Path) -> None:
     columns = (Column("rank", "count"), Column("start", "time", "ns"))
-    lossy = Table("kernels", columns, [(0, 5)], losses=(Loss("7 are lost", 7), Loss("and more")))
+    losses = Loss("7 are lost", rows=7), Loss("and more")
+    lossy = Table("kernels", columns, [(0, 5)], losses=losses)
+        "kernels", columns, [(0, 5)], losses=(Loss("7 are lost", rows=7), Loss("and more"))
+    )
     write_table(lossy, "kernels", tmp_path / "kernels.parquet")
     kept = kept_table(tmp_path / "kernels.parquet", "kernels")
     assert (kept.losses, kept.rows_lost) == (lossy.losses, 7)
