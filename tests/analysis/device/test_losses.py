@@ -399,8 +399,6 @@ def test_how_many_rows_are_lost_survives_the_cache_and_joining(tmp_path: Path) -
     columns = (Column("rank", "count"), Column("start", "time", "ns"))
     losses = Loss("7 are lost", rows=7), Loss("and more")
     lossy = Table("kernels", columns, [(0, 5)], losses=losses)
-        "kernels", columns, [(0, 5)], losses=(Loss("7 are lost", rows=7), Loss("and more"))
-    )
     write_table(lossy, "kernels", tmp_path / "kernels.parquet")
     kept = kept_table(tmp_path / "kernels.parquet", "kernels")
     assert (kept.losses, kept.rows_lost) == (lossy.losses, 7)
