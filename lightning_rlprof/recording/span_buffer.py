@@ -120,7 +120,9 @@ class Buffer:
         self._lost = 0
         self._refused_ns: int | None = None  # The time since which the disk accepts no writes.
         self._damage: set[str] = set()
-        self._flushed: list[Span] = []  # Spans of the step that continues.
+        self._flushed: list[Span] = []  # Spans of the steps since the last account.
+        # Where the last step and this one begin in them, if the last one passed without an account.
+        self._passed: tuple[int, int] | None = None
         self._thread = threading.get_ident()
         self._tally: Tally | None = None  # It sums up that step, if not all lines are kept.
         self._last: tuple[list[Span], Tally | None] = ([], None)
@@ -153,8 +155,20 @@ class Buffer:
                     )
                     said = self._note(Code.OVER_BUDGET, text, {"step": first})
                     log.warning("%s: %s", self._name, said)
-            self._last = self._flushed, self._tally
-            self._flushed, self._tally = [], None
+            own = self._flushed[self._passed[1] :] if self._passed else self._flushed
+            self._last = own, self._tally
+            self._flushed, self._tally, self._passed = [], None, None
+
+    def waits(self) -> bool:
+        """Return whether a step that ends now has nothing to write."""
+        if self._others or self._late or self._experts:
+            return False
+        return self._clock() - self._written_ns < _WRITE_NS
+
+    def pass_step(self) -> None:
+        """Know that a step has ended for which `waits` is true; the next account includes it."""
+        begin = self._passed[1] if self._passed else 0
+        self._passed = begin, len(self._flushed) + len(self._spans)
 
     def flush(self) -> None:
         """Append everything to the file."""
@@ -250,6 +264,7 @@ class Buffer:
             self._tally = self._tally or Tally(self._thread)
             self._tally.add(self._flushed)
             self._flushed.clear()
+            self._passed = None
 
     def add(self, line: msgspec.Struct) -> None:
         """Add a line of another kind."""
@@ -302,7 +317,7 @@ class Buffer:
         It is the one before, unless it has no stage and others have: then the one with most.
         """
         spent: dict[int, int] = {}
-        for span in (*self._flushed, *self._spans):
+        for span in self._of_this_step():
             if span.kind == "stage":
                 spent[span.thread] = spent.get(span.thread, 0) + span.duration_ns
         if spent and self._thread not in spent:
@@ -318,11 +333,16 @@ class Buffer:
 
     def has_stages(self) -> bool:
         """Return whether a stage has ended since the step began; those in validations are none."""
-        return bool(_trained([*self._flushed, *self._spans]))
+        return bool(_trained(self._of_this_step()))
+
+    def _of_this_step(self) -> list[Span]:
+        return [*self._flushed, *self._spans][self._passed[1] if self._passed else 0 :]
 
     def last_step(self) -> Sequence[Span]:
         """Return the spans of the last step that ended: all of them, up to 65,536."""
-        return self._last[0]
+        if self._passed is None:
+            return self._last[0]
+        return [*self._flushed, *self._spans][slice(*self._passed)]
 
     @property
     def stages_seen(self) -> set[str]:
@@ -332,7 +352,7 @@ class Buffer:
     @property
     def stage_count(self) -> int:
         """How many stages ended in the last step."""
-        return sum(span.kind == "stage" for span in self._last[0])
+        return sum(span.kind == "stage" for span in self.last_step())
 
     def take_back(self, span: Span) -> bool:
         """Remove an ended span, to be continued; return whether it was not yet written."""
@@ -391,9 +411,10 @@ class Buffer:
 
     def totals(self) -> StepTotals:
         """Return what the last step spent on the stages of the thread that made this."""
-        lines, before = self._last
+        lines, before = self._last if self._passed is None else (self.last_step(), None)
         tally = before or Tally(self._thread)
-        self._last = [], tally
+        if self._passed is None:
+            self._last = [], tally
         tally.add(lines)
         return tally.totals()
 
