@@ -168,6 +168,11 @@ class CaptureRequests:
         if self._relay is not None:
             self._relay.close()
 
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether `after` has something to do, or steps are learned from."""
+        waits = self._waiting is not None or self._open is not None or self._relay is not None
+        return waits or self.learned is not None or now_ns >= self._look_at
+
     def after(self, step: int, now_ns: int) -> None:
         """Look for a request if it is time; switch to it before its first step, and back."""
         if self._open is not None and step >= self._open.last_step:

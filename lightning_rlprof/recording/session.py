@@ -482,8 +482,9 @@ class Session:
         steps, windows, exchange = self._steps, self._windows, self.helpers.exchange
         start, is_shadow_step = steps.start, self.silent_thread != 0
         steps.broken_by = ""
-        if is_quiet := self._is_quiet():
-            end = self.clock() if end_ns is None else end_ns
+        now = self.clock()
+        if is_quiet := self._is_quiet(now):
+            end = now if end_ns is None else end_ns
             if start is not None:
                 span = new_span(_STEP, self.step, start, end, None)
                 if self.loop.follows_threads:
@@ -512,10 +513,10 @@ class Session:
         if self._marking.has_shadows and steps.start is not None:
             steps.end_ns = self.clock() - steps.start
 
-    def _is_quiet(self) -> bool:
+    def _is_quiet(self, now_ns: int) -> bool:
         """Return whether nothing is due at the end of this step: one of 5 ms pays for what is."""
         windows, loop = self._windows, self.loop
-        if windows.possible or windows.requests.learned is not None or self._marking.has_shadows:
+        if windows.possible or self._marking.has_shadows or windows.requests.is_due(now_ns):
             return False
         if loop.idles or self.helpers.exchange is not None:
             return False

@@ -159,7 +159,7 @@ def test_errors_of_any_kind_end_the_recording_and_not_the_loop(
     with started(tmp_path) as session:
         for number in range(4):
             if number == 2:
-                inner = {"begin_step": "_open_step", "end_step": "_end_step", "close": "_remarks"}
+                inner = {"begin_step": "_open_step", "end_step": "_is_quiet", "close": "_remarks"}
                 if place in inner:
                     monkeypatch.setattr(Session, inner[place], fail)
             with step(), stage("actor_update"):

@@ -470,7 +470,7 @@ def test_a_step_that_ends_while_the_run_is_ended_is_written_once(
     session = start()
     run_steps(session, clock, [1])
     session.begin_step(2)
-    clock.advance(5)
+    clock.advance(10**9)
     end = partial(session.end_at_once, "interrupted by SIGTERM")
     write = session.buffer.end_step
     if moment == "as the end begins":
@@ -497,3 +497,29 @@ def in_turn(first, call):
         return call(*args, **options)
 
     return both
+
+
+def test_short_steps_between_two_writes_have_their_spans_and_totals(start, clock, monkeypatch):
+    now = [10**9]  # of what reads memory
+    monkeypatch.setattr(session_module, "perf_counter_ns", lambda: now[0])
+    session = start()
+    for step in range(1, 6):
+        session.begin_step(step)
+        with stage("actor_update"):
+            clock.advance(step)
+        if step % 2:
+            with stage("compute_reward"):
+                clock.advance(1)
+        session.end_step()
+        assert session.buffer.stage_count == len(session.step_totals.stages) == 1 + step % 2
+        assert session.step_totals.stages["actor_update"] == step
+        assert session.step_totals.ns == step + step % 2
+        assert not session.buffer.has_stages()
+    now[0] += 10**8
+    session.begin_step(6)
+    session.end_step()
+    session.close()
+    steps = spans(session, "step")
+    assert [span.step for span in steps] == [1, 2, 3, 4, 5, 6]
+    read_in = [span.step for span in steps if "host_rss_bytes" in (span.counters or {})]
+    assert read_in == [1, 6]  # A reading takes longer than such a step.

@@ -190,7 +190,7 @@ def test_steps_have_the_counters_and_long_pauses_lie_in_their_stage(
     clock.advance(9 * MS)
     session.end_step()
     session.begin_step(2)
-    clock.advance(5)
+    clock.advance(200 * MS)
     session.end_step()
     session.close()
     run = load(tmp_path)
