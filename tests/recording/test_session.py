@@ -15,6 +15,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import Marker, mark, stage
+from lightning_rlprof.recording.background.sampler import HostMemory
 from lightning_rlprof.recording.session import Session, current, note_in_all_runs
 from lightning_rlprof.records import run_directory
 from lightning_rlprof.records.notes import Code
@@ -502,6 +503,7 @@ def in_turn(first, call):
 def test_short_steps_between_two_writes_have_their_spans_and_totals(start, clock, monkeypatch):
     now = [10**9]  # of what reads memory
     monkeypatch.setattr(session_module, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(HostMemory, "counters", lambda memory: {"host_rss_bytes": 7})
     session = start()
     for step in range(1, 6):
         session.begin_step(step)
