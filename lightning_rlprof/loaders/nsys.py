@@ -428,9 +428,9 @@ class Report:
         return dict(zip(keys.tolist(), first.tolist(), strict=True))
 
     def _numbers(self, table: str, *names: str) -> dict[str, Int64s]:
-        """Return columns of an activity; if none of its rows has a process, they get one.
+        """Return columns of an activity.
 
-        It is the only process with a call of the row's number, or the only one in the report.
+        If none of its rows has a process, it is the only one with a call of the row's number.
         """
         rows = self.export.numbers(table, *names)
         if not len(rows["start"]) or (rows["globalPid"] != UNKNOWN).any():
@@ -440,9 +440,7 @@ class Report:
         pairs = np.stack([calls["correlationId"], process_of(calls["globalTid"])])[:, numbered]
         number, process = np.unique(pairs, axis=1)
         number, first, count = np.unique(number, return_index=True, return_counts=True)
-        every = np.unique(np.append(process, self.ranges.process[self.ranges.process > 0]))
-        only = every[0] if len(every) == 1 else UNKNOWN
-        process = np.append(np.where(count == 1, process[first], UNKNOWN), only)
+        process = np.append(np.where(count == 1, process[first], UNKNOWN), UNKNOWN)
         return {**rows, "globalPid": process[find(number, rows["correlationId"])]}
 
     def _find_unix_ns(self) -> int | None:

@@ -196,7 +196,8 @@ def _dropped_events(spans: Spans) -> Iterator[_Result]:
     texts = [*dict.fromkeys(each.text for each in spans.warnings)]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
-        texts += [f"{name}: {text}" for text in table.losses] if table else []
+        said = {*texts}  # A trace may have said it of the whole file.
+        texts += [f"{name}: {text}" for text in table.losses if text not in said] if table else []
     # The others are about launches, which have a check of their own.
     texts += loss_texts(each for each in device_losses(spans) if each.code in _OF_TIME)
     if texts:
