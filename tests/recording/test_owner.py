@@ -203,6 +203,8 @@ def test_timers_that_start_timers_keep_no_chain() -> None:
     done = threading.Event()
 
     def again(left: int) -> None:
+        for before in last[-1:]:
+            before.join()
         last.append(threading.current_thread())
         if left:
             threading.Timer(0, again, [left - 1]).start()
