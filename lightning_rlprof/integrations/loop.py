@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -353,7 +353,8 @@ class step(ContextDecorator):  # noqa: N801 - a name like `stage`
 
     def __enter__(self) -> None:
         """Begin the step."""
-        has_begun(_STEP)
+        with suppress(Exception):  # The training continues after any error.
+            has_begun(_STEP)
         number = self._number
         _tell(lambda session: session.begin_step(session.next_step if number is None else number))
 

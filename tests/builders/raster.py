@@ -205,12 +205,14 @@ def device_of(kernels: Sequence[Kernel], copies: Sequence[Kernel]) -> list[Run]:
         [
             Item(kernel.rank, at, kernel.step or 0, kernel.name, kernel.start_ns, kernel.end_ns)
             for at, kernel in enumerate(kernels)
-            if labels[at] == Category.COMMUNICATION and "SendRecv" not in kernel.name
+            if kernel.name.startswith("nccl") and "SendRecv" not in kernel.name
         ]
     )
     found = []
     for at, kernel in enumerate(kernels):
-        start = split.get((kernel.rank, at), kernel.start_ns)
+        start = kernel.start_ns
+        if labels[at] == Category.COMMUNICATION:
+            start = split.get((kernel.rank, at), start)
         found += [Run(kernel.rank, kernel.start_ns, start, Category.COLLECTIVE_WAIT)]
         found += [Run(kernel.rank, start, kernel.end_ns, labels[at])]
     return found + [

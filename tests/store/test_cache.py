@@ -65,6 +65,8 @@ def runs(draw: Any) -> Spans:
     thread = st.builds(Thread, st.integers(0, 9), st.integers(), TEXT)
     threads = tuple(draw(st.lists(thread, min_size=1, max_size=4)))
     note = st.builds(RankNote, st.none() | BYTE, INT, st.just("info"), TEXT)
+    facts = st.dictionaries(TEXT, TEXT | INT, max_size=2)
+    warning = st.builds(RunWarning, st.none() | BYTE, TEXT, TEXT, facts)
     return Spans(
         Path("elsewhere/run"),
         names,
@@ -82,7 +84,7 @@ def runs(draw: Any) -> Spans:
         headers={rank: draw(headers(rank)) for rank in ranks},
         statuses={rank: draw(st.none() | TEXT) for rank in ranks},
         notes=tuple(draw(st.lists(note, max_size=2))),
-        warnings=tuple(draw(st.lists(st.builds(RunWarning, st.none() | BYTE, TEXT), max_size=2))),
+        warnings=tuple(draw(st.lists(warning, max_size=2))),
         unix_ns=draw(st.integers(0, 2**62)),
     )
 

@@ -251,16 +251,14 @@ class _Loop:
 
     def backward(self) -> None:
         """A backward pass is about to begin."""
-        if self.session is None:
-            self._unrecorded.saw("backward passes")
+        self._unrecorded.saw("backward passes")
         if self._own(OPTIMIZER_STEP) is not None:
             self._with_gradients()
 
     def update(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
         self._has_updated = True
-        if self.session is None:
-            self._unrecorded.saw("optimizer steps")
+        self._unrecorded.saw("optimizer steps")
         session = self._own()
         if session is None or self._gradients is None:
             return
