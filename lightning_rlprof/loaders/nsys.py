@@ -389,7 +389,7 @@ class Report:
         self.export = export = open_export(path)
         self.ranges = ranges = read_ranges(export)
         active = [self._began(table) for table in ACTIVITIES]
-        if not any(active):  # Work that does not say of which process it is is of one that called.
+        if not any(active):  # Work that names no process is that of one which made calls.
             callers = export.least(_CALL, "globalTid", "start")
             called = process_of(np.array([*callers], np.int64)).tolist()
             active.insert(0, dict(zip(called, callers.values(), strict=True)))

@@ -61,7 +61,7 @@ _PAUSE = annotations.Marker("garbage_collection", "region")
 _MAX_STEPS_KEPT = 1_000  # Steps whose starts are kept for spans that are recorded late.
 _MAX_STEP_TIMES = 200
 _STEPS_OF_A_MEDIAN = 19  # A requested capture learns from them how long the next steps take.
-_READ_EVERY_NS = 100_000_000
+_READ_EVERY_NS = 100_000_000  # Nanoseconds between two readings of memory and of the CPU wait.
 _ALLOCATOR_STAGE_NS = 50_000_000  # Shorter stages do not ask torch's allocator, which takes 50 µs.
 _NUMBERS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _UNWRITTEN_NS = 1_000_000_000  # A stage that ends this long after a write is written at once.
@@ -494,7 +494,7 @@ class Session:
             end = self._end_step(None, end_ns)
         steps.edge, steps.ended, steps.totals = end, self.step, None
         steps.begun.append((start or end, self.step))
-        if len(steps.begun) > 2 * _MAX_STEPS_KEPT:  # A copy at each step costs one of 5 ms 0.4 %.
+        if len(steps.begun) > 2 * _MAX_STEPS_KEPT:  # A copy at each step would slow short steps.
             steps.begun = steps.begun[-_MAX_STEPS_KEPT:]
         self.flush_at_ns = end + _UNWRITTEN_NS
         if is_quiet:
@@ -514,7 +514,7 @@ class Session:
             steps.end_ns = self.clock() - steps.start
 
     def _is_quiet(self, now_ns: int) -> bool:
-        """Return whether nothing is due at the end of this step: one of 5 ms pays for what is."""
+        """Return whether nothing is due at the end of this step, as after most short ones."""
         windows, loop = self._windows, self.loop
         if windows.possible or self._marking.has_shadows or windows.requests.is_due(now_ns):
             return False

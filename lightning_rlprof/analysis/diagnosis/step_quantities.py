@@ -118,13 +118,14 @@ def lost_in_steps(run: Evidence, counter: str) -> Lost | None:
     rows = spans.rows(kind="step")
     rows = rows[np.lexsort((spans.end_ns[rows], spans.rank[rows]))]
     tells = np.flatnonzero(np.isin(rows, counted))
+    telling = rows[tells]
     teller = np.searchsorted(tells, np.arange(len(rows)))  # Which of these tells of each row.
     rows, teller = rows[teller < len(tells)], teller[teller < len(tells)]
-    same = spans.rank[rows] == spans.rank[rows[tells[teller]]]
+    same = spans.rank[rows] == spans.rank[telling[teller]]
     rows, teller = rows[same], teller[same]
     wall_ns = spans.duration_ns[rows]
     whole_ns = np.bincount(teller, wall_ns, len(tells))
-    lost_ns = np.minimum(told_ns[np.searchsorted(counted, rows[np.isin(rows, counted)])], whole_ns)
+    lost_ns = np.minimum(told_ns[np.searchsorted(counted, telling)], whole_ns)
     share = lost_ns / np.maximum(whole_ns, 1)
     steps = np.isin(spans.step[rows], run.included)
     rows, teller, wall_ns = rows[steps], teller[steps], wall_ns[steps]
