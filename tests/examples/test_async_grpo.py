@@ -51,9 +51,12 @@ def test_a_killed_rollout_actor_leaves_books_that_balance_on_one_axis(
     accounts = compute_accounts(spans)
     total = sum(int(ns or 0) for ns in category_totals(accounts).column("total"))
     assert total == accounts.total_ns == 3 * accounts.wall_ns
-    for table in (run.long_tail(), run.tail_causes(), run.weight_sync(), run.whatif()):
+    for table in (run.long_tail(), run.tail_causes(), run.weight_sync()):
         assert table.abstained is None
         assert table.rows
+    # How much the work of the ranks explains depends on what else the machine did.
+    predicted = run.whatif()
+    assert predicted.rows or "explains" in str(predicted.abstained)
     way = run.sample_path().rows
     assert way[0][2] == "rollout"
     assert "actor_update" in [row[0] for row in way if row[2] == "trainer"]
