@@ -418,9 +418,9 @@ def has_begun(marker: Marker) -> None:
 
 
 def tell_first(path: str, where: str) -> None:
-    """Record nothing, but append the first span that begins to a file, as in a child process.
+    """Record nothing, but write the first span that begins to a file, as in a child process.
 
-    Nothing is written if the file does not exist, or has a line.
+    The first of the children makes the file; the others write nothing.
     """
 
     def write(marker: Marker) -> None:
@@ -429,9 +429,8 @@ def tell_first(path: str, where: str) -> None:
         worker = data is not None and data.get_worker_info() is not None
         text = f"{marker.name} in a {'DataLoader worker' if worker else where}\n"
         with suppress(OSError):
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
-            if not os.fstat(file).st_size:
-                os.write(file, text.encode("utf-8", "replace"))
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            os.write(file, text.encode("utf-8", "replace"))
             os.close(file)
 
     when_begun(write)

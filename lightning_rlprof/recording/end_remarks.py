@@ -1,6 +1,7 @@
 """What a run says at its end: what was asked for and did not happen."""
 
 import os
+import secrets
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
@@ -129,15 +130,15 @@ def _changed(section: Section, name: str) -> list[str]:
 class ChildMarks:
     """Hear of the first mark in a child process, which nothing records.
 
-    They share a file, which is empty until then and gone when the run ends. Forked children know
-    its path; others, such as spawned workers of a data loader, have it in their environment.
+    They share a file, which the first mark makes and the end of the run removes. Forked children
+    know its path; others, such as spawned workers of a data loader, have it in their environment.
     """
 
     def __init__(self) -> None:
         self.path = ""
-        with suppress(OSError):
-            file, self.path = tempfile.mkstemp(prefix="rlprof-child-marks-")
-            os.close(file)
+        with suppress(OSError):  # A machine may have no folder for temporary files.
+            name = f"rlprof-child-marks-{secrets.token_hex(16)}"
+            self.path = os.path.join(tempfile.gettempdir(), name)
             os.environ[CHILD_MARKS] = self.path
 
     def remark(self) -> list[Remark]:

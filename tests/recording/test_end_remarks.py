@@ -141,6 +141,8 @@ def test_a_mark_in_a_child_that_is_not_forked_is_said(start, clock):
 def test_nothing_is_left_of_the_file_that_children_write(start, end):
     session = start()
     path = os.environ[CHILD_MARKS]
+    assert not os.path.exists(path)  # A run that is killed leaves none.
+    in_child(lambda: stage("actor_generate").__enter__())
     assert os.path.exists(path)
     getattr(session, end)()
     assert CHILD_MARKS not in os.environ
