@@ -21,6 +21,7 @@ CLASSES = (
 MATMUL, ATTENTION, ELEMENTWISE, REDUCTION, MOVEMENT, COMMUNICATION, OTHER = CLASSES
 
 _MAX_CHARACTERS = 40  # Of an identifier without a rule of its own.
+_MAX_SIZE = 1 << 20  # A larger number is a code.
 _MAX_CACHED = 65_536
 # The longer spelling of two comes first.
 _TYPES = {
@@ -32,10 +33,10 @@ _TYPES = {
     "i32": r"int|int32(?:_t)?",
     "i16": r"short|int16(?:_t)?",
     "bf16": r"(?:__)?(?:nv_|hip_)?bfloat16(?:_t)?|(?:__nv_|__hip_)bfloat162|BFloat16|bf16(?:_t)?",
-    "f16": r"Half|(?:__)?half(?:_t|2)?|_Float16|float16|fp16(?:_t)?",
+    "f16": r"Half|(?:__)?half(?:_t|2)?|_Float16|float16|fp16(?:_t)?|f16",
     "tf32": r"tfloat32(?:_t)?|tf32",
-    "f32": r"float|float32|fp32(?:_t)?|float[24]",
-    "f64": r"double|float64|double2",
+    "f32": r"float|float32|fp32(?:_t)?|f32|float[24]",
+    "f64": r"double2?|float64|f64",
     "f8": r"Float8_\w+|__nv_fp8\w*|float_e[45]m\d\w*|fp8\w*|e[45]m[23]\w*",
     "f4": r"__nv_fp4\w*|float_e2m1\w*|mxfp4|nvfp4|fp4\w*|e2m1\w*",
     "c64": r"complex<float>|float2_complex",
@@ -54,7 +55,7 @@ _COMMUNICATES = re.compile(
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
-        (MATMUL, r"split_?k_?reduce|reduce_?split_?k|marlin(?!.*repack)|flash_?infer_?gemm"),
+        (MATMUL, r"marlin(?!.*repack)"),
         (
             MOVEMENT,
             r"(?:reshape|concat|quant|append|store|set|write|copy|gather|swap)_(?:and_|to_|\w*paged_)*"
@@ -69,25 +70,25 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|(?:prefill|decode)_with|merge_(?:attn_)?states?|delta_rule|(?:^|_)pa_(?:bf|f|fp)\d"
             r"|^_?(?:fwd|bwd)(?:_grouped)?_kernel(?:_stage\d|_dkdv|_dq)?$|variable_length_merge",
         ),
-        (REDUCTION, r"finalize|moe_align|gating|moe_sum|nonzero"),
+        (REDUCTION, r"finalize|moe_align|gating|moe_sum|nonzero|top_?k(?:_|$)|gamma_beta|moments"),
         (
             MATMUL,
             r"gemm|gemv|mat_?mul|(?:^|_)(?:[a-z]*_)?(?:b|add|baddb)?mm(?:_|$)|cijk|nvjet|xmma|winograd"
             r"|wgrad|dgrad|fprop|(?:^|_)(?:causal_|depthwise_)?[sh]?conv(?:\d|_|$|olution|olve)|awq"
-            r"|gptq|fused_moe|moe_kernel|scudnn|hcudnn|(?:^|_)gmm(?:_|$)|[sb]gmv"
+            r"|gptq|f(?:used_)?moe|moe_kernel|scudnn|hcudnn|(?:^|_)gmm(?:_|$)|[sb]gmv"
             r"|lora_(?:shrink|expand)|tinygemm|(?:^|_)linear(?:_fwd|_bwd|_kernel)?$|wmma|fft2d_",
         ),
         (
             MOVEMENT,
             r"gather|scatter|(?:^|_)cat(?:_|$)|concat|permute|transpose|trans_data|layout|embedding"
             r"|(?:^|_)embs?(?:_|$)|index_?(?:select|put|copy|fill|add|_kernel|$)|(?:^|_)index(?:_|$)"
-            r"|copy|memcpy|memset|mem_set|tensor_move|(?:^|_)cast(?:_|$)|convert|(?:^|_)pad(?:_|$)"
-            r"|(?:^|_)(?:roll|flip|slice|strided_slice|split|chunk|stack|tile|repeat|expand|broadcast_to"
-            r"|as_strided|view_copy|to_copy|clone|take|unpack|pack|shuffle|im2col|col2im)(?:_|$)",
+            r"|upsample|interpolate|^_?(?:write|store)_|copy|memcpy|memset|mem_set|tensor_move|(?:^|_)cast(?:_|$)|convert|(?:^|_)pad(?:_|$)"
+            r"|(?:^|_)(?:roll|flip|slice|strided_slice|split|chunk|stack|repeat|expand|broadcast_to"
+            r"|as_strided|view_copy|to_copy|clone|take|unpack|pack|shuffle|im2col|col2im)(?:_|$)|^tile$",
         ),
         (
             REDUCTION,
-            r"norm|soft_?max|reduc|sort|scan|(?:^|_)cum|top_?[kp](?:_|\d|$)|pool|(?:^|_)bn_|welford"
+            r"norm|soft_?max|reduc|sort|scan|(?:^|_)cum|top_?p(?:_|$)|(?:avg|max|average|lp)_?pool|pooling|(?:^|_)bn_|welford"
             r"|cross_?entropy|(?:^|_)nll|nllloss|_loss|sampl|histogram|unique|compact_init|qparam"
             r"|arg_?(?:max|min)|bincount|non_?zero|run_?length|multinomial|searchsorted|bucketize"
             r"|(?:^|_)(?:sum|mean|max|min|prod|all|any|var|std|dot|asum|nrm2|amax|amin|kth)(?:_|$)",
@@ -99,7 +100,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|(?:^|_)(?:foreach|add|mul|div|sub|exp|log\w*|sqrt|rsqrt|pow|neg|abs|where|clamp|bias"
             r"|scale\w*|scal|axpy|rope|arange|range|zeros?|ones|cos|sin|eq|equal|ne|lt|le|gt|ge|real_div"
             r"|muls|adds|divs|subs|minimum|maximum|lerp|masked|greater|less|select|not|sign|erf|round"
-            r"|floor|ceil|subtract|multiply|true|compare\w*|threshold|logical\w*|bitwise\w*|linspace"
+            r"|floor|ceil|subtract|multiply|true_divide|compare\w*|threshold|logical\w*|bitwise\w*|linspace"
             r"|square|reciprocal|tril|triu|triu_tril|axpby|addcmul|addcdiv)(?:_|$)|zeros_like|ones_like"
             r"|for_each|parallel_for|device_for|transform_kernel|bernoulli|uniform|normal_|random"
             r"|bit_?mask|global_kernel|unscale",
@@ -156,11 +157,9 @@ def kernel_name(name: str) -> KernelName:
         found = rule(parts)
         if found is not None:
             return found
-    kind = _class_of(parts)
-    short = _attention(parts) if kind == ATTENTION else None
-    if kind == MATMUL:
-        short = _matmul(parts)
-    return KernelName(short or _special(parts) or _general(parts), kind)
+    word, kind = _subject(parts)
+    rename = {ATTENTION: _attention, MATMUL: _matmul}.get(kind, _special)
+    return KernelName(rename(parts) or _general(parts, word), kind)
 
 
 def kernel_names(names: Iterable[str]) -> list[KernelName]:
@@ -278,19 +277,20 @@ def _parts_of(name: str) -> _Parts:
     text = _demangled(name) if name.startswith("_Z") else name
     for pattern, plain in _SPELLINGS:
         text = pattern.sub(plain, text)
-    depth, start, end, cuts = 0, 0, len(text), [0]
+    start, end, cuts = 0, len(text), [0]
+    opened: list[str] = []
     for at, sign in enumerate(text):
         if sign in "<({[":
-            if sign == "(" and not depth and at > start:
+            if sign == "(" and not opened and at > start:
                 end = at
                 break
-            depth += 1
-        elif sign in ">)}]":
-            depth -= text[at - 1] != "-"
-        elif sign == " " and not depth:
+            opened.append(sign)
+        elif sign in ")}]" or (sign == ">" and opened[-1:] == ["<"] and text[at - 1] != "-"):
+            del opened[-1:]
+        elif sign == " " and not opened:
             start, cuts = at + 1, [at + 1]
-        elif sign == ":" and not depth and text[at - 1] == ":":
-            cuts.append(at + 1)
+        elif text.startswith("::", at) and not opened:
+            cuts.append(at + 2)
     pieces = [text[a:b].rstrip(":") for a, b in zip(cuts, [*cuts[1:], end], strict=True)]
     path = tuple(piece.partition("<")[0] for piece in pieces[:-1])
     base, _, inner = pieces[-1].partition("<")
@@ -323,14 +323,23 @@ def _type_of(*texts: str | None) -> str:
 
 
 def _integers(inner: str) -> list[int]:
-    """Return the template arguments that are integers."""
-    depth, found = 0, []
-    for item in re.split(r"(?=[<({])|(?<=[>)}])|,", inner):
-        depth += item[:1] in ("<", "(", "{")
-        if not depth and item.strip().isdigit():
-            found.append(int(item))
-        depth -= item[-1:] in (">", ")", "}")
-    return found
+    """Return the template arguments that are integers.
+
+    Example::
+
+        >>> _integers("4, Array<char*, 2>, 64, int")
+        [4, 64]
+    """
+    flat, outer = inner, ""
+    while flat != outer:
+        flat, outer = re.sub(r"<[^<>]*>|\([^()]*\)|\{[^{}]*\}", "", flat), flat
+    return [int(each) for each in flat.split(",") if each.strip().isdigit()]
+
+
+def _product_type(inner: str) -> str:
+    """Return the first type that is no integer, else the first."""
+    types = [found.lastgroup or "" for found in _TYPE.finditer(inner)]
+    return next((each for each in types if not re.match(r"[iu]\d|bool", each)), "".join(types[:1]))
 
 
 def _joined(*words: str) -> str:
@@ -350,85 +359,403 @@ def _kind_of(word: str) -> str | None:
     return next((kind for kind, pattern in _RULES if pattern.search(snake)), None)
 
 
-def _class_of(parts: _Parts) -> str:
-    """Return the class by the function, else its namespaces, else its arguments in order."""
-    for word in (parts.base, *reversed(parts.path), *re.findall(r"[A-Za-z_]\w+", parts.inner)):
-        kind = _kind_of(word)
+_SPLIT_K = re.compile(r"split_?k_?reduce|reduce_?split_?k")
+_GENERIC = re.compile(
+    r"(?:kentry|[Kk]ernel2?|device_kernel|trampoline_kernel|_kernel_agent|static_kernel|run|call|launch)?"
+)
+
+
+def _subject(parts: _Parts) -> tuple[str, str]:
+    """Return the word that tells what a kernel does, and its class.
+
+    The function decides, else its namespaces, else its arguments in their order.
+    """
+    if _SPLIT_K.search(_snake(parts.text)):
+        return parts.base, MATMUL
+    words = (parts.base, *reversed(parts.path), *re.findall(r"[A-Za-z_]\w+", parts.inner))
+    for word in words:
+        kind = None if word in _NAMESPACES else _kind_of(word)
         if kind is not None:
-            return kind
-    return OTHER
+            return (word if _GENERIC.fullmatch(parts.base) else parts.base), kind
+    return parts.base, OTHER
 
 
 # ---- collectives, CANN, Triton
 
 _OPERATIONS = {
-    "all_?reduce|cross_device_reduce": "all_reduce", "all_?gather": "all_gather",
-    "reduce_?scatter": "reduce_scatter", "all_?to_?all": "all_to_all", "send_?recv": "send_recv",
-    "broadcast": "broadcast", "barrier": "barrier", "send": "send", "recv|receive": "recv",
-    "gather": "gather", "scatter": "scatter", "reduce": "reduce", "dispatch": "dispatch",
-    "combine": "combine",
-}  # fmt: skip
+    "all_?reduce|cross_device_reduce": "all_reduce",
+    "all_?gather": "all_gather",
+    "reduce_?scatter": "reduce_scatter",
+    "all_?to_?all": "all_to_all",
+    "send_?recv": "send_recv",
+    "recv|receive": "recv",
+    **{each: each for each in ("broadcast", "barrier", "send", "gather", "scatter", "reduce")},
+}
+_ALGORITHM = re.compile(
+    r"(?:RING|TREE|NVLS|COLLNET|PAT)\w*?_(?:LL128|LL|SIMPLE)|\dstage|(?:one|two)_?shot", re.I
+)
 _CANN = re.compile(
-    r"(?:aclnn[A-Z]\w*|trans_[A-Z]\w*|(?:[\w./-]+/)?[A-Z][A-Za-z0-9]*(?:_[A-Z]\w*|-op\d+)?)$"
+    r"(?!Cijk)(?:aclnn(?P<api>[A-Z]\w*?)_(?:\w*_)?(?P<own>[A-Za-z]\w*?)|trans_(?P<trans>[A-Z][a-zA-Z]*)(?:_\d+)?"
+    r"|(?:[\w./-]+/)?(?P<type>[A-Z][A-Za-z0-9]*?)(?:(?<![V\d])\d+)?(?:_(?P<part>[A-Z][A-Za-z0-9]*))?(?:-op\d+)?)"
 )
 
 
 def _collective(parts: _Parts) -> KernelName | None:
-    snake = _snake("::".join((*parts.path, parts.base)))
-    if not _COMMUNICATES.search(snake):
+    """Rename a collective: operation, type, algorithm and protocol, library if it isn't NCCL."""
+    path = _snake("::".join((*parts.path, parts.base)))
+    if not _COMMUNICATES.search(path):
         return None
-    operation = next(
-        (each for known, each in _OPERATIONS.items() if re.search(known, snake)), snake
-    )
-    library = "hccl" if "hcom" in snake else ""
-    algorithm = re.search(
-        r"(?:RING|TREE|NVLS|COLLNET|PAT|LL)\w*?(?:LL128|LL|SIMPLE)|RING_\w+?(?=_Sum|$)", parts.base
-    )
-    kind = _TYPE.search(parts.base.replace("_", " "))
-    own = algorithm[0] if algorithm else ""
-    name = kind.lastgroup if kind is not None and operation != "send_recv" else ""
-    return KernelName(
-        _joined(operation, name or _type_of(parts.inner), own, f"({library})" * bool(library)),
-        COMMUNICATION,
-    )
+    base = _snake(parts.base)
+    operation = next((each for known, each in _OPERATIONS.items() if re.search(known, base)), None)
+    if operation is None and "nccl" not in base:
+        return KernelName(_general(parts, parts.base), COMMUNICATION)
+    algorithm = _ALGORITHM.search(parts.base)
+    own = _type_of(parts.base.replace("_", " "), parts.inner)
+    words = (operation or "collective", own if operation != "send_recv" else "")
+    library = "(hccl)" if "hcom" in base else _library(parts) if parts.path else ""
+    return KernelName(_joined(*words, algorithm[0] if algorithm else "", library), COMMUNICATION)
 
 
 def _cann(parts: _Parts) -> KernelName | None:
-    return None
+    """Rename a kernel of CANN: its type, and the function that was called if it differs."""
+    found = _CANN.fullmatch(parts.text)
+    if found is None or parts.parameters is not None or parts.inner:
+        return None
+    own = found["own"] or found["part"] or found["trans"] or found["type"]
+    api = found["api"] or (found["part"] and found["type"]) or own
+    api = api.removeprefix("Inplace").split("_")[0]
+    plain = re.sub(r"V\d+$", "", own)
+    kind = COMMUNICATION if _COMMUNICATES.search(_snake(plain)) else _kind_of(plain)
+    a, b = api.lower(), plain.lower()
+    same = a.startswith(b) or b.startswith(a)
+    return KernelName(own if same else f"{own} ← {api}", kind or OTHER)
+
+
+_INDUCTOR = re.compile(
+    r"triton_(?P<how>poi|red|per|tem|for|mix|spl|unk)_(?:fused_*)?(?P<fused>.*?)_?(?P<number>\d+)?"
+    r"(?:d[\dde]+)?"
+)
+_MOVES = re.compile(
+    r"(?:_*(?:to_copy|clone|copy|cat|stack|permute|transpose|t|view|slice|expand|squeeze|unsqueeze"
+    r"|index_select|index|embedding|gather|select|reshape|as_strided|unbind|split|roll|flip"
+    r"|repeat|constant_pad_nd)(?=_|$))+"
+)
 
 
 def _triton(parts: _Parts) -> KernelName | None:
-    return None
+    """Rename a kernel that torch.compile wrote: what it fuses, and its number."""
+    found = _INDUCTOR.fullmatch(parts.text)
+    if found is None:
+        return None
+    how, fused = found["how"], found["fused"].strip("_")
+    kind = {"poi": ELEMENTWISE, "for": ELEMENTWISE, "unk": OTHER}.get(how, REDUCTION)
+    if how == "poi" and _MOVES.fullmatch(fused):
+        kind = MOVEMENT
+    if how == "tem":
+        kind = ATTENTION if _kind_of(fused) == ATTENTION else MATMUL
+    number = f"#{found['number']}" if found["number"] else ""
+    words = ("triton", "" if how == "poi" else how, _cut(fused or "fused"), number)
+    return KernelName(_joined(*words), kind)
+
+
+# ---- PyTorch's loops over elements
+
+_LOOP = re.compile(
+    r"(?P<vector>vectorized_(?:templated_)?element_?wise)|(?P<unrolled>unrolled_element_?wise)"
+    r"|(?P<indexed>element_?wise_kernel_with_index)|(?P<index>index_elementwise)"
+    r"|(?P<scatter>_?scatter_gather_elementwise)|(?P<random>distribution_elementwise)"
+    r"|(?P<manual>elementwise_kernel_manual_unroll)|(?P<strided>^elementwise_kernel)"
+    r"|(?P<foreach>multi_tensor_apply)|(?P<reduce>^reduce_kernel)"
+)
+_WRAPPERS = re.compile(
+    r"(?:gpu|xpu)_\w*kernel(?:_impl\w*)?|(?:Binary|AUnary|BUnary|Unary)Functor|(?:Binary|Unary|Ternary|Pointwise)Op\w*"
+    r"|lambda|call|func_wrapper_t|ReduceOp|[Aa]rray|\w+_and_transform|\w*TensorListMetadata|OpaqueType|complex"
+    r"|_cuda_scatter_gather_internal_kernel|distribution_\w+|opmath_\w+|TrivialOffsetCalculator"
+)
+_USUAL = {
+    **{"plus": "add", "multiplies": "mul", "divides": "div", "minus": "sub", "direct_copy": "copy"},
+    **{
+        "arg_max": "argmax",
+        "arg_min": "argmin",
+        "norm_two": "norm2",
+        "lp_norm": "norm",
+        "l2_norm": "norm",
+    },
+}
+_CASTS = re.compile(r"(?:(\w+?\d+)to)?(\w+?\d+\w*?)_copy")
 
 
 def _pointwise(parts: _Parts) -> KernelName | None:
-    return None
+    """Rename a loop over elements: operation, type, and how it reads."""
+    loop = _LOOP.search(_snake(parts.base))
+    if loop is None or not parts.inner:
+        return None
+    how, numbers, functor = loop.lastgroup, _integers(parts.inner), parts.inner
+    wrapped = re.search(r"gpu_kernel_impl(_nocast)?<", functor)
+    if wrapped is not None:
+        functor = _inside(functor[wrapped.end() :])
+    names = (
+        each for each in re.findall(r"(\w+)(?=[<(])", functor) if not _WRAPPERS.fullmatch(each)
+    )
+    operation = next(map(_operation, names), "op")
+    if how == "random" and (found := re.search(r"(\w+)_and_transform", functor)):
+        operation = found[1]
+    lambdas = re.findall(r"\{lambda\(([^(){}]+)\)#(\d+)\}", functor)
+    own = _type_of(lambdas[-1][0].removeprefix("bool, ") if lambdas else "", functor)
+    casts = "LoadWithCast" in parts.inner or (wrapped is not None and not wrapped[1])
+    scalar = ""
+    if how == "foreach":
+        scalar = "scalar" * ("Scalar" in functor)
+    elif re.search(r"AUnaryFunctor|OnSelf_", functor):
+        scalar = "scalar"
+    elif re.search(r"BUnaryFunctor|OnOther_", functor):
+        scalar = "scalar rhs"
+    cast = _CASTS.fullmatch(operation)
+    if cast is not None:
+        operation, own = "cast", f"{_type_of(cast[1] or 'float')}→{_type_of(cast[2]) or cast[2]}"
+    elif operation == "copy" and casts:
+        operation, casts = "cast to", False
+    reads = {
+        "vector": f"vec{numbers[0] if numbers else ''}",
+        "manual": f"strided ×{numbers[-1] if numbers else ''}",
+        "scatter": "scatter",
+    }.get(how or "", how or "")
+    kind = ELEMENTWISE
+    if how == "scatter":
+        scatters = "internal_kernel<true" in parts.inner
+        operation = "scatter" if scatters else "gather"
+        reads = "add" if "ReduceAdd" in parts.inner else ""
+    if how == "reduce":
+        operation = {"and": "all", "or": "any"}.get(operation, operation)
+        reads = "reduce" if numbers[:2] == [512, 1] else f"reduce {'x'.join(map(str, numbers[:2]))}"
+        kind, own = REDUCTION, _type_of(functor.partition("ReduceOp<")[2])
+    elif how == "foreach":
+        operation, reads = f"foreach {operation}", ""
+        kind = REDUCTION if "norm" in operation else ELEMENTWISE
+    elif how == "random":
+        own = _type_of(parts.inner)
+    if re.match(r"(?:foreach )?(?:copy|cast|index|scatter|gather|flip|roll|take|put)", operation):
+        kind = MOVEMENT
+    number = f"#{lambdas[-1][1]}" if lambdas and lambdas[-1][1] != "1" and how != "reduce" else ""
+    reads = f"({reads}{', cast' * casts})" if reads else ""
+    return KernelName(_joined(operation, scalar, own, reads, number), kind)
+
+
+def _operation(functor: str) -> str:
+    """Return what a functor or the function around it does.
+
+    Example::
+
+        >>> _operation("MulFunctor"), _operation("neg_kernel_cuda"), _operation("GeluCUDAKernelImpl")
+        ('mul', 'neg', 'gelu')
+    """
+    word = re.sub(r"^CUDAFunctor(?:OnSelf|OnOther)?_|^launch_|^_+", "", functor)
+    word = re.sub(
+        r"_?(?:CUDA)?[Kk]ernel.*$|(?:Math)?_?[Ff]unctor.*$|Ops$|_cuda.*$|_gpu$|_impl$|_out$",
+        "",
+        word,
+    )
+    word = re.sub(r"(?:_tensor)?_scalar$", " scalar", _snake(word))
+    return _USUAL.get(word, word) or functor
+
+
+def _inside(text: str) -> str:
+    """Return what comes before the bracket that closes."""
+    depth = 1
+    for at, sign in enumerate(text):
+        depth += (sign == "<") - (sign == ">" and text[at - 1] != "-")
+        if not depth:
+            return text[:at]
+    return text
+
+
+# ---- attention, matrix multiplication and convolution
 
 
 def _attention(parts: _Parts) -> str | None:
+    traits = re.search(r"kernel_traits<(\d+), (\d+), (\d+)", parts.inner)
+    if traits is not None:
+        flags = re.findall(r"true|false", parts.inner.rpartition(">")[2])
+        causal = flags["splitkv" not in parts.base :][:1] == ["true"]
+        base = re.sub(r"_?kernel|_loop_seqk_parallel", "", parts.base)
+        size, rows, columns = traits.groups()
+        words = (base, _product_type(parts.inner), f"d{size}", f"{rows}x{columns}")
+        return _joined(*words, "causal" * causal, "(flash 2)")
+    hopper = re.search(r"FlashAttn(Fwd|Bwd)\w*", parts.inner)
+    if hopper is not None:
+        tile = _tile(parts.inner)
+        return _joined(f"flash_{hopper[1].lower()}", _product_type(parts.inner), tile, "(flash 3)")
+    if parts.base.startswith("cudnn"):
+        return _library_matmul(parts.base)
+    if parts.base.startswith("paged_attention"):
+        base = re.sub(r"_?kernel|ll4mi_", "", parts.base)
+        size = next((f"d{each}" for each in _integers(parts.inner) if each >= 32), "")
+        return _joined(base, _product_type(parts.inner), size, _library(parts))
     return None
+
+
+def _tile(text: str) -> str:
+    """Return the tile MxNxK of a template of CUTLASS."""
+    sizes = re.findall(r"C<(\d+)>, (?:\w+::)*C<(\d+)>, (?:\w+::)*C<(\d+)>", text)
+    sizes += re.findall(r"GemmShape<(\d+), (\d+), (\d+)", text)
+    return next(("x".join(each) for each in sizes if int(each[0]) >= 16), "")
+
+
+_PRODUCT_TYPES = {
+    "f8": r"e4m3|e5m2|fp8|nvjet_(?:sm\d+_)?q",
+    "bf16": r"bf16|nvjet_(?:sm\d+_)?t",
+    "tf32": r"tf32|s1688(?!\w*fp?16)",
+    "f16": r"fp16|f16|h\d{3,}|hgemm|hs?cudnn|nvjet_(?:sm\d+_)?h",
+    "i8": r"_s8|_i8|igemm|i\d{4,}",
+    "f64": r"d884|dgemm|f64|nvjet_(?:sm\d+_)?d",
+    "c64": r"cgemm",
+    "c128": r"zgemm",
+    "f32": r"sgemm|scudnn|f32|nvjet_(?:sm\d+_)?s",
+}
+_DETAILS = re.compile(
+    r"(?<=_)(?:relu|gelu|tile\d+t|nhwc|nchw|sliced\d+x\d+|stridedB|interior|small|medium|large|xregs|exp"
+    r"|3dconv|unity_stride|coop[AB]*|cooperative|pingpong|\d+x\d+x1(?=_0)|\dx\d(?=_[hv])|[hv](?=_b)|bias\w?)(?=_|$)"
+)
 
 
 def _matmul(parts: _Parts) -> str | None:
-    return None
+    text = (
+        parts.inner
+        if re.match(r"Kernel2?$", parts.base) and "cutlass" in parts.inner
+        else parts.base
+    )
+    if _SPLIT_K.search(_snake(parts.text)):
+        library = parts.path[0] if parts.path else "cublas"
+        return _joined("split-k reduce", _product_type(parts.inner), f"({library})")
+    if found := re.match(r"_matmul_ogs_[NT]+_(\w+?)_(\d+x\d+x\d+)\w*?(?:_(\w+))?$", parts.base):
+        types = "·".join(dict.fromkeys(re.split(r"(?<!m)x", found[1])[1:]))
+        return _joined("moe gemm", types, found[2], found[3] or "", "(triton)")
+    if found := re.match(r"Cijk_A(\w)\w+?_B(\w)\w+?_([^_]+)_(?:.*?_)?MT(\d+x\d+x\d+)", parts.text):
+        a, b = ("t" if found[1] == "l" else "n"), ("n" if found[2] == "l" else "t")
+        letters = {
+            "B": "bf16",
+            "H": "f16",
+            "S": "f32",
+            "D": "f64",
+            "F": "f8",
+            "C": "c64",
+            "I": "i8",
+        }
+        isa = re.search(r"_ISA(\w+?)_", parts.text)
+        library = f"(tensile{f' gfx{isa[1]}' if isa else ''})"
+        return _joined("gemm", letters.get(found[3][0], ""), found[4], a + b, library)
+    if found := re.search(r"gemv(?:2?([TN]))?|gemvx", parts.text):
+        return _joined("gemv", (found[1] or "").lower(), _product_type(parts.inner), "(cublas)")
+    if "GemmShape<" in parts.inner or "::device_kernel" in parts.text:
+        conv = re.search(r"Conv\dd(Fprop|Dgrad|Wgrad)", parts.inner)
+        what = f"conv {conv[1].lower()}" if conv else "gemm"
+        return _joined(what, _product_type(parts.inner), _tile(parts.inner), "(cutlass)")
+    if not re.search(r"xmma|nvjet|cudnn_|cutlass\w*_|_\d+x\d+_", text):
+        return None
+    return _library_matmul(text.partition("<")[0].partition(",")[0])
+
+
+def _library_matmul(name: str) -> str:
+    """Rename a kernel of cuBLAS, cuDNN or CUTLASS whose name tells its parameters."""
+    own = next((each for each, sign in _PRODUCT_TYPES.items() if re.search(sign, name)), "")
+    conv = re.search(r"fprop|bprop|dgrad|wgrad", name)
+    what = f"conv {conv[0]}" if conv else "conv" if "cudnn" in name else "gemm"
+    what = f"sdpa {what.removeprefix('conv ')}" if "sdpa" in name else what
+    tile = re.search(
+        r"(\d+x\d+x\d+)_\d+x\d+x\d+_|(?:_|size)(\d+x\d+(?:x\d+)?)(?:_(\d+)x(\d+)(?![x\d]))?", name
+    )
+    size, stages = "", ""
+    if tile is not None:
+        stage = re.search(r"stages_(\d+)x(\d+)", name)
+        depth, count = (stage[1], stage[2]) if stage else (tile[3], tile[4])
+        size = tile[1] or (f"{tile[2]}x{depth}" if depth else tile[2])
+        stages = f"s{count}" if count else ""
+    layout = re.search(r"_([nt]{2})n?(?=_|$)", name) or re.search(r"_([NT]{2})[NT](?=_|$)", name)
+    align = re.search(r"align\d+", name) if "cutlass" in name else None
+    details = "" if "xmma" in name else " ".join(_DETAILS.findall(name)).replace("_", " ")
+    split = "split-k" if re.search(r"split_?k", name, re.I) else ""
+    library = "cutlass" if "cutlass" in name else "cudnn" if "cudnn" in name else "cublas"
+    known = re.search(r"sm_?\d+|ampere|volta|turing|maxwell|hopper|cutlass_(\d\d)", name)
+    default = "sm90" if "nvjet" in name else ""
+    where = f"sm{known[1]}" if known and known[1] else known[0] if known else default
+    words = (what, own, "winograd" * ("winograd" in name), size, stages, details)
+    end = (layout[1].lower() if layout else "", split, align[0] if align else "")
+    return _joined(*words, *end, f"({_joined(library, where)})")
+
+
+# ---- all others
 
 
 def _special(parts: _Parts) -> str | None:
+    numbers, own = _integers(parts.inner), _type_of(parts.inner)
+    if found := re.match(r"CatArrayBatchedCopy(\w*)", parts.base):
+        size = re.search(r"OpaqueType<(\d+)", parts.inner)
+        what = f"{size[1]}-byte" if size else own
+        detail = found[1].replace("_", " ").strip()
+        return _joined("cat", what, f"{numbers[0]}d ×{numbers[1]}" if numbers[1:] else "", detail)
+    if found := re.match(r"bn_(fw|bw)(?:_(tr|inf))?_\w*?(?:_(singleread|NCHW|NHWC))?", parts.base):
+        mode = {"tr": "train", "inf": "infer"}.get(found[2] or "", "")
+        one = "singleread" * ("singleread" in parts.base)
+        size = str(numbers[0]) if numbers else ""
+        return _joined(
+            "batch_norm",
+            found[1][0] + {"fw": "wd", "bw": "wd"}[found[1]],
+            mode,
+            one,
+            size,
+            own,
+            "(cudnn)",
+        )
+    if parts.base.startswith("split_embedding"):
+        name = re.sub(r"split_embedding|codegen_|_kernel|_\d+$", "", parts.base)
+        for long, short in (
+            ("backward", "bwd"),
+            ("forward", "fwd"),
+            ("rowwise_", ""),
+            ("_per_row", "/row"),
+        ):
+            name = name.replace(long, short)
+        return _joined(
+            "emb",
+            _cut(name.strip("_").replace("_", " ")),
+            own or _type_of(parts.parameters),
+            "(fbgemm)",
+        )
+    if found := re.fullmatch(r"cupy_(\w+?)(?:__(\w+))?", parts.base):
+        return _joined(found[1], _type_of((found[2] or "").replace("_", " ")), "(cupy)")
+    if "act_and_mul" in parts.base:
+        act = re.search(r"silu|gelu\w*?(?=_kernel|\W|$)|relu", parts.inner)
+        return _joined(act[0] if act else "", "act_and_mul", own, _library(parts))
     return None
 
 
-def _general(parts: _Parts) -> str:
-    base = re.sub(r"_?kernel(?=_|$)", "", parts.base if "_" in parts.base else _snake(parts.base))
-    base = re.sub(r"_cuda$|^device_", "", base.strip("_")) or "::".join(
-        (*parts.path[-1:], parts.base)
-    )
-    numbers = "x".join(str(each) for each in _integers(parts.inner) if each > 1)[:12]
-    return _joined(_cut(base), _type_of(parts.inner, parts.parameters), numbers, _library(parts))
+def _general(parts: _Parts, word: str) -> str:
+    """Return the identifier without "kernel", its type, its sizes and its library."""
+    base = word if "_" in word else _snake(word)
+    base = re.sub(r"_?(?:[Cc][Uu][Dd][Aa])?_?[Kk]ernel(?=_|$)|_cuda$", "", base).strip("_")
+    base = base.removeprefix("device_").replace("radix_sort_", "radix_sort ") or word
+    sizes = _integers(parts.inner)
+    if tile := re.search(r"sequence<(\d+), (\d+)>", parts.inner):
+        sizes = [int(tile[1]), int(tile[2])]
+    else:
+        sizes = [each for each in sizes if 1 < each < _MAX_SIZE][:2]
+    if not parts.parameters and not parts.inner:
+        return _joined(_cut(base), _library(parts))
+    own = _type_of(parts.inner, parts.parameters)
+    return _joined(_cut(base), own, "x".join(map(str, sizes)), _library(parts))
+
+
+_NAMESPACES = {
+    "fbgemm_gpu": "fbgemm",
+    "ck_tile": "ck",
+    "pytorch_flash": "flash 2",
+    "flash": "flash",
+}
 
 
 def _library(parts: _Parts) -> str:
     if parts.parameters is None and not parts.path and not parts.inner:
         return "(triton)"
     top = parts.path[0] if parts.path else ""
-    known = {"fbgemm_gpu": "fbgemm", "ck_tile": "ck"}
-    return f"({known.get(top, top)})" if top and top not in ("at", "std", "c10", "internal") else ""
+    top = "" if top in ("at", "std", "c10", "internal") else _NAMESPACES.get(top, top)
+    return f"({top})" if top else ""
