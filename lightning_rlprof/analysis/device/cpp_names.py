@@ -45,6 +45,7 @@ _MANGLED = re.compile(
     r"(?P<size>\d+)|L(?P<kind>[a-z])(?P<value>n?\d+)E|S(?:[0-9A-Z]*_|[tabsiod])|T[0-9]*_|Tn|DF16[b_]"
     r"|D[hnpt]|(?P<open>[NIJFL]|X[a-z]{2}|X|Ul)|(?P<close>E)|."
 )
+_SIGNS = re.compile(r"[<>(){}\[\] ]|::")
 _BUILTINS = {
     **{"DF16b": "bfloat16", "DF16_": "half", "Dh": "half", "b": "bool", "c": "char", "a": "int8_t"},
     **{"h": "uint8_t", "s": "short", "i": "int", "j": "unsigned", "l": "long", "m": "uint64_t"},
@@ -83,7 +84,8 @@ class CppName(NamedTuple):
             text = pattern.sub(plain, text)
         start, end, cuts = 0, len(text), [0]
         opened: list[str] = []
-        for at, sign in enumerate(text):
+        for found in _SIGNS.finditer(text):
+            at, sign = found.start(), found[0]
             if sign in "<({[":
                 if sign == "(" and not opened and at > start:
                     end = at
@@ -91,9 +93,9 @@ class CppName(NamedTuple):
                 opened.append(sign)
             elif sign in ")}]" or (sign == ">" and opened[-1:] == ["<"] and text[at - 1] != "-"):
                 del opened[-1:]
-            elif sign == " " and not opened:
+            elif sign == " " and not opened and "(" in text:
                 start, cuts = at + 1, [at + 1]
-            elif not opened and text.startswith("::", at):
+            elif sign == "::" and not opened:
                 cuts.append(at + 2)
         pieces = [text[a:b].rstrip(":") for a, b in zip(cuts, [*cuts[1:], end], strict=True)]
         path = tuple(piece.partition("<")[0] for piece in pieces[:-1])

@@ -19,6 +19,7 @@ from lightning_rlprof.analysis.device.cpp_names import (
     snake_case,
     type_of,
 )
+from lightning_rlprof.tables.kernels import COLLECTIVES
 
 CLASSES = (
     *("matmul", "attention", "elementwise", "reduction", "data movement", "communication"),
@@ -34,11 +35,6 @@ _MAX_CACHED = 65_536
 _COPY = re.compile(r"memcpy|memset\b|copy(?:host|device)to|__amd_rocclr_(?:copy|fill)", re.I)
 
 # The first rule that fits a part of the name in snake case decides.
-_COMMUNICATES = re.compile(
-    r"nccl|rccl|hccl|hcom_|xccl|msccl|oneccl|nvshmem|rocshmem|all_?reduce|all_?gather"
-    r"|reduce_?scatter|all_?to_?all|cross_device_reduce|deep_ep|multimem|symm_?mem|userbuffers"
-    r"|moe_distribute_(?:dispatch|combine)|quick_?reduce"
-)
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -243,6 +239,11 @@ def is_copy(name: str) -> bool:
     return _COPY.match(name) is not None
 
 
+def is_collective(name: str) -> bool:
+    """Return whether a kernel exchanges data between devices."""
+    return kernel_name(name).kind == COMMUNICATION
+
+
 def _identity(name: str, own: KernelName) -> str:
     """Return what spellings and instances of one kernel share."""
     if own.kind == COMMUNICATION or _CANN.fullmatch(name) or is_copy(name):
@@ -288,10 +289,12 @@ def _cann(cpp: CppName) -> KernelName | None:
     found = _CANN.fullmatch(cpp.text) if cpp.is_plain else None
     if found is None:
         return None
+    if found["type"] and not found["part"] and _kind_of(found["type"]) is None:
+        return None  # Another library's name may end in a number that tells it from others.
     own = found["own"] or found["part"] or found["trans"] or found["type"]
     api = found["api"] or (found["part"] and found["type"]) or own
     api, plain = api.removeprefix("Inplace").split("_")[0], re.sub(r"V\d+$", "", own)
-    kind = COMMUNICATION if _COMMUNICATES.search(snake_case(plain)) else _kind_of(plain) or OTHER
+    kind = COMMUNICATION if COLLECTIVES.search(plain) else _kind_of(plain) or OTHER
     a, b = api.lower(), plain.lower()
     return KernelName(own if a.startswith(b) or b.startswith(a) else f"{own} ← {api}", kind)
 
@@ -314,7 +317,7 @@ def _inductor(cpp: CppName) -> KernelName | None:
 
 def _collective(cpp: CppName) -> KernelName | None:
     """Rename a collective: operation, type, algorithm and protocol, library if it isn't NCCL."""
-    if not _COMMUNICATES.search(snake_case("::".join((*cpp.path, cpp.base)))):
+    if not COLLECTIVES.search("::".join((*cpp.path, cpp.base))):
         return None
     base = snake_case(cpp.base)
     operation = next((each for known, each in _OPERATIONS.items() if re.search(known, base)), None)
@@ -362,8 +365,8 @@ def _loop(cpp: CppName) -> KernelName | None:
 
 def _functor(functor: str) -> tuple[str, str, str]:
     """Return what a functor does, on which type, and its number if a function has several."""
-    names = (each for each in re.findall(r"\w+(?=[<(])", functor) if not _WRAPPERS.fullmatch(each))
-    operation = next(map(_operation, names), "op")
+    names = (found[1] for found in re.finditer(r"(\w+)[<(]", functor))
+    operation = next((_operation(each) for each in names if not _WRAPPERS.fullmatch(each)), "op")
     lambdas = re.findall(r"\{lambda\(([^(){}]+)\)#(\d+)\}", functor)
     operands, number = lambdas[-1] if lambdas else ("", "1")
     own = type_of(operands.removeprefix("bool, "), functor)
@@ -390,10 +393,10 @@ def _operation(functor: str) -> str:
 def _inside(text: str) -> str:
     """Return what comes before the bracket that closes."""
     depth = 1
-    for at, sign in enumerate(text):
-        depth += (sign == "<") - (sign == ">" and text[at - 1] != "-")
+    for found in re.finditer("<|(?<!-)>", text):
+        depth += 1 if found[0] == "<" else -1
         if not depth:
-            return text[:at]
+            return text[: found.start()]
     return text
 
 

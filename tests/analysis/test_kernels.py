@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.work import OTHERS, no_work
+from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Copy, Kernel, run
