@@ -345,8 +345,7 @@ def _dominant_kernel(run: Evidence) -> Measurement:
             Fact("of kernel time", found.value, "share"),
             Fact("launches", int(np.count_nonzero(code == top))),
         ),
-        query=f"select * from kernels where kernel = {quoted(names[top])} "
-        "order by duration_ns desc",
+        query=f"select * from kernels where name = {quoted(names[top])} order by duration_ns desc",
         place=place_at(run.spans, int(rank[longest]), from_ns, from_ns + int(duration[longest])),
     )
 
