@@ -42,7 +42,7 @@ staleness | samples.sample_tables | Samples | summary | Age of weights, waits an
 length_balance | samples.sample_tables | Samples | summary | Tokens by rank, and the best split
 sample_path | samples.sample_tables | Samples | summary | One sample from prompt to update
 device_critical_path | device.device_critical_path | Device | show | What a device's step waits for
-kernels | device.kernels | Device | show | Kernels and copies by total time
+kernels | kernels | Device | show | Kernels and copies by total time
 launches | device.launches | Device | show | Launch cost and queue depth of each stream
 operators | operators | Device | show | Operators by device and host time
 matmuls | efficiency.matmuls | Device | show | Matmuls and attention against peak FLOP/s

@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.samples.sample_tables import staleness as _stalen
 from lightning_rlprof.analysis.samples.sample_tables import length_balance as _length_balance
 from lightning_rlprof.analysis.samples.sample_tables import sample_path as _sample_path
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path as _device_critical_path
-from lightning_rlprof.analysis.device.kernels import kernels as _kernels
+from lightning_rlprof.analysis.kernels import kernels as _kernels
 from lightning_rlprof.analysis.device.launches import launches as _launches
 from lightning_rlprof.analysis.operators import operators as _operators
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls as _matmuls

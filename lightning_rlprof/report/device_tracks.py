@@ -38,7 +38,9 @@ class DeviceTracks:
             self.remarks.append("no kernels: the run holds no capture of a device")
         self._spans = spans
         self._counters = [*counter_samples(spans, self.remarks, CAPTURED)]
-        texts = {"name": work.named, "stage": work.stages()}
+        names = (work.named[0], [each.short for each in work.short_names])
+        kinds = (work.named[0], [each.kind for each in work.short_names])
+        texts = {"name": names, "full": work.named, "class": kinds, "stage": work.stages()}
         is_copy = (np.arange(len(work)) >= work.kernel_count).astype(np.int64)
         columns = {"rank": work.rank, "is_copy": is_copy}
         columns |= {name: work.numbers(name) for name in _NUMBERS}
@@ -92,7 +94,9 @@ class DeviceTracks:
         for start, length, launch, step, name, stage, is_copy in zip(*columns, strict=True):
             category = "gpu_memcpy" if is_copy else "kernel"
             title = texts["name"][name] if name >= 0 else f'"{category}"'
-            told = [f'"step":{step}'] if step != NOT_RECORDED else []
+            told = [f'"kernel":{texts["full"][name]}', f'"class":{texts["class"][name]}']
+            told = told if name >= 0 else []
+            told += [f'"step":{step}'] if step != NOT_RECORDED else []
             told += [f'"stage":{texts["stage"][stage]}'] if stage >= 0 else []
             told += [f'"queued_us":{micro(start - launch)}'] if launch != NOT_RECORDED else []
             yield (

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.losses import DeviceLoss, loss_texts
 from lightning_rlprof.analysis.device.timeline import (
     breakdown,
@@ -26,6 +25,7 @@ from lightning_rlprof.analysis.diagnosis.data_quality import Quality
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
+from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.records.notes import Code

@@ -27,6 +27,7 @@ _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B
 _LEAST_HOURS = 0.01
 _LONGEST_NAME, _SHORT_NAME, _SHORTEST_NAME = 40, 24, 12  # Characters, fewer in a narrower terminal.
 _WHOLE_TEXT = 10**6
+_SHORT = "short name"  # It was made to be read whole.
 # Columns that answer, the most important one first. They stay in a narrow terminal, as does the
 # first column of a table.
 _IMPORTANT = (
@@ -349,7 +350,8 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int, *, 
     if cell is None:
         return Text(text, style="dim")
     if isinstance(cell, str):
-        text = shortened(text, longest) if column.kind == "text" else text
+        is_whole = column.name == _SHORT and longest > _SHORTEST_NAME
+        text = shortened(text, longest) if column.kind == "text" and not is_whole else text
         return Text(text, style="dim" if text in _DIM else "")
     if column.kind == "share":
         drawn = f" {bar(float(cell))}" if bars and not options.ascii_only else ""

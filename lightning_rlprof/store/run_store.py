@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.kernel_names import kernel_names
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.store.cache import Cache, find_cache, make, sources
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
 
 _FILE = "its file"
+_KERNELS = "kernels"
 
 # These tables are of the whole run; other tables are read from the traces of its parts.
 _WHOLE = (*CORE, "clocks")
@@ -145,6 +147,22 @@ def _attach_files(connection: "DuckDBPyConnection", name: str, files: Sequence[P
     connection.execute(f"CREATE VIEW {quoted(name)} AS {select}")
 
 
+def _name_kernels(connection: "DuckDBPyConnection") -> None:
+    """Add the short name and the class of each kernel to the view of kernels."""
+    unnamed, texts = f"{_KERNELS} unnamed", f"{_KERNELS} names"
+    connection.execute(f"ALTER VIEW {_KERNELS} RENAME TO {quoted(unnamed)}")
+    found = connection.execute(f"SELECT DISTINCT name FROM {quoted(unnamed)}").fetchall()
+    names = sorted(name for (name,) in found if name is not None)
+    rows = [(name, *own) for name, own in zip(names, kernel_names(names), strict=True)]
+    rows.append(("", "", ""))  # DuckDB needs a text to know the type of a column.
+    cells = (np.array(own, object) for own in zip(*rows, strict=True))
+    connection.register(texts, dict(zip(("name", "short_name", "class"), cells, strict=True)))
+    connection.execute(
+        f"CREATE TEMP VIEW {_KERNELS} AS SELECT k.*, n.short_name, n.class "
+        f"FROM {quoted(unnamed)} k LEFT JOIN {quoted(texts)} n ON k.name = n.name"
+    )
+
+
 def ask(
     query: str,
     names: Iterable[str],
@@ -194,6 +212,8 @@ class _Tables:
     def _attach(self, connection: "DuckDBPyConnection") -> None:
         for source in self.sources.values():
             source.attach(connection)
+        if _KERNELS in self.sources:
+            _name_kernels(connection)
 
     def _explained(self, error: TraceError) -> TraceError:
         """Say why a table abstained that was not found, else which tables there are."""

@@ -15,6 +15,14 @@ UNKNOWN = -(2**63) + 1
 HIDDEN_IN_GRAPHS = "kernels inside CUDA graphs aren't visible"
 """Marks in the table's note that each replay of a graph was recorded as a whole."""
 
+COLLECTIVES = re.compile(
+    r"[nrxh]ccl|hcom_|msccl|oneccl|nvshmem|rocshmem|all_?reduce|all_?gather|reduce_?scatter"
+    r"|all_?to_?all|cross_device_reduce|deep_ep|multimem|symm_?mem|userbuffers|quick_?reduce"
+    r"|moe_?distribute_?(?:dispatch|combine)",
+    re.IGNORECASE,
+)
+"""Finds names of communication. Libraries have prefixes; fused kernels say what they do."""
+
 _LAUNCH = re.compile(
     r"(cuda|cu|hip)\w*Launch(Cooperative)?Kernel\w*|urEnqueueKernelLaunch\w*"
     r"|zeCommandListAppendLaunch\w*Kernel\w*"

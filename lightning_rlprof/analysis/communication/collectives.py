@@ -15,11 +15,11 @@ from enum import Enum
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.kernel_names import is_collective
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
 from lightning_rlprof.analysis.device.work import COMPUTE, NOT_RECORDED, optional_numbers
 from lightning_rlprof.analysis.statistics.group_summary import mean, rows_by_group, summarize
 from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
-from lightning_rlprof.analysis.steps.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import (
     UNKNOWN,
     Int64s,
@@ -206,7 +206,7 @@ def read_calls(spans: Spans, remarks: list[str]) -> Calls | None:
     if table is None:
         return None
     codes, names = table.texts("kernel")
-    keep = (np.append(kernel_categories(names), UNKNOWN) == Category.COMMUNICATION)[codes]
+    keep = np.array([*map(is_collective, names), False])[codes]
     operation = distinct(codes[keep], [operation_of(name) for name in names])
     return _calls_of(table, operation, keep) if keep.any() else None
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.kernel_names import kernel_names
 from lightning_rlprof.analysis.device.work import OTHERS, device_work
 from lightning_rlprof.analysis.operators import (
     UNATTRIBUTED,
@@ -90,9 +91,14 @@ def trace_diff(
     Raises:
         RlprofError: Neither trace has the stage.
     """
-    columns = (Column(by.removesuffix("s"), "text"), *_COLUMNS)
     remarks: list[str] = []
-    pieces = _by_kernel(a, b, remarks) if by == "kernels" else _by_operator(a, b, remarks)
+    full: dict[Cell, str] = {}
+    if by == "kernels":
+        columns = (Column("short name", "text"), *_COLUMNS, Column("kernel", "text"))
+        pieces = _by_kernel(a, b, remarks, full)
+    else:
+        columns = (Column("operator", "text"), *_COLUMNS)
+        pieces = _by_operator(a, b, remarks)
     if isinstance(pieces, str):
         why = " ".join(dict.fromkeys([pieces, *remarks]))
         return Table("trace_diff", columns, abstained=why)
@@ -111,16 +117,25 @@ def trace_diff(
     times = f"Time{where} per {what}: {sides[0].over:,} of A and {sides[1].over:,} of B."
     outside = _outside(pieces) if stepped else ""
     note = " ".join(dict.fromkeys(filter(None, [times, outside, _NOTE, *remarks])))
-    return Table("trace_diff", columns, [*shown, _sum(TOTAL, rows)], note)
+    shown.append(_sum(TOTAL, rows))
+    if by == "kernels":
+        shown = [(*row, full.get(row[0])) for row in shown]
+    return Table("trace_diff", columns, shown, note)
 
 
-def _by_kernel(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
-    """Return what devices ran, or why that cannot be compared."""
+def _by_kernel(
+    a: Spans, b: Spans, remarks: list[str], full: dict[Cell, str]
+) -> list[_Pieces] | str:
+    """Return what devices ran, or why that cannot be compared; full names go to ``full``."""
     found = [_device_work(spans, remarks) for spans in (a, b)]
     for name, work in zip("AB", found, strict=True):
         if not len(work.rank):
             return f"Run {name} has no device kernels. Capture a step with a profiler."
-    return [_Pieces(work, work) for work in found]
+    names = [*dict.fromkeys(name for work in found for name in work.names if name)]
+    short = {name: own.short for name, own in zip(names, kernel_names(names), strict=True)}
+    full.update({short[name]: name for name in reversed(names)})
+    works = (work._replace(names=[short.get(name, "") for name in work.names]) for work in found)
+    return [_Pieces(work, work) for work in works]
 
 
 def _by_operator(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:

@@ -7,8 +7,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.kernel_names import (
+    KernelName,
+    is_collective,
+    is_copy,
+    kernel_names,
+)
 from lightning_rlprof.analysis.device.losses import launch_match, loss_texts
-from lightning_rlprof.analysis.steps.time_categories import kernel_categories
 from lightning_rlprof.records.records import copy_name
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
@@ -36,8 +41,6 @@ OTHERS = "others"
 GRAPHS_NOTE = "Kernels inside CUDA graphs aren't visible, so device idle time is unknown."
 
 _EMPTY = np.empty(0, np.int64)
-# The category is the index; no kernel is a wait.
-_KINDS = np.array([COMPUTE, COMMUNICATION, COMPUTE, COPY])
 _Texts: TypeAlias = tuple[Int64s, list[str]]
 
 
@@ -150,7 +153,12 @@ class DeviceWork:
     @cached_property
     def name_kinds(self) -> Int64s:
         """Kind of each name, then that of kernels without a name."""
-        return np.append(_KINDS[kernel_categories(self.named[1])], COMPUTE)
+        return np.array([*map(work_kind, self.named[1]), COMPUTE])
+
+    @cached_property
+    def short_names(self) -> list[KernelName]:
+        """Short name and class of each name in `named`: different kernels look different."""
+        return kernel_names(self.named[1])
 
     def stages(self, first: Sequence[str] = ()) -> _Texts:
         """Return the stage that launched each row, or `NO_STAGE`, and the names of stages.
@@ -190,6 +198,19 @@ class DeviceWork:
 
     def _rows(self, columns: Iterable[Int64s]) -> Int64s:
         return np.concatenate([_EMPTY, *columns])[self._included]
+
+
+def work_kind(name: str) -> int:
+    """Return `COMPUTE`, `COMMUNICATION` or `COPY` by the name of a kernel or copy.
+
+    Example::
+
+        >>> [work_kind(name) for name in ("ampere_sgemm", "ncclDevKernel_AllReduce", "Memcpy HtoD")]
+        [0, 1, 2]
+    """
+    if is_copy(name):
+        return COPY
+    return COMMUNICATION if is_collective(name) else COMPUTE
 
 
 def device_work(

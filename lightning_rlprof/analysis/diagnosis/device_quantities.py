@@ -1,6 +1,5 @@
 """Quantities of devices: categories of captured time, host-bound idle, kernels, collectives."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.communication.collectives import read_calls
+from lightning_rlprof.analysis.device.kernel_names import kernel_name, kernel_names
 from lightning_rlprof.analysis.device.losses import LOST, NEVER, loss_texts
 from lightning_rlprof.analysis.device.timeline import (
     HOST_BOUND,
@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.device.timeline import (
     grid_of,
     idle_causes,
 )
-from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY, NO_REPLAY
+from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, COPY, NO_REPLAY, work_kind
 from lightning_rlprof.analysis.diagnosis.evidence import (
     FEWEST_KERNELS,
     FEWEST_STEPS,
@@ -49,10 +49,8 @@ from lightning_rlprof.analysis.ledger.ledger import OUTSIDE
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.steps.step_selection import capture_slowdown, states
 from lightning_rlprof.analysis.steps.time_categories import (
-    COLLECTIVE_NAMES,
     Category,
     categories_of,
-    kernel_categories,
     kind_of,
 )
 from lightning_rlprof.records.records import KINDS
@@ -85,6 +83,7 @@ MIN_COLLECTIVES = 20
 _MIN_OBSERVED_SHARE = 0.05  # A device that does less of the observed time is not reported.
 _MIN_MATCHED_SHARE = 0.9  # If fewer of the calls match, wait and transfer are unknown.
 _MAX_SPANS_SHOWN = 3
+_FUSABLE = ("elementwise", "reduction", "data movement")
 _KEYS = ("operation", "group", "stage")
 
 
@@ -169,7 +168,7 @@ def _longest_work(run: Evidence, category: Category) -> tuple[str, Place | None]
     if category == Category.MEMCPY and run.spans.try_table("memcpy", []) is not None:
         return "select * from memcpy order by duration_ns desc", place
     if category in (Category.COMMUNICATION, Category.COLLECTIVE_WAIT):
-        where = f"where regexp_matches(lower(kernel), {quoted(COLLECTIVE_NAMES)})"
+        where = "where class = 'communication'"
         return f"select * from kernels {where} order by duration_ns desc", place
     return "select * from kernels order by rank, start_ns", place
 
@@ -320,7 +319,7 @@ def _kernels(run: Evidence) -> _Kernels:
     if table is None or not len(table.rows):
         raise NoData("No profiler recorded kernels", CAPTURE)
     code, names = table.texts("kernel")
-    is_compute = np.append(kernel_categories(names) == Category.COMPUTE, False)[code]
+    is_compute = np.array([*(work_kind(name) == COMPUTE for name in names), False])[code]
     columns = [code, is_compute, *map(table.numbers, ("rank", "start", "duration"))]
     order = np.argsort(table.numbers("start"), kind="stable")
     return _Kernels(names, *(column[order] for column in columns))
@@ -342,7 +341,7 @@ def _dominant_kernel(run: Evidence) -> Measurement:
         found,
         lost_ns=float(own.sum()),
         facts=(
-            Fact("kernel", names[top], "text"),
+            Fact("kernel", kernel_names(names)[top].short, "text"),
             Fact("of kernel time", found.value, "share"),
             Fact("launches", int(np.count_nonzero(code == top))),
         ),
@@ -351,20 +350,15 @@ def _dominant_kernel(run: Evidence) -> Measurement:
     )
 
 
-def _kernel_share(text: str, pattern: str) -> Quantity:
-    """Return the share of compute time in kernels whose lower-case names match a pattern."""
-    wanted = re.compile(pattern)
-
-    def measure(run: Evidence) -> Measurement:
-        kernels = _kernels(run)
-        count = int(np.count_nonzero(kernels.is_compute))
-        NoData.unless(count, FEWEST_KERNELS, "compute kernels", CAPTURE)
-        matches = (wanted.search(name.lower()) is not None for name in kernels.names)
-        own = np.array([*matches, False])[kernels.code]
-        took = np.where(kernels.is_compute, kernels.duration, 0).astype(np.float64)
-        return _by_count(np.where(own, took, 0.0), took)
-
-    return Quantity(f"{text}, of the time of compute kernels", "share", measure)
+def _fusable(run: Evidence) -> Measurement:
+    """Return the share of compute time in kernels that a compiler can fuse with others."""
+    kernels = _kernels(run)
+    count = int(np.count_nonzero(kernels.is_compute))
+    NoData.unless(count, FEWEST_KERNELS, "compute kernels", CAPTURE)
+    matches = (kernel_name(name).kind in _FUSABLE for name in kernels.names)
+    own = np.array([*matches, False])[kernels.code]
+    took = np.where(kernels.is_compute, kernels.duration, 0).astype(np.float64)
+    return _by_count(np.where(own, took, 0.0), took)
 
 
 def _by_count(part: Float64s, whole: Float64s) -> Measured:
@@ -564,10 +558,10 @@ def _on_npu(run: Evidence) -> Measurement:
 HOST_BOUND_IDLE = Quantity("host-bound idle, of the captured time", "share", _host_bound)
 SHORT_GAPS = Quantity("short gaps, of host-bound idle", "share", _short_gaps_share)
 DOMINANT_KERNEL = Quantity("the largest kernel, of kernel time", "share", _dominant_kernel)
-POINTWISE = _kernel_share(
-    "pointwise and reduction kernels",
-    r"elementwise|pointwise|reduce_kernel|softmax|layer_?norm|rms_?norm|rope|rotary|silu|swiglu"
-    r"|cross_?entropy|index_select|catarray",
+POINTWISE = Quantity(
+    "elementwise, reduction and data movement kernels, of the time of compute kernels",
+    "share",
+    _fusable,
 )
 ROLLOUT_GRAPHS = Quantity("graph replays in the rollout, of its kernels", "share", _rollout_graphs)
 MFU = Quantity("training MFU", "share", _training_mfu)

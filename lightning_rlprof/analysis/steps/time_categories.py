@@ -21,15 +21,6 @@ from lightning_rlprof.tables.arrays import Int64s
 
 NO_CATEGORY = -1
 """Stands for a name that has no category."""
-# NCCL, RCCL, HCCL and similar libraries have prefixes; fused kernels are named by what they do.
-COLLECTIVE_NAMES = (
-    r"nccl|rccl|hccl|hcom_|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter"
-    r"|all_?to_?all|cross_device_reduce"
-)
-"""Pattern of the lower-case names of communication kernels."""
-
-_COLLECTIVE = re.compile(COLLECTIVE_NAMES)
-_COPY = re.compile(r"memcpy|memset|copy(?:host|device)to|__amd_rocclr_(?:copy|fill)")
 _TRAINING = re.compile(
     r"(actor|critic|policy|ppo)_(update|train|training)|update_(actor|critic|policy)"
     r"|train|training|train_step|train_batch|training_step"
@@ -173,23 +164,6 @@ def kind_of(stage: str) -> str | None:
 def categories_of(names: Sequence[str]) -> Int64s:
     """Return the category of each name, and at the end `NO_CATEGORY`, for the code -1."""
     return np.array([*map(category_of, names), NO_CATEGORY], dtype=np.int64)
-
-
-def kernel_categories(names: Sequence[str]) -> Int64s:
-    """Return for each kernel's name compute, communication or memcpy.
-
-    Example::
-
-        >>> kernel_categories(["ampere_sgemm", "ncclDevKernel_AllReduce", "Memcpy HtoD"]).tolist()
-        [0, 1, 3]
-    """
-    found = np.full(len(names), int(Category.COMPUTE))
-    for at, name in enumerate(map(str.lower, names)):
-        if _COPY.match(name):
-            found[at] = Category.MEMCPY
-        elif _COLLECTIVE.search(name):
-            found[at] = Category.COMMUNICATION
-    return found
 
 
 def align_stage_names(own: Collection[str], others: Collection[str]) -> dict[str, str]:

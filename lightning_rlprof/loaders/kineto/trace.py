@@ -46,7 +46,7 @@ from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.event_times import DATE_NS, LONGEST_NS, device_times, main_dates, named
-from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.tables.kernels import COLLECTIVES, UNKNOWN
 from lightning_rlprof.tables.table import Cut, ImpossibleTimes, Loss
 
 _Columns = dict[str, npt.NDArray[Any]]
@@ -126,12 +126,6 @@ _MAX_CATEGORIES, _MAX_CATEGORY = 1_000, 100  # How many are counted, and charact
 _category = attrgetter("cat")
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
 
-# NCCL, RCCL and similar libraries match by prefix; fused kernels match by what they do.
-_COMMUNICATES = re.compile(
-    r"[nrx]ccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
-    r"|cross_device_reduce",
-    re.IGNORECASE,
-)
 _ALWAYS = ("start_ns", "end_ns", "lane", "name")
 _DEVICE = (*_ALWAYS, "launch", "device", "stream")
 _SENT = ("external", "size", "incoming", "outgoing", "number", "operation", "type", "group")
@@ -422,9 +416,7 @@ def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
         _CHANGE: Kind.MEMORY,
         **dict.fromkeys(PRODUCTS, Kind.SHAPES),
     }
-    kinds = (
-        Kind.COLLECTIVE if _COMMUNICATES.search(name) else told.get(name, -1) for name in names
-    )
+    kinds = (Kind.COLLECTIVE if COLLECTIVES.search(name) else told.get(name, -1) for name in names)
     return np.fromiter(kinds, np.int8)
 
 

@@ -10,7 +10,6 @@ from lightning_rlprof.analysis.steps.time_categories import (
     Category,
     align_stage_names,
     category_of,
-    kernel_categories,
     kind_of,
 )
 from lightning_rlprof.records.records import STAGES
@@ -118,28 +117,6 @@ def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
         "untraced",
         "outside steps",
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "category"),
-    [
-        (
-            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-            "COMMUNICATION",
-        ),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "COMMUNICATION"),
-        ("hcom_allReduce__500_1_1", "COMMUNICATION"),
-        ("void vllm::cross_device_reduce_1stage<c10::BFloat16, 2>()", "COMMUNICATION"),
-        ("Memcpy HtoD (Pageable -> Device)", "MEMCPY"),
-        ("CopyDeviceToHost", "MEMCPY"),
-        ("__amd_rocclr_copyBuffer", "MEMCPY"),
-        ("void at::native::reduce_kernel<512, 1>()", "COMPUTE"),
-        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>()", "COMPUTE"),
-        ("ampere_sgemm_32x32_sliced1x4_tn", "COMPUTE"),
-    ],
-)
-def test_kernels_have_a_category_by_their_names(name: str, category: str) -> None:
-    assert kernel_categories([name]).tolist() == [Category[category]]
 
 
 def test_the_page_lists_the_same_names_under_the_same_categories() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.work import OTHERS, no_work
+from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Copy, Kernel, run
@@ -17,8 +17,10 @@ from tests.effort import examples
 
 
 def named(table: Table, name: str | None) -> dict[str, object]:
-    (row,) = (row for row in table.rows if row[0] == name)
-    return dict(zip([column.name for column in table.columns], row, strict=True))
+    columns = [column.name for column in table.columns]
+    rows = (dict(zip(columns, row, strict=True)) for row in table.rows)
+    (row,) = (row for row in rows if row["kernel"] == name)
+    return row
 
 
 def lasting(name: str | None, *durations: int, **changes: object) -> list[Kernel]:
@@ -31,8 +33,8 @@ def test_statistics_of_each_name_those_first_that_take_longest() -> None:
     assert found.column("kind") == ["communication", "compute"]
     own = named(found, "gemm")
     assert own == {
-        "kernel": "gemm",
-        "kind": "compute",
+        "short name": "gemm (triton)",
+        "class": "matmul",
         "share": 60 / 160,
         "total": 60,
         "count": 3,
@@ -44,6 +46,10 @@ def test_statistics_of_each_name_those_first_that_take_longest() -> None:
         "stage": None,
         "share in stage": None,
         "ranks": 1,
+        "operator": None,
+        "module": None,
+        "kind": "compute",
+        "kernel": "gemm",
     }
 
 
@@ -146,7 +152,7 @@ def test_every_number_is_that_of_brute_force(drawn: list[Kernel], top: int | Non
         assert set(shown) == set(groups)
     for row in found.rows:
         own = dict(zip([column.name for column in found.columns], row, strict=True))
-        check(own, groups[row[0]], whole)
+        check(own, groups[own["kernel"]], whole)
     totals = found.column("total")
     kept = totals[: len(shown)]
     assert kept == sorted(kept, reverse=True)

@@ -1,18 +1,21 @@
-"""Which kernels and copies take the device's time: a row per name, with exact sums."""
+"""Which kernels and copies take the device's time: a row per short name, with exact sums."""
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import OTHERS, DeviceWork, device_work, no_work
+from lightning_rlprof.analysis.operators import call_tree
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import Coded, distinct
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _COLUMNS = (
-    *columns_of("text", "kernel", "kind"),
+    *columns_of("text", "short name", "class"),
     Column("share", "share"),
     Column("total", "duration", "ns"),
     Column("count", "count"),
@@ -20,16 +23,28 @@ _COLUMNS = (
     Column("stage", "text"),
     Column("share in stage", "share"),
     Column("ranks", "count"),
+    *columns_of("text", "operator", "module", "kind", "kernel"),
 )
 _KINDS = ("compute", "communication", "copy")  # The kind of work is the index.
+_LAUNCHERS = ("operator", "module")
+
+
+class _Head(NamedTuple):
+    """What a row says of its kernel, by its names alone."""
+
+    short: str | None = None
+    group: str | None = None
+    kind: str | None = None
+    full: str | None = None
 
 
 def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | None = None) -> Table:
-    """Sum kernels and copies by name, those first that take most of the devices' time.
+    """Sum kernels and copies by short name, those first that take most of the devices' time.
 
     ``share`` is relative to the time of all kernels and copies. Each counts for as long as it ran,
     even if several ran at once: it shows what was run, not how busy a device was. ``stage`` is the
-    one with most of a kernel's time; kernels launched in an unknown stage count to none.
+    one with most of a kernel's time; kernels launched in an unknown stage count to none. So are
+    ``operator`` and ``module`` of what launched it, and ``kernel`` of its full names.
 
     Args:
         spans: The run.
@@ -46,28 +61,32 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
     work = device_work(spans, ranks, notes)
     if not len(work):
         return Table("kernels", _COLUMNS, abstained=no_work(ranks, notes))
-    codes, names = work.named
-    totals = np.zeros(len(names) + 1, np.int64)
+    full, names = work.named
+    codes, shorts = distinct(full, [each.short for each in work.short_names])
+    totals = np.zeros(len(shorts) + 1, np.int64)
     np.add.at(totals, codes, work.duration)
     seen = np.unique(codes % len(totals))  # Code -1, for an unknown name, becomes the last.
     order = seen[np.argsort(-totals[seen], kind="stable")]
     place = np.zeros(len(totals), np.int64)
     place[order] = np.arange(len(order)).clip(max=len(order) if top is None else top)
-    shown = [*names, None]
-    heads: list[tuple[Cell, Cell]] = [
-        (shown[code], None if shown[code] is None else _KINDS[work.name_kinds[code]])
-        for code in order[:top].tolist()
-    ]
-    if len(heads) < len(order):
-        heads.append((OTHERS, None))
+    heads, places = [_Head()] * len(totals), {name: at for at, name in enumerate(names)}
+    for code, (name, _) in _longest(work, codes, work.named).items():
+        at = places[name]
+        heads[code] = _Head(*work.short_names[at], _KINDS[work.name_kinds[at]], name)
+    shown = [heads[code] for code in order[:top].tolist()]
+    if len(shown) < len(order):
+        shown.append(_Head(short=OTHERS, full=OTHERS))
         notes.append(f"{OTHERS} sums up the names beyond the first {top}.")
-    return Table("kernels", _COLUMNS, _rows(work, place[codes], heads), " ".join(notes))
+    rows = _rows(spans, work, place[codes], shown)
+    return Table("kernels", _COLUMNS, rows, " ".join(notes))
 
 
-def _rows(work: DeviceWork, row: Int64s, heads: list[tuple[Cell, Cell]]) -> list[tuple[Cell, ...]]:
+def _rows(
+    spans: Spans, work: DeviceWork, row: Int64s, heads: list[_Head]
+) -> list[tuple[Cell, ...]]:
     """Return a row per head; ``row`` is the one that each kernel or copy counts to."""
     found, whole = summarize(row, work.duration), int(work.duration.sum())
-    main = _main_stages(work, row)
+    main, launchers = _longest(work, row, work.stages()), _launchers(spans, work, row)
     width = int(work.rank.max()) + 1
     ranks = np.bincount(np.unique(row * width + work.rank) // width)
     mean = np.bincount(row, work.duration) / found.count
@@ -80,17 +99,37 @@ def _rows(work: DeviceWork, row: Int64s, heads: list[tuple[Cell, Cell]]) -> list
         share = total / whole if whole else None
         stage, in_stage = main.get(at, (None, 0))
         part = in_stage / total if stage is not None and total else None
-        rows.append((*head, share, total, *others, stage, part, int(ranks[at])))
+        rows.append(
+            (
+                *(head.short, head.group, share, total, *others, stage, part, int(ranks[at])),
+                *(each.get(at, (None, 0))[0] for each in launchers),
+                *(head.kind, head.full),
+            )
+        )
     return rows
 
 
-def _main_stages(work: DeviceWork, row: Int64s) -> dict[int, tuple[str, int]]:
-    """Return for each row the stage with most of its time, if known, and that time."""
-    stage, names = work.stages()
-    keep = stage >= 0
-    width = max(len(names), 1)
-    found = summarize(row[keep] * width + stage[keep], work.duration[keep])
-    # The longest stage comes last, so that the dictionary keeps it.
+def _launchers(spans: Spans, work: DeviceWork, row: Int64s) -> list[dict[int, tuple[str, int]]]:
+    """Return for each row the operator and the module that launched most of its time."""
+    calls = spans.try_table("calls", [])
+    found: list[dict[int, tuple[str, int]]] = []
+    for kind in _LAUNCHERS:
+        tree = None if calls is None else call_tree(calls, kind, work.ranks)
+        if calls is None or tree is None or not len(tree.name):
+            found.append({})
+            continue
+        # The last name stands for what nothing launched.
+        name = np.append(tree.name, -1)[tree.launching(work, calls)]
+        found.append(_longest(work, row, (name, tree.names)))
+    return found
+
+
+def _longest(work: DeviceWork, row: Int64s, texts: Coded) -> dict[int, tuple[str, int]]:
+    """Return for each row the text with most of its time, if one is known, and that time."""
+    codes, names = texts
+    keep, width = codes >= 0, max(len(names), 1)
+    found = summarize(row[keep] * width + codes[keep], work.duration[keep])
+    # The longest text comes last, so that the dictionary keeps it.
     order = np.argsort(found.total, kind="stable")
     pairs = zip(found.group[order].tolist(), found.total[order].tolist(), strict=True)
     return {key // width: (names[key % width], ns) for key, ns in pairs}

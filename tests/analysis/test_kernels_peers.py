@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.launches import launches
+from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.analysis.operators import UNATTRIBUTED, operators
 from lightning_rlprof.loaders.load import load
 from tests.places import SHARED_DATA
