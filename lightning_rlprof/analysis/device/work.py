@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.kernel_names import CLASSES, kernel_name
 from lightning_rlprof.analysis.device.losses import launch_match, loss_texts
 from lightning_rlprof.analysis.steps.time_categories import kernel_categories
 from lightning_rlprof.records.records import copy_name
@@ -125,6 +126,13 @@ class DeviceWork:
         """`COMPUTE`, `COMMUNICATION` or `COPY` of each row, by its name."""
         kind: Int64s = self.name_kinds[self.named[0]]
         return kind
+
+    @cached_property
+    def work_class(self) -> Int64s:
+        """Index into `CLASSES` of each row, by its name; "other" without one."""
+        known = [CLASSES.index(kernel_name(name).kind) for name in self.named[1]]
+        found: Int64s = np.array([*known, CLASSES.index("other")])[self.named[0]]
+        return found
 
     @cached_property
     def replay(self) -> Int64s:
