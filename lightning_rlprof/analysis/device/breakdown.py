@@ -128,12 +128,9 @@ def device_time(spans: Spans) -> DeviceTime:
 def _device_time(spans: Spans) -> DeviceTime:
     timeline = device_timeline(spans)
     lanes, stages, work = timeline.lanes, len(timeline.stages), timeline.work
-    start = min((lane.start_ns for lane in lanes), default=0)
-    end = max((lane.end_ns for lane in lanes), default=0)
-    edges = np.linspace(0, end - start, min(MAX_COLUMNS, end - start) + 1)
-    columns = np.zeros((len(edges) - 1, len(WORK)))
     ns = np.zeros((len(lanes), stages + 1, len(PARTS)), np.int64)
     overlapped = np.zeros((len(lanes), stages + 1, len(OVERLAPPED)), np.int64)
+    divided = []
     for at, lane in enumerate(lanes):
         edges_of = [
             each.times
@@ -145,16 +142,15 @@ def _device_time(spans: Spans) -> DeviceTime:
         np.add.at(ns[at], (cells.stage, cells.part), took)
         for code, (hidden, stage) in enumerate(cells.overlapped):
             np.add.at(overlapped[at, :, code], stage[hidden], took[hidden])
-        for code in range(len(WORK)):
-            done = np.append(0, np.cumsum(took * (cells.part == code)))
-            columns[:, code] += np.diff(np.interp(edges, cells.times - start, done))
+        divided.append((cells.times, cells.part))
+    start, end, columns = _columns(divided)
     streams = distinct_tuples(np.stack([work.rank, work.numbers("device"), work.numbers("stream")]))
     return DeviceTime(
         places=[(lane.rank, lane.device) for lane in lanes],
         stages=[UNTRACED, *timeline.stages],
         ns=ns,
         overlapped=overlapped,
-        columns=np.rint(columns).astype(np.int64),
+        columns=columns,
         start_ns=start,
         end_ns=end,
         kernels=work.kernel_count,
@@ -164,6 +160,28 @@ def _device_time(spans: Spans) -> DeviceTime:
         knows_copies=timeline.copies,
         notes=timeline.notes,
     )
+
+
+def _columns(divided: list[tuple[Int64s, Int64s]]) -> tuple[int, int, Int64s]:
+    """Return where the picture over time begins and ends, and the work in each of its columns.
+
+    It begins and ends with the devices, not with the edge of the recording.
+
+    Args:
+        divided: Edges and parts of the cells of each device.
+    """
+    inside = [np.flatnonzero(part < PARTS.index(EDGE)) for _, part in divided]
+    some = [(times, part, at) for (times, part), at in zip(divided, inside, strict=True) if len(at)]
+    start = min((int(times[at[0]]) for times, _, at in some), default=0)
+    end = max((int(times[at[-1] + 1]) for times, _, at in some), default=0)
+    edges = np.linspace(0, end - start, min(MAX_COLUMNS, end - start) + 1)
+    found = np.zeros((len(edges) - 1, len(WORK)))
+    for times, part, _ in some:
+        took = np.diff(times)
+        for code in range(len(WORK)):
+            done = np.append(0, np.cumsum(took * (part == code)))
+            found[:, code] += np.diff(np.interp(edges, times - start, done))
+    return start, end, np.rint(found).astype(np.int64)
 
 
 class _Cells(NamedTuple):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from importlib import resources
 from pathlib import Path
@@ -202,7 +203,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     diagnosis = diagnose(spans)
     drawn = {step["number"] for step in lanes["steps"]}
     linked = drawn & {each.place.step for each in diagnosis.found if each.place is not None}
-    grids = _grids(tables, colors)
+    grids = _grids(map(_without_stages, tables.values()) if of_trace else tables.values(), colors)
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
     data = {
         "paints": colors,
@@ -305,10 +306,24 @@ def _note(table: Table | None) -> str:
     return f"No data: {table.abstained}" if table.abstained else table.note
 
 
-def _grids(tables: Mapping[str, Table], colors: Mapping[str, Paint]) -> dict[str, GridView]:
+def _without_stages(table: Table) -> Table:
+    """Return a table of a run that has no stages: all of its time would be untraced."""
+    names = [column.name for column in table.columns]
+    if table.abstained or "stage" not in names:
+        return table
+    at = names.index("stage")
+    rows = [
+        (*row[:at], None if row[at] == UNTRACED_PART else row[at], *row[at + 1 :])
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
+
+
+def _grids(tables: Iterable[Table], colors: Mapping[str, Paint]) -> dict[str, GridView]:
     """Return the tables that no section draws in its own way, without those that have no data."""
     found = {}
-    for name, table in tables.items():
+    for table in tables:
+        name = table.name
         if name in _OWN or table.abstained or not table.rows:
             continue
         title = ANALYSES[name].answers if name in ANALYSES else name
