@@ -250,28 +250,22 @@ class DeviceCharts:
             return []
         codes, names = work.named
         full = [*names, _UNNAMED]
-        places: dict[tuple[str, str], int] = {}
-        place = np.array(
-            [
-                places.setdefault((kernel_name(name).short, _kind(name, code)), len(places))
-                for name, code in zip(full, work.name_kinds.tolist(), strict=True)
-            ]
-        )
+        places: dict[str, int] = {}
+        place = np.array([places.setdefault(kernel_name(name).short, len(places)) for name in full])
         found = summarize(place[codes], work.duration)
         times = np.bincount(codes % len(full), work.duration, len(full))
         whole = max(1, int(work.duration.sum()))
-        order = np.argsort(-found.total, kind="stable")[:_MAX_KERNELS].tolist()
-        keys = [*places]
+        shorts = [*places]
         rows = []
-        for at in order:
-            short, kind = keys[int(found.group[at])]
+        for at in np.argsort(-found.total, kind="stable")[:_MAX_KERNELS].tolist():
             own = np.flatnonzero(place == found.group[at])
-            own = own[np.argsort(-times[own], kind="stable")]
+            first = int(own[np.argmax(times[own])])
+            kind = _kind(full[first], int(work.name_kinds[first]))
             more = f" (and {len(own) - 1} alike)" if len(own) > 1 else ""
             rows.append(
                 KernelRow(
-                    short=short,
-                    full=f"{full[int(own[0])]}{more}",
+                    short=shorts[int(found.group[at])],
+                    full=f"{full[first]}{more}",
                     kind=kind,
                     style={"copy": "copies"}.get(kind, kind.replace("data ", "")),
                     share=int(found.total[at]) / whole,

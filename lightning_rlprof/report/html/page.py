@@ -99,12 +99,13 @@ _SECTIONS = (
 _MOST_ROWS = 300  # Rows of a table.
 _STAGE_COLUMNS = ("stage", "after", "before")
 _SMALL = 0.01  # Share of the step; smaller parts are drawn, but listed together.
-_FOLDED = ("breakdown", "idle", "kernels", "communication", "gaps", "regions", "changes")
+_FOLDED = ("breakdown", "idle", "communication", "gaps", "regions", "changes")
 _NO_STEPS: dict[str, Any] = {
     **{"steps": [], "total": 0, "ranks": 0, "aligned": ""},
     **{"names": [], "kinds": [], "counters": []},
 }
 _OWN = {
+    "kernels",
     "data_quality",
     "findings",
     "stages",
