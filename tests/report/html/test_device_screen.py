@@ -1,5 +1,6 @@
 """The page of a device trace, and that of a run with captures, in a real browser."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -261,13 +262,7 @@ def test_numbers_and_names_are_there_without_script(page: Path) -> None:
     assert "<path" in text
 
 
-def test_a_printed_trace_has_charts_and_no_controls(tab: Tab, page: Path) -> None:
+def test_a_printed_trace_is_short(tab: Tab, page: Path) -> None:
     tab.open(page)
-    assert len(tab.pdf()) > 10_000
-    tab.run("document.querySelectorAll('.show-all').length")
-    hidden = tab.run(
-        "[...document.styleSheets].flatMap((sheet) => [...sheet.cssRules])"
-        ".filter((rule) => rule.media?.mediaText === 'print')"
-        ".flatMap((rule) => [...rule.cssRules]).some((rule) => rule.selectorText?.includes('.show-all'))"
-    )
-    assert hidden
+    pages = re.findall(rb"/Type\s*/Page\b(?!s)", tab.pdf())
+    assert 1 <= len(pages) <= 4
