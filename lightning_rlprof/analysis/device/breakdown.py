@@ -165,23 +165,33 @@ def _device_time(spans: Spans) -> DeviceTime:
 def _columns(divided: list[tuple[Int64s, Int64s]]) -> tuple[int, int, Int64s]:
     """Return where the picture over time begins and ends, and the work in each of its columns.
 
-    It begins and ends with the devices, not with the edge of the recording.
+    It begins and ends with the devices' work, not with the edge of the recording.
 
     Args:
         divided: Edges and parts of the cells of each device.
     """
-    inside = [np.flatnonzero(part < PARTS.index(EDGE)) for _, part in divided]
-    some = [(times, part, at) for (times, part), at in zip(divided, inside, strict=True) if len(at)]
-    start = min((int(times[at[0]]) for times, _, at in some), default=0)
-    end = max((int(times[at[-1] + 1]) for times, _, at in some), default=0)
+    bounds = [_work_between_edges(times, part) for times, part in divided]
+    start = min((first for first, _ in bounds), default=0)
+    end = max((last for _, last in bounds), default=0)
     edges = np.linspace(0, end - start, min(MAX_COLUMNS, end - start) + 1)
     found = np.zeros((len(edges) - 1, len(WORK)))
-    for times, part, _ in some:
+    for times, part in divided:
         took = np.diff(times)
         for code in range(len(WORK)):
             done = np.append(0, np.cumsum(took * (part == code)))
             found[:, code] += np.diff(np.interp(edges, times - start, done))
     return start, end, np.rint(found).astype(np.int64)
+
+
+def _work_between_edges(times: Int64s, part: Int64s) -> tuple[int, int]:
+    """Return from when to when a device was recorded, without gaps at the edge."""
+    work = np.cumsum(np.diff(times) * (part < len(WORK)))
+    inside = np.flatnonzero(part < PARTS.index(EDGE))
+    gaps = np.flatnonzero(part == PARTS.index(EDGE))
+    early = work[gaps] < work[-1] / 2  # Next to no work is before the first gap.
+    first = int(gaps[early][-1]) + 1 if early.any() else int(inside[0])
+    last = int(gaps[~early][0]) if not early.all() else int(inside[-1]) + 1
+    return int(times[first]), int(times[last])
 
 
 class _Cells(NamedTuple):

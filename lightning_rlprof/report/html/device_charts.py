@@ -25,10 +25,11 @@ from lightning_rlprof.analysis.device.breakdown import (
 from lightning_rlprof.analysis.device.kernel_names import kernel_name
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY, device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Check
+from lightning_rlprof.analysis.diagnosis.problem import Undecided
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.report.terminal import percent
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, world_size
 
 _STYLES = {
     **{name: name.replace("data ", "") for name in COMPUTE_CLASSES},
@@ -40,12 +41,30 @@ _STYLES = {
 """CSS class of each part."""
 
 _SHOWN = [at for at, name in enumerate(PARTS) if name in _STYLES]
+_PROBLEMS = {
+    "exposed communication": ("communication", "unmatched-collectives"),
+    "exposed memcpy": ("memcpy",),
+    "host-bound idle": ("long-gaps", "short-gaps"),
+    "launch latency": ("launch-latency",),
+    "collective wait": ("collective-wait",),
+    "unattributed idle": ("unattributed-idle",),
+}
+"""Problems that each kind of lost time is about."""
+
 _LEAST = 0.0005  # Share of the bar from which a part is in its legend.
 _MAX_DEVICE_BARS = 8
 _MAX_STAGES = 12
 _MAX_KERNELS = 300
 _MAX_CALLS = 6  # Longest calls of collectives.
 _MAX_DOUBTS = 3
+_NOTHING_TO_EXCHANGE = "One rank: there is nothing to exchange."
+_NO_COLLECTIVE = (
+    "No collective was recorded. Capture a step in which ranks exchange data, on all ranks."
+)
+_NO_MEMORY = (
+    "Not recorded. torch.profiler and torch_npu: profile_memory=True. "
+    "nsys: --cuda-memory-usage=true."
+)
 _UNNAMED = "kernel without a name"
 _PASSED = ("ranks", "kernel/launch match", "clocks", "steps")
 
@@ -181,8 +200,17 @@ class DeviceCharts:
     @property
     def largest_loss(self) -> Segment | None:
         """The part with most time that is not compute, if devices lost any."""
-        lost = [part for part in self.bar.segments if part.name not in (*COMPUTE_CLASSES, UNKNOWN)]
+        lost = [
+            part
+            for part in self.bar.segments
+            if part.name not in (*COMPUTE_CLASSES, REPLAY, UNKNOWN)
+        ]
         return max(lost, key=lambda part: part.ns, default=None)
+
+    def open_questions(self, undecided: Sequence[Undecided]) -> list[Undecided]:
+        """Return which of the undecided problems are about the largest loss."""
+        about = _PROBLEMS.get(self.largest_loss.name, ()) if self.largest_loss else ()
+        return [each for each in undecided if each.id in about]
 
     @cached_property
     def columns(self) -> list[tuple[str, str]]:
@@ -300,6 +328,17 @@ class DeviceCharts:
         if len(self.spans.ranks) == 1:
             return f"{text}. Only one rank is here, so transfer and wait are unknown."
         return f"{text}."
+
+    @property
+    def not_recorded(self) -> list[tuple[str, str]]:
+        """What a trace of devices can show and this one lacks, with what records it."""
+        found = []
+        if self.bar.ns and self.calls is None:
+            alone = world_size(self.spans) == 1
+            found.append(("Communication", _NOTHING_TO_EXCHANGE if alone else _NO_COLLECTIVE))
+        if self.bar.ns and "memory" not in self.spans.tables:
+            found.append(("Memory", _NO_MEMORY))
+        return found
 
     @cached_property
     def calls(self) -> CallTimes | None:

@@ -20,7 +20,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import ANALYSES, CATALOG
-from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -227,7 +227,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "config": config,
         "environment": environment(spans),
         "versions": versions(spans),
-        **_first_screen(found := summary(spans, captures=True)),
+        **_first_screen(found := summary(spans, captures=True), of_trace=of_trace),
         "is_trace": of_trace,
         "device": devices if of_trace or devices.time.places else None,
         "trust": trust(diagnosis.quality.checks, found.steps),
@@ -241,6 +241,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "nothing": diagnosis.nothing,
         "whatif_note": _note(tables.get("whatif")),
         "absent": _absent(tables),
+        "not_recorded": devices.not_recorded if of_trace else [],
         "stages": [] if of_trace else stage_rows(series),
         "ranks": []
         if of_trace
@@ -264,7 +265,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def _first_screen(found: Summary) -> dict[str, Any]:
+def _first_screen(found: Summary, *, of_trace: bool) -> dict[str, Any]:
     """Return the first screen as the template writes it: the facts in units."""
     median, spread = None, f"{run_line(found)}."
     if found.median_ns is not None and found.quartiles_ns is not None:
@@ -290,7 +291,8 @@ def _first_screen(found: Summary) -> dict[str, Any]:
         "parts": shown,
         "small": small,
         "device_lines": device_lines(found),
-        "no_problem": nothing_found(found),
+        # What is lost of a trace is said below it.
+        "no_problem": no_problem(found.undecided, ()) if of_trace else nothing_found(found),
         "first": found.first,
     }
 
@@ -504,8 +506,10 @@ def facts(spans: Spans) -> list[str]:
     devices = sorted({header.hardware for header in headers})
     found = [
         f"{ranks:,}{of} {'rank' if max(ranks, world) == 1 else 'ranks'}",
-        ", ".join("CPU" if device == "cpu" else device for device in devices),
-        f"{steps:,} {'step' if steps == 1 else 'steps'}",
+        ", ".join(
+            "CPU" if device == "cpu" else device for device in devices if device != "unknown"
+        ),
+        f"{steps:,} {'step' if steps == 1 else 'steps'}" if steps else "",
         duration(length) if length else "",
         _date(spans.unix_ns) if spans.unix_ns else "",
     ]

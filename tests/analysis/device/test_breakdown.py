@@ -70,7 +70,9 @@ def check(spans: Spans) -> None:
     assert {each: found[each] for each in IDLE} == {each: causes[each] for each in IDLE}
     assert time.columns.shape == (min(MAX_COLUMNS, time.end_ns - time.start_ns), len(WORK))
     busy = sum(found[each] for each in WORK)
-    assert abs(int(time.columns.sum()) - busy) <= time.columns.size
+    missing = busy - int(time.columns.sum())
+    outside = 0.02 * busy if found[EDGE] else 0  # Few kernels may lie beyond a gap at the edge.
+    assert -time.columns.size <= missing <= time.columns.size + outside
 
 
 @given(jobs())
