@@ -29,7 +29,7 @@ regions | stages | Steps | summary | Regions, and stages beside the steps
 gaps | stages | Steps | summary | Untraced time, by the stages before and after it
 steps | stages | Steps | summary | Every step of every rank
 changes | comparison.changes | Steps | summary | Steps at which time changed, trends, outliers
-breakdown | device.timeline | Device | report | Compute, communication, memcpy and idle time
+breakdown | device.breakdown | Device | report | Compute, communication, memcpy and idle time
 idle | device.timeline | Device | report | Device idle time by cause and stage
 roles | stages | Ranks | summary | Roles of a job: ranks, when, and how busy
 rank_status | stages | Ranks | summary | How each rank's recording ended

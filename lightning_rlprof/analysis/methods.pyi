@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.stages import regions as _regions
 from lightning_rlprof.analysis.stages import gaps as _gaps
 from lightning_rlprof.analysis.stages import steps as _steps
 from lightning_rlprof.analysis.comparison.changes import changes as _changes
-from lightning_rlprof.analysis.device.timeline import breakdown as _breakdown
+from lightning_rlprof.analysis.device.breakdown import breakdown as _breakdown
 from lightning_rlprof.analysis.device.timeline import idle as _idle
 from lightning_rlprof.analysis.stages import roles as _roles
 from lightning_rlprof.analysis.stages import rank_status as _rank_status

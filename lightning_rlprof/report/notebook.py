@@ -15,7 +15,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.comparison.changes import changes
 from lightning_rlprof.analysis.comparison.compare import compare
-from lightning_rlprof.analysis.device.timeline import breakdown
+from lightning_rlprof.analysis.device.breakdown import breakdown
 from lightning_rlprof.analysis.stages import Part
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.report.html.step_charts import Paint, StepCharts, stage_paints

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.breakdown import breakdown, device_time
 from lightning_rlprof.analysis.device.losses import DeviceLoss, loss_texts
 from lightning_rlprof.analysis.device.timeline import (
-    breakdown,
     device_losses,
-    device_shares,
-    device_timeline,
     idle,
 )
 from lightning_rlprof.analysis.device.work import device_work
@@ -144,7 +142,7 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
     enough = len(walls) >= MIN_STEPS
     low, median, high = np.quantile(walls, (0.25, 0.5, 0.75)) if enough else (0.0, 0.0, 0.0)
     has_stages = len(spans.rows(kind="stage")) > 0
-    shares, cause = ({}, None) if has_stages else device_shares(device_timeline(own))
+    time = None if has_stages else device_time(own)
     return Summary(
         run=spans.path,
         devices=tuple(sorted({header.hardware for header in spans.headers.values()})),
@@ -159,8 +157,8 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         tokens_per_s=times.tokens_per_s if enough else None,
         token_stage=None if times.tokens is None else times.tokens[0],
         parts=_parts(times) if len(walls) else (),
-        device=shares,
-        idle_cause=cause,
+        device={} if time is None else time.shares,
+        idle_cause=None if time is None else time.idle_cause,
         losses=diagnosis.losses,
         first=(*diagnosis.problems, *diagnosis.ideas)[:_MAX_FIRST],
         undecided=len(diagnosis.undecided),
@@ -190,15 +188,15 @@ def without_captures(spans: Spans) -> Spans:
     return spans if len(own) == len(spans.tables) else replace(spans, tables=own)
 
 
-def is_device_trace(spans: Spans) -> bool:
-    """Return whether a run is a profiler's trace without rlprof: device work and no stage.
-
-    Work that is known to be lost is device work, too.
-    """
+def is_trace(spans: Spans) -> bool:
+    """Return whether a run is a profiler's trace without rlprof and without stages."""
     ours = any(header.config for header in spans.headers.values())
-    if ours or len(spans.rows(kind="stage")):
-        return False
-    return bool(device_work(spans).tables) or bool(device_losses(spans))
+    return not ours and not len(spans.rows(kind="stage"))
+
+
+def is_device_trace(spans: Spans) -> bool:
+    """Return whether a run is such a trace with device work, or with some that is known lost."""
+    return is_trace(spans) and bool(device_work(spans).tables or device_losses(spans))
 
 
 def lead_tables(spans: Spans) -> list[Table]:

@@ -20,7 +20,7 @@ COLUMNS = {"copy": "memcpy"}
 _KINDS: dict[str, Any] = {
     **{"rank": "count", "device": "count", "kernel": "text", "kind": "text", "stage": "text"},
     **{"start": "duration", "duration": "duration", "launch": "duration", "graph": "count"},
-    **{"operation": "text", "group": "text"},
+    **{"operation": "text", "group": "text", "range": "text"},
 }
 
 

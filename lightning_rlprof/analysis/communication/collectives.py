@@ -472,6 +472,43 @@ def bus_factor(operation: str, ranks: int) -> float | None:
     return 1.0 if operation in _PLAIN else None
 
 
+@dataclass(frozen=True, eq=False)
+class CallTimes:
+    """The calls of collectives, each divided into transfer and wait; the rest is unknown.
+
+    If ranks of a group are missing, a transfer is the most that it can be, a wait the least.
+
+    Attributes:
+        keys: Operation, group and stage of each call, as in `communication`.
+        rank: Rank of each call; shape (calls,), like all times.
+        took_ns: Its duration.
+        transfer_ns: The time until the data was through, from when the last rank arrived.
+        wait_ns: The time before that.
+    """
+
+    keys: list[tuple[str | None, ...]]
+    rank: Int64s
+    took_ns: Int64s
+    transfer_ns: Int64s
+    wait_ns: Int64s
+
+
+def call_times(spans: Spans) -> CallTimes | None:
+    """Divide each call of a collective; None if no profiler recorded any."""
+    calls = read_calls(spans, [])
+    if calls is None:
+        return None
+    found, calls = match_collectives(spans, calls)
+    took, met = calls.end_ns - calls.start_ns, found.collective != UNKNOWN
+    transfer = np.where(met, np.append(found.transfer_ns, 0)[found.collective], 0)
+    columns = [
+        [[*names, None][code] for code in codes.tolist()]
+        for codes, names in (calls.operation, calls.group, calls.stage)
+    ]
+    keys = [*zip(*columns, strict=True)]
+    return CallTimes(keys, calls.rank, took, transfer, np.where(met, took - transfer, 0))
+
+
 def doubt_texts(found: MatchedCollectives) -> list[str]:
     """Return a sentence for each doubt of a run's collectives, with how many it concerns."""
     return [f"{count} of {whole} {doubt.text}" for doubt, count, whole in found.doubts()]

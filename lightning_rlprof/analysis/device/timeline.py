@@ -1,6 +1,6 @@
 """What is known of each device: what ran on it, when it was profiled, and why it was idle.
 
-`breakdown` and `idle` are its tables; communication, the ledger and findings ask it, too.
+`idle` is its table; `breakdown`, communication, the ledger and findings ask it, too.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,6 @@ from lightning_rlprof.analysis.device.losses import (
 )
 from lightning_rlprof.analysis.device.work import (
     COMMUNICATION,
-    COMPUTE,
     COPY,
     GRAPHS_NOTE,
     NO_REPLAY,
@@ -58,14 +57,13 @@ the time, and this many nanoseconds."""
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)
 
-_PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
-_OVERLAPPED = ("overlapped communication", "overlapped memcpy")
-_COPIES = ("exposed memcpy", "overlapped memcpy")
 _ALONE = LossCode.LAUNCHES
-_REST = ("idle", "unknown")
-_TABLES = ("kernels", "memcpy", "calls")  # What losses are found in.
-_UNTRACED = "untraced"
-_TOTAL = "total"
+TABLES = ("kernels", "memcpy", "calls")
+"""Tables of profilers that a timeline is read from."""
+
+UNTRACED = "untraced"
+"""Names the time of the host outside of stages."""
+
 _IDLE_COLUMNS = (
     *columns_of("count", "rank", "device"),
     *columns_of("text", "kind", "stage"),
@@ -99,6 +97,7 @@ class LaneWork(NamedTuple):
         stage: Index into `DeviceTimeline.stages` of the stage that launched it, or `NO_STAGE`.
         launch_ns: When the call that launched it began, or `NEVER`.
         replay: Number of the graph replay that it ran in, or `NO_REPLAY`.
+        work_class: Index into `CLASSES` of its name.
     """
 
     start_ns: Int64s
@@ -107,6 +106,7 @@ class LaneWork(NamedTuple):
     stage: Int64s
     launch_ns: Int64s
     replay: Int64s
+    work_class: Int64s
 
     def starting_at(self, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first row that starts at each time, and its launch, else `NEVER`."""
@@ -136,6 +136,7 @@ class Lane:
         end_ns: Where that record ends.
         profiled: Starts and ends of the disjoint intervals in which the device was profiled.
         lost_launches: When kernels of the rank were launched that are missing.
+        recorded: As ``profiled``, with the time in which work may be lost.
     """
 
     rank: int
@@ -146,6 +147,7 @@ class Lane:
     end_ns: int
     profiled: tuple[Int64s, Int64s]
     lost_launches: Int64s
+    recorded: tuple[Int64s, Int64s]
 
 
 @dataclass(eq=False)
@@ -180,6 +182,7 @@ class Grid(NamedTuple):
         last: Cell before which it ends.
         busy: Whether anything runs, per cell.
         profiled: Whether the device was profiled: elsewhere a cell without work is not idle.
+        replayed: Whether a graph replay runs.
     """
 
     times: Int64s
@@ -187,6 +190,7 @@ class Grid(NamedTuple):
     last: Int64s
     busy: Mask
     profiled: Mask
+    replayed: Mask
 
     def idle(self) -> tuple[Int64s, Int64s]:
         """Return starts and ends of the intervals in which the device was idle."""
@@ -229,13 +233,13 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
 
 def _kept(spans: Spans, timeline: DeviceTimeline) -> DeviceTimeline:
     """Return the timeline, and keep its losses for `device_losses`; the rest can be large."""
-    spans.once("device_losses", lambda _: tuple(timeline.losses), _TABLES)
+    spans.once("device_losses", lambda _: tuple(timeline.losses), TABLES)
     return timeline
 
 
 def device_losses(spans: Spans) -> tuple[DeviceLoss, ...]:
     """Return what is known to be missing of the devices' work of a run; computed once."""
-    return spans.once("device_losses", lambda run: tuple(device_timeline(run).losses), _TABLES)
+    return spans.once("device_losses", lambda run: tuple(device_timeline(run).losses), TABLES)
 
 
 def missing_ranks(spans: Spans, ranks: list[int]) -> list[str]:
@@ -254,14 +258,15 @@ def grid_of(lane: Lane, *others: Int64s) -> Grid:
     work = lane.work
     replays = _replays(work)
     ends = np.array([lane.start_ns, lane.end_ns])
-    parts = [work.start_ns, work.end_ns, *lane.profiled, *others, *replays, ends]
+    parts = [work.start_ns, work.end_ns, *lane.profiled, *lane.recorded, *others, *replays, ends]
     times = edges(*(part.clip(*ends) for part in parts))
     count = len(times) - 1
     first, last = cells_of(times, work.start_ns, work.end_ns)
     profiled, replayed = (
         open_count(*cells_of(times, *each), count) > 0 for each in (lane.profiled, replays)
     )
-    return Grid(times, first, last, open_count(first, last, count) > 0, profiled & ~replayed)
+    busy = open_count(first, last, count) > 0
+    return Grid(times, first, last, busy, profiled & ~replayed, replayed)
 
 
 def idle_causes(lane: Lane) -> tuple[Int64s, Int64s, Int64s]:
@@ -318,7 +323,7 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s, losses: list[DeviceLos
     order = np.lexsort((launch, start, device, work.rank))
     order = order[work.duration[order] > 0]
     rank, device = work.rank[order], device[order]
-    columns = (start, start + work.duration, work.kind, stage, launch, work.replay)
+    columns = (start, start + work.duration, work.kind, stage, launch, work.replay, work.work_class)
     every = LaneWork(*(column[order] for column in columns))
     unknown = work.hidden_in_graphs or not work.kernel_count
     lanes: list[Lane] = []
@@ -328,17 +333,18 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s, losses: list[DeviceLos
         rows = spans.rows(rank=each)
         first = int(np.concatenate([spans.start_ns[rows], own.start_ns, own.launch_ns]).min())
         last = int(np.append(spans.end_ns[rows], own.end_ns).max())
-        profiled = (_EMPTY, _EMPTY)
+        times = (own.start_ns, own.end_ns, own.launch_ns)
+        recorded, profiled = profiled_times(spans, each, *times), (_EMPTY, _EMPTY)
         missing = [loss.times[0] for loss in losses if (loss.code, loss.rank) == (_ALONE, each)]
         lost = np.concatenate([_EMPTY, *missing])
         if not unknown:
-            profiled = profiled_times(spans, each, own.start_ns, own.end_ns, own.launch_ns)
-            whole = Lane(each, None, own, host, first, last, profiled, lost)
+            whole = Lane(each, None, own, host, first, last, recorded, lost, recorded)
             profiled = _certain(spans, whole, losses)
         for number, of_device in _runs(device[of_rank]):
             on_device = LaneWork(*(column[of_device] for column in own))
             name = None if number == NOT_RECORDED else number
-            lanes.append(Lane(each, name, on_device, host, first, last, profiled, lost))
+            about = (host, first, last, profiled, lost, recorded)
+            lanes.append(Lane(each, name, on_device, *about))
     return lanes
 
 
@@ -456,109 +462,6 @@ def _host(spans: Spans, rank: int) -> HostStages:
     return HostStages(spans.start_ns[stages], spans.end_ns[stages], spans.name[stages])
 
 
-def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
-    """Divide the time of each device among kinds of work, idle and unknown, by stage.
-
-    The wall time of a row is compute + exposed communication + exposed memcpy + idle + unknown.
-    The walls of a device add up to the time from its rank's first record to the last, in integer
-    nanoseconds. Overlapped communication runs at the same time as compute, overlapped memcpy at
-    the same time as compute or communication; neither is part of the wall. The last row is the
-    total.
-
-    Work counts to the stage that launched it; time without work counts to the stage that the host
-    was in, or to "untraced". Idle: no stream is active while the device is profiled. Unknown: the
-    device isn't profiled, work may be lost there, or the gap is inside a CUDA graph replay.
-
-    Abstains if the run has no device work.
-
-    Args:
-        spans: The run.
-        per_rank: A row per rank, device and stage; else one per stage.
-    """
-    timeline = device_timeline(spans)
-    name = "breakdown" if per_rank else "breakdown by stage"
-    columns = (
-        *([Column("rank", "count"), Column("device", "count")] if per_rank else []),
-        Column("stage", "text"),
-        *(Column(each, "duration", "ns") for each in ("wall", *_PARTS, *_OVERLAPPED)),
-    )
-    if not timeline.lanes:
-        return Table(name, columns, abstained=no_work(None, timeline.notes))
-    sums = [_sums_by_stage(lane, len(timeline.stages)) for lane in timeline.lanes]
-    whole: Int64s = np.sum(sums, axis=0)
-    places: list[tuple[Cell, ...]] = [(lane.rank, lane.device) for lane in timeline.lanes]
-    pairs = zip(places, sums, strict=True) if per_rank else [((), whole)]
-    rows = [(*place, *row) for place, own in pairs for row in _stage_rows(own, timeline)]
-    total = _breakdown_cells(whole.sum(axis=0), timeline)
-    rows.append((*(None, None) * per_rank, _TOTAL, *total))
-    return Table(name, columns, rows, " ".join(timeline.notes))
-
-
-def device_shares(timeline: DeviceTimeline) -> tuple[dict[str, float], str | None]:
-    """Return the share of each part of `breakdown`, largest first, and the main cause of idling.
-
-    Both are empty without device work.
-    """
-    if not timeline.lanes:
-        return {}, None
-    sums = np.sum([_sums_by_stage(lane, len(timeline.stages)) for lane in timeline.lanes], axis=0)
-    parts = sums[:, : len(_PARTS)].sum(axis=0)
-    causes = np.zeros(len(IDLE_CATEGORIES), np.int64)
-    for lane in timeline.lanes:
-        start, end, cause = idle_causes(lane)
-        np.add.at(causes, cause, end - start)
-    order = np.argsort(-parts, kind="stable").tolist()
-    shares = {_PARTS[at]: float(parts[at] / parts.sum()) for at in order if parts[at]}
-    return shares, IDLE_CATEGORIES[int(np.argmax(causes))].text
-
-
-def _sums_by_stage(lane: Lane, stages: int) -> Int64s:
-    """Sum the time of one device by stage and part, untraced first; shape (stages + 1, parts)."""
-    host, work = lane.host, lane.work
-    grid = grid_of(lane, host.start_ns, host.end_ns)
-    count = len(grid.busy)
-    open_stage = paint(*cells_of(grid.times, host.start_ns, host.end_ns), count)
-    host_stage = np.append(host.stage, NO_STAGE)[open_stage]
-    stage, running = [], []
-    for kind in (COMPUTE, COMMUNICATION, COPY):
-        rows = np.flatnonzero(work.kind == kind)
-        last_started = paint(grid.first[rows], grid.last[rows], count)
-        stage.append(np.append(work.stage[rows], NO_STAGE)[last_started])
-        running.append(last_started >= 0)
-    compute, communication, copy = running
-    masks = (
-        (compute, stage[COMPUTE]),
-        (communication & ~compute, stage[COMMUNICATION]),
-        (copy & ~compute & ~communication, stage[COPY]),
-        (~grid.busy & grid.profiled, host_stage),
-        (~grid.busy & ~grid.profiled, host_stage),
-        (communication & compute, stage[COMMUNICATION]),
-        (copy & (compute | communication), stage[COPY]),
-    )
-    sums = np.zeros((stages + 1, len(masks)), dtype=np.int64)
-    ns = np.diff(grid.times)
-    for column, (mask, codes) in enumerate(masks):
-        np.add.at(sums[:, column], codes[mask] - NO_STAGE, ns[mask])
-    return sums
-
-
-def _stage_rows(sums: Int64s, timeline: DeviceTimeline) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row per stage by wall time, untraced last."""
-    names = [_UNTRACED, *timeline.stages]
-    walls = sums[:, : len(_PARTS)].sum(axis=1).tolist()
-    some = np.flatnonzero(sums.any(axis=1)).tolist()
-    for code in sorted(some, key=lambda code: (code == 0, -walls[code], code)):
-        yield names[code], *_breakdown_cells(sums[code], timeline)
-
-
-def _breakdown_cells(values: Int64s, timeline: DeviceTimeline) -> Iterator[Cell]:
-    """Yield the wall time and its parts; copies or kernels are empty if none were recorded."""
-    yield int(values[: len(_PARTS)].sum())
-    for name, ns in zip((*_PARTS, *_OVERLAPPED), values.tolist(), strict=True):
-        is_known = timeline.copies if name in _COPIES else name in _REST or timeline.kernels
-        yield ns if ns or is_known else None
-
-
 def idle(spans: Spans) -> Table:
     """Divide the idle time of each device by its cause and by the stage that the host was in.
 
@@ -593,7 +496,7 @@ def _idle_rows(lane: Lane, stages: list[str]) -> Iterator[tuple[Cell, ...]]:
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for key, total, *rest in sorted(rows, key=lambda row: (-row[1], row[0])):
         cause, code = divmod(key, len(stages) + 1)
-        yield IDLE_CATEGORIES[cause].text, [_UNTRACED, *stages][code], total / whole, total, *rest
+        yield IDLE_CATEGORIES[cause].text, [UNTRACED, *stages][code], total / whole, total, *rest
 
 
 def _by_host_stage(lane: Lane, start: Int64s, end: Int64s, kind: Int64s) -> _Intervals:

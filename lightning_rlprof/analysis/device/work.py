@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lightning_rlprof.analysis.device.kernel_names import (
+    CLASSES,
     KernelName,
     is_collective,
     is_copy,
@@ -128,6 +129,13 @@ class DeviceWork:
         """`COMPUTE`, `COMMUNICATION` or `COPY` of each row, by its name."""
         kind: Int64s = self.name_kinds[self.named[0]]
         return kind
+
+    @cached_property
+    def work_class(self) -> Int64s:
+        """Index into `CLASSES` of each row, by its name; "other" without one."""
+        known = [CLASSES.index(name.kind) for name in self.short_names]
+        found: Int64s = np.array([*known, CLASSES.index("other")])[self.named[0]]
+        return found
 
     @cached_property
     def replay(self) -> Int64s:

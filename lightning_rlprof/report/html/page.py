@@ -9,6 +9,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from importlib import resources
 from pathlib import Path
@@ -19,12 +20,13 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import ANALYSES, CATALOG
-from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.rank_names import Remark, by_cause, named_ranks
 from lightning_rlprof.records.run_directory import mode_made_of
+from lightning_rlprof.report.html.device_charts import DeviceCharts, trust
 from lightning_rlprof.report.html.step_charts import (
     LATE,
     Paint,
@@ -43,14 +45,14 @@ from lightning_rlprof.report.summary import (
     finding_commands,
     finding_cost,
     finding_place,
-    is_device_trace,
+    is_trace,
     lead_tables,
     nothing_found,
     run_line,
     summary,
     without,
 )
-from lightning_rlprof.report.terminal import cell_text, duration, percent
+from lightning_rlprof.report.terminal import cell_text, duration, percent, size
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.spans import Spans
@@ -75,13 +77,6 @@ class _Section(NamedTuple):
 # Every table is shown in one of these sections, except those in `_OWN`.
 _SECTIONS = (
     _Section(
-        "device",
-        "Device",
-        "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time.",
-        ("breakdown", "idle", "kernels"),
-        ("communication",),
-    ),
-    _Section(
         "ledger",
         "Time ledger",
         "Every instant of every rank is counted once, so the rows add up to wall time × ranks.",
@@ -104,8 +99,13 @@ _SECTIONS = (
 _MOST_ROWS = 300  # Rows of a table.
 _STAGE_COLUMNS = ("stage", "after", "before")
 _SMALL = 0.01  # Share of the step; smaller parts are drawn, but listed together.
-_FOLDED = ("gaps", "regions", "changes")
+_FOLDED = ("breakdown", "idle", "communication", "gaps", "regions", "changes")
+_NO_STEPS: dict[str, Any] = {
+    **{"steps": [], "total": 0, "ranks": 0, "aligned": ""},
+    **{"names": [], "kinds": [], "counters": []},
+}
 _OWN = {
+    "kernels",
     "data_quality",
     "findings",
     "stages",
@@ -157,7 +157,7 @@ def report_tables(
         progress: Called after each analysis with (analyses done, analyses in all).
     """
     tables = {table.name: table for table in lead_tables(spans)}
-    left_out = STAGE_TABLES if is_device_trace(spans) else tables.keys()
+    left_out = STAGE_TABLES | tables.keys() if is_trace(spans) else tables.keys()
     analyses = [each.run for each in CATALOG if each.report and each.name not in left_out]
     for done, analysis in enumerate(analyses, start=1):
         table = analysis(spans)
@@ -196,13 +196,15 @@ def write_report(spans: Spans, tables: Mapping[str, Table], path: Path) -> None:
 
 
 def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
-    series, lanes = StepCharts(spans), timeline(spans)
+    of_trace = is_trace(spans)
+    series, lanes = StepCharts(spans), _NO_STEPS if of_trace else timeline(spans)
+    devices = DeviceCharts(spans)
     colors = stage_paints(spans, series)
     word, path = spans.device_word, shlex.quote(str(spans.path))
     diagnosis = diagnose(spans)
     drawn = {step["number"] for step in lanes["steps"]}
     linked = drawn & {each.place.step for each in diagnosis.found if each.place is not None}
-    grids = _grids(tables, colors)
+    grids = _grids(map(_without_stages, tables.values()) if of_trace else tables.values(), colors)
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
     data = {
         "paints": colors,
@@ -214,7 +216,6 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "lengths": series.lengths(),
         "whatif": _whatif(tables.get("whatif")),
     }
-    of_devices = is_device_trace(spans)
     config = configuration(spans)
     return data | {
         "run": spans.path.resolve().name,
@@ -226,7 +227,12 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "config": config,
         "environment": environment(spans),
         "versions": versions(spans),
-        **_first_screen(summary(spans, captures=True), of_devices=of_devices),
+        **_first_screen(found := summary(spans, captures=True), of_trace=of_trace),
+        "is_trace": of_trace,
+        "device": devices if of_trace or devices.time.places else None,
+        "trust": trust(diagnosis.quality.checks, found.steps),
+        "collectives": devices.collectives(_rows(tables, "communication")),
+        "communication_note": _note(tables.get("communication")),
         "findings": diagnosis.found,
         "cost": lambda found: finding_cost(found, word),
         "place": finding_place,
@@ -235,15 +241,18 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "nothing": diagnosis.nothing,
         "whatif_note": _note(tables.get("whatif")),
         "absent": _absent(tables),
-        "stages": [] if of_devices else stage_rows(series),
-        "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
+        "not_recorded": devices.not_recorded if of_trace else [],
+        "stages": [] if of_trace else stage_rows(series),
+        "ranks": []
+        if of_trace
+        else rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
         "ranks_lead": _ranks_lead(series),
         "stragglers_note": _note(tables.get("stragglers")),
         "series": series,
         "length_rows": _rows(tables, "lengths"),
         "length_note": _note(tables.get("lengths")),
         "memory_tables": _taken(grids, ("memory",)),
-        "sections": _sections(grids),
+        "sections": [] if of_trace else _sections(grids),
         "folded": _taken(grids, _FOLDED),
         "others": list(grids.values()),
         "timeline_lead": _timeline_lead(lanes),
@@ -256,7 +265,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def _first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
+def _first_screen(found: Summary, *, of_trace: bool) -> dict[str, Any]:
     """Return the first screen as the template writes it: the facts in units."""
     median, spread = None, f"{run_line(found)}."
     if found.median_ns is not None and found.quartiles_ns is not None:
@@ -264,9 +273,8 @@ def _first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
         low, high = map(duration, found.quartiles_ns)
         median = number, unit
         spread = f"Half of the steps{UNITS.get(found.step_unit, '')} take {low} to {high}"
-    parts = [] if of_devices else found.parts  # All of a device trace would be untraced.
-    shown = [part for part in parts if part.share >= _SMALL]
-    small = [part for part in parts if 0 < part.share < _SMALL]
+    shown = [part for part in found.parts if part.share >= _SMALL]
+    small = [part for part in found.parts if 0 < part.share < _SMALL]
     if len(small) == 1:
         shown, small = [*shown, *small], []
     rate = "Step time, mean of ranks"
@@ -283,7 +291,8 @@ def _first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
         "parts": shown,
         "small": small,
         "device_lines": device_lines(found),
-        "no_problem": nothing_found(found),
+        # What is lost of a trace is said below it.
+        "no_problem": no_problem(found.undecided, ()) if of_trace else nothing_found(found),
         "first": found.first,
     }
 
@@ -300,10 +309,24 @@ def _note(table: Table | None) -> str:
     return f"No data: {table.abstained}" if table.abstained else table.note
 
 
-def _grids(tables: Mapping[str, Table], colors: Mapping[str, Paint]) -> dict[str, GridView]:
+def _without_stages(table: Table) -> Table:
+    """Return a table of a run that has no stages: all of its time would be untraced."""
+    names = [column.name for column in table.columns]
+    if table.abstained or "stage" not in names:
+        return table
+    at = names.index("stage")
+    rows = [
+        (*row[:at], None if row[at] == UNTRACED_PART else row[at], *row[at + 1 :])
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
+
+
+def _grids(tables: Iterable[Table], colors: Mapping[str, Paint]) -> dict[str, GridView]:
     """Return the tables that no section draws in its own way, without those that have no data."""
     found = {}
-    for name, table in tables.items():
+    for table in tables:
+        name = table.name
         if name in _OWN or table.abstained or not table.rows:
             continue
         title = ANALYSES[name].answers if name in ANALYSES else name
@@ -389,7 +412,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters["plain"] = plain  # A name could reverse the direction of the text after it.
-    made.filters |= {"duration": duration, "percent": percent}
+    made.filters |= {"duration": duration, "percent": percent, "size": size}
     return made
 
 
@@ -483,8 +506,10 @@ def facts(spans: Spans) -> list[str]:
     devices = sorted({header.hardware for header in headers})
     found = [
         f"{ranks:,}{of} {'rank' if max(ranks, world) == 1 else 'ranks'}",
-        ", ".join("CPU" if device == "cpu" else device for device in devices),
-        f"{steps:,} {'step' if steps == 1 else 'steps'}",
+        ", ".join(
+            "CPU" if device == "cpu" else device for device in devices if device != "unknown"
+        ),
+        f"{steps:,} {'step' if steps == 1 else 'steps'}" if steps else "",
         duration(length) if length else "",
         _date(spans.unix_ns) if spans.unix_ns else "",
     ]

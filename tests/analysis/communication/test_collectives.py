@@ -21,6 +21,7 @@ from lightning_rlprof.analysis.communication.collectives import (
     Doubt,
     MatchedCollectives,
     bus_factor,
+    call_times,
     communication,
     match_calls,
     operation_of,
@@ -172,6 +173,19 @@ def test_transfer_wait_and_who_came_last() -> None:
         "ranks": 2,
         "doubt": None,
     }
+
+
+def test_a_call_is_divided_and_what_no_other_rank_shares_is_unknown() -> None:
+    alone = Call(0, 500, 7, operation="broadcast")
+    calls = call_times(with_calls(Call(0, 0, 50), Call(1, 40, 10), alone))
+    assert calls is not None
+    rows = zip(calls.keys, calls.rank, calls.took_ns, calls.transfer_ns, calls.wait_ns, strict=True)
+    assert sorted((key[0], *map(int, numbers)) for key, *numbers in rows) == [
+        ("all_reduce", 0, 50, 10, 40),
+        ("all_reduce", 1, 10, 10, 0),
+        ("broadcast", 0, 7, 0, 0),
+    ]
+    assert call_times(loaded([Row("a", "stage", 1, 0, 5)])) is None
 
 
 def test_where_two_ranks_came_last_as_often_none_is_named() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.communication.collectives import communication
-from lightning_rlprof.analysis.device.timeline import breakdown
+from lightning_rlprof.analysis.device.breakdown import breakdown
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table, columns_of
 from tests.builders.device_jobs import jobs

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from lightning_rlprof.analysis.device.breakdown import breakdown
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
-from lightning_rlprof.analysis.device.timeline import breakdown, device_timeline, idle
+from lightning_rlprof.analysis.device.timeline import device_timeline, idle
 from lightning_rlprof.analysis.diagnosis.diagnosis import findings
 from lightning_rlprof.analysis.ledger.ledger import compute_accounts, ledger
 from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, Category, category_of

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from lightning_rlprof.analysis.device.breakdown import breakdown
 from lightning_rlprof.analysis.device.losses import LossCode, launch_match
 from lightning_rlprof.analysis.device.timeline import (
     IDLE_CATEGORIES,
-    breakdown,
     device_losses,
     device_timeline,
     idle,

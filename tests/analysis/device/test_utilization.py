@@ -9,7 +9,8 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.device.timeline import LATENCY_NS, breakdown, device_timeline, idle
+from lightning_rlprof.analysis.device.breakdown import breakdown
+from lightning_rlprof.analysis.device.timeline import LATENCY_NS, device_timeline, idle
 from lightning_rlprof.analysis.device.work import no_work
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_jobs import jobs

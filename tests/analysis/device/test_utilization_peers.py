@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.device.timeline import breakdown, device_timeline
+from lightning_rlprof.analysis.device.breakdown import breakdown
+from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.loaders.load import load
 from tests.places import SHARED_DATA
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.device.timeline import breakdown, device_timeline, idle
+from lightning_rlprof.analysis.device.breakdown import breakdown
+from lightning_rlprof.analysis.device.timeline import device_timeline, idle
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from tests.places import SHARED_DATA

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.device.timeline import breakdown
+from lightning_rlprof.analysis.device.breakdown import breakdown
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_directory

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.device.timeline import breakdown
+from lightning_rlprof.analysis.device.breakdown import breakdown
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kineto
 from lightning_rlprof.loaders.load import load

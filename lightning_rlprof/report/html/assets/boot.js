@@ -2,8 +2,8 @@
 const drawn = [];
 const charts = { rate, steps: stepBars, timeline };
 for (const key in charts) if (!charts[key].isEmpty) { redraws.push(charts[key].draw); drawn.push(key); }
-if (!rate.isEmpty && byId("rate")) { rate.listen(); selection.follow.push(rate.draw); }
-if (!stepBars.isEmpty && byId("step-bars")) { stepBars.listen(); selection.follow.push(stepBars.draw); }
+if (!rate.isEmpty) { rate.listen(); selection.follow.push(rate.draw); }
+if (!stepBars.isEmpty) { stepBars.listen(); selection.follow.push(stepBars.draw); }
 if (!timeline.isEmpty) { timeline.start(); exportable("timeline", () => timeline.rows()); }
 if (!stageTable.isEmpty) stageTable.start();
 for (const [key, plot] of [["heat", heat], ["memory", memoryPlot], ["samples", samples], ["whatif", whatifPlot]]) {

@@ -161,7 +161,7 @@ const stepBars = (() => {
     exportable("steps", () => [["first step", "last step", "state", ...parts.map((part) => `${part.name} (us)`), "step (us)"], ...first.map((number, column) => [number, last[column], states[state[column]], ...parts.map((part) => part.us[column]), wall[column]])]);
   }
 
-  return { draw, listen, isEmpty: !count };
+  return { draw, listen, isEmpty: !host || !count };
 })();
 
 // Throughput over the steps, from zero; the duration of steps where nothing counts tokens.
@@ -195,5 +195,5 @@ const rate = (() => {
     host.addEventListener("pointerleave", hideTip);
     exportable("rate", () => [["first step", "last step", tokens ? "tokens/s" : "step (us)"], ...first.map((number, column) => [number, last[column], values[column]])]);
   }
-  return { draw, listen, isEmpty: !values.length };
+  return { draw, listen, isEmpty: !host || !values.length };
 })();

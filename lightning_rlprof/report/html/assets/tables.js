@@ -40,6 +40,7 @@ const tables = (() => {
       filter.setAttribute("aria-label", `Filter ${table.dataset.name}`);
       filter.addEventListener("input", () => {
         const wanted = filter.value.toLowerCase();
+        if (wanted) showAll(table);
         for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
       });
       box.append(filter);
@@ -55,6 +56,21 @@ const tables = (() => {
       box.append(button);
     }
     table.closest(".scroll").before(box);
+  }
+
+  // A long table begins with its first rows; without script all are shown.
+  function fold(table) {
+    const rows = table.tBodies[0].rows.length;
+    if (!table.dataset.first || rows <= Number(table.dataset.first)) return;
+    table.classList.add("short");
+    const button = element("button", `Show all ${rows.toLocaleString("en")}`, "show-all");
+    button.type = "button";
+    button.addEventListener("click", () => showAll(table));
+    table.closest(".scroll").after(button);
+  }
+  function showAll(table) {
+    table.classList.remove("short");
+    table.closest(".scroll").parentElement.querySelector(".show-all")?.remove();
   }
 
   function start() {
@@ -74,6 +90,7 @@ const tables = (() => {
         });
       });
       tools(table);
+      fold(table);
     }
     for (const button of document.querySelectorAll("button.copy")) button.addEventListener("click", () => copyText(button.dataset.copy || button.previousElementSibling.textContent, button));
   }

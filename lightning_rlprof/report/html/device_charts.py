@@ -1,0 +1,438 @@
+"""What the HTML report draws of devices: bars that divide their time, kernels, communication.
+
+Every bar is `device_time` summed up, so its segments are those of the tables.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.communication.collectives import CallTimes, call_times
+from lightning_rlprof.analysis.device.breakdown import (
+    COMPUTE_CLASSES,
+    EDGE,
+    IDLE,
+    OVERLAPPED,
+    PARTS,
+    REPLAY,
+    UNKNOWN,
+    WORK,
+    annotation_times,
+    device_time,
+)
+from lightning_rlprof.analysis.device.kernel_names import kernel_name
+from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY, device_work
+from lightning_rlprof.analysis.diagnosis.data_quality import Check
+from lightning_rlprof.analysis.diagnosis.problem import Undecided
+from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.report.terminal import percent
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import Spans, world_size
+
+_STYLES = {
+    **{name: name.replace("data ", "") for name in COMPUTE_CLASSES},
+    **dict(zip(WORK[len(COMPUTE_CLASSES) :], ("communication", "copies"), strict=True)),
+    **dict(zip(OVERLAPPED, ("communication", "copies"), strict=True)),
+    **dict(zip(IDLE, ("host", "latency", "wait", "unattributed"), strict=True)),
+    **{REPLAY: "replay", UNKNOWN: "unknown"},
+}
+"""CSS class of each part."""
+
+_SHOWN = [at for at, name in enumerate(PARTS) if name in _STYLES]
+_PROBLEMS = {
+    "exposed communication": ("communication", "unmatched-collectives"),
+    "exposed memcpy": ("memcpy",),
+    "host-bound idle": ("long-gaps", "short-gaps"),
+    "launch latency": ("launch-latency",),
+    "collective wait": ("collective-wait",),
+    "unattributed idle": ("unattributed-idle",),
+}
+"""Problems that each kind of lost time is about."""
+
+_LEAST = 0.0005  # Share of the bar from which a part is in its legend.
+_MAX_DEVICE_BARS = 8
+_MAX_STAGES = 12
+_MAX_KERNELS = 300
+_MAX_CALLS = 6  # Longest calls of collectives.
+_MAX_DOUBTS = 3
+_NOTHING_TO_EXCHANGE = "One rank: there is nothing to exchange."
+_NO_COLLECTIVE = (
+    "No collective was recorded. Capture a step in which ranks exchange data, on all ranks."
+)
+_NO_MEMORY = (
+    "Not recorded. torch.profiler and torch_npu: profile_memory=True. "
+    "nsys: --cuda-memory-usage=true."
+)
+_UNNAMED = "kernel without a name"
+_PASSED = ("ranks", "kernel/launch match", "clocks", "steps")
+
+
+class Segment(NamedTuple):
+    """A part of a bar: its name, CSS class, share of the bar, and time."""
+
+    name: str
+    style: str
+    share: float
+    ns: int
+
+
+class Bar(NamedTuple):
+    """A bar: what it is of, its parts, what is hidden behind them, and its length.
+
+    Attributes:
+        label: What the time is of.
+        segments: Its parts, which add up to ``ns``.
+        hidden: What ran at the same time, as shares of ``ns``.
+        ns: The time it divides.
+        busy: Share of it in which something ran.
+        width: Its length beside the longest bar.
+    """
+
+    label: str
+    segments: list[Segment]
+    hidden: list[Segment]
+    ns: int
+    busy: float
+    width: float = 1.0
+
+    @property
+    def legend(self) -> list[Segment]:
+        """The parts that are large enough to be named."""
+        return [part for part in self.segments if part.share >= _LEAST]
+
+
+class KernelRow(NamedTuple):
+    """All kernels of one short name; ``full`` are their names in the trace."""
+
+    short: str
+    full: str
+    kind: str
+    style: str
+    share: float
+    total: int
+    calls: int
+    p50: int
+    p95: int
+
+
+class CallRow(NamedTuple):
+    """The calls of a collective, or one call, with a bar of transfer, wait and unknown time."""
+
+    name: str
+    detail: str
+    segments: list[Segment]
+    ns: int
+    width: float
+    row: Mapping[str, Any] = {}
+
+
+class DeviceCharts:
+    """What the devices of a run did, as the report draws it.
+
+    Args:
+        spans: The run.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        self.spans, self.time = spans, device_time(spans)
+        self.staged = len(spans.rows(kind="stage")) > 0
+
+    @cached_property
+    def bar(self) -> Bar:
+        """The time of all devices, without what was not profiled and the recording's edges."""
+        return self._bar("", self.time.ns.sum(axis=(0, 1)), self.time.overlapped.sum(axis=(0, 1)))
+
+    def _bar(self, label: str, ns: Int64s, hidden: Int64s, longest: int = 0) -> Bar:
+        whole = int(ns[_SHOWN].sum())
+
+        def parts(names: Iterable[str], times: Int64s) -> list[Segment]:
+            return [
+                Segment(name, _STYLES[name], own / max(whole, 1), own)
+                for name, own in zip(names, times.tolist(), strict=True)
+                if own
+            ]
+
+        segments = parts([PARTS[at] for at in _SHOWN], ns[_SHOWN])
+        busy = float(ns[: len(WORK)].sum()) / max(whole, 1)
+        width = whole / longest if longest else 1.0
+        return Bar(label, segments, parts(OVERLAPPED, hidden), whole, busy, width)
+
+    @property
+    def at_edges(self) -> int:
+        """Time at the edges of the recording, of all devices."""
+        return int(self.time.ns[:, :, PARTS.index(EDGE)].sum())
+
+    @property
+    def per_device(self) -> int:
+        """Mean time of a device that the bar divides."""
+        return round(self.bar.ns / max(1, len(self.time.places)))
+
+    @property
+    def is_least(self) -> bool:
+        """Whether devices may have been busier, because some of their time is unknown."""
+        return any(
+            part.name in (REPLAY, UNKNOWN) and part.share >= _LEAST for part in self.bar.segments
+        )
+
+    @property
+    def captures(self) -> bool:
+        """Whether the profiler recorded only a part of the run."""
+        return len(self.spans.flagged("capture")) > 0
+
+    @property
+    def captured_steps(self) -> int:
+        """How many steps the profiler recorded."""
+        steps = self.spans.rows(kind="step")
+        own = self.spans.step[steps]
+        captured = np.isin(own, self.spans.step[self.spans.flagged("capture")])
+        return len(np.unique(own[captured] if captured.any() else own))
+
+    @property
+    def work_text(self) -> str:
+        """How much was recorded: ``1,465 kernels, 242 copies on 1 stream``."""
+        time = self.time
+        found = [_count(time.kernels, "kernel", "kernels"), _count(time.copies, "copy", "copies")]
+        text = ", ".join(each for each in found if each)
+        return f"{text} on {_count(time.streams, 'stream', 'streams')}"
+
+    @property
+    def largest_loss(self) -> Segment | None:
+        """The part with most time that is not compute, if devices lost any."""
+        lost = [
+            part
+            for part in self.bar.segments
+            if part.name not in (*COMPUTE_CLASSES, REPLAY, UNKNOWN)
+        ]
+        return max(lost, key=lambda part: part.ns, default=None)
+
+    def open_questions(self, undecided: Sequence[Undecided]) -> list[Undecided]:
+        """Return which of the undecided problems are about the largest loss."""
+        about = _PROBLEMS.get(self.largest_loss.name, ()) if self.largest_loss else ()
+        return [each for each in undecided if each.id in about]
+
+    @cached_property
+    def columns(self) -> list[tuple[str, str]]:
+        """CSS class and SVG path of each kind of work over time; 100 high is every device busy."""
+        columns, length = self.time.columns, self.time.end_ns - self.time.start_ns
+        capacity = max(1.0, length / max(1, len(columns)) * len(self.time.places))
+        tops = 100 * (1 - np.cumsum(columns, axis=1).clip(max=capacity) / capacity)
+        found = []
+        for at, name in enumerate(WORK):
+            low = tops[:, at - 1] if at else np.full(len(columns), 100.0)
+            path = "".join(
+                f"M{x} {low[x]:.1f}V{tops[x, at]:.1f}h1V{low[x]:.1f}z"
+                for x in np.flatnonzero(low - tops[:, at] >= 0.05).tolist()
+            )
+            if path:
+                found.append((_STYLES[name], path))
+        return found
+
+    @property
+    def devices(self) -> list[Bar]:
+        """A bar per device of 2 to 8; of more the least busy, the median and the most busy."""
+        of_rank = len({rank for rank, _ in self.time.places}) == len(self.time.places)
+        bars = []
+        for at, (rank, device) in enumerate(self.time.places):
+            label = f"rank {rank}" if of_rank else f"rank {rank}, device {_known(device)}"
+            own = self.time.ns[at].sum(axis=0), self.time.overlapped[at].sum(axis=0)
+            bars.append(self._bar(label, *own))
+        if len(bars) > _MAX_DEVICE_BARS:
+            ranked = sorted(bars, key=lambda bar: bar.busy)
+            chosen = {"least busy": 0, "median": len(bars) // 2, "most busy": len(bars) - 1}
+            return [
+                ranked[at]._replace(label=f"{name}: {ranked[at].label}")
+                for name, at in chosen.items()
+            ]
+        return bars if len(bars) > 1 else []
+
+    @property
+    def stages(self) -> list[Bar]:
+        """The time of devices by stage of the run, or what each annotation launched."""
+        if self.staged:
+            ns, hidden = self.time.ns.sum(axis=0), self.time.overlapped.sum(axis=0)
+            walls = ns[:, _SHOWN].sum(axis=1)
+            order = [at for at in np.argsort(-walls, kind="stable").tolist() if walls[at]]
+            order = [*(at for at in order if at), *(at for at in order if not at)]
+            return [
+                self._bar(self.time.stages[at], ns[at], hidden[at], int(walls.max()))
+                for at in order
+            ]
+        found = annotation_times(self.spans)
+        if not any(each.name for each in found):
+            return []
+        longest = int(found[0].ns.sum())
+        rest = np.zeros(len(PARTS) - len(WORK), np.int64)
+        none = np.zeros(len(OVERLAPPED), np.int64)
+        return [
+            self._bar(each.name or "no annotation", np.append(each.ns, rest), none, longest)
+            for each in found[:_MAX_STAGES]
+        ]
+
+    @cached_property
+    def kernels(self) -> list[KernelRow]:
+        """A row per short name, those first that take most of the devices' time."""
+        work = device_work(self.spans)
+        if not len(work):
+            return []
+        codes, names = work.named
+        full = [*names, _UNNAMED]
+        places: dict[str, int] = {}
+        named = [*work.short_names, kernel_name(_UNNAMED)]
+        place = np.array([places.setdefault(each.short, len(places)) for each in named])
+        found = summarize(place[codes], work.duration)
+        times = np.bincount(codes % len(full), work.duration, len(full))
+        whole = max(1, int(work.duration.sum()))
+        shorts = [*places]
+        rows = []
+        for at in np.argsort(-found.total, kind="stable")[:_MAX_KERNELS].tolist():
+            own = np.flatnonzero(place == found.group[at])
+            first = int(own[np.argmax(times[own])])
+            kind = _kind(full[first], int(work.name_kinds[first]))
+            more = f" (and {len(own) - 1} alike)" if len(own) > 1 else ""
+            rows.append(
+                KernelRow(
+                    short=shorts[int(found.group[at])],
+                    full=f"{full[first]}{more}",
+                    kind=kind,
+                    style={"copy": "copies"}.get(kind, kind.replace("data ", "")),
+                    share=int(found.total[at]) / whole,
+                    total=int(found.total[at]),
+                    calls=int(found.count[at]),
+                    p50=int(found.p50[at]),
+                    p95=int(found.p95[at]),
+                )
+            )
+        return rows
+
+    @property
+    def kernel_ns(self) -> int:
+        """Time of all kernels and copies, each for as long as it ran."""
+        return sum(row.total for row in self.kernels)
+
+    @property
+    def stages_bar(self) -> Bar:
+        """All parts that the bars of `stages` have, for their legend."""
+        names = {part.name for bar in self.stages for part in bar.legend}
+        parts = [Segment(name, style, 1.0, 0) for name, style in _STYLES.items() if name in names]
+        return Bar("", parts, [], 0, 0.0)
+
+    @property
+    def communication_lead(self) -> str:
+        """How much of the time is exposed, and how much is known of transfer and wait."""
+        ns = {part.name: part.ns for part in (*self.bar.segments, *self.bar.hidden)}
+        shown, hidden = (ns.get(name, 0) for name in ("exposed communication", OVERLAPPED[0]))
+        text = f"{percent(shown / max(1, self.bar.ns))} of device time is exposed"
+        if shown + hidden:
+            text += f"; compute hides {percent(hidden / (shown + hidden))} of communication"
+        if len(self.spans.ranks) == 1:
+            return f"{text}. Only one rank is here, so transfer and wait are unknown."
+        return f"{text}."
+
+    @property
+    def not_recorded(self) -> list[tuple[str, str]]:
+        """What a trace of devices can show and this one lacks, with what records it."""
+        found = []
+        if self.bar.ns and self.calls is None:
+            alone = world_size(self.spans) == 1
+            found.append(("Communication", _NOTHING_TO_EXCHANGE if alone else _NO_COLLECTIVE))
+        if self.bar.ns and "memory" not in self.spans.tables:
+            found.append(("Memory", _NO_MEMORY))
+        return found
+
+    @cached_property
+    def calls(self) -> CallTimes | None:
+        """The calls of collectives, each divided; None if no profiler recorded any."""
+        return call_times(self.spans)
+
+    def collectives(self, rows: Sequence[Mapping[str, Any]]) -> list[CallRow]:
+        """Return a bar of transfer, wait and unknown time for each row of `communication`."""
+        if self.calls is None or not rows:
+            return []
+        names = ("operation", "group", "stage")
+        places = {tuple(row[name] for name in names): at for at, row in enumerate(rows)}
+        place = np.array([places[key] for key in self.calls.keys], np.int64)
+        sums = [
+            np.bincount(place, ns, len(rows)).astype(np.int64).tolist()
+            for ns in (self.calls.took_ns, self.calls.transfer_ns, self.calls.wait_ns)
+        ]
+        most = max(sums[0])
+        groups = len({row["group"] for row in rows}) > 1
+        return [
+            CallRow(
+                row["operation"] or "other",
+                ", ".join(str(row[key]) for key in ["stage", "group"][: 1 + groups] if row[key]),
+                _call_segments(*own),
+                own[0],
+                own[0] / max(1, most),
+                row,
+            )
+            for row, *own in zip(rows, *sums, strict=True)
+        ]
+
+    @property
+    def longest_calls(self) -> list[CallRow]:
+        """The calls that took longest, with the rank of each."""
+        calls = self.calls
+        if calls is None:
+            return []
+        order = np.argsort(-calls.took_ns, kind="stable")[:_MAX_CALLS].tolist()
+        most = int(calls.took_ns.max(initial=1))
+        return [
+            CallRow(
+                calls.keys[at][0] or "other",
+                f"rank {calls.rank[at]}",
+                _call_segments(
+                    *(int(ns[at]) for ns in (calls.took_ns, calls.transfer_ns, calls.wait_ns))
+                ),
+                int(calls.took_ns[at]),
+                int(calls.took_ns[at]) / max(1, most),
+            )
+            for at in order
+        ]
+
+
+def _kind(name: str, kind_of_work: int) -> str:
+    """Return the class of a name; what its kind of work says comes first."""
+    known = {COMMUNICATION: "communication", COPY: "copy"}
+    return known.get(kind_of_work, kernel_name(name).kind)
+
+
+def trust(checks: Sequence[Check], steps: int) -> list[tuple[str, str, str]]:
+    """Return how far a trace can be trusted: state, check, and what was found; doubts first.
+
+    Args:
+        checks: Of the recording.
+        steps: How many steps were recorded.
+    """
+    doubts = [(each.state, each.name, each.detail) for each in checks if each.state == "warn"]
+    more = len(doubts) - _MAX_DOUBTS
+    if more > 0:
+        rest = f"{more} more doubt{'s' * (more > 1)}, see data quality"
+        doubts = [*doubts[:_MAX_DOUBTS], ("warn", "and", rest)]
+    passed = [
+        (each.state, each.name, each.detail)
+        for each in checks
+        if each.state == "ok" and each.name in _PASSED
+    ]
+    few = [("", "steps", f"{steps}: no spread from step to step")] if 0 < steps < 3 else []
+    return [*doubts, *(each for each in passed if not few or each[1] != "steps"), *few]
+
+
+def _call_segments(took: int, transfer: int, wait: int) -> list[Segment]:
+    rest = took - transfer - wait
+    parts = (
+        ("transfer", "communication", transfer),
+        ("wait", "wait", wait),
+        ("unknown", "pale", rest),
+    )
+    return [Segment(name, style, ns / max(1, took), ns) for name, style, ns in parts if ns]
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}" if number else ""
+
+
+def _known(device: int | None) -> str:
+    return "?" if device is None else str(device)
