@@ -99,6 +99,7 @@ class LaneWork(NamedTuple):
         stage: Index into `DeviceTimeline.stages` of the stage that launched it, or `NO_STAGE`.
         launch_ns: When the call that launched it began, or `NEVER`.
         replay: Number of the graph replay that it ran in, or `NO_REPLAY`.
+        row: Index of its row in `DeviceTimeline.work`.
     """
 
     start_ns: Int64s
@@ -107,6 +108,7 @@ class LaneWork(NamedTuple):
     stage: Int64s
     launch_ns: Int64s
     replay: Int64s
+    row: Int64s
 
     def starting_at(self, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first row that starts at each time, and its launch, else `NEVER`."""
@@ -180,6 +182,7 @@ class Grid(NamedTuple):
         last: Cell before which it ends.
         busy: Whether anything runs, per cell.
         profiled: Whether the device was profiled: elsewhere a cell without work is not idle.
+        replayed: Whether a graph replay runs.
     """
 
     times: Int64s
@@ -187,10 +190,21 @@ class Grid(NamedTuple):
     last: Int64s
     busy: Mask
     profiled: Mask
+    replayed: Mask
 
     def idle(self) -> tuple[Int64s, Int64s]:
         """Return starts and ends of the intervals in which the device was idle."""
         return _spread(self.times, ~self.busy & self.profiled)
+
+    def unknown(self) -> tuple[Int64s, Int64s, Mask]:
+        """Return starts and ends of the other time without work, and whether a replay ran then."""
+        parts = [
+            _spread(self.times, ~self.busy & ~self.profiled & here)
+            for here in (self.replayed, ~self.replayed)
+        ]
+        start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(start, kind="stable")
+        return start[order], end[order], order < len(parts[0][0])
 
 
 def _spread(times: Int64s, cells: Mask) -> tuple[Int64s, Int64s]:
@@ -261,7 +275,8 @@ def grid_of(lane: Lane, *others: Int64s) -> Grid:
     profiled, replayed = (
         open_count(*cells_of(times, *each), count) > 0 for each in (lane.profiled, replays)
     )
-    return Grid(times, first, last, open_count(first, last, count) > 0, profiled & ~replayed)
+    busy = open_count(first, last, count) > 0
+    return Grid(times, first, last, busy, profiled & ~replayed, replayed)
 
 
 def idle_causes(lane: Lane) -> tuple[Int64s, Int64s, Int64s]:
@@ -318,7 +333,8 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s, losses: list[DeviceLos
     order = np.lexsort((launch, start, device, work.rank))
     order = order[work.duration[order] > 0]
     rank, device = work.rank[order], device[order]
-    columns = (start, start + work.duration, work.kind, stage, launch, work.replay)
+    rows = np.arange(len(work))
+    columns = (start, start + work.duration, work.kind, stage, launch, work.replay, rows)
     every = LaneWork(*(column[order] for column in columns))
     unknown = work.hidden_in_graphs or not work.kernel_count
     lanes: list[Lane] = []
