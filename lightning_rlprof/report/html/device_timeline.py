@@ -124,16 +124,17 @@ def draw_devices(spans: Spans) -> DeviceDrawing:
         return DeviceDrawing({"lanes": [], "icicle": boxes, "classes": WORK_CLASSES})
     gaps = [gaps_of(lane) for lane in timeline.lanes]
     drawn = _Lanes(spans, timeline, gaps, launchers, shorts, kinds)
-    bins = _MAX_BINS
-    data = drawn.data(bins)
-    while len(json.dumps(data)) > _MAX_BYTES and bins > len(drawn.streams):
+    low, high = _BINS_OF_STREAM
+    bins = min(high, max(low, _MAX_BINS // len(drawn.streams)))
+    data = drawn.data(bins) | {"icicle": boxes}
+    while len(json.dumps(data, separators=(",", ":"))) > _MAX_BYTES and bins > 1:
         bins //= 2
-        data = drawn.data(bins)
+        data = drawn.data(bins) | {"icicle": boxes}
     rows, idle_ns = _idle_rows(timeline, gaps)
     several = len(timeline.lanes) > 1
     longest = longest_gaps(spans, timeline, gaps, _LONGEST_GAPS[several])
     views = [_gap_view(gap, timeline, drawn, shorts) for gap in longest]
-    return DeviceDrawing(data | {"icicle": boxes}, rows, views, idle_ns, len(timeline.lanes))
+    return DeviceDrawing(data, rows, views, idle_ns, len(timeline.lanes))
 
 
 def _idle_rows(timeline: DeviceTimeline, gaps: Sequence[Gaps]) -> tuple[list[IdleRow], int]:
@@ -221,20 +222,22 @@ class _Lanes:
         return sorted(list(dict.fromkeys(by_busy[at] for at in places))[:_MAX_DEVICES])
 
     def data(self, bins: int) -> dict[str, Any]:
-        """Return the data for the scripts, with so many bins of all streams."""
+        """Return the data for the scripts.
+
+        Args:
+            bins: How many columns of time sum up a stream, if kernels are too many to be single.
+        """
         texts = {name: _Texts() for name in ("kernels", "operators", "modules", "stages", "ranges")}
         lanes, windows = [], []
         shown = sum(len(rows) for _, _, rows in self.streams)
         if shown > _MAX_SINGLE:
             windows = self._windows()
-        low, high = _BINS_OF_STREAM
-        wanted = min(high, max(bins // len(self.streams), min(low, bins)))
         for device, stream, rows in self.streams:
             lane: dict[str, Any] = {"device": device, "n": len(rows)}
             lane["stream"] = None if stream == NOT_RECORDED else stream
             single = rows
             if windows:
-                lane |= self._bins(rows, wanted, texts["kernels"])
+                lane |= self._bins(rows, bins, texts["kernels"])
                 inside = np.zeros(len(rows), np.bool_)
                 for first, last in windows:
                     inside |= (self._end[rows] > first) & (self._start[rows] < last)
@@ -281,7 +284,7 @@ class _Lanes:
     def _windows(self) -> list[tuple[int, int]]:
         """Return the times of single kernels beside bins: from the median and the slowest step.
 
-        Without steps they begin with the first kernel and in the middle.
+        Without two steps they begin with the first kernel and in the middle.
         """
         rows = np.concatenate([rows for _, _, rows in self.streams])
         starts = np.sort(self._start[rows], kind="stable")
@@ -290,7 +293,7 @@ class _Lanes:
         steps = spans.rows(kind="step", rank=rank)
         first, last = (np.searchsorted(starts, t[steps]) for t in (spans.start_ns, spans.end_ns))
         steps = steps[last > first]  # Kernels began in them.
-        if len(steps):
+        if len(steps) > 1:
             order = steps[np.argsort(spans.duration_ns[steps], kind="stable")]
             begins = spans.start_ns[order[[(len(order) - 1) // 2, -1]]].tolist()
         found: list[tuple[int, int]] = []

@@ -292,6 +292,7 @@ const deviceTimeline = (() => {
     drawStrip();
     byId("device-range").textContent = axis.isWhole() ? `All ${duration(whole[1])}` : `${duration(to - from)} of ${duration(whole[1])}, from ${duration(from)}`;
     byId("device-fit").disabled = axis.isWhole();
+    host.dataset.view = axis.view.join(" ");
   }
 
   // All of the axis, with a window around what is shown.
@@ -464,5 +465,5 @@ const deviceTimeline = (() => {
     for (const button of document.querySelectorAll("#idle-gaps button")) button.addEventListener("click", () => showGap(Number(button.dataset.from), Number(button.dataset.to)));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
   }
-  return { start, draw: redrawAll, isEmpty: false, get view() { return axis.view; } };
+  return { start, draw: redrawAll, isEmpty: false };
 })();

@@ -255,5 +255,5 @@ const timeline = (() => {
     if (found) open(Number(found[1]), Number(found[1]));
   }
 
-  return { start, draw, open, rows, isEmpty: !steps.length };
+  return { start, draw, open, rows, isEmpty: !host || !steps.length };
 })();
