@@ -35,7 +35,9 @@ _MISSING = {
     "(integrated: {{profile_with_module: true}} or with_stack: true).",
 }
 _NO_KERNELS = "No kernels were recorded, so device time is unknown."
-_PREFIX = "nn.Module: "  # Traces of torch write modules with this prefix.
+PREFIX = "nn.Module: "
+"""Traces of torch write modules with this prefix."""
+
 _Row = tuple[Cell, ...]
 
 UNATTRIBUTED = "unattributed"
@@ -255,15 +257,28 @@ def modules(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if work is None:
         rows = _module_rows(tree, None)
     else:
-        forward = tree.launching(work, calls)
-        backward = _backward_modules(tree, call_tree(calls, "operator", ranks), work, calls)
-        backward[forward != NONE] = NONE
+        forward, backward = launching_modules(
+            tree, call_tree(calls, "operator", ranks), work, calls
+        )
         rows = _module_rows(
             tree, [_sums(call, work.duration, len(tree.name)) for call in (forward, backward)]
         )
         rest = int(work.duration[(forward == NONE) & (backward == NONE)].sum())
         rows.append((UNATTRIBUTED, None, rest, rest, *(None,) * 5))
     return Table("modules", _MODULE_COLUMNS, rows, " ".join(notes))
+
+
+def launching_modules(
+    tree: CallTree, operators: CallTree, work: DeviceWork, calls: Table
+) -> tuple[Int64s, Int64s]:
+    """Return the module that each kernel or copy belongs to by its launch, and by its backward.
+
+    At most one of the two is known, the other is `NONE`; see `modules`.
+    """
+    forward = tree.launching(work, calls)
+    backward = _backward_modules(tree, operators, work, calls)
+    backward[forward != NONE] = NONE
+    return forward, backward
 
 
 def _backward_modules(
@@ -303,17 +318,24 @@ def _module_rows(tree: CallTree, device: Sequence[Int64s] | None) -> list[_Row]:
         cells = [[None] * len(paths.name)] * 4 + cells
     calls = np.bincount(paths.of).tolist()
     by_cost = np.argsort(np.lexsort((-columns[-2], -columns[0]))).tolist()
-    short = [name.removeprefix(_PREFIX) for name in tree.names]
-    titles: list[str] = []
+    titles = path_titles(tree, paths)
     places: list[tuple[int, ...]] = []
     rows: list[_Row] = []
     stacks = zip(paths.parent.tolist(), paths.name.tolist(), strict=True)
     for at, (above, name) in enumerate(stacks):
-        titles.append(f"{titles[above]}.{short[name]}" if above >= 0 else short[name])
         places.append((*(places[above] if above >= 0 else ()), by_cost[at]))
-        indented = " " * (len(places[at]) - 1) + short[name]
+        indented = " " * (len(places[at]) - 1) + tree.names[name].removeprefix(PREFIX)
         rows.append((indented, calls[at], *(column[at] for column in cells), titles[at]))
     return [rows[at] for at in sorted(range(len(rows)), key=places.__getitem__)]
+
+
+def path_titles(tree: CallTree, paths: Paths) -> list[str]:
+    """Return the names of each path joined by dots, the outer ones first."""
+    titles: list[str] = []
+    for above, name in zip(paths.parent.tolist(), paths.name.tolist(), strict=True):
+        own = tree.names[name].removeprefix(PREFIX)
+        titles.append(f"{titles[above]}.{own}" if above >= 0 else own)
+    return titles
 
 
 def thread_lanes(threads: Int64s, rank: Int64s, thread: Int64s) -> Int64s:

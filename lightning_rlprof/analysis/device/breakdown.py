@@ -137,7 +137,7 @@ def _device_time(spans: Spans) -> DeviceTime:
             for each in timeline.losses
             if (each.code, each.rank) == (LossCode.EDGES, lane.rank)
         ]
-        cells = _cells(lane, *map(np.concatenate, zip(NO_TIMES, *edges_of, strict=True)))
+        cells = _cells(lane, work.work_class, *map(np.concatenate, zip(NO_TIMES, *edges_of, strict=True)))
         took = np.diff(cells.times)
         np.add.at(ns[at], (cells.stage, cells.part), took)
         for code, (hidden, stage) in enumerate(cells.overlapped):
@@ -203,11 +203,12 @@ class _Cells(NamedTuple):
     overlapped: tuple[tuple[Mask, Int64s], ...]
 
 
-def _cells(lane: Lane, edge_start: Int64s, edge_end: Int64s) -> _Cells:
+def _cells(lane: Lane, classes: Int64s, edge_start: Int64s, edge_end: Int64s) -> _Cells:
     """Cut the time of a device into cells; a stage is an index into `DeviceTime.stages`.
 
     Args:
         lane: The device.
+        classes: Index into `CLASSES` of all rows of all devices.
         edge_start: Where gaps at the edge of the recording begin.
         edge_end: Where they end.
     """
@@ -240,7 +241,7 @@ def _cells(lane: Lane, edge_start: Int64s, edge_end: Int64s) -> _Cells:
     part[computes] = WORK.index("other")
     compute = work.kind == COMPUTE
     for name in _PRIORITY[-2::-1]:
-        rows = np.flatnonzero(compute & (work.work_class == CLASSES.index(name)))
+        rows = np.flatnonzero(compute & (classes[work.row] == CLASSES.index(name)))
         part[running(rows) >= 0] = WORK.index(name)
     stage = np.append(host.stage, NO_STAGE)[within(host.start_ns, host.end_ns)] - NO_STAGE
     for runs, of in zip((copies, communicates, computes), stages[::-1], strict=True):

@@ -91,7 +91,7 @@ def _rows(spans: Spans, work: DeviceWork, notes: list[str]) -> list[tuple[Cell, 
     titles, title = _titles(spans, own, notes)
     streams, stream = _distinct(own.rank, own.device, own.stream)
     keys = stream * len(titles) + title
-    first = _first(own)
+    first = first_of_launches(own.launch, own.replay, own.start)
     wrong = own.start[first] < own.launch[first]
     if wrong.any():
         text = f"{int(wrong.sum())} launches start before they were launched, by their clocks"
@@ -132,13 +132,34 @@ def _distinct(*columns: Int64s) -> tuple[Int64s, Int64s]:
     return np.stack([column[order[is_new]] for column in columns]), code
 
 
-def _first(work: _Launched) -> Int64s:
-    """Return one row per launch: of a replay the first to start."""
-    rows = np.flatnonzero(work.launch != NOT_RECORDED)
-    replayed = work.replay[rows] != NO_REPLAY
+def first_of_launches(launch: Int64s, replay: Int64s, start: Int64s) -> Int64s:
+    """Return one row per launch that was recorded: of a graph replay the first to start."""
+    rows = np.flatnonzero(launch != NOT_RECORDED)
+    replayed = replay[rows] != NO_REPLAY
     alone, many = rows[~replayed], rows[replayed]
-    many = many[np.lexsort((work.start[many], work.replay[many]))]
-    return np.sort(np.append(alone, many[differs(work.replay[many])]))
+    many = many[np.lexsort((start[many], replay[many]))]
+    return np.sort(np.append(alone, many[differs(replay[many])]))
+
+
+def queue_depths(owner: Int64s, launch: Int64s, start: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return whose queue changes, when, and how many launches then wait in it for their start.
+
+    Args:
+        owner: Whose queue each launch is in, such as a stream or a rank.
+        launch: When it was launched.
+        start: When its work started, no earlier.
+
+    Example::
+
+        >>> [part.tolist() for part in queue_depths(*np.array([[0, 0], [1, 2], [5, 5]]))]
+        [[0, 0, 0], [1, 2, 5], [1, 2, 0]]
+    """
+    owners, times = np.tile(owner, 2), np.append(launch, start)
+    order = np.lexsort((times, owners))
+    owners, times = owners[order], times[order]
+    change = np.repeat([1, -1], len(launch))[order]
+    last_at_once = np.append(differs(owners, times)[1:], True)[: len(order)]
+    return owners[last_at_once], times[last_at_once], np.cumsum(change)[last_at_once]
 
 
 def _delays(work: _Launched, keys: Int64s, rows: Int64s) -> list[dict[int, int]]:
@@ -163,13 +184,7 @@ def _queues(
 
     Stream, launch and start are those of each launch; ``ranks`` of each stream, ascending.
     """
-    streams, times = np.tile(stream, 2), np.append(launch, start)
-    order = np.lexsort((times, streams))
-    streams, times = streams[order], times[order]
-    change = np.repeat([1, -1], len(launch))[order]
-    last_at_once = np.append(differs(streams, times)[1:], True)[: len(order)]
-    depth = np.cumsum(change)[last_at_once]
-    streams, times = streams[last_at_once], times[last_at_once]
+    streams, times, depth = queue_depths(stream, launch, start)
     captured = _captured_time(spans, ranks[streams], times)
     lasted = np.diff(captured, append=captured[-1:]) * (np.diff(streams, append=-1) == 0)
     parts = rows_by_group(streams)

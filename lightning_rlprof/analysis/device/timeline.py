@@ -97,7 +97,7 @@ class LaneWork(NamedTuple):
         stage: Index into `DeviceTimeline.stages` of the stage that launched it, or `NO_STAGE`.
         launch_ns: When the call that launched it began, or `NEVER`.
         replay: Number of the graph replay that it ran in, or `NO_REPLAY`.
-        work_class: Index into `CLASSES` of its name.
+        row: Index of its row in `DeviceTimeline.work`.
     """
 
     start_ns: Int64s
@@ -106,7 +106,7 @@ class LaneWork(NamedTuple):
     stage: Int64s
     launch_ns: Int64s
     replay: Int64s
-    work_class: Int64s
+    row: Int64s
 
     def starting_at(self, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first row that starts at each time, and its launch, else `NEVER`."""
@@ -195,6 +195,16 @@ class Grid(NamedTuple):
     def idle(self) -> tuple[Int64s, Int64s]:
         """Return starts and ends of the intervals in which the device was idle."""
         return _spread(self.times, ~self.busy & self.profiled)
+
+    def unknown(self) -> tuple[Int64s, Int64s, Mask]:
+        """Return starts and ends of the other time without work, and whether a replay ran then."""
+        parts = [
+            _spread(self.times, ~self.busy & ~self.profiled & here)
+            for here in (self.replayed, ~self.replayed)
+        ]
+        start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(start, kind="stable")
+        return start[order], end[order], order < len(parts[0][0])
 
 
 def _spread(times: Int64s, cells: Mask) -> tuple[Int64s, Int64s]:
@@ -323,7 +333,8 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s, losses: list[DeviceLos
     order = np.lexsort((launch, start, device, work.rank))
     order = order[work.duration[order] > 0]
     rank, device = work.rank[order], device[order]
-    columns = (start, start + work.duration, work.kind, stage, launch, work.replay, work.work_class)
+    rows = np.arange(len(work))
+    columns = (start, start + work.duration, work.kind, stage, launch, work.replay, rows)
     every = LaneWork(*(column[order] for column in columns))
     unknown = work.hidden_in_graphs or not work.kernel_count
     lanes: list[Lane] = []

@@ -27,6 +27,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.rank_names import Remark, by_cause, named_ranks
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.html.device_charts import DeviceCharts, trust
+from lightning_rlprof.report.html.device_timeline import draw_devices
 from lightning_rlprof.report.html.step_charts import (
     LATE,
     Paint,
@@ -59,8 +60,9 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, figure, rows_of
 
 _SCRIPTS = (
-    *("core.js", "export.js", "steps.js", "timeline.js", "stages.js", "ranks.js", "memory.js"),
-    *("samples.js", "whatif.js", "tables.js", "boot.js"),
+    *("core.js", "axis.js", "export.js", "steps.js", "timeline.js", "stages.js", "ranks.js"),
+    *("memory.js", "samples.js", "whatif.js", "device_timeline.js", "icicle.js", "tables.js"),
+    "boot.js",
 )
 
 
@@ -199,6 +201,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     of_trace = is_trace(spans)
     series, lanes = StepCharts(spans), _NO_STEPS if of_trace else timeline(spans)
     devices = DeviceCharts(spans)
+    device_drawing = draw_devices(spans)
     colors = stage_paints(spans, series)
     word, path = spans.device_word, shlex.quote(str(spans.path))
     diagnosis = diagnose(spans)
@@ -215,6 +218,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "memory": series.memory(),
         "lengths": series.lengths(),
         "whatif": _whatif(tables.get("whatif")),
+        "device_lanes": device_drawing.data,
     }
     config = configuration(spans)
     return data | {
@@ -257,6 +261,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "others": list(grids.values()),
         "timeline_lead": _timeline_lead(lanes),
         "device_word": word,
+        "device_drawing": device_drawing,
         "linked": sorted(linked),
         "policy": _policy(script),
         "style": Markup(_asset("style.css")),

@@ -6,7 +6,7 @@ if (!rate.isEmpty) { rate.listen(); selection.follow.push(rate.draw); }
 if (!stepBars.isEmpty) { stepBars.listen(); selection.follow.push(stepBars.draw); }
 if (!timeline.isEmpty) { timeline.start(); exportable("timeline", () => timeline.rows()); }
 if (!stageTable.isEmpty) stageTable.start();
-for (const [key, plot] of [["heat", heat], ["memory", memoryPlot], ["samples", samples], ["whatif", whatifPlot]]) {
+for (const [key, plot] of [["heat", heat], ["memory", memoryPlot], ["samples", samples], ["whatif", whatifPlot], ["device", deviceTimeline], ["icicle", icicle]]) {
   if (plot.isEmpty) byId(key === "whatif" ? "whatif-plot" : "")?.closest("figure").remove();
   else { plot.start(); redraws.push(plot.draw); drawn.push(key); }
 }
@@ -37,3 +37,4 @@ document.querySelectorAll("main > section").forEach((section) => watch.observe(s
 new ResizeObserver(redraw).observe(document.querySelector("main"));
 addEventListener("beforeprint", () => { document.querySelectorAll(".cards details").forEach((fold) => { fold.open = true; }); redraw(); });
 document.body.dataset.drawn = drawn.join(" ");
+document.body.dataset.ready = Math.round(performance.now()); // ms after the page began to open

@@ -7,16 +7,11 @@ const timeline = (() => {
   const LEFT = 74, RIGHT = 8, GAP = 5;
   let at = Math.max(0, steps.findIndex((step) => step.labels.includes("median")));
   let aligned = data.timeline.aligned !== "";
-  let view = [0, 1];
-  let width = 0;
-  let brush = null;
+  const axis = timeAxis({ host, left: () => LEFT, right: RIGHT, shortest: 10, whole: () => whole(), draw: () => draw(), hover });
+  const { x, look, zoom } = axis;
 
   const step = () => steps[at];
   const title = (one) => (one.number ? `step ${one.number}` : "outside steps");
-  const x = (ns) => LEFT + (width - LEFT - RIGHT) * (ns - view[0]) / (view[1] - view[0]);
-  const ns = (px) => view[0] + (view[1] - view[0]) * (px - LEFT) / (width - LEFT - RIGHT);
-  const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
-
   // Where each rank's lane is moved so that all begin their step at zero.
   function shifts() {
     const found = new Map();
@@ -47,7 +42,7 @@ const timeline = (() => {
 
   function draw() {
     if (!steps.length) return;
-    width = host.clientWidth;
+    const width = axis.width = host.clientWidth;
     const place = layout();
     const moved = shifts();
     const root = svg("svg", { height: place.bottom, viewBox: `0 0 ${width} ${place.bottom}`, "aria-hidden": "true" });
@@ -57,10 +52,10 @@ const timeline = (() => {
     drawRuler(place.bottom, clip);
     for (const [rank, start, end] of step().bounds) drawBound(clip, place.ranks.get(rank), rank, start, end, moved.get(rank) || 0);
     drawSpans(clip, place, moved);
-    if (brush) clip.append(svg("rect", { class: "brush", x: Math.min(...brush), y: 0, width: Math.abs(brush[1] - brush[0]), height: place.bottom }));
+    if (axis.brush) clip.append(svg("rect", { class: "brush", x: Math.min(...axis.brush), y: 0, width: Math.abs(axis.brush[1] - axis.brush[0]), height: place.bottom }));
     root.append(frame, clip, ...labels(place));
     showChart(host, root);
-    byId("fit").disabled = isFitted();
+    byId("fit").disabled = axis.isWhole();
     drawLegend(byId("timeline-legend"), legend());
   }
 
@@ -73,6 +68,7 @@ const timeline = (() => {
   }
 
   function drawRuler(bottom, clip) {
+    const { view, width } = axis;
     const { step: distance, values } = ticks(view[0], view[1], (width - LEFT) / 90);
     const unit = unitOf(Math.max(Math.abs(view[1]), distance));
     const top = svg("svg", { width, height: 20, viewBox: `0 0 ${width} 20`, "aria-hidden": "true" });
@@ -110,6 +106,7 @@ const timeline = (() => {
   }
 
   function drawSpans(clip, place, moved) {
+    const { view } = axis;
     const painted = new Map(); // per row: how far to the right it is drawn, so that dust costs nothing
     step().spans.forEach(([name, kind, lane, row, start, length], index) => {
       const from = start - (moved.get(step().lanes[lane][0]) || 0);
@@ -133,7 +130,7 @@ const timeline = (() => {
     const box = { "data-span": index, x: left, y, width: right - left, height, class: `${kind}${fade}` };
     if (kind !== "region") box.fill = paint(name)[0];
     clip.append(svg("rect", box));
-    const seen = [Math.max(left, LEFT), Math.min(right, width - RIGHT)];
+    const seen = [Math.max(left, LEFT), Math.min(right, axis.width - RIGHT)];
     const room = Math.floor((seen[1] - seen[0] - 8) / 5.7);
     if (height < 11 || room < 3) return;
     const text = cut(name, room);
@@ -163,26 +160,12 @@ const timeline = (() => {
     for (const [, , lane, , start, length] of step().spans) take(step().lanes[lane][0], start, start + length);
     return [low, high];
   };
-  const isFitted = () => view[0] <= whole()[0] && view[1] >= whole()[1];
-
-  function zoom(factor, centre = (view[0] + view[1]) / 2) {
-    look(centre - (centre - view[0]) * factor, centre + (view[1] - centre) * factor);
-  }
-
-  function look(from, to) {
-    const [low, high] = whole();
-    const length = clamp(to - from, 10, high - low);
-    const start = clamp(from, low, high - length);
-    view = [start, start + length];
-    draw();
-  }
-
   function select(index) {
     at = clamp(index, 0, steps.length - 1);
     picker.value = String(at);
     byId("previous").disabled = at === 0;
     byId("next").disabled = at === steps.length - 1;
-    view = whole();
+    axis.view = whole();
     describe();
     redraw();
   }
@@ -224,50 +207,6 @@ const timeline = (() => {
     showTip(event, names[name], `${kinds[kind]} · rank ${rank} · ${thread}`, rows);
   }
 
-  function listen() {
-    const here = (event) => clamp(event.clientX - host.getBoundingClientRect().left, LEFT, width - RIGHT);
-    let last = null;
-    host.addEventListener("pointerdown", (event) => {
-      if (event.button || event.pointerType === "touch") return;
-      last = event.shiftKey ? here(event) : null;
-      brush = event.shiftKey ? null : [here(event), here(event)];
-      host.setPointerCapture(event.pointerId);
-      host.focus({ preventScroll: true });
-    });
-    host.addEventListener("pointermove", (event) => {
-      if (last !== null) {
-        const moved = ns(last) - ns(here(event));
-        last = here(event);
-        return look(view[0] + moved, view[1] + moved);
-      }
-      if (!brush) return hover(event);
-      hideTip();
-      brush[1] = here(event);
-      draw();
-    });
-    host.addEventListener("pointerup", () => {
-      const range = brush && [ns(Math.min(...brush)), ns(Math.max(...brush))];
-      const wide = brush && Math.abs(brush[1] - brush[0]) > 4;
-      brush = last = null;
-      if (wide) look(...range);
-    });
-    host.addEventListener("pointercancel", () => { brush = last = null; draw(); });
-    host.addEventListener("pointerleave", hideTip);
-    host.addEventListener("dblclick", () => look(...whole()));
-    host.addEventListener("wheel", (event) => {
-      if (event.ctrlKey || event.metaKey) zoom(event.deltaY > 0 ? 1.25 : 0.8, ns(here(event)));
-      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan(event.deltaX / width);
-      else return;
-      event.preventDefault();
-    }, { passive: false });
-    host.addEventListener("keydown", (event) => {
-      const keys = { ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15), "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6), Home: () => look(...whole()) };
-      if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      keys[event.key]();
-    });
-  }
-
   // What is drawn, times in ns: a table, and a file.
   const rows = () => {
     const moved = shifts();
@@ -276,8 +215,6 @@ const timeline = (() => {
       return [names[name], kinds[kind], rank, thread, from - (moved.get(rank) || 0), length];
     })];
   };
-
-  const pan = (part) => look(view[0] + part * (view[1] - view[0]), view[1] + part * (view[1] - view[0]));
 
   function start() {
     if (!steps.length) return;
@@ -305,8 +242,8 @@ const timeline = (() => {
       const [heads, ...spans] = rows();
       box.append(tableOf(heads.map((head, column) => [head, column === 2 || column > 3]), spans.map((row) => row.map((value, column) => (column > 3 ? duration(value) : String(value))))));
     });
-    listen();
-    width = host.clientWidth;
+    axis.listen();
+    axis.width = host.clientWidth;
     select(at);
     addEventListener("hashchange", follow);
     follow();
@@ -318,5 +255,5 @@ const timeline = (() => {
     if (found) open(Number(found[1]), Number(found[1]));
   }
 
-  return { start, draw, open, rows, isEmpty: !steps.length };
+  return { start, draw, open, rows, isEmpty: !host || !steps.length };
 })();

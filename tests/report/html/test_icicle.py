@@ -1,0 +1,104 @@
+"""The icicle: sums are exact, layers of one kind are one box, and its size is bounded."""
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.report.html import icicle as page_icicle
+from lightning_rlprof.report.html.icicle import Launchers, icicle
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.calls import Call, Kernel, run
+from tests.places import SHARED_DATA
+
+KINETO = SHARED_DATA / "kineto"
+
+
+def boxes_of(spans: Spans) -> list[list[object]]:
+    work = device_work(spans)
+    names = [*work.named[1], "unknown"]
+    launchers = Launchers(spans.try_table("calls", []), work)
+    return icicle(work, launchers, names, [0] * len(names))
+
+
+def layers(count: int) -> Spans:
+    """Return a model of layers with two projections each, and a kernel that nothing launched."""
+    calls, kernels = [Call("nn.Module: Net_0", 0, 1_000_000, "module")], [Kernel("lost", 0, 5)]
+    for layer in range(count):
+        now = 5_000 * layer
+        calls += [Call(f"nn.Module: Block_{layer}", now, now + 4_900, "module")]
+        for part in range(2):
+            at = now + 2_000 * part
+            name = f"nn.Module: Linear_{2 * layer + part}"
+            calls += [Call(name, at, at + 1_900, "module"), Call("aten::mm", at, at + 1_900)]
+            kernels += [Kernel("gemm", at + 50, at + 60, at + 10)]
+    calls += [Call("aten::add", 2_000_000, 2_000_900)]
+    return run(calls, [*kernels, Kernel("add", 2_000_500, 2_000_600, 2_000_100)])
+
+
+def test_numbered_layers_are_one_box_with_their_number() -> None:
+    assert [[*row[:6]] for row in boxes_of(layers(12))] == [
+        [-1, "a", "all kernels and copies", 345, 26, 0],
+        [0, "m", "Net", 240, 24, 1],
+        [1, "m", "Block", 240, 24, 12],
+        [2, "m", "Linear", 240, 24, 2],
+        [3, "o", "aten::mm", 240, 24, 1],
+        [4, "k", "gemm", 240, 24, 1],
+        [0, "o", "aten::add", 100, 1, 1],
+        [6, "k", "add", 100, 1, 1],
+        [0, "u", "launch not recorded", 5, 1, 1],
+        [8, "k", "lost", 5, 1, 1],
+    ]
+
+
+def test_stages_come_before_modules_and_steps_of_a_profiler_are_left_out() -> None:
+    kernels = [Kernel("k", 0, 10, -1, stage="actor_update"), Kernel("k", 10, 13, 5)]
+    assert [row[1:4] for row in boxes_of(run([], kernels))] == [
+        ["a", "all kernels and copies", 13],
+        ["s", "actor_update", 10],
+        ["k", "k", 10],
+        ["k", "k", 3],
+    ]
+
+
+def test_without_device_work_it_is_the_host_time_of_operators() -> None:
+    calls = [
+        Call("nn.Module: Net_0", 0, 1_000_000, "module"),
+        Call("aten::linear", 0, 900_000),
+        Call("aten::mm", 100_000, 700_000),
+    ]
+    assert [row[:5] for row in boxes_of(run(calls))] == [
+        [-1, "a", "all operators", 900_000, 2],
+        [0, "m", "Net", 900_000, 2],
+        [1, "o", "aten::linear", 900_000, 2],
+        [2, "o", "aten::mm", 600_000, 1],
+    ]
+
+
+def test_a_run_without_calls_and_work_has_no_box() -> None:
+    assert boxes_of(run()) == []
+
+
+def test_the_largest_boxes_stay_with_those_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [Call(f"op{at}", at * 10_000, at * 10_000 + 9_000) for at in range(50)]
+    kernels = [
+        Kernel(f"k{at}", at * 10_000, at * 10_000 + 100 + at, at * 10_000) for at in range(50)
+    ]
+    monkeypatch.setattr(page_icicle, "_MAX_BOXES", 21)
+    rows = boxes_of(run(calls, kernels))
+    assert len(rows) <= 21
+    assert all(row[0] < at for at, row in enumerate(rows)), "an outer box comes first"
+    assert rows[0][3] == sum(100 + at for at in range(50)), "what is left out counts"
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")
+@pytest.mark.parametrize("name", ["h100_qwen1.5-0.5b.json.gz", "two_ranks"])
+def test_boxes_of_real_traces_add_up(name: str) -> None:
+    spans = load(KINETO / name)
+    rows = boxes_of(spans)
+    assert rows[0][3] == device_work(spans).duration.sum()
+    inside = np.zeros(len(rows), np.int64)
+    for parent, _, _, ns, *_ in rows[1:]:
+        inside[parent] += ns
+    assert all(part <= row[3] for part, row in zip(inside.tolist(), rows, strict=True))
+    assert inside[0] >= 0.99 * rows[0][3]
