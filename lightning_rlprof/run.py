@@ -18,7 +18,7 @@ from lightning_rlprof.report.notebook import Plots, ReportFrame, summary_html
 from lightning_rlprof.report.summary import Summary, lead_tables, summary
 from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run
-from lightning_rlprof.store.run_store import ask, described, in_memory
+from lightning_rlprof.store.run_store import KERNEL_NAMES, KERNELS, ask, described, in_memory
 from lightning_rlprof.store.sql import Limits
 from lightning_rlprof.tables.spans import CORE, Spans
 from lightning_rlprof.tables.table import Table
@@ -107,9 +107,10 @@ class Run(Methods, Spans):
         own = [self.table(name) for name in CORE]
         more = [self.try_table(name, []) for name in sorted(self.tables)]
         tables = [*own, *(table for table in more if table is not None)]
-        return described(
-            {each.name: [column.name for column in sql_columns(each.columns)] for each in tables}
-        )
+        columns = {each.name: [one.name for one in sql_columns(each.columns)] for each in tables}
+        if KERNELS in columns:
+            columns[KERNELS] += KERNEL_NAMES
+        return described(columns)
 
     def summary(self) -> Summary:
         """Return the first screen as facts; ``print`` shows it as the end of a training does.

@@ -94,8 +94,9 @@ class DeviceTracks:
         for start, length, launch, step, name, stage, is_copy in zip(*columns, strict=True):
             category = "gpu_memcpy" if is_copy else "kernel"
             title = texts["name"][name] if name >= 0 else f'"{category}"'
-            told = [f'"kernel":{texts["full"][name]}', f'"class":{texts["class"][name]}']
-            told = told if name >= 0 else []
+            told = []
+            if name >= 0 and not is_copy:
+                told = [f'"kernel":{texts["full"][name]}', f'"class":{texts["class"][name]}']
             told += [f'"step":{step}'] if step != NOT_RECORDED else []
             told += [f'"stage":{texts["stage"][stage]}'] if stage >= 0 else []
             told += [f'"queued_us":{micro(start - launch)}'] if launch != NOT_RECORDED else []

@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
 
 _FILE = "its file"
-_KERNELS = "kernels"
+KERNELS = "kernels"
+"""The table whose view in SQL also has `KERNEL_NAMES`."""
+
+KERNEL_NAMES = ("short_name", "class")
+"""Columns that follow from the full name of a kernel."""
+
 
 # These tables are of the whole run; other tables are read from the traces of its parts.
 _WHOLE = (*CORE, "clocks")
@@ -149,16 +154,17 @@ def _attach_files(connection: "DuckDBPyConnection", name: str, files: Sequence[P
 
 def _name_kernels(connection: "DuckDBPyConnection") -> None:
     """Add the short name and the class of each kernel to the view of kernels."""
-    unnamed, texts = f"{_KERNELS} unnamed", f"{_KERNELS} names"
-    connection.execute(f"ALTER VIEW {_KERNELS} RENAME TO {quoted(unnamed)}")
+    unnamed, texts = f"{KERNELS} unnamed", f"{KERNELS} names"
+    connection.execute(f"ALTER VIEW {KERNELS} RENAME TO {quoted(unnamed)}")
     found = connection.execute(f"SELECT DISTINCT name FROM {quoted(unnamed)}").fetchall()
     names = sorted(name for (name,) in found if name is not None)
     rows = [(name, *own) for name, own in zip(names, kernel_names(names), strict=True)]
     rows.append(("", "", ""))  # DuckDB needs a text to know the type of a column.
     cells = (np.array(own, object) for own in zip(*rows, strict=True))
-    connection.register(texts, dict(zip(("name", "short_name", "class"), cells, strict=True)))
+    connection.register(texts, dict(zip(("name", *KERNEL_NAMES), cells, strict=True)))
+    picks = ", ".join(f"n.{column}" for column in KERNEL_NAMES)
     connection.execute(
-        f"CREATE TEMP VIEW {_KERNELS} AS SELECT k.*, n.short_name, n.class "
+        f"CREATE TEMP VIEW {KERNELS} AS SELECT k.*, {picks} "
         f"FROM {quoted(unnamed)} k LEFT JOIN {quoted(texts)} n ON k.name = n.name"
     )
 
@@ -212,7 +218,7 @@ class _Tables:
     def _attach(self, connection: "DuckDBPyConnection") -> None:
         for source in self.sources.values():
             source.attach(connection)
-        if _KERNELS in self.sources:
+        if KERNELS in self.sources:
             _name_kernels(connection)
 
     def _explained(self, error: TraceError) -> TraceError:

@@ -18,7 +18,7 @@ HIDDEN_IN_GRAPHS = "kernels inside CUDA graphs aren't visible"
 COLLECTIVES = re.compile(
     r"[nrxh]ccl|hcom_|msccl|oneccl|nvshmem|rocshmem|all_?reduce|all_?gather|reduce_?scatter"
     r"|all_?to_?all|cross_device_reduce|deep_ep|multimem|symm_?mem|userbuffers|quick_?reduce"
-    r"|moe_?distribute_?(?:dispatch|combine)",
+    r"|moe_?distribute_?(?:dispatch|combine)|pplx|\bep_?(?:dispatch|combine)|distribute_?barrier",
     re.IGNORECASE,
 )
 """Finds names of communication. Libraries have prefixes; fused kernels say what they do."""

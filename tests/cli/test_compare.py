@@ -297,7 +297,7 @@ def test_two_traces_are_compared_by_kernel_and_by_operator(
     status, out, _ = rlprof("compare", a, b, "--level", "kernels")
     assert status == 0
     assert out.startswith(f"A: {a}\nB: {b}\n")
-    assert "gemm 10 ns 15 ns 5 ns 0 ns 5 ns 1.50x 1 1" in " ".join(out.split())
+    assert "gemm (triton) 10 ns 15 ns 5 ns 0 ns 5 ns 1.50x 1 1" in " ".join(out.split())
     assert rlprof("compare", a, b)[2] == f"next: rlprof compare {a} {b} --level operators\n"
     for by in ("kernels", "operators"):
         options = ("--level", by, "--stage", "update_actor", "--json")
@@ -307,7 +307,7 @@ def test_two_traces_are_compared_by_kernel_and_by_operator(
         table = trace_diff(*runs, by=by, stage="update_actor")  # type: ignore[arg-type]
         assert data["tables"] == [_plain(table.to_dict())]
     rows = json.loads(rlprof("compare", a, b, "--level", "kernels", "--limit", 1, "--json")[1])
-    assert [row[0] for row in rows["tables"][0]["rows"]] == ["copy", "others", "total"]
+    assert [row[0] for row in rows["tables"][0]["rows"]] == ["copy (triton)", "others", "total"]
 
 
 @pytest.mark.parametrize(

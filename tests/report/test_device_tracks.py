@@ -68,12 +68,17 @@ def test_a_kernel_lies_on_the_track_of_its_rank_device_and_stream(tmp_path: Path
     assert [*tracks] == [(1, "device 3, stream 20"), (2, "device 4, stream 7")]
     (first,), (second,) = tracks.values()
     assert (first["name"], first["cat"], first["ts"], first["dur"]) == (
-        "gemm<1>",
+        "gemm ~fa8",
         "kernel",
         "0.040",
         "0.005",
     )
-    assert first["args"] == {"step": 3, "stage": "actor_update"}
+    assert first["args"] == {
+        "kernel": "gemm<1>",
+        "class": "matmul",
+        "step": 3,
+        "stage": "actor_update",
+    }
     assert (second["ts"], second["dur"]) == ("1152921504606846.977", "0.007")
     assert second["args"]["queued_us"] == "2.000"
 
@@ -110,7 +115,7 @@ def test_copies_lie_beside_the_kernels_of_their_stream(tmp_path: Path) -> None:
         name: [(e["name"], e["cat"], e["args"].get("step")) for e in slices]
         for (_, name), slices in tracks.items()
     } == {
-        "device 0, stream 7": [("Memcpy HtoD", "gpu_memcpy", 3), ("gemm<0>", "kernel", 3)],
+        "device 0, stream 7": [("Memcpy HtoD", "gpu_memcpy", 3), ("gemm", "kernel", 3)],
         "device 0": [("Memcpy", "gpu_memcpy", None)],
         "device": [("Memset", "gpu_memcpy", None)],
     }

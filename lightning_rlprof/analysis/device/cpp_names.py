@@ -29,7 +29,7 @@ _TYPE = re.compile(
 _SPELLINGS = tuple(
     (re.compile(pattern), plain)
     for pattern, plain in (
-        (r"\(anonymous namespace\)::|<unnamed>::|typeinfo name for |\[SIMD.*|\.kd$", ""),
+        (r"\(anonymous namespace\)::|<unnamed>::|^typeinfo name for |^void |\[SIMD.*|\.kd$", ""),
         (r"\(bool\)0", "false"),
         (r"\(bool\)1", "true"),
         (r"\((?:unsigned )?(?:int|long|short|char)\)(?=-?\d)", ""),
@@ -107,7 +107,7 @@ class CppName(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether it is an identifier alone, as Triton and CANN name kernels."""
-        return self.parameters is None and not self.path and not self.inner
+        return self.parameters is None and re.fullmatch(r"\w+", self.text) is not None
 
 
 def _demangled(name: str) -> str:

@@ -35,63 +35,71 @@ _MAX_CACHED = 65_536
 _COPY = re.compile(r"memcpy|memset\b|copy(?:host|device)to|__amd_rocclr_(?:copy|fill)", re.I)
 
 # The first rule that fits a part of the name in snake case decides.
-_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+_RULES = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
         (MATMUL, r"marlin(?!.*repack)"),
         (
             MOVEMENT,
-            r"(?:reshape|concat|quant|append|store|set|write|copy|gather|swap)_(?:and_|to_|\w*paged_)*"
-            r"\w*(?:cache|kv_?buffer|blocks)|kv_indices|kv_?cache_(?:copy|update|store|write)"
-            r"|repack|nchw_?to|nhwc_?to|block_?tables?|slot_mapping",
+            r"(?:reshape|concat|quant|append|store|set|write|copy|gather|swap)_"
+            r"(?:and_|to_|\w*paged_)*\w*(?:cache|kv_?buffer|blocks)|repack|nchw_?to|nhwc_?to"
+            r"|kv_indices|kv_?cache_(?:copy|update|store|write)|block_?tables?|slot_mapping",
         ),
-        (ELEMENTWISE, r"rotary|(?:^|_)m?rope(?:_|$)|de_?quantize|apply_rotary|bias_?act"),
+        (ELEMENTWISE, r"rotary|(?:^|_)m?rope(?:_|$)|de_?quantize|bias_?act"),
         (
             ATTENTION,
-            r"attn|attention|flash_(?:fwd|bwd|mla|decod|prefill|attn|combine)|fmha|(?:^|_)m?mha(?:_|$)"
-            r"|(?:^|_)mla(?:_|$)|sdpa|batch_(?:prefill|decode)|single_(?:prefill|decode)"
-            r"|(?:prefill|decode)_with|merge_(?:attn_)?states?|delta_rule|(?:^|_)pa_(?:bf|f|fp)\d"
-            r"|^_?(?:fwd|bwd)(?:_grouped)?_kernel(?:_stage\d|_dkdv|_dq)?$|variable_length_merge",
+            r"attn|attention|^flash$|flash_(?:fwd|bwd|mla|decod|prefill|combine)|fmha|sdpa"
+            r"|(?:^|_)(?:m?mha|mla|nsa|kda)(?:_|$)|(?:batch|single)_(?:prefill|decode)"
+            r"|prefill_(?:with|fwd)|decode_(?:with|grouped)|merge_(?:attn_)?states?|mqa_logits"
+            r"|variable_length_merge|delta_rule|fused_recurrent|(?:^|_)pa_(?:bf|f|fp|decode|prefill)"
+            r"|^_?(?:fwd|bwd)(?:_grouped)?_kernel(?!_ep_)|bwd_preprocess"
+            r"|(?<!bmm_)chunk_(?:fwd|bwd)",
         ),
-        (REDUCTION, r"finalize|moe_align|gating|moe_sum|nonzero|top_?k(?:_|$)|gamma_beta|moments"),
+        (
+            REDUCTION,
+            r"^_?(?:moe_)?finalize|moe_align|gating|fused_gate|moe_sum|nonzero|top_?k(?:_|$)"
+            r"|gamma_beta|moments|log_?sum_?exp|select_sweep|compute_grad_input"
+            r"|linear_cross_entropy",
+        ),
         (
             MATMUL,
-            r"gemm|gemv|mat_?mul|(?:^|_)(?:[a-z]*_)?(?:b|add|baddb)?mm(?:_|$)|cijk|nvjet|xmma|winograd"
-            r"|wgrad|dgrad|fprop|(?:^|_)(?:causal_|depthwise_)?[sh]?conv(?:\d|_|$|olution|olve)|awq"
-            r"|gptq|f(?:used_)?moe|moe_kernel|scudnn|hcudnn|(?:^|_)gmm(?:_|$)|[sb]gmv"
-            r"|lora_(?:shrink|expand)|tinygemm|(?:^|_)linear(?:_fwd|_bwd|_kernel)?$|wmma|fft2d_",
+            r"gemm|gemv|mat_?mul|(?:^|_)(?:[a-z]+_)?(?:b|add|baddb|int\d)?mm(?:_|$)|cijk|nvjet|xmma"
+            r"|winograd|wgrad|dgrad|fprop|[sh]?c(?:u)?dnn_conv|scudnn|hcudnn|fft2d_|wmma"
+            r"|(?:^|_)(?:causal_|depthwise_)?[sh]?conv(?:\d|_|$|olution|olve)|awq|gptq"
+            r"|f(?:used_)?moe|moe_kernel|(?:^|_)gmm(?:_|$)|[sb]gmv|lora_(?:shrink|expand)|tinygemm"
+            r"|(?:^|_)linear(?:_fwd|_bwd|_kernel\w*)?$",
         ),
         (
             MOVEMENT,
             r"gather|scatter|(?:^|_)cat(?:_|$)|concat|permute|transpose|trans_data|layout|embedding"
             r"|(?:^|_)embs?(?:_|$)|index_?(?:select|put|copy|fill|add|_kernel|$)|(?:^|_)index(?:_|$)"
-            r"|upsample|interpolate|^_?(?:write|store)_|copy|memcpy|memset|mem_set|tensor_move|(?:^|_)cast(?:_|$)|convert|(?:^|_)pad(?:_|$)"
-            r"|(?:^|_)(?:roll|flip|slice|strided_slice|split|chunk|stack|repeat|expand|broadcast_to"
-            r"|as_strided|view_copy|to_copy|clone|take|unpack|pack|shuffle|im2col|col2im)(?:_|$)|^tile$",
+            r"|upsample|interpolate|^_?(?:write|store)_|copy|memset|mem_set|tensor_move|convert"
+            r"|(?:^|_)(?:cast|pad|roll|flip|slice|strided_slice|split|stack|repeat|expand|broadcast_to"
+            r"|as_strided|view_copy|clone|take|unpack|pack|shuffle|identity|im2col|col2im"
+            r"|vol2col|col2vol|transfer)(?:_|$)|^tile$|expand_input|init_routing|src_dst",
         ),
         (
             REDUCTION,
-            r"norm|soft_?max|reduc|sort|scan|(?:^|_)cum|top_?p(?:_|$)|(?:avg|max|average|lp)_?pool|pooling|(?:^|_)bn_|welford"
-            r"|cross_?entropy|(?:^|_)nll|nllloss|_loss|sampl|histogram|unique|compact_init|qparam"
-            r"|arg_?(?:max|min)|bincount|non_?zero|run_?length|multinomial|searchsorted|bucketize"
-            r"|(?:^|_)(?:sum|mean|max|min|prod|all|any|var|std|dot|asum|nrm2|amax|amin|kth)(?:_|$)",
+            r"norm|soft_?max|reduc|sort|scan|welford|pooling|(?:avg|max|average|lp)_?pool|qparam"
+            r"|(?:^|_)(?:cum|bn_|nll)|top_?p(?:_|$)|cross_?entropy|_loss|sampl|histogram|unique"
+            r"|compact_init|arg_?(?:max|min)|bincount|run_?length|multinomial|searchsorted"
+            r"|(?:^|_)(?:sum|mean|max|min|prod|all|any|var|std|dot|asum|nrm2|i?amax|i?amin|kth)(?:_|$)",
         ),
         (
             ELEMENTWISE,
-            r"element_?wise|point_?wise|act_and_mul|activation|(?:^|_)(?:silu|gelu|swi_?glu|ge_?glu|glu)"
-            r"|relu|sigmoid|tanh|drop_?out|quant|fp8|adam|lamb|sgd|lion|optimizer|multi_tensor|fill"
+            r"element_?wise|point_?wise|act_and_mul|activation|relu|sigmoid|tanh|swish|drop_?out|adam"
+            r"|quant|fp8_?(?:row|to)|to_h?fp8|lamb|sgd|lion|optimizer|multi_tensor|fill|cvt_|penalt"
+            r"|(?:^|_)(?:silu|gelu|swi_?glu|ge_?glu|glu)|(?:op|generic)_tensor|zeros_like|ones_like"
             r"|(?:^|_)(?:foreach|add|mul|div|sub|exp|log\w*|sqrt|rsqrt|pow|neg|abs|where|clamp|bias"
-            r"|scale\w*|scal|axpy|rope|arange|range|zeros?|ones|cos|sin|eq|equal|ne|lt|le|gt|ge|real_div"
+            r"|scale\w*|scal|axpy|arange|range|zeros?|ones|cos|sin|eq|equal|ne|lt|le|gt|ge|real_div"
             r"|muls|adds|divs|subs|minimum|maximum|lerp|masked|greater|less|select|not|sign|erf|round"
-            r"|floor|ceil|subtract|multiply|true_divide|compare\w*|threshold|logical\w*|bitwise\w*|linspace"
-            r"|square|reciprocal|tril|triu|triu_tril|axpby|addcmul|addcdiv)(?:_|$)|zeros_like|ones_like"
-            r"|for_each|parallel_for|device_for|transform_kernel|bernoulli|uniform|normal_|random"
-            r"|bit_?mask|global_kernel|unscale",
+            r"|floor|ceil|subtract|multiply|true_divide|compare\w*|threshold|logical\w*|bitwise\w*"
+            r"|linspace|square|reciprocal|tril|triu|axpby|addcmul|addcdiv)(?:_|$)|for_each"
+            r"|parallel_for|device_for|transform_kernel|bernoulli|uniform|normal_|random|bit_?mask"
+            r"|global_kernel|unscale",
         ),
     )
 )
-
-
 _SPLIT_K = re.compile(r"split_?k_?reduce|reduce_?split_?k")
 _GENERIC = re.compile(
     r"(?:kentry|[Kk]ernel2?|device_kernel|trampoline_kernel|_kernel_agent|static_kernel|run|call)?"
@@ -305,7 +313,9 @@ def _inductor(cpp: CppName) -> KernelName | None:
     if found is None:
         return None
     how, fused = found["how"], found["fused"].strip("_")
-    kind = {"poi": ELEMENTWISE, "for": ELEMENTWISE, "unk": OTHER}.get(how, REDUCTION)
+    kind = {"poi": ELEMENTWISE, "for": ELEMENTWISE, "unk": _kind_of(fused) or OTHER}.get(
+        how, REDUCTION
+    )
     if how == "poi" and _MOVES.fullmatch(fused):
         kind = MOVEMENT
     elif how == "tem":

@@ -181,14 +181,16 @@ def test_it_fires_with_the_exact_time_and_the_link_returns_its_launches() -> Non
     assert claim.place.from_ns == found.column("start_ns")[0]
 
 
-def test_the_name_of_a_kernel_is_whole_in_the_heading() -> None:
+def test_the_heading_has_the_short_name_of_a_kernel_and_the_query_the_whole_one() -> None:
     long = "void at::native::" + "x" * 300
     rows = [
         {**row, "kernel": str(row["kernel"]).replace("it's a gemm", long)} for row in kernels(0.6)
     ]
     (claim,) = kernel_results(rows)
     assert isinstance(claim, Finding)
-    assert long in claim.heading
+    assert f"{'x' * 20}…" in claim.heading
+    assert long not in claim.heading
+    assert long in claim.query
 
 
 def test_it_is_silent_below_its_threshold_and_on_a_device_that_hardly_runs() -> None:

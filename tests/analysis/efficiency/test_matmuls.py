@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.operator_work import work_of
+from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
