@@ -229,7 +229,7 @@ class DeviceCharts:
                 found.append((_STYLES[name], path))
         return found
 
-    @property
+    @cached_property
     def devices(self) -> list[Bar]:
         """A bar per device of 2 to 8; of more the least busy, the median and the most busy."""
         of_rank = len({rank for rank, _ in self.time.places}) == len(self.time.places)
@@ -247,7 +247,7 @@ class DeviceCharts:
             ]
         return bars if len(bars) > 1 else []
 
-    @property
+    @cached_property
     def stages(self) -> list[Bar]:
         """The time of devices by stage of the run, or what each annotation launched."""
         if self.staged:
@@ -265,9 +265,18 @@ class DeviceCharts:
         longest = int(found[0].ns.sum())
         rest = np.zeros(len(PARTS) - len(WORK), np.int64)
         none = np.zeros(len(OVERLAPPED), np.int64)
-        return [
+        bars = [
             self._bar(each.name or "no annotation", np.append(each.ns, rest), none, longest)
             for each in found[:_MAX_STAGES]
+        ]
+        # A kernel counts here for as long as it ran, so nothing is exposed or overlapped.
+        return [
+            bar._replace(
+                segments=[
+                    part._replace(name=part.name.removeprefix("exposed ")) for part in bar.segments
+                ]
+            )
+            for bar in bars
         ]
 
     @cached_property
@@ -314,8 +323,8 @@ class DeviceCharts:
     @property
     def stages_bar(self) -> Bar:
         """All parts that the bars of `stages` have, for their legend."""
-        names = {part.name for bar in self.stages for part in bar.legend}
-        parts = [Segment(name, style, 1.0, 0) for name, style in _STYLES.items() if name in names]
+        found = {part.style: part for bar in self.stages for part in bar.legend}
+        parts = [found[style] for style in dict.fromkeys(_STYLES.values()) if style in found]
         return Bar("", parts, [], 0, 0.0)
 
     @property
@@ -326,8 +335,13 @@ class DeviceCharts:
         text = f"{percent(shown / max(1, self.bar.ns))} of device time is exposed"
         if shown + hidden:
             text += f"; compute hides {percent(hidden / (shown + hidden))} of communication"
-        if len(self.spans.ranks) == 1:
+        here, world = len(self.spans.ranks), world_size(self.spans)
+        if here == 1:
             return f"{text}. Only one rank is here, so transfer and wait are unknown."
+        if here < world:
+            text += (
+                f". {here} of {world} ranks are here: transfer is at most as shown, wait at least"
+            )
         return f"{text}."
 
     @property
@@ -371,7 +385,7 @@ class DeviceCharts:
             for row, *own in zip(rows, *sums, strict=True)
         ]
 
-    @property
+    @cached_property
     def longest_calls(self) -> list[CallRow]:
         """The calls that took longest, with the rank of each."""
         calls = self.calls
