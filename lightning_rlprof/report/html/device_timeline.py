@@ -413,13 +413,16 @@ class _Lanes:
             lane = self._timeline.lanes[at]
             own = (rank == lane.rank) & (size != NOT_RECORDED)
             own &= (device == lane.device) & (time >= 0) & (time <= self._length)
-            for code in np.unique(codes[own]).tolist():
-                rows = np.flatnonzero(own & (codes == code))
-                rows = rows[np.argsort(time[rows], kind="stable")]
-                rows = rows[extremes(time[rows], size[rows], _MAX_MEMORY // len(self._shown))]
-                series = {"device": number, "name": names[code] if code >= 0 else ""}
-                series["t"] = np.diff(time[rows], prepend=0).tolist()
-                found.append(series | {"b": size[rows].tolist()})
+            if not own.any():
+                continue
+            # Of several allocators the one that holds most, which may contain the others.
+            most = codes[own][np.argmax(size[own])]
+            rows = np.flatnonzero(own & (codes == most))
+            rows = rows[np.argsort(time[rows], kind="stable")]
+            rows = rows[extremes(time[rows], size[rows], _MAX_MEMORY // len(self._shown))]
+            series = {"device": number, "name": names[most] if most >= 0 else ""}
+            series["t"] = np.diff(time[rows], prepend=0).tolist()
+            found.append(series | {"b": size[rows].tolist()})
         return found
 
     def _steps(self, *, stages: bool) -> list[list[Any]]:
