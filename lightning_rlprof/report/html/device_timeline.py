@@ -22,9 +22,14 @@ from lightning_rlprof.analysis.device.gaps import (
 from lightning_rlprof.analysis.device.kernel_names import CLASSES, kernel_names
 from lightning_rlprof.analysis.device.launches import first_of_launches, queue_depths
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, Lane, device_timeline
-from lightning_rlprof.analysis.device.work import COPY, NO_REPLAY, NOT_RECORDED
+from lightning_rlprof.analysis.device.work import (
+    COPY,
+    NO_REPLAY,
+    NOT_RECORDED,
+    device_work,
+)
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group, summarize
-from lightning_rlprof.report.html.icicle import Launchers, icicle
+from lightning_rlprof.report.html.icicle import Stacks, icicle
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import NONE
 from lightning_rlprof.tables.spans import Spans
@@ -111,19 +116,18 @@ def draw_devices(spans: Spans) -> DeviceDrawing:
         drawing = draw_devices(load("trace.json.gz"))
         print(len(json.dumps(drawing.data)))
     """
+    stacks = Stacks(spans.try_table("calls", []), device_work(spans))
     timeline = device_timeline(spans)
     work = timeline.work
-    calls = spans.try_table("calls", [])
-    launchers = Launchers(calls, work)
     names = kernel_names(work.named[1])
     kinds = np.array([WORK_CLASSES.index(each.kind) for each in names] + [CLASSES.index("other")])
     kinds[work.name_kinds == COPY] = len(CLASSES)
     shorts = [*(each.short for each in names), "unknown kernel"]
-    boxes = icicle(work, launchers, shorts, kinds.tolist())
+    boxes = icicle(work, stacks, shorts, kinds.tolist())
     if not timeline.lanes:
         return DeviceDrawing({"lanes": [], "icicle": boxes, "classes": WORK_CLASSES})
     gaps = [gaps_of(lane) for lane in timeline.lanes]
-    drawn = _Lanes(spans, timeline, gaps, launchers, shorts, kinds)
+    drawn = _Lanes(spans, timeline, gaps, stacks, shorts, kinds)
     low, high = _BINS_OF_STREAM
     bins = min(high, max(low, _MAX_BINS // len(drawn.streams)))
     data = drawn.data(bins) | {"icicle": boxes}
@@ -183,11 +187,11 @@ class _Lanes:
         spans: Spans,
         timeline: DeviceTimeline,
         gaps: Sequence[Gaps],
-        launchers: Launchers,
+        stacks: Stacks,
         shorts: Sequence[str],
         kinds: Int64s,
     ) -> None:
-        self._spans, self._timeline, self._launchers = spans, timeline, launchers
+        self._spans, self._timeline, self._stacks = spans, timeline, stacks
         self._names, self._kinds = shorts, kinds
         work = timeline.work
         self._work = work
@@ -307,7 +311,7 @@ class _Lanes:
     def _marks(self, rows: Int64s, texts: dict[str, _Texts]) -> dict[str, list[int]]:
         """Return single kernels as columns; those of which nothing is known are left out."""
         rows = rows[np.argsort(self._start[rows], kind="stable")]
-        work, launchers = self._work, self._launchers
+        work, stacks = self._work, self._stacks
         start, launch = self._start[rows], self._launch[rows]
         known = (launch != NOT_RECORDED) & (launch <= start)
         stage, stages = work.stages()
@@ -316,15 +320,9 @@ class _Lanes:
             "t": texts["stages"].codes(stage[rows], stages),
             "r": texts["ranges"].codes(work.ranges[0][rows], work.ranges[1]),
             "x": np.where(work.replay[rows] == NO_REPLAY, NONE, work.replay[rows]),
+            "o": texts["operators"].codes(stacks.operator[rows], stacks.operator_names),
+            "m": texts["modules"].codes(stacks.module[rows], stacks.module_names),
         }
-        if launchers.operators is not None:
-            tree, call = launchers.operators, launchers.operator[rows]
-            code = np.where(call == NONE, NONE, tree.name[call])
-            columns["o"] = texts["operators"].codes(code, tree.names)
-        if launchers.modules is not None:
-            call = launchers.module[rows]
-            code = np.where(call == NONE, NONE, launchers.path[call])
-            columns["m"] = texts["modules"].codes(code, launchers.titles)
         found = {"s": np.diff(start, prepend=self.zero_ns), "d": work.duration[rows]}
         found["k"] = self._name_codes(rows, texts["kernels"])
         found |= {name: column for name, column in columns.items() if (column != NONE).any()}
@@ -392,11 +390,8 @@ class _Lanes:
             host["d"] = took[longest].tolist()
             host["qt"] = np.diff(times[kept], prepend=self.zero_ns).tolist()
             host["q"] = depth[kept].tolist()
-            if (tree := self._launchers.operators) is not None:
-                call = self._launchers.operator[longest]
-                code = np.where(call == NONE, NONE, tree.name[call])
-                host["o"] = operators.codes(code, tree.names).tolist()
-            found.append(host)
+            codes = operators.codes(self._stacks.operator[longest], self._stacks.operator_names)
+            found.append(host | {"o": codes.tolist()})
         return found
 
     def _memory(self) -> list[dict[str, Any]]:
@@ -413,13 +408,16 @@ class _Lanes:
             lane = self._timeline.lanes[at]
             own = (rank == lane.rank) & (size != NOT_RECORDED)
             own &= (device == lane.device) & (time >= 0) & (time <= self._length)
-            for code in np.unique(codes[own]).tolist():
-                rows = np.flatnonzero(own & (codes == code))
-                rows = rows[np.argsort(time[rows], kind="stable")]
-                rows = rows[extremes(time[rows], size[rows], _MAX_MEMORY // len(self._shown))]
-                series = {"device": number, "name": names[code] if code >= 0 else ""}
-                series["t"] = np.diff(time[rows], prepend=0).tolist()
-                found.append(series | {"b": size[rows].tolist()})
+            if not own.any():
+                continue
+            # Of several allocators the one that holds most, which may contain the others.
+            most = codes[own][np.argmax(size[own])]
+            rows = np.flatnonzero(own & (codes == most))
+            rows = rows[np.argsort(time[rows], kind="stable")]
+            rows = rows[extremes(time[rows], size[rows], _MAX_MEMORY // len(self._shown))]
+            series = {"device": number, "name": names[most] if most >= 0 else ""}
+            series["t"] = np.diff(time[rows], prepend=0).tolist()
+            found.append(series | {"b": size[rows].tolist()})
         return found
 
     def _steps(self, *, stages: bool) -> list[list[Any]]:

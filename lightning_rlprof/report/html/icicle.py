@@ -42,44 +42,47 @@ class _Box:
     inner: "dict[_Step, _Box]" = field(default_factory=dict)
 
 
-class Launchers:
-    """Which operator and which module launched each kernel or copy, if calls were recorded.
+class Stacks:
+    """What was open when each kernel or copy was launched; without work, at calls of operators.
+
+    The calls themselves are not kept: there can be millions.
 
     Attributes:
-        operators: All calls of operators.
-        modules: All calls of modules.
-        operator: Index into ``operators`` per row of work, `NONE` without.
-        module: The same of ``modules``, forward or backward.
-        path: Index into ``titles`` per call of a module.
-        titles: The names of modules around one another, joined by dots.
+        ns: Duration of each row of work, or how long each operator was the innermost one.
+        operator: Index of each row's innermost operator in what follows, `NONE` without one.
+        operators: The operators around one another, as steps of the icicle.
+        operator_names: The innermost of them.
+        module: The same of modules; kernels of a backward count to their module.
+        modules: Those around one another, without their numbers.
+        module_names: All of them, with their numbers.
     """
 
     def __init__(self, calls: Table | None, work: DeviceWork) -> None:
-        self.operators, self.modules = (
+        operators, modules = (
             None if calls is None else _tree(calls, kind) for kind in ("operator", "module")
         )
-        self.operator = self.module = np.full(len(work), NONE)
-        self.path, self.titles = np.zeros(0, np.int64), list[str]()
-        if calls is not None and self.operators is not None:
-            self.operator = self.operators.launching(work, calls)
-        if calls is not None and self.modules is not None:
-            operators = call_tree(calls, "operator") if self.operators is None else self.operators
-            self.module = np.maximum(*launching_modules(self.modules, operators, work, calls))
-            paths = self.modules.paths()
-            self.path, self.titles = paths.of, path_titles(self.modules, paths)
-
-    def host_modules(self) -> Int64s:
-        """Return the module in which each operator was called, `NONE` without."""
-        operators, modules = self.operators, self.modules
-        if operators is None or modules is None:
-            return np.full(0 if operators is None else len(operators.name), NONE)
-        thread = operators.threads[operators.lane % max(len(operators.threads), 1)]
-        lanes = thread_lanes(modules.threads, operators.rank, thread)
-        return modules.at(lanes, operators.start_ns)
+        self.ns = work.duration
+        operator = module = np.full(len(work), NONE)
+        if not len(work) and operators is not None:
+            self.ns, operator = operators.self_ns(), np.arange(len(operators.name))
+            module = np.full(len(operator), NONE)
+            thread = operators.threads[operators.lane % max(len(operators.threads), 1)]
+            if modules is not None:
+                lanes = thread_lanes(modules.threads, operators.rank, thread)
+                module = modules.at(lanes, operators.start_ns)
+        elif calls is not None:
+            if operators is not None:
+                operator = operators.launching(work, calls)
+            if modules is not None:
+                own = call_tree(calls, "operator") if operators is None else operators
+                module = np.maximum(*launching_modules(modules, own, work, calls))
+        self.operator, self.operators, _ = _levels(operators, operator, "o")
+        self.operator_names = [stack[-1][0][1] for stack in self.operators[:-1]]
+        self.module, self.modules, self.module_names = _levels(modules, module, "m")
 
 
 def icicle(
-    work: DeviceWork, launchers: Launchers, names: Sequence[str], classes: Sequence[int]
+    work: DeviceWork, stacks: Stacks, names: Sequence[str], classes: Sequence[int]
 ) -> list[list[Any]]:
     """Return the boxes, outer ones first: parent, kind, name, ns, count, members, class.
 
@@ -89,39 +92,26 @@ def icicle(
 
     Args:
         work: Kernels and copies.
-        launchers: What launched them.
+        stacks: What launched them.
         names: Short name of each code of ``work.named``, then that of what has no name.
         classes: Class of each of these names.
     """
     root = _Box("a", "all kernels and copies" if len(work) else "all operators")
-    of_class = dict(zip(names, classes, strict=True))
-    operators, of_operator = _levels(launchers.operators, "o")
-    modules, of_module = _levels(launchers.modules, "m")
+    head = kernel = np.zeros(len(stacks.module), np.int64)
     heads: list[list[_Step]] = [[]]
     tails: list[list[_Step]] = [[]]
     if len(work):
         head, heads = _heads(work)
-        kernel = work.named[0] % len(names)
-        tails = [[("k", name)] for name in names]
-        of_call = of_operator[launchers.operator], of_module[launchers.module]
-        ns = work.duration
-    else:
-        of_call = of_operator[:-1], of_module[launchers.host_modules()]
-        head = kernel = np.zeros(len(of_call[0]), np.int64)
-        ns = np.zeros(0, np.int64)
-        if launchers.operators is not None:
-            ns = launchers.operators.self_ns()
-    keys, place = distinct_tuples(np.stack([head, of_call[1], of_call[0], kernel]))
+        kernel, tails = work.named[0] % len(names), [[("k", name)] for name in names]
+    keys, place = distinct_tuples(np.stack([head, stacks.module, stacks.operator, kernel]))
     total = np.zeros(keys.shape[1], np.int64)
-    np.add.at(total, place, ns)
+    np.add.at(total, place, stacks.ns)
     counts = np.bincount(place, minlength=keys.shape[1]).tolist()
-    for (at, module, operator, name), own, count in zip(
-        keys.T.tolist(), total.tolist(), counts, strict=True
-    ):
-        steps = [(each, 0) for each in heads[at]]
-        steps += modules[module] + operators[operator] + [(each, 0) for each in tails[name]]
-        _add(root, steps, own, count)
-    return _rows(root, of_class)
+    for key, own, count in zip(keys.T.tolist(), total.tolist(), counts, strict=True):
+        steps = [(each, 0) for each in heads[key[0]]]
+        steps += stacks.modules[key[1]] + stacks.operators[key[2]]
+        _add(root, [*steps, *((each, 0) for each in tails[key[3]])], own, count)
+    return _rows(root, dict(zip(names, classes, strict=True)))
 
 
 def _tree(calls: Table, kind: str) -> CallTree | None:
@@ -129,24 +119,27 @@ def _tree(calls: Table, kind: str) -> CallTree | None:
     return tree if len(tree.name) and not tree.too_deep else None
 
 
-def _levels(tree: CallTree | None, kind: str) -> tuple[list[list[tuple[_Step, int]]], Int64s]:
-    """Return each stack of names as steps with the number of the path, and that of each call.
+def _levels(
+    tree: CallTree | None, call: Int64s, kind: str
+) -> tuple[Int64s, list[list[tuple[_Step, int]]], list[str]]:
+    """Return the path of each call, and of each path its steps and its title.
 
-    The last one of both stands for no call. Calls that only pass on have a box of their own.
+    A step comes with the number of the path that it was in before layers of one kind became one.
+    The last steps are those of `NONE`.
     """
     if tree is None:
-        return [[]], np.zeros(1, np.int64)
+        return call, [[]], []
     paths = tree.paths()
-    titles = [name.removeprefix(PREFIX) for name in tree.names]
+    short = [name.removeprefix(PREFIX) for name in tree.names]
     if kind == "m":
-        titles = [_NUMBER.sub("", title) for title in titles]
+        short = [_NUMBER.sub("", name) for name in short]
     found: list[list[tuple[_Step, int]]] = []
-    for number, (above, name) in enumerate(
-        zip(paths.parent.tolist(), paths.name.tolist(), strict=True)
-    ):
+    stacks = zip(paths.parent.tolist(), paths.name.tolist(), strict=True)
+    for number, (above, name) in enumerate(stacks, start=1):
         outer = found[above] if above >= 0 else []
-        found.append([*outer, ((kind, titles[name]), number + 1)])
-    return [*found, []], np.append(paths.of, len(found))
+        found.append([*outer, ((kind, short[name]), number)])
+    of_call = np.where(call == NONE, NONE, paths.of[call])
+    return of_call, [*found, []], path_titles(tree, paths)
 
 
 def _heads(work: DeviceWork) -> tuple[Int64s, list[list[_Step]]]:

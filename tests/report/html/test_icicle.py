@@ -6,7 +6,7 @@ import pytest
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html import icicle as page_icicle
-from lightning_rlprof.report.html.icicle import Launchers, icicle
+from lightning_rlprof.report.html.icicle import Stacks, icicle
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.calls import Call, Kernel, run
 from tests.places import SHARED_DATA
@@ -17,8 +17,8 @@ KINETO = SHARED_DATA / "kineto"
 def boxes_of(spans: Spans) -> list[list[object]]:
     work = device_work(spans)
     names = [*work.named[1], "unknown"]
-    launchers = Launchers(spans.try_table("calls", []), work)
-    return icicle(work, launchers, names, [0] * len(names))
+    stacks = Stacks(spans.try_table("calls", []), work)
+    return icicle(work, stacks, names, [0] * len(names))
 
 
 def layers(count: int) -> Spans:

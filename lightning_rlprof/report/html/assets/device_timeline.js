@@ -442,10 +442,18 @@ const deviceTimeline = (() => {
     host.focus({ preventScroll: true });
   }
 
+  // All of it, but for a long time of which nothing was recorded: then the work beside that.
+  function opening() {
+    const { gaps } = devices[0], blank = gaps.c.findIndex((cause, at) => causes[cause] === "not recorded" && gaps.d[at] > 0.4 * whole[1]);
+    if (several || blank < 0) return [...whole];
+    const [from, to] = [gaps.s[blank], gaps.s[blank] + gaps.d[blank]];
+    return from < whole[1] - to ? [to, whole[1]] : [0, from];
+  }
+
   function redrawAll() { colors(); resize(); draw(); drawLegend(byId("device-legend"), classes.filter((_, kind) => kernels.some((kernel) => kernel[1] === kind))); }
 
   function start() {
-    axis.view = [...whole];
+    axis.view = opening();
     colors();
     resize();
     axis.listen();
