@@ -211,11 +211,13 @@ class StepTimes:
         """The single spans by stage: those that begin or have time in included steps."""
         cut = partition(self.spans, self._ranks)
         rows, step = stages_in_steps(self.spans, cut.steps)
-        some = np.unique(cut.divided.stage[self._counts[cut.divided.step]])
-        rows = np.union1d(rows[self._counts[step]], some[some != UNTRACED])
+        counts = np.zeros(len(self.spans) + 1, bool)  # Untraced is last.
+        counts[cut.divided.stage[self._counts[cut.divided.step]]] = True
+        counts[rows[self._counts[step]]] = True
+        rows = np.flatnonzero(counts[:UNTRACED])
         whole = summarize(self.spans.name[rows], self.spans.duration_ns[rows])
         at, device = self.spans.amounts(_DEVICE, np.int64)
-        known = np.isin(at, rows)
+        known = counts[at]
         on_device = summarize(self.spans.name[at[known]], device[known])
         of_device = dict(zip(on_device.group.tolist(), on_device.mean.tolist(), strict=True))
         own = {part.stage: part.total_ns for part in self.parts if part.kind == "stage"}
