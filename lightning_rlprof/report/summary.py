@@ -7,6 +7,7 @@ cannot tell different numbers. `summary_lines` is its text.
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lightning_rlprof.analysis.device.timeline import (
 )
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality
-from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem, restored
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
@@ -77,6 +78,7 @@ class Summary:
         devices: Kinds of devices that it ran on.
         ranks: How many have recorded.
         steps: How many were recorded.
+        only_steps: First and last step, where only the last ones were read; else None.
         step_unit: What each is, as of `Header`; empty where the program or its framework says.
         included: How many of them count.
         left_out: How many of the others there are, by state such as ``warm-up``.
@@ -99,6 +101,7 @@ class Summary:
     devices: tuple[str, ...]
     ranks: int
     steps: int
+    only_steps: tuple[int, int] | None
     step_unit: str
     included: int
     left_out: Mapping[str, int]
@@ -138,6 +141,15 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         spans: The run.
         captures: Whether to read what profilers captured, which can take minutes.
     """
+    name = "summary-of-captures" if captures else "summary"
+    found = spans.answer(name, Summary, partial(_summary, captures=captures))
+    if found.run == spans.path:
+        return found
+    path = shlex.quote(str(spans.path))
+    return replace(found, run=spans.path, first=tuple(restored(each, path) for each in found.first))
+
+
+def _summary(spans: Spans, captures: bool) -> Summary:
     own = spans if captures else without_captures(spans)
     times, diagnosis = StepTimes(spans), diagnose(own)
     walls = times.wall_ns[times.included]
@@ -150,6 +162,7 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         devices=tuple(sorted({header.hardware for header in spans.headers.values()})),
         ranks=len(spans.ranks),
         steps=len(times.numbers),
+        only_steps=_only_steps(times, spans),
         step_unit=_step_unit(spans),
         included=len(walls),
         left_out=times.left_out,
@@ -167,6 +180,12 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         captures_unread=own is not spans,
         quality=diagnosis.quality,
     )
+
+
+def _only_steps(times: StepTimes, spans: Spans) -> tuple[int, int] | None:
+    if spans.from_start or not len(times.numbers):
+        return None
+    return int(times.numbers[0]), int(times.numbers[-1])
 
 
 def _step_unit(spans: Spans) -> str:
@@ -209,6 +228,10 @@ def lead_tables(spans: Spans) -> list[Table]:
     """
     if is_device_trace(spans):
         return [breakdown(spans), kernels(spans, top=_MAX_KERNELS), idle(spans)]
+    return spans.answer("lead-tables", list[Table], _lead_tables)
+
+
+def _lead_tables(spans: Spans) -> list[Table]:
     several, rates = roles(spans), efficiency(spans)
     tables = [stages(spans)] if several.abstained is not None else [stages(spans), several]
     return tables if rates is None else [*tables, rates]
@@ -238,6 +261,8 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
 def run_line(found: Summary) -> str:
     """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
     what = count_of(found.steps, "step") + UNITS.get(found.step_unit, "")
+    if found.only_steps is not None:
+        what = f"steps {found.only_steps[0]:,} to {found.only_steps[1]:,}"
     text = f"{what} on {count_of(found.ranks, 'rank')}"
     left_out = f" ({without(found)})" if found.left_out else ""
     if found.median_ns is None or found.mean_ns is None:
