@@ -35,7 +35,9 @@ def write_run(folder: Path, ranks: int, steps: int) -> Path:
     common = usual * random.normal(1, 0.02, (steps, len(usual))).clip(0.9)
     began = (np.arange(steps) * (usual.sum() * 1.2)).astype(np.int64)
     for rank in range(ranks):
-        header = Header(FORMAT, "job", rank, ranks, "actor", "host", 1, "cpu", 10**18, 0, {"spans": True})
+        header = Header(
+            FORMAT, "job", rank, ranks, "actor", "host", 1, "cpu", 10**18, 0, {"spans": True}
+        )
         took = (common * random.normal(1, 0.01, common.shape)).astype(np.int64)
         ends = began[:, None] + np.cumsum(took + _GAP_NS, axis=1)
         ends[:, -1] = began + int(usual.sum() * 1.15)  # They leave together.
