@@ -1,13 +1,41 @@
 """Runs of our own with many ranks and steps, and what each verb takes of them."""
 
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from _measure import CORE, Bound, Report
 
 from lightning_rlprof.records.records import FORMAT, Header
+from lightning_rlprof.records.run_directory import CACHE_FOLDER
 
-__all__ = ["write_run"]
+__all__ = ["COMMANDS", "measure", "report", "write_run"]
+
+_RLPROF = ("-m", "lightning_rlprof")
+_END = "import sys, pathlib; from lightning_rlprof.integrations.end_of_run import print_summary; "
+_END += "print_summary(pathlib.Path(sys.argv[1]), 'finished')"
+COMMANDS = {
+    "end of fit": ("-c", _END, "{run}"),
+    "summary, first": (*_RLPROF, "summary", "{run}"),
+    "ingest": (*_RLPROF, "ingest", "{run}"),
+    "summary, cached": (*_RLPROF, "summary", "{run}"),
+    "report, cached": (*_RLPROF, "report", "{run}", "-o", "{page}", "--force"),
+}
+"""What is measured of a run, in this order."""
+
+_LIMITS = {
+    "end of fit": (2.0, 200.0),
+    "summary, first": (8.0, 700.0),
+    "summary, cached": (2.0, 300.0),
+    "report, cached": (10.0, 500.0),
+}
 
 _MS = 1_000_000
 _STAGES = {
@@ -67,3 +95,65 @@ def _step(
     last = end[-1] + _GAP_NS
     lines.append(f'["span","step","step",{step},{first},{last},{_THREAD},{own + 1},null,null]\n')
     return "".join(lines)
+
+
+@dataclass(frozen=True)
+class Took:
+    """What one process took.
+
+    Attributes:
+        seconds: By the clock.
+        cpu: On all cores.
+        peak: Of its memory, in megabytes.
+    """
+
+    seconds: float
+    cpu: float
+    peak: float
+
+
+def measure(folder: Path, sizes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[Took]]:
+    """Return what each of `COMMANDS` takes of runs of some ranks and steps, one after another."""
+    found = {}
+    for ranks, steps in sizes:
+        run = write_run(folder, ranks, steps)
+        shutil.rmtree(run / CACHE_FOLDER, ignore_errors=True)
+        page = folder / "report.html"
+        words = [[word.format(run=run, page=page) for word in each] for each in COMMANDS.values()]
+        found[ranks, steps] = [*map(_alone, words)]
+    return found
+
+
+def _alone(words: Sequence[str]) -> Took:
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{words}: failed: {said[-2000:]}")
+    seconds = time.perf_counter() - start
+    return Took(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6)
+
+
+def report(found: dict[tuple[int, int], list[Took]]) -> Report:
+    """Lay out what was measured; the bounds are of the largest run."""
+    rows = [
+        [f"{ranks} × {steps:,}: {name}", took.seconds, took.cpu, round(took.peak)]
+        for (ranks, steps), own in found.items()
+        for name, took in zip(COMMANDS, own, strict=True)
+    ]
+    ranks, steps = max(found)
+    largest = dict(zip(COMMANDS, found[ranks, steps], strict=True))
+    bounds = []
+    for name, (seconds, megabytes) in _LIMITS.items():
+        text, took = f"{ranks} × {steps:,}, {name}", largest[name]
+        bounds.append(Bound(text, took.cpu, seconds, "s of CPU"))
+        bounds.append(Bound(f"{text}, peak", took.peak, megabytes, "MB"))
+    share = sum(took.cpu for took in largest.values())
+    share /= sum(took.seconds for took in largest.values())
+    control = f"the processes had {share:.0%} of a core (at least {CORE:.0%})"
+    heads = ["ranks × steps: command", "s", "CPU s", "peak, MB"]
+    return Report("read, ranks", heads, rows, bounds, control, share >= CORE)

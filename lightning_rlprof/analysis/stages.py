@@ -499,9 +499,12 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     choice = counted(spans, cut.steps)
     step_ns = int(spans.duration_ns[cut.steps[choice.mask]].sum())
     in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
-    stages, training = rows_on_ranks(spans, "stage", ranks), stages_in_steps(spans, cut.steps)[0]
-    beside = np.setdiff1d(stages, training)
-    rows = np.union1d(rows_on_ranks(spans, "region", ranks), beside[in_steps[beside] == 0])
+    shown = np.zeros(len(spans), bool)
+    shown[rows_on_ranks(spans, "stage", ranks)] = True
+    shown[stages_in_steps(spans, cut.steps)[0]] = False
+    shown &= in_steps == 0
+    shown[rows_on_ranks(spans, "region", ranks)] = True
+    rows = np.flatnonzero(shown)
     step = containing_step(spans, cut.steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
     rows, step, whole = rows[keep], step[keep], spans.duration_ns[rows[keep]]

@@ -35,7 +35,9 @@ def print_summary(run: Path, status: str) -> None:
             lines = [f"rlprof: recorded {run}", f"See it: rlprof report {run} --open"]
         else:
             ended = "" if status == "finished" else status
-            lines = summary_lines(summary(spans), ended=ended)
+            steps = spans.step[spans.rows(kind="step")]
+            since = None if spans.from_start or not len(steps) else int(steps.min())
+            lines = summary_lines(summary(spans), ended=ended, since=since)
         sys.stderr.write("\n".join(["", *lines, ""]))
         sys.stderr.flush()
     except Exception as error:

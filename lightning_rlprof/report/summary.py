@@ -78,7 +78,6 @@ class Summary:
         devices: Kinds of devices that it ran on.
         ranks: How many have recorded.
         steps: How many were recorded.
-        only_steps: First and last step, where only the last ones were read; else None.
         step_unit: What each is, as of `Header`; empty where the program or its framework says.
         included: How many of them count.
         left_out: How many of the others there are, by state such as ``warm-up``.
@@ -101,7 +100,6 @@ class Summary:
     devices: tuple[str, ...]
     ranks: int
     steps: int
-    only_steps: tuple[int, int] | None
     step_unit: str
     included: int
     left_out: Mapping[str, int]
@@ -141,7 +139,8 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         spans: The run.
         captures: Whether to read what profilers captured, which can take minutes.
     """
-    name = "summary-of-captures" if captures else "summary"
+    has_captures = not spans.tables.keys() <= {*OF_RANK_FILES}
+    name = "summary-of-captures" if captures and has_captures else "summary"
     found = spans.answer(name, Summary, partial(_summary, captures=captures))
     if found.run == spans.path:
         return found
@@ -162,7 +161,6 @@ def _summary(spans: Spans, captures: bool) -> Summary:
         devices=tuple(sorted({header.hardware for header in spans.headers.values()})),
         ranks=len(spans.ranks),
         steps=len(times.numbers),
-        only_steps=_only_steps(times, spans),
         step_unit=_step_unit(spans),
         included=len(walls),
         left_out=times.left_out,
@@ -180,12 +178,6 @@ def _summary(spans: Spans, captures: bool) -> Summary:
         captures_unread=own is not spans,
         quality=diagnosis.quality,
     )
-
-
-def _only_steps(times: StepTimes, spans: Spans) -> tuple[int, int] | None:
-    if spans.from_start or not len(times.numbers):
-        return None
-    return int(times.numbers[0]), int(times.numbers[-1])
 
 
 def _step_unit(spans: Spans) -> str:
@@ -237,14 +229,15 @@ def _lead_tables(spans: Spans) -> list[Table]:
     return tables if rates is None else [*tables, rates]
 
 
-def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
+def summary_lines(found: Summary, *, ended: str = "", since: int | None = None) -> list[str]:
     """Return the lines that a training prints when it ends; no more than twelve.
 
     Args:
         found: The run.
         ended: How the training ended, unless it finished: ``stopped by ValueError``.
+        since: First step that was read, if that is not the first one of the run.
     """
-    lines = [f"rlprof: {run_line(found)}{f', {ended}' if ended else ''}"]
+    lines = [f"rlprof: {run_line(found, since)}{f', {ended}' if ended else ''}"]
     lines += device_lines(found)
     if found.median_ns is not None:
         lines += _bars(found)
@@ -258,11 +251,12 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
     return [plain(line) for line in lines]
 
 
-def run_line(found: Summary) -> str:
+def run_line(found: Summary, since: int | None = None) -> str:
     """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
-    what = count_of(found.steps, "step") + UNITS.get(found.step_unit, "")
-    if found.only_steps is not None:
-        what = f"steps {found.only_steps[0]:,} to {found.only_steps[1]:,}"
+    unit = UNITS.get(found.step_unit, "")
+    what = count_of(found.steps, "step") + unit
+    if since is not None:
+        what = f"the last {what} (from step {since:,} on)"
     text = f"{what} on {count_of(found.ranks, 'rank')}"
     left_out = f" ({without(found)})" if found.left_out else ""
     if found.median_ns is None or found.mean_ns is None:

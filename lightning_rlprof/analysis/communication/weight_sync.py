@@ -134,13 +134,16 @@ def _syncs(spans: Spans, ranks: Collection[int] | None) -> Int64s:
     """Return the weight syncs in no other one of their thread, and not in excluded steps."""
     rows = _work(spans, ranks)
     rows = rows[categories_of(spans.names)[spans.name[rows]] == Category.WEIGHT_SYNC]
-    rows = rows[in_included(spans, rows)]
+    rows = _in_order(spans, rows[in_included(spans, rows)])
     return np.sort(rows[_around(spans, rows) == NONE])
 
 
 def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
+    return np.concatenate([rows_on_ranks(spans, kind, ranks) for kind in _WORK])
+
+
+def _in_order(spans: Spans, rows: Int64s) -> Int64s:
     """Return stages and regions in the order that `parents` needs."""
-    rows = np.concatenate([rows_on_ranks(spans, kind, ranks) for kind in _WORK])
     order = np.lexsort((rows, -spans.end_ns[rows], spans.start_ns[rows], spans.thread[rows]))
     found: Int64s = rows[order]
     return found
@@ -157,10 +160,12 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     within = Enclosing(lane[syncs], start[syncs], spans.end_ns[syncs]).at(lane[rows], start[rows])
     within = np.where(np.isin(rows, syncs), np.searchsorted(syncs, rows), within)
     inside = (within != NONE) & (spans.end_ns[rows] <= spans.end_ns[syncs[within]])
-    rows, within = rows[inside], within[inside]
+    of_row = np.full(len(spans), UNKNOWN)
+    of_row[rows[inside]] = within[inside]
+    rows = _in_order(spans, rows[inside])
+    within = of_row[rows]
     parts, part, begins, moved = _parts_of(spans, rows)
     cut = divide(spans, syncs, np.sort(rows))[0]
-    of_row = np.full(len(spans), UNKNOWN)
     of_row[rows] = part
     width, at_rest = len(parts) + 1, len(parts) - 1
     whole_keys = np.arange(len(syncs)) * width + width - 1
@@ -231,6 +236,10 @@ def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, In
 def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     """Return how long the training thread was in stages during each segment of another thread."""
     steps = partition(spans)
+    found = np.zeros(len(cut.stage), np.int64)
+    aside = ~np.isin(spans.thread[cut.stage], spans.thread[steps.steps])
+    if not aside.any():
+        return found
     waits = np.isin(categories_of(spans.names), _WAITS)
     divided = steps.divided
     stage = divided.stage
@@ -239,9 +248,7 @@ def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     owner, first, last = unions(
         spans.rank[steps.steps[divided.step[works]]], divided.start_ns[works], divided.end_ns[works]
     )
-    found = np.zeros(len(cut.stage), np.int64)
     rank = spans.rank[cut.stage]
-    aside = ~np.isin(spans.thread[cut.stage], spans.thread[steps.steps])
     for each in np.unique(rank[aside]).tolist():
         at, own = np.flatnonzero(aside & (rank == each)), owner == each
         before = [covered_before(first[own], last[own], times[at]) for times in cut[:2]]

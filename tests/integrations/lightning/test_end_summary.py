@@ -77,7 +77,9 @@ def test_of_a_long_run_the_last_steps_are_summed_up(
     monkeypatch.setattr(end_of_run, "_LARGEST", 50_000)
     end_of_run.print_summary(tmp_path, "finished")
     first = capsys.readouterr().err.splitlines()[1]
-    assert re.match(r"rlprof: steps 2\d\d to 300 on 2 ranks, median ", first)
+    assert re.match(
+        r"rlprof: the last \d\d steps \(from step 2\d\d on\) on 2 ranks, median ", first
+    )
 
 
 def test_a_run_whose_iterations_show_from_its_start_alone_is_not_summed_up_in_part(
