@@ -1,12 +1,13 @@
 """What reading costs, beside HTA and gzip + orjson: ``python benchmarks/read.py --peers FOLDER``.
 
-Four parts, each with its bounds and its A/A control:
+Five parts, each with its bounds and its A/A control:
 
 - ``parse``: a Kineto trace into Parquet with all its tables. Each way of reading has a process of
   its own, the file is in the page cache, and the ways take turns; ratios are those of one round.
   The traces are generated; with real ones in a folder (``--real``) those are read, too.
 - ``warm``: each analysis of the largest trace out of its cache, in a process of its own.
 - ``tables``: the tables of stages of 64 ranks x 1,000 steps x 20 stages in memory.
+- ``ranks``: what commands take of runs of our own of up to 64 ranks x 10,000 steps.
 - ``columns``: ten million spans on disk: percentiles per name and rank, the busy time of each rank.
 
 The peers come from PyPI into an environment in FOLDER, which is made at the first time; without
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import _read_asked
 import _read_parse
+import _read_ranks
 import _read_tables
 from _measure import Report, quiet_enough, verdict
 from _peers import environment, versions
@@ -79,6 +81,11 @@ def _tables(chosen: argparse.Namespace, folder: Path) -> Report:
     return _read_tables.report(costs)
 
 
+def _ranks(chosen: argparse.Namespace, folder: Path) -> Report:
+    sizes = [(2, 20)] if chosen.quick else [(8, 1_000), (64, 1_000), (8, 10_000), (64, 10_000)]
+    return _read_ranks.report(_read_ranks.measure(folder, sizes))
+
+
 def _columns(chosen: argparse.Namespace, folder: Path) -> Report:
     spans = 100_000 if chosen.quick else 10_000_000
     return _read_asked.report(_read_asked.ask_columns(folder, spans, chosen.rounds))
@@ -88,6 +95,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], Report]] = {
     "parse": _parse,
     "warm": _warm,
     "tables": _tables,
+    "ranks": _ranks,
     "columns": _columns,
 }
 """Each measures and lays out what it found."""

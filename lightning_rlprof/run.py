@@ -2,7 +2,6 @@
 
 import html
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -60,7 +59,9 @@ class Run(Methods, Spans):
     @classmethod
     def of(cls, spans: Spans) -> "Run":
         """Return a run with the spans, tables and notes of ``spans``; nothing is copied."""
-        return cls(**{each.name: getattr(spans, each.name) for each in fields(Spans)})
+        run = cls.__new__(cls)
+        vars(run).update(vars(spans))
+        return run
 
     @property
     def plot(self) -> Plots:

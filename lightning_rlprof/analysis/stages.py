@@ -211,11 +211,13 @@ class StepTimes:
         """The single spans by stage: those that begin or have time in included steps."""
         cut = partition(self.spans, self._ranks)
         rows, step = stages_in_steps(self.spans, cut.steps)
-        some = np.unique(cut.divided.stage[self._counts[cut.divided.step]])
-        rows = np.union1d(rows[self._counts[step]], some[some != UNTRACED])
+        counts = np.zeros(len(self.spans) + 1, bool)  # Untraced is last.
+        counts[cut.divided.stage[self._counts[cut.divided.step]]] = True
+        counts[rows[self._counts[step]]] = True
+        rows = np.flatnonzero(counts[:UNTRACED])
         whole = summarize(self.spans.name[rows], self.spans.duration_ns[rows])
         at, device = self.spans.amounts(_DEVICE, np.int64)
-        known = np.isin(at, rows)
+        known = counts[at]
         on_device = summarize(self.spans.name[at[known]], device[known])
         of_device = dict(zip(on_device.group.tolist(), on_device.mean.tolist(), strict=True))
         own = {part.stage: part.total_ns for part in self.parts if part.kind == "stage"}
@@ -497,9 +499,12 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     choice = counted(spans, cut.steps)
     step_ns = int(spans.duration_ns[cut.steps[choice.mask]].sum())
     in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
-    stages, training = rows_on_ranks(spans, "stage", ranks), stages_in_steps(spans, cut.steps)[0]
-    beside = np.setdiff1d(stages, training)
-    rows = np.union1d(rows_on_ranks(spans, "region", ranks), beside[in_steps[beside] == 0])
+    shown = np.zeros(len(spans), bool)
+    shown[rows_on_ranks(spans, "stage", ranks)] = True
+    shown[stages_in_steps(spans, cut.steps)[0]] = False
+    shown &= in_steps == 0
+    shown[rows_on_ranks(spans, "region", ranks)] = True
+    rows = np.flatnonzero(shown)
     step = containing_step(spans, cut.steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
     rows, step, whole = rows[keep], step[keep], spans.duration_ns[rows[keep]]

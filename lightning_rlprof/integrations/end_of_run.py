@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-_LARGEST = 32 * 2**20
-"""Bytes of a run above which the summary would keep the process from ending: two seconds."""
+_LARGEST = 8 * 2**20
+"""Bytes of a run that the summary reads; with more it would keep the process from ending."""
 
 
 log = logging.getLogger(__name__)
@@ -16,23 +16,28 @@ log = logging.getLogger(__name__)
 def print_summary(run: Path, status: str) -> None:
     """Print the summary of a run to standard error; a failure is logged, and nothing else.
 
-    Ranks that still write are read as far as they have come.
+    Ranks that still write are read as far as they have come. Of a long run the last steps are
+    summed up, which the first line says.
 
     Args:
         run: The run directory.
         status: How the training ended, as its files say: ``finished`` or a reason.
     """
     try:
-        files = [*run.glob("rank-*.jsonl")]
-        if sum(file.stat().st_size for file in files) > _LARGEST:
+        # The reading side is imported only here, as a training needs it for nothing else.
+        from lightning_rlprof.loaders.live_run import last_steps
+        from lightning_rlprof.loaders.load import load
+        from lightning_rlprof.report.summary import summary, summary_lines
+
+        is_long = sum(file.stat().st_size for file in run.glob("rank-*.jsonl")) > _LARGEST
+        spans = last_steps(run, _LARGEST) if is_long else load(run)
+        if spans is None:
             lines = [f"rlprof: recorded {run}", f"See it: rlprof report {run} --open"]
         else:
-            # The reading side is imported only here, as a training needs it for nothing else.
-            from lightning_rlprof.loaders.load import load
-            from lightning_rlprof.report.summary import summary, summary_lines
-
             ended = "" if status == "finished" else status
-            lines = summary_lines(summary(load(run)), ended=ended)
+            steps = spans.step[spans.rows(kind="step")]
+            since = None if spans.from_start or not len(steps) else int(steps.min())
+            lines = summary_lines(summary(spans), ended=ended, since=since)
         sys.stderr.write("\n".join(["", *lines, ""]))
         sys.stderr.flush()
     except Exception as error:

@@ -358,6 +358,42 @@ class LiveRun:
                 self.hangs[report.rank] = brief(report)
 
 
+def last_steps(run: Path, most: int) -> Spans | None:
+    """Return the last steps of a run that all of its ranks have, as `load` returns a whole run.
+
+    None if no file can be read, or where steps are those of an optimizer: which of them are one
+    iteration is seen from the first one on.
+
+    Args:
+        run: The run directory.
+        most: How many bytes to read, all ranks together, beside the start of each file.
+    """
+    found: list[tuple[RankTrace, RankColumns]] = []
+    first, files = 0, rank_files(run)
+    for path in files:
+        reader, own = RankReader(path), RankColumns()
+        with suppress(OSError, TraceError):
+            while reader.read(most // len(files)):
+                pass
+            trace = reader.whole()
+            check_header(path, trace.header)
+            trace.header = checked_header(trace.header, [])
+            own.take(trace.spans)
+            trace.spans.clear()
+            found.append((trace, own))
+            if reader.has_skipped:
+                # The start of the file has the first steps; that of the rest is within a step.
+                numbers = np.unique(own.column("step")[own.column("kind") == _STEP])
+                gaps = np.flatnonzero(np.diff(numbers, prepend=-1) > 1)
+                first = max(first, int(numbers[gaps[-1]]) + 1 if len(numbers) else 0)
+    if not found or any(trace.header.step_unit == OPTIMIZER_STEP for trace, _ in found):
+        return None
+    for _, own in found:
+        before = (own.column("kind") == _STEP) & (own.column("step") < first)
+        own.drop_before(int(np.flatnonzero(before).max(initial=-1)) + 1)
+    return replace(read_window(run, found, 1), from_start=not first)
+
+
 def progress(run: Path) -> list[RankReader]:
     """Return how far the ranks of a run have come, by rank; those that can't be read are left out.
 

@@ -628,8 +628,12 @@ class RankReader:
         if self.trace is None:
             self.trace = self._started(lines.pop(0))
         found = [line if len(line) < _LONGEST_LINE else _TOO_LONG for line in lines if line]
-        for line in _decode(found, self.trace):
-            _sort_in(self.trace, line)
+        decoded = _decode(found, self.trace)
+        # Nearly all lines are spans.
+        self.trace.spans += [line for line in decoded if type(line) is SpanLine]
+        for line in decoded:
+            if type(line) is not SpanLine:
+                _sort_in(self.trace, line)
 
     def _started(self, first_line: bytes) -> RankTrace:
         header = _header(self.path, first_line)
@@ -688,8 +692,6 @@ def _cut(text: str) -> str:
 
 def _sort_in(trace: RankTrace, line: _Line) -> None:
     match line:
-        case SpanLine():
-            trace.spans.append(line)
         case CountLine():
             trace.late.setdefault(line.id, {}).update(line.counters)
         case ExpertsLine():

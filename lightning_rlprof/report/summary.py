@@ -7,6 +7,7 @@ cannot tell different numbers. `summary_lines` is its text.
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lightning_rlprof.analysis.device.timeline import (
 )
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality
-from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
+from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem, restored
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.kernels import kernels
@@ -136,6 +137,16 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
         spans: The run.
         captures: Whether to read what profilers captured, which can take minutes.
     """
+    has_captures = not spans.tables.keys() <= {*OF_RANK_FILES}
+    name = "summary-of-captures" if captures and has_captures else "summary"
+    found = spans.answer(name, Summary, partial(_summary, captures=captures))
+    if found.run == spans.path:
+        return found
+    path = shlex.quote(str(spans.path))
+    return replace(found, run=spans.path, first=tuple(restored(each, path) for each in found.first))
+
+
+def _summary(spans: Spans, captures: bool) -> Summary:
     own = spans if captures else without_captures(spans)
     times, diagnosis = StepTimes(spans), diagnose(own)
     walls = times.wall_ns[times.included]
@@ -207,19 +218,24 @@ def lead_tables(spans: Spans) -> list[Table]:
     """
     if is_device_trace(spans):
         return [breakdown(spans), kernels(spans, top=_MAX_KERNELS), idle(spans)]
+    return spans.answer("lead-tables", list[Table], _lead_tables)
+
+
+def _lead_tables(spans: Spans) -> list[Table]:
     several, rates = roles(spans), efficiency(spans)
     tables = [stages(spans)] if several.abstained is not None else [stages(spans), several]
     return tables if rates is None else [*tables, rates]
 
 
-def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
+def summary_lines(found: Summary, *, ended: str = "", since: int | None = None) -> list[str]:
     """Return the lines that a training prints when it ends; no more than twelve.
 
     Args:
         found: The run.
         ended: How the training ended, unless it finished: ``stopped by ValueError``.
+        since: First step that was read, if that is not the first one of the run.
     """
-    lines = [f"rlprof: {run_line(found)}{f', {ended}' if ended else ''}"]
+    lines = [f"rlprof: {run_line(found, since)}{f', {ended}' if ended else ''}"]
     lines += device_lines(found)
     if found.median_ns is not None:
         lines += _bars(found)
@@ -233,9 +249,12 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
     return [plain(line) for line in lines]
 
 
-def run_line(found: Summary) -> str:
+def run_line(found: Summary, since: int | None = None) -> str:
     """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
-    what = count_of(found.steps, "step") + UNITS.get(found.step_unit, "")
+    unit = UNITS.get(found.step_unit, "")
+    what = count_of(found.steps, "step") + unit
+    if since is not None:
+        what = f"the last {what} (from step {since:,} on)"
     text = f"{what} on {count_of(found.ranks, 'rank')}"
     left_out = f" ({without(found)})" if found.left_out else ""
     if found.median_ns is None or found.mean_ns is None:

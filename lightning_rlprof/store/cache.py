@@ -25,6 +25,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS, Header
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, mode_made_of
+from lightning_rlprof.store.answers import Answers
 from lightning_rlprof.store.duckdb_tables import occurring
 from lightning_rlprof.store.parquet import (
     STAMP_NS,
@@ -85,13 +86,29 @@ class Cache:
 
     def facts(self) -> dict[str, Any] | None:
         """Return what `facts_of` wrote, None if it is damaged."""
-        path = self.folder / _FACTS
         try:
-            whole = path.stat().st_mtime_ns == STAMP_NS and not path.is_symlink()
-            facts = json.loads(path.read_bytes()) if whole else None
+            facts = json.loads(self.read_json(_FACTS) or b"null")
         except (OSError, ValueError):
             return None
         return facts if isinstance(facts, dict) else None
+
+    def read_json(self, name: str) -> bytes | None:
+        """Return what `write_json` wrote, None if it was changed; raises OSError without a file."""
+        path = self.folder / name
+        is_whole = path.stat().st_mtime_ns == STAMP_NS and not path.is_symlink()
+        return path.read_bytes() if is_whole else None
+
+    def write_json(self, name: str, data: bytes) -> None:
+        """Write a file beside the tables; readers see all of it or nothing. Raises OSError."""
+        part = self.folder / f".{name}-{uuid.uuid4().hex}.part"
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                os.fsync(file.fileno())
+            os.utime(part, ns=(STAMP_NS, STAMP_NS))
+            part.replace(self.folder / name)
+        finally:
+            part.unlink(missing_ok=True)
 
     def add(self, table: Table, name: str) -> None:
         """Write a table; readers see all of it or nothing.
@@ -250,11 +267,8 @@ def _fill(folder: Path, path: Path, spans: Spans) -> Cache:
     for name, table in core.items():
         cache.add(table(), name)
     index = {"schema": SCHEMA, "tables": names, "core": list(core)}
-    for name, data in ((_FACTS, facts), (_INDEX, json.dumps(index).encode())):
-        with (folder / name).open("wb") as file:
-            file.write(data)
-            os.fsync(file.fileno())
-        os.utime(folder / name, ns=(STAMP_NS, STAMP_NS))
+    cache.write_json(_FACTS, facts)
+    cache.write_json(_INDEX, json.dumps(index).encode())
     return cache
 
 
@@ -381,18 +395,14 @@ def cached_spans(cache: Cache, path: Path, read: Callable[[Path], Spans]) -> Spa
     facts = cache.facts()
     if facts is None:
         return None
+    source = functools.cache(lambda: read(path))
     try:
-        columns = kept_table(cache.file("spans"), "spans")
-        return _spans(facts, columns, path, _tables(cache, path, read))
+        return _spans(cache, facts, path, source)
     except _WRONG:
         return None
 
 
-def _tables(
-    cache: Cache, path: Path, read: Callable[[Path], Spans]
-) -> dict[str, Callable[[], Table]]:
-    source = functools.cache(lambda: read(path))
-
+def _tables(cache: Cache, source: Callable[[], Spans]) -> dict[str, Callable[[], Table]]:
     def table(name: str) -> Table:
         if cache.has(name):
             return kept_table(cache.file(name), name)
@@ -401,33 +411,52 @@ def _tables(
     return {name: functools.partial(table, name) for name in cache.tables if name not in CORE}
 
 
-def _spans(
-    facts: dict[str, Any], table: Table, path: Path, tables: dict[str, Callable[[], Table]]
-) -> Spans:
-    names = [column.name for column in table.columns]
-    cells = dict(zip(names, table.rows.columns, strict=True))  # type: ignore[attr-defined]
-    kinds, texts = cells["kind"]
-    return Spans(
-        path / facts["path"] if facts["path"] != "." else path,
-        tuple(facts["names"]),
-        tuple(Thread(*thread) for thread in facts["threads"]),
-        name=_whole(facts["used_names"])[cells["name"][0]],
-        kind=_whole([KINDS.index(text) for text in texts])[kinds],
-        **{each: cells[each] for each in ("rank", "step", "start_ns", "end_ns", "id")},
-        thread=_whole(facts["used_threads"])[cells["thread_name"][0]],
-        parent=np.ma.filled(cells["parent"], NO_PARENT),
-        counters={name: _counter(cells, *about) for name, *about in facts["counters"]},
+def _spans(cache: Cache, facts: dict[str, Any], path: Path, source: Callable[[], Spans]) -> Spans:
+    table = kept_table(cache.file("spans"), "spans")
+    places = {column.name: at for at, column in enumerate(table.columns)}
+    columns = table.rows.columns  # type: ignore[attr-defined]
+
+    def cells(name: str) -> Any:
+        return columns[places[name]]
+
+    def found(name: str) -> Any:
+        match name:
+            case "name":
+                return _whole(facts["used_names"])[cells(name)[0]]
+            case "kind":
+                kinds, texts = cells(name)
+                return _whole([KINDS.index(text) for text in texts])[kinds]
+            case "thread":
+                return _whole(facts["used_threads"])[cells("thread_name")[0]]
+            case "parent":
+                return np.ma.filled(cells(name), NO_PARENT)
+            case "counters":
+                return {each: _counter(cells, *about) for each, *about in facts["counters"]}
+        return cells(name)
+
+    def read(name: str) -> Any:
+        try:
+            return found(name)
+        except _WRONG:  # The cache is damaged, and the run is not.
+            return getattr(source(), name)
+
+    return Spans.kept(
+        read,
+        Answers(cache),
+        path=path / facts["path"] if facts["path"] != "." else path,
+        names=tuple(facts["names"]),
+        threads=tuple(Thread(*thread) for thread in facts["threads"]),
         headers={rank: Header(**header) for rank, header in facts["headers"]},
         statuses=dict(facts["statuses"]),
         notes=tuple(RankNote(*note) for note in facts["notes"]),
         warnings=tuple(RunWarning(*problem) for problem in facts["warnings"]),
         unix_ns=facts["unix_ns"],
-        tables=tables,
+        tables=_tables(cache, source),
     )
 
 
 def _counter(
-    cells: dict[str, Any],
+    cells: Callable[[str], Any],
     column: str | None,
     kind: str,
     rows: list[int] | None = None,
@@ -435,7 +464,7 @@ def _counter(
 ) -> Counter:
     if column is None:
         return Counter(_whole(rows or []), np.array(values, dtype=kind))
-    full = cells[column]
+    full = cells(column)
     at = np.flatnonzero(~np.ma.getmaskarray(full))
     return Counter(at, np.ma.getdata(full)[at].astype(kind, copy=False))
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from lightning_rlprof.errors import ConfigError, RlprofError, TraceError, described
-from lightning_rlprof.loaders.discovery import identify, items
+from lightning_rlprof.loaders.discovery import identify, is_run, items
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.rank_names import as_ranges, rank_in_name
-from lightning_rlprof.store.cache import Cache, find, find_cache, place, sources
+from lightning_rlprof.store.cache import Cache, cached_spans, find, find_cache, place, sources
 from lightning_rlprof.store.duckdb_tables import close
 from lightning_rlprof.store.parquet import first_of, row_count
 from lightning_rlprof.system.files import IS_POSIX
@@ -172,7 +172,24 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
     cache = find(path, made_of) or place(path, made_of, spans)
     tables = dict(spans.tables)
     del spans  # The tables need this memory, but not the spans.
-    return Kept(cache, True, _add_tables(cache, tables, is_large=_size(path) > _LARGE))
+    unread = _add_tables(cache, tables, is_large=_size(path) > _LARGE)
+    if is_run(path) and _size(path) > _LARGE:
+        _add_answers(cache, path)
+    return Kept(cache, True, unread)
+
+
+def _add_answers(cache: Cache, path: Path) -> None:
+    """Let the cache keep the first screen, which takes seconds of a large run."""
+    # Only large runs need the analyses.
+    from lightning_rlprof.report.summary import lead_tables, summary
+
+    spans = cached_spans(cache, path, load)
+    try:
+        if spans is not None:
+            summary(spans)
+            lead_tables(spans)
+    except Exception as error:  # Whoever asks for the screen is told.
+        log.warning("%s: its summary failed: %s", path, described(error))
 
 
 def _read(path: Path, progress: Callable[[int, int], None] | None) -> Spans:

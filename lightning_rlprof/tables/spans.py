@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from lightning_rlprof.tables.table import (
 )
 
 Result = TypeVar("Result")
+
+RUN = Path("RUN")
+"""What a run is called in an answer that its cache keeps."""
 
 NO_PARENT = -1
 """Stands in ``Spans.parent`` where a span has none; ids are never negative."""
@@ -151,6 +154,40 @@ class Spans:
     wall_off: Mapping[int, Callable[[int], int]] = field(default_factory=dict)
     results: dict[Any, Any] = field(default_factory=dict, repr=False)
     from_start: bool = True
+
+    @classmethod
+    def kept(cls, read: Callable[[str], Any], answers: Callable[..., Any], **facts: Any) -> "Spans":
+        """Return the run of a cache, which may be far larger than what is asked of it.
+
+        Args:
+            read: Reads a column, or ``counters``, by name, when it is first looked at.
+            answers: Takes what `answer` takes, the run before it.
+            facts: All other fields.
+        """
+        found = cls.__new__(cls)
+        vars(found).update(wall_off={}, results={}, _read=read, _answers=answers, **facts)
+        return found
+
+    if not TYPE_CHECKING:  # A type checker would believe that there is every attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Read a column of a run that is kept in a cache."""
+            read = vars(self).get("_read")
+            if read is None or name not in _KEPT:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            return vars(self).setdefault(name, read(name))
+
+    def answer(self, name: str, kind: Any, make: Callable[["Spans"], Result]) -> Result:
+        """Return what is computed of a whole run, out of its cache where that keeps it.
+
+        Args:
+            name: What is computed.
+            kind: Its type: classes of plain data.
+            make: Computes it, of this run, or of one whose path is `RUN`.
+        """
+        answers = vars(self).get("_answers")
+        found: Result = make(self) if answers is None else answers(self, name, kind, make)
+        return found
 
     def __len__(self) -> int:
         """Return the number of spans."""
@@ -357,6 +394,10 @@ class Spans:
         found: Int64s = rows[values != 0]
         return found
 
+
+_KEPT = frozenset(
+    "name kind rank step start_ns end_ns thread id parent counters".split()  # noqa: SIM905
+)
 
 CORE = ("spans", "headers", "notes", "warnings")
 """Tables that every run has."""

@@ -27,6 +27,7 @@ NAMES = (
     "_read_columns",
     "_read_asked",
     "_read_tables",
+    "_read_ranks",
     "read",
 )
 
@@ -187,6 +188,15 @@ def test_a_table_that_abstains_is_no_result(
     tables = rooms["_read_tables"]
     with pytest.raises(AssertionError, match="stages: no complete step was recorded"):
         tables.measure((1, 0, 3), 1)
+
+
+def test_a_run_of_many_ranks_is_one_in_which_ranks_wait(
+    rooms: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    run = rooms["_read_ranks"].write_run(tmp_path, 3, 30)
+    spans = load(run)
+    assert (spans.ranks, len(spans), spans.warnings) == ((0, 1, 2), 3 * 30 * 7, ())
+    assert "waiting in actor_update" in spans.stages().column("stage")
 
 
 def test_no_real_trace_is_reported_and_nothing_is_left_beside_one(

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.live_run import LATELY, LiveRun, hang_evidence
+from lightning_rlprof.loaders.live_run import LATELY, LiveRun, hang_evidence, last_steps
 from lightning_rlprof.loaders.load import load, run_directory
 from lightning_rlprof.records.hang_reports import (
     FOLDER,
@@ -37,6 +38,7 @@ from lightning_rlprof.records.records import OPTIMIZER_STEP
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.report.live_view import live_view
 from lightning_rlprof.testing import make_header
+from tests.builders.runs import grpo_run
 from tests.effort import examples
 
 MS = 1_000_000
@@ -558,3 +560,37 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "rank-00000.jsonl").write_text("no header\n")
     with pytest.raises(TraceError, match="not a rank file"):
         hang_evidence(tmp_path)
+
+
+def test_the_last_steps_of_a_long_run_are_those_that_every_rank_has_whole(tmp_path: Path) -> None:
+    whole = grpo_run(tmp_path, steps=300, ranks=2)
+    found = last_steps(tmp_path, 50_000)
+    assert found is not None
+    assert not found.from_start
+    steps = found.rows(kind="step")
+    first = int(found.step[steps].min())
+    assert 100 < first < 300
+    kept = np.flatnonzero(whole.step >= first)
+    assert [found.names[code] for code in found.name] == [
+        whole.names[code] for code in whole.name[kept]
+    ]
+    for column in ("rank", "step", "id", "parent"):
+        assert getattr(found, column).tolist() == getattr(whole, column)[kept].tolist()
+    assert found.duration_ns.tolist() == whole.duration_ns[kept].tolist()
+
+
+def test_the_last_steps_of_a_short_run_are_all_of_it(tmp_path: Path) -> None:
+    whole = grpo_run(tmp_path, steps=5)
+    found = last_steps(tmp_path, 2**20)
+    assert found is not None
+    assert found.from_start
+    assert found.id.tolist() == whole.id.tolist()
+
+
+def test_steps_of_an_optimizer_are_counted_from_the_first_one_on(tmp_path: Path) -> None:
+    header = replace(make_header(), step_unit=OPTIMIZER_STEP)
+    writer = TraceWriter(tmp_path, header)
+    writer.write([span("step", "step", 1, 0, 9)])
+    writer.close()
+    assert last_steps(tmp_path, 2**20) is None
+    assert last_steps(tmp_path / "none", 2**20) is None

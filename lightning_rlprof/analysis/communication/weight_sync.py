@@ -11,8 +11,15 @@ from lightning_rlprof.analysis.steps.step_selection import counted, in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS, Kind
 from lightning_rlprof.records.stage_aliases import plain_names
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
-from lightning_rlprof.tables.intervals import NONE, Enclosing, covered_before, parents, unions
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, differs
+from lightning_rlprof.tables.intervals import (
+    NONE,
+    Enclosing,
+    covered_before,
+    edges,
+    parents,
+    unions,
+)
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -127,13 +134,16 @@ def _syncs(spans: Spans, ranks: Collection[int] | None) -> Int64s:
     """Return the weight syncs in no other one of their thread, and not in excluded steps."""
     rows = _work(spans, ranks)
     rows = rows[categories_of(spans.names)[spans.name[rows]] == Category.WEIGHT_SYNC]
-    rows = rows[in_included(spans, rows)]
+    rows = _in_order(spans, rows[in_included(spans, rows)])
     return np.sort(rows[_around(spans, rows) == NONE])
 
 
 def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
+    return np.concatenate([rows_on_ranks(spans, kind, ranks) for kind in _WORK])
+
+
+def _in_order(spans: Spans, rows: Int64s) -> Int64s:
     """Return stages and regions in the order that `parents` needs."""
-    rows = np.concatenate([rows_on_ranks(spans, kind, ranks) for kind in _WORK])
     order = np.lexsort((rows, -spans.end_ns[rows], spans.start_ns[rows], spans.thread[rows]))
     found: Int64s = rows[order]
     return found
@@ -150,15 +160,17 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     within = Enclosing(lane[syncs], start[syncs], spans.end_ns[syncs]).at(lane[rows], start[rows])
     within = np.where(np.isin(rows, syncs), np.searchsorted(syncs, rows), within)
     inside = (within != NONE) & (spans.end_ns[rows] <= spans.end_ns[syncs[within]])
-    rows, within = rows[inside], within[inside]
+    of_row = np.full(len(spans), UNKNOWN)
+    of_row[rows[inside]] = within[inside]
+    rows = _in_order(spans, rows[inside])
+    within = of_row[rows]
     parts, part, begins, moved = _parts_of(spans, rows)
     cut = divide(spans, syncs, np.sort(rows))[0]
-    of_row = np.full(len(spans), UNKNOWN)
     of_row[rows] = part
     width, at_rest = len(parts) + 1, len(parts) - 1
     whole_keys = np.arange(len(syncs)) * width + width - 1
     by_segment, by_span = cut.step * width + of_row[cut.stage], within * width + part
-    keys = np.unique(np.concatenate([by_segment, by_span, whole_keys]))
+    keys = edges(by_segment, by_span, whole_keys)
 
     def summed(own: Int64s, values: Int64s) -> Int64s:
         found = np.zeros(len(keys), np.int64)
@@ -201,32 +213,33 @@ def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, In
             known[code] = parts[usual]
         elif categories[code] == Category.WEIGHT_SYNC:
             known[code] = UNKNOWN
-    of_span: list[int] = []
-    has_bytes: list[bool] = []
-    first, moved = [], []
-    columns = (_around(spans, rows), spans.name[rows], spans.per_row("bytes", UNKNOWN)[rows])
-    for around, code, size in zip(*(column.tolist() for column in columns), strict=True):
-        above = of_span[around] if around != NONE else UNKNOWN
-        if code in known:
-            part = known[code]
-        elif 0 <= above < len(PARTS):
-            part = above
-        else:
-            part = parts.setdefault(spans.names[code], len(parts))
-        is_same = around != NONE and part == above
-        is_counted = is_same and has_bytes[around]
-        of_span.append(part)
-        first.append(not is_same)
-        moved.append(UNKNOWN if is_counted or size < 0 else size)
-        has_bytes.append(is_counted or size >= 0)
-    part_of = np.array(of_span, np.int64)
+    by_code = np.array([known.get(code, UNKNOWN) for code in range(len(spans.names))], np.int64)
+    part_of = by_code[spans.name[rows]]
+    moved = np.maximum(spans.per_row("bytes", UNKNOWN)[rows], UNKNOWN)
+    has_bytes, first = moved != UNKNOWN, np.ones(len(rows), np.int64)
+    around = _around(spans, rows)
+    # The others are whole syncs: nothing is around them, and their names say all.
+    nested = (around != NONE) | ~np.isin(spans.name[rows], [*known])
+    for at in np.flatnonzero(nested).tolist():
+        code, outer = int(spans.name[rows[at]]), int(around[at])
+        above = int(part_of[outer]) if outer != NONE else UNKNOWN
+        if code not in known:
+            inherits = 0 <= above < len(PARTS)
+            part_of[at] = above if inherits else parts.setdefault(spans.names[code], len(parts))
+        first[at] = outer == NONE or part_of[at] != above
+        if not first[at] and has_bytes[outer]:
+            moved[at], has_bytes[at] = UNKNOWN, True
     part_of[part_of == UNKNOWN] = len(parts)
-    return [*parts, REST], part_of, np.array(first, np.int64), np.array(moved, np.int64)
+    return [*parts, REST], part_of, first, moved
 
 
 def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     """Return how long the training thread was in stages during each segment of another thread."""
     steps = partition(spans)
+    found = np.zeros(len(cut.stage), np.int64)
+    aside = ~np.isin(spans.thread[cut.stage], spans.thread[steps.steps])
+    if not aside.any():
+        return found
     waits = np.isin(categories_of(spans.names), _WAITS)
     divided = steps.divided
     stage = divided.stage
@@ -235,9 +248,7 @@ def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     owner, first, last = unions(
         spans.rank[steps.steps[divided.step[works]]], divided.start_ns[works], divided.end_ns[works]
     )
-    found = np.zeros(len(cut.stage), np.int64)
     rank = spans.rank[cut.stage]
-    aside = ~np.isin(spans.thread[cut.stage], spans.thread[steps.steps])
     for each in np.unique(rank[aside]).tolist():
         at, own = np.flatnonzero(aside & (rank == each)), owner == each
         before = [covered_before(first[own], last[own], times[at]) for times in cut[:2]]
@@ -260,7 +271,7 @@ def _rows(role: str, rate: float | None, parts: list[str], own: _Pieces) -> list
     totals, counts = (np.bincount(own.part, each, len(parts)) for each in (own.ns, own.begun))
     custom = len(PARTS) + np.argsort(-totals[len(PARTS) : -2], kind="stable")
     order = [len(parts) - 1, *range(len(PARTS)), *custom.tolist(), len(parts) - 2]
-    syncs = len(np.unique(own.sync))
+    syncs = int(np.count_nonzero(differs(own.sync)))
     whole = int(own.ns[own.part == order[0]].sum())
     rows: list[tuple[Cell, ...]] = []
     for code in order:

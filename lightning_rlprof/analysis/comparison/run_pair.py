@@ -123,9 +123,9 @@ def sides(runs: Sequence[Spans]) -> list[Side]:
 
 def _stage_names(spans: Spans) -> list[str]:
     """Return the names of stages, and of known regions outside of them."""
-    cells = step_matrix(spans).name
-    codes = np.union1d(spans.name[spans.rows(kind="stage")], cells[cells >= 0])
-    return [spans.names[code] for code in codes.tolist()]
+    there = np.zeros(len(spans.names) + 1, bool)  # Untraced is last.
+    there[step_matrix(spans).name] = there[spans.name[spans.rows(kind="stage")]] = True
+    return [name for name, is_there in zip(spans.names, there.tolist(), strict=False) if is_there]
 
 
 def _apart(called: Mapping[str, str]) -> dict[str, str]:

@@ -402,6 +402,13 @@ def _stages_of(run: Evidence, found: Finding) -> list[str]:
     return [name for name in names if name in run.stages]
 
 
+def restored(found: Finding, run: str) -> Finding:
+    """Return a finding that a cache kept, with the entries of the registry and the run's path."""
+    offers = tuple(replace(each, remedy=REMEDIES[each.remedy.id]) for each in found.remedies)
+    act, look = (text.replace("RUN", run) for text in (found.act, found.look))
+    return replace(found, problem=PROBLEMS[found.problem.id], remedies=offers, act=act, look=look)
+
+
 def known_id(name: str) -> Problem | Remedy:
     """Return the problem or remedy with an id.
 

@@ -159,16 +159,18 @@ def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segme
     part = np.cumsum(count) // _ROWS_AT_ONCE
     firsts = np.append(np.flatnonzero(np.diff(part, prepend=-1)), len(count))
     bounds = [np.searchsorted(thread[at], firsts) for thread, at in zip(own, order, strict=True)]
-    found: list[tuple[Segments, Segments]] = []
+    # Room for all is taken once: parts that are joined later would be in memory twice.
+    room, size = np.empty((len(Segments._fields), 2 * (len(steps) + len(stages))), np.int64), 0
+    beside: list[Segments] = []
     for edges in zip(*(pairwise(each.tolist()) for each in bounds), strict=True):
         mine, theirs = (np.sort(at[slice(*edge)]) for at, edge in zip(order, edges, strict=True))
         divided, outside = _divide(spans, steps[mine], stages[theirs])
-        found.append((divided._replace(step=mine[divided.step]), outside))
-    divided, outside = (
-        Segments(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        for parts in zip(*found, strict=True)
-    )
-    return divided, outside
+        own_size = len(divided.step)
+        room[:, size : size + own_size] = divided._replace(step=mine[divided.step])
+        size += own_size
+        beside.append(outside)
+    outside = Segments(*map(np.concatenate, zip(*beside, strict=True)))
+    return Segments(*room[:, :size]), outside
 
 
 def _divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segments]:

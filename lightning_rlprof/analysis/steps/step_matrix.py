@@ -23,9 +23,10 @@ from lightning_rlprof.analysis.steps.partition import (
 )
 from lightning_rlprof.analysis.steps.sync_points import find_sync_points
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
-from lightning_rlprof.tables.intervals import last_begun
+from lightning_rlprof.tables.intervals import edges, last_begun
 from lightning_rlprof.tables.spans import Spans
 
+_AT_ONCE = 2**20  # Segments whose cells are found together; more take memory, and no less time.
 _MAX_CELLS_PER_KEY = 8  # With more possible cells, sorting the keys is cheaper than a table of all.
 
 WAITING = "waiting in {}"
@@ -142,27 +143,33 @@ def step_matrix(spans: Spans, ranks: Collection[int] | None = None) -> StepMatri
 def _compute(spans: Spans) -> StepMatrix:
     cut, waits = partition(spans), waiting_times(spans)
     width = len(spans.names) + 1
-    name = np.append(spans.name, UNTRACED)[cut.divided.stage]  # An index of -1 reads the last.
+    names, divided = np.append(spans.name, UNTRACED), cut.divided  # An index of -1 reads the last.
+    parts = [slice(low, low + _AT_ONCE) for low in range(0, len(divided.step), _AT_ONCE)]
     began, step = stages_in_steps(spans, cut.steps)
     keys = (
-        cut.divided.step * width + name + 1,
         waits.step * width + waits.stage + 1,
         waits.step * width + waits.name + 1,
         step * width + spans.name[began] + 1,
     )
-    cells, at = _cells(len(cut.steps) * width, *keys)
+
+    def keys_of(part: slice) -> Int64s:
+        found: Int64s = divided.step[part] * width + names[divided.stage[part]] + 1
+        return found
+
+    cells, at = _cells(len(cut.steps) * width, *map(edges, map(keys_of, parts)), *keys)
     work, waited, calls = np.zeros((3, len(cells)), np.int64)
-    np.add.at(work, at(keys[0]), cut.divided.end_ns - cut.divided.start_ns)
-    np.subtract.at(work, at(keys[1]), waits.ns)
-    np.add.at(waited, at(keys[2]), waits.ns)
-    np.add.at(calls, at(keys[3]), 1)
+    for part in parts:
+        np.add.at(work, at(keys_of(part)), divided.end_ns[part] - divided.start_ns[part])
+    np.subtract.at(work, at(keys[0]), waits.ns)
+    np.add.at(waited, at(keys[1]), waits.ns)
+    np.add.at(calls, at(keys[2]), 1)
     return StepMatrix(cut.steps, cells // width, cells % width - 1, work, waited, calls)
 
 
 def _cells(size: int, *keys: Int64s) -> tuple[Int64s, Callable[[Int64s], Int64s]]:
     """Return the cells that occur among ``size``, ascending, and what finds the place of a key."""
     if size > _MAX_CELLS_PER_KEY * sum(map(len, keys)):
-        cells = np.unique(np.concatenate(keys))
+        cells = edges(*keys)
         return cells, lambda asked: np.searchsorted(cells, asked)
     there = np.zeros(size, bool)
     for own in keys:

@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rlprof.records.records import KINDS, SHADOW
 from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.intervals import edges
 from lightning_rlprof.tables.spans import Counter, Spans
 
 OPENED, CLOSED = "rlprof open capture", "rlprof close capture"
@@ -59,11 +60,17 @@ def states(spans: Spans, steps: Int64s) -> Int64s:
     If one rank didn't finish a step, ran a capture in it or recorded only its length, the state
     holds for all ranks, because the others waited for it. Warm-up is found by time: see `warm_up`.
     """
-    numbers = spans.step[steps]
+    numbers, state = spans.once("step states", _states)
+    return state[np.searchsorted(numbers, spans.step[steps])]
+
+
+def _states(spans: Spans) -> tuple[Int64s, Int64s]:
+    """Return the numbers of all steps, ascending, and the state of each."""
+    numbers = edges(spans.step[spans.rows(kind="step")])
     found = np.isin(numbers, warm_up(spans)).astype(np.int64)
     for code, name in enumerate(STATES[2:], start=2):
         found[np.isin(numbers, _flagged(spans, name))] = code
-    return found
+    return numbers, found
 
 
 def shadow_steps(spans: Spans) -> Int64s:
@@ -105,23 +112,25 @@ def counted(spans: Spans, steps: Int64s, since: int = 0) -> Counted:
         steps: Rows of step spans.
         since: Number of the first step that may be chosen.
     """
-    numbers, state = spans.step[steps], states(spans, steps)
-    state[numbers < since] = -1
-    mask, parts = state == 0, []
+    numbers, state = spans.once("step states", _states)
+    place = np.searchsorted(numbers, spans.step[steps])
+    there = np.bincount(place, minlength=len(numbers)) > 0
+    state = np.where(there & (numbers >= since), state, -1)
+    chosen, parts = state == 0, []
     for code, text in enumerate(("warm-up", SHADOW, "captured", "interrupted"), start=1):
-        count = len(np.unique(numbers[state == code]))
+        count = int(np.count_nonzero(state == code))
         if count:
             parts.append(f"{count} {text}")
     note = f"Excluded steps: {', '.join(parts)}." if parts else ""
-    if parts and not mask.any():
-        mask, note = state > 0, f"No complete steps, so {' and '.join(parts)} steps are included."
-    return Counted(mask, len(np.unique(numbers[mask])), note)
+    if parts and not chosen.any():
+        chosen, note = state > 0, f"No complete steps, so {' and '.join(parts)} steps are included."
+    return Counted(chosen[place], int(np.count_nonzero(chosen)), note)
 
 
 def in_included(spans: Spans, rows: Int64s) -> Mask:
     """Mark the rows of included steps, see `counted`, and those outside steps."""
     steps = spans.rows(kind="step")
-    left_out = np.setdiff1d(spans.step[steps], spans.step[steps[counted(spans, steps).mask]])
+    left_out = edges(spans.step[steps[~counted(spans, steps).mask]])
     return ~np.isin(spans.step[rows], left_out)
 
 
@@ -187,7 +196,7 @@ def capture_slowdown(spans: Spans) -> float | None:
     state, took = states(spans, rows), []
     for name in ("capture", "complete"):
         own = rows[state == STATES.index(name)]
-        if len(np.unique(spans.step[own])) < MIN_STEPS:
+        if len(edges(spans.step[own])) < MIN_STEPS:
             return None
         took.append(float(np.median(spans.duration_ns[own])))
     return took[0] / took[1] - 1 if took[1] else None

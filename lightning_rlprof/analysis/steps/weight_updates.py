@@ -12,7 +12,7 @@ from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of, kind_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.intervals import NONE, Enclosing, last_begun
+from lightning_rlprof.tables.intervals import NONE, Enclosing, edges, last_begun
 from lightning_rlprof.tables.spans import Spans
 
 _WORK = (KINDS.index("stage"), KINDS.index("region"))
@@ -65,7 +65,7 @@ def _find(spans: Spans) -> WeightUpdates:
     by_rank = np.zeros(max(spans.ranks, default=-1) + 1, bool)
     by_rank[[*spans.ranks]] = receives
     here = by_rank[spans.rank]
-    sent = np.union1d(sync[~here[sync]], marks[~here[marks]])
+    sent = edges(sync[~here[sync]], marks[~here[marks]])
     sending_ns = np.zeros_like(sent)
     received = _outermost(spans, sync[here[sync]])
     notes = []

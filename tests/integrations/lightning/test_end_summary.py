@@ -1,6 +1,8 @@
 """At the end of `fit` the first rank prints where the time went, and never harms the training."""
 
 import logging
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,12 @@ import torch
 
 from lightning_rlprof.integrations import end_of_run
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.records.records import OPTIMIZER_STEP
+from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.report import summary
+from lightning_rlprof.testing import make_header
 from tests.builders.models import Tiny, loader, make_trainer
+from tests.builders.runs import grpo_run
 
 
 def test_a_training_ends_with_its_summary(
@@ -64,12 +70,23 @@ def test_what_fails_in_it_is_logged_and_training_goes_on(
     assert any("failed: broken" in record.getMessage() for record in caplog.records)
 
 
-def test_a_very_large_run_is_not_read_at_the_end(
+def test_of_a_long_run_the_last_steps_are_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grpo_run(tmp_path, steps=300, ranks=2)
+    monkeypatch.setattr(end_of_run, "_LARGEST", 50_000)
+    end_of_run.print_summary(tmp_path, "finished")
+    first = capsys.readouterr().err.splitlines()[1]
+    assert re.match(
+        r"rlprof: the last \d\d steps \(from step 2\d\d on\) on 2 ranks, median ", first
+    )
+
+
+def test_a_run_whose_iterations_show_from_its_start_alone_is_not_summed_up_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(end_of_run, "_LARGEST", 10)
-    callback = ProfilerCallback(profile_save_path=str(tmp_path))
-    make_trainer(callback).fit(Tiny(), loader())
+    TraceWriter(tmp_path, replace(make_header(), step_unit=OPTIMIZER_STEP)).close()
+    end_of_run.print_summary(tmp_path, "finished")
     err = capsys.readouterr().err
-    assert f"rlprof: recorded {callback.run}\nSee it: rlprof report " in err
-    assert "median" not in err
+    assert err == f"\nrlprof: recorded {tmp_path}\nSee it: rlprof report {tmp_path} --open\n"
