@@ -12,11 +12,15 @@ _Row = tuple[str, Any, Any, str, str]
 _OPTIONS: dict[str, tuple[_Row, ...]] = {
     "Job": (
         ("model", str | None, None, "PATH", "config.json of the model, or its folder"),
-        ("devices", str | None, None, "NxDEVICE", "Such as 8xH100-80G"),
+        (
+            *("devices", str | None, None, "NxDEVICE"),
+            "Such as 8xH100-80G, or by its figures: 8x48GB@180TFLOPS@1.8TB/s",
+        ),
         ("algorithm", str, "grpo", "NAME", "grpo, ppo, dpo or sft"),
         ("prompt_length", int | None, None, "N", "Longest prompt, in tokens"),
         ("response_length", int | None, None, "N", "Longest response, in tokens"),
         ("batch", int | None, None, "N", "Prompts of a step, for step times"),
+        ("mean_length", int | None, None, "N", "Mean response, in tokens, for step times"),
         ("group", int, 8, "N", "Responses per prompt; dpo: 2"),
     ),
     "Training": (
@@ -57,6 +61,8 @@ _OPTIONS: dict[str, tuple[_Row, ...]] = {
             *("rollout_devices", int, 0, "N"),
             "Devices of the rollout alone; 0: it shares those of the training",
         ),
+        ("max_num_seqs", int | None, None, "N", "Sequences that an engine runs at a time"),
+        ("eager", bool, False, "", "Engines decode without graphs"),
     ),
 }
 """By help panel: each option's name, type, default, placeholder and meaning."""
@@ -88,6 +94,7 @@ def size(**given: Any) -> None:
                 f"--{name} {given[name]!r} is unknown", hint=f"Known: {known}", code="usage"
             )
     model, devices, prompt, response = (given.pop(name) for name in _NEEDED)
+    given["mean"] = given.pop("mean_length")
     number, device = jobs.parse_devices(devices)
     if given["shard"] is None:
         given["shard"] = "megatron" if given["tp"] * given["pp"] * given["ep"] > 1 else "fsdp"
