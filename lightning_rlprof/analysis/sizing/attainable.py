@@ -41,6 +41,7 @@ BEST, WORST = 0, 1
 NODE = 8
 """Devices of a node, between which links are fast."""
 
+_MARGIN = 0.05  # By this much a hypothesis may miss the measured seconds.
 _SUMS = ("total", "tail")
 
 # ---- decode
@@ -116,9 +117,10 @@ class Work:
         raise NotImplementedError
 
     def causes(self, seconds: float) -> tuple[str, ...]:
-        """Return the hypotheses whose ranges contain measured seconds."""
+        """Return the hypotheses whose ranges contain measured seconds, nearly at least."""
         ranges = ((cause, work.range()) for cause, work in self.hypotheses())
-        return tuple(cause for cause, (low, high) in ranges if low <= seconds <= high)
+        low, high = seconds / (1 - _MARGIN), seconds * (1 - _MARGIN)
+        return tuple(cause for cause, own in ranges if own[BEST] <= low and high <= own[WORST])
 
     def unknown(self) -> list[str]:
         """Return the facts that are not known."""
@@ -307,7 +309,8 @@ class Pass(Work):
         if self.backward and self.offload[WORST] < self.updates:
             yield "offload", replace(self, offload=(self.updates, self.updates))
         if self.model.expert_parameters and not self.expert_loop:
-            yield "expert_loop", replace(self, expert_loop=True)
+            loop = replace(self, expert_loop=True)
+            yield "expert_loop", replace(loop, micro_tokens=(self.micro_tokens[BEST], 1))
 
     def parts(self, end: int) -> dict[str, float]:
         """Return the seconds of ``compute``, ``launches``, ``link``, ``optimizer``, and in total.

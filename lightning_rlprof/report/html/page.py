@@ -47,6 +47,7 @@ from lightning_rlprof.report.summary import (
     lead_tables,
     nothing_found,
     run_line,
+    speed_lines,
     summary,
     without,
 )
@@ -283,6 +284,7 @@ def _first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
         "parts": shown,
         "small": small,
         "device_lines": device_lines(found),
+        "speed_lines": speed_lines(found.speed),
         "no_problem": nothing_found(found),
         "first": found.first,
     }
