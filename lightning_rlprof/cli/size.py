@@ -74,7 +74,7 @@ _NEEDED = ("model", "devices", "prompt_length", "response_length")
 _FACTS = {
     **{"prompt_length": "prompt_tokens", "mean_length": "mean", "response_length": "longest"},
     **{"tokens": "micro_tokens", "checkpointing": "recompute"},
-    **{name: name for name in ("group", "tp", "lora", "offload", "max_num_seqs", "eager")},
+    **{name: name for name in ("group", "tp", "ep", "lora", "offload", "max_num_seqs", "eager")},
     **{name: name for name in ("rollout_tp", "rollout_ep", "rollout_devices")},
 }
 """Options that say how a run works, and the fact of `analysis.sizing.speed` that each is."""

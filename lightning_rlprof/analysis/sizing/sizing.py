@@ -43,7 +43,7 @@ _ASSUMED = (
     "token and vocabulary entry, 2 to 7 without backward. Not included: other processes, datasets."
 )
 _TIMES_ASSUMED = (
-    "Low: everything as good as healthy jobs show it; high: everything as bad. Decode at 75 to 40% "
+    "Low: everything as good as healthy jobs show it; high: everything as bad. Decode at 85 to 40% "
     "of bandwidth, training at 55 to 22% of peak, and what launches, links and hosts add. Waits "
     "for rewards, tools and data are not included."
 )

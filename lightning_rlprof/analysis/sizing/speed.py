@@ -26,13 +26,6 @@ from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 Verdict = Literal["normal", "slow", "fast", "too short", "unknown"]
 """``fast``: below the range, so that a fact is wrong; ``unknown``: a fact is missing."""
 
-FACTS = (
-    *("prompt_tokens", "mean", "longest", "group", "rollout_devices", "rollout_tp", "rollout_ep"),
-    *("max_num_seqs", "eager", "kv_tokens", "tp", "model_parallel", "updates", "micro_tokens"),
-    *("padded_tokens", "recompute", "sharded", "offload", "lora", "refit_bytes", "refit_tensors"),
-)
-"""Counters that say how a stage works; a caller may give the same."""
-
 _COLUMNS = (
     Column("stage", "text"),
     *columns_of("number", "measured s", "low s", "high s", unit="s"),
@@ -163,7 +156,8 @@ def speeds(spans: Spans, given: Mapping[str, Any] | None = None) -> tuple[Speed,
 
     Args:
         spans: The run.
-        given: `FACTS` that go before those of the run; ``model``, ``device`` and ``devices``, too.
+        given: Facts that go before those that the run counts, by the same names; ``model``,
+            ``device`` and ``devices``, too.
     """
     times = StepTimes(spans)
     if not times.included.any():
@@ -205,7 +199,9 @@ class _Job:
         self.device: Peak | None = given.get("device") or (
             recorded_device(heads[0]) if heads else None
         )
-        self.devices = given.get("devices") or max((head.world_size for head in heads), default=0)
+        counted = self.spans.amounts("devices", np.int64).values.max(initial=0)
+        world = max((head.world_size for head in heads), default=0)
+        self.devices = int(given.get("devices") or counted or world)
         self.model: Model | None = given.get("model")
         if self.model is None and (recorded := recorded_model(configs)) is not None:
             with suppress(RlprofError):  # `throughput` says what is wrong with it.
@@ -227,7 +223,7 @@ class _Job:
 
     def work(self, code: int) -> Work | None:
         """Return the work of a stage; None if the run does not tell it."""
-        stage = standard_stage(self.spans.names[code])
+        stage = self._stage(code)
         if self.model is None or self.device is None or self.lacks:
             return None
         apart, pair = int(self._fact(code, "rollout_devices") or 0), partial(self._pair, code)
@@ -268,6 +264,7 @@ class _Job:
             backward=_PASSES[stage],
             tp=tp,
             ways=int(self._fact(code, "model_parallel") or tp),
+            ep=int(self._fact(code, "ep") or 1),
             updates=int(self._fact(code, "updates") or max(self._calls(code), 1)),
             lora=bool(self._fact(code, "lora")),
             micro_tokens=pair("micro_tokens", Pass.micro_tokens),
@@ -279,13 +276,17 @@ class _Job:
             **known,
         )
 
+    def _stage(self, code: int) -> str:
+        return standard_stage(self.spans.names[code])
+
     def _fact(self, code: int, name: str) -> float | None:
         """Return a fact that was given, else counted in the stage, else in any if it is a job's."""
         if name in self.given:
             return float(self.given[name])
         rows, values = self.spans.amounts(name)
         own = values[self.spans.name[rows] == code]
-        values = own if len(own) or name in _OF_STAGES else values
+        is_of_job = name not in _OF_STAGES or self._stage(code) == "actor_update"
+        values = values if is_of_job and not len(own) else own
         return float(values.max()) if len(values) else None
 
     def _pair(self, code: int, name: str, unknown: tuple[Any, Any]) -> tuple[Any, Any]:

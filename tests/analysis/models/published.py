@@ -46,6 +46,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3-4B": _config(
         "qwen3", (2560, 36, 32, 8, 9728, 151936), head_dim=128, tie_word_embeddings=True
     ),
+    "Qwen3-14B": _config("qwen3", (5120, 40, 40, 8, 17408, 151936), head_dim=128),
+    "SmolLM3-3B": _config("smollm3", (2048, 36, 16, 4, 11008, 128256), tie_word_embeddings=True),
     "Qwen3-8B": _config("qwen3", (4096, 36, 32, 8, 12288, 151936), head_dim=128),
     "Qwen3-30B-A3B": _config(
         "qwen3_moe", (2048, 48, 32, 4, 6144, 151936), **_QWEN3_MOE, moe_intermediate_size=768
