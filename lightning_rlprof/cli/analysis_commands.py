@@ -291,7 +291,6 @@ def findings(
         return
     from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
     from lightning_rlprof.analysis.diagnosis.diagnosis import findings as table_of
-    from lightning_rlprof.report.summary import speed_lines
 
     spans = open_run(run)
     found = diagnose(spans, framework)
@@ -305,8 +304,8 @@ def findings(
     console.say(found.quality.line)
     for check in found.quality.checks if every else found.quality.doubts:
         console.say(f"  {check.state:11}  {check.name}: {check.detail}", _STYLES[check.state])
-    for line in speed_lines(found.speed):
-        console.say(line)
+    for each in found.speed:
+        console.say(f"Speed: {each.text}")
     commands = _print_cards(found, spans)
     _print_undecided(found, spans, every=every)
     console.next_command(*(commands or ("rlprof", "report", str(run))))

@@ -241,8 +241,8 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
 
 def speed_lines(found: Iterable[Speed]) -> list[str]:
     """Return in one line how fast stages are; nothing if none could be judged."""
-    texts = [each.text for each in found if each.verdict not in ("unknown", "too short")]
-    return [f"Speed: {'; '.join(texts)}"] if texts else []
+    texts = [each.line for each in found if each.low is not None]
+    return [f"Speed: {', '.join(texts)}"] if texts else []
 
 
 def run_line(found: Summary) -> str:

@@ -124,16 +124,20 @@ class Speed:
         return _NEEDS.get(self.missing, f"count({self.missing}=...)") if self.missing else ""
 
     @property
+    def line(self) -> str:
+        """The verdict in a few words."""
+        least, most = self.factors
+        by = "" if least is None else f" by {least:.1f} to {most:.1f} x"
+        return f"{self.stage} {self.verdict}{by}"
+
+    @property
     def text(self) -> str:
-        """The verdict in words."""
+        """The verdict in words, with what it was judged by."""
         if self.verdict == "unknown":
-            return f"{self.stage} unknown: needs {self.needs}"
-        if self.low is None or self.high is None:
-            return f"{self.stage} too short to judge"
-        text, (least, most) = f"{self.stage} {self.verdict}", self.factors
-        if least is not None:
-            text += f" by {least:.1f} to {most:.1f} x"
-        return f"{text} ({self.seconds:.3g} s; {self.bounds} are attainable)"
+            return f"{self.line}: needs {self.needs}"
+        if self.low is None:
+            return f"{self.line} to judge"
+        return f"{self.line} ({self.seconds:.3g} s; {self.bounds} are attainable)"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain data for JSON."""
@@ -159,6 +163,8 @@ def speeds(spans: Spans, given: Mapping[str, Any] | None = None) -> tuple[Speed,
         given: Facts that go before those that the run counts, by the same names; ``model``,
             ``device`` and ``devices``, too.
     """
+    if given is None and {head.device for head in spans.headers.values()} <= {"cpu"}:
+        return ()
     times = StepTimes(spans)
     if not times.included.any():
         return ()

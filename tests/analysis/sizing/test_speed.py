@@ -114,7 +114,9 @@ def test_a_slow_stage_is_a_finding_with_its_cause_and_price() -> None:
 def test_summary_and_table_say_what_is_normal() -> None:
     run = speedy({"actor_generate": 58, "actor_update": 40}, STAGES)
     (line,) = speed_lines(summary(run).speed)
-    assert "actor_generate normal (58 s; 35.8 to 112 s are attainable)" in line
+    assert line == "Speed: actor_generate normal, actor_update normal"
+    text = by_stage(run)["actor_generate"].text
+    assert text == "actor_generate normal (58 s; 35.8 to 112 s are attainable)"
     table = speed_table(speeds(run))
     assert table.column("verdict") == ["normal", "normal"]
     assert speed_table(()).abstained
