@@ -241,7 +241,10 @@ def summary_lines(found: Summary, *, ended: str = "") -> list[str]:
 
 def speed_lines(found: Iterable[Speed]) -> list[str]:
     """Return in one line how fast stages are; nothing if none could be judged."""
-    texts = [each.line for each in found if each.low is not None]
+    judged = [each for each in found if each.low is not None]
+    texts = [each.line for each in judged if each.verdict != "normal"]
+    if normal := len(judged) - len(texts):
+        texts.append(f"{count_of(normal, 'stage')} normal")
     return [f"Speed: {', '.join(texts)}"] if texts else []
 
 

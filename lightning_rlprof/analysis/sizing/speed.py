@@ -29,9 +29,8 @@ Verdict = Literal["normal", "slow", "fast", "too short", "unknown"]
 _COLUMNS = (
     Column("stage", "text"),
     *columns_of("number", "measured s", "low s", "high s", unit="s"),
-    Column("verdict", "text"),
+    *columns_of("text", "verdict", "cause or limit"),
     *columns_of("ratio", "slow by", "to"),
-    Column("cause or limit", "text"),
 )
 _NOTE = (
     "measured s: per step, of the slowest rank. low s, high s: attainable if everything is "
@@ -65,6 +64,7 @@ _NEEDS = {
     "eager": "count(eager=...): whether engines decode without graphs",
     "mean": "count(prompt_tokens=...): tokens of a mean prompt",
     "longest": "count(lengths=...): the longest response",
+    "share": "count(kv_tokens=...): the room of the engines' KV cache",
     "tp": "count(rollout_tp=...): tensor parallelism of the engines",
     "path": "how weights reach the engines",
 }
@@ -137,7 +137,8 @@ class Speed:
             return f"{self.line}: needs {self.needs}"
         if self.low is None:
             return f"{self.line} to judge"
-        return f"{self.line} ({self.seconds:.3g} s; {self.bounds} are attainable)"
+        narrower = f"; to narrow it: {self.needs}" if self.missing else ""
+        return f"{self.line} ({self.seconds:.3g} s; {self.bounds} are attainable{narrower})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain data for JSON."""
@@ -186,7 +187,7 @@ def speeds(spans: Spans, given: Mapping[str, Any] | None = None) -> tuple[Speed,
 def speed_table(found: Sequence[Speed]) -> Table:
     """Return the verdicts as the table of step times, with what was measured."""
     rows: list[tuple[Cell, ...]] = [
-        (each.stage, each.seconds, each.low, each.high, each.verdict, *each.factors, each.why)
+        (each.stage, each.seconds, each.low, each.high, each.verdict, each.why, *each.factors)
         for each in found
     ]
     if not rows:

@@ -74,6 +74,7 @@ def test_the_fact_that_would_narrow_most_is_named() -> None:
     bare = {"actor_generate": GENERATED | {"prompt_tokens": 200}}
     own = by_stage(speedy({"actor_generate": 58}, bare))["actor_generate"]
     assert own.missing == "eager"
+    assert "to narrow it: count(eager=...)" in own.text
 
 
 def test_passes_without_tokens_take_those_of_the_samples() -> None:
@@ -114,7 +115,10 @@ def test_a_slow_stage_is_a_finding_with_its_cause_and_price() -> None:
 def test_summary_and_table_say_what_is_normal() -> None:
     run = speedy({"actor_generate": 58, "actor_update": 40}, STAGES)
     (line,) = speed_lines(summary(run).speed)
-    assert line == "Speed: actor_generate normal, actor_update normal"
+    assert line == "Speed: 2 stages normal"
+    slow = speedy({"actor_generate": 200, "actor_update": 40}, STAGES)
+    [line] = speed_lines(summary(slow).speed)
+    assert line == "Speed: actor_generate slow by 1.8 to 5.6 x, 1 stage normal"
     text = by_stage(run)["actor_generate"].text
     assert text == "actor_generate normal (58 s; 35.8 to 112 s are attainable)"
     table = speed_table(speeds(run))
