@@ -304,6 +304,8 @@ def findings(
     console.say(found.quality.line)
     for check in found.quality.checks if every else found.quality.doubts:
         console.say(f"  {check.state:11}  {check.name}: {check.detail}", _STYLES[check.state])
+    for each in found.speed:
+        console.say(f"Speed: {each.text}")
     commands = _print_cards(found, spans)
     _print_undecided(found, spans, every=every)
     console.next_command(*(commands or ("rlprof", "report", str(run))))

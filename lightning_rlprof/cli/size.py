@@ -5,19 +5,27 @@ from typing import Annotated, Any, get_args
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import option
-from lightning_rlprof.cli.open_run import as_json
+from lightning_rlprof.cli.open_run import answer, as_json, open_run, run_at
 from lightning_rlprof.errors import RlprofError
 
 _Row = tuple[str, Any, Any, str, str]
 _OPTIONS: dict[str, tuple[_Row, ...]] = {
     "Job": (
         ("model", str | None, None, "PATH", "config.json of the model, or its folder"),
-        ("devices", str | None, None, "NxDEVICE", "Such as 8xH100-80G"),
+        (
+            *("devices", str | None, None, "NxDEVICE"),
+            "Such as 8xH100-80G, or by its figures: 8x48GB@180TFLOPS@1.8TB/s",
+        ),
         ("algorithm", str, "grpo", "NAME", "grpo, ppo, dpo or sft"),
         ("prompt_length", int | None, None, "N", "Longest prompt, in tokens"),
         ("response_length", int | None, None, "N", "Longest response, in tokens"),
         ("batch", int | None, None, "N", "Prompts of a step, for step times"),
+        ("mean_length", int | None, None, "N", "Mean response, in tokens, for step times"),
         ("group", int, 8, "N", "Responses per prompt; dpo: 2"),
+        (
+            *("compare", str | None, None, "RUN"),
+            "Compare the stages of a run with what is attainable; options go before its facts",
+        ),
     ),
     "Training": (
         (
@@ -57,10 +65,19 @@ _OPTIONS: dict[str, tuple[_Row, ...]] = {
             *("rollout_devices", int, 0, "N"),
             "Devices of the rollout alone; 0: it shares those of the training",
         ),
+        ("max_num_seqs", int | None, None, "N", "Sequences that an engine runs at a time"),
+        ("eager", bool, False, "", "Engines decode without graphs"),
     ),
 }
 """By help panel: each option's name, type, default, placeholder and meaning."""
 _NEEDED = ("model", "devices", "prompt_length", "response_length")
+_FACTS = {
+    **{"prompt_length": "prompt_tokens", "mean_length": "mean", "response_length": "longest"},
+    **{"tokens": "micro_tokens", "checkpointing": "recompute"},
+    **{name: name for name in ("group", "tp", "ep", "lora", "offload", "max_num_seqs", "eager")},
+    **{name: name for name in ("rollout_tp", "rollout_ep", "rollout_devices")},
+}
+"""Options that say how a run works, and the fact of `analysis.sizing.speed` that each is."""
 
 
 def size(**given: Any) -> None:
@@ -73,6 +90,9 @@ def size(**given: Any) -> None:
     from lightning_rlprof.analysis.sizing import job as jobs
     from lightning_rlprof.analysis.sizing.sizing import size as sized
 
+    if (run := given.pop("compare")) is not None:
+        _compare(run, given)
+        return
     if missing := [f"--{name.replace('_', '-')}" for name in _NEEDED if given[name] is None]:
         raise RlprofError(
             f"size needs {', '.join(missing)}",
@@ -88,6 +108,7 @@ def size(**given: Any) -> None:
                 f"--{name} {given[name]!r} is unknown", hint=f"Known: {known}", code="usage"
             )
     model, devices, prompt, response = (given.pop(name) for name in _NEEDED)
+    given["mean"] = given.pop("mean_length")
     number, device = jobs.parse_devices(devices)
     if given["shard"] is None:
         given["shard"] = "megatron" if given["tp"] * given["pp"] * given["ep"] > 1 else "fsdp"
@@ -100,6 +121,28 @@ def size(**given: Any) -> None:
     console.status(found.summary())
     shown = [tables[0], *(tables[1:2] if found.verdict != "fits" else []), tables[2]]
     console.print_tables(shown)
+
+
+def _compare(run: str, given: dict[str, Any]) -> None:
+    """Print how fast each stage of a run is, by what the options say and by what it recorded."""
+    from lightning_rlprof.analysis.models.huggingface import read_model
+    from lightning_rlprof.analysis.sizing.job import parse_devices
+    from lightning_rlprof.analysis.sizing.speed import speed_table, speeds
+
+    usual = {row[0]: row[2] for rows in _OPTIONS.values() for row in rows}
+    known = {fact: given[name] for name, fact in _FACTS.items() if given[name] != usual[name]}
+    if given["shard"] is not None:
+        known["sharded"] = given["shard"] in ("fsdp", "zero3")
+    if (ways := given["tp"] * given["pp"] * given["cp"]) > 1:
+        known["model_parallel"] = ways
+    if given["model"] is not None:
+        known["model"] = read_model(given["model"])
+    if given["devices"] is not None:
+        known["devices"], known["device"] = parse_devices(given["devices"])
+    spans = open_run(run_at(run))
+    found = speeds(spans, known)
+    facts = {"speed": [each.to_dict() for each in found]}
+    answer(spans, [speed_table(found)], "measured and attainable", facts=facts)
 
 
 size.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # Typer reads it.

@@ -5,7 +5,7 @@ cannot tell different numbers. `summary_lines` is its text.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem, 
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.kernels import kernels
+from lightning_rlprof.analysis.sizing.speed import Speed
 from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.records.notes import Code
@@ -89,6 +90,7 @@ class Summary:
         idle_cause: Most frequent cause of idle time in it.
         losses: What is known to be missing of the devices' work.
         first: At most three: problems in their order, then ideas.
+        speed: How fast stages are, of what is attainable.
         undecided: Checks for problems that the run has no data for.
         captures_unread: Whether tables of profilers, which can take minutes, were left out.
         quality: Whether the recording is complete.
@@ -111,6 +113,7 @@ class Summary:
     idle_cause: str | None
     losses: tuple[DeviceLoss, ...]
     first: tuple[Finding, ...]
+    speed: tuple[Speed, ...]
     undecided: int
     captures_unread: bool
     quality: Quality
@@ -172,6 +175,7 @@ def _summary(spans: Spans, captures: bool) -> Summary:
         idle_cause=None if time is None else time.idle_cause,
         losses=diagnosis.losses,
         first=(*diagnosis.problems, *diagnosis.ideas)[:_MAX_FIRST],
+        speed=diagnosis.speed,
         undecided=len(diagnosis.undecided),
         captures_unread=own is not spans,
         quality=diagnosis.quality,
@@ -249,6 +253,15 @@ def summary_lines(found: Summary, *, ended: str = "", since: int | None = None) 
     return [plain(line) for line in lines]
 
 
+def speed_lines(found: Iterable[Speed]) -> list[str]:
+    """Return in one line how fast stages are; nothing if none could be judged."""
+    judged = [each for each in found if each.low is not None]
+    texts = [each.line for each in judged if each.verdict != "normal"]
+    if normal := len(judged) - len(texts):
+        texts.append(f"{count_of(normal, 'stage')} normal")
+    return [f"Speed: {', '.join(texts)}"] if texts else []
+
+
 def run_line(found: Summary, since: int | None = None) -> str:
     """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
     unit = UNITS.get(found.step_unit, "")
@@ -310,6 +323,7 @@ def first_lines(found: Summary) -> list[str]:
     lines.append(f"{label}: {top.heading}{_price(top)}")
     if len(found.first) > 1:
         lines.append(f"Then: {found.first[1].heading}{_price(found.first[1])}")
+    lines += speed_lines(found.speed)
     lines = [line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 1]}…" for line in lines]
     act = f"  {top.act}"
     # A long text is cut to its first sentence, which stays whole because it may contain a command.

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.models.published import CONFIGS
+from tests.builders.runs import Row, header, write_rank
+from tests.builders.speedy import SECOND
 from tests.places import ROOT
 
 Run = Callable[..., tuple[int, str, str]]
@@ -108,3 +110,24 @@ def test_what_a_page_shows_is_what_size_prints(rlprof: Run, page: Path) -> None:
         printed = {" ".join(line.split()) for line in out.splitlines()}
         lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert [line for line in lines if line not in printed] == []
+
+
+def test_a_run_is_compared_with_what_is_attainable(
+    rlprof: Run, model: Path, tmp_path: Path
+) -> None:
+    rows = []
+    for step in range(1, 7):
+        begin, end = step * 20 * SECOND, (step * 20 + 12) * SECOND
+        counts = {"tokens": 512 * 300, "samples": 512, "tokens_max": 1024}
+        rows.append(Row("actor_generate", "stage", step, begin, end, counters=counts))
+        rows.append(Row("step", "step", step, begin, end))
+    write_rank(tmp_path / "run", header(), rows)
+    given = ("--compare", tmp_path / "run", "--devices", "8x80GB@989TFLOPS@3.35TB/s")
+    [speed] = json.loads(rlprof("size", *given, "--model", model, "--json")[1])["speed"]
+    assert (speed["verdict"], speed["missing"]) == ("normal", "eager")
+    narrower = rlprof("size", *given, "--model", model, "--max-num-seqs", 256, "--eager", "--json")
+    [known] = json.loads(narrower[1])["speed"]
+    assert known["high"] / known["low"] < speed["high"] / speed["low"]
+    out = rlprof("size", *given)[1]
+    assert "unknown" in out
+    assert "needs model" in out

@@ -46,6 +46,7 @@ from lightning_rlprof.analysis.diagnosis.step_quantities import (
 )
 from lightning_rlprof.analysis.efficiency.peak_flops import recorded_device
 from lightning_rlprof.analysis.ledger.ledger import OUTSIDE
+from lightning_rlprof.analysis.sizing.speed import speeds
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.steps.step_selection import capture_slowdown, states
 from lightning_rlprof.analysis.steps.time_categories import (
@@ -422,6 +423,34 @@ def _training_mfu(run: Evidence) -> Measurement:
     )
 
 
+def _slow_stages(run: Evidence) -> Measurement:
+    """Return each stage whose time is known by what it needs at worst.
+
+    The time above that is lost.
+    """
+    found = run.spans.once("speeds", speeds, ("clocks",))
+    unknown = [each for each in found if each.verdict == "unknown"]
+    judged = [each for each in found if each.low is not None and each.high]
+    if unknown and not judged:
+        needs = dict.fromkeys(each.needs for each in unknown)
+        raise NoData("How fast stages may be is unknown", f"Needed: {'; '.join(needs)}")
+    accounts = run.spans.rows(kind="step")
+    steps = len(np.unique(run.spans.step[accounts])) * len(np.unique(run.spans.rank[accounts]))
+    return tuple(
+        exact(
+            each.seconds / (each.high or 1.0),
+            lost_ns=max(each.seconds - (each.high or 0.0), 0.0) * 1e9 * steps,
+            facts=(
+                Fact("stage", each.stage, "text"),
+                Fact("takes", f"{each.seconds:.3g} s a step, attainable are {each.bounds}", "text"),
+                Fact("cause:", each.cause, "text"),
+                *([Fact("to know better:", each.needs, "text")] if each.missing else []),
+            ),
+        )
+        for each in judged
+    )
+
+
 def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
     """Return the training spans of complete steps that counted FLOPs, and how many."""
     rows, flops = spans.amounts("flops")
@@ -564,6 +593,7 @@ POINTWISE = Quantity(
     _fusable,
 )
 ROLLOUT_GRAPHS = Quantity("graph replays in the rollout, of its kernels", "share", _rollout_graphs)
+SLOW_STAGES = Quantity("seconds of a stage, of what it needs at worst", "ratio", _slow_stages)
 MFU = Quantity("training MFU", "share", _training_mfu)
 UNMATCHED = Quantity("collectives with unknown transfer", "count", _unmatched)
 ALL_GATHER = _exposed_operations("exposed all-gather", "all_gather")

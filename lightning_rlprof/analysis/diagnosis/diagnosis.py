@@ -39,6 +39,7 @@ from lightning_rlprof.analysis.diagnosis.run_problems import (
     RANKS_AND_CHANGES,
 )
 from lightning_rlprof.analysis.diagnosis.stage_problems import DEVICES, ROLLOUTS, WAITS
+from lightning_rlprof.analysis.sizing.speed import Speed, speeds
 from lightning_rlprof.analysis.whatif.whatif import BALANCED, whatif
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
@@ -99,6 +100,7 @@ class Diagnosis:
         ignored: Ids that the configuration leaves out.
         unknown: Ids that it leaves out and that no problem or remedy has.
         frameworks: Whose settings are shown.
+        speed: How fast stages are, of what is attainable.
         abstained: Why nothing could be judged; None if it could.
     """
 
@@ -111,6 +113,7 @@ class Diagnosis:
     ignored: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     frameworks: tuple[str, ...] = ()
+    speed: tuple[Speed, ...] = ()
     abstained: str | None = None
 
     @property
@@ -139,6 +142,7 @@ class Diagnosis:
             "explained": list(self.explained),
             "ignored": list(self.ignored),
             "frameworks": list(self.frameworks),
+            "speed": [each.to_dict() for each in self.speed],
             "abstained": self.abstained,
         }
 
@@ -207,7 +211,14 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
         tuple(sorted(ignored & known)),
         tuple(sorted(ignored - known)),
         named,
+        judged_speeds(spans),
     )
+
+
+def judged_speeds(spans: Spans) -> tuple[Speed, ...]:
+    """Return how fast stages are if any could be judged; computed once per run."""
+    found: tuple[Speed, ...] = spans.once("speeds", speeds, ("clocks",))
+    return found if any(each.low is not None for each in found) else ()
 
 
 def _named_frameworks(spans: Spans) -> Iterator[str]:

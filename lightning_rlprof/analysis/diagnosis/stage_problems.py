@@ -342,6 +342,15 @@ WAITS = (
 
 DEVICES = (
     problem(
+        "slow-stage: A stage takes longer than its model, devices and lengths explain",
+        (devices.SLOW_STAGES > 1, devices.HAS_ACCELERATOR.yes),
+        "Check the cause that is named. If none is, check what the run counts: rlprof size "
+        "--compare RUN takes other facts.",
+        "A fact is wrong: tokens, lengths, devices, tensor parallelism",
+        "rlprof size --compare RUN",
+        lead=("stage", "cause:"),
+    ),
+    problem(
         "communication: Communication is not overlapped",
         (devices.COMMUNICATION_SHARE > 0.1, devices.UNMATCHED < 1),
         "Overlap it: larger buckets, gradient reduction during backward, fewer gathers.",

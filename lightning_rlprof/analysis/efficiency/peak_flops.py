@@ -23,7 +23,8 @@ class Peak:
     Attributes:
         name: Pattern of the whole name that torch reports, ignoring case.
         label: Name for people, with the memory: ``H100-80G``.
-        tflops: 10^12 FLOP/s in BF16 or FP16 with FP32 accumulation, dense: without sparsity.
+        tflops: 10^12 FLOP/s in BF16 or FP16 with FP32 accumulation, dense: without sparsity; 0 if
+            only the memory was given.
         gb_s: 10^9 bytes/s of its memory, None if a name has several or documents disagree.
         memory_gb: Size of its memory on the data sheet.
         others: Peaks of other types in 10^12 operations/s, dense.
@@ -35,7 +36,7 @@ class Peak:
     label: str
     tflops: float
     gb_s: float | None
-    memory_gb: int
+    memory_gb: float
     others: Mapping[Type, float] = field(default_factory=dict)
     unconfirmed: tuple[str, ...] = ()
 
@@ -101,11 +102,21 @@ DEVICES = (
     Peak("NVIDIA B300", "B300-288G", 2250.0, 8000, 288, _B300, ("memory_gb", "fp4")),
     Peak("NVIDIA L40S", "L40S-48G", 362.05, 864, 48, _types(91.6, 183, 733, 733), _TYPES),
     Peak("NVIDIA L20", "L20-48G", 119.5, 864, 48, _types(59.8, 59.8, 239, 239), _ALL),
+    Peak("NVIDIA L4", "L4-24G", 121.0, 300, 24),
     Peak("(NVIDIA )?A10", "A10-24G", 125.0, 600, 24),
+    Peak("(NVIDIA )?A40", "A40-48G", 149.7, 696, 48),
+    Peak("(NVIDIA )?RTX A6000", "A6000-48G", 154.8, 768, 48),
+    Peak("NVIDIA RTX 6000 Ada Generation", "RTX6000Ada-48G", 364.2, 960, 48),
+    Peak(
+        "NVIDIA RTX PRO 6000 Blackwell (Workstation|Server) Edition",
+        *("RTXPRO6000-96G", 503.8, 1792, 96, {}, ("tflops",)),
+    ),
+    Peak("NVIDIA GB10", "GB10-128G", 125.0, 273, 128, {}, ("tflops",)),
     Peak("(Tesla|NVIDIA) T4", "T4-16G", 65.0, None, 16),
     Peak("Tesla V100-SXM2-(16|32)GB(-LS)?", "V100-32G", 125.0, 900, 32),
     Peak("Tesla V100-PCIE-(16|32)GB", "V100-PCIe-32G", 112.0, 900, 32),
     Peak("Tesla V100S-PCIE-32GB", "V100S-32G", 130.0, 1134, 32),
+    Peak("NVIDIA GeForce RTX 3090", "RTX3090-24G", 71.0, 936, 24),
     Peak("NVIDIA GeForce RTX 4090", "RTX4090-24G", 165.2, 1008, 24, _RTX4090),
     Peak("NVIDIA GeForce RTX 5090", "RTX5090-32G", 209.5, 1792, 32),
     # For torch, each of the two dies of an MI250X is a device.

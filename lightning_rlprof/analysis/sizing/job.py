@@ -19,10 +19,13 @@ Shard = Literal["fsdp", "zero1", "zero2", "zero3", "megatron"]
 """How states are divided among ranks."""
 
 _DEVICES = re.compile(r"([0-9]{1,9})\s*[x×*]\s*(\S+)")
+_FIGURES = re.compile(  # 20G, or 48GB@180TFLOPS@1.8TB/s
+    r"([0-9.]+)GB?(?:@([0-9.]+)TFLOPS)?(?:@([0-9.]+)TB/s)?", re.IGNORECASE
+)
 _MAX_COUNT = 1 << 40
 _COUNTS = (
     *("prompt", "response", "devices", "tp", "pp", "ep", "cp", "group"),
-    *("batch", "tokens", "forward_tokens", "rollout_tp", "rollout_ep"),
+    *("batch", "mean", "tokens", "forward_tokens", "rollout_tp", "rollout_ep", "max_num_seqs"),
 )
 
 
@@ -41,6 +44,7 @@ class Job:
             optimizer.
         batch: Prompts of a step; None if no times are wanted.
         group: Responses per prompt; DPO has two.
+        mean: Tokens of a mean response, for times; None if unknown.
         tokens: Tokens of a micro-batch, which context parallelism divides; None for one sequence of
             the full length, of DPO one pair.
         forward_tokens: The same for passes without a backward pass; None for ``tokens``.
@@ -54,6 +58,8 @@ class Job:
         rollout_memory: Share of a device that the engine may use with all that is on it; None for
             all of it, of which the KV cache gets up to 90%.
         rollout_devices: Devices of the rollout alone; 0 if rollout and training share all devices.
+        max_num_seqs: Sequences that an engine runs at a time; None if unknown.
+        eager: Engines decode without graphs.
         lora: Rank of adapters, 0 to train all parameters.
         offload: Share of the optimizer that is on the host. If above 0, training states also leave
             the device during the rollout.
@@ -69,6 +75,7 @@ class Job:
     shard: Shard = "fsdp"
     batch: int | None = None
     group: int = 8
+    mean: int | None = None
     tokens: int | None = None
     forward_tokens: int | None = None
     tp: int = 1
@@ -79,6 +86,8 @@ class Job:
     rollout_ep: int | None = None
     rollout_memory: float | None = None
     rollout_devices: int = 0
+    max_num_seqs: int | None = None
+    eager: bool = False
     lora: int = 0
     offload: float = 0.0
     checkpointing: bool = True
@@ -132,6 +141,8 @@ class Job:
             value = getattr(self, name)
             if value is not None and not 0 < value < _MAX_COUNT:
                 raise RlprofError(f"{name}={value} is not a positive count")
+        if self.mean is not None and self.mean > self.response:
+            raise RlprofError(f"mean={self.mean} is more than the longest response {self.response}")
         if self.rollout_memory is not None and not 0 < self.rollout_memory <= 1:
             raise RlprofError(f"rollout_memory={self.rollout_memory} is not a share above 0, to 1")
         if not 0 <= self.offload <= 1:
@@ -195,18 +206,26 @@ class Job:
 
 
 def parse_devices(text: str) -> tuple[int, Peak]:
-    """Return the number and the kind of devices.
+    """Return the number and the kind of devices; a device is known, or is its figures.
 
     Raises:
-        RlprofError: The text is not a number, an x and a known device.
+        RlprofError: The text is not a number, an x and a device.
 
     Example::
 
         >>> number, device = parse_devices("8xH100-80G")
         >>> number, device.label
         (8, 'H100-80G')
+        >>> _, device = parse_devices("1x48GB@180TFLOPS@1.8TB/s")
+        >>> device.memory_gb, device.tflops, device.gb_s
+        (48.0, 180.0, 1800.0)
     """
     found = _DEVICES.fullmatch(text.strip())
     if found is None or not int(found[1]):
-        raise RlprofError(f"devices {text!r}: not a number and a device", hint="Such as 8xH100-80G")
-    return int(found[1]), device_labeled(found[2])
+        hint = "Such as 8xH100-80G, or 8x48GB@180TFLOPS@1.8TB/s"
+        raise RlprofError(f"devices {text!r}: not a number and a device", hint=hint)
+    if (figures := _FIGURES.fullmatch(found[2])) is None:
+        return int(found[1]), device_labeled(found[2])
+    gb, tflops, tb_s = figures.groups(default="0")
+    speed = float(tb_s) * 1e3 or None
+    return int(found[1]), Peak(re.escape(found[2]), found[2], float(tflops), speed, float(gb))

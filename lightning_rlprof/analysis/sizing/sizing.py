@@ -1,16 +1,10 @@
 """`size`: whether a training fits, with how much to spare, and what to change if not."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_rlprof.analysis.models.flops import (
-    decode,
-    decode_cache_bytes,
-    decode_weight_bytes,
-    forward,
-    prefill,
-)
+from lightning_rlprof.analysis.sizing.attainable import Pass, Refit, Rollout, Work
 from lightning_rlprof.analysis.sizing.job import Job
 from lightning_rlprof.analysis.sizing.memory import (
     GB,
@@ -49,20 +43,14 @@ _ASSUMED = (
     "token and vocabulary entry, 2 to 7 without backward. Not included: other processes, datasets."
 )
 _TIMES_ASSUMED = (
-    "Roofline: decode at 35 to 75% of bandwidth, prefill at 25 to 60% of peak, training at an MFU "
-    "of 20 to 40%. Low: responses of half the length. Whole steps take 3 to 10 times as long where "
-    "stages wait for each other or for the longest response."
+    "Low: everything as good as healthy jobs show it; high: everything as bad. Decode at 85 to 40% "
+    "of bandwidth, training at 55 to 22% of peak, and what launches, links and hosts add. Waits "
+    "for rewards, tools and data are not included."
 )
+_HALF = " Low: mean responses of half the length; pass --mean-length N for those of your job."
 
 KV_SHARE = 0.9
 """Of a device, with all that is on it, up to which the KV cache grows unless a share is given."""
-
-_BANDWIDTH = (0.75, 0.35)
-_PREFILL = (0.60, 0.25)
-_TRAINING = (0.40, 0.20)
-
-_SYNC = (50e9, 5e9)
-"""Efficiencies from the best to the worst: decode, prefill, MFU, and bytes/s of a weight sync."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +120,20 @@ class Sizing:
         """Return seconds by stage, and of the step."""
         if self.job.batch is None:
             return Table("step_time", _TIMES, abstained="No batch: pass --batch N (prompts).")
-        found = step_times(self.job)
-        rows: list[tuple[Cell, ...]] = [(t.stage, t.low, t.high, t.limit) for t in found]
-        rows.append(("step", sum(t.low for t in found), sum(t.high for t in found), None))
-        unknown = "" if self.job.device.gb_s else " Without generation: the bandwidth is unknown."
-        return Table("step_time", _TIMES, rows, _TIMES_ASSUMED + unknown)
+        if not self.job.device.tflops:
+            how = "Pass it: --devices 8x48GB@180TFLOPS@1.8TB/s."
+            return Table("step_time", _TIMES, abstained=f"The device's peak is unknown. {how}")
+        works = step_work(self.job)
+        ranges = [work.range() for work in works.values()]
+        rows: list[tuple[Cell, ...]] = [
+            (stage, *own, work.limit)
+            for (stage, work), own in zip(works.items(), ranges, strict=True)
+        ]
+        low, high = (sum(own[end] for own in ranges) for end in (0, 1))
+        rows.append(("step", low, high, None))
+        note = _TIMES_ASSUMED + (_HALF if self.job.generates and not self.job.mean else "")
+        note += "" if self.job.device.gb_s else " Without generation: the bandwidth is unknown."
+        return Table("step_time", _TIMES, rows, note)
 
     def changes(self) -> Table:
         """Return what to change, the cheapest first, and what follows from it; only if needed."""
@@ -210,16 +207,6 @@ def _candidates(job: Job) -> Iterator[tuple[str, Job]]:
             continue
 
 
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """Seconds of a stage, and what limits it."""
-
-    stage: str
-    low: float
-    high: float
-    limit: str
-
-
 def concurrent(job: Job) -> int:
     """Return how many sequences of full length fit the KV cache of one replica of the rollout."""
     tp = rollout_tp(job)
@@ -228,67 +215,55 @@ def concurrent(job: Job) -> int:
     return max(int(free / one), 0) if one else 1 << 20
 
 
-def step_times(job: Job) -> list[StageTime]:
-    """Return the stages of a step; the low end has responses of half the length.
+def step_work(job: Job) -> dict[str, Work]:
+    """Return the stages of a step; needs ``batch``, and for generation the device's bandwidth.
 
-    Needs ``batch``, and a known bandwidth of the device. Sequences beyond the KV cache wait.
+    At best, mean responses have half of the longest length unless the job says how long they are.
     """
     assert job.batch is not None
-    peak = job.device.tflops * 1e12
-    found = []
+    found: dict[str, Work] = {}
     samples = job.batch * (job.group if job.generates else job.sequences)
+    least = job.mean or (max(job.response // 2, 1) if job.generates else job.response)
+    most = job.mean or job.response
     if job.generates and job.device.gb_s is not None:
-        found.append(_generation(job, samples, peak, job.device.gb_s * 1e9))
-    trained = peak * job.training_devices
-    for stage, passes in _passes(job).items():
-        low, high = (
-            passes * samples * forward(job.model, [job.prompt + response]).forward / (trained * mfu)
-            for response, mfu in zip((job.response // 2, job.response), _TRAINING, strict=True)
+        room, tp = concurrent(job) * job.length, rollout_tp(job)
+        seqs = (job.max_num_seqs,) * 2 if job.max_num_seqs else Rollout.max_num_seqs
+        found["actor_generate"] = Rollout(
+            *(job.model, job.device, job.rollout_ranks, samples, job.prompt),
+            *((least, most), (job.response, job.response), job.group, (tp, tp)),
+            *(job.rollout_ep or 0, (job.eager, job.eager), seqs),
+            kv_tokens=(room, room),
         )
-        found.append(StageTime(stage, low, high, "compute"))
+    sharded, moves = job.shard in ("fsdp", "zero3"), int(job.offload > 0)
+    for stage, backward in _passes(job).items():
+        micro = job.tokens if backward else job.forward_tokens or job.tokens
+        found[stage] = Pass(
+            job.model.critic() if stage.startswith("critic") else job.model,
+            *(job.device, job.training_devices, samples),
+            *((job.prompt + least, job.prompt + most), backward),
+            *(job.tp, job.tp * job.pp * job.cp),
+            lora=job.lora > 0,
+            micro_tokens=(micro, micro) if micro else Pass.micro_tokens,
+            recompute=(job.checkpointing, job.checkpointing),
+            sharded=(sharded, sharded),
+            offload=(moves, moves),
+        )
     if job.generates:
-        size = 2 * job.model.parameters
-        found.append(StageTime("weight_sync", size / _SYNC[0], size / _SYNC[1], "link"))
+        refit = Refit(job.model, job.device, job.rollout_ranks)
+        found["weight_sync"] = refit if job.rollout_devices else replace(refit, path=("ipc", "ipc"))
     return found
 
 
-def _passes(job: Job) -> dict[str, int]:
-    """Return the stages that train or go forward, in forward passes."""
+def _passes(job: Job) -> dict[str, bool]:
+    """Return the stages that train or go forward, and whether they train."""
     if job.algorithm == "sft":
-        return {"train": 3}
+        return {"train": True}
     if job.algorithm == "dpo":
-        return {"reference_compute_log_prob": 1, "actor_update": 3}
-    critic = {"critic_compute_values": 1, "critic_update": 3} if job.algorithm == "ppo" else {}
-    reference = {"reference_compute_log_prob": 1}
-    return {"actor_compute_log_prob": 1, **reference, **critic, "actor_update": 3}
-
-
-def _weights_read(job: Job, tp: int, batch: int) -> float:
-    """Return bytes of weights that a device reads for one token of each sequence.
-
-    Expert parallelism divides the experts among replicas, which hit them with all their sequences.
-    """
-    ep = job.rollout_ep or tp
-    dense = decode_weight_bytes(job.model, 0)
-    experts = decode_weight_bytes(job.model, batch * ep / tp) - dense
-    return dense / tp + experts / ep
-
-
-def _generation(job: Job, samples: int, peak: float, bandwidth: float) -> StageTime:
-    tp = rollout_tp(job)
-    each = -(-samples * tp // job.rollout_ranks)  # Samples of one replica.
-    batch = min(each, concurrent(job) or 1)
-    waves = -(-each // batch)
-    bounds, limit = [], "memory"
-    for response, of_memory, of_peak in zip(
-        (max(job.response // 2, 2), job.response), _BANDWIDTH, _PREFILL, strict=True
-    ):
-        weights = waves * response * _weights_read(job, tp, batch)
-        cache = each * decode_cache_bytes(job.model, [job.prompt], [response])
-        read = (weights + cache / tp) / bandwidth / of_memory
-        compute = each * decode(job.model, [job.prompt], [response]).forward / peak / tp / of_peak
-        once = prefill(job.model, [job.prompt]).forward
-        reading = -(-each // job.group) * once
-        bounds.append(max(read, compute) + reading / peak / tp / of_peak)
-        limit = "memory" if read > compute else "compute"
-    return StageTime("actor_generate", bounds[0], bounds[1], limit)
+        return {"reference_compute_log_prob": False, "actor_update": True}
+    critic = {"critic_compute_values": False, "critic_update": True}
+    return {
+        "actor_compute_log_prob": False,
+        "reference_compute_log_prob": False,
+        **(critic if job.algorithm == "ppo" else {}),
+        "actor_update": True,
+    }

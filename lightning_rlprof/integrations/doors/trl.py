@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
-from lightning_rlprof.recording.annotations import Marker, listener, stage
+from lightning_rlprof.recording.annotations import Marker, count, in_stage, listener, stage
 from lightning_rlprof.recording.samples import sample
 from lightning_rlprof.records.records import Fate
 
@@ -115,6 +115,10 @@ def _record(
     """
     if listener() is None:
         return
+    if in_stage():
+        eager = {} if getattr(trainer, "use_vllm", False) else {"eager": 1}
+        recompute = int(trainer.args.gradient_checkpointing)
+        count(group=trainer.num_generations, recompute=recompute, **eager)
     weights = trainer.reward_weights.to(gathered.device)
     rewards = (gathered * weights).nansum(1).tolist()
     training = bool(trainer.model.training)

@@ -25,12 +25,27 @@ _ASYNCHRONOUS = (
     "verl.trainer.ppo.v1.trainer_separate_async",
     "verl.trainer.ppo.v1.trainer_colocate_async",
 )
+_FACTS = {
+    "eager": "actor_rollout_ref.rollout.enforce_eager",
+    "max_num_seqs": "actor_rollout_ref.rollout.max_num_seqs",
+    "rollout_tp": "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "group": "actor_rollout_ref.rollout.n",
+    "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "lora": "actor_rollout_ref.model.lora_rank",
+    "micro_tokens": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "offload": "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+}
+"""Settings that say how fast a step may be, by the name that the run counts them under."""
+
 _UPDATES = ("actor_update", "train_batch", "critic_update", "update_actor", "update_critic")
 
 
 def install(module: Any) -> None:
     """Replace the driver's timer, the states of workers, or what computes advantages."""
     if module.__name__ == "verl.trainer.ppo.ray_trainer":
+        if hasattr(module, "RayPPOTrainer"):
+            before = functools.partial(KIT.around, before=_read_facts)
+            KIT.replace(module.RayPPOTrainer, "fit", before)
         after = functools.partial(KIT.around, after=_record_samples)
         KIT.replace(module, "compute_advantage", after)
     elif module.__name__ == "verl.utils.tracking":
@@ -61,6 +76,32 @@ def _stage_of(name: str) -> str:
     return _TIMERS.stage_of(name)
 
 
+_facts: dict[str, float] = {}
+
+
+def _read_facts(trainer: Any) -> None:
+    """Keep the settings that `_FACTS` names, and the number of devices and updates."""
+    config = trainer.config
+    found = {name: _setting(config, path) for name, path in _FACTS.items()}
+    if not _setting(config, "actor_rollout_ref.actor.use_dynamic_bsz"):
+        del found["micro_tokens"]
+    nodes, each = (_setting(config, f"trainer.{key}") for key in ("nnodes", "n_gpus_per_node"))
+    found["devices"] = nodes * each if nodes and each else None
+    batch = _setting(config, "data.train_batch_size")
+    mini = _setting(config, "actor_rollout_ref.actor.ppo_mini_batch_size")
+    found["updates"] = batch / mini if batch and mini else None
+    sharding = str(_setting(config, "actor_rollout_ref.actor.strategy"))
+    found["sharded"] = sharding.startswith("fsdp")
+    _facts.update({name: float(value) for name, value in found.items() if value is not None})
+
+
+def _setting(config: Any, path: str) -> Any:
+    """Return a setting by its path; None if the configuration lacks it."""
+    for key in path.split("."):
+        config = None if config is None else config.get(key)
+    return config
+
+
 def _record_samples(data: Any, *args: Any, **kwargs: Any) -> None:
     """Record each response of a batch: tokens, their limit, reward, and whether it trains.
 
@@ -74,7 +115,9 @@ def _record_samples(data: Any, *args: Any, **kwargs: Any) -> None:
     rewards = (batch["token_level_rewards"] * mask).sum(-1).tolist()
     useful = ((batch["advantages"] != 0) & mask).any(-1).tolist()
     if in_stage():
-        count(lengths=tokens)
+        whole = batch["attention_mask"].sum().item() if "attention_mask" in batch else 0
+        prompt = (whole - sum(tokens)) / max(len(tokens), 1)
+        count(lengths=tokens, **_facts, **({"prompt_tokens": prompt} if whole else {}))
     groups = [str(each) for each in others["uid"]] if "uid" in others else range(len(tokens))
     for group, length, reward, trains in zip(groups, tokens, rewards, useful, strict=True):
         fate: Fate = "trained" if trains else "zero_advantage"

@@ -50,6 +50,7 @@ from lightning_rlprof.report.summary import (
     lead_tables,
     nothing_found,
     run_line,
+    speed_lines,
     summary,
     without,
 )
@@ -298,6 +299,7 @@ def _first_screen(found: Summary, *, of_trace: bool) -> dict[str, Any]:
         "device_lines": device_lines(found),
         # What is lost of a trace is said below it.
         "no_problem": no_problem(found.undecided, ()) if of_trace else nothing_found(found),
+        "speed_lines": speed_lines(found.speed),
         "first": found.first,
     }
 

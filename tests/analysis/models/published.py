@@ -24,6 +24,7 @@ _GPT_OSS = {"head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama-3-8B": _config("llama", (4096, 32, 32, 8, 14336, 128256)),
     "Llama-3-70B": _config("llama", (8192, 80, 64, 8, 28672, 128256)),
+    "Llama-2-70B": _config("llama", (8192, 80, 64, 8, 28672, 32000)),
     "Qwen2.5-0.5B": _config("qwen2", (896, 24, 14, 2, 4864, 151936), tie_word_embeddings=True),
     "Qwen2.5-1.5B": _config("qwen2", (1536, 28, 12, 2, 8960, 151936), tie_word_embeddings=True),
     "Qwen2.5-3B": _config("qwen2", (2048, 36, 16, 2, 11008, 151936), tie_word_embeddings=True),
@@ -39,6 +40,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "out_hidden_size": 3584,
         },
     },
+    "Qwen3-0.6B": _config(
+        "qwen3", (1024, 28, 16, 8, 3072, 151936), head_dim=128, tie_word_embeddings=True
+    ),
+    "Qwen3-4B": _config(
+        "qwen3", (2560, 36, 32, 8, 9728, 151936), head_dim=128, tie_word_embeddings=True
+    ),
+    "Qwen3-14B": _config("qwen3", (5120, 40, 40, 8, 17408, 151936), head_dim=128),
+    "SmolLM3-3B": _config("smollm3", (2048, 36, 16, 4, 11008, 128256), tie_word_embeddings=True),
     "Qwen3-8B": _config("qwen3", (4096, 36, 32, 8, 12288, 151936), head_dim=128),
     "Qwen3-30B-A3B": _config(
         "qwen3_moe", (2048, 48, 32, 4, 6144, 151936), **_QWEN3_MOE, moe_intermediate_size=768
@@ -55,6 +64,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         moe_intermediate_size=2048,
         n_shared_experts=1,
         first_k_dense_replace=3,
+    ),
+    "Kimi-K2": _config(
+        "kimi_k2",
+        (7168, 61, 64, 64, 18432, 163840),
+        **_DEEPSEEK,
+        n_routed_experts=384,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
     ),
     "DeepSeek-V2": _config(
         "deepseek_v2",

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.models.huggingface import read_model
+from lightning_rlprof.analysis.sizing.attainable import WORST
 from lightning_rlprof.analysis.sizing.job import Job, parse_devices
 from lightning_rlprof.analysis.sizing.memory import GB, host_bytes, live_layer, rollout_tp
-from lightning_rlprof.analysis.sizing.sizing import Sizing, concurrent, size
+from lightning_rlprof.analysis.sizing.sizing import Sizing, concurrent, size, step_work
 from lightning_rlprof.errors import RlprofError
 from tests.analysis.models.published import CONFIGS
 
@@ -170,13 +171,12 @@ def test_a_step_takes_longer_with_longer_responses_and_needs_a_batch() -> None:
 
 
 def test_decoding_one_token_is_the_roofline_of_weights_and_cache() -> None:
-    one = sized("Qwen2.5-7B", "1xH100", batch=256, group=1, prompt=2048, response=3, **LORA)
-    assert concurrent(one.job) > 256
-    generate = one.times().rows[0]
+    one = job("Qwen2.5-7B", "1xH100", batch=256, group=1, prompt=2048, response=2, **LORA)
+    assert concurrent(one) > 256
+    generate = step_work(one)["actor_generate"].parts(WORST)
     # 13.2 ms per step at full bandwidth: weights 4.2 ms, cache of 256 x 2k tokens 9 ms
-    decode = 2 * 13.2e-3 / 0.35
-    reading = 256 * 2048 * 14.3e9 / 989.4e12 / 0.25
-    assert float(generate[2] or 0) == pytest.approx(decode + reading, rel=0.1)
+    assert generate["memory"] == pytest.approx(2 * 13.2e-3 / 0.40, rel=0.02)
+    assert generate["prefill"] == pytest.approx(256 * 2048 * 14.3e9 / 989.4e12 / 0.25, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,31 @@ def test_decoding_one_token_is_the_roofline_of_weights_and_cache() -> None:
 def test_jobs_that_cannot_be_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(RlprofError, match=text):
         job("Qwen2.5-7B", "8xH100", **changes)
+
+
+def test_any_device_is_given_by_its_figures() -> None:
+    _, whole = parse_devices("8x48GB@180TFLOPS@1.8TB/s")
+    assert (whole.memory_gb, whole.tflops, whole.gb_s) == (48, 180, 1800)
+    known, same = (
+        sized("Qwen2.5-7B", f"8x{each}", batch=8).times()
+        for each in ("L40S-48G", "48GB@362.05TFLOPS@0.864TB/s")
+    )
+    assert same.column("stage") == known.column("stage")
+    memory_alone = sized("Qwen2.5-0.5B", "1x20G", batch=8)
+    assert memory_alone.verdict == "fits"
+    assert "peak is unknown" in (memory_alone.times().abstained or "")
+
+
+def test_what_is_known_of_a_rollout_narrows_its_range() -> None:
+    def width(**known: Any) -> float:
+        low, high = step_work(job("Qwen2.5-7B", "8xH100", batch=512, **known))[
+            "actor_generate"
+        ].range()
+        return high / low
+
+    assert width(mean=300, max_num_seqs=256) < width(mean=300) < width()
+    with pytest.raises(RlprofError, match="mean=2000 is more than the longest response 1024"):
+        job("Qwen2.5-7B", "8xH100", mean=2000)
 
 
 @pytest.mark.parametrize("text", ["H100", "0xH100", "8", "xH100", "8xH1000", "9" * 5000 + "xH100"])
@@ -265,8 +290,8 @@ def test_overhead_and_what_is_gathered() -> None:
 def test_a_critic_takes_the_time_of_an_update() -> None:
     table = sized("Qwen2.5-7B", "8xH100", algorithm="ppo", batch=8).times()
     low = dict(zip(table.column("stage"), table.column("low s"), strict=True))
-    assert low["critic_update"] == low["actor_update"]
-    assert low["actor_update"] == pytest.approx(3 * float(low["critic_compute_values"] or 0))
+    assert 0.8 < float(low["critic_update"] or 0) / float(low["actor_update"] or 0) < 1
+    assert float(low["actor_update"] or 0) > 2 * float(low["critic_compute_values"] or 0)
     sft = sized("Qwen2.5-7B", "8xH100", algorithm="sft", batch=8).times()
     assert sft.column("stage") == ["train", "step"]
 
@@ -284,9 +309,9 @@ def test_sequences_beyond_the_cache_wait_for_the_next_round() -> None:
         float(size(one.changed(batch=batch)).times().rows[0][2] or 0)
         for batch in (room, room + 1, 2 * room)
     ]
-    weights = 8192 * 14.1e9 / 3350e9 / 0.35  # read once more
-    assert times[1] - times[0] == pytest.approx(weights, rel=0.15)
-    assert times[2] == pytest.approx(2 * times[0], rel=0.01)
+    again = 8192 * (14.1e9 / 3350e9 / 0.40 + 6e-3)  # Weights are read once more.
+    assert times[1] - times[0] == pytest.approx(again, rel=0.05)
+    assert times[2] == pytest.approx(2 * times[0], rel=0.05)
 
 
 def test_forward_only_passes_free_each_layer_and_have_tokens_of_their_own() -> None:
@@ -339,7 +364,7 @@ def test_preferences_are_pairs_with_a_reference_and_without_a_rollout() -> None:
     dpo, sft = (sized("Qwen2.5-7B", "8xH100", algorithm=name, batch=8) for name in ("dpo", "sft"))
     low = dict(zip(dpo.times().column("stage"), dpo.times().column("low s"), strict=True))
     assert [*low] == ["reference_compute_log_prob", "actor_update", "step"]
-    assert low["actor_update"] == pytest.approx(2 * float(sft.times().rows[0][1] or 0))
+    assert 1 < float(low["actor_update"] or 0) / float(sft.times().rows[0][1] or 0) < 2
     assert "Rollout" not in dpo.memory().note
 
 
@@ -364,16 +389,17 @@ def test_experts_of_a_rollout_are_divided_among_its_replicas() -> None:
 
 def test_replicas_that_share_experts_read_each_expert_once() -> None:
     how: dict[str, Any] = {"shard": "megatron", "ep": 8, "offload": 1.0, "rollout_tp": 1}
-    times = [
-        sized("Qwen3-30B-A3B", "8xH100", **how, batch=64, rollout_ep=ep).times().rows[0]
-        for ep in (None, 8)
-    ]
-    assert float(times[1][2] or 0) < 0.5 * float(times[0][2] or 0)
-    few = [
-        sized("Qwen3-30B-A3B", "8xH100", **how, batch=8, group=1, rollout_ep=ep).times().rows[0]
-        for ep in (None, 8)
-    ]  # 8 tokens hit 52 experts, so each of 8 devices reads 6.5 of them instead of 8
-    assert 0.8 < float(few[1][2] or 0) / float(few[0][2] or 0) < 0.95
+    times, few = (
+        [
+            step_work(job("Qwen3-30B-A3B", "8xH100", **how, **each, rollout_ep=ep))
+            for ep in (None, 8)
+        ]
+        for each in ({"batch": 64}, {"batch": 8, "group": 1})
+    )
+    read = [work["actor_generate"].parts(WORST)["memory"] for work in (*times, *few)]
+    assert read[1] < 0.6 * read[0]
+    # 8 tokens hit 52 experts, so each of 8 devices reads 6.5 of them instead of 8.
+    assert 0.8 < read[3] / read[2] < 0.95
 
 
 def test_a_vision_tower_has_weights_alone() -> None:

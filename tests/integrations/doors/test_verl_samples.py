@@ -15,6 +15,19 @@ from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.run import load
 from lightning_rlprof.tables.table import rows_of
 
+CONFIG = {
+    "actor_rollout_ref": {
+        "rollout": {"enforce_eager": False, "max_num_seqs": 256, "tensor_model_parallel_size": 2},
+        "actor": {
+            **{"strategy": "fsdp2", "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 16384},
+            **{"ppo_mini_batch_size": 256, "fsdp_config": {"optimizer_offload": True}},
+        },
+        "model": {"enable_gradient_checkpointing": True},
+    },
+    "trainer": {"nnodes": 2, "n_gpus_per_node": 8},
+    "data": {"train_batch_size": 1024},
+}
+
 
 def batch_of(rewards: list[list[float]]) -> Any:
     """Return responses of 2 to 4 tokens, of which the last one has the reward, in groups."""
@@ -24,7 +37,8 @@ def batch_of(rewards: list[list[float]]) -> Any:
     scores = torch.zeros(len(flat), 4)
     scores[torch.arange(len(flat)), lengths - 1] = flat
     uid = np.array([f"uid-{at}" for at, group in enumerate(rewards) for _ in group], object)
-    batch = {"response_mask": mask, "token_level_rewards": scores}
+    whole = torch.cat([torch.ones(len(flat), 3, dtype=torch.long), mask], dim=1)
+    batch = {"response_mask": mask, "token_level_rewards": scores, "attention_mask": whole}
     return SimpleNamespace(batch=batch, non_tensor_batch={"uid": uid})
 
 
@@ -37,8 +51,11 @@ def module() -> Any:
         data.batch["advantages"] = (rewards - means)[:, None] * data.batch["response_mask"]
         return data
 
+    trainer = type("RayPPOTrainer", (), {"config": CONFIG, "fit": lambda self: None})
     return SimpleNamespace(
-        __name__="verl.trainer.ppo.ray_trainer", compute_advantage=compute_advantage
+        __name__="verl.trainer.ppo.ray_trainer",
+        compute_advantage=compute_advantage,
+        RayPPOTrainer=trainer,
     )
 
 
@@ -49,6 +66,7 @@ def test_each_response_of_a_batch_is_a_sample_of_its_group(
     trainer, data = module(), batch_of([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
     verl.install(trainer)
     trainer.compute_advantage(data, "grpo")  # nothing records
+    trainer.RayPPOTrainer().fit()
     session = verl.KIT.session(role="controller")
     assert session is not None
     with session:
@@ -65,6 +83,13 @@ def test_each_response_of_a_batch_is_a_sample_of_its_group(
     [responses] = rows_of(lengths(run))
     assert (responses["stage"], responses["samples"]) == ("compute_advantage", 6)
     assert {*run.amounts("response_limit").values.tolist()} == {4}
+    facts = {
+        **{"eager": 0, "max_num_seqs": 256, "rollout_tp": 2, "micro_tokens": 16384, "sharded": 1},
+        **{"offload": 1, "recompute": 1, "devices": 16, "updates": 4, "prompt_tokens": 3},
+    }
+    for name, value in facts.items():
+        assert run.amounts(name).values.tolist() == [value], name
+    assert not len(run.amounts("lora").rows)
     book = sample_book(run)
     assert sorted(book.reward.tolist()) == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert sorted(book.prompts[each] for each in book.prompt) == ["uid-0"] * 3 + ["uid-1"] * 3

@@ -1,0 +1,144 @@
+"""How often published times are in the attainable range: ``python benchmarks/attainable.py``.
+
+Rows are in ``attainable_rows.tsv``: what a document says of a job, and how long a stage took. They
+are split by document. The efficiencies were chosen on ``calibration`` alone. ``held out`` and
+``new`` were scored afterwards; two corrections followed, and ``after`` came in after these. A fact
+that a document does not state stays a range. ``--misses`` prints each row outside its range.
+"""
+
+import argparse
+import csv
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from lightning_rlprof.analysis.models.huggingface import read_model
+from lightning_rlprof.analysis.sizing.attainable import Pass, Refit, Rollout, Work
+from lightning_rlprof.analysis.sizing.job import parse_devices
+from lightning_rlprof.analysis.sizing.speed import judge_speed
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+CONFIGS: Any = importlib.import_module("tests.analysis.models.published").CONFIGS
+
+__all__ = ["SOURCES", "Row", "main", "rows", "scored"]
+
+_GITHUB = "https://github.com/"
+SOURCES = {
+    "nemo-959": _GITHUB + "NVIDIA-NeMo/RL/issues/959",
+    "ssamine4": "https://wandb.ai/ssamine4/verl-gaudi-vs-a100",
+    "verl-dpsk": _GITHUB + "volcengine/verl/blob/main/docs/perf/dpsk.md",
+    "play-verl": _GITHUB + "dingxianzhong/play-verl",
+    "prime-rl-fork": _GITHUB + "shyampathak22/prime-rl, benchmarks/results/BENCHMARKS.md",
+    "qwen-speed": _GITHUB + "QwenLM/Qwen2.5, docs/source/benchmark/speed_benchmark.rst",
+    "tt-143": _GITHUB + "tenstorrent/tt-inference-server/issues/143",
+    "tt-125": _GITHUB + "tenstorrent/tt-inference-server/issues/125",
+    "sglang-060": _GITHUB + "sgl-project/sglang, benchmark/benchmark_vllm_060/README.md",
+    "rkooo567": _GITHUB + "rkooo567/llm_benchmark",
+    "automodel": _GITHUB + "NVIDIA-NeMo/Automodel, docs/performance-summary.md",
+    "megatron-bridge": _GITHUB + "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md",
+    "torchtitan": _GITHUB + "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
+    "prime-rl": _GITHUB + "PrimeIntellect-ai/prime-rl, benchmarks/results/BENCHMARKS.md",
+    "tt-340": _GITHUB + "tenstorrent/tt-inference-server/issues/340",
+    "vime-175": _GITHUB + "vllm-project/vime/issues/175",
+    "vime-255": _GITHUB + "vllm-project/vime/issues/255",
+}
+"""Documents of the rows, read in November 2026."""
+
+_SINGLE = ("samples", "prompt", "group", "ep", "ways", "updates", "square")
+_BOTH = ("tp",)  # A pair of a rollout, and a number of a pass.
+
+
+class Row(NamedTuple):
+    """A published time of a stage.
+
+    Attributes:
+        split: ``calibration``, ``held out``, ``new`` or ``after``.
+        source: Its document, a key of `SOURCES`.
+        stage: ``generation``, ``log-prob``, ``training`` or ``refit``.
+        seconds: How long it took.
+        work: What it did.
+    """
+
+    split: str
+    source: str
+    stage: str
+    seconds: float
+    work: Work
+
+
+def rows() -> Iterator[Row]:
+    """Yield the published rows."""
+    with Path(__file__).with_name("attainable_rows.tsv").open(encoding="utf-8") as file:
+        for line in csv.DictReader(file, delimiter="\t"):
+            facts = dict(each.split("=") for each in line["facts"].split())
+            work = _work(line["stage"], line["model"], f"{line['devices']}x{line['device']}", facts)
+            yield Row(line["set"], line["source"], line["stage"], float(line["seconds"]), work)
+
+
+def _work(stage: str, name: str, devices: str, facts: dict[str, str]) -> Work:
+    number, device = parse_devices(devices)
+    job = (read_model(CONFIGS[name]), device, number)
+    known: dict[str, Any] = {key: _value(stage, key, text) for key, text in facts.items()}
+    if stage == "refit":
+        return Refit(*job, **known)
+    if stage == "generation":
+        return Rollout(*job, **known)
+    known["lora"] = known.get("lora") == (1.0, 1.0)
+    return Pass(*job, backward=stage == "training", **known)
+
+
+def _value(stage: str, key: str, text: str) -> Any:
+    if key == "path":
+        return (text, text)
+    low, _, high = text.partition(":")
+    if key in _SINGLE or (key in _BOTH and stage != "generation"):
+        return float(low) if key in ("prompt", "square") else int(low)
+    return float(low), float(high or low)
+
+
+def scored(found: list[Row]) -> dict[str, Any]:
+    """Return how many rows are inside, below and above their range, and the median width."""
+    speeds = [judge_speed(row.source, row.seconds, row.work) for row in found]
+    judged = [each for each in speeds if each.low is not None and each.high is not None]
+    verdicts = [each.verdict for each in judged]
+    widths = [(each.high or 0.0) / (each.low or 1.0) for each in judged]
+    return {
+        "sources": len({row.source for row in found}),
+        "rows": len(judged),
+        "inside": verdicts.count("normal"),
+        "below": verdicts.count("fast"),
+        "above": verdicts.count("slow"),
+        "width": median(widths) if widths else 0.0,
+        "short": len(found) - len(judged),
+    }
+
+
+def main() -> int:
+    """Print the table of `docs/accuracy.md`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--misses", action="store_true", help="print each row outside its range")
+    options = parser.parse_args()
+    every = list(rows())
+    print("| split | stage | sources | inside / rows | below | above | median width |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    for split in dict.fromkeys(row.split for row in every):
+        for stage in ("generation", "training", "log-prob", "refit"):
+            own = [row for row in every if (row.split, row.stage) == (split, stage)]
+            if own and (score := scored(own))["rows"]:
+                inside = f"{score['inside']} / {score['rows']}"
+                counts = (score["sources"], inside, score["below"], score["above"])
+                print(
+                    f"| {split} | {stage} | {' | '.join(map(str, counts))} | {score['width']:.1f} |"
+                )
+    for row in every if options.misses else []:
+        speed = judge_speed(row.stage, row.seconds, row.work)
+        if speed.verdict in ("slow", "fast"):
+            print(row.split, row.source, speed.text, *speed.causes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Attainable times: what each fact does to a range, and gaps as their authors explained them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.efficiency.peak_flops import Peak, device_labeled
+from lightning_rlprof.analysis.models.architecture import Model
+from lightning_rlprof.analysis.models.huggingface import read_model
+from lightning_rlprof.analysis.sizing.attainable import (
+    BEST,
+    WORST,
+    Pass,
+    Refit,
+    Rollout,
+    Work,
+    lengths,
+    tensors,
+)
+from lightning_rlprof.analysis.sizing.speed import Speed, judge_speed
+from tests.analysis.models.published import CONFIGS
+
+H100 = device_labeled("H100")
+
+
+def model(name: str) -> Model:
+    return read_model(CONFIGS[name])
+
+
+def rollout(**facts: Any) -> Rollout:
+    how: dict[str, Any] = {
+        **{"samples": 2048, "prompt": 200, "mean": (795, 795), "longest": (4096, 4096)},
+        **{"group": 32, "eager": (False, False), "max_num_seqs": (1024, 1024)},
+    }
+    return Rollout(model("Llama-3-8B"), H100, 8, **{**how, "share": (0.85, 0.85), **facts})
+
+
+def update(**facts: Any) -> Pass:
+    how: dict[str, Any] = {"samples": 2048, "mean": (995, 995), "backward": True}
+    known = {"micro_tokens": (16384, 16384), "recompute": (True, True), "offload": (0, 0)}
+    return Pass(model("Llama-3-8B"), H100, 8, **{**how, **known, "sharded": (True, True), **facts})
+
+
+def verdict(seconds: float, work: Work) -> Speed:
+    return judge_speed("stage", seconds, work)
+
+
+def test_the_ranges_are_those_that_were_chosen_on_the_calibration_rows() -> None:
+    assert rollout().range() == pytest.approx((35.8, 108.0), rel=0.01)
+    refit = Refit(model("Llama-3-8B"), H100, 8, ("ipc", "ipc"))
+    assert refit.range()[WORST] == pytest.approx(7.8, rel=0.01)
+
+
+def test_the_longest_response_decides_and_few_sequences_at_a_time_take_longer() -> None:
+    base = rollout().range()
+    for facts in ({"longest": (8192, 8192)}, {"max_num_seqs": (64, 64)}, {"eager": (True, True)}):
+        assert all(more > less for more, less in zip(rollout(**facts).range(), base, strict=True))
+    assert rollout().parts(WORST)["tail"] > 0.1 * base[WORST]
+    small = rollout(kv_tokens=(9000, 9000)).range()  # Two sequences at a time.
+    assert small[BEST] > 4 * base[BEST]
+
+
+def test_lengths_have_the_mean_and_the_longest() -> None:
+    found = lengths(800, 4096, 0.8, 500)
+    assert found.mean() == pytest.approx(800, rel=0.02)
+    assert found.max() == found[-1] == 4096
+    assert np.all(found >= 1)
+
+
+def test_parts_of_a_pass_follow_what_it_does() -> None:
+    whole = update().parts(WORST)
+    assert update(micro_tokens=(1, 1)).parts(WORST)["launches"] > 10 * whole["launches"]
+    assert update(padding=(2, 2)).parts(BEST)["compute"] == pytest.approx(
+        2 * update().parts(BEST)["compute"]
+    )
+    assert update(recompute=(False, False)).range()[WORST] < whole["total"]
+    assert update(sharded=(False, False)).parts(WORST)["link"] == 0
+    assert update(offload=(4, 4)).parts(WORST)["optimizer"] > whole["optimizer"]
+    assert update(lora=True).range()[BEST] < update().range()[BEST]
+    forward = update(backward=False).range()
+    assert 2 < update().range()[BEST] / forward[BEST] < 4
+
+
+def test_cards_have_slower_links_than_modules() -> None:
+    card = replace(update(), device=device_labeled("A6000-48G"))
+    same = replace(card, device=Peak("x", "other", 154.8, 768, 48))
+    assert card.parts(BEST)["link"] > 10 * same.parts(BEST)["link"]
+
+
+def test_weights_go_by_their_real_path() -> None:
+    ranges = {
+        path: Refit(model("Llama-3-8B"), H100, 8, (path, path)).range()  # type: ignore[arg-type]
+        for path in ("ipc", "nccl", "p2p", "disk")
+    }
+    assert ranges["p2p"][BEST] < ranges["nccl"][BEST] < ranges["disk"][BEST]
+    assert tensors(model("Llama-3-8B")) == 32 * 9 + 3
+    assert tensors(model("Qwen3-30B-A3B")) > 48 * 3 * 128
+
+
+def test_the_missing_fact_is_the_one_that_narrows_most() -> None:
+    open_ = rollout(eager=(False, True), longest=(800, 4096))
+    assert open_.narrowest() == (
+        max(
+            ("eager", rollout(longest=(800, 4096))),
+            ("longest", rollout(eager=(False, True))),
+            key=lambda each: -each[1].range()[WORST] / each[1].range()[BEST],
+        )[0],
+        pytest.approx(open_.narrowest()[1]),  # type: ignore[index]
+    )
+    assert rollout().narrowest() is None
+
+
+def test_verdicts_by_the_range() -> None:
+    assert verdict(60, rollout()).verdict == "normal"
+    slow = verdict(216, rollout())
+    assert (slow.verdict, slow.factors) == (
+        "slow",
+        (pytest.approx(2, rel=0.01), pytest.approx(6.03, rel=0.01)),
+    )
+    assert verdict(10, rollout()).verdict == "fast"
+    assert verdict(1.9, rollout()).verdict == "too short"
+
+
+# ---- gaps of published jobs, with the causes that their authors found
+
+MOE = {"samples": 256, "mean": (1300, 1300)}
+
+
+def test_graphs_that_were_off() -> None:
+    engines = Rollout(
+        *(model("Qwen3-30B-A3B"), H100, 32, 256, 300, (1004, 1004), (16384, 16384), 16, (2, 2)),
+        eager=(False, False),
+        max_num_seqs=(1024, 1024),
+    )
+    assert verdict(707.8, engines).causes == ("eager",)
+    assert verdict(707.8, engines).factors[0] == pytest.approx(3.4, abs=0.1)
+    assert verdict(82.7, engines).verdict == "normal"  # With graphs.
+
+
+def test_experts_that_ran_in_a_loop() -> None:
+    grouped = update(**MOE)
+    looped = replace(grouped, model=model("Qwen3-30B-A3B"), devices=16)
+    assert verdict(2810, looped).causes == ("expert_loop",)
+    assert verdict(2810, grouped).causes == ()  # A dense model has no experts.
+
+
+def test_tensors_that_were_exported_one_by_one() -> None:
+    cut = Refit(
+        *(model("DeepSeek-V3"), device_labeled("910C"), 8, ("nccl", "nccl")),
+        bytes=105 * 2**30,
+        tensors=4702,
+    )
+    found = verdict(1032.7, cut)
+    assert found.causes == ("export",)
+    assert (found.low, found.high) == (pytest.approx(4.8, abs=0.1), pytest.approx(29.4, abs=0.1))
+
+
+def test_a_critic_that_was_padded() -> None:
+    critic = update(
+        **{"samples": 5120, "mean": (276, 276), "updates": 4, "longest": 1536.0},
+    )
+    padded = replace(critic, model=model("Qwen2.5-7B").critic(), device=device_labeled("H200"))
+    assert verdict(98.8, padded).causes[0] == "padding"
+    assert verdict(33.6, padded).verdict == "normal"  # The actor, packed.
+
+
+def test_a_gap_that_no_hypothesis_explains_says_so() -> None:
+    one = replace(update(samples=256, mean=(6300, 6300)), model=model("Qwen2.5-32B"), devices=16)
+    found = verdict(1179, one)
+    assert (found.verdict, found.causes) == ("slow", ())
+    assert "none that is known" in found.cause
