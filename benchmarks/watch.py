@@ -23,10 +23,9 @@ from typing import Any
 
 from _measure import Bound, Report, options, verdict
 
-from lightning_rlprof.cli.live_commands import pause_s
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.records.run_directory import TraceWriter, rank_files
-from lightning_rlprof.report.live_view import live_view
+from lightning_rlprof.report.live_view import LiveScreen, pause_s
 from lightning_rlprof.report.terminal import render
 from lightning_rlprof.testing import make_header
 
@@ -75,20 +74,19 @@ def watched(run: Path, begins: Any, ended: Any) -> dict[str, float]:
     """Watch a run until its ranks have written all, and return what it took."""
     from rich.console import Console
 
-    live = LiveRun(run)
+    live = LiveScreen(LiveRun(run))
     took: list[float] = []
     pauses: list[float] = []
     while not took or not ended.is_set():
         start = time.process_time()
-        live.refresh()
         screen = Console(file=io.StringIO(), width=160, force_terminal=True)
-        for table in live_view(live).tables:
+        for table in live.view().tables:
             screen.print(render(table))
         took.append(time.process_time() - start)
         pauses.append(pause_s(took[-1]))
         begins.set()
         time.sleep(pauses[-1])
-    steps = max(each.last_step for each in live.ranks.values()) - _BEFORE
+    steps = max(each.last_step for each in live.run.ranks.values()) - _BEFORE
     return {
         "cores": sum(took[1:]) / (sum(took[1:]) + sum(pauses[1:])),
         "refresh_ms": median(took[1:]) * 1e3,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -398,6 +399,15 @@ class RankColumns:
             new = Counter(np.array(rows, np.int64), _exact(values))
             old = self.counters.get(name)
             self.counters[name] = new if old is None else joined_counter([old, new])
+
+    def since(self, row: int) -> "RankColumns":
+        """Return what ended from a row on, without a change of this one."""
+        if not row:
+            return self
+        own = copy(self)
+        own.counters = dict(self.counters)
+        own.drop_before(row)
+        return own
 
     def drop_before(self, row: int) -> None:
         """Forget the spans that ended before a row did; rows are numbered from there on."""

@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.device.timeline import (
 )
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality
-from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
+from lightning_rlprof.analysis.diagnosis.diagnosis import Diagnosis, diagnose, no_problem
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
@@ -131,15 +131,16 @@ class Summary:
         }
 
 
-def summary(spans: Spans, *, captures: bool = False) -> Summary:
+def summary(spans: Spans, *, captures: bool = False, diagnosis: Diagnosis | None = None) -> Summary:
     """Sum up a run; what comes first, second and third is `diagnose`'s.
 
     Args:
         spans: The run.
         captures: Whether to read what profilers captured, which can take minutes.
+        diagnosis: What `diagnose` found some steps ago, of a running job; None to ask it now.
     """
     own = spans if captures else without_captures(spans)
-    times, diagnosis = StepTimes(spans), diagnose(own)
+    times, diagnosis = StepTimes(spans), diagnose(own) if diagnosis is None else diagnosis
     walls = times.wall_ns[times.included]
     enough = len(walls) >= MIN_STEPS
     low, median, high = np.quantile(walls, (0.25, 0.5, 0.75)) if enough else (0.0, 0.0, 0.0)

@@ -226,7 +226,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "config": config,
         "environment": environment(spans),
         "versions": versions(spans),
-        **_first_screen(summary(spans, captures=True), of_devices=of_devices),
+        **first_screen(summary(spans, captures=True), of_devices=of_devices),
         "findings": diagnosis.found,
         "cost": lambda found: finding_cost(found, word),
         "place": finding_place,
@@ -256,8 +256,8 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def _first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
-    """Return the first screen as the template writes it: the facts in units."""
+def first_screen(found: Summary, *, of_devices: bool) -> dict[str, Any]:
+    """Return the first screen as a template writes it: the facts in units."""
     median, spread = None, f"{run_line(found)}."
     if found.median_ns is not None and found.quartiles_ns is not None:
         number, _, unit = duration(found.median_ns).rpartition(" ")
