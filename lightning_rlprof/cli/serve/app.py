@@ -16,7 +16,6 @@ from lightning_rlprof.report.live_view import (
     LiveView,
     exposition,
     gauges,
-    pause_s,
 )
 from lightning_rlprof.system.http_server import Answer, Request, text_answer
 from lightning_rlprof.system.location import plain
@@ -93,7 +92,7 @@ def _page(body: bytes, kind: str, policy: str) -> Answer:
 class LiveFeed:
     """Read a run when a client asks, at most once a second; make its report at most every 30 s.
 
-    However many pages are open, a run that takes long to read is read less often, see `pause_s`.
+    However many pages are open, a run that takes long to read is read less often, see `LiveScreen`.
 
     Args:
         run: The run directory.
@@ -117,9 +116,8 @@ class LiveFeed:
         """Return the figures, at most a second old."""
         async with self._reading:
             if self._view is None or self._clock() >= self._read_again_at:
-                begin = self._clock()
                 self._view = await asyncio.to_thread(self._screen.view)
-                self._read_again_at = begin + pause_s(self._clock() - begin)
+                self._read_again_at = self._clock() + self._screen.pause_s
             return self._view
 
     async def metrics(self) -> list[Gauge]:

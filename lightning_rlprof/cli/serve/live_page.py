@@ -18,7 +18,6 @@ import numpy as np
 from lightning_rlprof.report.html.page import first_screen
 from lightning_rlprof.report.html.step_charts import Paint, StepCharts, stage_paints
 from lightning_rlprof.report.live_view import LiveView
-from lightning_rlprof.report.summary import is_device_trace
 from lightning_rlprof.report.terminal import cell_text, duration, percent
 from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.arrays import Float64s
@@ -59,9 +58,8 @@ def _template() -> "Template":
 def _values(run: Path, view: LiveView) -> dict[str, Any]:
     found, values = view.found, dict[str, Any](steps=None, heat=None, parts=[], median=None)
     if found is not None and view.spans is not None and found.steps:
-        of_devices = is_device_trace(view.spans)
         charts = StepCharts(view.spans)
-        values |= first_screen(found, of_devices=of_devices)
+        values |= first_screen(found, of_devices=False)
         paints = stage_paints(view.spans, charts)
         values["parts"] = list(_bar([*values["parts"], *values["small"]], paints))
         values["steps"] = _steps(charts, paints)
