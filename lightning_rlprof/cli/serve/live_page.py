@@ -8,7 +8,7 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import numpy as np
 from lightning_rlprof.report.html.page import first_screen
 from lightning_rlprof.report.html.step_charts import Paint, StepCharts, stage_paints
 from lightning_rlprof.report.live_view import LiveView
+from lightning_rlprof.report.summary import SummaryPart
 from lightning_rlprof.report.terminal import cell_text, duration, percent
 from lightning_rlprof.system.location import plain
 from lightning_rlprof.tables.arrays import Float64s
@@ -61,7 +62,7 @@ def _values(run: Path, view: LiveView) -> dict[str, Any]:
         charts = StepCharts(view.spans)
         values |= first_screen(found, of_devices=False)
         paints = stage_paints(view.spans, charts)
-        values["parts"] = list(_bar([*values["parts"], *values["small"]], paints))
+        values["parts"] = list(_bar(values["parts"], values["small"], paints))
         values["steps"] = _steps(charts, paints)
         values["heat"] = _heat(charts)
         values["device_word"] = view.spans.device_word
@@ -91,10 +92,15 @@ def _fill(kind: str, stage: str, paints: dict[str, Paint]) -> dict[str, str]:
     }
 
 
-def _bar(parts: Iterable[Any], paints: dict[str, Paint]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of the mean step from left to right, as percent of it."""
-    left = 0.0
-    for part in parts:
+def _bar(
+    parts: Sequence[SummaryPart], small: Sequence[SummaryPart], paints: dict[str, Paint]
+) -> Iterator[dict[str, Any]]:
+    """Yield the parts of the mean step from left to right, as percent of it; small ones as one."""
+    left, rest = 0.0, []
+    if small:
+        share, ns = sum(part.share for part in small), sum(part.mean_ns for part in small)
+        rest = [SummaryPart(f"{len(small)} others", "", "stage", share, ns)]
+    for part in [*parts, *rest]:
         short = "waiting" if part.kind == "waiting" else part.name
         facts = {"name": part.name, "short": short, "share": part.share, "mean_ns": part.mean_ns}
         place = {"left": f"{100 * left:.3f}", "width": f"{100 * part.share:.3f}"}
@@ -121,14 +127,13 @@ def _steps(charts: StepCharts, paints: dict[str, Paint]) -> dict[str, Any]:
     if charts.tokens is not None:
         line = charts.tokens[1][last] / np.maximum(charts.training_ns[last], 1) * 1e9
     high = max(1e-9, min(float(line.max()), float(np.quantile(line, 0.98)) * 2))
-    points = zip(_height(line, high), strict=True)
     unit = figure if charts.tokens is not None else (lambda ns: duration(round(ns)))
     return {
         "numbers": numbers,
         "texts": [f"step {n}: {duration(round(ns))}" for n, ns in zip(numbers, wall, strict=True)],
         "paths": [each for each in paths if each["shape"]],
         "top": duration(round(top)),
-        "line": " ".join(f"{at},{y:.1f}" for at, (y,) in enumerate(points)),
+        "line": " ".join(f"{at},{y:.1f}" for at, y in enumerate(_height(line, high))),
         "range": f"{unit(float(line.min()))} to {unit(float(line.max()))}",
         "pale": int(np.count_nonzero(~some)),
     }

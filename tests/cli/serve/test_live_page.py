@@ -14,6 +14,7 @@ from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.report.live_view import LiveView, live_view
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.testing import make_header
 from tests.builders.browser import Page, Tab, find_browser
 from tests.builders.scripted import Script, play
 from tests.cli.serve.test_command import Served, serving
@@ -92,6 +93,25 @@ def test_before_the_first_step_the_page_says_so(tmp_path: Path) -> None:
     shown = Page(page(tmp_path, growing(tmp_path).view)).text()
     assert "no step has ended yet" in shown
     assert "Fix first" not in shown
+
+
+def test_many_small_stages_are_one_part_and_the_bar_adds_up(tmp_path: Path) -> None:
+    writer, at = TraceWriter(tmp_path, make_header(0)), 0
+    for step in range(1, 5):
+        begin = at
+        for stage in range(300):
+            ns = 10**6 if stage else 10**9
+            span = ("span", f"stage_{stage}", "stage", step, at, at + ns, 7, at + 1, None, None)
+            writer.write([span])
+            at += ns
+        writer.write([("span", "step", "step", step, begin, at, 7, at + 1, None, None)])
+    live = LiveRun(tmp_path)
+    live.refresh()
+    shown = Page(page(tmp_path, live_view(live)))
+    widths = [float(each["width"].rstrip("%")) for each in shown.find("svg") if "x" in each]
+    assert len(widths) == 2
+    assert sum(widths) == pytest.approx(100)
+    assert [each["data-part"] for each in shown.find("li")] == ["stage_0", "299 others"]
 
 
 @pytest.mark.deep
