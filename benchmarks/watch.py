@@ -1,9 +1,10 @@
 """What ``rlprof watch`` takes beside many ranks that write: ``python benchmarks/watch.py``.
 
 Simulated ranks append a step of 40 spans a second each, in a process of their own. The view is in
-another one: it reads, computes the tables and lays them out for a terminal of 160 columns, once a
-second or less often, as the verb does. Counted are the CPU time of refreshes, per second, and the
-peak of memory, Python included.
+another one: it reads, computes the tables and lays them out for a terminal of 160 columns and as
+the page of ``rlprof serve``, once a second or less often, as the verbs do. Counted are the CPU time
+of its process per second, with the search for problems in a thread, and the peak of memory, Python
+included.
 A refresh reads more than a second of steps on a busy machine. The first one, which reads the ends
 of all files, is shown apart.
 
@@ -23,18 +24,20 @@ from typing import Any
 
 from _measure import Bound, Report, options, verdict
 
-from lightning_rlprof.cli.live_commands import pause_s
+from lightning_rlprof.cli.serve.live_page import view_as_json
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.records.run_directory import TraceWriter, rank_files
-from lightning_rlprof.report.live_view import live_view
+from lightning_rlprof.report.live_view import LiveScreen
 from lightning_rlprof.report.terminal import render
 from lightning_rlprof.testing import make_header
 
 __all__ = ["main", "measured", "steps_of", "watched"]
 
 SPANS, STAGES = 40, 12  # of a step
-_BEFORE, _SECONDS = 40, 20  # steps in the files at the start; seconds that are measured
+_MAX_BEFORE, _MAX_RANK_STEPS = 1_000, 64_000  # steps in the files at the start
+_SECONDS = 20  # that are measured
 _MOST_CORES, _MOST_MB = 1.0, 500.0
+_PACES = 7  # that ranks have
 _BAND = 0.25  # of the control
 _FEWEST = 8  # refreshes
 _Spawn = multiprocessing.get_context("spawn")
@@ -50,12 +53,17 @@ def steps_of(rank: int, first: int, count: int) -> bytes:
             kind = "stage" if at < STAGES else "region"
             memory = {"host_rss_bytes": 10**9 + step} if at < STAGES else None
             begin = start + at * each
-            number = step * 100 + at + 1
-            span = ("span", f"{kind}_{at}", kind, step, begin, begin + each - rank % 7, 7, number)
+            end, number = begin + each - rank % _PACES, step * 100 + at + 1
+            span = ("span", f"{kind}_{at}", kind, step, begin, end, 7, number)
             lines.append((*span, step * 100, memory))
         whole = ("span", "step", "step", step, start, start + 10**9, 7, step * 100)
         lines.append((*whole, None, None))
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def _before(ranks: int) -> int:
+    """Return how many steps are in the file of each rank at the start."""
+    return min(_MAX_BEFORE, _MAX_RANK_STEPS // ranks)
 
 
 def _write(run: Path, seconds: int, begins: Any, ended: Any) -> None:
@@ -63,7 +71,7 @@ def _write(run: Path, seconds: int, begins: Any, ended: Any) -> None:
     begins.wait()
     files, begin = rank_files(run), time.monotonic()
     for second in range(seconds):
-        data = steps_of(0, _BEFORE + 1 + second, 1)
+        data = steps_of(0, _before(len(files)) + 1 + second, 1)
         for path in files:
             with path.open("ab") as file:
                 file.write(data)
@@ -75,22 +83,25 @@ def watched(run: Path, begins: Any, ended: Any) -> dict[str, float]:
     """Watch a run until its ranks have written all, and return what it took."""
     from rich.console import Console
 
-    live = LiveRun(run)
+    live = LiveScreen(LiveRun(run))
     took: list[float] = []
-    pauses: list[float] = []
+    begin = spent = 0.0
     while not took or not ended.is_set():
         start = time.process_time()
-        live.refresh()
         screen = Console(file=io.StringIO(), width=160, force_terminal=True)
-        for table in live_view(live).tables:
+        view = live.view()
+        for table in view.tables:
             screen.print(render(table))
+        view_as_json(run, view)
         took.append(time.process_time() - start)
-        pauses.append(pause_s(took[-1]))
+        if len(took) == 1:
+            begin, spent = time.monotonic(), time.process_time()
         begins.set()
-        time.sleep(pauses[-1])
-    steps = max(each.last_step for each in live.ranks.values()) - _BEFORE
+        time.sleep(live.pause_s)
+    last = max(each.last_step for each in live.run.ranks.values())
+    steps = last - _before(len(live.run.ranks))
     return {
-        "cores": sum(took[1:]) / (sum(took[1:]) + sum(pauses[1:])),
+        "cores": (time.process_time() - spent) / (time.monotonic() - begin),
         "refresh_ms": median(took[1:]) * 1e3,
         "worst_ms": max(took[1:]) * 1e3,
         "first_ms": took[0] * 1e3,
@@ -113,11 +124,12 @@ def measured(ranks: int, seconds: int) -> dict[str, float]:
     """Return what watching so many ranks took; the simulated ones write meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
+        before = [steps_of(rank, 1, _before(ranks)) for rank in range(min(ranks, _PACES))]
         for rank in range(ranks):
             writer = TraceWriter(run, make_header(rank))
             writer.close()
             with writer.path.open("ab") as file:
-                file.write(steps_of(rank, 1, _BEFORE))
+                file.write(before[rank % _PACES])
         answer: Any = _Spawn.Queue()
         begins, ended = _Spawn.Event(), _Spawn.Event()
         writing = _Spawn.Process(target=_write, args=(run, seconds, begins, ended))
@@ -134,7 +146,7 @@ def measured(ranks: int, seconds: int) -> dict[str, float]:
 
 def main(chosen: argparse.Namespace) -> int:
     """Measure, print, and return the exit status."""
-    sizes, seconds = ((2, 16), 4) if chosen.quick else ((8, 128, 1_024), _SECONDS)
+    sizes, seconds = ((2, 16), 4) if chosen.quick else ((8, 64, 1_024), _SECONDS)
     rows, costs = [], []
     for name, ranks in [*((f"{size:,} ranks", size) for size in sizes), ("again (A/A)", sizes[-1])]:
         cost = measured(ranks, seconds)

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from lightning_rlprof.report.live_view import LiveView
 
 _POLL_S, _PATIENCE_S = 0.2, 60
-EVERY_S = 1.0
-"""Seconds between two refreshes."""
-
 _STACK_PATIENCE_S = 30
 _SHORTEST_S = 0.5
 _LINES = 5  # Lines of stacks per rank.
@@ -53,7 +50,6 @@ _NEVER = 2**63 - 1
 _SILENT = (
     "no answer. Its process is stopped or gone, or C code keeps Python's lock. See: rlprof hang"
 )
-_REST = 3  # Times as long as a refresh took, which is a second with a thousand ranks.
 _ROWS, _MOST_FRAMES, _MOST_STACKS = 20, 12, 2
 
 
@@ -209,17 +205,6 @@ def _ranks_text(chosen: "Sequence[RankReader]") -> str:
     return f"rank{'s' * (len(chosen) > 1)} {numbers}"
 
 
-def pause_s(took_s: float) -> float:
-    """Return how long to wait after a refresh, so that watching takes a quarter of a CPU at most.
-
-    Example::
-
-        >>> pause_s(0.05), pause_s(0.9)
-        (1.0, 2.7)
-    """
-    return max(EVERY_S, round(_REST * took_s, 3))
-
-
 def watch(
     run: Run = SAVE_PATH,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end")] = False,
@@ -232,7 +217,7 @@ def watch(
         option("SECONDS", "--stacks: how long to take samples", min=_SHORTEST_S, max=LONGEST_S),
     ] = 5.0,
 ) -> None:
-    """Show steps, stages, ranks and alarms of a running training.
+    """Show steps, stages, ranks, problems and alarms of a running training.
 
     On a terminal the view is refreshed once a second, of very many ranks less often; elsewhere each
     refresh is one line. It ends when all ranks have ended, or with Ctrl-C.
@@ -243,15 +228,17 @@ def watch(
     from rich.console import Console
 
     from lightning_rlprof.loaders.live_run import LiveRun
-    from lightning_rlprof.report.live_view import live_view
+    from lightning_rlprof.report.live_view import LiveScreen
 
     folder = run_directory(run)
     if stacks:
         _print_stacks(folder, ranks, seconds)
         return
-    live, screen = LiveRun(folder), Console(highlight=False, emoji=False, markup=False)
-    live.refresh()
-    view = live_view(live)
+    live, screen = (
+        LiveScreen(LiveRun(folder)),
+        Console(highlight=False, emoji=False, markup=False),
+    )
+    view = live.view()
     if not console.is_table():
         _print_for_programs(folder, view)
         return
@@ -260,21 +247,18 @@ def watch(
         return
     with suppress(KeyboardInterrupt), _shown(folder, screen) as show:
         show(view)
-        took_s = 0.0
         while not view.has_ended:
-            time.sleep(pause_s(took_s))
-            begin = time.perf_counter()
-            live.refresh()
-            view = live_view(live)
+            time.sleep(live.pause_s)
+            view = live.view()
             show(view)
-            took_s = time.perf_counter() - begin
         console.next_command("rlprof", "summary", folder)
 
 
 def _print_for_programs(folder: "Path", view: "LiveView") -> None:
     """Print one view as JSON, CSV or Markdown."""
     if console.is_json():
-        facts = {"run": str(folder), "title": view.title, "slowest": [*view.slowest]}
+        found = None if view.found is None else view.found.to_dict()
+        facts = {"run": str(folder), "title": view.title, "summary": found}
         console.put_json(facts | {"ended": view.has_ended, "tables": as_json(view.tables)})
     else:
         console.print_tables(view.tables)
@@ -301,7 +285,7 @@ def _page(folder: "Path", view: "LiveView") -> "RenderableType":
 
     parts: list[RenderableType] = [
         Text(plain(f"{folder.name} · {view.title}"), style="bold"),
-        *(Text(plain(text)) for text in view.slowest),
+        *(Text(plain(text)) for text in view.facts),
     ]
     for table in view.tables:
         parts += [Text(""), render(table)]

@@ -48,17 +48,20 @@ from lightning_rlprof.records.run_directory import (
     read_header,
 )
 from lightning_rlprof.system.process import process_state
-from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 
-LATELY = 20
+LATELY = 200
 """Steps of each rank that are kept."""
 
-_TAIL_BYTES = 1 << 18  # Bytes; they contain some 250 steps of 40 spans.
+RECENT = 20
+"""Steps of each rank by which metrics are computed: they have to follow a change."""
+
+_TAIL_BYTES = 1 << 18  # Bytes; they contain some 50 steps of 40 spans.
+_MAX_FIRST_BYTES = 1 << 22  # Bytes that are read first of a file; they contain the steps to keep.
 _MAX_BYTES = 1 << 26  # Bytes; all ranks share them.
 _MIN_BYTES_PER_RANK = 1 << 16
-_MAX_SPANS = 1 << 21  # All ranks share them, and their columns take 130 MB.
-_MIN_SPANS_PER_RANK = 1 << 12
+_MAX_SPANS = 1 << 19  # All ranks share them, and their columns take 33 MB.
+_MIN_SPANS_PER_RANK = 800  # That are 20 steps of 40 spans.
 _MAX_METRICS = 64
 _MAX_NOTES = 16
 _MAX_CHARACTERS = 400
@@ -151,7 +154,7 @@ class LiveRank:
         reader, changed_ns = self._reader, self._reader.changed_ns
         is_new = not reader.size
         if is_new:
-            most = min(most, _TAIL_BYTES)
+            most = min(most, _MAX_FIRST_BYTES)
         header = self.header
         if is_new:
             with suppress(TraceError):  # It may be written right now.
@@ -210,7 +213,7 @@ class LiveRank:
         """Forget the spans before the last steps that were neither captured nor interrupted."""
         own = self.columns
         steps = np.flatnonzero(own.column("kind") == _STEP)
-        row = _first_kept(own, steps, kept.steps_per_iteration)
+        row = _first_kept(own, kept.steps_per_iteration, LATELY)
         least = len(own) - kept.spans
         if row < least:  # Spans are dropped up to the end of a step, if there is one.
             at = int(np.searchsorted(steps, least))
@@ -224,16 +227,17 @@ class LiveRank:
                 del late[number]
 
 
-def _first_kept(own: RankColumns, steps: Int64s, size: int) -> int:
-    """Return the row behind the last step that is not kept."""
+def _first_kept(own: RankColumns, size: int, most: int) -> int:
+    """Return the row behind the last step that is not kept: the last ``most`` iterations are."""
+    steps = np.flatnonzero(own.column("kind") == _STEP)
     counters = (own.counters[name].rows for name in _NOT_USUAL if name in own.counters)
     flagged = np.concatenate([np.empty(0, np.int64), *counters])
     usual = steps[~np.isin(steps, flagged)]
     number = iteration_of(own.column("step")[usual], size)
     numbers = np.unique(number)
-    if len(numbers) <= LATELY:
+    if len(numbers) <= most:
         return 0
-    first = usual[np.flatnonzero(number >= numbers[-LATELY])[0]]
+    first = usual[np.flatnonzero(number >= numbers[-most])[0]]
     at = int(np.searchsorted(steps, first))
     return int(steps[at - 1]) + 1 if at else 0
 
@@ -249,9 +253,9 @@ class _Kept:
 class LiveRun:
     """Follow a run: `refresh` reads what its ranks have appended since the last time.
 
-    It keeps the last 20 steps of each rank. Files are read by offset, and are open only while they
-    are read. What is appended faster than 64 MB per refresh, all ranks together, is skipped but
-    for its end.
+    It keeps the last 200 steps of each rank, or as many as half a million spans contain. Files are
+    read by offset, and are open only while they are read. What is appended faster than 64 MB per
+    refresh, all ranks together, is skipped but for its end.
 
     Attributes:
         ranks: By number.
@@ -322,16 +326,26 @@ class LiveRun:
     def spans(self) -> Spans | None:
         """The last steps of all ranks, as `load` returns a whole run; None before the first header.
 
-        Steps are the same as there. Of each rank the last 20 are kept that were neither captured
+        Steps are the same as there. Of each rank the last 200 are kept that were neither captured
         nor interrupted.
         """
         if self._spans is None and self.ranks:
-            ranks = [(each.trace, each.columns) for each in self.ranks.values() if each.trace]
-            size = self._kept.steps_per_iteration
-            spans = read_window(self.run, ranks, size)
-            is_whole = all(each.is_whole for each in self.ranks.values())
-            self._spans = replace(spans, from_start=is_whole)
+            self._spans = self._window(LATELY)
         return self._spans
+
+    @property
+    def recent(self) -> Spans | None:
+        """The last `RECENT` of these steps of each rank."""
+        return self._window(RECENT) if self.ranks else None
+
+    def _window(self, steps: int) -> Spans:
+        ranks, is_whole = [], True
+        for each in self.ranks.values():
+            row = _first_kept(each.columns, self._kept.steps_per_iteration, steps)
+            ranks += [] if each.trace is None else [(each.trace, each.columns.since(row))]
+            is_whole &= each.is_whole and not row
+        spans = read_window(self.run, ranks, self._kept.steps_per_iteration)
+        return replace(spans, from_start=is_whole)
 
     def quiet_s(self, rank: LiveRank) -> float:
         """Return for how long a rank has written nothing, in seconds."""

@@ -4,6 +4,7 @@ import gc
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -404,6 +405,15 @@ class RankColumns:
             new = Counter(np.array(rows, np.int64), _exact(values))
             old = self.counters.get(name)
             self.counters[name] = new if old is None else joined_counter([old, new])
+
+    def since(self, row: int) -> "RankColumns":
+        """Return what ended from a row on, without a change of this one."""
+        if not row:
+            return self
+        own = copy(self)
+        own.counters = dict(self.counters)
+        own.drop_before(row)
+        return own
 
     def drop_before(self, row: int) -> None:
         """Forget the spans that ended before a row did; rows are numbered from there on."""

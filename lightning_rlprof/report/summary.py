@@ -21,7 +21,12 @@ from lightning_rlprof.analysis.device.timeline import (
 )
 from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Quality
-from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem, restored
+from lightning_rlprof.analysis.diagnosis.diagnosis import (
+    Diagnosis,
+    diagnose,
+    no_problem,
+    restored,
+)
 from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.kernels import kernels
@@ -133,13 +138,16 @@ class Summary:
         }
 
 
-def summary(spans: Spans, *, captures: bool = False) -> Summary:
+def summary(spans: Spans, *, captures: bool = False, diagnosis: Diagnosis | None = None) -> Summary:
     """Sum up a run; what comes first, second and third is `diagnose`'s.
 
     Args:
         spans: The run.
         captures: Whether to read what profilers captured, which can take minutes.
+        diagnosis: What `diagnose` found some steps ago, of a running job; None to ask it now.
     """
+    if diagnosis is not None:
+        return _summary(spans, captures, diagnosis)
     has_captures = not spans.tables.keys() <= {*OF_RANK_FILES}
     name = "summary-of-captures" if captures and has_captures else "summary"
     found = spans.answer(name, Summary, partial(_summary, captures=captures))
@@ -149,9 +157,9 @@ def summary(spans: Spans, *, captures: bool = False) -> Summary:
     return replace(found, run=spans.path, first=tuple(restored(each, path) for each in found.first))
 
 
-def _summary(spans: Spans, captures: bool) -> Summary:
+def _summary(spans: Spans, captures: bool, diagnosis: Diagnosis | None = None) -> Summary:
     own = spans if captures else without_captures(spans)
-    times, diagnosis = StepTimes(spans), diagnose(own)
+    times, diagnosis = StepTimes(spans), diagnose(own) if diagnosis is None else diagnosis
     walls = times.wall_ns[times.included]
     enough = len(walls) >= MIN_STEPS
     low, median, high = np.quantile(walls, (0.25, 0.5, 0.75)) if enough else (0.0, 0.0, 0.0)

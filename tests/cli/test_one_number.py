@@ -12,16 +12,17 @@ import pytest
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages import stages
+from lightning_rlprof.cli.serve.live_page import page
 from lightning_rlprof.integrations.end_of_run import print_summary
 from lightning_rlprof.loaders.live_run import LiveRun
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, report_tables
 from lightning_rlprof.report.live_view import gauges, live_view
 from lightning_rlprof.report.summary import summary
-from lightning_rlprof.report.terminal import duration
+from lightning_rlprof.report.terminal import duration, percent
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import rows_of
+from lightning_rlprof.tables.table import figure, rows_of
 from tests.builders.browser import Page
 from tests.builders.runs import MAIN, Row, header, write_rank
 
@@ -96,8 +97,12 @@ def live(path: Path) -> LiveRun:
 
 @screen
 def watch(path: Path, spans: Spans) -> Figures:
-    rows = rows_of(live_view(live(path)).stages)
-    return {(row["stage"], name): row[name] for row in rows for name in ("share", "mean")}
+    view = live_view(live(path))
+    names = ("share", "mean", "p50")
+    figures = {(row["stage"], name): row[name] for row in rows_of(view.stages) for name in names}
+    assert view.found is not None
+    figures["step", "mean"], figures["step", "p50"] = view.found.mean_ns, view.found.median_ns
+    return figures | {("run", "tokens/s"): view.found.tokens_per_s}
 
 
 @screen
@@ -183,12 +188,18 @@ def test_the_texts_draw_these_figures(
     print_summary(path, "finished")
     at_the_end = capsys.readouterr().err
     terminal = rlprof("summary", path)[1]
-    page = Page(render_report(spans, report_tables(spans))).text()
+    report_page = Page(render_report(spans, report_tables(spans))).text()
+    served = " ".join(Page(page(path, live_view(live(path)))).text().split())
     notebook = Page(Run.of(spans)._repr_html_()).text()
     for text in (at_the_end, terminal, notebook):
         assert f"median {duration(found.median_ns)}, mean {duration(found.mean_ns)}" in text
-    assert duration(found.median_ns) in page.replace("\n", " ")
-    assert f"mean {duration(found.mean_ns)}" in page
+    for text in (report_page, served):
+        number, _, unit = duration(found.median_ns).rpartition(" ")
+        assert f"{number} {unit}" in " ".join(text.split())
+        assert f"mean {duration(found.mean_ns)}" in text
+        assert f"Tokens/s, all ranks (actor_generate): {figure(found.tokens_per_s)}" in text
+    for part in [each for each in found.parts if each.share >= 0.01]:
+        assert f"{percent(part.share)} {duration(part.mean_ns)}" in served, part.name
     for part in found.parts[:3]:
-        for text in (at_the_end, terminal, page, notebook):
+        for text in (at_the_end, terminal, report_page, notebook):
             assert duration(part.mean_ns) in text, part.name

@@ -30,6 +30,7 @@ def test_once_prints_all_tables_and_ends(rlprof, tmp_path):
     assert "· 1 rank · step 3 · median 8.00 ms" in out
     assert "warning  0      disk \\x1b[31m full" in out
     assert "stages: no data" not in out
+    assert "3 steps on 1 rank, median 8.00 ms, mean 8.00 ms" in out
 
 
 def test_the_headline_names_the_largest_row(rlprof, tmp_path, monkeypatch):
@@ -57,7 +58,7 @@ def test_elsewhere_than_on_a_terminal_each_refresh_is_a_line(rlprof, tmp_path, m
     monkeypatch.setattr("lightning_rlprof.cli.live_commands.time.sleep", wait)
     code, out, _ = rlprof("watch", tmp_path)
     assert code == 0
-    assert waits == [1.0, 1.0]
+    assert len(waits) == 2
     lines = [line.partition("  ")[2] for line in out.splitlines()]
     assert lines == [
         "1 rank · step 3 · median 8.00 ms",

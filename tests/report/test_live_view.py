@@ -1,18 +1,23 @@
 """What is shown of a run that is being written."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from lightning_rlprof.analysis.diagnosis.diagnosis import Diagnosis, diagnose
 from lightning_rlprof.analysis.efficiency.throughput import throughput
-from lightning_rlprof.loaders.live_run import LiveRun
+from lightning_rlprof.loaders.live_run import LATELY, LiveRun
 from lightning_rlprof.records.hang_reports import HangReport
 from lightning_rlprof.records.run_directory import TraceWriter
-from lightning_rlprof.report.live_view import LiveView, live_view
+from lightning_rlprof.report.live_view import LiveScreen, LiveView, live_view
+from lightning_rlprof.report.summary import summary
 from lightning_rlprof.run import load
+from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.testing import make_header
+from tests.builders.scripted import Script, play
 
 MS = 1_000_000
 
@@ -64,7 +69,7 @@ def job(tmp_path):
 def test_before_the_first_step_nothing_is_claimed(job):
     view = job.view
     assert view.title == "4 ranks · no step has ended yet"
-    assert (view.slowest, view.has_ended) == ((), False)
+    assert (view.facts, view.slowest, view.busy, view.has_ended) == ((), "", "", False)
     assert view.stages.abstained == "no stage has ended in a complete step"
     assert [each["median"] for each in rows(view.ranks)] == [None] * 4
 
@@ -73,22 +78,54 @@ def test_the_rank_that_takes_longest_is_named_with_its_stage(job):
     for step in range(1, 25):
         job.step(step, slow={2: 30})
     view = job.view
-    assert view.title == "4 ranks · step 24 · median 100 ms · actor_generate 63%"
-    assert view.slowest == (
-        "slowest rank 2: 1.30x the median rank's work",
-        "longest in actor_generate: rank 2, 1.50x the others",
-    )
+    assert view.title == "4 ranks · step 24 · median 108 ms · actor_generate 63%"
+    assert view.slowest == "slowest rank 2: 1.30x the median rank's work"
     generate, update, untraced = rows(view.stages)
-    assert (generate["stage"], generate["longest"], generate["rank"]) == (
-        "actor_generate",
-        90 * MS,
-        2,
-    )
+    assert (generate["stage"], generate["slowest rank"]) == ("actor_generate", 2)
+    assert generate["slowest / peers"] == pytest.approx(1.5)
     assert generate["share"] == pytest.approx(270 / 430)
-    assert (update["mean"], update["longest/others"]) == (30 * MS, 1.0)
+    assert (update["mean"], update["slowest / peers"]) == (30 * MS, 1.0)
     assert (untraced["stage"], untraced["mean"]) == ("untraced", 10 * MS)
     assert sum(each["share"] for each in rows(view.stages)) == pytest.approx(1)
     assert [each["slowdown"] for each in rows(view.ranks)] == [1.0, 1.0, 1.3, 1.0]
+
+
+def places(view: LiveView) -> list[tuple[str, int | None]]:
+    """Return what the diagnosis found first, and on which rank."""
+    assert view.found is not None
+    return [
+        (
+            each.id,
+            next((fact.value for fact in each.facts if fact.text == f"rank {fact.value}"), None),
+        )
+        for each in view.found.first
+    ]
+
+
+def test_a_rank_that_is_15_percent_slow_is_a_problem_where_the_others_wait_for_it(tmp_path):
+    """The page said "within 5%" beside it: ranks that wait for one another have equal steps."""
+    view = live_view(written(tmp_path, play(Script(ranks=4, steps=40, slow={2: 0.15}), 3).spans))
+    assert places(view)[0] == ("straggler", 2)
+    assert view.slowest.startswith("slowest rank 2: 1.1")
+    assert view.facts[1].startswith("Fix first: A rank slows the others down (rank 2")
+    steps = [each["median"] for each in rows(view.ranks)]
+    assert max(steps) / min(steps) < 1.01
+    assert "within" not in " ".join([view.line, *view.facts])
+
+
+def written(run: Path, spans: Spans) -> LiveRun:
+    """Write a run that is in memory, and follow it."""
+    writers = {
+        rank: TraceWriter(run, replace(header, host="node"))
+        for rank, header in spans.headers.items()
+    }
+    for each in sorted(spans, key=lambda span: span.end_ns):
+        times = (each.step, each.start_ns, each.end_ns, 7, each.id, each.parent)
+        counters = dict(each.counters) if each.counters else None
+        writers[each.rank].write([("span", each.name, each.kind, *times, counters)])
+    live = LiveRun(run)
+    live.refresh()
+    return live
 
 
 H100 = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"}
@@ -161,39 +198,87 @@ def test_a_rank_that_waits_for_a_slow_one_is_not_named(job):
     usual = {"actor_generate": 70, "actor_update": 30}
     write_stages(job, [usual, usual, {"actor_generate": 40, "actor_update": 60}, usual])
     view = job.view
-    assert view.slowest == ("work of all ranks within 5%",)
-    assert rows(view.stages)[1]["rank"] == 2, "the figures are shown as they are"
+    assert view.slowest == ""
+    assert "straggler" not in dict(places(view))
+    assert rows(view.stages)[1]["slowest rank"] == 2, "the figures are shown as they are"
 
 
-def test_the_rank_that_waits_least_in_a_barrier_is_the_one_that_others_wait_for(job):
+def test_that_ranks_wait_in_a_barrier_is_a_problem(job):
     usual = {"actor_generate": 40, "barrier": 35, "actor_update": 25}
     late = {"actor_generate": 70, "barrier": 5, "actor_update": 25}
     write_stages(job, [usual, usual, late, usual])
-    assert job.view.slowest == (
-        "slowest rank 2: 1.43x the median rank's work",
-        "the others wait 30.0 ms per step for rank 2 in barrier",
-    )
+    view = job.view
+    assert view.slowest == "slowest rank 2: 1.43x the median rank's work"
+    assert places(view)[0][0] == "collective-wait"
 
 
-def test_ranks_that_wait_for_several_are_not_said_to_wait_for_one(job):
-    early = {"actor_generate": 40, "barrier": 35, "actor_update": 25}
-    late = {"actor_generate": 70, "barrier": 5, "actor_update": 25}
-    write_stages(job, [early, early, late, late])
-    assert job.view.slowest == ("slowest rank 2: 1.18x the median rank's work",)
-
-
-def test_ranks_within_5_percent_are_not_called_slow(job):
+def test_ranks_that_are_alike_are_not_compared(job):
     job.step(1, slow={1: 2})
-    assert job.view.slowest == ("work of all ranks within 5%",)
+    assert job.view.slowest == ""
+
+
+def test_devices_are_as_busy_as_they_were_when_last_asked(job):
+    for rank, busy in enumerate((90, 30, 60)):
+        job.writers[rank].write([("metrics", 0, 1, 0, {}, {"device_busy_percent": busy})])
+    view = job.view
+    assert view.busy == "devices busy 60% (rank 1: 30%, rank 0: 90%)"
+    assert [each["device busy"] for each in rows(view.ranks)] == [0.9, 0.3, 0.6, None]
+
+
+def test_problems_are_looked_for_beside_the_view(job, monkeypatch):
+    """The first view waits for them; later ones show what was found last, and go on."""
+    asked: list[int] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(spans: Spans) -> Diagnosis:
+        asked.append(int(spans.step.max()))
+        if len(asked) > 1:
+            begun.set()
+            may_end.wait(60)
+        return diagnose(spans)
+
+    monkeypatch.setattr("lightning_rlprof.report.live_view.diagnose", slow)
+    screen = LiveScreen(job.live, lambda: job.time.now)
+    for step in range(1, 12):
+        job.step(step)
+    first = places(screen.view())
+    assert first == [("rollout", None)]
+    job.step(12)
+    job.time.now += 9_000  # A diagnosis takes a tenth of the time at most.
+    view = screen.view()
+    assert begun.wait(60)
+    assert "step 12" in view.title
+    assert places(view) == first
+    job.step(13)
+    assert "step 13" in screen.view().title
+    assert asked == [11, 12], "one at a time"
+    may_end.set()
+
+
+def test_a_run_that_has_ended_is_shown_whole(tmp_path):
+    """While it goes on, the figures are those of the last steps."""
+    job = Job(tmp_path, 2)
+    for step in range(1, LATELY + 31):
+        job.step(step, slow=dict.fromkeys((0, 1), 10 if step <= 30 else 0))
+    screen = LiveScreen(job.live)
+    view = screen.view()
+    assert view.found.mean_ns == 100 * MS
+    assert view.facts[0].startswith(f"last {LATELY} steps on 2 ranks, median 100 ms")
+    for writer in job.writers:
+        writer.write([("end", 999, "finished")])
+    view = screen.view()
+    assert view.found.to_dict() == summary(load(tmp_path)).to_dict()
+    assert view.found.steps == LATELY + 30
+    assert view.found.mean_ns == pytest.approx((30 * 110 + LATELY * 100) / 230 * MS, abs=1)
 
 
 def test_of_one_rank_nothing_is_compared(tmp_path):
     job = Job(tmp_path, 1)
     job.step(1)
     view = job.view
-    assert view.slowest == ()
-    assert view.line == "1 rank · step 1 · median 100 ms · actor_generate 60%"
-    assert rows(view.stages)[0]["rank"] is None
+    assert view.slowest == ""
+    assert view.line == "1 rank · step 1 · actor_generate 60%"
+    assert rows(view.stages)[0]["slowest rank"] is None
 
 
 def test_ranks_are_compared_with_those_of_their_role(tmp_path):
@@ -201,7 +286,7 @@ def test_ranks_are_compared_with_those_of_their_role(tmp_path):
     slow = dict.fromkeys((1, 3, 5), 900)
     job.step(1, slow=slow)
     view = job.view
-    assert view.slowest[0] == "work of all ranks within 5%"
+    assert view.slowest == ""
     assert [each["role"] for each in rows(view.ranks)] == ["trainer", "rollout"] * 3
 
 
@@ -295,7 +380,7 @@ def test_how_ranks_ended_is_shown_and_an_interruption_is_an_alarm(job):
     for rank, status in enumerate(("finished", "finished", "ValueError: x")):
         job.writers[rank].write([("end", 9, status)])
     view = job.view
-    assert view.title == "4 ranks, 3 ended · step 1 · median 100 ms · actor_generate 60%"
+    assert view.title == "4 ranks, 3 ended · step 1 · actor_generate 60%"
     assert view.alarms.rows == [("error", "2", "ended: ValueError: x")]
     assert [each["written"] for each in rows(view.ranks)][1:] == [
         "finished",

@@ -1,12 +1,12 @@
 """Metrics for Prometheus: names, labels, values, and what the official parser makes of them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.report.live_view import GAUGES, exposition, gauges, live_view
-from tests.report.test_live_view import H100, Job
+from lightning_rlprof.loaders.live_run import RECENT
+from lightning_rlprof.report.live_view import GAUGES, Gauge, Sample, exposition, gauges
+from tests.report.test_live_view import H100, MS, Job
 
 WEIRD = 'a"b\\c\nd\ud800é\\n'
 
@@ -86,15 +86,18 @@ def test_what_is_not_known_is_absent(tmp_path):
     assert "rlprof_ended_ranks 1\n" in text(job)
 
 
-def test_labels_of_any_text_stay_labels(tmp_path):
+def test_stages_have_the_means_of_the_last_steps(tmp_path):
+    """The page shows 200 steps, by which a change would be seen too late in a dashboard."""
     job = Job(tmp_path, 1)
-    name = WEIRD.replace("\ud800", "x")
-    line = ("span", name, "stage", 1, 0, 60, 7, 2, 1, None)
-    job.writers[0].write([line, ("span", "step", "step", 1, 0, 90, 7, 1, None, None)])
-    job.live.refresh()
-    view = live_view(job.live)
-    stage_ns = {WEIRD: view.times.stage_ns[name]}
-    view = replace(view, times=replace(view.times, stage_ns=stage_ns))
-    found = parsed(exposition(gauges(job.live, view)))
+    for step in range(1, RECENT + 31):
+        job.step(step, slow={0: 100 if step <= 30 else 0})
+    labels = frozenset({"rank": "0", "role": "actor", "stage": "actor_generate"}.items())
+    assert parsed(text(job))["rlprof_stage_duration_seconds", labels] == pytest.approx(0.06)
+    assert job.view.found.mean_ns > 130 * MS
+
+
+def test_labels_of_any_text_stay_labels():
+    sample = Sample("rlprof_stage_duration_seconds", {"stage": WEIRD}, 1.0)
+    found = parsed(exposition([Gauge(sample.name, "of a stage", [sample])]))
     names = [dict(labels).get("stage") for name, labels in found if "stage" in name]
     assert names == [WEIRD.replace("\ud800", "?")]

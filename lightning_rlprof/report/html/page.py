@@ -232,7 +232,7 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "config": config,
         "environment": environment(spans),
         "versions": versions(spans),
-        **_first_screen(found := summary(spans, captures=True), of_trace=of_trace),
+        **first_screen(found := summary(spans, captures=True), of_trace=of_trace),
         "is_trace": of_trace,
         "device": devices if of_trace or devices.time.places else None,
         "trust": trust(diagnosis.quality.checks, found.steps),
@@ -271,8 +271,8 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def _first_screen(found: Summary, *, of_trace: bool) -> dict[str, Any]:
-    """Return the first screen as the template writes it: the facts in units."""
+def first_screen(found: Summary, *, of_trace: bool) -> dict[str, Any]:
+    """Return the first screen as a template writes it: the facts in units."""
     median, spread = None, f"{run_line(found)}."
     if found.median_ns is not None and found.quartiles_ns is not None:
         number, _, unit = duration(found.median_ns).rpartition(" ")

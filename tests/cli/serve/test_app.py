@@ -62,12 +62,16 @@ def test_the_page_has_the_figures_before_any_script_runs(tmp_path):
     assert "1 rank, all ended · step 5 · median 90.0 ms" in shown
     assert "all ranks have ended" in shown
     assert HOSTILE.replace("\x1b", "\\x1b") in shown
-    assert page.find("img") == []
-    assert [section["data-name"] for section in page.find("section")] == ["stages", "ranks"]
-    assert [bar["width"] for bar in page.find("rect")] == ["66.7", "33.3"]
+    assert "mean 90.0 ms" in shown
+    assert page.find("img") == [], "of one rank nothing is compared"
+    names = [section["aria-label"] for section in page.find("section")]
+    assert names == ["Overview", "Steps", "Stages", "Ranks"]
+    parts = [part["width"] for part in page.find("svg") if "x" in part]
+    assert parts == ["66.667%", "33.333%"]
+    assert {"http-equiv": "refresh", "content": "5"} in page.find("meta")
 
 
-@pytest.mark.parametrize("path", ["/live.js", "/live.css"])
+@pytest.mark.parametrize("path", ["/live.js", "/live.css", "/style.css"])
 def test_what_the_page_loads_is_there(path, tmp_path):
     begin(tmp_path)
     answer = ask(Pages(LiveFeed(tmp_path)), path)
@@ -82,13 +86,14 @@ def test_the_events_of_a_run_that_has_ended_are_one(tmp_path):
     assert (view["state"], view["ended"]) == ("all ranks have ended", True)
     assert view["figures"] in ask(Pages(LiveFeed(tmp_path)), "/").body
     assert "1 rank, all ended · step 5 · median 90.0 ms" in view["figures"]
-    assert "<img" not in view["figures"]
+    assert "<img src=x" not in view["figures"]
     assert "\x1b" not in answer.body
 
 
 def test_the_events_of_a_run_that_goes_on_follow_it(tmp_path, monkeypatch):
     writer, real = begin(tmp_path, ended=False), asyncio.sleep
-    monkeypatch.setattr("lightning_rlprof.cli.serve.app.EVERY_S", 0.0)
+    monkeypatch.setattr("lightning_rlprof.report.live_view.EVERY_S", 0.0)
+    monkeypatch.setattr("lightning_rlprof.report.live_view._REST", 0)
 
     async def wait(seconds):
         writer.write(steps(6, 7))

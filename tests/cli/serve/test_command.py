@@ -169,8 +169,12 @@ def test_a_browser_follows_a_run_without_loading_the_page_again(tmp_path):
             shown = tab.run("document.querySelector('[data-name=stages] tbody td').textContent")
             assert shown == HOSTILE.replace("\x1b", "\\x1b")
             assert tab.run("document.querySelectorAll('img').length") == 0
-            bar = "document.querySelector('[data-name=stages] td.share rect')"
-            assert round(tab.run(f"{bar}.getBoundingClientRect().width")) in (66, 67)
+            whole, part = (
+                tab.run(f"document.querySelector('{each}').getBoundingClientRect().width")
+                for each in ("#bar", "#bar svg rect")
+            )
+            assert part / whole == pytest.approx(2 / 3, abs=0.006)
+            assert tab.run("document.querySelectorAll('.columns title').length") >= 6
             stop.set()
             writing.join()
             writer.write([("end", 999, "finished")])
