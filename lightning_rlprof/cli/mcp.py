@@ -61,11 +61,11 @@ def skill() -> str:
     """Return how an agent uses rlprof: which verb first, how to read verdicts, when to stop."""
     from importlib.resources import files
 
-    return files("lightning_rlprof").joinpath("SKILL.md").read_text(encoding="utf-8")
+    return files("lightning_rlprof.cli").joinpath("SKILL.md").read_text(encoding="utf-8")
 
 
 def inside(root: Path, path: str) -> Path:
-    """Return a path below the root, which and below which there is no link.
+    """Return a path below the root; neither it nor what is below it may be a link.
 
     Args:
         root: An absolute path without links.
