@@ -23,7 +23,7 @@ def first_sentence(text: str) -> str:
 
     Example::
 
-        >>> first_sentence("# Title\\n\\n<!-- x -->\\n\\nIt `reads` [a run](a.md). Then more.")
+        >>> first_sentence("It `reads` [a run](a.md). Then more.")
         'It reads a run.'
     """
     for part in re.split(r"\n\s*\n", re.sub(r"<!--.*?-->|```.*?```", "", text, flags=re.S)):
