@@ -31,7 +31,7 @@ from lightning_rlprof.cli.open_run import (
     run_at,
 )
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import place
+from lightning_rlprof.system.location import RemotePath, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.catalog import Analysis
@@ -293,20 +293,59 @@ def findings(
     from lightning_rlprof.analysis.diagnosis.diagnosis import findings as table_of
 
     spans = open_run(run)
-    found = diagnose(spans, framework)
+    found, brought = diagnose(spans, framework), _brought(spans)
     if console.is_json():
-        console.put_json(about(spans) | found.to_dict())
+        facts = {"applied": brought} if brought else {}
+        console.put_json(about(spans) | found.to_dict() | facts)
         return
     if console.is_csv():
         answer(spans, [table_of(spans)], "")
         return
     console.line(f"{spans.path}: findings", "bold")
+    if brought:
+        console.line(_brought_text(brought))
     console.line(found.quality.line)
     for check in found.quality.checks if every else found.quality.doubts:
         console.line(f"  {check.state:11}  {check.name}: {check.detail}", _STYLES[check.state])
     commands = _print_cards(found, spans, events=console.is_table() or every)
     _print_undecided(found, spans, every=every)
     console.next_command(*(commands or ("rlprof", "report", str(run))))
+
+
+def _brought(spans: "Spans") -> dict[str, Any] | None:
+    """Return what applied remedies brought, beside the run before; None if none was applied."""
+    from lightning_rlprof.analysis.comparison.compare import compare
+    from lightning_rlprof.loaders.load import run_before
+    from lightning_rlprof.tables.table import rows_of
+
+    heads = spans.headers.values()
+    applied = next((head.config["applied"] for head in heads if head.config.get("applied")), None)
+    if applied is None or console.is_confined() or isinstance(spans.path, RemotePath):
+        return None
+    before = run_before(spans.path)
+    if before is None:
+        return {"remedies": applied, "baseline": None}
+    table = compare(open_run(before), spans)
+    step = next((row for row in rows_of(table) if row["stage"] == "step"), {})
+    names = ("adjusted", "CI low", "CI high", "verdict")
+    return {
+        "remedies": applied,
+        "baseline": str(before),
+        **{name: step.get(name) for name in names},
+        "why": table.abstained,
+    }
+
+
+def _brought_text(brought: dict[str, Any]) -> str:
+    """Return what applied remedies brought, in a line."""
+    text = f"Applied {', '.join(brought['remedies'])}"
+    if brought["baseline"] is None:
+        return f"{text}: no run before this one is beside it, so what it brought is unknown"
+    if brought.get("adjusted") is None:
+        return f"{text}: inconclusive beside {brought['baseline']}. {brought['why'] or ''}".rstrip()
+    interval = f"99% CI {brought['CI low']:.2f}–{brought['CI high']:.2f}"
+    step = f"step {brought['adjusted']:.2f}x at equal work ({interval})"
+    return f"{text}: {brought['verdict']}, {step}, beside {brought['baseline']}"
 
 
 def _print_cards(found: "Diagnosis", spans: "Spans", *, events: bool) -> list[str]:

@@ -50,7 +50,7 @@ class _Output:
     quiet: bool = False
     hints: bool = True
     limit: int | None = None
-    caches: bool = True
+    confined: bool = False
 
 
 _output = _Output()
@@ -102,14 +102,14 @@ def use_output(
     _output.quiet, _output.hints, _output.limit = quiet, not no_hints, limit
 
 
-def write_no_cache() -> None:
-    """Let this process read runs without leaving a cache of large traces."""
-    _output.caches = False
+def confine() -> None:
+    """Let this process write nothing, no cache either, and read only the runs that are named."""
+    _output.confined = True
 
 
-def writes_cache() -> bool:
-    """Return whether reading a large trace may leave a cache beside it."""
-    return _output.caches
+def is_confined() -> bool:
+    """Return whether `confine` was called."""
+    return _output.confined
 
 
 def limit(for_people: int | None = None) -> int | None:

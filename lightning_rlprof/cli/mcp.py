@@ -49,7 +49,7 @@ def mcp(
     except ImportError as error:
         hint = 'pip install "lightning-rlprof[mcp]"'
         raise RlprofError("MCP's SDK is not installed", hint=hint) from error
-    console.write_no_cache()
+    console.confine()
     server = MCPServer("rlprof", instructions=skill(), version=VERSION, log_level="WARNING")
     reads = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
     for tool in _tools(root.resolve()):

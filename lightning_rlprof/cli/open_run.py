@@ -95,7 +95,7 @@ def open_run(path: Path) -> "Spans":
     check_exists(path)
     keep_freed()
     with console.bar("Reading") as step:
-        return load(path, progress=step, cache=console.writes_cache())
+        return load(path, progress=step, cache=not console.is_confined())
 
 
 Others = Annotated[

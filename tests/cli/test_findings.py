@@ -115,3 +115,29 @@ def test_an_id_that_no_problem_has_is_named(rlprof: Run, tmp_path: Path) -> None
     file.write_text("ignore_findings: [data-worker]")
     status, _, err = rlprof("config", "check", file)
     assert (status, "did you mean 'data-workers'?" in err) == (1, True)
+
+
+def test_it_says_what_an_applied_remedy_brought(rlprof: Run, tmp_path: Path) -> None:
+    """By the verdict of compare, beside the run that started last before it."""
+    for at, (name, slow, applied) in enumerate(
+        (("older", {}, []), ("b", {2: 0.5}, []), ("a", {}, ["swap-ranks"]), ("alone/a", {}, ["x"]))
+    ):
+        recorded(tmp_path / name, steps=40, slow=slow)
+        for file in (tmp_path / name).iterdir():
+            head, rest = file.read_text().split("\n", 1)
+            facts = json.loads(head)
+            facts |= {"unix_ns": facts["unix_ns"] + at, "config": {"applied": applied}}
+            file.write_text(f"{json.dumps(facts)}\n{rest}")
+    found = json.loads(rlprof("findings", tmp_path / "a", "--json")[1])["applied"]
+    table = json.loads(rlprof("compare", tmp_path / "b", tmp_path / "a", "--json")[1])["tables"][0]
+    names = [column["name"] for column in table["columns"]]
+    step = dict(zip(names, table["rows"][-1], strict=True))
+    assert (found["remedies"], found["verdict"]) == (["swap-ranks"], "faster")
+    assert found["baseline"] == str(tmp_path / "b")
+    assert {name: found[name] for name in ("adjusted", "CI low", "CI high", "verdict")} == {
+        name: step[name] for name in ("adjusted", "CI low", "CI high", "verdict")
+    }
+    assert "Applied swap-ranks: faster, step 0." in rlprof("findings", tmp_path / "a")[1]
+    assert "applied" not in json.loads(rlprof("findings", tmp_path / "b", "--json")[1])
+    alone = json.loads(rlprof("findings", tmp_path / "alone" / "a", "--json")[1])["applied"]
+    assert alone == {"remedies": ["x"], "baseline": None}
