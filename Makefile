@@ -5,10 +5,13 @@
 
 PYTHON ?= python3
 ARGS ?=
+# A folder of wheels, from which `make gpu-proof` installs without a network; `make gpu-wheels` fills it.
+WHEELS ?=
 JOBS ?= 2
 BIN := .venv/bin
 DEV := .venv/.dev
 DEMO := .demo/.installed
+PROOF := .gpu/.installed
 PIP := bin/python -m pip install --quiet --constraint constraints.txt
 
 # PyTorch's CPU build where there is no NVIDIA driver: PyPI's Linux build brings gigabytes of CUDA.
@@ -27,19 +30,20 @@ STORE := tests/store
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup npu demo test test-deep test-oldest test-gpu gpu-proof check docs bench
+.PHONY: help setup npu demo test test-deep test-oldest test-gpu gpu-wheels gpu-proof check docs bench \
+	release-check
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(DEV) ## create the virtual environment .venv with the developers' tools
 
-.venv/.python .demo/.python: %/.python:
+.venv/.python .demo/.python .gpu/.python: %/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "Python 3.10 or newer is needed: make PYTHON=python3.11 …" >&2; exit 1; }
 	@$(PYTHON) -m venv $* || \
 		{ echo "could not create $*; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	@test -z "$(TORCH_INDEX)" || \
+	@test -n "$(WHEELS)" || test -z "$(TORCH_INDEX)" || \
 		$*/$(PIP) --retries 1 --index-url $(TORCH_INDEX) --no-deps torch || \
 		echo "PyTorch's CPU index is not reachable; taking torch from the default index" >&2
 	@touch $@
@@ -85,8 +89,20 @@ test-oldest: $(DEV) ## run some quick tests with the lowest versions that are su
 test-gpu: $(DEV) ## run the tests that need an NVIDIA GPU; each says what it lacks if it is skipped
 	$(BIN)/python -m pytest -m cuda $(ARGS)
 
-gpu-proof: $(DEV) ## show what holds on this machine's GPU: tests, device times, captures, cost (ARGS="--output DIR")
-	$(BIN)/python benchmarks/gpu_proof.py $(ARGS)
+# What the proof needs: not the developers' tools. Building an editable package needs the last two.
+PROOF_NEEDS := hypothesis nvidia-ml-py pytest transformers hatchling editables
+
+gpu-wheels: .gpu/.python ## fill the folder WHEELS with what `make gpu-proof` installs, for a machine without a network
+	.gpu/bin/python -m pip download --quiet --constraint constraints.txt --dest $(WHEELS) \
+		'.[lightning]' $(PROOF_NEEDS)
+
+$(PROOF): .gpu/.python pyproject.toml constraints.txt
+	.gpu/bin/python -m pip install --quiet --constraint constraints.txt \
+		$(if $(WHEELS),--no-index --find-links $(WHEELS)) --editable '.[lightning]' $(PROOF_NEEDS)
+	@touch $@
+
+gpu-proof: $(PROOF) ## show what holds on this GPU: tests, device times, captures, cost (ARGS="--output DIR", WHEELS=DIR)
+	.gpu/bin/python benchmarks/gpu_proof.py $(ARGS)
 
 check: $(DEV) ## lint, format, types, import contracts, spelling, generated pages
 	$(BIN)/ruff check .
@@ -103,6 +119,17 @@ check: $(DEV) ## lint, format, types, import contracts, spelling, generated page
 
 docs: $(DEV) ## build the pages into site/; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+release-check: $(DEV) ## build, check and install what would be published, ask it, and build the pages of both languages
+	@rm -rf dist .release
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .release
+	.release/$(PIP) dist/*.whl
+	tar -xzf examples/runs.tar.gz -C .release
+	.release/bin/rlprof findings .release/slow
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .release/site
+	test -f .release/site/index.html -a -f .release/site/zh/index.html -a -f .release/site/llms.txt
 
 bench: $(DEV) ## run every benchmark; fails at the end if a bound did not hold
 	@failed=; for file in benchmarks/[!_]*.py; do \

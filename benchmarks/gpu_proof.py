@@ -14,6 +14,7 @@ import io
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ DEVICE = "cuda" if GPU else "cpu"
 STAGES = ("actor_generate", "actor_compute_log_prob", "actor_update")
 _MAX_DEVIATION = 0.05  # of a stage's device time from the program's own events
 _OVERHEAD_TURNS = 8
+_MAX_SECONDS, _MAX_TEST_SECONDS = 480, 240  # A machine that is lent is lent for minutes.
 
 Facts = dict[str, Any]
 
@@ -181,6 +183,7 @@ def tests(output: Path) -> Iterator[Figure]:
         check=False,
         capture_output=True,
         text=True,
+        timeout=_MAX_TEST_SECONDS,
     )
     (output / "tests.txt").write_text(done.stdout + done.stderr)
     for case in ET.parse(told).iter("testcase"):
@@ -266,6 +269,28 @@ def capture(output: Path) -> Iterator[Figure]:
         yield Figure(
             f"{name} of a capture", f"{len(table.rows)} rows", len(table.rows) > 0 or not GPU
         )
+
+
+def nsight(output: Path) -> Iterator[Figure]:
+    """Let Nsight Systems, if it is there, see the stages as NVTX ranges, and its kernels."""
+    if shutil.which("nsys") is None:
+        yield Figure("Nsight Systems", "not installed: NVTX ranges were not seen by a listener")
+        return
+    program = str(ROOT / "examples" / "loop" / "train.py")
+    words = ["nsys", "run", "--", sys.executable, program]
+    command = [sys.executable, "-m", "lightning_rlprof", *words]
+    done = subprocess.run(command, check=False, cwd=output, capture_output=True, text=True)
+    (output / "nsight.txt").write_text(done.stdout + done.stderr)
+    yield Figure("rlprof nsys run", f"exit {done.returncode}", done.returncode == 0)
+    reports = sorted(output.rglob("*.nsys-rep"))
+    yield Figure("reports of Nsight Systems", len(reports), bool(reports))
+    for report in reports[:1]:
+        run = load(report)
+        seen = sorted({run.names[code] for code in run.name.tolist()} & {*STAGES})
+        yield Figure("stages that it saw as NVTX ranges", seen, bool(seen))
+        if GPU:
+            rows = len(run.kernels().rows)
+            yield Figure("kernels that it saw", f"{rows} rows", rows > 0)
 
 
 def nvml(output: Path) -> Iterator[Figure]:
@@ -433,6 +458,7 @@ PARTS: Mapping[str, Callable[[Path], Iterator[Figure]]] = {
     "Device time of stages": device_times,
     "Four streams": four_streams,
     "A capture with torch.profiler": capture,
+    "Nsight Systems": nsight,
     "Counters of the device": nvml,
     "Memory": memory,
     "CUDA graphs": graphs,
@@ -483,6 +509,8 @@ def main() -> int:
             print(f"{title}: {each.name}: {each.value} {each.holds}", flush=True)
     facts = machine()
     seconds = time.monotonic() - began
+    whole = Figure("all parts", f"{seconds:.0f} s", seconds < _MAX_SECONDS or not GPU)
+    parts["Time"] = [whole]
     (output / "proof.md").write_text(page(facts, parts, seconds))
     stored = {title: [vars(each) for each in figures] for title, figures in parts.items()}
     (output / "proof.json").write_text(

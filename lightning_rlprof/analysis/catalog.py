@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # The columns are: name (also of the function and of its table) | module in this package | heading |
 # where it is shown | what the table contains. Of the places, `show` means only `rlprof show`,
-# `report` adds the HTML report, and `summary` adds `rlprof summary --json`. A `verb` is like
+# `report` adds the HTML report, and `summary` adds `rlprof summary --all`. A `verb` is like
 # `summary`, but a verb of `rlprof` prints it instead of `show`. Tables that read much data of a
 # profiler are in no summary: they are computed only on request.
 _ROWS = """
@@ -83,7 +83,7 @@ class Analysis(NamedTuple):
 
     @property
     def summary(self) -> bool:
-        """Whether ``rlprof summary --json`` contains it."""
+        """Whether ``rlprof summary --all`` contains it."""
         return self.place in ("summary", "verb")
 
     @property

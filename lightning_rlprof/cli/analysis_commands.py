@@ -31,7 +31,7 @@ from lightning_rlprof.cli.open_run import (
     run_at,
 )
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import place
+from lightning_rlprof.system.location import RemotePath, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.catalog import Analysis
@@ -235,11 +235,11 @@ def _list_analyses(spans: "Spans", run: Path, *, every: bool) -> None:
     shown = [(each, data) for each, data in found if data or every]
     width = max(len(each.name) for each, _ in found)
     for group in dict.fromkeys(each.group for each, _ in shown):
-        console.say(group, "bold")
+        console.line(group, "bold")
         for each, data in shown:
             if each.group == group:
                 text = f"  {each.name:{width}}  {each.answers}"
-                console.say(text if data else f"{text} (no data)", "" if data else "dim")
+                console.line(text if data else f"{text} (no data)", "" if data else "dim")
     if hidden := len(found) - len(shown):
         text = f"{hidden} more have no data in this run. List them: rlprof show RUN --all"
         console.status(text, "dim")
@@ -293,67 +293,110 @@ def findings(
     from lightning_rlprof.analysis.diagnosis.diagnosis import findings as table_of
 
     spans = open_run(run)
-    found = diagnose(spans, framework)
+    found, brought = diagnose(spans, framework), _brought(spans)
     if console.is_json():
-        console.put_json(about(spans) | found.to_dict())
+        facts = {"applied": brought} if brought else {}
+        console.put_json(about(spans) | found.to_dict() | facts)
         return
-    if not console.is_table():
+    if console.is_csv():
         answer(spans, [table_of(spans)], "")
         return
-    console.say(f"{spans.path}: findings", "bold")
-    console.say(found.quality.line)
+    console.line(f"{spans.path}: findings", "bold")
+    if brought:
+        console.line(_brought_text(brought))
+    console.line(found.quality.line)
     for check in found.quality.checks if every else found.quality.doubts:
-        console.say(f"  {check.state:11}  {check.name}: {check.detail}", _STYLES[check.state])
+        console.line(f"  {check.state:11}  {check.name}: {check.detail}", _STYLES[check.state])
     for each in found.speed:
-        console.say(f"Speed: {each.text}")
-    commands = _print_cards(found, spans)
+        console.line(f"Speed: {each.text}")
+    commands = _print_cards(found, spans, events=console.is_table() or every)
     _print_undecided(found, spans, every=every)
     console.next_command(*(commands or ("rlprof", "report", str(run))))
 
 
-def _print_cards(found: "Diagnosis", spans: "Spans") -> list[str]:
-    """Print problems, then ideas; returns the words of the command that shows the first one."""
+def _brought(spans: "Spans") -> dict[str, Any] | None:
+    """Return what applied remedies brought, beside the run before; None if none was applied."""
+    from lightning_rlprof.analysis.comparison.compare import compare
+    from lightning_rlprof.loaders.load import run_before
+    from lightning_rlprof.tables.table import rows_of
+
+    heads = spans.headers.values()
+    applied = next((head.config["applied"] for head in heads if head.config.get("applied")), None)
+    if applied is None or console.is_confined() or isinstance(spans.path, RemotePath):
+        return None
+    before = run_before(spans.path)
+    if before is None:
+        return {"remedies": applied, "baseline": None}
+    table = compare(open_run(before), spans)
+    step = next((row for row in rows_of(table) if row["stage"] == "step"), {})
+    names = ("adjusted", "CI low", "CI high", "verdict")
+    return {
+        "remedies": applied,
+        "baseline": str(before),
+        **{name: step.get(name) for name in names},
+        "why": table.abstained,
+    }
+
+
+def _brought_text(brought: dict[str, Any]) -> str:
+    """Return what applied remedies brought, in a line."""
+    text = f"Applied {', '.join(brought['remedies'])}"
+    if brought["baseline"] is None:
+        return f"{text}: no run before this one is beside it, so what it brought is unknown"
+    if brought.get("adjusted") is None:
+        return f"{text}: inconclusive beside {brought['baseline']}. {brought['why'] or ''}".rstrip()
+    interval = f"99% CI {brought['CI low']:.2f}–{brought['CI high']:.2f}"
+    step = f"step {brought['adjusted']:.2f}x at equal work ({interval})"
+    return f"{text}: {brought['verdict']}, {step}, beside {brought['baseline']}"
+
+
+def _print_cards(found: "Diagnosis", spans: "Spans", *, events: bool) -> list[str]:
+    """Print problems, then ideas; returns the words of the command that shows the first one.
+
+    ``events`` also says where the evidence is, and prints the command that lists it.
+    """
     from lightning_rlprof.report.summary import finding_commands, finding_cost, finding_place
     from lightning_rlprof.report.terminal import shortened
 
     if not found.problems:
-        console.say(found.nothing)
+        console.line(found.nothing)
     path, commands = shlex.quote(str(spans.path)), list[str]()
     for at, each in enumerate(found.found, start=1):
         if at == len(found.problems) + 1:
-            console.say("Ideas, which may need other hardware or another algorithm", "bold")
-        console.say(f"{at}. {shortened(each.heading, _MAX_TITLE)} [{each.id}]", "bold")
-        console.say(f"   {finding_cost(each, spans.device_word)}; {each.evidence}")
-        console.say(f"   do: {each.act}")
+            console.line("Ideas, which may need other hardware or another algorithm", "bold")
+        console.line(f"{at}. {shortened(each.heading, _MAX_TITLE)} [{each.id}]", "bold")
+        console.line(f"   {finding_cost(each, spans.device_word)}; {each.evidence}")
+        console.line(f"   do: {each.act}")
         for offer in each.remedies:
             gain = f" ({offer.gain})" if offer.gain else ""
-            console.say(f"   remedy: {offer.remedy.title}{gain}. Risk: {offer.remedy.risk}")
+            console.line(f"   remedy: {offer.remedy.title}{gain}. Risk: {offer.remedy.risk}")
             for setting in offer.settings:
-                console.say(f"     {setting.text}")
-        console.say(f"   ruled out if: {each.problem.ruled_out_if}")
-        if place := finding_place(each):
-            console.say(f"   see {place} in the report and in the exported trace")
-        for command in (own := finding_commands(each, path)):
-            console.say(f"   {command}", "dim")
+                console.line(f"     {setting.text}")
+        console.line(f"   ruled out if: {each.problem.ruled_out_if}")
+        if events and (place := finding_place(each)):
+            console.line(f"   see {place} in the report and in the exported trace")
+        for command in (own := finding_commands(each, path)[: None if events else 1]):
+            console.line(f"   {command}", "dim")
         commands += own
     return shlex.split(commands[0]) if commands else []
 
 
 def _print_undecided(found: "Diagnosis", spans: "Spans", *, every: bool) -> None:
+    say = console.status if console.is_table() else console.line
     if found.explained:
-        console.status(f"Explained by another: {', '.join(found.explained)}", "dim")
+        say(f"Explained by another: {', '.join(found.explained)}", "dim")
     if found.unknown:
-        console.status(f"ignore_findings has ids that do not exist: {', '.join(found.unknown)}")
+        say(f"ignore_findings has ids that do not exist: {', '.join(found.unknown)}")
     if not found.undecided:
         return
     if not every:
         count = console.count(len(found.undecided), "check")
         command = f"rlprof findings {shlex.quote(str(spans.path))} --all"
-        console.status(f"{count} not decided. See why, and what to record: {command}", "dim")
+        say(f"{count} not decided. See why, and what to record: {command}", "dim")
         return
-    console.say("Not decided", "bold")
+    console.line("Not decided", "bold")
     for each in found.undecided:
-        console.say(f"  {each.id}: {each.why}.{f' {each.how}.' if each.how else ''}")
+        console.line(f"  {each.id}: {each.why}.{f' {each.how}.' if each.how else ''}")
 
 
 def _explain(name: str) -> None:

@@ -22,6 +22,7 @@ from lightning_rlprof.cli import (
     config,
     doctor,
     live_commands,
+    mcp,
     record,
     run_commands,
     size,
@@ -167,7 +168,7 @@ app = typer.Typer(
     cls=_Verbs,
     help="Profile RL post-training: see where GPU time goes and what to fix first.",
     epilog="Start here: rlprof demo. All of a verb: rlprof VERB --help. Topics, as in rlprof help "
-    "inputs: inputs, exit-codes, environment.",
+    "inputs: inputs, exit-codes, environment, agents.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -209,21 +210,24 @@ COLUMNS             width of tables""",
 def help_topic(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[VERB]", help="A verb, or inputs, exit-codes or environment"),
+        typer.Argument(metavar="[VERB]", help="A verb, or agents, inputs, exit-codes, environment"),
     ] = None,
 ) -> None:
-    """Print the help of a verb, or explain inputs and exit codes."""
+    """Print the help of a verb, or a topic such as agents."""
     name = " ".join(words or [])
     if not words:
         app(["--help"], prog_name="rlprof")
+    elif name == "agents":
+        typer.echo(mcp.skill(), nl=False)
     elif name in _TOPICS:
         for line in _TOPICS[name].splitlines():
             say(line)
     elif words[0] in _ORDER:
         app([*words, "--help"], prog_name="rlprof")
     else:
-        known = [*_TOPICS, *_ORDER]
-        hint = f"{did_you_mean(name, known)} Topics: {', '.join(_TOPICS)}, and each verb".strip()
+        topics = ["agents", *_TOPICS]
+        near = did_you_mean(name, [*topics, *_ORDER])
+        hint = f"{near} Topics: {', '.join(topics)}, and each verb".strip()
         raise RlprofError(f"unknown topic '{name}'", hint=hint, code="usage")
 
 
@@ -296,6 +300,7 @@ _verb("serve", live_commands.serve, plain=True)
 _verb("export", run_commands.export, json=False)
 _verb("ingest", run_commands.ingest)
 _verb("capture", live_commands.capture, plain=True)
+_verb("mcp", mcp.mcp, plain=True)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", cls=_Verb, context_settings=_BEHIND)(record.nsys_run)
 _ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")

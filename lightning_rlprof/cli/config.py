@@ -126,7 +126,7 @@ def check(file: File, overrides: Overrides = None) -> None:
     try:
         config = ProfilerConfig.build(data)
         roles = {name: ProfilerConfig.build(data, role=name) for name in config.roles}
-        for name in config.ignore_findings:
+        for name in (*config.ignore_findings, *config.applied):
             known_id(name)
     except (ConfigError, TraceError) as error:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error

@@ -7,6 +7,7 @@ import csv
 import difflib
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +41,7 @@ Format = Literal["table", "json", "csv", "markdown"]
 """How a command prints its tables."""
 
 _PANEL = "Output"
+_LINE = re.compile(r"( *)(\d+\. )?(.*)", re.S)  # Its indent, its number, its text.
 
 
 @dataclass
@@ -48,6 +50,7 @@ class _Output:
     quiet: bool = False
     hints: bool = True
     limit: int | None = None
+    confined: bool = False
 
 
 _output = _Output()
@@ -99,6 +102,16 @@ def use_output(
     _output.quiet, _output.hints, _output.limit = quiet, not no_hints, limit
 
 
+def confine() -> None:
+    """Let this process write nothing, no cache either, and read only the runs that are named."""
+    _output.confined = True
+
+
+def is_confined() -> bool:
+    """Return whether `confine` was called."""
+    return _output.confined
+
+
 def limit(for_people: int | None = None) -> int | None:
     """Return the most rows of a table: what ``--limit`` says, else all, or some for people."""
     return _output.limit or (for_people if _output.format in ("table", "markdown") else None)
@@ -126,6 +139,21 @@ def say(text: str, style: str = "", *, err: bool = False) -> None:
     from lightning_rlprof.system.location import plain
 
     _console(err=err).print(Text(plain(text), style=style), soft_wrap=True)
+
+
+def line(text: str, style: str = "") -> None:
+    """Print one line of an answer, which Markdown has as an item of a list.
+
+    Spaces before it nest the item.
+    """
+    if is_table() or not text:
+        say(text, style)
+        return
+    from lightning_rlprof.report.terminal import escape_markdown
+
+    indent, number, own = _LINE.fullmatch(text).groups(default="- ")  # type: ignore[union-attr]
+    own = f"`{own}`" if own.startswith("rlprof ") else escape_markdown(own)
+    sys.stdout.write(f"{indent}{number}{f'**{own}**' if style == 'bold' else own}\n")
 
 
 def status(text: str, style: str = "") -> None:

@@ -409,16 +409,18 @@ def hang(run: Run = SAVE_PATH) -> None:
         console.put_json(_hang_as_json(str(found), result))
         return
     console.status(str(found), "bold")
-    if console.is_table():
-        console.say(result.headline, "bold")
-    console.print_tables([result.table()], rows=_ROWS)
-    if not console.is_table():
+    if console.is_csv():
+        console.print_tables([result.table()], rows=_ROWS)
         return
+    console.line(result.headline, "bold")
+    if not console.is_table():
+        console.line("")
+    console.print_tables([result.table()], rows=_ROWS)
     for cause in [each for each in result.causes if each.stack][:_MOST_STACKS]:
-        console.say("")
-        console.say(f"Stack of rank {cause.rank}, training thread:")
+        console.line("")
+        console.line(f"Stack of rank {cause.rank}, training thread:")
         for line in _stack_lines(cause):
-            console.say(line)
+            console.line(line)
     for hint in result.hints:
         console.status(hint)
 

@@ -95,7 +95,7 @@ def open_run(path: Path) -> "Spans":
     check_exists(path)
     keep_freed()
     with console.bar("Reading") as step:
-        return load(path, progress=step, cache=True)
+        return load(path, progress=step, cache=not console.is_confined())
 
 
 Others = Annotated[

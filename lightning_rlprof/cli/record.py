@@ -26,6 +26,7 @@ import typer
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
+from lightning_rlprof.cli.open_run import complete_problem
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 from lightning_rlprof.integrations.doors.unrecorded import advice, sentence
 from lightning_rlprof.integrations.end_of_run import print_summary
@@ -92,9 +93,17 @@ Config = Annotated[
 Stages = Annotated[
     list[str] | None, option("STAGE", "Stage to capture (repeatable); spans are always recorded")
 ]
+Applied = Annotated[
+    list[str] | None,
+    option(
+        "ID",
+        "Remedy that this training applies (repeatable); rlprof findings says what it brought",
+        autocompletion=complete_problem,
+    ),
+]
 
 
-def run(words: Words, config: Config = None, stage: Stages = None) -> None:
+def run(words: Words, config: Config = None, stage: Stages = None, applied: Applied = None) -> None:
     """Record a program's trainings without a change of its code.
 
     It knows Lightning, TRL, verl and others (rlprof doctor lists them), and plain PyTorch loops.
@@ -113,6 +122,10 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
         raise RlprofError("--stage and stage= both choose stages", hint="Give one of them.")
     if stage:
         laid["stage"] = stage[0] if len(stage) == 1 else stage
+    if applied:
+        from lightning_rlprof.analysis.diagnosis.diagnosis import known_id
+
+        laid["applied"] = [known_id(each).id for each in applied]
     given = from_overrides(laid, tuple(ProfilerConfig.model_fields))
     file = str(config) if config else os.environ.get("RLPROF_CONFIG") or None
     checked = ProfilerConfig.build(file, **given)

@@ -78,6 +78,9 @@ def summary(
     others: Others = None,
     as_one: AsOne = False,
     by: Annotated[Literal["rank"] | None, option("PART", "Add one row per rank: rank")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Add each table of a run that reads no large trace")
+    ] = False,
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
@@ -86,20 +89,21 @@ def summary(
     from lightning_rlprof.report.summary import summary as sum_up
 
     spans = open_runs(run, others, as_one)
-    ranks = [stages(spans, per_rank=True)] if by else []
+    more = [stages(spans, per_rank=True)] if by else []
+    if every:
+        shown = {table.name for table in lead_tables(spans)}
+        own = [each.run(spans) for each in CATALOG if each.summary and each.name not in shown]
+        more += [table for table in own if table.rows]  # For an empty table, `show` says why.
     if console.is_json():
-        tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
-        names = {table.name for table in tables}
-        tables += [table for table in lead_tables(spans) if table.name not in names]
-        tables = [table for table in tables if table.rows]  # For an empty table, `show` says why.
+        tables = [table for table in (*lead_tables(spans), *more) if table.rows]
         facts = sum_up(spans, captures=True).to_dict()
         console.put_json(about(spans) | {"summary": facts, "tables": as_json(tables)})
         return
-    if console.is_table():
-        describe(spans)
-    else:
+    if console.is_csv():
         console.print_tables(lead_tables(spans))
-    console.print_tables(ranks)
+    else:
+        describe(spans)
+    console.print_tables(more)
     console.status("")
     print_warnings(spans)
     console.next_command("rlprof", "findings", run)
@@ -382,19 +386,21 @@ def describe(spans: "Spans") -> None:
     # A profiler's trace is useless without its tables; those of other runs can take minutes.
     found = sum_up(spans, captures=is_device_trace(spans))
     devices = ", ".join(filter(None, found.devices))
-    console.say(f"{spans.path} on {devices}" if devices else str(spans.path), "bold")
-    console.say(run_line(found))
+    console.line(f"{spans.path} on {devices}" if devices else str(spans.path), "bold")
+    console.line(run_line(found))
+    if not console.is_table():
+        console.line("")  # Markdown's tables begin after one; those for people bring their own.
     console.print_tables(lead_tables(spans))
-    console.say("")
+    console.line("")
     for line in device_lines(found):
-        console.say(line, "bold")
+        console.line(line, "bold")
     if found.median_ns is not None:
         first, *more = first_lines(found)
-        console.say(first, "bold")
+        console.line(first, "bold")
         for line in more:
-            console.say(line)
+            console.line(line)
     for line in quality_lines(found):
-        console.say(line)
+        console.line(line)
 
 
 def _run_or_query(text: str | Path) -> Path | str:

@@ -178,6 +178,10 @@ class Options(Section):
     """Ids of problems and remedies that `rlprof findings` leaves out, such as `[rollout-overlap]`.
     `rlprof findings --explain all` lists them."""
 
+    applied: list[str] = Field(default_factory=list)
+    """Ids of remedies that this training applies and the run before it did not, such as
+    `[swap-ranks]`. `rlprof findings` then says what they brought."""
+
     capture_anomalies: bool = False
     """Capture two steps after one step, or several, that took unusually long for their tokens. Of
     more than 4 ranks, the slowest is captured, a healthy one, and one of each role; at most 3 times

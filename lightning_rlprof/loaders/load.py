@@ -283,6 +283,14 @@ def newest_run(path: Path) -> Path:
     return max(runs, key=lambda run: (_started_ns(run), run.name), default=path)
 
 
+def run_before(run: Path) -> Path | None:
+    """Return the run in the same directory that started last before this one, if there is one."""
+    folder = run.absolute().parent if run.is_file() else run.absolute()
+    started = _started_ns(folder)
+    beside = [(_started_ns(each), each) for each in folder.parent.iterdir()]
+    return max((pair for pair in beside if 0 <= pair[0] < started), default=(0, None))[1]
+
+
 def _started_ns(run: Path) -> int:
     """Return when the first readable rank of a run started, -1 when none can be read."""
     for file in rank_files(run):

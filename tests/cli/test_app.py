@@ -98,8 +98,8 @@ PANELS = {
     "Most used": ["run", "report", "findings", "watch"],
     "More": [
         *("summary", "compare", "hang", "show", "stragglers", "whatif", "sql", "ls", "open"),
-        *("serve", "export", "ingest", "capture", "nsys", "ascend", "config", "size"),
-        *("demo", "doctor", "help"),
+        *("serve", "export", "ingest", "capture", "mcp", "nsys", "ascend", "config"),
+        *("size", "demo", "doctor", "help"),
     ],
 }
 
@@ -113,6 +113,7 @@ def test_the_help_groups_the_verbs(rlprof: Run) -> None:
         elif re.match("  [a-z]", line) and panel in PANELS:
             found.setdefault(panel, []).append(line.split()[0])
     assert found == PANELS
+    assert len([*chain(*PANELS.values())]) == 25  # 24 for people, and `mcp` for agents.
     assert rlprof()[:2] == (2, "\n".join([*lines, ""]))
 
 

@@ -1,6 +1,7 @@
 """`rlprof findings`: problems with remedies and commands that run, and one text per id."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -54,16 +55,19 @@ def test_without_a_problem_it_says_so_of_what_was_recorded(rlprof: Run, tmp_path
     assert "  weight-sync: " in out
 
 
-def test_markdown_lists_once_what_was_not_decided(rlprof: Run, tmp_path: Path) -> None:
-    run = short(tmp_path).path
+def test_markdown_is_a_list_that_names_what_was_not_decided_if_asked(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    run = recorded(tmp_path / "a run", steps=20, slow={2: 0.15})
     out = rlprof("findings", run, "--format", "markdown")[1]
-    undecided = {
-        each["id"] for each in json.loads(rlprof("findings", run, "--json")[1])["undecided"]
-    }
-    (line,) = (each for each in out.splitlines() if "not decided: " in each)
-    assert f"{len(undecided)} checks were not decided: " in line
-    assert all(each in line for each in undecided)
-    assert "Not checked" not in out
+    assert all(re.match(r" *(-|\d+\.) ", line) for line in out.splitlines())
+    data = json.loads(rlprof("findings", run, "--json")[1])
+    assert re.findall(r"^\d+\. .*\\\[(.*)\\\]", out, re.M)[0] == data["problems"][0]["id"]
+    assert f"   - `{data['problems'][0]['look']}`" in out.splitlines()
+    assert data["problems"][0]["query"] not in out
+    every = rlprof("findings", run, "--format", "markdown", "--all")[1]
+    assert data["problems"][0]["query"] in every
+    assert all(f"  - {each['id']}: " in every for each in data["undecided"])
 
 
 def test_every_printed_command_runs(rlprof: Run, tmp_path: Path) -> None:
@@ -111,3 +115,29 @@ def test_an_id_that_no_problem_has_is_named(rlprof: Run, tmp_path: Path) -> None
     file.write_text("ignore_findings: [data-worker]")
     status, _, err = rlprof("config", "check", file)
     assert (status, "did you mean 'data-workers'?" in err) == (1, True)
+
+
+def test_it_says_what_an_applied_remedy_brought(rlprof: Run, tmp_path: Path) -> None:
+    """By the verdict of compare, beside the run that started last before it."""
+    for at, (name, slow, applied) in enumerate(
+        (("older", {}, []), ("b", {2: 0.5}, []), ("a", {}, ["swap-ranks"]), ("alone/a", {}, ["x"]))
+    ):
+        recorded(tmp_path / name, steps=40, slow=slow)
+        for file in (tmp_path / name).iterdir():
+            head, rest = file.read_text().split("\n", 1)
+            facts = json.loads(head)
+            facts |= {"unix_ns": facts["unix_ns"] + at, "config": {"applied": applied}}
+            file.write_text(f"{json.dumps(facts)}\n{rest}")
+    found = json.loads(rlprof("findings", tmp_path / "a", "--json")[1])["applied"]
+    table = json.loads(rlprof("compare", tmp_path / "b", tmp_path / "a", "--json")[1])["tables"][0]
+    names = [column["name"] for column in table["columns"]]
+    step = dict(zip(names, table["rows"][-1], strict=True))
+    assert (found["remedies"], found["verdict"]) == (["swap-ranks"], "faster")
+    assert found["baseline"] == str(tmp_path / "b")
+    assert {name: found[name] for name in ("adjusted", "CI low", "CI high", "verdict")} == {
+        name: step[name] for name in ("adjusted", "CI low", "CI high", "verdict")
+    }
+    assert "Applied swap-ranks: faster, step 0." in rlprof("findings", tmp_path / "a")[1]
+    assert "applied" not in json.loads(rlprof("findings", tmp_path / "b", "--json")[1])
+    alone = json.loads(rlprof("findings", tmp_path / "alone" / "a", "--json")[1])["applied"]
+    assert alone == {"remedies": ["x"], "baseline": None}

@@ -47,6 +47,7 @@ summary {url}/up/demo
 serve demo --port 0
 open demo --no-browser
 capture demo
+mcp nothing
 ascend parse demo
 config init
 config check rlprof.yaml

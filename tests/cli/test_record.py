@@ -170,7 +170,8 @@ sys.exit(7 if signal.SIGINT not in signal.sigpending() else 8)
 
 def test_the_variables_say_what_the_words_say(rlprof: Run) -> None:
     Path("rl.yaml").write_text("steps: [1]\n")
-    words = ("--config", "rl.yaml", "--stage", "actor_update", "auto_stages=false")
+    words = ("--config", "rl.yaml", "--stage", "actor_update", "--applied", "swap-ranks")
+    words += ("auto_stages=false",)
     assert rlprof("run", *words, *PYTHON, SHOWS)[0] == 3
     found = seen()
     assert len(found.pop("RLPROF_JOB")) == 16
@@ -181,6 +182,7 @@ def test_the_variables_say_what_the_words_say(rlprof: Run) -> None:
         "RLPROF_CONFIG": str(Path("rl.yaml").resolve()),
         "RLPROF__INTEGRATED": '{"stage": "actor_update"}',
         "RLPROF__AUTO_STAGES": "false",
+        "RLPROF__APPLIED": '["swap-ranks"]',
     }
 
 
@@ -218,6 +220,7 @@ def test_the_file_of_the_variable_is_checked(rlprof: Run, monkeypatch: pytest.Mo
         (["--stage", "a", "stage=b"], "--stage and stage= both choose", "Give one of them"),
         (["steps=[1", *PYTHON, SHOWS], "steps=[1 is not valid YAML", ""),
         (["nosuch=1"], "nosuch is not an option", ""),
+        (["--applied", "swap-rank"], "unknown problem 'swap-rank'", "did you mean 'swap-ranks'?"),
         (["--", "-m", "train"], "'-m' is an option, not a program", "python -m train"),
         (["steps=[1]", "--config", "x"], "'--config' is an option", "before KEY=VALUE"),
         (["steps=[1]", "--"], "no program to run", "rlprof run -- python train.py"),

@@ -32,7 +32,7 @@ VERBS = {
     "ledger": ("show {run} ledger",),
     "show": ("show {run}", *(f"show {{run}} {each.name}" for each in SHOWN)),
     "stragglers": ("stragglers {run}",),
-    "summary": ("summary {run}", "summary {run} --by rank"),
+    "summary": ("summary {run} --all", "summary {run}", "summary {run} --by rank"),
     "whatif": ("whatif {run} --speedup actor_update=2",),
 }
 _OTHER = {"demo": "slow", "slow": "demo", "async": "demo"}

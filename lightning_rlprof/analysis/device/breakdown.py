@@ -137,7 +137,8 @@ def _device_time(spans: Spans) -> DeviceTime:
             for each in timeline.losses
             if (each.code, each.rank) == (LossCode.EDGES, lane.rank)
         ]
-        cells = _cells(lane, work.work_class, *map(np.concatenate, zip(NO_TIMES, *edges_of, strict=True)))
+        edges = map(np.concatenate, zip(NO_TIMES, *edges_of, strict=True))
+        cells = _cells(lane, work.work_class, *edges)
         took = np.diff(cells.times)
         np.add.at(ns[at], (cells.stage, cells.part), took)
         for code, (hidden, stage) in enumerate(cells.overlapped):
