@@ -520,7 +520,7 @@ class Session:
             return False
         if loop.idles or self.helpers.exchange is not None:
             return False
-        return self.buffer.waits() and not self._memory.is_due()
+        return self.buffer.waits(now_ns) and not self._memory.is_due()
 
     def _ask_for_captures(self, start: int | None, end: int) -> None:
         requests = self._windows.requests
