@@ -317,7 +317,7 @@ class Buffer:
         It is the one before, unless it has no stage and others have: then the one with most.
         """
         spent: dict[int, int] = {}
-        for span in self._of_this_step():
+        for span in self._ended(self._passed[1] if self._passed else 0):
             if span.kind == "stage":
                 spent[span.thread] = spent.get(span.thread, 0) + span.duration_ns
         if spent and self._thread not in spent:
@@ -333,11 +333,8 @@ class Buffer:
 
     def has_stages(self) -> bool:
         """Return whether a stage has ended since the step began; those in validations are none."""
-        spans = self._of_this_step()
+        spans = self._ended(self._passed[1] if self._passed else 0)
         return "stage" in map(_kind_of, spans) and bool(_trained(spans))
-
-    def _of_this_step(self) -> list[Span]:
-        return self._ended(self._passed[1] if self._passed else 0)
 
     def _ended(self, begin: int, end: int | None = None) -> list[Span]:
         """Return some of the spans since the last account; those of short steps are unflushed."""

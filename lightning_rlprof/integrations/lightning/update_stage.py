@@ -64,7 +64,7 @@ class UpdateStages:
         self._found = False  # Whether a mark of the update was seen.
         self._others = False  # Whether any other stage was seen.
         self._asked: object = None  # The configuration of which the next one is known.
-        self._by_stage = False
+        self._by_stage = False  # Whether a stage may ask for a capture.
         self._since: int | None = None  # Start of the training step; None outside of it.
         self._open: tuple[LoopMarker, Span] | None = None
         self._stepping = 0  # The id of the optimizer that steps now.
@@ -139,18 +139,20 @@ class UpdateStages:
     # ---- the stage
 
     def _begin(self) -> None:
-        session = self._session
+        session, config = self._session, self._session.config
         self._since, self._stepping = session.clock(), 0
-        session.keep_windows(self._continues)
+        if config is not self._asked:  # A request for a capture brings one of its own.
+            self._asked, self._by_stage = config, config.captures and config.per_stage
+        if self._by_stage:
+            session.keep_windows(self._continues)
         if self._marked is None:
             self._marked = self._is_marked()
         if self._marked or in_stage():
             return
-        by_stage = self._captures_by_stage()
-        if not (by_stage or (self._automatic and self._has_marks())):
+        if not (self._by_stage or (self._automatic and self._has_marks())):
             return
-        arms = by_stage and arms_stages(session.config, session.header.rank, session.step)
-        name, alone = self._name(None), by_stage and self._captured_alone()
+        arms = arms_stages(config, session.header.rank, session.step)
+        name, alone = self._name(None), self._captured_alone()
         if self._automatic:
             early = self._has_marks() and (alone or not arms)
             early = early or (alone and self._asks(name))
@@ -171,7 +173,7 @@ class UpdateStages:
         """Open the stage of the update that has been reached, from where it began."""
         if self._since is None or self._open or get_ident() != self._thread or in_stage():
             return
-        if not (self._has_marks() or self._captures_by_stage()):
+        if not (self._has_marks() or self._by_stage):
             return
         last, update = self._session.buffer.last_stages(self._since, self._names)
         if update is not None and self._continues(update):
@@ -195,19 +197,12 @@ class UpdateStages:
         self._others = self._others or self._session.buffer.has_stages()
         return self._others
 
-    def _captures_by_stage(self) -> bool:
-        """Whether a stage may ask for a capture; a request for one changes the configuration."""
-        config = self._session.config
-        if config is not self._asked:
-            self._asked, self._by_stage = config, config.captures and config.per_stage
-        return self._by_stage
-
     def _continues(self, span: Span) -> bool:
         """Whether a stage is a mark of the update without an optimizer's step in it."""
         return span.name in self._names and span.start_ns >= self._stepped
 
     def _asks(self, name: str) -> bool:
-        return self._captures_by_stage() and self._session.config.wants_stage(name)
+        return self._by_stage and self._session.config.wants_stage(name)
 
     def _captured_alone(self) -> bool:
         """Whether captures are of the update alone: others cannot open inside of an open one."""
@@ -236,18 +231,20 @@ class UpdateStages:
     def _leave(self) -> None:
         if self._open is not None:
             (marker, span), self._open = self._open, None
-            if not self._automatic:  # One capture covers the whole training step.
+            if self._by_stage and not self._automatic:  # One capture covers the training step.
                 self._session.keep_windows(lambda span: True)
             marker.__exit__(None, None, None)
             self._session.buffer.join_late(span)
             if not self._automatic and self._stepped < span.start_ns:
                 span.end_ns = max(span.start_ns, self._backward_done)
-            self._session.keep_windows(self._continues)
+            if self._by_stage:
+                self._session.keep_windows(self._continues)
 
     def _end(self) -> None:
         self._since = None
         self._leave()
-        self._session.close_kept_window()
+        if self._by_stage:
+            self._session.close_kept_window()
 
     # ---- whose update it is
 

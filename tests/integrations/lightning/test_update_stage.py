@@ -142,7 +142,8 @@ def test_a_capture_that_is_requested_later_has_an_update_to_open_with(tmp_path: 
             if batch_idx == 2:
                 session = current()
                 asked = ProfilerConfig.build(stage="actor_update", steps=[3])
-                assert session is not None and session.switch(asked, [FakeRecorder()])
+                assert session is not None
+                assert session.switch(asked, [FakeRecorder()])
 
     callback = ProfilerCallback(profile_save_path=str(tmp_path), auto_stages=False)
     make_trainer(callback).fit(Requested(), loader())
