@@ -24,7 +24,7 @@ from lightning_rlprof.cli.open_run import (
 )
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.capture_request import MOST_STEPS
-from lightning_rlprof.records.hang_reports import LONGEST_S
+from lightning_rlprof.records.records import MAX_STACKS_S
 from lightning_rlprof.records.run_directory import read_header
 from lightning_rlprof.system.process import process_state
 from lightning_rlprof.system.remote_files import local
@@ -214,7 +214,7 @@ def watch(
     ranks: Annotated[str, option("RANKS", "--stacks: all, or a list such as 0,3")] = "all",
     seconds: Annotated[
         float,
-        option("SECONDS", "--stacks: how long to take samples", min=_SHORTEST_S, max=LONGEST_S),
+        option("SECONDS", "--stacks: how long to take samples", min=_SHORTEST_S, max=MAX_STACKS_S),
     ] = 5.0,
 ) -> None:
     """Show steps, stages, ranks, problems and alarms of a running training.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.recording.annotations import Marker
 
 _MAX_LEFT = 1_000
+_PLAIN = {int, float}
 _PARENT, _OWNS, _APART = "rlprof_parent", "rlprof_owns", "rlprof_apart"  # Attributes of threads.
 _HOOK = "rlprof_follows"
 
@@ -169,7 +170,9 @@ def counters_of(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name == EXPERTS:
             continue  # `later_experts` keeps them.
-        if isinstance(value, list | tuple) or getattr(value, "ndim", False):
+        if type(value) in _PLAIN:  # The questions below take 0.4 µs.
+            found[name] = value
+        elif isinstance(value, list | tuple) or getattr(value, "ndim", False):
             with suppress(Exception):  # The training continues after any error.
                 listed = value.tolist() if hasattr(value, "tolist") else value
                 found.update(histogram_counters(name, listed))

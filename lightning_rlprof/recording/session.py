@@ -362,6 +362,7 @@ class Session:
         clock: Monotonic nanoseconds.
         loop: The loop that it records.
         buffer: Spans on their way to the file.
+        append: Where ended spans go.
         helpers: What runs beside it.
         step: Number of the step.
         waiting: Whether the step is expected, and has not begun.
@@ -424,6 +425,7 @@ class Session:
                 undo.callback(writer.discard)
                 chosen = chosen_stages(config, header.rank)
                 self.buffer = Buffer(writer, clock, config.max_file_bytes, all_names=bool(chosen))
+                self.append = self.buffer.append
                 self._memory = _Memory(header.device)
                 self._windows = _Windows(
                     Capture(self, rank_directory(run, header.rank), recorders),
@@ -520,7 +522,7 @@ class Session:
             return False
         if loop.idles or self.helpers.exchange is not None:
             return False
-        return self.buffer.waits() and not self._memory.is_due()
+        return self.buffer.waits(now_ns) and not self._memory.is_due()
 
     def _ask_for_captures(self, start: int | None, end: int) -> None:
         requests = self._windows.requests
@@ -705,11 +707,6 @@ class Session:
         return self._steps.totals
 
     # ---- spans and lines
-
-    @property
-    def append(self) -> Callable[[Span], object]:
-        """Where ended spans go."""
-        return self.buffer.append
 
     def add(self, line: msgspec.Struct, /) -> None:
         """Add a line of another kind."""
@@ -1007,6 +1004,7 @@ class Session:
         self._ending.is_closed, self._windows.possible = True, False
         self._ending.at_exit.cancel()
         self.buffer.leave()
+        self.append = self.buffer.append
         for part in (self.helpers.background, self.helpers.engines):
             if part is not None:
                 part.leave()

@@ -159,11 +159,11 @@ class Buffer:
             self._last = own, self._tally
             self._flushed, self._tally, self._passed = [], None, None
 
-    def waits(self) -> bool:
+    def waits(self, now_ns: int) -> bool:
         """Return whether a step that ends now has nothing to write."""
         if self._others or self._late or self._experts:
             return False
-        return self._clock() - self._written_ns < _WRITE_NS
+        return now_ns - self._written_ns < _WRITE_NS
 
     def pass_step(self) -> None:
         """Know that a step has ended for which `waits` is true; the next account includes it."""
@@ -317,7 +317,7 @@ class Buffer:
         It is the one before, unless it has no stage and others have: then the one with most.
         """
         spent: dict[int, int] = {}
-        for span in self._of_this_step():
+        for span in self._ended(self._passed[1] if self._passed else 0):
             if span.kind == "stage":
                 spent[span.thread] = spent.get(span.thread, 0) + span.duration_ns
         if spent and self._thread not in spent:
@@ -333,16 +333,18 @@ class Buffer:
 
     def has_stages(self) -> bool:
         """Return whether a stage has ended since the step began; those in validations are none."""
-        return bool(_trained(self._of_this_step()))
+        spans = self._ended(self._passed[1] if self._passed else 0)
+        return "stage" in map(_kind_of, spans) and bool(_trained(spans))
 
-    def _of_this_step(self) -> list[Span]:
-        return [*self._flushed, *self._spans][self._passed[1] if self._passed else 0 :]
+    def _ended(self, begin: int, end: int | None = None) -> list[Span]:
+        """Return some of the spans since the last account; those of short steps are unflushed."""
+        if not self._flushed:
+            return self._spans[begin:end]
+        return [*self._flushed, *self._spans][begin:end]
 
     def last_step(self) -> Sequence[Span]:
         """Return the spans of the last step that ended: all of them, up to 65,536."""
-        if self._passed is None:
-            return self._last[0]
-        return [*self._flushed, *self._spans][slice(*self._passed)]
+        return self._last[0] if self._passed is None else self._ended(*self._passed)
 
     @property
     def stages_seen(self) -> set[str]:
@@ -352,7 +354,7 @@ class Buffer:
     @property
     def stage_count(self) -> int:
         """How many stages ended in the last step."""
-        return sum(span.kind == "stage" for span in self.last_step())
+        return [*map(_kind_of, self.last_step())].count("stage")
 
     def take_back(self, span: Span) -> bool:
         """Remove an ended span, to be continued; return whether it was not yet written."""
@@ -633,7 +635,7 @@ def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] 
     return {name: sum(numbers.get(name, 0) for numbers in known.values()) for name in names}
 
 
-_thread_of = attrgetter("thread")
+_thread_of, _kind_of = attrgetter("thread"), attrgetter("kind")
 _kind_and_name_of = attrgetter("kind", "name")
 
 

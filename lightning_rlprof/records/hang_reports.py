@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, RlprofError, TraceError
-from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.records import MAX_STACKS_S, Header
 from lightning_rlprof.system.files import (
     asked_mode,
     open_file,
@@ -50,9 +50,6 @@ _MOST_BYTES_OF_PICKLE = 1 << 26
 
 STACK = "stack: "
 """How the name of the mark of a sample begins."""
-
-LONGEST_S = 60.0
-"""Most seconds for which stacks are sampled on request."""
 
 _MAX_CALLS = 200  # Frames that are looked at from the innermost one.
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<")
@@ -389,12 +386,12 @@ class StackRequest:
 
     Attributes:
         id: Unique in the run.
-        seconds: At most `LONGEST_S`.
+        seconds: At most `MAX_STACKS_S`.
         ranks: Of these ranks; None means all.
     """
 
     id: str
-    seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_STACKS_S)]
     ranks: tuple[int, ...] | None = None
 
 

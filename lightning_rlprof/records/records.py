@@ -72,6 +72,9 @@ EXPERTS = "tokens_per_expert"
 LENGTHS = "lengths"
 """Lengths of responses in tokens, a histogram."""
 
+MAX_STACKS_S = 60.0
+"""Most seconds for which stacks are sampled on request; `hang_reports` takes 10 ms to import."""
+
 _PER_DOUBLING = 4
 _BIN_NAME = re.compile(r"(.+)\[(\d+)\]")
 

@@ -31,6 +31,10 @@ _PASTE = (
 class Unrecorded:
     """Count what trains, and sample the main thread, until a step is recorded.
 
+    Attributes:
+        saw: Count something; tell of it now and then, as some processes are killed.
+        end: Forget all: a step was recorded.
+
     Args:
         is_others: Whether a session that records, if there is one, is of another door.
     """
@@ -41,6 +45,9 @@ class Unrecorded:
         self._pid, self._ended = os.getpid(), threading.Event()
         self._main = threading.main_thread().ident
         self._file, self._is_others = "", is_others
+        # After a step they are a builtin, which costs the steps that follow no Python frame.
+        self.saw: Callable[[str], object] = self._saw
+        self.end: Callable[[], object] = self._end
 
     def begin(self) -> None:
         """Sample from now on, if ``rlprof run`` may ask."""
@@ -49,19 +56,16 @@ class Unrecorded:
             threading.Thread(target=self._sample, name="rlprof-unrecorded", daemon=True).start()
             atexit.register(self.tell)
 
-    def saw(self, what: str) -> None:
-        """Count something; tell of it now and then, as some processes are killed."""
-        if not self._ended.is_set():
-            self.counts[what] += 1
-            if (self.counts[what] & (self.counts[what] - 1)) == 0:
-                self.tell()
+    def _saw(self, what: str) -> None:
+        self.counts[what] += 1
+        if (self.counts[what] & (self.counts[what] - 1)) == 0:
+            self.tell()
 
-    def end(self) -> None:
-        """Forget all: a step was recorded."""
-        if not self._ended.is_set():
-            self._ended.set()
-            with suppress(OSError):
-                os.remove(self._file)
+    def _end(self) -> None:
+        self._ended.set()
+        self.saw = self.end = bool
+        with suppress(OSError):
+            os.remove(self._file)
 
     def tell(self) -> None:
         """Write what was seen, unless a step was recorded."""

@@ -10,7 +10,7 @@ import inspect
 import logging
 import sys
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -166,7 +166,7 @@ class ProfilerCallback(Callback):
         self._by_name: list[Wraps] = []
         self._own_ended = 0
         self._starts: dict[str, int] = {}
-        self._watched: Collection[int] = ()
+        self._watched: Set[int] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the run behind in copies and other processes: it belongs to who records it."""
@@ -180,7 +180,7 @@ class ProfilerCallback(Callback):
             "_undo": [],
             "_by_name": [],
             "_starts": {},
-            "_watched": (),
+            "_watched": frozenset(),
         }
         return {**kept, **run}
 
@@ -380,7 +380,7 @@ class ProfilerCallback(Callback):
         """Begin the first step, so that a rollout in the data loader belongs to it."""
         session = self._recording(trainer)
         # Tuners run the loop without its callbacks, and their batches are not steps.
-        if session is not None and any(id(each) in self._watched for each in trainer.callbacks):
+        if session is not None and not self._watched.isdisjoint(map(id, trainer.callbacks)):
             # The index is of the batch before this one, counted from 0, also right after a resume.
             step = trainer.fit_loop.epoch_loop.total_batch_idx + 2
             if session.step != step:
@@ -443,7 +443,7 @@ ProfilerCallback.__init__.__annotations__["options"] = typed_options(
 )
 
 
-def _watched(callbacks: Sequence[Any]) -> Collection[int]:
+def _watched(callbacks: Sequence[Any]) -> Set[int]:
     """Return the ids of a Trainer's callbacks: one of them is, or holds, the `ProfilerCallback`.
 
     Tuners train without the Trainer's callbacks, but keep its progress bar.

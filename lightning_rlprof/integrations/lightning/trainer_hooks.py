@@ -1,6 +1,6 @@
 """What a run follows of a Trainer: its profiler and its batches."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -192,7 +192,7 @@ class Batches:
         self,
         session: Session,
         trainer: Any,
-        watched: Collection[int],
+        watched: Set[int],
         give_up: Callable[[Exception], None],
         after: Callable[[], None],
     ) -> None:
@@ -208,7 +208,7 @@ class Batches:
     def __enter__(self) -> None:
         """Know that the step has a batch; begin it if batches before it were skipped."""
         try:
-            if any(id(each) in self._watched for each in self._trainer.callbacks):
+            if not self._watched.isdisjoint(map(id, self._trainer.callbacks)):
                 self._inside = True
                 self._session.begin_step(self._progress.total.ready)
         except Exception as error:

@@ -63,6 +63,8 @@ class UpdateStages:
         self._marked: bool | None = None  # Whether the user marks the update; None if unknown.
         self._found = False  # Whether a mark of the update was seen.
         self._others = False  # Whether any other stage was seen.
+        self._asked: object = None  # The configuration of which the next one is known.
+        self._by_stage = False  # Whether a stage may ask for a capture.
         self._since: int | None = None  # Start of the training step; None outside of it.
         self._open: tuple[LoopMarker, Span] | None = None
         self._stepping = 0  # The id of the optimizer that steps now.
@@ -137,23 +139,25 @@ class UpdateStages:
     # ---- the stage
 
     def _begin(self) -> None:
-        self._since, self._stepping = self._session.clock(), 0
-        self._session.keep_windows(self._continues)
+        session, config = self._session, self._session.config
+        self._since, self._stepping = session.clock(), 0
+        if config is not self._asked:  # A request for a capture brings one of its own.
+            self._asked, self._by_stage = config, config.captures and config.per_stage
+        if self._by_stage:
+            session.keep_windows(self._continues)
         if self._marked is None:
             self._marked = self._is_marked()
         if self._marked or in_stage():
             return
-        self._others = self._others or self._session.buffer.has_stages()
-        session = self._session
-        arms = arms_stages(session.config, session.header.rank, session.step)
-        if not (self._automatic or arms):
+        if not (self._by_stage or (self._automatic and self._has_marks())):
             return
+        arms = arms_stages(config, session.header.rank, session.step)
         name, alone = self._name(None), self._captured_alone()
         if self._automatic:
-            early = self._others and (alone or not arms)
+            early = self._has_marks() and (alone or not arms)
             early = early or (alone and self._asks(name))
         else:  # A capture of the update has to include its forward pass.
-            early = alone and self._asks(name) and self._one_stage()
+            early = arms and alone and self._asks(name) and self._one_stage()
         if early:
             self._enter(name)
 
@@ -169,8 +173,9 @@ class UpdateStages:
         """Open the stage of the update that has been reached, from where it began."""
         if self._since is None or self._open or get_ident() != self._thread or in_stage():
             return
+        if not (self._has_marks() or self._by_stage):
+            return
         last, update = self._session.buffer.last_stages(self._since, self._names)
-        self._others = self._others or self._session.buffer.has_stages()
         if update is not None and self._continues(update):
             self._marked = self._found = True
             self._enter(
@@ -187,13 +192,17 @@ class UpdateStages:
             start = max(start, self._stepped, 0 if last is None else last.end_ns or 0)
         self._enter(name, start)
 
+    def _has_marks(self) -> bool:
+        """Whether any stage was seen in this run."""
+        self._others = self._others or self._session.buffer.has_stages()
+        return self._others
+
     def _continues(self, span: Span) -> bool:
         """Whether a stage is a mark of the update without an optimizer's step in it."""
         return span.name in self._names and span.start_ns >= self._stepped
 
     def _asks(self, name: str) -> bool:
-        config = self._session.config
-        return config.captures and config.per_stage and config.wants_stage(name)
+        return self._by_stage and self._session.config.wants_stage(name)
 
     def _captured_alone(self) -> bool:
         """Whether captures are of the update alone: others cannot open inside of an open one."""
@@ -222,18 +231,20 @@ class UpdateStages:
     def _leave(self) -> None:
         if self._open is not None:
             (marker, span), self._open = self._open, None
-            if not self._automatic:  # One capture covers the whole training step.
+            if self._by_stage and not self._automatic:  # One capture covers the training step.
                 self._session.keep_windows(lambda span: True)
             marker.__exit__(None, None, None)
             self._session.buffer.join_late(span)
             if not self._automatic and self._stepped < span.start_ns:
                 span.end_ns = max(span.start_ns, self._backward_done)
-            self._session.keep_windows(self._continues)
+            if self._by_stage:
+                self._session.keep_windows(self._continues)
 
     def _end(self) -> None:
         self._since = None
         self._leave()
-        self._session.close_kept_window()
+        if self._by_stage:
+            self._session.close_kept_window()
 
     # ---- whose update it is
 
@@ -263,8 +274,10 @@ class UpdateStages:
 
     def _is_ours(self, optimizer: Any) -> bool:
         """Whether an optimizer trains the module, as far as Lightning knows; None may be any."""
+        if self._automatic or optimizer is None or id(optimizer) in self._of_optimizer:
+            return True
         stages = self._stages()
-        return self._automatic or optimizer is None or not stages or id(optimizer) in stages
+        return not stages or id(optimizer) in stages
 
 
 def check_optimizer_stages(given: Sequence[str], optimizers: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.loaders.load import load
@@ -133,6 +134,20 @@ def test_nothing_is_added_to_a_run_without_marks(tmp_path: Path) -> None:
     spans = load(callback.run)
     assert of(trace_of(callback), "actor_update") == []
     assert NO_STAGES in [note.text for note in spans.notes]
+
+
+def test_a_capture_that_is_requested_later_has_an_update_to_open_with(tmp_path: Path) -> None:
+    class Requested(Unmarked):
+        def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
+            if batch_idx == 2:
+                session = current()
+                asked = ProfilerConfig.build(stage="actor_update", steps=[3])
+                assert session is not None
+                assert session.switch(asked, [FakeRecorder()])
+
+    callback = ProfilerCallback(profile_save_path=str(tmp_path), auto_stages=False)
+    make_trainer(callback).fit(Requested(), loader())
+    assert updates(trace_of(callback)) == [3, 4]
 
 
 def test_marks_in_the_data_loader_make_the_closure_an_update(tmp_path: Path) -> None:
