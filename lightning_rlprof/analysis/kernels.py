@@ -27,6 +27,8 @@ _COLUMNS = (
 )
 _KINDS = ("compute", "communication", "copy")  # The kind of work is the index.
 _LAUNCHERS = ("operator", "module")
+_MAX_CALLS_SEARCHED = 1_000_000  # Launches of more take seconds to look up.
+_UNSEARCHED = f"operator and module are left out: more than {_MAX_CALLS_SEARCHED:,} calls."
 
 
 class _Head(NamedTuple):
@@ -77,16 +79,20 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
     if len(shown) < len(order):
         shown.append(_Head(short=OTHERS, full=OTHERS))
         notes.append(f"{OTHERS} sums up the names beyond the first {top}.")
-    rows = _rows(spans, work, place[codes], shown)
+    calls = spans.try_table("calls", [])
+    if calls is not None and len(calls.rows) > _MAX_CALLS_SEARCHED:
+        calls = None
+        notes.append(_UNSEARCHED)
+    rows = _rows(calls, work, place[codes], shown)
     return Table("kernels", _COLUMNS, rows, " ".join(notes))
 
 
 def _rows(
-    spans: Spans, work: DeviceWork, row: Int64s, heads: list[_Head]
+    calls: Table | None, work: DeviceWork, row: Int64s, heads: list[_Head]
 ) -> list[tuple[Cell, ...]]:
     """Return a row per head; ``row`` is the one that each kernel or copy counts to."""
     found, whole = summarize(row, work.duration), int(work.duration.sum())
-    main, launchers = _longest(work, row, work.stages()), _launchers(spans, work, row)
+    main, launchers = _longest(work, row, work.stages()), _launchers(calls, work, row)
     width = int(work.rank.max()) + 1
     ranks = np.bincount(np.unique(row * width + work.rank) // width)
     mean = np.bincount(row, work.duration) / found.count
@@ -109,9 +115,10 @@ def _rows(
     return rows
 
 
-def _launchers(spans: Spans, work: DeviceWork, row: Int64s) -> list[dict[int, tuple[str, int]]]:
+def _launchers(
+    calls: Table | None, work: DeviceWork, row: Int64s
+) -> list[dict[int, tuple[str, int]]]:
     """Return for each row the operator and the module that launched most of its time."""
-    calls = spans.try_table("calls", [])
     found: list[dict[int, tuple[str, int]]] = []
     for kind in _LAUNCHERS:
         tree = None if calls is None else call_tree(calls, kind, work.ranks)

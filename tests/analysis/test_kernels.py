@@ -12,7 +12,7 @@ from lightning_rlprof.analysis.device.work import OTHERS, no_work
 from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.table import Table
-from tests.builders.calls import Copy, Kernel, run
+from tests.builders.calls import Call, Copy, Kernel, run
 from tests.effort import examples
 
 
@@ -105,6 +105,38 @@ def test_the_stage_is_the_one_with_most_of_the_time_and_what_is_not_known_counts
     assert named(kernels(spans), "nowhere")["stage"] is None
     one = named(kernels(spans, ranks=[0]), "gemm")
     assert (one["stage"], one["share in stage"], one["ranks"]) == ("actor_generate", 0.6, 1)
+
+
+def test_operator_and_module_are_those_that_launched_most_of_the_time() -> None:
+    calls = [
+        Call("Linear_0", 0, 100, "module"),
+        Call("aten::mm", 10, 20),
+        Call("aten::bmm", 30, 40),
+    ]
+    launched = [
+        Kernel("gemm", 200, 210, launch=12),
+        Kernel("gemm", 300, 390, launch=35),
+        Kernel("late", 400, 401, launch=150),
+    ]
+    found = kernels(run(calls, launched))
+    columns = ("kernel", "operator", "module")
+    assert list(zip(*(found.column(each) for each in columns), strict=True)) == [
+        ("gemm", "aten::bmm", "Linear_0"),
+        ("late", None, None),
+    ]
+
+
+def test_operators_are_left_out_beyond_a_number_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_rlprof.analysis.kernels._MAX_CALLS_SEARCHED", 0)
+    found = kernels(run([Call("aten::mm", 0, 9)], [Kernel("gemm", 20, 30, launch=2)]))
+    assert found.column("operator") == [None]
+    assert found.note.startswith("operator and module are left out")
+
+
+def test_instances_of_one_kernel_are_one_row_under_the_name_with_most_time() -> None:
+    found = kernels(run(None, [*lasting("Conv2D1", 3), *lasting("Conv2D4", 5)]))
+    assert found.column("short name") == ["Conv2D"]
+    assert (found.column("kernel"), found.column("total")) == (["Conv2D4"], [8])
 
 
 def test_kernels_without_a_name_or_a_length_are_counted() -> None:

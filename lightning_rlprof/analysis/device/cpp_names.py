@@ -57,14 +57,14 @@ class CppName(NamedTuple):
     """A full name, cut. One without a namespace or arguments has a base alone.
 
     Attributes:
-        text: All of it in one spelling, without what it returns and its parameters.
+        whole: All of it in one spelling, without what it returns and its parameters.
         path: Namespaces, outermost first.
         base: The function.
         inner: Its template arguments.
         parameters: The types of its parameters; None if the name has no list of them.
     """
 
-    text: str
+    whole: str
     path: tuple[str, ...]
     base: str
     inner: str
@@ -107,7 +107,7 @@ class CppName(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether it is an identifier alone, as Triton and CANN name kernels."""
-        return self.parameters is None and re.fullmatch(r"\w+", self.text) is not None
+        return self.parameters is None and re.fullmatch(r"\w+", self.whole) is not None
 
 
 def _demangled(name: str) -> str:
@@ -173,7 +173,7 @@ def type_of(*texts: str | None) -> str:
 
 
 def product_type(inner: str) -> str:
-    """Return the first type that is no integer, else the first.
+    """Return the first type that is not an integer, else the first.
 
     Example::
 

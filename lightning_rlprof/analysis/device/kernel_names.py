@@ -256,7 +256,7 @@ def _identity(name: str, own: KernelName) -> str:
     """Return what spellings and instances of one kernel share."""
     if own.kind == COMMUNICATION or _CANN.fullmatch(name) or is_copy(name):
         return own.short
-    return name if name.startswith("_Z") else re.sub(r"\W", "", CppName.of(name).text)
+    return name if name.startswith("_Z") else re.sub(r"\W", "", CppName.of(name).whole)
 
 
 def _digits(name: str, own: KernelName) -> str:
@@ -282,7 +282,7 @@ def _subject(cpp: CppName) -> tuple[str, str]:
 
     The function decides, else its namespaces, else its arguments in their order.
     """
-    if _SPLIT_K.search(snake_case(cpp.text)):
+    if _SPLIT_K.search(snake_case(cpp.whole)):
         return cpp.base, MATMUL
     words = (cpp.base, *reversed(cpp.path), *re.findall(r"[A-Za-z_]\w+", cpp.inner))
     for word in words:
@@ -294,7 +294,7 @@ def _subject(cpp: CppName) -> tuple[str, str]:
 
 def _cann(cpp: CppName) -> KernelName | None:
     """Rename a kernel of CANN: its type, and the function that was called if it differs."""
-    found = _CANN.fullmatch(cpp.text) if cpp.is_plain else None
+    found = _CANN.fullmatch(cpp.whole) if cpp.is_plain else None
     if found is None:
         return None
     if found["type"] and not found["part"] and _kind_of(found["type"]) is None:
@@ -309,7 +309,7 @@ def _cann(cpp: CppName) -> KernelName | None:
 
 def _inductor(cpp: CppName) -> KernelName | None:
     """Rename a kernel that torch.compile wrote: what it fuses, and its number."""
-    found = _INDUCTOR.fullmatch(cpp.text)
+    found = _INDUCTOR.fullmatch(cpp.whole)
     if found is None:
         return None
     how, fused = found["how"], found["fused"].strip("_")
@@ -431,17 +431,17 @@ def _attention(cpp: CppName) -> str | None:
 def _matmul(cpp: CppName) -> str | None:
     """Rename a product or a convolution: type, tile, stages, transposes, split-k, library."""
     own = product_type(cpp.inner)
-    if _SPLIT_K.search(snake_case(cpp.text)):
+    if _SPLIT_K.search(snake_case(cpp.whole)):
         return _joined("split-k reduce", own, _library(cpp) or "(cublas)")
     if found := _GROUPED.match(cpp.base):
         types = "·".join(dict.fromkeys(re.split(r"(?<!m)x", found[1])[1:]))
         return _joined("moe gemm", types, found[2], found[3] or "", "(triton)")
-    if found := _TENSILE.match(cpp.text):
+    if found := _TENSILE.match(cpp.whole):
         layout = ("t" if found[1] == "l" else "n") + ("n" if found[2] == "l" else "t")
-        isa = re.search(r"_ISA(\w+?)_", cpp.text)
+        isa = re.search(r"_ISA(\w+?)_", cpp.whole)
         library = f"(tensile{f' gfx{isa[1]}' if isa else ''})"
         return _joined("gemm", _TENSILE_TYPES.get(found[3][0], ""), found[4], layout, library)
-    if found := re.search(r"gemv(?:2?([TN]))?", cpp.text):
+    if found := re.search(r"gemv(?:2?([TN]))?", cpp.whole):
         return _joined("gemv", (found[1] or "").lower(), own, "(cublas)")
     if "GemmShape<" in cpp.inner or cpp.base == "device_kernel":
         conv = re.search(r"Conv\dd(Fprop|Dgrad|Wgrad)", cpp.inner)
