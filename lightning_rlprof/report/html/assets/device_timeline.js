@@ -435,9 +435,18 @@ const deviceTimeline = (() => {
     choose({ lane, at: clamp(place(lane.s, chosen ? ends(chosen)[0] : axis.view[0]), 0, lane.s.length - 1) });
   }
 
+  function show(device) {
+    only = device;
+    byId("device-picker").value = String(device);
+    choose(null);
+    redrawAll();
+  }
+
   // A gap of the list below: it is in view, with its surroundings, and the keys work there.
-  function showGap(from, to) {
-    look(from - 0.6 * (to - from), to + 0.6 * (to - from));
+  function showGap({ from, to, device }) {
+    if (only !== null && Number(device) >= 0) show(Number(device));
+    const rest = 0.6 * (to - from);
+    look(Number(from) - rest, Number(to) + rest);
     byId("device-timeline").scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
     host.focus({ preventScroll: true });
   }
@@ -462,7 +471,7 @@ const deviceTimeline = (() => {
     for (const id in actions) byId(id).addEventListener("click", actions[id]);
     const picker = byId("device-picker");
     devices.forEach((device, number) => { const option = element("option", device.name); option.value = String(number); picker.append(option); });
-    picker.addEventListener("change", () => { only = Number(picker.value); chosen = null; redrawAll(); });
+    picker.addEventListener("change", () => show(Number(picker.value)));
     picker.parentElement.hidden = only === null;
     let held = false;
     const go = (event) => { const middle = whole[1] * (event.clientX - strip.getBoundingClientRect().left - left()) / room(), half = (axis.view[1] - axis.view[0]) / 2; look(middle - half, middle + half); };
@@ -470,7 +479,7 @@ const deviceTimeline = (() => {
     strip.addEventListener("pointermove", (event) => { if (held) go(event); });
     strip.addEventListener("pointerup", () => { held = false; });
     host.addEventListener("pointerleave", () => { if (hot) { hot = null; draw(); } });
-    for (const button of document.querySelectorAll("#idle-gaps button")) button.addEventListener("click", () => showGap(Number(button.dataset.from), Number(button.dataset.to)));
+    for (const button of document.querySelectorAll("#idle-gaps button")) button.addEventListener("click", () => showGap(button.dataset));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
   }
   return { start, draw: redrawAll, isEmpty: false };

@@ -13,7 +13,7 @@ const icicle = (() => {
   const holds = (at) => hits(at) || inner[at].some(holds);
   const classOf = (at) => classes[boxes[at][6]];
 
-  function draw(focus) {
+  function draw(focus = host.contains(document.activeElement) ? document.activeElement.dataset.box : undefined) {
     const width = host.clientWidth, placed = [];
     if (!width) return;
     const put = (at, left, depth) => {
