@@ -119,7 +119,8 @@ const hideTip = () => { tip.hidden = true; };
 
 function chip(name) {
   const node = element("i", "", name === data.untraced ? "chip untraced" : "chip");
-  if (name !== data.untraced) node.style.background = paint(name)[0];
+  if (name !== data.untraced) node.style.setProperty("--fill", paint(name)[0]);
+  if (data.device_lanes.classes.includes(name)) node.dataset.kind = name;
   return node;
 }
 
