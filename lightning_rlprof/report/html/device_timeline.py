@@ -64,7 +64,10 @@ class IdleRow(NamedTuple):
 
 
 class GapView(NamedTuple):
-    """One of the longest gaps as the page lists it; times are those of the drawn axis."""
+    """One of the longest gaps as the page lists it; times are those of the drawn axis.
+
+    ``drawn`` is the number of its device among those that are drawn, or `NONE`.
+    """
 
     start_ns: int
     end_ns: int
@@ -72,6 +75,7 @@ class GapView(NamedTuple):
     before: str
     device: str
     call: str
+    drawn: int
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,9 @@ def draw_devices(spans: Spans) -> DeviceDrawing:
     if not timeline.lanes:
         return DeviceDrawing({"lanes": [], "icicle": boxes, "classes": WORK_CLASSES})
     gaps = [gaps_of(lane) for lane in timeline.lanes]
-    drawn = _Lanes(spans, timeline, gaps, stacks, shorts, kinds)
+    several = len(timeline.lanes) > 1
+    longest = longest_gaps(spans, timeline, gaps, _LONGEST_GAPS[several])
+    drawn = _Lanes(spans, timeline, gaps, longest, stacks, shorts, kinds)
     low, high = _BINS_OF_STREAM
     bins = min(high, max(low, _MAX_BINS // len(drawn.streams)))
     data = drawn.data(bins) | {"icicle": boxes}
@@ -135,8 +141,6 @@ def draw_devices(spans: Spans) -> DeviceDrawing:
         bins //= 2
         data = drawn.data(bins) | {"icicle": boxes}
     rows, idle_ns = _idle_rows(timeline, gaps)
-    several = len(timeline.lanes) > 1
-    longest = longest_gaps(spans, timeline, gaps, _LONGEST_GAPS[several])
     views = [_gap_view(gap, timeline, drawn, shorts) for gap in longest]
     return DeviceDrawing(data, rows, views, idle_ns, len(timeline.lanes))
 
@@ -165,7 +169,8 @@ def _gap_view(
     start, end = gap.start_ns - drawn.zero_ns, gap.end_ns - drawn.zero_ns
     name = _device_name(timeline.lanes, lane) if len(timeline.lanes) > 1 else ""
     call = _FOLDERS.sub("", _BUILT_IN.sub(r"\1 (built-in)", gap.call or ""))
-    return GapView(start, end, CAUSES[gap.cause], before, name, call)
+    number = drawn.shown.index(gap.lane) if gap.lane in drawn.shown else NONE
+    return GapView(start, end, CAUSES[gap.cause], before, name, call, number)
 
 
 def _device_name(lanes: Sequence[Lane], lane: Lane) -> str:
@@ -178,6 +183,7 @@ class _Lanes:
     """The devices that are drawn, from which the data of any number of bins is made.
 
     Attributes:
+        shown: Which lanes of the timeline are drawn.
         zero_ns: Where the axis begins: with the first work or the profiling.
         streams: Rows of work of each stream that is drawn, with its device.
     """
@@ -187,6 +193,7 @@ class _Lanes:
         spans: Spans,
         timeline: DeviceTimeline,
         gaps: Sequence[Gaps],
+        longest: Sequence[LongGap],
         stacks: Stacks,
         shorts: Sequence[str],
         kinds: Int64s,
@@ -206,11 +213,11 @@ class _Lanes:
             lane.end_ns - lane.start_ns - int((own.end_ns - own.start_ns).sum())
             for lane, own in zip(timeline.lanes, gaps, strict=True)
         ]
-        self._shown = self._chosen()
-        self._gaps = [gaps[at] for at in self._shown]
+        self.shown = self._chosen([gap.lane for gap in longest])
+        self._gaps = [gaps[at] for at in self.shown]
         self.streams: list[tuple[int, int, Int64s]] = []
         self._more: list[int] = []
-        for number, at in enumerate(self._shown):
+        for number, at in enumerate(self.shown):
             rows = timeline.lanes[at].work.row
             groups = rows_by_group(self._stream[rows])
             groups = sorted(groups, key=lambda own: -int(work.duration[rows[own]].sum()))
@@ -218,12 +225,11 @@ class _Lanes:
             for own in groups[:_MAX_STREAMS]:
                 self.streams.append((number, int(self._stream[rows[own[0]]]), rows[own]))
 
-    def _chosen(self) -> list[int]:
-        """Return the devices that are drawn: the busiest, the least busy, the median, others."""
+    def _chosen(self, wanted: list[int]) -> list[int]:
+        """Return the devices that are drawn: the busiest, least busy and median one, some more."""
         by_busy = sorted(range(len(self._busy)), key=lambda at: -self._busy[at])
-        last = len(by_busy) - 1
-        places = [0, last, last // 2, *range(last + 1)]
-        return sorted(list(dict.fromkeys(by_busy[at] for at in places))[:_MAX_DEVICES])
+        first = [by_busy[0], by_busy[-1], by_busy[(len(by_busy) - 1) // 2], *wanted, *by_busy]
+        return sorted(list(dict.fromkeys(first))[:_MAX_DEVICES])
 
     def data(self, bins: int) -> dict[str, Any]:
         """Return the data for the scripts.
@@ -247,13 +253,13 @@ class _Lanes:
                     inside |= (self._end[rows] > first) & (self._start[rows] < last)
                 single = rows[inside]
             lanes.append(lane | self._marks(single, texts))
-        few = len(self._shown) <= _FEW_DEVICES
+        few = len(self.shown) <= _FEW_DEVICES
         limits = [each if few else each // 5 for each in (_MAX_GAPS, _MAX_LAUNCHES, _MAX_QUEUE)]
         lanes_of = self._timeline.lanes
         devices = [
             {"name": _device_name(lanes_of, lanes_of[at]), "rank": lanes_of[at].rank}
             | {"more": more, "gaps": self._gap_columns(gaps, limits[0])}
-            for at, more, gaps in zip(self._shown, self._more, self._gaps, strict=True)
+            for at, more, gaps in zip(self.shown, self._more, self._gaps, strict=True)
         ]
         return {
             "length": self._length,
@@ -293,7 +299,7 @@ class _Lanes:
         rows = np.concatenate([rows for _, _, rows in self.streams])
         starts = np.sort(self._start[rows], kind="stable")
         begins = [int(starts[0]), int(starts[len(starts) // 2])]
-        spans, rank = self._spans, self._timeline.lanes[self._shown[0]].rank
+        spans, rank = self._spans, self._timeline.lanes[self.shown[0]].rank
         steps = spans.rows(kind="step", rank=rank)
         first, last = (np.searchsorted(starts, t[steps]) for t in (spans.start_ns, spans.end_ns))
         steps = steps[last > first]  # Kernels began in them.
@@ -369,12 +375,12 @@ class _Lanes:
         }
 
     def _hosts(self, calls: int, points: int, operators: _Texts) -> list[dict[str, Any]]:
-        """Return launch calls and the queue of each rank; beyond ``calls`` the longest ones."""
+        """Return launch calls and the queue of each rank; of many the longest and shortest."""
         work = self._work
         rows = first_of_launches(self._launch, work.replay, self._start)
         took = work.numbers("launch duration", 0)
         found = []
-        for rank in dict.fromkeys(self._timeline.lanes[at].rank for at in self._shown):
+        for rank in dict.fromkeys(self._timeline.lanes[at].rank for at in self.shown):
             own = rows[work.rank[rows] == rank]
             sound = own[self._start[own] >= self._launch[own]]
             if not len(sound):
@@ -383,14 +389,14 @@ class _Lanes:
                 work.rank[sound], self._launch[sound], self._start[sound]
             )
             kept = extremes(times, depth, points)
-            longest = own[np.argsort(-took[own], kind="stable")[:calls]]
-            longest = longest[np.argsort(self._launch[longest], kind="stable")]
+            own = own[np.argsort(self._launch[own], kind="stable")]
+            shown = own[extremes(self._launch[own], took[own], calls)]
             host: dict[str, Any] = {"rank": rank, "n": len(own), "max": int(depth.max())}
-            host["s"] = np.diff(self._launch[longest], prepend=self.zero_ns).tolist()
-            host["d"] = took[longest].tolist()
+            host["s"] = np.diff(self._launch[shown], prepend=self.zero_ns).tolist()
+            host["d"] = took[shown].tolist()
             host["qt"] = np.diff(times[kept], prepend=self.zero_ns).tolist()
             host["q"] = depth[kept].tolist()
-            codes = operators.codes(self._stacks.operator[longest], self._stacks.operator_names)
+            codes = operators.codes(self._stacks.operator[shown], self._stacks.operator_names)
             found.append(host | {"o": codes.tolist()})
         return found
 
@@ -404,7 +410,7 @@ class _Lanes:
         size = table.numbers("allocated", NOT_RECORDED)
         codes, names = table.texts("component")
         found = []
-        for number, at in enumerate(self._shown):
+        for number, at in enumerate(self.shown):
             lane = self._timeline.lanes[at]
             own = (rank == lane.rank) & (size != NOT_RECORDED)
             own &= (device == lane.device) & (time >= 0) & (time <= self._length)
@@ -414,7 +420,7 @@ class _Lanes:
             most = codes[own][np.argmax(size[own])]
             rows = np.flatnonzero(own & (codes == most))
             rows = rows[np.argsort(time[rows], kind="stable")]
-            rows = rows[extremes(time[rows], size[rows], _MAX_MEMORY // len(self._shown))]
+            rows = rows[extremes(time[rows], size[rows], _MAX_MEMORY // len(self.shown))]
             series = {"device": number, "name": names[most] if most >= 0 else ""}
             series["t"] = np.diff(time[rows], prepend=0).tolist()
             found.append(series | {"b": size[rows].tolist()})
@@ -422,7 +428,7 @@ class _Lanes:
 
     def _steps(self, *, stages: bool) -> list[list[Any]]:
         """Return steps or stages of the first rank that is drawn: start, duration, name."""
-        spans, lane = self._spans, self._timeline.lanes[self._shown[0]]
+        spans, lane = self._spans, self._timeline.lanes[self.shown[0]]
         if stages:
             host = lane.host
             start, end = host.start_ns, host.end_ns

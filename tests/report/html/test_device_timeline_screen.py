@@ -165,6 +165,8 @@ def test_the_icicle_is_walked_searched_and_zoomed(tab: Tab, page: Path) -> None:
     assert tab.run("document.activeElement.getAttribute('aria-label')").startswith("operator")
     tab.press("Enter")
     assert "aten::add" in text(tab, "#icicle-path b")
+    tab.resize(1000, 900)  # All is drawn again, and the focus stays.
+    tab.wait("document.querySelector('#icicle svg').getAttribute('viewBox').split(' ')[2] < 800")
     tab.press("Escape")
     assert text(tab, "#icicle-path b") == "all kernels and copies"
     tab.run("document.getElementById('icicle-find').value = 'ADD'")
@@ -214,4 +216,18 @@ def test_real_traces_are_drawn(tab: Tab, tmp_path: Path, name: str) -> None:
     first = tab.run("Number(document.querySelector('#idle-gaps button').dataset.from)")
     tab.run("document.querySelector('#idle-gaps button').click()")
     assert shown(tab)[0] <= first
+    assert tab.problems == []
+
+
+def test_of_many_devices_one_is_shown_and_a_gap_chooses_its_own(tab: Tab, tmp_path: Path) -> None:
+    kernels = [
+        Kernel("k", at * 10_000 + 5_000 * (rank == 11 and at == 7), at * 10_000 + 9_000, rank=rank)
+        for rank in range(12)
+        for at in range(9)
+    ]
+    tab.open(written(replace(run(), tables=run(None, kernels).tables), tmp_path))
+    assert len(tab.run("[...document.querySelectorAll('#device-picker option')]")) == 8
+    tab.run("document.querySelector('#idle-gaps button').click()")
+    assert tab.run("document.getElementById('device-picker').selectedOptions[0].text") == "rank 11"
+    assert "8 of 12 devices" in text(tab, "#device-timeline .note")
     assert tab.problems == []

@@ -85,7 +85,7 @@ const paint = (name) => data.paints[name] || [data.device_lanes.classes.includes
 // Black or white, whichever can be read on a color of the style sheet.
 function inkOn(variable) {
   const pen = inkOn.pen = inkOn.pen || document.createElement("canvas").getContext("2d");
-  pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(variable).trim(); // it reads as #rrggbb
+  pen.fillStyle = getComputedStyle(document.body).getPropertyValue(variable).trim(); // it reads as #rrggbb
   const light = [1, 3, 5].map((at) => parseInt(pen.fillStyle.slice(at, at + 2), 16) / 255).map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
   return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.179 ? "#000" : "#fff";
 }
@@ -119,7 +119,8 @@ const hideTip = () => { tip.hidden = true; };
 
 function chip(name) {
   const node = element("i", "", name === data.untraced ? "chip untraced" : "chip");
-  if (name !== data.untraced) node.style.background = paint(name)[0];
+  if (name !== data.untraced) node.style.setProperty("--fill", paint(name)[0]);
+  if (data.device_lanes.classes.includes(name)) node.dataset.kind = name;
   return node;
 }
 

@@ -47,21 +47,26 @@ const deviceTimeline = (() => {
     ink = Object.fromEntries(["card", "ink", "soft", "faint", "hair", "hatch", "hatch-ground", "region", "region-ink", "region-line", "accent"].map((name) => [name, of(name)]));
     ink.kind = classes.map((name) => of(classVariable(name)));
     ink.on = classes.map((name) => inkOn(`--${classVariable(name)}`));
-    ink.cause = causes.map((_, at) => texture(at));
+    ink.cause = causes.map((_, at) => texture(LINES[at], ink["hatch-ground"], at === 2 ? ink.kind[classes.indexOf("communication")] : ink.hatch));
+    // On a page with stages a hue is a stage; there these two differ from matmul by their stripes.
+    if (document.body.classList.contains("staged")) for (const [name, lines] of [["communication", "M1.5 0V6M4.5 0V6"], ["copy", "M0 1.5H6M0 4.5H6"]]) {
+      const kind = classes.indexOf(name);
+      ink.kind[kind] = texture(lines, ink.kind[classes.indexOf("other")], ink.kind[kind]);
+      ink.on[kind] = null;
+    }
   }
 
   // The causes differ by texture alone, also in gray; the same as in the style sheet.
-  function texture(cause) {
+  const LINES = ["M-1 7L7-1M-4 4L4-4M2 10L10 2", "M1.5 0V6M4.5 0V6", "M-1 7L7-1M-4 4L4-4M2 10L10 2", "M1 2H2.7M4 5H5.7", "M0 0L6 6M6 0L0 6", ""];
+  function texture(lines, ground, line) {
     const tile = document.createElement("canvas");
     tile.width = tile.height = 6;
     const one = tile.getContext("2d");
-    one.fillStyle = ink["hatch-ground"];
+    one.fillStyle = ground;
     one.fillRect(0, 0, 6, 6);
-    one.fillStyle = one.strokeStyle = cause === 2 ? ink.kind[classes.indexOf("communication")] : ink.hatch;
-    one.lineWidth = 1.4;
-    const lines = [["M-1 7L7-1M-4 4L4-4M2 10L10 2"], ["M1.5 0V6M4.5 0V6"], ["M-1 7L7-1M-4 4L4-4M2 10L10 2"], [], ["M0 0L6 6M6 0L0 6"], []][cause];
-    for (const line of lines) one.stroke(new Path2D(line));
-    if (cause === 3) { one.fillRect(1, 1, 1.7, 1.7); one.fillRect(4, 4, 1.7, 1.7); }
+    one.strokeStyle = line;
+    one.lineWidth = 1.5;
+    one.stroke(new Path2D(lines));
     return pen.createPattern(tile, "repeat");
   }
 
@@ -145,7 +150,7 @@ const deviceTimeline = (() => {
       pen.globalAlpha = isFaint(kind) ? 0.15 : 1;
       pen.fillStyle = ink.kind[kind];
       pen.fillRect(first, y, across - 0.5, h);
-      if (across > 38 && !isFaint(kind)) names.push([lane.k[at], first, across]);
+      if (across > 38 && ink.on[kind] && !isFaint(kind)) names.push([lane.k[at], first, across]);
     }
     stack(pen, columns, wide, left(), y, h);
     for (const [name, first, across] of names) {
@@ -435,9 +440,18 @@ const deviceTimeline = (() => {
     choose({ lane, at: clamp(place(lane.s, chosen ? ends(chosen)[0] : axis.view[0]), 0, lane.s.length - 1) });
   }
 
+  function show(device) {
+    only = device;
+    byId("device-picker").value = String(device);
+    choose(null);
+    redrawAll();
+  }
+
   // A gap of the list below: it is in view, with its surroundings, and the keys work there.
-  function showGap(from, to) {
-    look(from - 0.6 * (to - from), to + 0.6 * (to - from));
+  function showGap({ from, to, device }) {
+    if (only !== null && Number(device) >= 0) show(Number(device));
+    const rest = 0.6 * (to - from);
+    look(Number(from) - rest, Number(to) + rest);
     byId("device-timeline").scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
     host.focus({ preventScroll: true });
   }
@@ -462,7 +476,7 @@ const deviceTimeline = (() => {
     for (const id in actions) byId(id).addEventListener("click", actions[id]);
     const picker = byId("device-picker");
     devices.forEach((device, number) => { const option = element("option", device.name); option.value = String(number); picker.append(option); });
-    picker.addEventListener("change", () => { only = Number(picker.value); chosen = null; redrawAll(); });
+    picker.addEventListener("change", () => show(Number(picker.value)));
     picker.parentElement.hidden = only === null;
     let held = false;
     const go = (event) => { const middle = whole[1] * (event.clientX - strip.getBoundingClientRect().left - left()) / room(), half = (axis.view[1] - axis.view[0]) / 2; look(middle - half, middle + half); };
@@ -470,7 +484,7 @@ const deviceTimeline = (() => {
     strip.addEventListener("pointermove", (event) => { if (held) go(event); });
     strip.addEventListener("pointerup", () => { held = false; });
     host.addEventListener("pointerleave", () => { if (hot) { hot = null; draw(); } });
-    for (const button of document.querySelectorAll("#idle-gaps button")) button.addEventListener("click", () => showGap(Number(button.dataset.from), Number(button.dataset.to)));
+    for (const button of document.querySelectorAll("#idle-gaps button")) button.addEventListener("click", () => showGap(button.dataset));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
   }
   return { start, draw: redrawAll, isEmpty: false };
