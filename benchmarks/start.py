@@ -28,11 +28,13 @@ TRIES = 3
 ROUNDS = 15
 BARE, AGAIN = "python -c pass", "python -c pass, again (A/A)"
 FIRST, CACHED = "rlprof summary RUN, first", "rlprof summary RUN, cached"
+PROGRAM = "rlprof run -- true"
 LIMITS_MS = {
     "rlprof --version": 150,
     "rlprof --help": 150,
     "rlprof summary --help": 150,
     "rlprof su<Tab>": 150,
+    PROGRAM: 250,
     CACHED: 400,
 }
 
@@ -81,6 +83,7 @@ def measure(run: Path, rounds: int) -> dict[str, tuple[float, float]]:
         "rlprof --help": ((*_RLPROF, "--help"), {}),
         "rlprof summary --help": ((*_RLPROF, "summary", "--help"), {}),
         "rlprof su<Tab>": (_RLPROF, _TAB),
+        PROGRAM: ((*_RLPROF, "run", "--", "true"), {}),
         FIRST: ((*_RLPROF, "summary", str(run)), {}),
         CACHED: ((*_RLPROF, "summary", str(run)), {}),
         AGAIN: (("-c", "pass"), {}),

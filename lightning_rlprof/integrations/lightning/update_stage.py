@@ -30,14 +30,16 @@ _MOST_NODES = 10_000  # Nodes of a loss's graph that are searched for a paramete
 
 
 class UpdateStages:
-    """Complete the update stage of each training step until `remove`.
+    """Complete the update stage of each training step until `remove`, in one of four cases.
 
-    - A mark of the update that ends before the backward pass continues until the optimizer has
-      stepped.
-    - Without a mark of the update, but with marks of other stages, Lightning's optimizer closure is
-      the update stage of its optimizer. So it is where a capture of that stage is asked for.
-    - Under manual optimization such a stage ends with each step of an optimizer.
-    - In a run without any mark nothing is added: the phases of the loop are its stages.
+    - Marked: a mark of the update that ends before the backward pass continues until the optimizer
+      has stepped.
+    - Closure: without a mark of the update, but with marks of other stages, Lightning's optimizer
+      closure is the update stage of its optimizer. So it is where a capture of that stage is asked
+      for.
+    - By hand: under manual optimization such a stage ends with each step of an optimizer.
+    - Bare: in a run without any mark nothing is added: the phases of the loop are its stages. Until
+      a stage ends, a step asks for nothing else.
 
     Attributes:
         rules: What rlprof has marked by the names of methods.
@@ -173,10 +175,10 @@ class UpdateStages:
         """Open the stage of the update that has been reached, from where it began."""
         if self._since is None or self._open or get_ident() != self._thread or in_stage():
             return
-        if not (self._has_marks() or self._by_stage):
+        if not (self._has_marks() or self._by_stage):  # The case is bare.
             return
         last, update = self._session.buffer.last_stages(self._since, self._names)
-        if update is not None and self._continues(update):
+        if update is not None and self._continues(update):  # It is marked.
             self._marked = self._found = True
             self._enter(
                 update.name, last.end_ns if last else None, update if update is last else None
@@ -187,7 +189,7 @@ class UpdateStages:
         name = self._name(optimizer, loss)
         if not (self._others or self._asks(name)) or not self._is_ours(optimizer):
             return
-        start = self._since
+        start = self._since  # It is the closure, or done by hand.
         if not self._automatic:
             start = max(start, self._stepped, 0 if last is None else last.end_ns or 0)
         self._enter(name, start)
