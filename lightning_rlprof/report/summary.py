@@ -37,7 +37,7 @@ from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
 from lightning_rlprof.report.terminal import bar, count_of, duration, percent, size
 from lightning_rlprof.system.location import plain
-from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans
+from lightning_rlprof.tables.spans import OF_RANK_FILES, Spans, answer
 from lightning_rlprof.tables.table import Table, figure
 
 STAGE_TABLES = frozenset({"stages", "steps", "gaps"})
@@ -150,7 +150,7 @@ def summary(spans: Spans, *, captures: bool = False, diagnosis: Diagnosis | None
         return _summary(spans, captures, diagnosis)
     has_captures = not spans.tables.keys() <= {*OF_RANK_FILES}
     name = "summary-of-captures" if captures and has_captures else "summary"
-    found = spans.answer(name, Summary, partial(_summary, captures=captures))
+    found = answer(spans, name, Summary, partial(_summary, captures=captures))
     if found.run == spans.path:
         return found
     path = shlex.quote(str(spans.path))
@@ -230,7 +230,7 @@ def lead_tables(spans: Spans) -> list[Table]:
     """
     if is_device_trace(spans):
         return [breakdown(spans), kernels(spans, top=_MAX_KERNELS), idle(spans)]
-    return spans.answer("lead-tables", list[Table], _lead_tables)
+    return answer(spans, "lead-tables", list[Table], _lead_tables)
 
 
 def _lead_tables(spans: Spans) -> list[Table]:

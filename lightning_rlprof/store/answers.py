@@ -37,7 +37,7 @@ class Answers:
     def __call__(
         self, spans: Spans, name: str, kind: Any, make: Callable[[Spans], Answer]
     ) -> Answer:
-        """Return an answer that is kept, or make it and keep it; see `Spans.answer`."""
+        """Return an answer that is kept, or make it and keep it; as `tables.spans.answer`."""
         file = f"answer-{name}.json"
         with suppress(*NOT_JSON, OSError, TypeError):
             kept = self._cache.read_json(file)

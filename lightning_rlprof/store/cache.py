@@ -46,6 +46,7 @@ from lightning_rlprof.tables.spans import (
     Thread,
     core_tables,
     counter_columns,
+    kept_spans,
 )
 from lightning_rlprof.tables.table import Table
 
@@ -440,7 +441,7 @@ def _spans(cache: Cache, facts: dict[str, Any], path: Path, source: Callable[[],
         except _WRONG:  # The cache is damaged, and the run is not.
             return getattr(source(), name)
 
-    return Spans.kept(
+    return kept_spans(
         read,
         Answers(cache),
         path=path / facts["path"] if facts["path"] != "." else path,

@@ -155,19 +155,6 @@ class Spans:
     results: dict[Any, Any] = field(default_factory=dict, repr=False)
     from_start: bool = True
 
-    @classmethod
-    def kept(cls, read: Callable[[str], Any], answers: Callable[..., Any], **facts: Any) -> "Spans":
-        """Return the run of a cache, which may be far larger than what is asked of it.
-
-        Args:
-            read: Reads a column, or ``counters``, by name, when it is first looked at.
-            answers: Takes what `answer` takes, the run before it.
-            facts: All other fields.
-        """
-        found = cls.__new__(cls)
-        vars(found).update(wall_off={}, results={}, _read=read, _answers=answers, **facts)
-        return found
-
     if not TYPE_CHECKING:  # A type checker would believe that there is every attribute.
 
         def __getattr__(self, name: str) -> Any:
@@ -176,18 +163,6 @@ class Spans:
             if read is None or name not in _KEPT:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
             return vars(self).setdefault(name, read(name))
-
-    def answer(self, name: str, kind: Any, make: Callable[["Spans"], Result]) -> Result:
-        """Return what is computed of a whole run, out of its cache where that keeps it.
-
-        Args:
-            name: What is computed.
-            kind: Its type: classes of plain data.
-            make: Computes it, of this run, or of one whose path is `RUN`.
-        """
-        answers = vars(self).get("_answers")
-        found: Result = make(self) if answers is None else answers(self, name, kind, make)
-        return found
 
     def __len__(self) -> int:
         """Return the number of spans."""
@@ -432,6 +407,33 @@ _NOTES = (
     *columns_of("text", "level", "text", "code", "facts"),
 )
 _WARNINGS = (Column("rank", "count"), *columns_of("text", "text", "code", "facts"))
+
+
+def kept_spans(read: Callable[[str], Any], answers: Callable[..., Any], **facts: Any) -> Spans:
+    """Return the run of a cache, which may be far larger than what is asked of it.
+
+    Args:
+        read: Reads a column, or ``counters``, by name, when it is first looked at.
+        answers: Takes what `answer` takes.
+        facts: All other fields.
+    """
+    found = Spans.__new__(Spans)
+    vars(found).update(wall_off={}, results={}, _read=read, _answers=answers, **facts)
+    return found
+
+
+def answer(spans: Spans, name: str, kind: Any, make: Callable[[Spans], Result]) -> Result:
+    """Return what is computed of a whole run, out of its cache where that keeps it.
+
+    Args:
+        spans: The run.
+        name: What is computed.
+        kind: Its type: classes of plain data.
+        make: Computes it, of this run, or of one whose path is `RUN`.
+    """
+    answers = vars(spans).get("_answers")
+    found: Result = make(spans) if answers is None else answers(spans, name, kind, make)
+    return found
 
 
 def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:
