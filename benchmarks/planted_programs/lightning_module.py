@@ -7,6 +7,7 @@ import lightning as pl
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 fault = sys.argv[1] if len(sys.argv) > 1 else ""
 
@@ -53,6 +54,15 @@ class SlowLogger(CSVLogger):
         super().log_metrics(metrics, step)
 
 
+class SlowDisk(TorchCheckpointIO):
+    """A disk that takes 50 ms for a checkpoint."""
+
+    def save_checkpoint(self, *args, **options):
+        """Wait, then write."""
+        time.sleep(0.050)
+        super().save_checkpoint(*args, **options)
+
+
 callbacks: list[Callback] = []
 if fault == "checkpoint-eval":
     callbacks = [ModelCheckpoint("checkpoints", every_n_train_steps=1, save_top_k=-1)]
@@ -62,6 +72,7 @@ trainer = pl.Trainer(
     logger=SlowLogger("logs") if fault == "logging" else False,
     log_every_n_steps=1,
     callbacks=callbacks,
+    plugins=[SlowDisk()],
     enable_checkpointing=fault == "checkpoint-eval",
     enable_progress_bar=False,
     enable_model_summary=False,
