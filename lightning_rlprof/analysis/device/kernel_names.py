@@ -394,7 +394,7 @@ def _operation(functor: str) -> str:
         >>> [_operation(name) for name in ("MulFunctor", "neg_kernel_cuda", "GeluCUDAKernelImpl")]
         ['mul', 'neg', 'gelu']
     """
-    word = re.sub(r"^CUDAFunctor(?:OnSelf|OnOther)?_|^launch_|^_+", "", functor)
+    word = re.sub(r"^CUDAFunctor(?:On(?:Self|Other))?_|^launch_|^_+", "", functor)
     ends = r"_?(?:CUDA)?[Kk]ernel.*$|(?:Math)?_?[Ff]unctor.*$|Ops$|_cuda.*$|_gpu$|_impl$|_out$"
     word = re.sub(r"(?:_tensor)?_scalar$", " scalar", snake_case(re.sub(ends, "", word)))
     return _USUAL.get(word, word) or functor
