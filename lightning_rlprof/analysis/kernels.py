@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.operators import call_tree
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import Coded, distinct
+from lightning_rlprof.tables.kernels import Coded, distinct, find
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -26,6 +26,7 @@ _COLUMNS = (
     *columns_of("text", "operator", "module", "kind", "kernel"),
 )
 _KINDS = ("compute", "communication", "copy")  # The kind of work is the index.
+_VAGUE = ("send_recv", "collective")  # NCCL runs several operations in kernels of these names.
 _LAUNCHERS = ("operator", "module")
 _MAX_CALLS_SEARCHED = 1_000_000  # Launches of more take seconds to look up.
 _UNSEARCHED = f"operator and module are left out: more than {_MAX_CALLS_SEARCHED:,} calls."
@@ -72,9 +73,14 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
     place = np.zeros(len(totals), np.int64)
     place[order] = np.arange(len(order)).clip(max=len(order) if top is None else top)
     heads, places = [_Head()] * len(totals), {name: at for at, name in enumerate(names)}
+    operations = _operations(spans, work, codes)
     for code, (name, _) in _longest(work, codes, work.named).items():
         at = places[name]
-        heads[code] = _Head(*work.short_names[at], _KINDS[work.name_kinds[at]], name)
+        short, kind = work.short_names[at]
+        operation, _ = operations.get(code, ("", 0))
+        if operation and short.startswith(_VAGUE):
+            short = f"{operation} ({short})"
+        heads[code] = _Head(short, kind, _KINDS[work.name_kinds[at]], name)
     shown = [heads[code] for code in order[:top].tolist()]
     if len(shown) < len(order):
         shown.append(_Head(short=OTHERS, full=OTHERS))
@@ -115,6 +121,17 @@ def _rows(
     return rows
 
 
+def _operations(spans: Spans, work: DeviceWork, row: Int64s) -> dict[int, tuple[str, int]]:
+    """Return for each row the collective that the profiler recorded for most of its time."""
+    table = spans.try_table("collectives", [])
+    if table is None or not len(table.rows):
+        return {}
+    at = find(table.numbers("start"), work.numbers("start"))
+    at = np.where(table.numbers("rank")[at] == work.rank, at, -1)
+    codes, texts = table.texts("operation")
+    return _longest(work, row, (np.append(codes, -1)[at], texts))
+
+
 def _launchers(
     calls: Table | None, work: DeviceWork, row: Int64s
 ) -> list[dict[int, tuple[str, int]]]:
@@ -134,7 +151,7 @@ def _launchers(
 def _longest(work: DeviceWork, row: Int64s, texts: Coded) -> dict[int, tuple[str, int]]:
     """Return for each row the text with most of its time, if one is known, and that time."""
     codes, names = texts
-    keep, width = codes >= 0, max(len(names), 1)
+    keep, width = (codes >= 0) & (row >= 0), max(len(names), 1)
     found = summarize(row[keep] * width + codes[keep], work.duration[keep])
     # The longest text comes last, so that the dictionary keeps it.
     order = np.argsort(found.total, kind="stable")

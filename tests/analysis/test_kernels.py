@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_rlprof import load
 from lightning_rlprof.analysis.device.work import OTHERS, no_work
 from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, run
 from tests.effort import examples
+from tests.places import SHARED_DATA
 
 
 def named(table: Table, name: str | None) -> dict[str, object]:
@@ -209,3 +211,9 @@ def check(own: dict[str, object], values: list[Kernel], whole: int) -> None:
     assert own["share in stage"] == (most / total if most is not None and total else None)
     assert (own["stage"] is None) == (most is None)
     assert own["stage"] is None or stages[own["stage"]] == most
+
+
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no real traces in ../shared/data")
+def test_an_old_kernel_of_nccl_is_named_by_the_collective_that_the_profiler_recorded() -> None:
+    found = kernels(load(SHARED_DATA / "kineto" / "two_ranks"), top=1)
+    assert found.column("short name")[0] == "all_to_all (send_recv RING_SIMPLE)"

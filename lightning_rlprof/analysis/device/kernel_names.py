@@ -365,8 +365,8 @@ def _loop(cpp: CppName) -> KernelName | None:
     casts = "LoadWithCast" in cpp.inner or (wrapped is not None and not wrapped[1])
     if operation == "copy" and casts:
         operation, casts = "cast to", False
-    scalar = "scalar" if re.search(r"AUnaryFunctor|OnSelf_", functor) else ""
-    scalar = "scalar rhs" if re.search(r"BUnaryFunctor|OnOther_", functor) else scalar
+    scalar = "scalar" if re.search(r"AUnaryFunctor|CUDAFunctorOnS", functor) else ""
+    scalar = "scalar rhs" if re.search(r"BUnaryFunctor|CUDAFunctorOnO", functor) else scalar
     reads = {"vec": f"vec{numbers[:1]}", "manual": f"strided ×{numbers[-1:]}"}.get(how, how)
     reads = f"({re.sub(r'[][]', '', reads)}{', cast' * casts})"
     kind = MOVEMENT if re.match("copy|cast|index|flip|roll|take|put", operation) else ELEMENTWISE
@@ -394,7 +394,7 @@ def _operation(functor: str) -> str:
         >>> [_operation(name) for name in ("MulFunctor", "neg_kernel_cuda", "GeluCUDAKernelImpl")]
         ['mul', 'neg', 'gelu']
     """
-    word = re.sub(r"^CUDAFunctor(?:On(?:Self|Other))?_|^launch_|^_+", "", functor)
+    word = re.sub(r"^CUDAFunctor(?:On[A-Z][a-z]+)?_|^launch_|^_+", "", functor)
     ends = r"_?(?:CUDA)?[Kk]ernel.*$|(?:Math)?_?[Ff]unctor.*$|Ops$|_cuda.*$|_gpu$|_impl$|_out$"
     word = re.sub(r"(?:_tensor)?_scalar$", " scalar", snake_case(re.sub(ends, "", word)))
     return _USUAL.get(word, word) or functor
