@@ -188,7 +188,7 @@ def _add_answers(cache: Cache, path: Path) -> None:
         if spans is not None:
             summary(spans)
             lead_tables(spans)
-    except Exception as error:  # Whoever asks for the screen is told.
+    except Exception as error:  # `rlprof summary` reports it, too.
         log.warning("%s: its summary failed: %s", path, described(error))
 
 
