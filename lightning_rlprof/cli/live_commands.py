@@ -217,7 +217,7 @@ def watch(
         option("SECONDS", "--stacks: how long to take samples", min=_SHORTEST_S, max=MAX_STACKS_S),
     ] = 5.0,
 ) -> None:
-    """Show steps, stages, ranks, problems and alarms of a running training.
+    """Show steps, ranks, problems and alarms of a running training.
 
     On a terminal the view is refreshed once a second, of very many ranks less often; elsewhere each
     refresh is one line. It ends when all ranks have ended, or with Ctrl-C.

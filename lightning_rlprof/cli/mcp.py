@@ -93,7 +93,7 @@ def tokens_of(text: str) -> int:
     Example::
 
         >>> tokens_of("| actor_update | 52.7% |")
-        11
+        10
     """
     return len(_TOKEN.findall(text))
 

@@ -165,7 +165,8 @@ def test_tables_are_read_when_asked_and_on_the_axis_of_the_run() -> None:
 
     def kernels(rank: int) -> Table:
         asked.append(rank)
-        return Table("kernels", (Column("rank", "count"), Column("start", "time")), [(rank, 3)])
+        columns = (Column("name", "text"), Column("rank", "count"), Column("start", "time"))
+        return Table("kernels", columns, [("gemm", rank, 3)])
 
     run = join(
         [
@@ -175,7 +176,7 @@ def test_tables_are_read_when_asked_and_on_the_axis_of_the_run() -> None:
     )
 
     assert asked == []
-    assert list(run.table("kernels").rows) == [(0, 3), (1, 4)]
+    assert list(run.table("kernels").rows) == [("gemm", 0, 3), ("gemm", 1, 4)]
     assert Run.of(run).sql("select count(*) as n from kernels").column("n") == [2]
 
 

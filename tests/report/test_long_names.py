@@ -49,9 +49,9 @@ def test_a_name_in_a_table_is_whole(tmp_path: Path) -> None:
     browser = find_browser()
     if browser is None:
         pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
-    columns = (Column("kernel", "text"), Column("count", "count"))
+    columns = (Column("region", "text"), Column("count", "count"))
     rows = [("void at::native::" + "x" * 300, 1), ("gemm " * 60, 2)]
-    source = render_report(loaded([]), {"kernels": Table("kernels", columns, rows)})
+    source = render_report(loaded([]), {"regions": Table("regions", columns, rows)})
     ask = "document.body.dataset.cut = [...document.querySelectorAll('.wide .name')]"
     ask += ".filter((cell) => cell.scrollWidth > cell.clientWidth).length"
     page = open_page(browser, poked(source, ask), tmp_path)
