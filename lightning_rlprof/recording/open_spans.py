@@ -122,8 +122,11 @@ def new_span(
     counters: dict[str, Any] | None,
 ) -> Span:
     """Return a span inside the one that is open now; one without an end is open itself."""
+    around = opened.get()  # A call of `innermost` would cost each span a frame.
+    while around is not None and around.end_ns is not None:
+        around = around.around
     span = Span()
-    span.around = around = innermost()
+    span.around = around
     span.parent = None if around is None else around.id
     span.name, span.kind, span.marker, span.token = marker.name, marker.kind, marker, None
     span.step, span.thread, span.id = step, get_ident(), next(numbers)

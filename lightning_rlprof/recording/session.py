@@ -234,13 +234,6 @@ class _Steps:
     totals: StepTotals | None = None
     broken_by: str = ""
 
-    def number_at(self, time_ns: int, current: int) -> int:
-        """Return the step in which an instant lies, of the last ones; 0 before the first."""
-        if self.start is not None and time_ns >= self.start:
-            return current
-        at = bisect_right(self.begun, (time_ns, sys.maxsize)) - 1
-        return self.begun[at][1] if at >= 0 else current if not self.begun else 0
-
     def begun_since(self, time_ns: int) -> bool:
         """Return whether a step has ended that began at this instant or later."""
         return bool(self.begun) and self.begun[-1][0] >= time_ns
@@ -676,7 +669,11 @@ class Session:
 
     def step_at(self, time_ns: int) -> int:
         """Return the step in which an instant lies, of the last ones; 0 before the first."""
-        return self._steps.number_at(time_ns, self.step)
+        start, begun = self._steps.start, self._steps.begun
+        if start is not None and time_ns >= start:
+            return self.step
+        at = bisect_right(begun, (time_ns, sys.maxsize)) - 1
+        return begun[at][1] if at >= 0 else 0 if begun else self.step
 
     @property
     def training_thread(self) -> int:

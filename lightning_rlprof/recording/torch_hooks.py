@@ -1,6 +1,7 @@
 """What torch's own hooks tell: optimizer steps, backward passes, and ``record_function`` stages."""
 
 import threading
+from _thread import get_ident
 from contextlib import suppress
 from typing import Any
 
@@ -74,10 +75,12 @@ class OptimizerSteps:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         session = self._session
-        if compiled_code.is_compiling() or session.silent_thread or not session.owner.has_thread():
+        if compiled_code.is_compiling() or session.silent_thread:
+            return
+        if get_ident() != session.owner.ident and not session.owner.has_thread():
             return
         steps = self._running.steps
-        steps.append((id(optimizer), self._session.clock(), None))
+        steps.append((id(optimizer), session.clock(), None))
         if len(steps) > _MAX_NESTED_OPTIMIZERS:
             del steps[0]
 

@@ -252,6 +252,8 @@ class _Loop:
     def backward(self) -> None:
         """A backward pass is about to begin."""
         self._unrecorded.saw("backward passes")
+        if self._gradients is not None and self._asked is None:  # A module was called with some.
+            return
         if self._own(OPTIMIZER_STEP) is not None:
             self._with_gradients()
 
@@ -259,11 +261,12 @@ class _Loop:
         """An optimizer has stepped."""
         self._has_updated = True
         self._unrecorded.saw("optimizer steps")
-        session = self._own()
-        if session is None or self._gradients is None:
+        session = self.session
+        if session is None or session.status or self._gradients is None:
             return
         self._updated, self._asked = session.clock(), None
-        if not self._by_rollout and self._leads(optimizer):
+        is_last = self._leader() is optimizer and not self._others
+        if not self._by_rollout and (is_last or self._leads(optimizer)):
             self._end_step(session)
 
     def saw(self, error: BaseException) -> None:
@@ -515,10 +518,6 @@ def _is_inner_region(span: "Span") -> bool:
     return span.kind == "region" and span.name != _TRAINING_STEP
 
 
-def _is_around(kind: type) -> bool:
-    return not _AROUND.isdisjoint(map(_name_of, kind.__mro__))
-
-
 def _cover(module: Any, name: str, method: str, make: Callable[[Any], Any]) -> None:
     owner = getattr(module, name, None) if name else module
     function = None if owner is None else vars(owner).get(method)
@@ -533,19 +532,23 @@ def _listen(torch: Any) -> None:
     later: it compiles `forward` past it.
     """
     call: Any = torch.nn.Module.__call__
+    # A module within another is called as torch's own function does it, without its frame.
+    is_own = call is vars(torch.nn.Module).get("_wrapped_call_impl")
     backward = torch.autograd.backward
 
     @wraps(call)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         # These are the words of `makes_call`: a call of it costs each module of a model a frame.
         if LOOP.inside or get_ident() != LOOP.thread or compiled_code.is_compiling():
+            if is_own and self._compiled_call_impl is None:
+                return self._call_impl(*args, **kwargs)
             return call(self, *args, **kwargs)
-        if _is_around(type(self)):
+        if not _AROUND.isdisjoint(map(_name_of, type(self).__mro__)):
             return call(self, *args, **kwargs)
         LOOP.inside = True
         try:
             LOOP.tell(_Loop.forward, self)
-            if (other := LOOP.other()) is None:
+            if LOOP.session is not None or (other := LOOP.other()) is None:
                 return call(self, *args, **kwargs)
             start = other.clock()
             found = call(self, *args, **kwargs)
@@ -559,7 +562,7 @@ def _listen(torch: Any) -> None:
 
     @wraps(backward)
     def begun(*args: Any, **kwargs: Any) -> Any:
-        if LOOP.makes_call():
+        if not LOOP.inside and get_ident() == LOOP.thread:
             LOOP.tell(_Loop.backward)
         return backward(*args, **kwargs)
 
@@ -588,7 +591,7 @@ def _optimizing(function: Any) -> Any:
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     if compiled_code.is_compiling():
         return
-    if LOOP.makes_call():
+    if not LOOP.inside and get_ident() == LOOP.thread:
         LOOP.tell(_Loop.update, optimizer)
     else:
         LOOP.tell(_Loop.elsewhere)

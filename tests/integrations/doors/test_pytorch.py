@@ -404,6 +404,28 @@ def test_compiled_code_has_the_same_graphs(tmp_path: Path) -> None:
     assert len(load(tmp_path / "runs").rows(kind="step")) == 5
 
 
+COMPILED_WITHIN = """
+import sys
+def backend(graph, inputs):
+    print("compiled", file=sys.stderr)
+    return graph.forward
+class Own(nn.Module):
+    def forward(self, inputs):
+        return inputs.relu()
+model[1] = Own()
+model[1].compile(backend=backend)
+for _ in range(3):
+    update(torch.ones(2, 4))
+    stepped()
+"""
+
+
+@pytest.mark.deep
+def test_a_module_that_is_compiled_within_another_runs_what_was_compiled(tmp_path: Path) -> None:
+    assert ran(HEAD + COMPILED_WITHIN, tmp_path).count("compiled\n") == 1
+    assert len(load(tmp_path / "runs").rows(kind="step")) == 3
+
+
 BESIDE_FABRIC = """
 import gc, sys
 from lightning.fabric import Fabric
