@@ -22,14 +22,13 @@ from lightning_rlprof.analysis.device.breakdown import (
     annotation_times,
     device_time,
 )
-from lightning_rlprof.analysis.device.kernel_names import kernel_name
-from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY, device_work
 from lightning_rlprof.analysis.diagnosis.data_quality import Check
 from lightning_rlprof.analysis.diagnosis.problem import Undecided
-from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.report.terminal import percent
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans, world_size
+from lightning_rlprof.tables.table import rows_of
 
 _STYLES = {
     **{name: name.replace("data ", "") for name in COMPUTE_CLASSES},
@@ -281,39 +280,9 @@ class DeviceCharts:
 
     @cached_property
     def kernels(self) -> list[KernelRow]:
-        """A row per short name, those first that take most of the devices' time."""
-        work = device_work(self.spans)
-        if not len(work):
-            return []
-        codes, names = work.named
-        full = [*names, _UNNAMED]
-        places: dict[str, int] = {}
-        named = [*work.short_names, kernel_name(_UNNAMED)]
-        place = np.array([places.setdefault(each.short, len(places)) for each in named])
-        found = summarize(place[codes], work.duration)
-        times = np.bincount(codes % len(full), work.duration, len(full))
-        whole = max(1, int(work.duration.sum()))
-        shorts = [*places]
-        rows = []
-        for at in np.argsort(-found.total, kind="stable")[:_MAX_KERNELS].tolist():
-            own = np.flatnonzero(place == found.group[at])
-            first = int(own[np.argmax(times[own])])
-            kind = _kind(full[first], int(work.name_kinds[first]))
-            more = f" (and {len(own) - 1} alike)" if len(own) > 1 else ""
-            rows.append(
-                KernelRow(
-                    short=shorts[int(found.group[at])],
-                    full=f"{full[first]}{more}",
-                    kind=kind,
-                    style={"copy": "copies"}.get(kind, kind.replace("data ", "")),
-                    share=int(found.total[at]) / whole,
-                    total=int(found.total[at]),
-                    calls=int(found.count[at]),
-                    p50=int(found.p50[at]),
-                    p95=int(found.p95[at]),
-                )
-            )
-        return rows
+        """The rows of the table `kernels`, those first that take most of the devices' time."""
+        found = kernels(self.spans, top=_MAX_KERNELS)
+        return [] if found.abstained is not None else [*map(_kernel_row, rows_of(found))]
 
     @property
     def kernel_ns(self) -> int:
@@ -407,10 +376,19 @@ class DeviceCharts:
         ]
 
 
-def _kind(name: str, kind_of_work: int) -> str:
-    """Return the class of a name; what its kind of work says comes first."""
-    known = {COMMUNICATION: "communication", COPY: "copy"}
-    return known.get(kind_of_work, kernel_name(name).kind)
+def _kernel_row(row: Mapping[str, Any]) -> KernelRow:
+    kind = row["class"] if row["kind"] == "compute" else row["kind"]
+    return KernelRow(
+        short=row["short name"] or _UNNAMED,
+        full=row["kernel"] or _UNNAMED,
+        kind=kind or "other",
+        style={"copy": "copies"}.get(kind, (kind or "other").replace("data ", "")),
+        share=row["share"] or 0,
+        total=row["total"],
+        calls=row["count"],
+        p50=row["p50"],
+        p95=row["p95"],
+    )
 
 
 def trust(checks: Sequence[Check], steps: int) -> list[tuple[str, str, str]]:
