@@ -1,6 +1,6 @@
 """Which kernels and copies take the device's time: a row per short name, with exact sums."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
         return Table("kernels", _COLUMNS, abstained=no_work(ranks, notes))
     full, names = work.named
     codes, shorts = distinct(full, [each.short for each in work.short_names])
+    codes, shorts = _by_operation(spans, work, codes, shorts)
     totals = np.zeros(len(shorts) + 1, np.int64)
     np.add.at(totals, codes, work.duration)
     seen = np.unique(codes % len(totals))  # Code -1, for an unknown name, becomes the last.
@@ -73,14 +74,10 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
     place = np.zeros(len(totals), np.int64)
     place[order] = np.arange(len(order)).clip(max=len(order) if top is None else top)
     heads, places = [_Head()] * len(totals), {name: at for at, name in enumerate(names)}
-    operations = _operations(spans, work, codes)
     for code, (name, _) in _longest(work, codes, work.named).items():
         at = places[name]
-        short, kind = work.short_names[at]
-        operation, _ = operations.get(code, ("", 0))
-        if operation and short.startswith(_VAGUE):
-            short = f"{operation} ({short})"
-        heads[code] = _Head(short, kind, _KINDS[work.name_kinds[at]], name)
+        kind = work.short_names[at].kind
+        heads[code] = _Head(shorts[code], kind, _KINDS[work.name_kinds[at]], name)
     shown = [heads[code] for code in order[:top].tolist()]
     if len(shown) < len(order):
         shown.append(_Head(short=OTHERS, full=OTHERS))
@@ -121,15 +118,24 @@ def _rows(
     return rows
 
 
-def _operations(spans: Spans, work: DeviceWork, row: Int64s) -> dict[int, tuple[str, int]]:
-    """Return for each row the collective that the profiler recorded for most of its time."""
+def _by_operation(spans: Spans, work: DeviceWork, codes: Int64s, shorts: Sequence[str]) -> Coded:
+    """Divide names that several collectives share by the one that the profiler recorded."""
     table = spans.try_table("collectives", [])
     if table is None or not len(table.rows):
-        return {}
+        return codes, shorts
     at = find(table.numbers("start"), work.numbers("start"))
     at = np.where(table.numbers("rank")[at] == work.rank, at, -1)
-    codes, texts = table.texts("operation")
-    return _longest(work, row, (np.append(codes, -1)[at], texts))
+    found, texts = table.texts("operation")
+    operation = np.append(found, -1)[at]
+    known = np.array([*(each.startswith(_VAGUE) for each in shorts), False])[codes]
+    known &= operation >= 0
+    pairs, own = np.unique(codes[known] * len(texts) + operation[known], return_inverse=True)
+    named = [
+        f"{texts[pair % len(texts)]} ({shorts[pair // len(texts)]})" for pair in pairs.tolist()
+    ]
+    divided = codes.copy()
+    divided[known] = len(shorts) + own
+    return divided, [*shorts, *named]
 
 
 def _launchers(
