@@ -174,6 +174,7 @@ def loaded(name: str) -> Spans:
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no real traces in ../shared/data")
+@pytest.mark.deep
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", TRACES)
 def test_of_real_traces_all_say_the_same(name: str, check: Any) -> None:

@@ -188,6 +188,7 @@ def check_truth(said: dict[str, Any], spans: Spans, kernels: list[Kernel]) -> No
     assert "Capture a step with torch.profiler or Nsight" not in said["report"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shape", WRITERS)
 @pytest.mark.parametrize("part", ["first", "last", "middle", "some", "all"])
 @pytest.mark.parametrize("seed", SEEDS)

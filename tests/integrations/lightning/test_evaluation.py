@@ -181,6 +181,7 @@ class Tuned(Validated):
         return DataLoader(torch.ones(4, 4))
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about all sorts of short trainings
 @pytest.mark.parametrize("tunes", ["lr_find", "fit", "validate"])
 def test_a_tuner_leaves_no_run_without_steps(

@@ -160,6 +160,7 @@ def trained(tool: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[
     return heard("fit()", folder, tool), folder
 
 
+@pytest.mark.deep
 def test_every_range_and_mark_of_a_training_is_heard(trained: tuple[list[Call], Path]) -> None:
     calls, _ = trained
     assert by_process(calls) == [run_words()]
@@ -173,6 +174,7 @@ def test_every_range_and_mark_of_a_training_is_heard(trained: tuple[list[Call], 
     assert [call.verb for call in calls].count("create") == 1
 
 
+@pytest.mark.deep
 def test_ranges_are_the_spans_of_the_run(trained: tuple[list[Call], Path]) -> None:
     calls, folder = trained
     (trace,) = only_run(folder / "runs")

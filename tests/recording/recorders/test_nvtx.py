@@ -9,6 +9,8 @@ import pytest
 from tests.doubles.nvtx import listener
 from tests.doubles.nvtx.listener import Call, left_open, shown
 
+pytestmark = pytest.mark.deep
+
 # A session whose first step is captured with the recorder, around the lines that a test adds.
 SESSION = """
 import asyncio

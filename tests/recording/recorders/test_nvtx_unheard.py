@@ -48,11 +48,13 @@ def quiet_session(folder: Path, tool: Path | None, **more: str) -> list[str]:
     return before
 
 
+@pytest.mark.deep
 def test_without_a_tool_nothing_raises_and_nothing_is_captured(tmp_path: Path) -> None:
     assert quiet_session(tmp_path, None) == []
     assert not (tmp_path / "calls").exists()
 
 
+@pytest.mark.deep
 def test_a_tool_that_refuses_what_nvtx_asks_for_is_noted_once_with_the_cure(tmp_path: Path) -> None:
     tool = listener.build(tmp_path, "-DREFUSES")
     (text,) = quiet_session(tmp_path, tool)
@@ -66,12 +68,14 @@ def test_a_tool_that_refuses_what_nvtx_asks_for_is_noted_once_with_the_cure(tmp_
     assert text.endswith("use nsys 2025.3 or newer with nvtx in --trace")
 
 
+@pytest.mark.deep
 def test_nsight_that_does_not_trace_nvtx_is_noted(tmp_path: Path) -> None:
     (text,) = quiet_session(tmp_path, None, NSYS_PROFILING_SESSION_ID="7")
     assert "NSYS_PROFILING_SESSION_ID is set" in text
     assert "with nvtx in --trace" in text
 
 
+@pytest.mark.deep
 def test_nvtx_that_is_switched_off_under_nsight_is_noted(tmp_path: Path) -> None:
     more = {"NSYS_PROFILING_SESSION_ID": "7", "NVTX_DISABLE": "1"}
     (text,) = quiet_session(tmp_path, None, **more)

@@ -206,6 +206,7 @@ def test_the_table_of_kernels_begins_with_twelve_and_keys_show_all(tab: Tab, pag
     assert tab.run(rows) >= 1, "what is searched is found beyond the first twelve, too"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["page", "staged"])

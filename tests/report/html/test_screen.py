@@ -162,6 +162,7 @@ def test_charts_and_tables_can_be_taken_along(tab: Tab, page: Path) -> None:
     assert tab.run("typeof copyText") == "undefined", "nothing of the page is global"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("width", [1280, 820, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_everybody_can_read_it_on_every_screen(
