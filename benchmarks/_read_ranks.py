@@ -130,9 +130,11 @@ def _alone(words: Sequence[str]) -> Took:
         [sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    said = process.stderr.read()
+    with process.stderr:
+        said = process.stderr.read()
     _, status, used = os.wait4(process.pid, 0)
-    if status:
+    process.returncode = os.waitstatus_to_exitcode(status)  # Popen can't ask for it again.
+    if process.returncode:
         raise SystemExit(f"{words}: failed: {said[-2000:]}")
     seconds = time.perf_counter() - start
     return Took(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6)

@@ -27,7 +27,7 @@ def test_it_prints_a_row_for_each_command() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| rlprof")]
-    assert len(rows) == 6
+    assert len(rows) == 7
     assert "--quick is too short to judge" in done.stderr
 
 

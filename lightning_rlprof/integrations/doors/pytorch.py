@@ -252,10 +252,10 @@ class _Loop:
     def backward(self) -> None:
         """A backward pass is about to begin."""
         self._unrecorded.saw("backward passes")
-        if self._gradients is not None and self._asked is None:  # A module was called with some.
-            return
-        if self._own(OPTIMIZER_STEP) is not None:
-            self._with_gradients()
+        # Mostly a module was called with gradients in this step, which says the same.
+        if self.session is None or self._gradients is None or self._asked is not None:
+            if self._own(OPTIMIZER_STEP) is not None:
+                self._with_gradients()
 
     def update(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
