@@ -253,9 +253,9 @@ class _Loop:
         """A backward pass is about to begin."""
         self._unrecorded.saw("backward passes")
         # Mostly a module was called with gradients in this step, which says the same.
-        if self.session is None or self._gradients is None or self._asked is not None:
-            if self._own(OPTIMIZER_STEP) is not None:
-                self._with_gradients()
+        is_known = self.session is not None and self._gradients is not None and self._asked is None
+        if not is_known and self._own(OPTIMIZER_STEP) is not None:
+            self._with_gradients()
 
     def update(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
