@@ -69,7 +69,7 @@ npu: $(NPU) ## get torch_npu and msprof-analyze for tests/ascend (Linux x86_64, 
 demo: $(DEMO) ## train a small policy with GRPO and show where each step went (ARGS="--steps 40")
 	.demo/bin/rlprof demo $(ARGS)
 
-test: $(DEV) ## run the quick tests: 5 minutes on two idle cores, 20 on busy ones (ARGS="-k stage" for some)
+test: $(DEV) ## run the quick tests: 7 minutes on two idle cores, 20 on busy ones (ARGS="-k stage" for some)
 	$(PYTEST) -m "not deep" $(ARGS)
 
 test-deep: $(DEV) $(NPU) ## run the slow tests: processes, DDP, Ray, torch_npu, fuzzing, browsers

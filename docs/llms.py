@@ -19,7 +19,7 @@ _lines: dict[str, str] = {}
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a page that is no heading, list, table, link list or code.
+    """Return the first sentence of a page, past headings, lists, tables, lists of links and code.
 
     Example::
 

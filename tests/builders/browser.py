@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import time
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+AXE = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
 FLAGS = (
     "--headless",
@@ -156,6 +158,13 @@ class Tab:
         )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
+
+    def violations(self) -> list[list[str]]:
+        """Return what keeps somebody from reading the page: the rule of axe, and the first node."""
+        self.run(f"{AXE}; 1")
+        ask = "axe.run().then((all) => all.violations.map((one) => [one.id, one.nodes[0].html]))"
+        found: list[list[str]] = self.run(ask)
+        return found
 
     def resize(self, width: int, height: int) -> None:
         """Give the window a size in CSS pixels."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.breakdown import REPLAY
 from lightning_rlprof.analysis.device.timeline import (
     IDLE_CATEGORIES,
     DeviceTimeline,
@@ -22,7 +23,7 @@ from lightning_rlprof.tables.spans import Spans
 IN_REPLAY, UNKNOWN_TIME = range(len(IDLE_CATEGORIES), len(IDLE_CATEGORIES) + 2)
 """More causes: between the work of one graph replay, and while nothing is known of the device."""
 
-CAUSES = (*(each.text for each in IDLE_CATEGORIES), "in graph replay", "not recorded")
+CAUSES = (*(each.text for each in IDLE_CATEGORIES), REPLAY, "not recorded")
 """Text of each cause."""
 
 

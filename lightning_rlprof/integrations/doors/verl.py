@@ -37,6 +37,7 @@ _FACTS = {
 }
 """Settings that say how fast a step may be, by the name that the run counts them under."""
 
+_facts: dict[str, float] = {}  # Their values, of the trainer that fits.
 _UPDATES = ("actor_update", "train_batch", "critic_update", "update_actor", "update_critic")
 
 
@@ -74,9 +75,6 @@ def _stage_of(name: str) -> str:
     if name == "gen" and any(each in sys.modules for each in _ASYNCHRONOUS):
         return "wait_for_samples"
     return _TIMERS.stage_of(name)
-
-
-_facts: dict[str, float] = {}
 
 
 def _read_facts(trainer: Any) -> None:

@@ -76,7 +76,7 @@ def test_time_in_a_graph_replay_is_a_cause_of_its_own() -> None:
     (lane,) = device_timeline(spans_of(Job({0: [Row("r", "region", 1, 0, 60)]}, work))).lanes
     start, end, cause, follows = (column.tolist() for column in gaps_of(lane))
     assert (start, end) == ([0, 20, 40], [10, 30, 60])
-    replay, idle = "in graph replay", "unattributed idle"
+    replay, idle = "inside graph replays", "unattributed idle"
     assert [CAUSES[each] for each in cause] == [idle, replay, idle]
     assert follows == [0, 1, 2]
 
@@ -102,7 +102,7 @@ def test_the_host_is_in_the_innermost_call_over_more_than_half_of_a_gap() -> Non
     assert [(gap.end_ns - gap.start_ns, gap.row, gap.call) for gap in found] == [
         (2 * long - 100, 2, "train"),
         (long - 100, 1, "load"),
-    ], "a thread that launches nothing is no answer"
+    ], "only a thread that launches is asked what the host did"
     alone = replace(spans, tables={"kernels": spans.tables["kernels"]})
     assert [gap.call for gap in longest_gaps(alone, timeline, gaps, 2)] == [None, None]
 

@@ -2,9 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -16,34 +14,17 @@ from lightning_rlprof.report.html.page import report_tables, write_report
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of as rows_of_table
 from tests.analysis.device.test_agreement import TRACES
-from tests.builders.browser import Tab, find_browser
+from tests.builders.browser import Tab
 from tests.builders.device_work import Job, Work, rows_of, spans_of, table
 from tests.builders.runs import Row
 from tests.places import SHARED_DATA
 
-AXE = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
 KERNELS = (
     *("ampere_sgemm_128x64_nn", "vectorized_elementwise_kernel<4, AddFunctor<float>>"),
     *("reduce_kernel<512, 1, ReduceOp<float, MeanOps<float>>>", "ncclDevKernel_AllReduce_Sum_f32"),
 )
 MS = 1_000_000
 WORD = "softmax_forward"
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
-    with Tab(browser, tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def as_on_a_desk(tab: Tab) -> None:
-    tab.resize(1280, 900)
-    tab.theme("light")
-    tab.problems.clear()
 
 
 def written(spans: Spans, folder: Path) -> Path:
@@ -218,11 +199,7 @@ def test_everybody_can_read_it_on_every_screen(
     tab.open(request.getfixturevalue(kind))
     tab.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     assert tab.run("document.documentElement.scrollWidth <= innerWidth")
-    tab.run(f"{AXE}; 1")
-    found = tab.run(
-        "axe.run().then((all) => all.violations.map((one) => [one.id, one.nodes[0].html]))"
-    )
-    assert found == []
+    assert tab.violations() == []
     assert tab.problems == []
 
 

@@ -128,7 +128,7 @@ def test_the_sums_are_those_of_the_tables(name: str) -> None:
         found[row["kind"]] += row["total"]
     total = rows_of(ANALYSES["breakdown"].run(spans))[-1]
     assert sum(found.values()) == drawing.idle_ns == total["idle"]
-    unknown = {"in graph replay", "not recorded"}
+    unknown = {"inside graph replays", "not recorded"}
     assert {k: v for k, v in found.items() if k not in unknown} == {
         k: v for k, v in idle.items() if k not in unknown
     }

@@ -1,6 +1,5 @@
 """The device sections in a real browser: used by mouse and by keys alone, on a desk and a phone."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from lightning_rlprof.analysis.device.kernel_names import kernel_name
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import report_tables, write_report
 from lightning_rlprof.tables.spans import Spans
-from tests.builders.browser import Tab, find_browser
+from tests.builders.browser import Tab
 from tests.builders.calls import Call, Copy, Kernel, run
 from tests.builders.runs import Row, loaded
 from tests.places import SHARED_DATA
@@ -46,22 +45,6 @@ def written(spans: Spans, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(trace(), tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
-    with Tab(browser, tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def as_on_a_desk(tab: Tab) -> None:
-    tab.resize(1280, 900)
-    tab.theme("light")
-    tab.problems.clear()
 
 
 def text(tab: Tab, selector: str) -> str:

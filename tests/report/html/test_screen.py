@@ -2,8 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +13,10 @@ from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.records.records import bin_of
 from lightning_rlprof.report.html.page import write_report
 from lightning_rlprof.tables.spans import Spans
-from tests.builders.browser import Tab, find_browser
+from tests.builders.browser import Tab
 from tests.builders.runs import Row, grpo_run, loaded
 from tests.builders.scripted import Script, play
 
-AXE = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
 STEPS = 60
 
 
@@ -34,22 +31,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job of four ranks: rank 2 is slow, and all wait for it in the update."""
     spans = play(Script(ranks=4, steps=STEPS, slow={2: 0.4}), 3).spans
     return written(spans, tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
-    with Tab(browser, tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def as_on_a_desk(tab: Tab) -> None:
-    tab.resize(1280, 900)
-    tab.theme("light")
-    tab.problems.clear()
 
 
 def box(tab: Tab, selector: str) -> dict[str, float]:
@@ -173,11 +154,7 @@ def test_everybody_can_read_it_on_every_screen(
     tab.open(page)
     tab.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     assert tab.run("document.documentElement.scrollWidth <= innerWidth")
-    tab.run(f"{AXE}; 1")
-    found = tab.run(
-        "axe.run().then((all) => all.violations.map((one) => [one.id, one.nodes[0].html]))"
-    )
-    assert found == []
+    assert tab.violations() == []
     assert tab.problems == []
 
 
