@@ -249,8 +249,10 @@ def _gaps(start: Int64s, end: Int64s, bounds: Int64s) -> Int64s:
 
 def drivers_wait(spans: Spans) -> Spans:
     """Let the steps and stages of drivers be regions, if their workers are in the run."""
-    waiting = np.isin(spans.rank, sorted(drivers(spans)))
-    waiting &= np.isin(spans.kind, (_STEP, _STAGE))
+    found = sorted(drivers(spans))
+    if not found:
+        return spans
+    waiting = np.isin(spans.rank, found) & np.isin(spans.kind, (_STEP, _STAGE))
     if not waiting.any():
         return spans
     return replace(spans, kind=np.where(waiting, _REGION, spans.kind))

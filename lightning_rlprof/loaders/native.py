@@ -23,6 +23,7 @@ from lightning_rlprof.loaders.iterations import (
 )
 from lightning_rlprof.loaders.join_ranks import joined_counter, merge
 from lightning_rlprof.loaders.rank_names import missing, rank_in_name
+from lightning_rlprof.loaders.span_lines import parse
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import (
     FIRST_ROLE_RANK,
@@ -35,13 +36,14 @@ from lightning_rlprof.records.records import (
 )
 from lightning_rlprof.records.run_directory import (
     MetricsLine,
+    RankReader,
     RankTrace,
     SampleLine,
     SpanLine,
-    read_trace,
+    whole_trace,
 )
 from lightning_rlprof.system.process import give_back
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.rank_tables import background_metrics, sample_names
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
@@ -68,6 +70,7 @@ _MAX_ANCHOR = 2**62
 _MAX_EXCHANGED = 2**58
 _MAX_RANKS = 2**20
 _MANY = 1_000_000  # Spans; to give back the memory of fewer is not worth a millisecond.
+_MOST_IDS_PER_SPAN = 8
 # If there are more, a rank that is followed drops names that are in no span.
 _MAX_NAMES_KEPT = 1_024
 
@@ -109,7 +112,8 @@ def read_run(
     with _no_search_for_cycles():
         for count, file in enumerate(files, start=1):
             try:
-                problems += _add_rank(_rank_of(read_trace(file), names, threads), ranks)
+                trace, columns = _read(file)
+                problems += _add_rank(_rank_of(trace, columns, names, threads), ranks)
             except TraceError as error:
                 broken.append(error)
                 problems.append(
@@ -173,7 +177,8 @@ def validation_as_stage(spans: Spans) -> Spans:
     stage, region = KINDS.index("stage"), KINDS.index("region")
     whole = np.array([*(name in VALIDATIONS for name in spans.names), False])[spans.name]
     alone = np.array([*(name in _EVALUATIONS for name in spans.names), False])[spans.name]
-    alone &= np.isin(spans.start_ns, spans.start_ns[spans.kind == KINDS.index("step")])
+    if alone.any():
+        alone &= np.isin(spans.start_ns, spans.start_ns[spans.kind == KINDS.index("step")])
     whole = (whole | alone) & (spans.kind == region)
     if not whole.any():
         return spans
@@ -254,20 +259,60 @@ def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
     threads: dict[Thread, int] = {}
     problems: list[RunWarning] = []
     for trace in traces:
-        problems += _add_rank(_rank_of(trace, names, threads), ranks)
+        columns = RankColumns()
+        columns.take(trace.spans)
+        problems += _add_rank(_rank_of(trace, columns, names, threads), ranks)
     worlds = [each.header.world_size for each in ranks.values() if not each.header.open_world]
     problems += missing(max(worlds, default=0), ranks)
     _close_world(ranks)
     return _assemble(path, ranks, names, threads, problems)
 
 
-def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]) -> Rank:
+class _ColumnReader(RankReader):
+    """Read a rank's file into columns; its trace keeps no spans.
+
+    Attributes:
+        columns: What was read of its spans.
+    """
+
+    columns: "RankColumns"
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.columns = RankColumns()
+
+    def _take_block(self, block: bytes, first: int) -> None:
+        if self.trace is None and not first:
+            header, newline, block = block.partition(b"\n")
+            self._take([header])
+            if not newline:
+                return
+        others = None if first else self.columns.take_block(block)
+        if others is None:
+            super()._take_block(block, first)
+        else:
+            self._take(others)
+
+    def _take(self, lines: list[bytes]) -> None:
+        super()._take(lines)
+        if self.trace is not None and self.trace.spans:
+            self.columns.take(self.trace.spans)
+            self.trace.spans.clear()
+
+
+def _read(file: Path) -> tuple[RankTrace, "RankColumns"]:
+    """Read one rank's file, however it ended; raises TraceError as `read_trace`."""
+    reader = _ColumnReader(file)
+    return whole_trace(reader), reader.columns
+
+
+def _rank_of(
+    trace: RankTrace, read: "RankColumns", names: dict[str, int], threads: dict[Thread, int]
+) -> Rank:
     check_header(trace.path, trace.header)
     if trace.header.open_world and not trace.lost_lines:
         # Ray kills a worker whose job has ended, so that it cannot write that it finished.
         trace.status = trace.status or "finished"
-    read = RankColumns()
-    read.take(trace.spans)
     problems = _problems(trace, read)
     rank = rank_of(trace, read, names, threads)
     rank.problems += [*problems, *_check_ids(rank.columns, trace.header.rank)]
@@ -375,26 +420,53 @@ class RankColumns:
             self.far += len(lines) - len(some)
             return self.take(some)
         step, start, end, own, parent = numbers
-        near = (start > -_MAX_INT) & (start < _MAX_INT) & (end > -_MAX_INT) & (end < _MAX_INT)
-        near &= (own >= 0) & (own < _MAX_INT) & (step >= 0) & (step < _MAX_INT)
-        near &= (parent >= NO_PARENT) & (parent < _MAX_INT)
-        sound = near & (end >= start)
+        near, sound = _sound(*numbers)
         if not sound.all():
             self.far += int(np.count_nonzero(~near))
             self.backward += int(np.count_nonzero(near & ~sound))
             return self.take([line for line, fits in zip(lines, sound, strict=True) if fits])
-        self._take_counters(map(attrgetter("counters"), lines))
+        self._take_counters(enumerate(map(attrgetter("counters"), lines)))
         name = _codes(self.names, [*map(attrgetter("name"), lines)])
         kinds = map(_KIND.__getitem__, map(attrgetter("kind"), lines))
         kind = np.fromiter(kinds, np.int64, len(lines))
         thread = _codes(self.idents, [*map(attrgetter("thread"), lines)])
-        added = np.stack([name, kind, step, start, end, thread, own, parent])
-        self.cells = np.concatenate([self.cells, added], axis=1) if len(self) else added
+        self._add(np.stack([name, kind, step, start, end, thread, own, parent]))
 
-    def _take_counters(self, counters: Iterable[Mapping[str, Number | None] | None]) -> None:
+    def take_block(self, block: bytes) -> list[bytes] | None:
+        """Add the spans of a block of lines and return the others; None if it must be decoded.
+
+        Args:
+            block: As of `lightning_rlprof.loaders.span_lines.parse`.
+        """
+        found = parse(block)
+        if found is None:
+            return None
+        step, start, end, ident, own, parent = found.numbers
+        _, sound = _sound(step, start, end, own, parent)
+        if not sound.all():
+            return None
+        self._take_counters(zip(found.counted.tolist(), found.counters, strict=True))
+        known = [self.names.setdefault(name, len(self.names)) for name in found.names]
+        name = np.array(known, np.int64)[found.name]
+        idents, first, code = np.unique(ident, return_index=True, return_inverse=True)
+        for place in np.argsort(first).tolist():
+            self.idents.setdefault(int(idents[place]), len(self.idents))
+        thread = np.array([self.idents[each] for each in idents.tolist()], np.int64)[code]
+        self._add(np.stack([name, found.kind, step, start, end, thread, own, parent]))
+        return found.others
+
+    def _add(self, cells: Int64s) -> None:
+        self.cells = np.concatenate([self.cells, cells], axis=1) if len(self) else cells
+
+    def _take_counters(
+        self, counters: Iterable[tuple[int, Mapping[str, Number | None] | None]]
+    ) -> None:
+        """Add counters of rows, which are counted from those that come next."""
         found: dict[str, tuple[list[int], list[Number]]] = {}
-        for row, own in enumerate(counters, start=len(self)):
+        before = len(self)
+        for at, own in counters:
             if own:
+                row = before + at
                 for name, value in own.items():
                     if value is None:  # It stands for a number that is not finite.
                         continue
@@ -481,6 +553,16 @@ def _numbers(lines: Sequence[SpanLine]) -> Int64s:
     return np.stack([np.fromiter(column, np.int64, len(lines)) for column in columns])
 
 
+def _sound(
+    step: Int64s, start: Int64s, end: Int64s, own: Int64s, parent: Int64s
+) -> tuple[Mask, Mask]:
+    """Return which spans have numbers in range, and which of these end after they start."""
+    near = (start > -_MAX_INT) & (start < _MAX_INT) & (end > -_MAX_INT) & (end < _MAX_INT)
+    near &= (own >= 0) & (own < _MAX_INT) & (step >= 0) & (step < _MAX_INT)
+    near &= (parent >= NO_PARENT) & (parent < _MAX_INT)
+    return near, near & (end >= start)
+
+
 def _fits(line: SpanLine) -> bool:
     numbers = (line.step, line.start_ns, line.end_ns, line.id, line.parent or 0)
     return all(-_MAX_INT < number < _MAX_INT for number in numbers)
@@ -511,8 +593,16 @@ def _with_late(
 def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
     """Say how many spans share an id or name a parent that is not in the file."""
     ids, parents = columns["id"], columns["parent"]
-    twins = len(ids) - len(np.unique(ids))
-    orphans = int(np.count_nonzero((parents != NO_PARENT) & ~np.isin(parents, ids)))
+    highest = int(ids.max(initial=0))
+    if highest < _MOST_IDS_PER_SPAN * len(ids):  # A rank numbers its spans, so that they are dense.
+        there = np.zeros(highest + 2, bool)  # The last one stands for what is higher.
+        there[ids] = True
+        different = int(np.count_nonzero(there))
+        known = there[np.minimum(parents, highest + 1)]
+    else:
+        different, known = len(np.unique(ids)), np.isin(parents, ids)
+    twins = len(ids) - different
+    orphans = int(np.count_nonzero((parents != NO_PARENT) & ~known))
     texts = [
         (twins, Code.IDS_SHARED, "{} spans share an id with another span"),
         (orphans, Code.PARENTS_LOST, "{} spans lost their parent, which never ended"),

@@ -480,12 +480,16 @@ def read_trace(path: Path) -> RankTrace:
     Raises:
         TraceError: The file is missing, is not a trace, or was written by a newer format.
     """
-    reader = RankReader(path)
+    return whole_trace(RankReader(path))
+
+
+def whole_trace(reader: "RankReader") -> RankTrace:
+    """Read a file to its end, as `read_trace`."""
     try:
         while reader.read():
             pass
     except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+        raise TraceError(f"{reader.path}: cannot be read ({error.strerror})") from error
     return reader.whole()
 
 
@@ -601,10 +605,11 @@ class RankReader:
         if b"\n" not in data:
             self._rest += data
         else:
-            *lines, rest = (bytes(self._rest) + data if self._rest else data).split(b"\n")
+            whole = bytes(self._rest) + data if self._rest else data
+            block, _, rest = whole.rpartition(b"\n")
             self._rest = bytearray(rest)
             first, self._is_cut = int(self._is_cut), False
-            self._take(lines[first:])
+            self._take_block(block, first)
         if len(self._rest) >= _LONGEST_LINE:
             self._take([] if self._is_cut else [_TOO_LONG])
             self._is_cut = True
@@ -620,6 +625,10 @@ class RankReader:
             return self._started(bytes(self._rest))
         self.trace.lost_lines += bool(self._rest) and not self._is_cut
         return self.trace
+
+    def _take_block(self, block: bytes, first: int) -> None:
+        """Sort in the lines of a block from one of them on; the newline of the last is left out."""
+        self._take(block.split(b"\n")[first:])
 
     def _take(self, lines: list[bytes]) -> None:
         """Sort in whole lines, of which the first of all is the header."""

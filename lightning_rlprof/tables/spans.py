@@ -572,5 +572,7 @@ def _world_size(spans: Spans) -> int:
 def drivers(spans: Spans) -> frozenset[int]:
     """Return the ranks of drivers whose workers are in the run, too."""
     own = {rank for rank, header in spans.headers.items() if header.role == DRIVER}
+    if not own:
+        return frozenset()
     others = np.isin(spans.kind, _WORK) & ~np.isin(spans.rank, sorted(own))
-    return frozenset(own if own and others.any() else ())
+    return frozenset(own if others.any() else ())

@@ -100,6 +100,7 @@ def throughput(
     "2N estimate" forward). MFU above 100% is omitted.
 
     With a model, stages that generate show how much of the memory bandwidth decoding uses at least.
+    The answer without options is computed once per run: the first screen needs it three times.
 
     Args:
         spans: The run.
@@ -113,6 +114,17 @@ def throughput(
     for option, number in (("parameters", parameters), ("peak_tflops", peak_tflops)):
         if number is not None and not 0 < number < 1e18:
             raise RlprofError(f"{option} {number}: must be above 0 and below 1e18")
+    if parameters is None and peak_tflops is None and model is None:
+        return spans.once("throughput", _analyze, spans.tables)
+    return _analyze(spans, parameters, peak_tflops, model)
+
+
+def _analyze(
+    spans: Spans,
+    parameters: float | None = None,
+    peak_tflops: float | None = None,
+    model: Source | None = None,
+) -> Table:
     devices = {rank: recorded_device(header) for rank, header in spans.headers.items()}
     peaks = {rank: peak_tflops or (own.tflops if own else None) for rank, own in devices.items()}
     found_model, why_none = _model(spans, model)

@@ -410,7 +410,8 @@ def paints(names: Iterable[str]) -> dict[str, Paint]:
 
 def stage_paints(spans: Spans, charts: StepCharts) -> dict[str, Paint]:
     """Return the paint of every stage of a run, and of its parts of a step; untraced has none."""
-    names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
+    counts = np.bincount(spans.name[spans.rows(kind="stage")])
+    names = {spans.names[code] for code in np.flatnonzero(counts).tolist()}
     return paints((names | {part.stage for part in charts.drawn}) - {UNTRACED_PART})
 
 

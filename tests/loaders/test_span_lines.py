@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+
+from lightning_rlprof.loaders.native import RankColumns, _read
+from lightning_rlprof.loaders.span_lines import parse
+from lightning_rlprof.records.records import FORMAT, KINDS, Header
+from lightning_rlprof.records.run_directory import TraceWriter, read_trace
+
+_LINES = [
+    '["thread",7,"Main, \\"the\\" thread"]',
+    '["span","a, \u00e9 name","stage",1,20,30,7,2,1,{"tokens":5,"loss":0.5,"lost":null}]',
+    '["span","step","step",1,0,123456789012345678,7,1,null,null]',
+    '["span","","mark",0,9,9,18446744,3,2,{}]',
+    '["note",5,"info","a \\\\ in a note","",{}]',
+    '["end",99,"finished"]',
+]
+_WRONG = [
+    '["span","step","step",01,0,9,7,1,null,null]',
+    '["span","step","step",1,0,9,7,1,null]',
+    '["span","step","step",1,0,9,7,1,nul,null]',
+    '["span","step","step",1,0,9,7,1,null,null,5]',
+    '["span","step","step", 1,0,9,7,1,null,null]',
+    '["span","step","step",-1,0,9,7,1,null,null]',
+    '["span","step","step",1.0,0,9,7,1,null,null]',
+    '["span","step","steps",1,0,9,7,1,null,null]',
+    '["span","a\\"b","step",1,0,9,7,1,null,null]',
+    '["span","step","step",1,9,0,7,1,null,null]',
+    '["span","step","step",1,0,1234567890123456789012,7,1,null,null]',
+    '["span","step","step",1,0,9,7,1,null,{"a":"b"}]',
+    '["span","step","step",1,0,9,7,1,null,{"a":1}',
+    '[ "span","step","step",1,0,9,7,1,null,null]',
+    '["span","step","st',
+    "5",
+]
+
+
+def _by_line(file):
+    """Return what the same file says if each line is decoded."""
+    trace, columns = read_trace(file), RankColumns()
+    columns.take(trace.spans)
+    trace.spans.clear()
+    return trace, columns
+
+
+def _facts(read):
+    trace, columns = read
+    counters = [
+        (name, each.rows.tolist(), each.values.tolist(), each.values.dtype)
+        for name, each in columns.counters.items()
+    ]
+    return (
+        trace,
+        columns.cells.tolist(),
+        [*columns.names],
+        [*columns.idents],
+        counters,
+        columns.far,
+        columns.backward,
+    )
+
+
+def _written(folder, lines):
+    writer = TraceWriter(folder, Header(FORMAT, "job", 0, 1, "actor", "host", 1, "cpu", 10**18, 0))
+    writer.close()
+    with writer.path.open("ab") as file:
+        file.write(b"".join(line + b"\n" for line in lines))
+    return writer.path
+
+
+def test_lines_as_they_are_written_are_read_at_once():
+    found = parse("\n".join(_LINES).encode())
+    assert found.names == ["a, \u00e9 name", "step", ""]
+    assert found.name.tolist() == [0, 1, 2]
+    assert [KINDS[code] for code in found.kind] == ["stage", "step", "mark"]
+    assert found.numbers[:, 1].tolist() == [1, 0, 123456789012345678, 7, 1, -1]
+    assert found.counted.tolist() == [0, 2]
+    assert found.counters == [{"tokens": 5, "loss": 0.5, "lost": None}, {}]
+    assert len(found.others) == 3
+
+
+@pytest.mark.parametrize("wrong", _WRONG)
+def test_a_line_of_another_form_is_decoded(tmp_path, wrong):
+    lines = [each.encode() for each in (*_LINES[:3], wrong, *_LINES[3:])]
+    assert RankColumns().take_block(b"\n".join(lines)) is None
+    file = _written(tmp_path / "run", lines)
+    assert _facts(_read(file)) == _facts(_by_line(file))
+
+
+def test_damaged_lines_are_read_as_if_each_was_decoded(tmp_path):
+    random = np.random.default_rng(0)
+    whole = "\n".join(_LINES).encode()
+    parts = b'0123456789,"[]{}null\\ -\n'
+    for number in range(400):
+        text = bytearray(whole)
+        for at in random.integers(0, len(text), random.integers(1, 4)).tolist():
+            new = random.integers(0, len(parts))
+            text[at : at + int(random.integers(0, 3))] = parts[new : new + 1]
+        file = _written(tmp_path / str(number), bytes(text).split(b"\n"))
+        assert _facts(_read(file)) == _facts(_by_line(file)), bytes(text)
+
+
+def test_spans_of_many_names_and_sizes_are_read_as_if_each_was_decoded(tmp_path):
+    random = np.random.default_rng(1)
+    lines = []
+    for number in range(3_000):
+        size = int(random.integers(1, 18))
+        start, name = int(random.integers(10**size)), "n" * int(random.integers(0, 110))
+        counters = f'{{"c{number % 3}":{number}}}' if number % 5 == 0 else "null"
+        lines.append(
+            f'["span","{name}{number % 50}","region",{number % 9},{start},{start + size},'
+            f"{number % 4},{number},{number // 2 if number % 7 else 'null'},{counters}]".encode()
+        )
+    assert parse(b"\n".join(lines)) is not None
+    file = _written(tmp_path / "run", lines)
+    assert _facts(_read(file)) == _facts(_by_line(file))
