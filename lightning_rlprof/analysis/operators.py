@@ -350,29 +350,41 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
 
     A call is nested in the innermost one of its kind and thread that contains it in time.
     """
-    codes, kinds = table.texts("kind")
-    keep = codes == (kinds.index(kind) if kind in kinds else len(kinds))
-    if ranks is not None:
-        keep &= np.isin(table.numbers("rank"), list(ranks))
-    rows = np.flatnonzero(keep)
+    rows = _rows_of_kind(table, kind, ranks)
+    # One column after the other: that of all calls can be many times as long as these rows.
     rank, start = table.numbers("rank")[rows], table.numbers("start")[rows]
     end = start + table.numbers("duration")[rows]
     threads = np.unique(thread := table.numbers("thread", NOT_RECORDED)[rows])
     lane = rank * len(threads) + np.searchsorted(threads, thread)
     order = np.lexsort((-end, start, lane))
-    rows, rank, lane, start, end = (each[order] for each in (rows, rank, lane, start, end))
-    code, names = table.texts("name")
-    name = code[rows]
+    rows, rank, lane = rows[order], rank[order], lane[order]
+    start, end = start[order], end[order]
+    name, names = _names(table, rows)
     return CallTree(
         (*names, ""),  # The last name stands for an unknown one.
         rows,
         threads,
         rank,
         lane,
-        np.where(name < 0, len(names), name),
+        name,
         start,
         end,
         table.numbers("id", NONE)[rows],
         table.numbers("forward", NONE)[rows],
         enclosing(lane, start, end),
     )
+
+
+def _rows_of_kind(table: Table, kind: str, ranks: Collection[int] | None) -> Int64s:
+    codes, kinds = table.texts("kind")
+    keep = codes == (kinds.index(kind) if kind in kinds else len(kinds))
+    if ranks is not None:
+        keep &= np.isin(table.numbers("rank"), list(ranks))
+    return np.flatnonzero(keep)
+
+
+def _names(table: Table, rows: Int64s) -> tuple[Int64s, Sequence[str]]:
+    """Return codes and names of some calls; the code after the last one is an unknown name."""
+    codes, names = table.texts("name")
+    own = codes[rows]
+    return np.where(own < 0, len(names), own), names

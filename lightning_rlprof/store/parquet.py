@@ -218,6 +218,7 @@ def row_count(paths: Iterable[Path]) -> int:
 
 
 _HEAD = 1_000
+_MOST_CELLS = 1_000_000  # Of the columns that a table keeps: 8 MB.
 
 
 def kept_table(path: Path, name: str) -> Table:
@@ -239,7 +240,7 @@ def kept_table(path: Path, name: str) -> Table:
 
 
 class KeptRows(ColumnRows):
-    """Rows of a table's files; a column is read when it is asked for, and then kept."""
+    """Rows of a table's files; a column is read when it is asked for, and kept if there is room."""
 
     columns: "_File"  # type: ignore[assignment]
 
@@ -282,7 +283,11 @@ class _File(Sequence[Any]):
     def _kept(self, columns: Sequence[int]) -> Iterator[Any]:
         if missing := [at for at in columns if at not in self._read]:
             self._read |= self._fetch(missing, "")
-        return (self._read[at] for at in columns)
+        found = {at: self._read.pop(at) for at in dict.fromkeys(columns)}
+        # Those asked for last stay: the columns of a large table are many times what one needs.
+        most = max(1, _MOST_CELLS // max(self.length, 1))
+        self._read = dict([*self._read.items(), *found.items()][-most:])
+        return (found[at] for at in columns)
 
     def head(self, at: int) -> Any:
         """Return the first cells of a column."""

@@ -108,7 +108,8 @@ def end_to_end(columns: Sequence[Coded]) -> Coded:
     texts: list[str] = []
     codes = []
     for own, names in columns:
-        codes.append(np.where(own < 0, -1, own + len(texts)))
+        # Codes of a few texts can be bytes, too short for those of many ranks.
+        codes.append(np.where(own < 0, -1, own.astype(np.int64) + len(texts)))
         texts += names
     return distinct(np.concatenate(codes), texts)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import numpy as np
@@ -43,6 +43,27 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     monkeypatch.setattr(parquet, "AT_ONCE", 64)
     rows = PartRows(ROWS, lambda low, high: ColumnRows(columns(low, high)))
     return Table("calls", COLUMNS, rows, "a note")
+
+
+def test_a_large_table_keeps_only_the_column_asked_for_last(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table(table, "calls", tmp_path / "calls.parquet")
+    found = kept_table(tmp_path / "calls.parquet", "calls")
+    first, second = (column.name for column in COLUMNS[:2])
+    every = [found.column(column.name) for column in COLUMNS]
+    monkeypatch.setattr(parquet, "_MOST_CELLS", ROWS)
+
+    again = [found.column(column.name) for column in COLUMNS]
+
+    assert again == every
+    reads: list[str] = []
+    rows = cast("parquet.KeptRows", found.rows)
+    ask = rows.columns._ask
+    monkeypatch.setattr(rows.columns, "_ask", lambda query: reads.append(query) or ask(query))
+    for name in (first, first, second, first):
+        found.column(name)
+    assert len(reads) == 3
 
 
 def test_rows_written_in_parts_are_read_as_they_were(table: Table, tmp_path: Path) -> None:

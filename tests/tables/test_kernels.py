@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lightning_rlprof.tables.kernels import UNKNOWN, distinct, known
+from lightning_rlprof.tables.kernels import UNKNOWN, distinct, end_to_end, known
 from lightning_rlprof.tables.table import ColumnRows
 from tests.builders.kernels import Kernels, kernel_table
 
@@ -78,3 +78,15 @@ def test_texts_kept_once_read_the_same():
     codes, texts = distinct(ints(), [])
 
     assert (codes.tolist(), texts) == ([], [])
+
+
+def test_the_codes_of_many_ranks_are_longer_than_bytes():
+    texts = [f"text {at}" for at in range(100)]
+    columns = [(np.arange(100, dtype=np.int8), texts), (np.array([99, -1], np.int8), ["a"] * 100)]
+
+    codes, found = end_to_end([*columns, columns[0]])
+
+    assert [found[code] for code in codes[:100]] == texts
+    assert found[codes[100]] == "a"
+    assert codes[101] == -1
+    assert codes[102:].tolist() == codes[:100].tolist()

@@ -105,9 +105,12 @@ def _with_calls(spans: Spans, timeline: DeviceTimeline, gaps: list[LongGap]) -> 
         return gaps
     work = timeline.work
     threads = work.launching_threads(calls)
-    names, texts = calls.texts("name")
-    rank, thread = calls.numbers("rank"), calls.numbers("thread", NOT_RECORDED)
-    start, took = calls.numbers("start"), calls.numbers("duration")
+    took = calls.numbers("duration")
+    long = np.flatnonzero(2 * took > min(gap.end_ns - gap.start_ns for gap in gaps))
+    took, start, rank = took[long], calls.numbers("start")[long], calls.numbers("rank")[long]
+    thread = calls.numbers("thread", NOT_RECORDED)[long]
+    codes, texts = calls.texts("name")
+    names = codes[long]
     found = []
     for gap in gaps:
         own_rank = timeline.lanes[gap.lane].rank

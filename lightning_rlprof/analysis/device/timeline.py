@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -221,7 +222,21 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
     for missing steps. Next to spans that rlprof recorded it is from the rank's first launch or
     device work to its last. If kernels inside graphs aren't visible, or no kernel was recorded at
     all, no time counts as profiled. Neither does the time in which work may have been lost.
+
+    It can be large, so it is shared only for as long as somebody holds it.
     """
+    held = spans.once("held_timeline", _nothing_held, TABLES)
+    found = held.get("timeline")
+    if found is None:
+        found = held["timeline"] = _device_timeline(spans)
+    return found
+
+
+def _nothing_held(_: Spans) -> WeakValueDictionary[str, DeviceTimeline]:
+    return WeakValueDictionary()
+
+
+def _device_timeline(spans: Spans) -> DeviceTimeline:
     notes: list[str] = []
     work, losses = device_work(spans, None, notes), [*losses_of_tables(spans)]
     if work.hidden_in_graphs:

@@ -57,6 +57,7 @@ from lightning_rlprof.report.summary import (
 from lightning_rlprof.report.terminal import cell_text, duration, percent, size
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.system.location import plain
+from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, figure, rows_of
 
@@ -165,6 +166,7 @@ def report_tables(
     for done, analysis in enumerate(analyses, start=1):
         table = analysis(spans)
         tables[table.name] = table
+        give_back()
         progress(done, len(analyses))
     return tables
 
