@@ -223,7 +223,7 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
     device work to its last. If kernels inside graphs aren't visible, or no kernel was recorded at
     all, no time counts as profiled. Neither does the time in which work may have been lost.
 
-    It can be large, so it is shared only for as long as somebody holds it.
+    It can be large, so it is shared only while a caller holds it.
     """
     held = spans.once("held_timeline", _nothing_held, TABLES)
     found = held.get("timeline")
