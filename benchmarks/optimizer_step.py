@@ -105,14 +105,16 @@ def main(chosen: argparse.Namespace) -> int:
     )
     plain = median(each for first, _, last in found for each in (first, last))
     door = median(own - (first + last) / 2 for first, own, last in found)
-    rows = [["the door"], ["plain again (A/A)"]]
-    for row, cost in zip(rows, (door, control(found)), strict=True):
-        row += [round(cost, 3), round(100 * cost / plain, 2)]  # type: ignore[list-item]
+    again = control(found)
+    rows = [
+        [name, round(cost, 3), round(100 * cost / plain, 2)]
+        for name, cost in (("the door", door), ("plain again (A/A)", again))
+    ]
     bound = Bound("the door's share of a step", 100 * door / plain, 100 * SHARE, "%")
     fact = f"A plain step takes {plain:.2f} ms; {len(found)} rounds of {BLOCK} steps."
     report = Report(
         "optimizer_step", ["against plain", "ms a step", "% of step"], rows, [bound],
-        f"{control(found):+.3f} ms", abs(control(found)) <= QUIET_MS, [fact],
+        f"{again:+.3f} ms", abs(again) <= QUIET_MS, [fact],
     )  # fmt: skip
     return verdict(report, chosen)
 

@@ -281,15 +281,13 @@ class _ColumnReader(RankReader):
         super()._begin()
         self.columns = RankColumns()
 
-    def _take_block(self, block: bytes, first: int) -> None:
-        if self.trace is None and not first:
-            header, newline, block = block.partition(b"\n")
+    def _take_block(self, block: bytes) -> None:
+        if self.trace is None:
+            header, _, block = block.partition(b"\n")
             self._take([header])
-            if not newline:
-                return
-        others = None if first else self.columns.take_block(block)
+        others = self.columns.take_block(block)
         if others is None:
-            super()._take_block(block, first)
+            super()._take_block(block)
         else:
             self._take(others)
 
@@ -446,12 +444,12 @@ class RankColumns:
         if not sound.all():
             return None
         self._take_counters(zip(found.counted.tolist(), found.counters, strict=True))
-        known = [self.names.setdefault(name, len(self.names)) for name in found.names]
-        name = np.array(known, np.int64)[found.name]
+        name = _codes(self.names, found.names)[found.name]
         idents, first, code = np.unique(ident, return_index=True, return_inverse=True)
-        for place in np.argsort(first).tolist():
-            self.idents.setdefault(int(idents[place]), len(self.idents))
-        thread = np.array([self.idents[each] for each in idents.tolist()], np.int64)[code]
+        order = np.argsort(first)  # Threads are numbered as they come.
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        thread = _codes(self.idents, idents[order].tolist())[place[code]]
         self._add(np.stack([name, found.kind, step, start, end, thread, own, parent]))
         return found.others
 

@@ -607,9 +607,10 @@ class RankReader:
         else:
             whole = bytes(self._rest) + data if self._rest else data
             block, _, rest = whole.rpartition(b"\n")
-            self._rest = bytearray(rest)
-            first, self._is_cut = int(self._is_cut), False
-            self._take_block(block, first)
+            if self._is_cut:  # The end of a line whose start is gone.
+                _, _, block = block.partition(b"\n")
+            self._rest, self._is_cut = bytearray(rest), False
+            self._take_block(block)
         if len(self._rest) >= _LONGEST_LINE:
             self._take([] if self._is_cut else [_TOO_LONG])
             self._is_cut = True
@@ -626,9 +627,9 @@ class RankReader:
         self.trace.lost_lines += bool(self._rest) and not self._is_cut
         return self.trace
 
-    def _take_block(self, block: bytes, first: int) -> None:
-        """Sort in the lines of a block from one of them on; the newline of the last is left out."""
-        self._take(block.split(b"\n")[first:])
+    def _take_block(self, block: bytes) -> None:
+        """Sort in the lines of a block, which ends without the newline of the last one."""
+        self._take(block.split(b"\n"))
 
     def _take(self, lines: list[bytes]) -> None:
         """Sort in whole lines, of which the first of all is the header."""

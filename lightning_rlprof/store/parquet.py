@@ -240,7 +240,7 @@ def kept_table(path: Path, name: str) -> Table:
 
 
 class KeptRows(ColumnRows):
-    """Rows of a table's files; a column is read when it is asked for, and kept if there is room."""
+    """Rows of a table's files; a column is read when asked for; the last ones stay in memory."""
 
     columns: "_File"  # type: ignore[assignment]
 

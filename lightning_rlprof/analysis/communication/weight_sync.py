@@ -1,7 +1,6 @@
 """A weight sync in parts: time, bytes, bandwidth, and how far each is from its lower bound."""
 
 from collections.abc import Collection
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -112,15 +111,14 @@ def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         spans: The run.
         ranks: Only these; None for all.
 
-    Abstains without a weight sync. Report and findings both need the answer for all ranks, which is
-    computed once per run.
+    Abstains without a weight sync.
     """
     if ranks is None:
-        return spans.once("weight sync", partial(_analyze, ranks=None), ("clocks",))
+        return spans.once("weight sync", _analyze, ("clocks",))
     return _analyze(spans, ranks)
 
 
-def _analyze(spans: Spans, ranks: Collection[int] | None) -> Table:
+def _analyze(spans: Spans, ranks: Collection[int] | None = None) -> Table:
     syncs = _syncs(spans, ranks)
     if not len(syncs):
         return Table("weight_sync", _COLUMNS, abstained=_NO_SYNC)

@@ -8,7 +8,6 @@ trend, and to matter for the step.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -105,18 +104,18 @@ def changes(spans: Spans, least: float = MIN_SHARE) -> Table:
     and all stages, and it fits better than a trend. A trend is at least 25% over the run. An
     outlier takes at least 1.5 times its neighbors, and six spreads more. Warm-up steps are
     excluded, as is what recurs, such as evaluations and checkpoints. Abstains below 24 included
-    steps. The usual answer is computed once per run, because report and findings both need it.
+    steps.
 
     Args:
         spans: The run.
         least: Smallest share of the step that a level change is listed from.
     """
     if least == MIN_SHARE:
-        return spans.once("changes", partial(_find, least=least), spans.tables)
+        return spans.once("changes", _find, spans.tables)
     return _find(spans, least)
 
 
-def _find(spans: Spans, least: float) -> Table:
+def _find(spans: Spans, least: float = MIN_SHARE) -> Table:
     if not len(spans.rows(kind="step")):
         return Table("changes", _COLUMNS, abstained="no complete step was recorded")
     side = _without_recurring(sides([spans])[0])

@@ -225,15 +225,11 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
 
     It can be large, so it is shared only while a caller holds it.
     """
-    held = spans.once("held_timeline", _nothing_held, TABLES)
+    held = spans.once("held_timeline", lambda _: WeakValueDictionary[str, DeviceTimeline](), TABLES)
     found = held.get("timeline")
     if found is None:
         found = held["timeline"] = _device_timeline(spans)
     return found
-
-
-def _nothing_held(_: Spans) -> WeakValueDictionary[str, DeviceTimeline]:
-    return WeakValueDictionary()
 
 
 def _device_timeline(spans: Spans) -> DeviceTimeline:

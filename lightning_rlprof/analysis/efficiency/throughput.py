@@ -100,7 +100,6 @@ def throughput(
     "2N estimate" forward). MFU above 100% is omitted.
 
     With a model, stages that generate show how much of the memory bandwidth decoding uses at least.
-    The answer without options is computed once per run: the first screen needs it three times.
 
     Args:
         spans: The run.
