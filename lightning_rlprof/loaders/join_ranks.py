@@ -25,7 +25,7 @@ from lightning_rlprof.tables.spans import (
     Thread,
     note_of,
 )
-from lightning_rlprof.tables.table import Column, ColumnRows, Table, with_name
+from lightning_rlprof.tables.table import Column, PackedRows, Table, packed, with_name
 
 # Each rank counts these numbers separately; the values are the columns that contain them.
 _NUMBERED = {"id": ("id", "parent", "forward"), "graph": ("graph",)}
@@ -50,6 +50,14 @@ class Piece(NamedTuple):
     read: Callable[[], Table] | None
 
 
+class _Part(NamedTuple):
+    """What is kept of a piece's table: its ranks, how many rows it has, and its columns by name."""
+
+    ranks: tuple[int, ...]
+    rows: int
+    columns: dict[str, Any]
+
+
 def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
     """Read a table of all ranks and put the rows end to end, in the order of the pieces.
 
@@ -65,36 +73,41 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
         >>> list(join_tables("t", pieces).rows)
         [(0, 5), (1, 105)]
     """
-    tables, note, losses = _read_all(pieces)
-    if not tables:
+    columns: dict[str, Column] = {}
+    parts, note, losses = _read_all(pieces, columns)
+    if not parts:
         recorded = any(piece.read is not None for piece in pieces)
         return Table(name, (_RANK,), abstained=note or _ABSENT, recorded=recorded)
-    columns: dict[str, Column] = {}
-    parts = [_columns_on_timeline(piece, table, columns) for piece, table in tables]
-    _renumber([(piece.ranks, part) for (piece, _), part in zip(tables, parts, strict=True)])
-    counts = [len(table.rows) for _, table in tables]
-    cells = [_concatenate([part.get(name) for part in parts], counts) for name in columns]
-    return Table(name, tuple(columns.values()), ColumnRows(cells), note, losses=tuple(losses))
+    _renumber(parts)
+    cells = [
+        packed(_concatenate([(part.columns.pop(name, None), part.rows) for part in parts]))
+        for name in columns
+    ]
+    return Table(name, tuple(columns.values()), PackedRows(cells), note, losses=tuple(losses))
 
 
 def _read_all(
-    pieces: Sequence[Piece],
-) -> tuple[list[tuple[Piece, Table]], str, list[str]]:
-    """Return the tables that there are, what must be known of them all, and what is lost."""
+    pieces: Sequence[Piece], heads: dict[str, Column]
+) -> tuple[list[_Part], str, list[str]]:
+    """Return the tables that there are, what must be known of them all, and what is lost.
+
+    One table is read after the other, so that only their columns stay; the heads get new ones.
+    """
     remarks: dict[str, list[int]] = {}
-    tables: list[tuple[Piece, Table]] = []
+    parts: list[_Part] = []
     losses: list[str] = []
     for piece in pieces:
         table, remark, lost = _read(piece)
         if remark:
             remarks.setdefault(remark, []).extend(piece.ranks)
         if table is not None:
-            tables.append((piece, table))
+            columns = _columns_on_timeline(piece, table, heads)
+            parts.append(_Part(piece.ranks, len(table.rows), columns))
         whose = f"rank {as_ranges(piece.ranks)}"
         losses += [with_name(whose, each) if piece.ranks else each for each in lost]
-    there = {rank for piece, _ in tables for rank in piece.ranks}
+    there = {rank for part in parts for rank in part.ranks}
     remarks[_ABSENT] = [rank for rank in remarks.get(_ABSENT, ()) if rank not in there]
-    return tables, _note_of(remarks), losses
+    return parts, _note_of(remarks), losses
 
 
 def _read(piece: Piece) -> tuple[Table | None, str, tuple[str, ...]]:
@@ -127,15 +140,15 @@ def _columns_on_timeline(piece: Piece, table: Table, heads: dict[str, Column]) -
         found[_RANK.name] = np.full(len(table.rows), piece.ranks[0], np.int64)
         heads.setdefault(_RANK.name, _RANK)
     for column, cells in zip(table.columns, table.arrays(), strict=True):
-        found[column.name] = cells + piece.later_ns if is_moment(column, cells) else cells
+        found[column.name] = packed(cells + piece.later_ns if is_moment(column, cells) else cells)
         heads.setdefault(column.name, column)
     return found
 
 
-def _renumber(parts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> None:
+def _renumber(parts: Sequence[_Part]) -> None:
     """Keep the numbers of rows apart where several pieces are of one rank."""
     free: dict[tuple[int, str], int] = {}
-    for ranks, part in parts:
+    for ranks, _, part in parts:
         for counted, names in _NUMBERED.items() if len(ranks) == 1 else ():
             if is_integer(part.get(counted, ((), ()))):
                 by = free.get((ranks[0], counted), 0)
@@ -143,22 +156,22 @@ def _renumber(parts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> None:
                 free[ranks[0], counted] = by + highest + 1
                 for name in names:
                     if by and is_integer(part.get(name, ((), ()))):
-                        part[name] = part[name] + by
+                        part[name] = part[name].astype(np.int64) + by
 
 
-def _concatenate(parts: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Put one column of all tables end to end; None stands for a table that has none."""
-    if any(isinstance(part, tuple) and len(part[1]) for part in parts):
-        return end_to_end([_as_texts(part, n) for part, n in zip(parts, counts, strict=True)])
-    told = [part for part in parts if part is not None and not isinstance(part, tuple)]
+def _concatenate(parts: Sequence[tuple[Any, int]]) -> Any:
+    """Put one column of all tables end to end, each with its rows; None where a table lacks it."""
+    if any(isinstance(part, tuple) and len(part[1]) for part, _ in parts):
+        return end_to_end([_as_texts(*each) for each in parts])
+    told = [part for part, _ in parts if part is not None and not isinstance(part, tuple)]
     if not told:
-        return np.full(sum(counts), -1), []
+        return np.full(sum(n for _, n in parts), -1), []
     kind = np.result_type(*told)
     filled = [
         np.ma.masked_array(np.zeros(n, kind), np.ones(n, bool))
         if part is None or isinstance(part, tuple)
         else part
-        for part, n in zip(parts, counts, strict=True)
+        for part, n in parts
     ]
     data = np.concatenate([np.ma.getdata(part) for part in filled])
     masks = np.concatenate([np.ma.getmaskarray(part) for part in filled])
