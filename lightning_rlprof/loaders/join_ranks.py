@@ -165,7 +165,7 @@ def _concatenate(parts: Sequence[tuple[Any, int]]) -> Any:
         return end_to_end([_as_texts(*each) for each in parts])
     told = [part for part, _ in parts if part is not None and not isinstance(part, tuple)]
     if not told:
-        return np.full(sum(n for _, n in parts), -1), []
+        return np.full(sum(n for _, n in parts), -1, np.int8), []
     kind = np.result_type(*told)
     filled = [
         np.ma.masked_array(np.zeros(n, kind), np.ones(n, bool))

@@ -21,7 +21,7 @@ from lightning_rlprof.system.location import RemotePath, place
 from lightning_rlprof.tables.spans import Spans
 
 LARGE = 2**23
-"""Bytes from which on a trace of another tool leaves a cache when it is read."""
+"""Bytes from which on traces of another tool leave caches when they are read."""
 
 _Progress = Callable[[int, int], None]
 
@@ -29,15 +29,15 @@ _Progress = Callable[[int, int], None]
 def open_run(path: str | Path, *, progress: _Progress | None = None, cache: bool = True) -> Spans:
     """Return what `lightning_rlprof.load` returns, out of the cache where a good one is there.
 
-    A directory with one trace per rank is put together from the caches of its traces. Only a trace
-    of another tool with `LARGE` bytes or more leaves a cache: with all its tables, so that no later
-    question reads it again. A run of our own is small, and perhaps still being written: reading it
-    writes nothing.
+    A directory with one trace per rank is put together from the caches of its traces. Only traces
+    of another tool with `LARGE` bytes or more, those of all ranks together, leave caches: with all
+    tables, so that no later question reads them again. A run of our own is small, and perhaps still
+    being written: reading it writes nothing.
 
     Args:
         path: What to read.
         progress: Called after each file with (files read, files in all).
-        cache: Write a cache of a large external trace.
+        cache: Write caches of large external traces.
 
     Raises:
         TraceError: Nothing there can be read; the text says why.
@@ -46,16 +46,20 @@ def open_run(path: str | Path, *, progress: _Progress | None = None, cache: bool
 
         >>> open_run("traces/rank-0.json.gz").table("kernels")  # doctest: +SKIP
     """
-    path = place(path)
+    return _open(place(path), progress, LARGE if cache else None)
+
+
+def _open(path: Path, progress: _Progress | None, least: int | None) -> Spans:
+    """Open what leaves a cache if it has this many bytes; None: it leaves none."""
     # Its copies are deleted, and a cache would be deleted with them.
     if isinstance(path, RemotePath):
         return load(path, progress=progress)
     existing = find(path, sources(path))
     if existing is not None:
-        found = cached_spans(existing, path, partial(_read, cache=False))
+        found = cached_spans(existing, path, partial(_read, least=None))
         if found is not None:  # Even a run without spans may have kernels.
             return found
-    return _read(path, progress, cache=cache)
+    return _read(path, progress, least)
 
 
 def open_store(path: str | Path, *, progress: _Progress | None = None) -> Store:
@@ -98,16 +102,22 @@ def _is_folder_of_traces(path: Path) -> bool:
     return not is_ascend(path) and not any(map(rank_files, path.iterdir()))
 
 
-def _read(path: Path, progress: _Progress | None = None, *, cache: bool) -> Spans:
+def _size(path: Path) -> int:
+    return sum(size for _, size, _, _ in sources(path))
+
+
+def _read(path: Path, progress: _Progress | None = None, least: int | None = None) -> Spans:
     """Read what has no cache itself; its parts may have one."""
     if _is_folder_of_traces(path):
         files = traces(path)
         if len(files) == 1:
-            return open_run(files[0], progress=progress, cache=cache)
-        each = partial(open_run, cache=cache)
+            return _open(files[0], progress, least)
+        if least is not None and sum(map(_size, files)) >= least:
+            least = 0
+        each = partial(_open, progress=None, least=least)
         run = read_ranks(files, each, progress) if files else None
         return load(path, progress=progress) if run is None else replace(run, path=path)
-    if cache and not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
+    if least is not None and not is_run(path) and _size(path) >= least:
         # If this fails, reading without a cache reports what is wrong.
         with suppress(OSError, TraceError):
             kept = cached_spans(keep(path, progress).cache, path, partial(load, progress=None))

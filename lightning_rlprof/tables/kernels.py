@@ -105,13 +105,12 @@ def end_to_end(columns: Sequence[Coded]) -> Coded:
         >>> end_to_end([(np.array([0]), ["gemm"]), (np.array([-1, 1]), ["copy", "gemm"])])
         (array([ 0, -1,  0]), ['gemm', 'copy'])
     """
-    texts: list[str] = []
-    codes = []
-    for own, names in columns:
-        # Codes of a few texts can be bytes, too short for those of many ranks.
-        codes.append(np.where(own < 0, -1, own.astype(np.int64) + len(texts)))
-        texts += names
-    return distinct(np.concatenate(codes), texts)
+    place: dict[str, int] = {}
+    found, last = np.empty(sum(len(codes) for codes, _ in columns), np.int64), 0
+    for codes, texts in columns:
+        own = np.array([*(place.setdefault(text, len(place)) for text in texts), -1], np.int64)
+        found[last : (last := last + len(codes))] = own[np.where(codes < 0, -1, codes)]
+    return found, list(place)
 
 
 def is_launch(name: str) -> bool:

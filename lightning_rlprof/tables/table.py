@@ -134,7 +134,17 @@ class PackedRows(ColumnRows):
 
     def __init__(self, columns: Sequence[Any]) -> None:
         super().__init__(columns)
-        self.columns: Any = _Unpacked(self.columns)
+        self._packed = self.columns
+        self.columns: Any = _Unpacked(self._packed)
+
+    def part(self, rows: slice) -> "PackedRows":
+        """Return some rows that follow one another, without a copy."""
+        return PackedRows(
+            [
+                (each[0][rows], each[1]) if isinstance(each, tuple) else each[rows]
+                for each in self._packed
+            ]
+        )
 
 
 class _Unpacked(Sequence[Any]):
@@ -167,10 +177,10 @@ def packed(column: Any) -> Any:
         return column
     data = np.ma.getdata(column)
     low, high = int(data.min()), int(data.max())
-    limits = map(np.iinfo, (np.int8, np.int16, np.int32, np.int64))
-    return column.astype(
-        next(each.dtype for each in limits if each.min <= low and high <= each.max)
-    )
+    for kind in (np.int8, np.int16, np.int32):
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return column.astype(kind)
+    return column.astype(np.int64)
 
 
 class PartRows(ColumnRows):

@@ -277,6 +277,21 @@ def test_reading_leaves_a_cache_of_a_large_trace_of_another_tool_alone(
     assert_same_table(again.table("kernels"), load(trace).table("kernels"))
 
 
+def test_ranks_that_are_large_together_leave_a_cache_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_traces(tmp_path, 2)
+    sizes = [each.stat().st_size for each in tmp_path.glob("*.json")]
+    monkeypatch.setattr(opening, "LARGE", sum(sizes) + 1)
+    first = open_run(tmp_path)
+    assert cached_files(tmp_path) == {}
+    monkeypatch.setattr(opening, "LARGE", max(sizes) + 1)
+    open_run(tmp_path, cache=False)
+    assert cached_files(tmp_path) == {}
+    assert_same_run(open_run(tmp_path), first)
+    assert sum(name.endswith("kernels.parquet") for name in cached_files(tmp_path)) == len(sizes)
+
+
 def test_a_folder_of_runs_is_its_newest_run_whatever_traces_lie_there(tmp_path: Path) -> None:
     grpo_run(tmp_path / "run", steps=1)
     write_traces(tmp_path, 2)

@@ -11,8 +11,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, is_launch, lost_launches
+from lightning_rlprof.tables.kernels import UNKNOWN, is_launch, lost_launches, matches
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 NEVER = 2**63 - 1
 """Launch time of device work whose launch was not recorded; the end of a loss without one."""
@@ -123,12 +124,7 @@ def _launch_match(spans: Spans) -> LaunchMatch:
     rank = call = kernel_rank = launch = start = end = stream = NO_TIMES[0]
     record = 0, 0
     if calls is not None:
-        code, names = calls.texts("name")
-        launches = np.array([*map(is_launch, names), False])[code]
-        begun, took = (calls.numbers(name) for name in ("start", "duration"))
-        rank, call = calls.numbers("rank")[launches], begun[launches]
-        ends = np.append(begun + took, spans.end_ns)
-        record = int(begun.min(initial=NEVER)), int(ends.max(initial=-NEVER))
+        rank, call, record = _launches(calls, int(spans.end_ns.max(initial=-NEVER)))
     if kernels is not None and len(kernels.rows):
         kernel_rank, start = (kernels.numbers(name) for name in ("rank", "start"))
         names = [column.name for column in kernels.columns]
@@ -156,6 +152,18 @@ def _launch_match(spans: Spans) -> LaunchMatch:
         if alone:
             losses.append(DeviceLoss(LossCode.KERNELS, each, alone, len(known)))
     return LaunchMatch(count, unmatched, len(launch), unlaunched, tuple(losses))
+
+
+def _launches(calls: Table, end_ns: int) -> tuple[Int64s, Int64s, tuple[int, int]]:
+    """Return rank and start of the calls that launch a kernel, and when the recording was.
+
+    It lasts at least until ``end_ns``. Of the other calls, of which there can be millions, no
+    column stays in memory.
+    """
+    launches = matches(calls.texts("name"), is_launch)
+    rank, start = calls.numbers("rank")[launches], calls.numbers("start")
+    last = int((start + calls.numbers("duration")).max(initial=end_ns))
+    return rank, start[launches], (int(start.min(initial=NEVER)), last)
 
 
 def _until_next(

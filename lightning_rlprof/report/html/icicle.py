@@ -4,8 +4,8 @@ Numbered layers of one kind are one box. Without device work it is the host time
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,11 @@ from lightning_rlprof.analysis.operators import (
     CallTree,
     call_tree,
     launching_modules,
-    path_titles,
     thread_lanes,
 )
-from lightning_rlprof.tables.arrays import Int64s, distinct_tuples
+from lightning_rlprof.tables.arrays import Int64s, distinct_tuples, group_starts
 from lightning_rlprof.tables.intervals import NONE
-from lightning_rlprof.tables.table import Table
+from lightning_rlprof.tables.table import PackedRows, Table
 
 _MAX_BOXES = 1_500
 _NUMBER = re.compile(r"_\d+$")  # torch numbers the modules of a class.
@@ -58,27 +57,126 @@ class Stacks:
     """
 
     def __init__(self, calls: Table | None, work: DeviceWork) -> None:
-        operators, modules = (
-            None if calls is None else _tree(calls, kind) for kind in ("operator", "module")
-        )
-        self.ns = work.duration
-        operator = module = np.full(len(work), NONE)
-        if not len(work) and operators is not None:
-            self.ns, operator = operators.self_ns(), np.arange(len(operators.name))
-            module = np.full(len(operator), NONE)
-            thread = operators.threads[operators.lane % max(len(operators.threads), 1)]
-            if modules is not None:
-                lanes = thread_lanes(modules.threads, operators.rank, thread)
-                module = modules.at(lanes, operators.start_ns)
-        elif calls is not None:
-            if operators is not None:
-                operator = operators.launching(work, calls)
-            if modules is not None:
-                own = call_tree(calls, "operator") if operators is None else operators
-                module = np.maximum(*launching_modules(modules, own, work, calls))
-        self.operator, self.operators, _ = _levels(operators, operator, "o")
-        self.operator_names = [stack[-1][0][1] for stack in self.operators[:-1]]
-        self.module, self.modules, self.module_names = _levels(modules, module, "m")
+        operators, modules = _Paths("o"), _Paths("m")
+        if len(work) or calls is None:
+            self.ns = work.duration
+            self.operator, self.module = np.full((2, len(work)), NONE)
+            for rows, own, launched in _by_rank(calls, work):
+                self.operator[rows], self.module[rows] = _launching(
+                    own, launched, operators, modules
+                )
+        else:
+            self.ns, self.operator, self.module = _innermost(calls, operators, modules)
+        self.operators, self.modules = [*operators.steps, []], [*modules.steps, []]
+        self.operator_names = [stack[-1][0][1] for stack in operators.steps]
+        self.module_names = modules.titles
+
+
+class _Paths:
+    """Distinct stacks of calls of one kind, of all ranks, an outer one before those inside it.
+
+    Attributes:
+        steps: Those of each, with the number of the path that each step was in before layers of
+            one kind became one.
+        titles: The full names of each, joined by dots.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._place = kind, dict[tuple[int, str], int]()
+        self.steps: list[list[tuple[_Step, int]]] = []
+        self.titles: list[str] = []
+
+    def of(self, tree: CallTree, call: Int64s) -> Int64s:
+        """Return the path of some calls, `NONE` for `NONE`."""
+        paths = tree.paths()
+        numbers: list[int] = []
+        for above, name in zip(paths.parent.tolist(), paths.name.tolist(), strict=True):
+            outer = numbers[above] if above >= 0 else NONE
+            numbers.append(self._number(outer, tree.names[name]))
+        return np.array([*numbers, NONE])[np.where(call == NONE, NONE, paths.of[call])]
+
+    def _number(self, outer: int, name: str) -> int:
+        number = self._place.setdefault((outer, name), len(self.steps))
+        if number == len(self.steps):
+            own = name.removeprefix(PREFIX)
+            short = _NUMBER.sub("", own) if self._kind == "m" else own
+            around, title = (
+                (self.steps[outer], f"{self.titles[outer]}.") if outer >= 0 else ([], "")
+            )
+            self.steps.append([*around, ((self._kind, short), number)])
+            self.titles.append(title + own)
+        return number
+
+
+def _by_rank(
+    calls: Table | None, work: DeviceWork
+) -> Iterator[tuple[Int64s | slice, Table | None, DeviceWork]]:
+    """Yield rows of the work, its calls and itself; of one rank at a time if tables are joined.
+
+    The stacks of all ranks at once would take many times the memory.
+    """
+    tables = calls, work.kernels, work.copies
+    places = [*map(_places, tables)]
+    if None in places:
+        yield slice(None), calls, work
+        return
+    behind = 0 if work.kernels is None else len(work.kernels.rows)
+    for rank in sorted({rank for each in places for rank in each or ()}):
+        rows = [(each or {}).get(rank, slice(0, 0)) for each in places]
+        own = [_part(table, each) for table, each in zip(tables, rows, strict=True)]
+        at = [np.arange(each.start, each.stop) for each in rows[1:]]
+        yield np.append(at[0], at[1] + behind), own[0], DeviceWork(own[1], own[2])
+
+
+def _places(table: Table | None) -> dict[int, slice] | None:
+    """Return the rows of each rank in a joined table; None if they do not follow one another."""
+    if table is None:
+        return {}
+    if not isinstance(table.rows, PackedRows):
+        return None
+    rank = table.numbers("rank", NOT_RECORDED)
+    heads = group_starts(rank)
+    ends = np.append(heads[1:], len(rank))[: len(heads)].tolist()
+    found = {
+        of: slice(*each)
+        for of, *each in zip(rank[heads].tolist(), heads.tolist(), ends, strict=True)
+    }
+    return found if len(found) == len(heads) else None
+
+
+def _part(table: Table | None, rows: slice) -> Table | None:
+    if table is None or not isinstance(table.rows, PackedRows):
+        return table
+    return replace(table, rows=table.rows.part(rows))
+
+
+def _launching(
+    calls: Table | None, work: DeviceWork, operators: _Paths, modules: _Paths
+) -> tuple[Int64s, Int64s]:
+    """Return the paths of operators and of modules in which each row of the work was launched."""
+    operator = module = np.full(len(work), NONE)
+    if calls is None:
+        return operator, module
+    tree, layers = (_tree(calls, kind) for kind in ("operator", "module"))
+    if tree is not None:
+        operator = operators.of(tree, tree.launching(work, calls))
+    if layers is not None:
+        own = call_tree(calls, "operator") if tree is None else tree
+        module = modules.of(layers, np.maximum(*launching_modules(layers, own, work, calls)))
+    return operator, module
+
+
+def _innermost(calls: Table, operators: _Paths, modules: _Paths) -> tuple[Int64s, Int64s, Int64s]:
+    """Return for each operator how long it was the innermost one, its path and its module's."""
+    tree, layers = (_tree(calls, kind) for kind in ("operator", "module"))
+    if tree is None:
+        return (np.zeros(0, np.int64),) * 3
+    module = np.full(len(tree.name), NONE)
+    if layers is not None:
+        thread = tree.threads[tree.lane % max(len(tree.threads), 1)]
+        lanes = thread_lanes(layers.threads, tree.rank, thread)
+        module = modules.of(layers, layers.at(lanes, tree.start_ns))
+    return tree.self_ns(), operators.of(tree, np.arange(len(tree.name))), module
 
 
 def icicle(
@@ -117,29 +215,6 @@ def icicle(
 def _tree(calls: Table, kind: str) -> CallTree | None:
     tree = call_tree(calls, kind)
     return tree if len(tree.name) and not tree.too_deep else None
-
-
-def _levels(
-    tree: CallTree | None, call: Int64s, kind: str
-) -> tuple[Int64s, list[list[tuple[_Step, int]]], list[str]]:
-    """Return the path of each call, and of each path its steps and its title.
-
-    A step comes with the number of the path that it was in before layers of one kind became one.
-    The last steps are those of `NONE`.
-    """
-    if tree is None:
-        return call, [[]], []
-    paths = tree.paths()
-    short = [name.removeprefix(PREFIX) for name in tree.names]
-    if kind == "m":
-        short = [_NUMBER.sub("", name) for name in short]
-    found: list[list[tuple[_Step, int]]] = []
-    stacks = zip(paths.parent.tolist(), paths.name.tolist(), strict=True)
-    for number, (above, name) in enumerate(stacks, start=1):
-        outer = found[above] if above >= 0 else []
-        found.append([*outer, ((kind, short[name]), number)])
-    of_call = np.where(call == NONE, NONE, paths.of[call])
-    return of_call, [*found, []], path_titles(tree, paths)
 
 
 def _heads(work: DeviceWork) -> tuple[Int64s, list[list[_Step]]]:

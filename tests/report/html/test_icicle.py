@@ -1,14 +1,19 @@
 """The icicle: sums are exact, layers of one kind are one box, and its size is bounded."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.analysis.device.work import DeviceWork, device_work
+from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html import icicle as page_icicle
 from lightning_rlprof.report.html.icicle import Stacks, icicle
 from lightning_rlprof.tables.spans import Spans
-from tests.builders.calls import Call, Kernel, run
+from lightning_rlprof.tables.table import Table
+from tests.builders.calls import Call, Copy, Kernel, run
 from tests.places import SHARED_DATA
 
 KINETO = SHARED_DATA / "kineto"
@@ -21,7 +26,7 @@ def boxes_of(spans: Spans) -> list[list[object]]:
     return icicle(work, stacks, names, [0] * len(names))
 
 
-def layers(count: int) -> Spans:
+def layers(count: int, rank: int = 0, copies: Sequence[Copy] = ()) -> Spans:
     """Return a model of layers with two projections each, and a kernel that nothing launched."""
     calls, kernels = [Call("nn.Module: Net_0", 0, 1_000_000, "module")], [Kernel("lost", 0, 5)]
     for layer in range(count):
@@ -33,22 +38,51 @@ def layers(count: int) -> Spans:
             calls += [Call(name, at, at + 1_900, "module"), Call("aten::mm", at, at + 1_900)]
             kernels += [Kernel("gemm", at + 50, at + 60, at + 10)]
     calls += [Call("aten::add", 2_000_000, 2_000_900)]
-    return run(calls, [*kernels, Kernel("add", 2_000_500, 2_000_600, 2_000_100)])
+    kernels.append(Kernel("add", 2_000_500, 2_000_600, 2_000_100))
+    marks = ([each._replace(rank=rank) for each in own] for own in (calls, kernels, copies))
+    return run(*marks)
 
 
-def test_numbered_layers_are_one_box_with_their_number() -> None:
-    assert [[*row[:6]] for row in boxes_of(layers(12))] == [
-        [-1, "a", "all kernels and copies", 345, 26, 0],
-        [0, "m", "Net", 240, 24, 1],
-        [1, "m", "Block", 240, 24, 12],
-        [2, "m", "Linear", 240, 24, 2],
-        [3, "o", "aten::mm", 240, 24, 1],
-        [4, "k", "gemm", 240, 24, 1],
-        [0, "o", "aten::add", 100, 1, 1],
-        [6, "k", "add", 100, 1, 1],
-        [0, "u", "launch not recorded", 5, 1, 1],
-        [8, "k", "lost", 5, 1, 1],
+def tables_of(spans: Spans) -> list[Table]:
+    return [spans.table(name) for name in ("calls", "kernels", "memcpy")]
+
+
+def joined_layers() -> list[Table]:
+    """Return the tables of three ranks whose models differ in their number of layers."""
+    copy = Copy("HtoD", 2_000_700, 2_000_790, 2_000_200, 8)
+    every = [tables_of(layers(*each, [copy])) for each in ((12, 0), (5, 3), (8, 7))]
+    return [
+        join_tables(own[0].name, [Piece((at,), 0, lambda of=of: of) for at, of in enumerate(own)])
+        for own in zip(*every, strict=True)
     ]
+
+
+@pytest.mark.parametrize("of_traces", [False, True])
+def test_ranks_one_after_the_other_have_the_stacks_of_all_at_once(of_traces: bool) -> None:
+    if of_traces and not KINETO.exists():
+        pytest.skip("NO SHARED DATA: the real traces are not there")
+    calls, kernels, copies = tables_of(load(KINETO / "two_ranks")) if of_traces else joined_layers()
+    work = DeviceWork(kernels, copies)
+    apart = Stacks(calls, work)
+    whole = Stacks(replace(calls, rows=list(calls.rows)), work)
+
+    def names(stacks: Stacks) -> list[tuple[object, object, int]]:
+        return [
+            (
+                [step for step, _ in stacks.modules[module]],
+                [step for step, _ in stacks.operators[operator]],
+                ns,
+            )
+            for module, operator, ns in zip(
+                stacks.module.tolist(), stacks.operator.tolist(), stacks.ns.tolist(), strict=True
+            )
+        ]
+
+    assert names(apart) == names(whole)
+    assert {*apart.module_names} == {*whole.module_names}
+    texts = [*work.named[1], "unknown"]
+    rows = [icicle(work, each, texts, [0] * len(texts)) for each in (apart, whole)]
+    assert sorted(map(str, rows[0])) == sorted(map(str, rows[1]))
 
 
 def test_stages_come_before_modules_and_steps_of_a_profiler_are_left_out() -> None:
