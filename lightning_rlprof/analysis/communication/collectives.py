@@ -12,6 +12,7 @@ recorded, the shortest duration is the most that the transfer can take. See `Dou
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -472,6 +473,30 @@ def bus_factor(operation: str, ranks: int) -> float | None:
     return 1.0 if operation in _PLAIN else None
 
 
+class LongCall(NamedTuple):
+    """One collective as its ranks saw it, or a call without a counterpart.
+
+    Attributes:
+        operation: As in `communication`, like ``group``.
+        group: Its process group.
+        bytes: Its size, if it was recorded.
+        transfer_ns: Its transfer, the most that it can be if ``lacking``; None if unknown.
+        wait_ns: How long the rank waited that waited longest, at least so long if ``lacking``.
+        lacking: Whether ranks of its group are missing, or may be.
+        last_rank: The rank that arrived last, None if that is unknown.
+        ranks: Each rank and how long it was in the call, the first to arrive first.
+    """
+
+    operation: str | None
+    group: str | None
+    bytes: int | None
+    transfer_ns: int | None
+    wait_ns: int | None
+    lacking: bool
+    last_rank: int | None
+    ranks: list[tuple[int, int]]
+
+
 @dataclass(frozen=True, eq=False)
 class CallTimes:
     """The calls of collectives, each divided into transfer and wait; the rest is unknown.
@@ -484,6 +509,8 @@ class CallTimes:
         took_ns: Its duration.
         transfer_ns: The time until the data was through, from when the last rank arrived.
         wait_ns: The time before that.
+        bytes: Its size, or `UNKNOWN`.
+        matched: Which calls are one collective.
     """
 
     keys: list[tuple[str | None, ...]]
@@ -491,6 +518,36 @@ class CallTimes:
     took_ns: Int64s
     transfer_ns: Int64s
     wait_ns: Int64s
+    bytes: Int64s
+    matched: MatchedCollectives
+
+    def longest(self, top: int) -> list[LongCall]:
+        """Return the collectives that a rank spent most time in, its calls together."""
+        found = self.matched
+        alone = len(found.ranks) + np.arange(len(self.rank))
+        place = np.where(found.collective == UNKNOWN, alone, found.collective)
+        longest = np.zeros(len(alone) + len(found.ranks), np.int64)
+        np.maximum.at(longest, place, self.took_ns)
+        order = np.argsort(-longest, kind="stable")[: min(top, len(np.unique(place)))]
+        return [self._long_call(int(at), np.flatnonzero(place == at)) for at in order]
+
+    def _long_call(self, at: int, rows: Int64s) -> LongCall:
+        found, is_met = self.matched, at < len(self.matched.ranks)
+        rows = rows[np.argsort(-self.took_ns[rows], kind="stable")]
+        lacking = is_met and bool(found.lacking[at])
+        last = int(found.last[at]) if is_met and not lacking else UNKNOWN
+        size = int(self.bytes[rows].max())
+        operation, group, _ = self.keys[rows[0]]
+        return LongCall(
+            operation,
+            group,
+            None if size == UNKNOWN else size,
+            int(self.transfer_ns[rows[0]]) if is_met else None,
+            int(self.wait_ns[rows[0]]) if is_met else None,
+            lacking,
+            None if last == UNKNOWN else int(self.rank[last]),
+            [*zip(self.rank[rows].tolist(), self.took_ns[rows].tolist(), strict=True)],
+        )
 
 
 def call_times(spans: Spans) -> CallTimes | None:
@@ -506,7 +563,8 @@ def call_times(spans: Spans) -> CallTimes | None:
         for codes, names in (calls.operation, calls.group, calls.stage)
     ]
     keys = [*zip(*columns, strict=True)]
-    return CallTimes(keys, calls.rank, took, transfer, np.where(met, took - transfer, 0))
+    wait = np.where(met, took - transfer, 0)
+    return CallTimes(keys, calls.rank, took, transfer, wait, calls.bytes, found)
 
 
 def doubt_texts(found: MatchedCollectives) -> list[str]:
