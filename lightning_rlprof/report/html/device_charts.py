@@ -25,6 +25,7 @@ from lightning_rlprof.analysis.device.breakdown import (
 )
 from lightning_rlprof.analysis.diagnosis.data_quality import Check
 from lightning_rlprof.analysis.diagnosis.problem import Undecided
+from lightning_rlprof.analysis.efficiency.matmuls import kernel_peaks
 from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.report.terminal import duration, percent, size
 from lightning_rlprof.tables.arrays import Int64s
@@ -106,7 +107,10 @@ class Bar(NamedTuple):
 
 
 class KernelRow(NamedTuple):
-    """All kernels of one short name; ``full`` are their names in the trace."""
+    """All kernels of one short name; ``full`` are their names in the trace.
+
+    ``of_peak`` is None unless the shapes that they multiply and the device's peak are known.
+    """
 
     short: str
     full: str
@@ -117,6 +121,7 @@ class KernelRow(NamedTuple):
     calls: int
     p50: int
     p95: int
+    of_peak: float | None
 
 
 class CallRow(NamedTuple):
@@ -312,7 +317,10 @@ class DeviceCharts:
     def kernels(self) -> list[KernelRow]:
         """The rows of the table `kernels`, those first that take most of the devices' time."""
         found = kernels(self.spans, top=_MAX_KERNELS)
-        return [] if found.abstained is not None else [*map(_kernel_row, rows_of(found))]
+        if found.abstained is not None:
+            return []
+        peaks = kernel_peaks(self.spans)
+        return [_kernel_row(row, peaks.get(row["short name"])) for row in rows_of(found)]
 
     @property
     def kernel_ns(self) -> int:
@@ -397,7 +405,7 @@ class DeviceCharts:
         return _link_matrix(found) if found else None, note
 
 
-def _kernel_row(row: Mapping[str, Any]) -> KernelRow:
+def _kernel_row(row: Mapping[str, Any], of_peak: float | None) -> KernelRow:
     kind = row["class"] if row["kind"] == "compute" else row["kind"]
     return KernelRow(
         short=row["short name"] or _UNNAMED,
@@ -409,6 +417,7 @@ def _kernel_row(row: Mapping[str, Any]) -> KernelRow:
         calls=row["count"],
         p50=row["p50"],
         p95=row["p95"],
+        of_peak=of_peak,
     )
 
 
