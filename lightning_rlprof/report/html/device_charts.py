@@ -23,6 +23,7 @@ from lightning_rlprof.analysis.device.breakdown import (
     annotation_times,
     device_time,
 )
+from lightning_rlprof.analysis.device.gaps import CAUSES, UNKNOWN_TIME
 from lightning_rlprof.analysis.diagnosis.data_quality import Check
 from lightning_rlprof.analysis.diagnosis.problem import Undecided
 from lightning_rlprof.analysis.efficiency.matmuls import kernel_peaks
@@ -42,6 +43,9 @@ _STYLES = {
 """CSS class of each part."""
 
 _SHOWN = [at for at, name in enumerate(PARTS) if name in _STYLES]
+_PICKS = {"memcpy": "copy", UNKNOWN: CAUSES[UNKNOWN_TIME]}
+"""What the timeline calls a part, where it has another name."""
+
 _PROBLEMS = {
     "exposed communication": ("communication", "unmatched-collectives"),
     "exposed memcpy": ("memcpy",),
@@ -79,6 +83,12 @@ class Segment(NamedTuple):
     style: str
     share: float
     ns: int
+
+    @property
+    def pick(self) -> str:
+        """The class of work or cause of idle time that a press on it picks out in all charts."""
+        name = self.name.removeprefix("exposed ").removeprefix("overlapped ")
+        return _PICKS.get(name, name)
 
 
 class Bar(NamedTuple):
@@ -247,8 +257,11 @@ class DeviceCharts:
         return [each for each in undecided if each.id in about]
 
     @cached_property
-    def columns(self) -> list[tuple[str, str]]:
-        """CSS class and SVG path of each kind of work over time; 100 high is every device busy."""
+    def columns(self) -> list[tuple[str, str, str]]:
+        """Each kind of work over time: CSS class, name to pick out, and SVG path.
+
+        Its height is 100 where every device is busy.
+        """
         columns, length = self.time.columns, self.time.end_ns - self.time.start_ns
         capacity = max(1.0, length / max(1, len(columns)) * len(self.time.places))
         tops = 100 * (1 - np.cumsum(columns, axis=1).clip(max=capacity) / capacity)
@@ -260,7 +273,7 @@ class DeviceCharts:
                 for x in np.flatnonzero(low - tops[:, at] >= 0.05).tolist()
             )
             if path:
-                found.append((_STYLES[name], path))
+                found.append((_STYLES[name], Segment(name, "", 0, 0).pick, path))
         return found
 
     @cached_property

@@ -2,9 +2,18 @@
 
 from dataclasses import replace
 
-from lightning_rlprof.analysis.device.breakdown import COMPUTE_CLASSES, PARTS, WORK
+from lightning_rlprof.analysis.device.breakdown import (
+    COMPUTE_CLASSES,
+    EDGE,
+    NOT_PROFILED,
+    OVERLAPPED,
+    PARTS,
+    WORK,
+)
+from lightning_rlprof.analysis.device.gaps import CAUSES
 from lightning_rlprof.analysis.diagnosis.data_quality import Check
-from lightning_rlprof.report.html.device_charts import DeviceCharts, trust
+from lightning_rlprof.report.html.device_charts import DeviceCharts, Segment, trust
+from lightning_rlprof.report.html.device_timeline import WORK_CLASSES
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_work import Job, Work, rows_of, spans_of, table
 from tests.builders.runs import Row
@@ -37,13 +46,19 @@ def test_a_bar_divides_its_time_and_a_legend_leaves_out_what_is_tiny() -> None:
     assert tiny.legend == []
 
 
+def test_a_part_is_picked_out_by_the_name_that_the_timeline_has() -> None:
+    names = {*CAUSES, *WORK_CLASSES}
+    parts = [name for name in (*PARTS, *OVERLAPPED) if name not in (EDGE, NOT_PROFILED)]
+    assert {Segment(name, "", 0, 0).pick for name in parts} == names
+
+
 def test_a_full_column_is_a_hundred_high() -> None:
     spans = spans_of(
         Job({0: [Row("run", "region", 1, 0, 220)]}, [Work("compute", 0, 110, None, 0)])
     )
     charts = DeviceCharts(spans)
-    ((style, path),) = charts.columns
-    assert style == "matmul"
+    ((style, name, path),) = charts.columns
+    assert (style, name) == ("matmul", "matmul")
     assert path.startswith("M0 100.0V0.0h1V100.0z")
     assert path.count("M") == 55
     assert charts.time.columns.shape == (110, len(WORK))

@@ -11,10 +11,12 @@ from lightning_rlprof.report.html.page import report_tables, write_report
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.browser import Tab
 from tests.builders.calls import Call, Copy, Kernel, run
+from tests.builders.device_work import Job, spans_of
 from tests.builders.runs import Row, loaded
 from tests.places import SHARED_DATA
 
 FULL = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
+KERNEL = "gemm f32 128x64 nn (cublas ampere)"
 REAL = ("kineto/vllm_prefill_decode_graph.json.gz", "nsys/h100_2gpu_1s.sqlite")
 
 
@@ -161,13 +163,40 @@ def test_the_icicle_is_walked_searched_and_zoomed(tab: Tab, page: Path) -> None:
     assert tab.problems == []
 
 
-def test_a_class_can_be_picked_out_everywhere(tab: Tab, page: Path) -> None:
+def test_a_legend_entry_or_a_kernels_name_picks_it_out_everywhere(tab: Tab, tmp_path: Path) -> None:
+    page = written(replace(spans_of(Job({0: [], 1: []})), tables=trace().tables), tmp_path)
+    canvas = "document.querySelector('#device-lanes canvas').toDataURL()"
+    lit = "[...document.querySelectorAll({!r})].filter((each) => !each.matches('.faded'))"
+    bar, picture, rows = (lit.format(f"{of} [data-pick]") for of in ("#bar", "#busy", "#kernels"))
+    boxes = lit.format("#icicle .box-k")
+
+    def press(selector: str) -> None:
+        tab.run(f"document.querySelector({selector!r}).click()")
+
     tab.open(page)
-    before = tab.run("document.querySelector('#device-lanes canvas').toDataURL()")
-    tab.run("document.querySelector('#device-legend button').click()")
-    assert tab.run("document.querySelector('#device-legend [aria-pressed=true]').innerText")
-    assert tab.run("document.querySelector('#device-lanes canvas').toDataURL()") != before
-    assert tab.run("document.querySelectorAll('#icicle .faded').length") > 0
+    plain = tab.run(canvas)
+    everything = [tab.run(f"{each}.length") for each in (bar, picture, rows, boxes)]
+    press("#bar ~ .legend [data-name=matmul] button")
+    for each in (bar, picture, rows):
+        assert tab.run(f"{each}.map((each) => each.dataset.pick)") == ["matmul"]
+    assert tab.run(f"{boxes}.map((each) => each.textContent)") == [KERNEL + "50%"]
+    assert text(tab, "#device-legend [aria-pressed=true]") == "matmul"
+    assert len({plain, tab.run(canvas)}) == 2
+    by_class = tab.run(canvas)
+    press("#device-legend [aria-pressed=true]")
+    assert [tab.run(f"{each}.length") for each in (bar, picture, rows, boxes)] == everything
+    assert tab.run(canvas) == plain
+
+    press("tr[data-pick=matmul] button")  # The only kernel of its class.
+    assert tab.run(f"{bar}.map((each) => each.dataset.pick)") == ["matmul"]
+    assert tab.run(f"{rows}.map((each) => each.dataset.kernel)") == [KERNEL]
+    assert text(tab, "#device-legend [aria-pressed=true]") == KERNEL
+    assert tab.run("document.activeElement.value") == KERNEL
+    assert tab.run(canvas) == by_class
+    press("#bar ~ .legend [data-name='host-bound idle'] button")
+    assert tab.run(f"{bar}.map((each) => each.dataset.pick)") == ["host-bound idle"]
+    assert tab.run(lit.format("#idle tr[data-pick]") + ".length") == 1
+    assert tab.problems == []
 
 
 def test_it_fits_a_phone_in_light_and_dark(tab: Tab, page: Path) -> None:

@@ -11,6 +11,8 @@ for (const [key, plot] of [["heat", heat], ["memory", memoryPlot], ["samples", s
   else { plot.start(); redraws.push(plot.draw); drawn.push(key); }
 }
 tables.start();
+for (const item of document.querySelectorAll(".legend [data-name]")) pickButton(item, [...item.childNodes], item.dataset.name);
+for (const row of document.querySelectorAll("tr[data-kernel]")) pickButton(row.cells[0], [...row.cells[0].childNodes], row.dataset.kernel, row.dataset.pick);
 redraw();
 selection.read();
 

@@ -124,28 +124,38 @@ function chip(name) {
   return node;
 }
 
-// One stage can be picked out in all charts.
-let picked = null;
+// One stage, class of work, cause of idle time or kernel can be picked out in all charts. Where
+// kernels are summed up, a kernel's class stands for it.
+let picked = null, summed = null;
 const redraws = [];
-const redraw = () => redraws.forEach((draw) => draw());
-const isFaded = (name) => picked !== null && picked !== name;
+const isFaded = (name) => picked !== null && summed !== name;
+const isOther = (kernel, kind) => picked !== null && picked !== kernel && picked !== kind;
+function redraw() {
+  for (const node of document.querySelectorAll("[data-pick]")) node.classList.toggle("faded", node.dataset.kernel ? isOther(node.dataset.kernel, node.dataset.pick) : isFaded(node.dataset.pick));
+  for (const button of document.querySelectorAll("button.pick")) button.setAttribute("aria-pressed", String(button.value === picked));
+  redraws.forEach((draw) => draw());
+}
+
+// A press on `nodes`, which are in `host`, picks a name out; a second press takes that back.
+function pickButton(host, nodes, name, kind = name) {
+  const button = element("button", undefined, "pick");
+  button.type = "button";
+  button.value = name;
+  button.setAttribute("aria-pressed", String(picked === name));
+  button.append(...nodes);
+  button.addEventListener("click", () => {
+    const around = host.closest("ul, tbody");
+    [picked, summed] = picked === name ? [null, null] : [name, kind];
+    redraw();
+    [...around.querySelectorAll("button.pick")].find((other) => other.value === name)?.focus({ preventScroll: true });
+  });
+  host.append(button);
+  return button;
+}
 
 function drawLegend(list, names) {
-  list.replaceChildren(...names.map((name) => {
-    const button = element("button");
-    button.type = "button";
-    button.title = name;
-    button.setAttribute("aria-pressed", String(picked === name));
-    button.append(chip(name), element("bdi", name));
-    button.addEventListener("click", () => {
-      picked = picked === name ? null : name;
-      redraw();
-      [...list.querySelectorAll("button")].find((other) => other.textContent === name)?.focus();
-    });
-    const item = element("li");
-    item.append(button);
-    return item;
-  }));
+  list.replaceChildren(...names.map(() => element("li")));
+  names.forEach((name, at) => { pickButton(list.children[at], [chip(name), element("bdi", name)], name).title = name; });
 }
 
 function tableOf(heads, rows) {

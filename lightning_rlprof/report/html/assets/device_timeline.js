@@ -8,11 +8,13 @@ const deviceTimeline = (() => {
   const { classes, causes, kernels, devices, lanes, hosts, memory, windows } = shown;
   const canvas = host.querySelector("canvas"), strip = byId("device-strip").querySelector("canvas");
   const pen = canvas.getContext("2d"), stripPen = strip.getContext("2d");
-  const whole = [0, Math.max(1, shown.length)], STRIP = 30, NARROW = 1.5, RIGHT = 6, KINDS = classes.length;
+  const whole = [0, Math.max(1, shown.length)], STRIP = 30, NARROW = 1.5, RIGHT = 6;
+  // A sum has a place for each class, and one for what is picked out.
+  const PICKED = classes.length, KINDS = PICKED + 1;
   const several = devices.length > 1, FEW = 4;
   const left = () => (axis.width < 520 ? 76 : 124);
   let only = devices.length > FEW ? 0 : null; // one device at a time, if there are many
-  let rows = [], height = 0, chosen = null, hot = null, ink = {}, overview = null;
+  let rows = [], height = 0, chosen = null, hot = null, ink = {}, overview = null, shownPick = null;
   const axis = timeAxis({ host, left, right: RIGHT, shortest: 20, whole: () => whole, draw: () => draw(), hover, press, touch: true, keys: {
     ",": () => stepTo(-1), ".": () => stepTo(1), ArrowUp: () => stepLane(-1), ArrowDown: () => stepLane(1), Escape: () => choose(null),
     Enter: () => { if (chosen) { const [from, to] = ends(chosen), rest = Math.max(20, to - from); axis.look(from - rest, to + rest); } },
@@ -40,7 +42,9 @@ const deviceTimeline = (() => {
   const ends = ({ lane, at }) => [lane.s[at], lane.s[at] + lane.d[at]];
   const isSingle = (lane, [from, to] = axis.view) => !lane.bins || windows.some(([first, last]) => from >= first && to <= last);
   const streamName = (lane) => (lane.stream === null ? "no stream" : `stream ${lane.stream}`);
-  const isFaint = (kind) => isFaded(classes[kind]);
+  const isFaint = ([short, kind]) => isOther(short, classes[kind]);
+  const slot = (kernel) => (picked === null || isFaint(kernel) ? kernel[1] : PICKED);
+  const slotOf = (kind) => (picked === null || isFaded(classes[kind]) ? kind : PICKED);
 
   function colors() {
     const style = getComputedStyle(document.body), of = (name) => style.getPropertyValue(`--${name}`).trim();
@@ -113,7 +117,7 @@ const deviceTimeline = (() => {
     for (const bin of lane.bins) {
       const start = bin[0] * lane.width, end = start + lane.width;
       if (end < from || start > to) continue;
-      for (let at = 0; at < bin.sums.length; at += 2) spread(columns, scale, start, end, bin.sums[at], bin.sums[at + 1] / lane.width);
+      for (let at = 0; at < bin.sums.length; at += 2) spread(columns, scale, start, end, slotOf(bin.sums[at]), bin.sums[at + 1] / lane.width);
     }
   }
 
@@ -125,8 +129,8 @@ const deviceTimeline = (() => {
         const part = columns[at * KINDS + kind];
         if (!part) continue;
         const tall = Math.min(part / wide * high, bottom - top);
-        to.globalAlpha = isFaint(kind) ? 0.15 : 1;
-        to.fillStyle = ink.kind[kind];
+        to.globalAlpha = picked === null || kind === PICKED ? 1 : 0.15;
+        to.fillStyle = ink.kind[kind === PICKED ? classes.indexOf(summed) : kind];
         to.fillRect(edge + at, bottom - tall, 1, tall);
         bottom -= tall;
       }
@@ -145,12 +149,12 @@ const deviceTimeline = (() => {
     else for (let at = place(lane.s, from - lane.longest); at < lane.s.length && lane.s[at] < to; at++) {
       const [start, end] = [lane.s[at], lane.s[at] + lane.d[at]];
       if (end < from) continue;
-      const kind = kernels[lane.k[at]][1], first = cutLeft(start), across = cutRight(end) - first;
-      if (across < NARROW) { spread(columns, [from, wide], start, end, kind, 1); continue; }
-      pen.globalAlpha = isFaint(kind) ? 0.15 : 1;
+      const kernel = kernels[lane.k[at]], kind = kernel[1], first = cutLeft(start), across = cutRight(end) - first;
+      if (across < NARROW) { spread(columns, [from, wide], start, end, slot(kernel), 1); continue; }
+      pen.globalAlpha = isFaint(kernel) ? 0.15 : 1;
       pen.fillStyle = ink.kind[kind];
       pen.fillRect(first, y, across - 0.5, h);
-      if (across > 38 && ink.on[kind] && !isFaint(kind)) names.push([lane.k[at], first, across]);
+      if (across > 38 && ink.on[kind] && !isFaint(kernel)) names.push([lane.k[at], first, across]);
     }
     stack(pen, columns, wide, left(), y, h);
     for (const [name, first, across] of names) {
@@ -211,9 +215,11 @@ const deviceTimeline = (() => {
       const first = cutLeft(gaps.s[at]), last = cutRight(gaps.s[at] + gaps.d[at]), across = last - first;
       if (across < 0 || (across < 0.7 && first < done)) continue;
       done = first + 0.7;
+      pen.globalAlpha = isFaded(causes[gaps.c[at]]) ? 0.15 : 1;
       pen.fillStyle = ink.cause[gaps.c[at]];
       pen.fillRect(first, y, Math.max(0.7, across), h);
-      if (across < 3) continue;
+      pen.globalAlpha = 1;
+      if (across < 3 || isFaded(causes[gaps.c[at]])) continue;
       pen.globalAlpha = 0.45;
       pen.fillRect(first, top, across, y - top - 2);
       pen.globalAlpha = 1;
@@ -303,11 +309,12 @@ const deviceTimeline = (() => {
   // All of the axis, with a window around what is shown.
   function drawStrip() {
     const wide = whole[1] / room(), edge = left(), at = (ns) => edge + room() * ns / whole[1];
-    if (!overview || overview.length !== room() * KINDS) {
+    if (!overview || overview.length !== room() * KINDS || shownPick !== picked) {
+      shownPick = picked;
       overview = new Float64Array(room() * KINDS);
       for (const lane of lanes) {
         if (lane.bins) spreadBins(overview, [0, wide], lane, whole);
-        else lane.s.forEach((start, mark) => spread(overview, [0, wide], start, start + lane.d[mark], kernels[lane.k[mark]][1], 1));
+        else lane.s.forEach((start, mark) => spread(overview, [0, wide], start, start + lane.d[mark], slot(kernels[lane.k[mark]]), 1));
       }
       // Several streams run at once: a column is at most full.
       for (let column = 0; column < overview.length; column += KINDS) {
@@ -464,7 +471,16 @@ const deviceTimeline = (() => {
     return from < whole[1] - to ? [to, whole[1]] : [0, from];
   }
 
-  function redrawAll() { colors(); resize(); draw(); drawLegend(byId("device-legend"), classes.filter((_, kind) => kernels.some((kernel) => kernel[1] === kind))); }
+  function redrawAll() { colors(); resize(); draw(); drawLegend(byId("device-legend"), classes.filter((_, kind) => kernels.some((kernel) => kernel[1] === kind))); kernelInLegend(); }
+
+  // A kernel that is picked out is in the legend, and a press takes that back.
+  function kernelInLegend() {
+    if (!kernels.some(([short]) => short === picked)) return;
+    const item = element("li");
+    byId("device-legend").append(item);
+    pickButton(item, [chip(summed), element("bdi", cut(picked, 40))], picked);
+    if (windows.length) item.append(element("span", ", in columns of many kernels its class", "soft"));
+  }
 
   function start() {
     axis.view = opening();

@@ -47,7 +47,7 @@ const icicle = (() => {
     if (code >= 0) shape.style.fill = isStriped(classOf(at)) ? `url(#stripes-${classOf(at)})` : `var(--${classVariable(classOf(at))})`;
     if (code >= 0 && isStriped(classOf(at))) node.classList.add("striped");
     node.append(shape);
-    if ((words && !holds(at)) || (code >= 0 && isFaded(classOf(at)))) node.classList.add("faded");
+    if ((words && !holds(at)) || (code >= 0 && isOther(boxes[at][2], classOf(at)))) node.classList.add("faded");
     const letters = Math.floor((wide - 8) / 6.5), name = title(boxes[at]);
     if (letters > 2) {
       const ink = code >= 0 ? inkOn(`--${classVariable(classOf(at))}`) : "";
