@@ -3,8 +3,10 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.device.breakdown import (
     COMPUTE_CLASSES,
@@ -16,11 +18,12 @@ from lightning_rlprof.analysis.device.breakdown import (
     REPLAY,
     UNKNOWN,
     WORK,
+    DeviceParts,
     annotation_times,
     breakdown,
     device_time,
 )
-from lightning_rlprof.analysis.device.timeline import idle
+from lightning_rlprof.analysis.device.timeline import device_timeline, idle
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of as rows_of_table
@@ -73,6 +76,30 @@ def check(spans: Spans) -> None:
     missing = busy - int(time.columns.sum())
     outside = 0.02 * busy if found[EDGE] else 0  # Few kernels may lie beyond a gap at the edge.
     assert -time.columns.size <= missing <= time.columns.size + outside
+
+
+@given(jobs(), st.integers(0, 40), st.integers(0, 40), st.integers(1, 9))
+@settings(max_examples=examples(60), deadline=None)
+def test_columns_of_a_window_hold_every_nanosecond_of_each_device(
+    job: Job, start: int, length: int, count: int
+) -> None:
+    spans = spans_of(job)
+    found, timeline = DeviceParts(spans), device_timeline(spans)
+    for rank in job.ranks:
+        coarse = found.columns(rank, start, start + length, count)
+        fine = found.columns(rank, start, start + length, length)
+        assert [each.device for each in coarse] == [each.device for each in fine]
+        edges = np.arange(min(count, length) + 1) * length // max(1, min(count, length))
+        for wide, single in zip(coarse, fine, strict=True):
+            assert wide.ns.sum(axis=1).tolist() == np.diff(edges).tolist()
+            assert (single.ns.sum(axis=1) == 1).all(), "a nanosecond is in one part"
+            assert wide.ns.tolist() == np.add.reduceat(single.ns, edges[:-1]).tolist()
+    lanes = {(lane.rank, lane.device): lane for lane in timeline.lanes}
+    for at, (rank, device) in enumerate(device_time(spans).places):
+        lane = lanes[rank, device]
+        window = found.columns(rank, lane.start_ns, lane.end_ns, 7)
+        (own,) = (each for each in window if each.device == device)
+        assert own.ns.sum(axis=0).tolist() == device_time(spans).ns[at].sum(axis=0).tolist()
 
 
 @given(jobs())
