@@ -242,16 +242,22 @@ def _calls_of(
 
 
 def _with_transit(calls: Calls, measured: Table | None) -> Calls:
-    """Return calls with the transfer that CANN measured, if its table has one at their start."""
+    """Return calls with the transfer that CANN measured, if its table has one at their start.
+
+    The two were rounded apart from each other, so starts can differ by a nanosecond.
+    """
     if measured is None or not len(measured.rows):
         return calls
     names = ("rank", "start", "transfer")
     rank, start, transit = (measured.numbers(name, UNKNOWN) for name in names)
-    keys = np.stack([np.append(calls.rank, rank), np.append(calls.start_ns, start)])
-    place = distinct_tuples(keys)[1]
-    found = np.full(int(place.max()) + 1, UNKNOWN)
-    found[place[len(calls.rank) :]] = transit
-    return replace(calls, transit_ns=found[place[: len(calls.rank)]])
+    every, own = np.append(calls.rank, rank), np.full(len(calls.rank), UNKNOWN)
+    for off in (0, -1, 1):
+        keys = np.stack([every, np.append(calls.start_ns + off, start)])
+        place = distinct_tuples(keys)[1]
+        found = np.full(int(place.max()) + 1, UNKNOWN)
+        found[place[len(own) :]] = transit
+        own = np.where(own == UNKNOWN, found[place[: len(own)]], own)
+    return replace(calls, transit_ns=own)
 
 
 def match_collectives(spans: Spans, calls: Calls) -> tuple[MatchedCollectives, Calls]:
@@ -481,6 +487,7 @@ class LongCall(NamedTuple):
         group: Its process group.
         bytes: Its size, if it was recorded.
         transfer_ns: Its transfer, the most that it can be if ``lacking``; None if unknown.
+        transit_ns: The transfer as the profiler's own analysis has it, if it has.
         wait_ns: How long the rank waited that waited longest, at least so long if ``lacking``.
         lacking: Whether ranks of its group are missing, or may be.
         last_rank: The rank that arrived last, None if that is unknown.
@@ -491,6 +498,7 @@ class LongCall(NamedTuple):
     group: str | None
     bytes: int | None
     transfer_ns: int | None
+    transit_ns: int | None
     wait_ns: int | None
     lacking: bool
     last_rank: int | None
@@ -510,6 +518,7 @@ class CallTimes:
         transfer_ns: The time until the data was through, from when the last rank arrived.
         wait_ns: The time before that.
         bytes: Its size, or `UNKNOWN`.
+        transit_ns: The transfer as the profiler's own analysis has it, or `UNKNOWN`.
         matched: Which calls are one collective.
     """
 
@@ -519,6 +528,7 @@ class CallTimes:
     transfer_ns: Int64s
     wait_ns: Int64s
     bytes: Int64s
+    transit_ns: Int64s
     matched: MatchedCollectives
 
     def longest(self, top: int) -> list[LongCall]:
@@ -536,13 +546,14 @@ class CallTimes:
         rows = rows[np.argsort(-self.took_ns[rows], kind="stable")]
         lacking = is_met and bool(found.lacking[at])
         last = int(found.last[at]) if is_met and not lacking else UNKNOWN
-        size = int(self.bytes[rows].max())
+        size, transit = (int(each[rows].max()) for each in (self.bytes, self.transit_ns))
         operation, group, _ = self.keys[rows[0]]
         return LongCall(
             operation,
             group,
             None if size == UNKNOWN else size,
             int(self.transfer_ns[rows[0]]) if is_met else None,
+            None if transit == UNKNOWN else transit,
             int(self.wait_ns[rows[0]]) if is_met else None,
             lacking,
             None if last == UNKNOWN else int(self.rank[last]),
@@ -564,7 +575,7 @@ def call_times(spans: Spans) -> CallTimes | None:
     ]
     keys = [*zip(*columns, strict=True)]
     wait = np.where(met, took - transfer, 0)
-    return CallTimes(keys, calls.rank, took, transfer, wait, calls.bytes, found)
+    return CallTimes(keys, calls.rank, took, transfer, wait, calls.bytes, calls.transit_ns, found)
 
 
 def doubt_texts(found: MatchedCollectives) -> list[str]:

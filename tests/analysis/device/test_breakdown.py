@@ -78,13 +78,23 @@ def check(spans: Spans) -> None:
     assert -time.columns.size <= missing <= time.columns.size + outside
 
 
+def check_columns(spans: Spans) -> None:
+    """Compare columns over all the time of each device with the partition of that time."""
+    found, time = DeviceParts(spans), device_time(spans)
+    lanes = device_timeline(spans).lanes
+    for lane, place, whole in zip(lanes, time.places, time.ns, strict=True):
+        window = found.columns(lane.rank, lane.start_ns, lane.end_ns, 7)
+        (own,) = (each.ns for each in window if (lane.rank, each.device) == place)
+        assert own.sum(axis=0).tolist() == whole.sum(axis=0).tolist()
+
+
 @given(jobs(), st.integers(0, 40), st.integers(0, 40), st.integers(1, 9))
 @settings(max_examples=examples(60), deadline=None)
 def test_columns_of_a_window_hold_every_nanosecond_of_each_device(
     job: Job, start: int, length: int, count: int
 ) -> None:
     spans = spans_of(job)
-    found, timeline = DeviceParts(spans), device_timeline(spans)
+    found = DeviceParts(spans)
     for rank in job.ranks:
         coarse = found.columns(rank, start, start + length, count)
         fine = found.columns(rank, start, start + length, length)
@@ -94,12 +104,7 @@ def test_columns_of_a_window_hold_every_nanosecond_of_each_device(
             assert wide.ns.sum(axis=1).tolist() == np.diff(edges).tolist()
             assert (single.ns.sum(axis=1) == 1).all(), "a nanosecond is in one part"
             assert wide.ns.tolist() == np.add.reduceat(single.ns, edges[:-1]).tolist()
-    lanes = {(lane.rank, lane.device): lane for lane in timeline.lanes}
-    for at, (rank, device) in enumerate(device_time(spans).places):
-        lane = lanes[rank, device]
-        window = found.columns(rank, lane.start_ns, lane.end_ns, 7)
-        (own,) = (each for each in window if each.device == device)
-        assert own.ns.sum(axis=0).tolist() == device_time(spans).ns[at].sum(axis=0).tolist()
+    check_columns(spans)
 
 
 @given(jobs())
@@ -111,7 +116,9 @@ def test_parts_add_up_to_the_tables_to_the_nanosecond(job: Job) -> None:
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no real traces in ../shared/data")
 @pytest.mark.parametrize("name", TRACES)
 def test_parts_of_real_traces_add_up_to_the_tables(name: str) -> None:
-    check(load(SHARED_DATA / name))
+    spans = load(SHARED_DATA / name)
+    check(spans)
+    check_columns(spans)
 
 
 def test_of_kernels_that_run_at_once_the_first_class_has_the_time() -> None:

@@ -160,7 +160,8 @@ def test_real_calls_and_links_can_be_read(theme: str, width: int, tab: Tab, tmp_
     tab.resize(width, 844)
     tab.theme(theme)
     tab.open(written(load(SHARED_DATA / "ascend" / "text_level1_rank0"), tmp_path))
-    assert len(texts(tab, f"{LONGEST} tbody tr")) == 4
+    assert [text.split()[-1] for text in texts(tab, f"{LONGEST} td:nth-child(5)")] == ["CANN"] * 4
+    assert texts(tab, f"{LONGEST} td:nth-child(2)") == ["only rank 0 is here"] * 4
     assert texts(tab, "#table-link-matrix thead th")[1:] == [f"#{at}" for at in range(1, 8)]
     assert all(15 < float(text) < 17 for text in texts(tab, "#table-link-matrix td"))
     assert tab.run("document.documentElement.scrollWidth <= innerWidth")
