@@ -12,6 +12,7 @@ recorded, the shortest duration is the most that the transfer can take. See `Dou
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -241,16 +242,22 @@ def _calls_of(
 
 
 def _with_transit(calls: Calls, measured: Table | None) -> Calls:
-    """Return calls with the transfer that CANN measured, if its table has one at their start."""
+    """Return calls with the transfer that CANN measured, if its table has one at their start.
+
+    The two were rounded apart from each other, so starts can differ by a nanosecond.
+    """
     if measured is None or not len(measured.rows):
         return calls
     names = ("rank", "start", "transfer")
     rank, start, transit = (measured.numbers(name, UNKNOWN) for name in names)
-    keys = np.stack([np.append(calls.rank, rank), np.append(calls.start_ns, start)])
-    place = distinct_tuples(keys)[1]
-    found = np.full(int(place.max()) + 1, UNKNOWN)
-    found[place[len(calls.rank) :]] = transit
-    return replace(calls, transit_ns=found[place[: len(calls.rank)]])
+    every, own = np.append(calls.rank, rank), np.full(len(calls.rank), UNKNOWN)
+    for off in (0, -1, 1):
+        keys = np.stack([every, np.append(calls.start_ns + off, start)])
+        place = distinct_tuples(keys)[1]
+        found = np.full(int(place.max()) + 1, UNKNOWN)
+        found[place[len(own) :]] = transit
+        own = np.where(own == UNKNOWN, found[place[: len(own)]], own)
+    return replace(calls, transit_ns=own)
 
 
 def match_collectives(spans: Spans, calls: Calls) -> tuple[MatchedCollectives, Calls]:
@@ -472,6 +479,32 @@ def bus_factor(operation: str, ranks: int) -> float | None:
     return 1.0 if operation in _PLAIN else None
 
 
+class LongCall(NamedTuple):
+    """One collective as its ranks saw it, or a call without a counterpart.
+
+    Attributes:
+        operation: As in `communication`, like ``group``.
+        group: Its process group.
+        bytes: Its size, if it was recorded.
+        transfer_ns: Its transfer, the most that it can be if ``lacking``; None if unknown.
+        transit_ns: The transfer as the profiler's own analysis has it, if it has.
+        wait_ns: How long the rank waited that waited longest, at least so long if ``lacking``.
+        lacking: Whether ranks of its group are missing, or may be.
+        last_rank: The rank that arrived last, None if that is unknown.
+        ranks: Each rank and how long it was in the call, the first to arrive first.
+    """
+
+    operation: str | None
+    group: str | None
+    bytes: int | None
+    transfer_ns: int | None
+    transit_ns: int | None
+    wait_ns: int | None
+    lacking: bool
+    last_rank: int | None
+    ranks: list[tuple[int, int]]
+
+
 @dataclass(frozen=True, eq=False)
 class CallTimes:
     """The calls of collectives, each divided into transfer and wait; the rest is unknown.
@@ -484,6 +517,9 @@ class CallTimes:
         took_ns: Its duration.
         transfer_ns: The time until the data was through, from when the last rank arrived.
         wait_ns: The time before that.
+        bytes: Its size, or `UNKNOWN`.
+        transit_ns: The transfer as the profiler's own analysis has it, or `UNKNOWN`.
+        matched: Which calls are one collective.
     """
 
     keys: list[tuple[str | None, ...]]
@@ -491,6 +527,38 @@ class CallTimes:
     took_ns: Int64s
     transfer_ns: Int64s
     wait_ns: Int64s
+    bytes: Int64s
+    transit_ns: Int64s
+    matched: MatchedCollectives
+
+    def longest(self, top: int) -> list[LongCall]:
+        """Return the collectives that a rank spent most time in, its calls together."""
+        found = self.matched
+        alone = len(found.ranks) + np.arange(len(self.rank))
+        place = np.where(found.collective == UNKNOWN, alone, found.collective)
+        longest = np.zeros(len(alone) + len(found.ranks), np.int64)
+        np.maximum.at(longest, place, self.took_ns)
+        order = np.argsort(-longest, kind="stable")[: min(top, len(np.unique(place)))]
+        return [self._long_call(int(at), np.flatnonzero(place == at)) for at in order]
+
+    def _long_call(self, at: int, rows: Int64s) -> LongCall:
+        found, is_met = self.matched, at < len(self.matched.ranks)
+        rows = rows[np.argsort(-self.took_ns[rows], kind="stable")]
+        lacking = is_met and bool(found.lacking[at])
+        last = int(found.last[at]) if is_met and not lacking else UNKNOWN
+        size, transit = (int(each[rows].max()) for each in (self.bytes, self.transit_ns))
+        operation, group, _ = self.keys[rows[0]]
+        return LongCall(
+            operation,
+            group,
+            None if size == UNKNOWN else size,
+            int(self.transfer_ns[rows[0]]) if is_met else None,
+            None if transit == UNKNOWN else transit,
+            int(self.wait_ns[rows[0]]) if is_met else None,
+            lacking,
+            None if last == UNKNOWN else int(self.rank[last]),
+            [*zip(self.rank[rows].tolist(), self.took_ns[rows].tolist(), strict=True)],
+        )
 
 
 def call_times(spans: Spans) -> CallTimes | None:
@@ -506,7 +574,8 @@ def call_times(spans: Spans) -> CallTimes | None:
         for codes, names in (calls.operation, calls.group, calls.stage)
     ]
     keys = [*zip(*columns, strict=True)]
-    return CallTimes(keys, calls.rank, took, transfer, np.where(met, took - transfer, 0))
+    wait = np.where(met, took - transfer, 0)
+    return CallTimes(keys, calls.rank, took, transfer, wait, calls.bytes, calls.transit_ns, found)
 
 
 def doubt_texts(found: MatchedCollectives) -> list[str]:

@@ -12,6 +12,7 @@ also be slow more often than congestion explains, which the other links show.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,6 +59,26 @@ _MAX_OTHER_LINKS = 2_000
 _TAIL = np.geomspace(1e-3, 1e6, 4_000)
 
 
+class End(NamedTuple):
+    """An end of a link: its rank, or if that is unknown its number in a group, as ``#3``."""
+
+    group: int
+    number: int
+    name: str
+
+
+class LinkSpeed(NamedTuple):
+    """A link between two ranks, as a row of `links` has it; ``ratio`` is ``of baseline``."""
+
+    source: End
+    destination: End
+    transport: str | None
+    size: int
+    time: int
+    ratio: float | None
+    verdict: str
+
+
 def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Show the bandwidth of each link between two ranks, the slowest first, and name slow ones.
 
@@ -73,19 +94,31 @@ def links(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         ranks: Only what these recorded; None for all.
     """
     notes: list[str] = []
-    table = spans.try_table("links", notes)
-    seen = None if table is None else observe(table, ranks)
+    seen = _seen(spans, ranks, notes)
     if seen is None:
         return Table("links", _COLUMNS, abstained=" ".join([_NO_LINKS, *notes]))
     found = judge(seen)
-    speed = found.size / found.time
-    score = np.where(np.isnan(found.score), np.inf, found.score)
-    order = np.lexsort((*found.ends[::-1], speed, score)).tolist()
-    if (found.groups != UNKNOWN).any():
-        notes.append(_NUMBERED)
-    hosts = {rank: header.host for rank, header in spans.headers.items()}
-    note = " ".join([_conclude(found, seen, _names(found, seen, hosts), order), *notes])
-    return Table("links", _COLUMNS, [_row(found, seen, at) for at in order], note)
+    rows = [_row(found, seen, at) for at in _slowest_first(found)]
+    return Table("links", _COLUMNS, rows, _note(spans, found, seen, notes))
+
+
+def link_speeds(spans: Spans) -> tuple[list[LinkSpeed], str]:
+    """Return the rows of `links` with the names of their ends, and its note or why it has none."""
+    notes: list[str] = []
+    seen = _seen(spans, None, notes)
+    if seen is None:
+        return [], " ".join([_NO_LINKS, *notes])
+    found = judge(seen)
+    names, transports = _names(found, seen, {}), [*seen.transport[1], None]
+    speeds = []
+    for at in _slowest_first(found):
+        groups, numbers = found.groups[:, at].tolist(), found.ends[:, at].tolist()
+        source, destination = map(End, groups, numbers, names[at])
+        transport, size, time = transports[found.transport[at]], found.size[at], found.time[at]
+        ratio = None if np.isnan(found.score[at]) else float(np.exp(found.score[at]))
+        own = (transport, int(size), int(time), ratio, found.verdict[at])
+        speeds.append(LinkSpeed(source, destination, *own))
+    return speeds, _note(spans, found, seen, notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +177,24 @@ class Observations:
     step: Int64s
     size: Int64s
     time: Int64s
+
+
+def _seen(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> Observations | None:
+    table = spans.try_table("links", notes)
+    return None if table is None else observe(table, ranks)
+
+
+def _slowest_first(found: Links) -> list[int]:
+    score = np.where(np.isnan(found.score), np.inf, found.score)
+    order: list[int] = np.lexsort((*found.ends[::-1], found.size / found.time, score)).tolist()
+    return order
+
+
+def _note(spans: Spans, found: Links, seen: Observations, notes: Sequence[str]) -> str:
+    hosts = {rank: header.host for rank, header in spans.headers.items()}
+    text = _conclude(found, seen, _names(found, seen, hosts), _slowest_first(found))
+    numbered = [_NUMBERED] * bool((found.groups != UNKNOWN).any())
+    return " ".join([text, *notes, *numbered])
 
 
 def _row(found: Links, seen: Observations, at: int) -> tuple[Cell, ...]:

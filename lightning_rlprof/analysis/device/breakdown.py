@@ -4,9 +4,9 @@ Compute is divided by the class of its kernels, idle time by its cause, and unkn
 makes it unknown. Each nanosecond is in one part.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.device.timeline import (
     IDLE_CATEGORIES,
     TABLES,
     UNTRACED,
+    DeviceTimeline,
     Lane,
     device_timeline,
     grid_of,
@@ -132,13 +133,7 @@ def _device_time(spans: Spans) -> DeviceTime:
     overlapped = np.zeros((len(lanes), stages + 1, len(OVERLAPPED)), np.int64)
     divided = []
     for at, lane in enumerate(lanes):
-        edges_of = [
-            each.times
-            for each in timeline.losses
-            if (each.code, each.rank) == (LossCode.EDGES, lane.rank)
-        ]
-        edges = map(np.concatenate, zip(NO_TIMES, *edges_of, strict=True))
-        cells = _cells(lane, work.work_class, *edges)
+        cells = _cells(timeline, lane)
         took = np.diff(cells.times)
         np.add.at(ns[at], (cells.stage, cells.part), took)
         for code, (hidden, stage) in enumerate(cells.overlapped):
@@ -177,11 +172,61 @@ def _columns(divided: list[tuple[Int64s, Int64s]]) -> tuple[int, int, Int64s]:
     edges = np.linspace(0, end - start, min(MAX_COLUMNS, end - start) + 1)
     found = np.zeros((len(edges) - 1, len(WORK)))
     for times, part in divided:
-        took = np.diff(times)
-        for code in range(len(WORK)):
-            done = np.append(0, np.cumsum(took * (part == code)))
-            found[:, code] += np.diff(np.interp(edges, times - start, done))
+        found += _between(times - start, part, edges, len(WORK))
     return start, end, np.rint(found).astype(np.int64)
+
+
+def _between(times: Int64s, part: Int64s, edges: Any, parts: int) -> Any:
+    """Return the time of the first parts between edges; shape (columns, parts)."""
+    took = np.diff(times)
+    found = np.zeros((len(edges) - 1, parts))
+    for code in range(parts):
+        done = np.append(0, np.cumsum(took * (part == code)))
+        found[:, code] = np.diff(np.interp(edges, times, done))
+    return found
+
+
+class DeviceColumns(NamedTuple):
+    """What a device did in a window of time, by columns of equal length and `PARTS`."""
+
+    device: int | None
+    ns: Int64s
+
+
+class DeviceParts:
+    """What every device did at any time, divided as `device_time` divides it.
+
+    Args:
+        spans: The run.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        timeline = device_timeline(spans)
+        self._lanes = [(lane, _cells(timeline, lane)) for lane in timeline.lanes]
+
+    def count(self, ranks: Collection[int]) -> int:
+        """Return how many devices these ranks have."""
+        return sum(lane.rank in ranks for lane, _ in self._lanes)
+
+    def columns(self, rank: int, start_ns: int, end_ns: int, count: int) -> list[DeviceColumns]:
+        """Return what each device of a rank did in a window that it was recorded in.
+
+        A window shorter than ``count`` nanoseconds has fewer columns. All are exact: time before
+        and after the record of the rank counts as not profiled.
+        """
+        length = end_ns - start_ns
+        count = min(count, length)
+        edges = np.arange(count + 1) * length // max(count, 1)
+        found = []
+        for lane, cells in self._lanes:
+            if lane.rank != rank or not count:
+                continue
+            ns = np.rint(_between(cells.times - start_ns, cells.part, edges, len(PARTS)))
+            own = ns.astype(np.int64)
+            own[:, -1] += np.diff(edges) - own.sum(axis=1)
+            if own[:, :-1].any():
+                found.append(DeviceColumns(lane.device, own))
+        return found
 
 
 def _work_between_edges(times: Int64s, part: Int64s) -> tuple[int, int]:
@@ -204,16 +249,15 @@ class _Cells(NamedTuple):
     overlapped: tuple[tuple[Mask, Int64s], ...]
 
 
-def _cells(lane: Lane, classes: Int64s, edge_start: Int64s, edge_end: Int64s) -> _Cells:
-    """Cut the time of a device into cells; a stage is an index into `DeviceTime.stages`.
-
-    Args:
-        lane: The device.
-        classes: Index into `CLASSES` of all rows of all devices.
-        edge_start: Where gaps at the edge of the recording begin.
-        edge_end: Where they end.
-    """
-    host, work = lane.host, lane.work
+def _cells(timeline: DeviceTimeline, lane: Lane) -> _Cells:
+    """Cut the time of a device into cells; a stage is an index into `DeviceTime.stages`."""
+    host, work, classes = lane.host, lane.work, timeline.work.work_class
+    edges_of = [
+        each.times
+        for each in timeline.losses
+        if (each.code, each.rank) == (LossCode.EDGES, lane.rank)
+    ]
+    edge_start, edge_end = map(np.concatenate, zip(NO_TIMES, *edges_of, strict=True))
     gap_start, gap_end, cause = idle_causes(lane)
     others = (host.start_ns, host.end_ns, gap_start, gap_end, edge_start, edge_end)
     grid = grid_of(lane, *others)

@@ -3,7 +3,7 @@
 FLOPs and bytes follow from the shapes of a call's inputs, see `work_of`.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
@@ -19,8 +19,9 @@ from lightning_rlprof.analysis.efficiency.peak_flops import (
     unconfirmed_note,
 )
 from lightning_rlprof.analysis.operators import thread_lanes
-from lightning_rlprof.tables.arrays import Int64s, Mask, differs
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs
 from lightning_rlprof.tables.intervals import NONE, innermost
+from lightning_rlprof.tables.kernels import find
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -58,10 +59,21 @@ _CACHED = "Rows above peak memory bandwidth hit the cache; their % of bandwidth 
 _Row = tuple[Cell, ...]
 _Kind = tuple[str, str, str | None, str | None]
 """Operator, dims, types and values of a call."""
-_Timed = tuple[_Kind, int, int, int]
-"""Kind of calls, their time, their number, and that of calls whose time is known."""
 _Peaks = tuple[Mapping[str, float], float | None]
 """TFLOP/s by type of torch, and GB/s."""
+
+
+class _Timed(NamedTuple):
+    """Calls of one kind: the short name of the kernel that did most of each, and their time.
+
+    ``timed`` is how many of them have a known time.
+    """
+
+    kind: _Kind
+    kernel: str | None
+    time: int
+    calls: int
+    timed: int
 
 
 class _Part(NamedTuple):
@@ -105,8 +117,26 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     return Table("matmuls", _COLUMNS, [*rows, _sum(rows, whole)], note)
 
 
+def kernel_peaks(spans: Spans) -> dict[str, float]:
+    """Return the share of the peak that kernels reach, by their short names.
+
+    A kernel has the rate of the calls that it did most of, as `matmuls` times them: their FLOPs
+    over the time of all that they launched. Calls whose FLOPs or peak are unknown count in none.
+    """
+    tops, _ = _peaks(spans, None, [])
+    at_peak, spent = defaultdict[str, float](float), Counter[str]()
+    for each in _read_calls(spans, device_work(spans), []) if tops else ():
+        work = None if each.kernel is None else work_of(*each.kind)
+        if work is None or work.least is None or work.least != work.most or work.type not in tops:
+            continue
+        at_peak[str(each.kernel)] += work.least * each.timed / tops[work.type] / 1_000
+        spent[str(each.kernel)] += each.time
+    shares = {name: at_peak[name] / ns for name, ns in spent.items() if ns}
+    return {name: share for name, share in shares.items() if share <= 1}
+
+
 def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed]:
-    """Return the calls with known shapes by kind."""
+    """Return the calls with known shapes by kind and kernel."""
     table = spans.try_table("shapes", notes)
     if table is None:
         return []
@@ -117,23 +147,29 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed
     thread = table.numbers("thread", NOT_RECORDED)
     rows = rows[~_outer(rows, rank, thread, start, start + duration)]
     start, duration, thread = start[rows], duration[rows], thread[rows]
-    timed = np.ones(len(rows), bool)
+    timed, kernel = np.ones(len(rows), bool), np.full(len(rows), NONE)
     called = thread != NOT_RECORDED  # Rows without a thread are kernels, which have their own time.
     if work.kernel_count and called.any():
         calls = (rank[rows], thread, start, start + duration)
-        duration[called], timed[called] = _kernel_time(work, *(each[called] for each in calls))
+        times = _kernel_time(work, *(each[called] for each in calls))
+        duration[called], timed[called], kernel[called] = times
+    alone = find(work.numbers("start"), np.where(called, UNKNOWN, start))
+    kernel = np.where(np.append(work.rank, NONE)[alone] == rank[rows], alone, kernel)
     kind = np.zeros(len(rows), np.int64)
     coded = [(code[rows], [*texts, None]) for code, texts in columns]
+    names = [each.short for each in work.short_names]
+    coded.append((np.append(work.named[0], NONE)[kernel], [*names, None]))
     for code, texts in coded:
         kind = np.unique(kind * len(texts) + code + 1, return_inverse=True)[1]
     heads = np.unique(kind, return_index=True)[1]
-    kinds = [*zip(*([texts[at] for at in code[heads]] for code, texts in coded), strict=True)]
+    *kinds, kernels = ([texts[at] for at in code[heads]] for code, texts in coded)
     if untimed := len(rows) - np.count_nonzero(timed):
         notes.append(_UNTIMED.format(untimed))
-    time = np.zeros(len(kinds), np.int64)
+    time = np.zeros(len(heads), np.int64)
     np.add.at(time, kind, duration)
-    counts = (np.bincount(each, minlength=len(kinds)) for each in (kind, kind[timed]))
-    return [*zip(kinds, time.tolist(), *(each.tolist() for each in counts), strict=True)]
+    counts = (np.bincount(each, minlength=len(heads)) for each in (kind, kind[timed]))
+    numbers = (each.tolist() for each in (time, *counts))
+    return [*map(_Timed, zip(*kinds, strict=True), kernels, *numbers)]
 
 
 def _outer(rows: Int64s, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s) -> Mask:
@@ -148,8 +184,8 @@ def _outer(rows: Int64s, rank: Int64s, thread: Int64s, start: Int64s, end: Int64
 
 def _kernel_time(
     work: DeviceWork, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s
-) -> tuple[Int64s, Mask]:
-    """Return the time of the kernels that each call launched, and whether it launched any."""
+) -> tuple[Int64s, Mask, Int64s]:
+    """Return the time of the kernels of each call, whether it launched any, and the longest."""
     kernels = slice(work.kernel_count)
     kernel_thread, launch = (work.numbers(name)[kernels] for name in ("thread", "launch"))
     threads = np.unique(thread)
@@ -159,7 +195,10 @@ def _kernel_time(
     call = innermost(lane, start, end, kernel_lane, launch)
     found = np.zeros(len(start), np.int64)
     np.add.at(found, call[call >= 0], work.duration[kernels][call >= 0])
-    return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
+    order = np.argsort(work.duration[kernels], kind="stable")
+    longest = np.full(len(start) + 1, NONE)  # The last stands for kernels of no call.
+    longest[call[order]] = order
+    return found, longest[:-1] != NONE, longest[:-1]
 
 
 def _peaks(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Peaks:
@@ -191,7 +230,7 @@ def _rows(
     tops, bandwidth = peaks
     rows: dict[tuple[str, str, str], list[_Part]] = {}
     bounded: Counter[str] = Counter()
-    for kind, time, count, timed in calls:
+    for kind, _, time, count, timed in calls:
         work = work_of(*kind) or Work(None, None, None, kind[1], "")
         if work.why:
             bounded[work.why] += count

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.communication.collectives import CallTimes, call_times
+from lightning_rlprof.analysis.communication.collectives import CallTimes, LongCall, call_times
+from lightning_rlprof.analysis.communication.links import End, LinkSpeed, link_speeds
 from lightning_rlprof.analysis.device.breakdown import (
     COMPUTE_CLASSES,
     EDGE,
@@ -25,8 +26,9 @@ from lightning_rlprof.analysis.device.breakdown import (
 from lightning_rlprof.analysis.device.gaps import CAUSES, UNKNOWN_TIME
 from lightning_rlprof.analysis.diagnosis.data_quality import Check
 from lightning_rlprof.analysis.diagnosis.problem import Undecided
+from lightning_rlprof.analysis.efficiency.matmuls import kernel_peaks
 from lightning_rlprof.analysis.kernels import kernels
-from lightning_rlprof.report.terminal import percent
+from lightning_rlprof.report.terminal import duration, percent, size
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans, world_size
 from lightning_rlprof.tables.table import rows_of
@@ -59,6 +61,8 @@ _MAX_DEVICE_BARS = 8
 _MAX_STAGES = 12
 _MAX_KERNELS = 300
 _MAX_CALLS = 6  # Longest calls of collectives.
+_MAX_CALL_RANKS = 8  # Ranks of each of them.
+_MAX_LINK_ENDS = 32
 _MAX_DOUBTS = 3
 _NOTHING_TO_EXCHANGE = "One rank: there is nothing to exchange."
 _NO_COLLECTIVE = (
@@ -113,7 +117,10 @@ class Bar(NamedTuple):
 
 
 class KernelRow(NamedTuple):
-    """All kernels of one short name; ``full`` are their names in the trace."""
+    """All kernels of one short name; ``full`` are their names in the trace.
+
+    ``of_peak`` is None unless the shapes that they multiply and the device's peak are known.
+    """
 
     short: str
     full: str
@@ -124,6 +131,7 @@ class KernelRow(NamedTuple):
     calls: int
     p50: int
     p95: int
+    of_peak: float | None
 
 
 class CallRow(NamedTuple):
@@ -135,6 +143,33 @@ class CallRow(NamedTuple):
     ns: int
     width: float
     row: Mapping[str, Any] = {}
+
+
+class LongCallRow(NamedTuple):
+    """A collective with a bar per rank, which end together; of one rank a text instead."""
+
+    call: LongCall
+    ns: int
+    bars: list[CallRow]
+    text: str
+
+
+class LinkCell(NamedTuple):
+    """A link: its bandwidth, as a part of the fastest one's too, and what it is made of."""
+
+    gb_s: float
+    part: float
+    slow: bool
+    title: str
+
+
+class LinkMatrix(NamedTuple):
+    """Links by source and destination: ends shown, and how many there are in all."""
+
+    destinations: list[str]
+    rows: list[tuple[str, list[LinkCell | None]]]
+    shown: int
+    ends: int
 
 
 class DeviceCharts:
@@ -295,7 +330,10 @@ class DeviceCharts:
     def kernels(self) -> list[KernelRow]:
         """The rows of the table `kernels`, those first that take most of the devices' time."""
         found = kernels(self.spans, top=_MAX_KERNELS)
-        return [] if found.abstained is not None else [*map(_kernel_row, rows_of(found))]
+        if found.abstained is not None:
+            return []
+        peaks = kernel_peaks(self.spans)
+        return [_kernel_row(row, peaks.get(row["short name"])) for row in rows_of(found)]
 
     @property
     def kernel_ns(self) -> int:
@@ -368,28 +406,19 @@ class DeviceCharts:
         ]
 
     @cached_property
-    def longest_calls(self) -> list[CallRow]:
-        """The calls that took longest, with the rank of each."""
-        calls = self.calls
-        if calls is None:
-            return []
-        order = np.argsort(-calls.took_ns, kind="stable")[:_MAX_CALLS].tolist()
-        most = int(calls.took_ns.max(initial=1))
-        return [
-            CallRow(
-                calls.keys[at][0] or "other",
-                f"rank {calls.rank[at]}",
-                _call_segments(
-                    *(int(ns[at]) for ns in (calls.took_ns, calls.transfer_ns, calls.wait_ns))
-                ),
-                int(calls.took_ns[at]),
-                int(calls.took_ns[at]) / max(1, most),
-            )
-            for at in order
-        ]
+    def longest_calls(self) -> list[LongCallRow]:
+        """The collectives that took longest, rank by rank."""
+        found = [] if self.calls is None else self.calls.longest(_MAX_CALLS)
+        return [_long_call_row(call, several=len(self.spans.ranks) > 1) for call in found]
+
+    @cached_property
+    def links(self) -> tuple[LinkMatrix | None, str]:
+        """How fast each link is, by its ends, and what to know of it; None if no link is known."""
+        found, note = link_speeds(self.spans)
+        return _link_matrix(found) if found else None, note
 
 
-def _kernel_row(row: Mapping[str, Any]) -> KernelRow:
+def _kernel_row(row: Mapping[str, Any], of_peak: float | None) -> KernelRow:
     kind = row["class"] if row["kind"] == "compute" else row["kind"]
     return KernelRow(
         short=row["short name"] or _UNNAMED,
@@ -401,6 +430,7 @@ def _kernel_row(row: Mapping[str, Any]) -> KernelRow:
         calls=row["count"],
         p50=row["p50"],
         p95=row["p95"],
+        of_peak=of_peak,
     )
 
 
@@ -423,6 +453,49 @@ def trust(checks: Sequence[Check], steps: int) -> list[tuple[str, str, str]]:
     ]
     few = [("", "steps", f"{steps}: no spread from step to step")] if 0 < steps < 3 else []
     return [*doubts, *(each for each in passed if not few or each[1] != "steps"), *few]
+
+
+def _long_call_row(call: LongCall, *, several: bool) -> LongCallRow:
+    """Return a call with a bar per rank, of very many ranks some from the first to the last."""
+    longest = max(1, call.ranks[0][1])
+    if len(call.ranks) == 1:
+        why = ": no other rank has it" if several else " is here"
+        return LongCallRow(call, longest, [], f"only rank {call.ranks[0][0]}{why}")
+    chosen = np.linspace(0, len(call.ranks) - 1, min(len(call.ranks), _MAX_CALL_RANKS)).astype(int)
+    transfer = call.transfer_ns or 0
+    bars = []
+    for rank, took in (call.ranks[at] for at in chosen.tolist()):
+        parts = _call_segments(took, transfer, took - transfer)[::-1]  # A rank waits first.
+        bars.append(CallRow(str(rank), "", parts, took, took / longest))
+    more = len(call.ranks) - len(bars)
+    return LongCallRow(call, longest, bars, f"{more} more ranks" if more else "")
+
+
+def _link_matrix(found: Sequence[LinkSpeed]) -> LinkMatrix:
+    """Return links, slowest first, by their ends; of very many ends those of the slowest links."""
+    every = dict.fromkeys(end for link in found for end in (link.source, link.destination))
+    shown = {*[*every][:_MAX_LINK_ENDS]}
+    pairs: dict[tuple[End, End], list[LinkSpeed]] = {}
+    for link in found:
+        if link.source in shown and link.destination in shown:
+            pairs.setdefault((link.source, link.destination), []).append(link)
+    cells = {pair: _link_cell(own) for pair, own in pairs.items()}
+    most = max(cell.gb_s for cell in cells.values())
+    cells = {pair: cell._replace(part=cell.gb_s / most) for pair, cell in cells.items()}
+    sources, destinations = (sorted({pair[at] for pair in cells}) for at in (0, 1))
+    rows = [(each.name, [cells.get((each, to)) for to in destinations]) for each in sources]
+    return LinkMatrix([each.name for each in destinations], rows, len(shown), len(every))
+
+
+def _link_cell(own: Sequence[LinkSpeed]) -> LinkCell:
+    """Return a link as one cell, its transports together."""
+    moved, took = sum(link.size for link in own), sum(link.time for link in own)
+    over = ", ".join(dict.fromkeys(link.transport for link in own if link.transport))
+    title = f"{size(moved)} in {duration(took)}{' over ' if over else ''}{over}"
+    for link in own:
+        if link.ratio is not None:
+            title += f"; {link.ratio:.2f}x the speed of comparable links: {link.verdict}"
+    return LinkCell(moved / took, 1.0, any(link.verdict == "slow" for link in own), title)
 
 
 def _call_segments(took: int, transfer: int, wait: int) -> list[Segment]:

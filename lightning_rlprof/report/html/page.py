@@ -106,7 +106,7 @@ _SMALL = 0.01  # Share of the step; smaller parts are drawn, but listed together
 _FOLDED = ("breakdown", "idle", "communication", "gaps", "regions", "changes")
 _NO_STEPS: dict[str, Any] = {
     **{"steps": [], "total": 0, "ranks": 0, "aligned": ""},
-    **{"names": [], "kinds": [], "counters": []},
+    **{"names": [], "kinds": [], "counters": [], "work": []},
 }
 _OWN = {
     "kernels",
@@ -409,7 +409,10 @@ def _timeline_lead(lanes: Mapping[str, Any]) -> str:
         "hosts": " Ranks are drawn from their step's start, as hosts' clocks are not calibrated.",
         "drift": " Ranks are drawn from their step's start, as they do not step together.",
     }
-    return f"Hatched time is in no stage. {left_out}{clocks[lanes['aligned']]}"
+    devices = ""
+    if any(step["devices"] for step in lanes["steps"]):
+        devices = " Below a rank is what its device did while it was captured: full height is busy."
+    return f"Hatched time is in no stage. {left_out}{clocks[lanes['aligned']]}{devices}"
 
 
 def _environment() -> Environment:

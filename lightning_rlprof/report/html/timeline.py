@@ -1,4 +1,7 @@
-"""What the timeline of the HTML report shows: as many whole steps as a bounded file can hold."""
+"""What the timeline of the HTML report shows: as many whole steps as a bounded file can hold.
+
+Under a rank whose step was captured is what its devices did, in columns of time.
+"""
 
 import json
 import math
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.breakdown import COMPUTE_CLASSES, IDLE, WORK, DeviceParts
 from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
 from lightning_rlprof.records.records import KINDS, SHADOW, bin_in_name
 from lightning_rlprof.tables.arrays import Int64s
@@ -17,6 +21,12 @@ from lightning_rlprof.tables.spans import Spans
 _BYTES = 600_000
 # Longest spans of one step; a screen cannot show more, and drawing would pause.
 _SPANS_PER_STEP = 6_000
+
+# Columns of time of the devices of one step, and of one device.
+_DEVICE_COLUMNS, _COLUMNS_OF_DEVICE = 4_096, 240
+
+DEVICE_WORK = dict(zip(WORK, (*COMPUTE_CLASSES, "communication", "copy"), strict=True))
+"""The class of each part of a device's time in which something ran."""
 
 # Recorders flag spans that differ from the rest of a run with these counters.
 _DOUBTS = ("capture", "interrupted", SHADOW)
@@ -52,6 +62,7 @@ def timeline(spans: Spans) -> dict[str, Any]:
     counters = {name: at for at, name in enumerate(single)}
     return {
         "steps": _choose(spans, steps, counters),
+        "work": [*DEVICE_WORK.items()],
         "total": sum(step.number > 0 for step in steps),
         "ranks": len(spans.ranks),
         "aligned": _aligned(spans, steps),
@@ -66,9 +77,10 @@ def _choose(spans: Spans, steps: list[_Step], counters: dict[str, int]) -> list[
     labels = _labels(steps)
     doubts = [(set(spans.step[spans.flagged(name)].tolist()), name) for name in _DOUBTS]
     chosen: list[dict[str, Any]] = []
-    used = 0
+    used, devices = 0, DeviceParts(spans)
     for at in _order(len(steps), labels):
         drawn = _draw(spans, steps[at], counters)
+        drawn["devices"] = _devices(devices, drawn["bounds"], steps[at].start_ns)
         used += len(json.dumps(drawn, separators=(",", ":")))
         if chosen and used > _BYTES:
             break
@@ -160,6 +172,24 @@ def _draw(spans: Spans, step: _Step, counters: dict[str, int]) -> dict[str, Any]
         "lanes": lanes,
         "spans": items,
     }  # fmt: skip
+
+
+def _devices(devices: DeviceParts, bounds: list[list[int]], zero_ns: int) -> list[list[Any]]:
+    """Return what each device did between the bounds of a step on its rank, if it was recorded.
+
+    That is rank, device, start, length, number of columns, and by column the time of each part of
+    `WORK`, then idle time. Of a part that the device did not do there is an empty list.
+    """
+    count = max(1, devices.count({rank for rank, _, _ in bounds}))
+    columns = min(_COLUMNS_OF_DEVICE, max(1, _DEVICE_COLUMNS // count))
+    found: list[list[Any]] = []
+    for rank, start, end in bounds:
+        for own in devices.columns(rank, start + zero_ns, end + zero_ns, columns):
+            idle = own.ns[:, len(WORK) : len(WORK) + len(IDLE)].sum(axis=1)
+            parts = np.vstack([own.ns[:, : len(WORK)].T, idle])
+            times = [each.tolist() if each.any() else [] for each in parts]
+            found.append([rank, own.device, start, end - start, len(own.ns), times])
+    return found
 
 
 def _lanes(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.communication.collectives import (
     Doubt,
+    LongCall,
     MatchedCollectives,
     bus_factor,
     call_times,
@@ -186,6 +187,25 @@ def test_a_call_is_divided_and_what_no_other_rank_shares_is_unknown() -> None:
         ("broadcast", 0, 7, 0, 0),
     ]
     assert call_times(loaded([Row("a", "stage", 1, 0, 5)])) is None
+
+
+def test_the_longest_collectives_have_their_ranks_by_arrival() -> None:
+    calls = [
+        *(Call(0, 0, 50, bytes=3), Call(1, 40, 10, bytes=5)),
+        *(Call(0, 100, 20), Call(1, 100, 20)),
+        Call(1, 500, 30, "broadcast", None, bytes=None),
+    ]
+    found = call_times(with_calls(*calls))
+    assert found is not None
+    first, alone, even = found.longest(9)
+    assert first == LongCall("all_reduce", "dp", 5, 10, None, 40, False, 1, [(0, 50), (1, 10)])
+    assert alone == LongCall("broadcast", None, None, None, None, None, False, None, [(1, 30)])
+    assert (even.transfer_ns, even.wait_ns, even.last_rank) == (20, 0, None)
+    assert found.longest(1) == [first]
+    lacking = call_times(with_calls(Call(0, 0, 50, size=4), Call(1, 40, 10, size=4)))
+    assert lacking is not None
+    (only,) = lacking.longest(6)
+    assert (only.lacking, only.transfer_ns, only.last_rank) == (True, 10, None)
 
 
 def test_where_two_ranks_came_last_as_often_none_is_named() -> None:
@@ -382,7 +402,11 @@ def test_two_ranks_of_a_real_ascend_run_meet_in_every_collective() -> None:
     # These are two of the eight ranks that the links name.
     assert row["transfer at most"] == half_up([min(own) for own in both])
     assert (row["transfer"], row["wait"], row["doubt"]) == (None, None, Doubt.RANKS_MISSING)
-    assert 1_000_000 < int(row["transit"] or 0) < 1_500_000  # CANN's own, a twentieth of it
+    # CANN's own, a twentieth of it; some of its starts are rounded to the nanosecond beside ours.
+    own = spans.table("communication")
+    pairs = zip(own.column("group"), own.column("transfer"), strict=True)
+    measured = [int(ns or 0) for group, ns in pairs if group == row["group"]]
+    assert (len(measured), row["transit"]) == (8, half_up(measured))
 
 
 @pytest.mark.skipif(not TWO_RANKS.is_dir(), reason="no real traces in ../shared/data/kineto")

@@ -278,7 +278,10 @@ def test_what_cann_measured_is_beside_ours() -> None:
     columns = (*columns_of("count", "rank"), *columns_of("time", "start", unit="ns"))
     columns += columns_of("duration", "transfer", unit="ns")
     rows = [(row[0], row[-2], 900_000 + int(row[0] or 0)) for row in calls_in(job)]
-    table = Table("communication", columns, [*rows, (0, 5, 7)])  # No call of ours begins at 5.
-    spans = replace(spans, tables={**spans.tables, "communication": lambda: table})
-    found = {row["group"]: row["transit"] for row in rows_of(communication(spans))}
-    assert found == {"g0": 900_001, "g1": 900_003}  # 900,000.5 and 900,002.5
+    for off, wanted in ((0, True), (-1, True), (1, True), (2, False)):
+        moved = [(rank, int(start or 0) + off, ns) for rank, start, ns in rows]
+        table = Table("communication", columns, [*moved, (0, 5, 7)])  # No call of ours begins at 5.
+        own = replace(spans, tables={**spans.tables, "communication": lambda at=table: at})
+        found = {row["group"]: row["transit"] for row in rows_of(communication(own))}
+        known = {"g0": 900_001, "g1": 900_003}  # 900,000.5 and 900,002.5
+        assert found == (known if wanted else dict.fromkeys(known)), off

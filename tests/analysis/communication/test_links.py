@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.communication.links import links
+from lightning_rlprof.analysis.communication.links import link_speeds, links
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table, columns_of
@@ -188,6 +188,22 @@ def test_a_peer_that_recorded_nothing_is_not_mixed_with_the_rank_of_its_number()
     table = links(run(link(0, 1, 10, 5), link(1, 0, 10, 5), other))
     assert {row[:3] for row in table.rows} == {(0, 1, None), (1, 0, None), (8, 1, "dp")}
     assert "a rank that recorded nothing has its number" in table.note
+
+
+def test_speeds_are_the_rows_of_the_table() -> None:
+    rows = [*mesh(4, 3, lambda one, other, step: 10 + one * step + other), link(0, 7, 500, 9)]
+    table = links(run(*rows))
+    speeds, note = link_speeds(run(*rows))
+    assert note == table.note
+    assert [
+        (each.source.number, each.destination.number, each.transport, each.size, each.time)
+        for each in speeds
+    ] == [(*row[:2], row[3], *row[4:6]) for row in table.rows]
+    assert [(each.ratio, each.verdict) for each in speeds] == [
+        (row[7], row[11]) for row in table.rows
+    ]
+    assert {each.destination.name for each in speeds} == {"0", "1", "2", "3", "#7"}
+    assert link_speeds(run()) == ([], links(run()).abstained)
 
 
 def test_one_rank_alone() -> None:

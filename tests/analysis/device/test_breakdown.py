@@ -3,8 +3,10 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.device.breakdown import (
     COMPUTE_CLASSES,
@@ -16,11 +18,12 @@ from lightning_rlprof.analysis.device.breakdown import (
     REPLAY,
     UNKNOWN,
     WORK,
+    DeviceParts,
     annotation_times,
     breakdown,
     device_time,
 )
-from lightning_rlprof.analysis.device.timeline import idle
+from lightning_rlprof.analysis.device.timeline import device_timeline, idle
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of as rows_of_table
@@ -75,6 +78,35 @@ def check(spans: Spans) -> None:
     assert -time.columns.size <= missing <= time.columns.size + outside
 
 
+def check_columns(spans: Spans) -> None:
+    """Compare columns over all the time of each device with the partition of that time."""
+    found, time = DeviceParts(spans), device_time(spans)
+    lanes = device_timeline(spans).lanes
+    for lane, place, whole in zip(lanes, time.places, time.ns, strict=True):
+        window = found.columns(lane.rank, lane.start_ns, lane.end_ns, 7)
+        (own,) = (each.ns for each in window if (lane.rank, each.device) == place)
+        assert own.sum(axis=0).tolist() == whole.sum(axis=0).tolist()
+
+
+@given(jobs(), st.integers(0, 40), st.integers(0, 40), st.integers(1, 9))
+@settings(max_examples=examples(60), deadline=None)
+def test_columns_of_a_window_hold_every_nanosecond_of_each_device(
+    job: Job, start: int, length: int, count: int
+) -> None:
+    spans = spans_of(job)
+    found = DeviceParts(spans)
+    for rank in job.ranks:
+        coarse = found.columns(rank, start, start + length, count)
+        fine = found.columns(rank, start, start + length, length)
+        assert [each.device for each in coarse] == [each.device for each in fine]
+        edges = np.arange(min(count, length) + 1) * length // max(1, min(count, length))
+        for wide, single in zip(coarse, fine, strict=True):
+            assert wide.ns.sum(axis=1).tolist() == np.diff(edges).tolist()
+            assert (single.ns.sum(axis=1) == 1).all(), "a nanosecond is in one part"
+            assert wide.ns.tolist() == np.add.reduceat(single.ns, edges[:-1]).tolist()
+    check_columns(spans)
+
+
 @given(jobs())
 @settings(max_examples=examples(60), deadline=None)
 def test_parts_add_up_to_the_tables_to_the_nanosecond(job: Job) -> None:
@@ -84,7 +116,9 @@ def test_parts_add_up_to_the_tables_to_the_nanosecond(job: Job) -> None:
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no real traces in ../shared/data")
 @pytest.mark.parametrize("name", TRACES)
 def test_parts_of_real_traces_add_up_to_the_tables(name: str) -> None:
-    check(load(SHARED_DATA / name))
+    spans = load(SHARED_DATA / name)
+    check(spans)
+    check_columns(spans)
 
 
 def test_of_kernels_that_run_at_once_the_first_class_has_the_time() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_rlprof.analysis.efficiency.matmuls import matmuls
+from lightning_rlprof.analysis.efficiency.matmuls import kernel_peaks, matmuls
 from lightning_rlprof.analysis.efficiency.operator_work import work_of
 from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.loaders.load import load
@@ -212,6 +212,50 @@ def test_copies_count_in_the_whole() -> None:
     assert rows_of(matmuls(spans))[0]["share"] == 0.3
 
 
+def test_a_kernel_has_the_rate_of_the_calls_that_it_did_most_of() -> None:
+    flops = 2 * 1000 * 500 * 2000
+    own = [
+        *(
+            Kernel("ampere_sgemm_128x64_nn", 0, 5_000, launch=150),
+            Kernel("x", 0, 1_000, launch=160),
+        ),
+        *(Kernel("ampere_sgemm_64x64_nn", 0, 9_000, launch=350), Kernel("x", 0, 8_000)),
+    ]
+    found = kernel_peaks(measured([product(100, 200), product(300, 400)], *own))
+    assert found == {
+        "gemm f32 128x64 nn (cublas ampere)": pytest.approx(flops / 6e-6 / 989.4e12),
+        "gemm f32 64x64 nn (cublas ampere)": pytest.approx(flops / 9e-6 / 989.4e12),
+    }
+
+
+def test_a_kernel_of_several_types_is_beside_the_peak_of_each() -> None:
+    flops, fp8 = 2 * 1000 * 500 * 2000, '["c10::Float8_e4m3fn","c10::Float8_e4m3fn"]'
+    own = [Kernel("gemm", 0, 5_000, launch=150), Kernel("gemm", 0, 3_000, launch=350)]
+    found = kernel_peaks(measured([product(100, 200), product(300, 400, types=fp8)], *own))
+    at_peak = flops / 989.4e12 + flops / 1978.9e12
+    assert found == {"gemm (triton)": pytest.approx(at_peak / 8e-6, rel=1e-3)}
+
+
+@pytest.mark.parametrize("changes", [{"dims": "[[],[]]"}, {"types": '["float","float"]'}])
+def test_a_kernel_of_calls_without_flops_or_peak_has_no_rate(changes: dict[str, str]) -> None:
+    shapes = [product(100, 200, **changes)]
+    assert kernel_peaks(measured(shapes, Kernel("gemm", 0, 5_000, launch=150))) == {}
+
+
+def test_a_kernel_above_the_peak_or_on_an_unknown_device_has_no_rate() -> None:
+    shapes = [product(100, 200)]
+    assert kernel_peaks(measured(shapes, Kernel("gemm", 0, 2, launch=150))) == {}
+    slow = Kernel("gemm", 0, 5_000, launch=150)
+    assert kernel_peaks(measured(shapes, slow, device="NVIDIA H9")) == {}
+    assert kernel_peaks(measured(shapes, copies=[Copy("HtoD", 0, 9)])) == {}
+
+
+def test_shapes_of_kernels_are_theirs_by_rank_and_start() -> None:
+    shapes = [product(1_000, 6_000, thread=None), product(9_000, 9_500, thread=None)]
+    own = [Kernel("gemm", 1_000, 6_000), Kernel("other", 9_000, 9_500, rank=1)]
+    assert [*kernel_peaks(measured(shapes, *own))] == ["gemm (triton)"]
+
+
 def test_it_abstains_without_shapes() -> None:
     for spans, ranks, of in (
         (run(None, []), None, "This run has"),
@@ -238,6 +282,17 @@ def test_products_of_a_real_h100_run_below_its_peak() -> None:
     for name, theirs in (("aten::mm", 6_668.682), ("aten::addmm", 2_329.076)):
         time = sum(int(row["time"]) for row in rows if row["operator"] == name)  # type: ignore[call-overload]
         assert 0.97 < time / 1_000 / theirs <= 1
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")
+def test_kernels_of_a_real_h100_have_rates_that_its_products_have() -> None:
+    spans = load(KINETO / "h100_qwen1.5-0.5b.json.gz")
+    found = kernel_peaks(spans)
+    assert {name.partition(" ")[0] for name in found} == {"gemm", "flash_fwd"}
+    rates = {row["operator"]: row["% of peak"] for row in rows_of(matmuls(spans))[::-1]}
+    assert found["flash_fwd bf16 d64 128x128 causal (flash 2)"] == pytest.approx(
+        rates["aten::_flash_attention_forward"], rel=0.01
+    )
 
 
 def test_a_real_trace_of_torch_has_the_shapes_that_were_multiplied(tmp_path: Path) -> None:

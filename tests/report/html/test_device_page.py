@@ -9,12 +9,16 @@ import pytest
 
 from lightning_rlprof.analysis.device.breakdown import COMPUTE_CLASSES, breakdown
 from lightning_rlprof.analysis.device.timeline import idle
+from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import report_tables, write_report
+from lightning_rlprof.report.terminal import percent
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of as rows_of_table
 from tests.analysis.device.test_agreement import TRACES
+from tests.analysis.efficiency.test_matmuls import H100, measured, product
 from tests.builders.browser import Tab
+from tests.builders.calls import Kernel
 from tests.builders.device_work import Job, Work, rows_of, spans_of, table
 from tests.builders.runs import Row
 from tests.places import SHARED_DATA
@@ -231,6 +235,32 @@ def test_one_kernel_claims_no_spread(tab: Tab, tmp_path: Path) -> None:
     )
     assert [each.strip() for each in heads] == ["Kernel", "Class", "Share", "Total", "Count"]
     assert tab.problems == []
+
+
+def test_kernels_of_known_shapes_have_their_share_of_the_peak(tab: Tab, tmp_path: Path) -> None:
+    gemm = Kernel("ampere_sgemm_128x64_nn", 0, 5_000, launch=150)
+    own = gemm, Kernel("CopyFunctor", 6_000, 7_000)
+    (row, _) = rows_of_table(matmuls(measured([product(100, 200)], *own)))
+    column = "#table-short-kernels tr > :last-child"
+    for device, cells in (
+        (H100, ["Of peak", percent(row["% of peak"]), "–"]),
+        ("unknown", ["Count", "1", "1"]),
+    ):
+        tab.open(written(measured([product(100, 200)], *own, device=device), tmp_path))
+        texts = f"[...document.querySelectorAll('{column}')].map((e) => e.innerText.trim())"
+        assert tab.run(texts) == cells
+        assert tab.problems == []
+
+
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no real traces in ../shared/data")
+def test_kernels_of_a_real_h100_have_their_share_of_the_peak(tab: Tab, tmp_path: Path) -> None:
+    tab.open(written(load(SHARED_DATA / "kineto" / "h100_qwen1.5-0.5b.json.gz"), tmp_path))
+    rows = tab.run(
+        "[...document.querySelectorAll('#table-short-kernels tbody tr')].map((row) =>"
+        " [row.cells[0].textContent, row.cells[1].textContent, row.cells[7].textContent])"
+    )
+    rated = {(name.split()[0], kind): share for name, kind, share in rows if share != "–"}
+    assert rated == {("gemm", "matmul"): "63%", ("flash_fwd", "attention"): "9.1%"}
 
 
 def test_numbers_and_names_are_there_without_script(page: Path) -> None:

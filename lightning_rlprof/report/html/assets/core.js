@@ -89,6 +89,10 @@ function inkOn(variable) {
   const light = [1, 3, 5].map((at) => parseInt(pen.fillStyle.slice(at, at + 2), 16) / 255).map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
   return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.179 ? "#000" : "#fff";
 }
+
+// On a page with stages a hue is a stage; there these two classes differ from matmul by stripes.
+const isStriped = (name) => document.body.classList.contains("staged") && (name === "communication" || name === "copy");
+const workFill = (name) => (isStriped(name) ? `url(#stripes-${name})` : paint(name)[0]);
 const fillOf = (name) => (name === data.untraced ? "url(#hatch)" : paint(name)[0]);
 
 const tip = byId("tip");

@@ -12,14 +12,15 @@ function save(text, type, file) {
 // A copy with the page's colours in it, since the file has no stylesheet.
 function svgText(source) {
   const copy = source.cloneNode(true);
-  const from = [source, ...source.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
+  const patterns = byId("hatch").closest("defs");
+  copy.prepend(patterns.cloneNode(true));
+  const from = [source, ...patterns.parentNode.querySelectorAll("*"), ...source.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
   from.forEach((node, at) => {
     const style = getComputedStyle(node);
     for (const key of DRAWN) to[at].style.setProperty(key, style.getPropertyValue(key));
   });
   copy.setAttribute("xmlns", SVG);
   copy.setAttribute("width", source.clientWidth || source.getAttribute("width"));
-  copy.prepend(byId("hatch").closest("defs").cloneNode(true));
   return new XMLSerializer().serializeToString(copy);
 }
 

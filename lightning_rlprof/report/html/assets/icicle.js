@@ -25,26 +25,17 @@ const icicle = (() => {
     put(top, 0, 0);
     const high = (1 + Math.max(...placed.map(([, , , depth]) => depth))) * HIGH + 1;
     const root = svg("svg", { height: high, viewBox: `0 0 ${width} ${high}`, role: "tree", "aria-label": `Time by stack, ${duration(ns(0))} in all. Arrow keys walk, Enter zooms, Escape goes back.` });
-    root.append(stripes("communication", "M1.5 0V6M4.5 0V6"), stripes("copy", "M0 1.5H6M0 4.5H6"));
     for (const [at, left, wide, depth] of placed) root.append(box(at, left, wide, depth));
     host.replaceChildren(root);
     if (focus !== undefined) root.querySelector(`[data-box="${focus}"]`)?.focus({ preventScroll: true });
     crumbs();
   }
 
-  // On a page with stages a hue is a stage; there these two differ from matmul by their stripes.
-  const isStriped = (name) => document.body.classList.contains("staged") && (name === "communication" || name === "copy");
-  function stripes(name, lines) {
-    const found = svg("pattern", { id: `stripes-${name}`, width: 6, height: 6, patternUnits: "userSpaceOnUse" });
-    found.append(svg("path", { d: "M0 0H6V6H0z", style: `fill: var(--${classVariable("other")})` }), svg("path", { d: lines, style: `stroke: var(--${classVariable(name)}); stroke-width: 1.5` }));
-    return found;
-  }
-
   function box(at, left, wide, depth) {
     const [, kind, , , , , code] = boxes[at];
     const node = svg("g", { role: "treeitem", tabindex: at === top ? 0 : -1, "data-box": at, "aria-label": [KIND[kind], `${title(boxes[at])},`, `${duration(ns(at))},`, share(at)].join(" ").trim(), class: `box-${kind}` });
     const shape = svg("rect", { x: left, y: depth * HIGH, width: Math.max(0.6, wide - 0.6), height: HIGH - 1, rx: 2 });
-    if (code >= 0) shape.style.fill = isStriped(classOf(at)) ? `url(#stripes-${classOf(at)})` : `var(--${classVariable(classOf(at))})`;
+    if (code >= 0) shape.style.fill = workFill(classOf(at));
     if (code >= 0 && isStriped(classOf(at))) node.classList.add("striped");
     node.append(shape);
     if ((words && !holds(at)) || (code >= 0 && isOther(boxes[at][2], classOf(at)))) node.classList.add("faded");

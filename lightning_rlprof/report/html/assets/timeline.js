@@ -1,6 +1,7 @@
 // One step at a time: a lane per rank and thread, a row per level of nesting, time to the right.
+// Under a rank whose step was captured, a lane per device: how busy it was, by class, in columns.
 const timeline = (() => {
-  const { steps, names, kinds, counters } = data.timeline;
+  const { steps, names, kinds, counters, work } = data.timeline;
   const host = byId("lanes");
   const ruler = byId("ruler");
   const picker = byId("step");
@@ -28,16 +29,21 @@ const timeline = (() => {
 
   function layout() {
     let y = GAP;
-    const ranks = new Map();
-    const height = rowHeight();
-    const tops = step().lanes.map(([rank, , rows]) => {
+    const ranks = new Map(), devices = new Map();
+    const height = rowHeight(), high = height + 7;
+    const tops = step().lanes.map(([rank, , rows], lane, lanes) => {
       if (ranks.size && !ranks.has(rank)) y += GAP;
       const top = y;
       y += rows * height;
       ranks.set(rank, [ranks.has(rank) ? ranks.get(rank)[0] : top, y]);
+      if (lanes[lane + 1]?.[0] !== rank) step().devices.forEach(([own], device) => {
+        if (own !== rank) return;
+        devices.set(device, y + 2);
+        y += high + 2;
+      });
       return top;
     });
-    return { tops, ranks, height, bottom: y + GAP };
+    return { tops, ranks, devices, height, high, bottom: y + GAP };
   }
 
   function draw() {
@@ -52,6 +58,7 @@ const timeline = (() => {
     drawRuler(place.bottom, clip);
     for (const [rank, start, end] of step().bounds) drawBound(clip, place.ranks.get(rank), rank, start, end, moved.get(rank) || 0);
     drawSpans(clip, place, moved);
+    step().devices.forEach(([rank], device) => drawDevice(clip, device, place.devices.get(device), place.high, moved.get(rank) || 0));
     if (axis.brush) clip.append(svg("rect", { class: "brush", x: Math.min(...axis.brush), y: 0, width: Math.abs(axis.brush[1] - axis.brush[0]), height: place.bottom }));
     root.append(frame, clip, ...labels(place));
     showChart(host, root);
@@ -63,6 +70,7 @@ const timeline = (() => {
   function legend() {
     const here = new Set(step().spans.filter((span) => kinds[span[1]] === "stage").map((span) => names[span[0]]));
     if (step().bounds.length && step().hatched) here.add(data.untraced);
+    work.forEach(([, kind], part) => { if (step().devices.some((device) => device[5][part].length)) here.add(kind); });
     const known = data.steps.parts.map((part) => part.name).filter((name) => here.has(name));
     return [...known, ...[...here].filter((name) => !known.includes(name))];
   }
@@ -119,6 +127,33 @@ const timeline = (() => {
     });
   }
 
+  const columnStart = (device, column) => Math.floor(column * step().devices[device][3] / step().devices[device][4]);
+
+  // Full height is a device that was busy all the time; where it was not recorded nothing is drawn.
+  function drawDevice(clip, device, top, high, moved) {
+    const [, , start, , columns, parts] = step().devices[device];
+    const edge = (column) => x(start + columnStart(device, column) - moved).toFixed(2);
+    const paths = [...work.map(() => ""), ""];
+    for (let column = 0; column < columns; column++) {
+      const wide = columnStart(device, column + 1) - columnStart(device, column);
+      let done = 0;
+      for (const part of parts.keys()) {
+        const ns = parts[part][column];
+        if (!ns) continue;
+        const from = top + high * (1 - done / wide), to = top + high * (1 - (done + ns) / wide);
+        paths[part] += `M${edge(column)} ${from.toFixed(2)}H${edge(column + 1)}V${to.toFixed(2)}H${edge(column)}z`;
+        done += ns;
+      }
+    }
+    paths.forEach((d, part) => {
+      if (!d) return;
+      const kind = work[part]?.[1], path = svg("path", { class: kind ? "work" : "rank", d, "data-work": kind || "idle" });
+      if (kind) path.style.fill = workFill(kind);
+      if (kind && isFaded(kind)) path.classList.add("faded");
+      clip.append(path);
+    });
+    clip.append(svg("path", { class: "device", "data-device": device, d: `M${edge(0)} ${top}H${edge(columns)}V${top + high}H${edge(0)}z` }));
+  }
   function drawSpan(clip, name, kind, index, left, right, y, height) {
     const fade = isFaded(name) ? " faded" : "";
     if (kind === "mark") {
@@ -139,13 +174,14 @@ const timeline = (() => {
     clip.append(label);
   }
 
-  function labels({ tops, ranks, height }) {
+  function labels({ tops, ranks, devices, height, high }) {
     const found = [];
     for (const [rank, [top]] of ranks) found.push(svg("text", { x: 6, y: top + Math.min(13, height), class: "label" }, `rank ${rank}`));
     step().lanes.forEach(([rank, thread], lane) => {
       if (tops[lane] === ranks.get(rank)[0] || height < 11) return;
       found.push(svg("text", { x: 6, y: tops[lane] + 13, class: "label" }, cut(thread, 12)));
     });
+    for (const [device, top] of devices) found.push(svg("text", { x: 6, y: top + high / 2 + 4, class: "label" }, deviceName(device)));
     return found;
   }
 
@@ -191,9 +227,30 @@ const timeline = (() => {
   // From the zero of the ruler above the lanes.
   const begins = (rank, start) => duration(start - (shifts().get(rank) || 0));
 
+  const deviceName = (device) => {
+    const [rank, number] = step().devices[device];
+    return step().devices.filter(([own]) => own === rank).length > 1 && number !== null ? `device ${number}` : "device";
+  };
+
+  function hoverDevice(event, device) {
+    const [rank, , start, , columns, parts] = step().devices[device];
+    const ns = axis.ns(event.clientX - host.getBoundingClientRect().left) + (shifts().get(rank) || 0) - start;
+    let column = 0;
+    while (column < columns - 1 && columnStart(device, column + 1) <= ns) column++;
+    const from = columnStart(device, column), wide = columnStart(device, column + 1) - from;
+    const times = parts.map((part) => part[column] || 0), sum = (few) => few.reduce((all, part) => all + part, 0);
+    const lane = event.target.getBoundingClientRect();
+    const at = wide * (lane.bottom - event.clientY) / lane.height;
+    const part = times.findIndex((_, last) => sum(times.slice(0, last + 1)) > at);
+    const texts = [...work.map(([text]) => text), "idle", "not recorded"];
+    const rows = [...times, wide - sum(times)].map((time, one) => [texts[one], percent(time / wide), duration(time)]).filter((_, one) => (times[one] ?? wide - sum(times)) > 0);
+    showTip(event, texts[part < 0 ? times.length : part], `${deviceName(device)} · rank ${rank}`, [["busy", percent(sum(times.slice(0, -1)) / wide), ""], ...rows, ["column", "", duration(wide)], ["begins after", "", begins(rank, start + from)]]);
+  }
+
   function hover(event) {
-    const { span, gap } = event.target.dataset || {};
+    const { span, gap, device } = event.target.dataset || {};
     const one = step();
+    if (device !== undefined) return hoverDevice(event, Number(device));
     if (gap) {
       const [rank, from, to] = gap.split(" ").map(Number);
       return showTip(event, data.untraced, `rank ${rank} · no stage is open`, [["duration", duration(to - from)], ["of the step", percent((to - from) / (one.duration_ns || 1))], ["begins after", begins(rank, from)]]);
@@ -213,7 +270,7 @@ const timeline = (() => {
     return [["name", "kind", "rank", "thread", "begins after", "duration"], ...step().spans.map(([name, kind, lane, , from, length]) => {
       const [rank, thread] = step().lanes[lane];
       return [names[name], kinds[kind], rank, thread, from - (moved.get(rank) || 0), length];
-    })];
+    }), ...step().devices.flatMap(([rank, , from, , , parts], device) => parts.map((part, at) => [work[at]?.[0] || "idle", "device", rank, deviceName(device), from - (moved.get(rank) || 0), part.reduce((sum, ns) => sum + ns, 0)]).filter((row) => row[5]))];
   };
 
   function start() {
