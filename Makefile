@@ -30,8 +30,8 @@ STORE := tests/store
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup npu demo test test-deep test-oldest test-gpu gpu-wheels gpu-proof check docs bench \
-	release-check
+.PHONY: help setup npu demo test test-deep test-oldest test-gpu gpu-wheels gpu-proof check docs \
+	docs-version bench release-check
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -119,6 +119,13 @@ check: $(DEV) ## lint, format, types, import contracts, spelling, generated page
 
 docs: $(DEV) ## build the pages into site/; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+DOCS_VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' lightning_rlprof/system/version.py)
+
+docs-version: $(DEV) ## add the pages of this version to the local branch gh-pages, beside those of others
+	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases \
+		--alias-type redirect $(DOCS_VERSION) latest
+	$(BIN)/mike set-default latest
 
 release-check: $(DEV) ## build, check and install what would be published, ask it, and build the pages of both languages
 	@rm -rf dist .release

@@ -6,6 +6,7 @@ They are show, findings, stragglers and whatif.
 import math
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from inspect import signature
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.console import argument, option
 from lightning_rlprof.cli.open_run import (
@@ -27,6 +29,7 @@ from lightning_rlprof.cli.open_run import (
     complete_run_or_analysis,
     complete_stage,
     is_absent,
+    is_inside,
     open_run,
     run_at,
 )
@@ -261,6 +264,7 @@ def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
 
 
 _MAX_TITLE = 120  # Characters; a kernel's name may have thousands.
+_MAX_SETTING = 60
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
 
@@ -293,17 +297,17 @@ def findings(
     from lightning_rlprof.analysis.diagnosis.diagnosis import findings as table_of
 
     spans = open_run(run)
-    found, brought = diagnose(spans, framework), _brought(spans)
+    found, change = diagnose(spans, framework), _change(spans)
     if console.is_json():
-        facts = {"applied": brought} if brought else {}
+        facts = {"change": change} if change else {}
         console.put_json(about(spans) | found.to_dict() | facts)
         return
     if console.is_csv():
         answer(spans, [table_of(spans)], "")
         return
     console.line(f"{spans.path}: findings", "bold")
-    if brought:
-        console.line(_brought_text(brought))
+    if change:
+        console.line(_change_text(change))
     console.line(found.quality.line)
     for check in found.quality.checks if every else found.quality.doubts:
         console.line(f"  {check.state:11}  {check.name}: {check.detail}", _STYLES[check.state])
@@ -314,40 +318,65 @@ def findings(
     console.next_command(*(commands or ("rlprof", "report", str(run))))
 
 
-def _brought(spans: "Spans") -> dict[str, Any] | None:
-    """Return what applied remedies brought, beside the run before; None if none was applied."""
+def _change(spans: "Spans") -> dict[str, Any] | None:
+    """Return what changed since the run before, and what it brought; None if nothing changed."""
     from lightning_rlprof.analysis.comparison.compare import compare
-    from lightning_rlprof.loaders.load import run_before
+    from lightning_rlprof.analysis.comparison.run_pair import HARDLY, comparability, score_of
+    from lightning_rlprof.analysis.comparison.settings import settings_diff
     from lightning_rlprof.tables.table import rows_of
 
     heads = spans.headers.values()
-    applied = next((head.config["applied"] for head in heads if head.config.get("applied")), None)
-    if applied is None or console.is_confined() or isinstance(spans.path, RemotePath):
-        return None
-    before = run_before(spans.path)
+    applied: list[str] = next(filter(None, (head.config.get("applied") for head in heads)), [])
+    before = _baseline(spans.path)
     if before is None:
-        return {"remedies": applied, "baseline": None}
-    table = compare(open_run(before), spans)
+        return {"applied": applied, "baseline": None} if applied else None
+    differ = settings_diff(before, spans)
+    asked = bool(applied)
+    if not asked and (not differ.rows or score_of(comparability(before, spans)) < HARDLY):
+        return None
+    table = compare(before, spans)
     step = next((row for row in rows_of(table) if row["stage"] == "step"), {})
-    names = ("adjusted", "CI low", "CI high", "verdict")
     return {
-        "remedies": applied,
-        "baseline": str(before),
-        **{name: step.get(name) for name in names},
+        "applied": applied,
+        "settings": [*rows_of(differ)],
+        "baseline": str(before.path),
+        **{name: step.get(name) for name in ("adjusted", "CI low", "CI high")},
+        "verdict": step.get("verdict", "inconclusive"),
         "why": table.abstained,
     }
 
 
-def _brought_text(brought: dict[str, Any]) -> str:
-    """Return what applied remedies brought, in a line."""
-    text = f"Applied {', '.join(brought['remedies'])}"
-    if brought["baseline"] is None:
+def _baseline(run: Path) -> "Spans | None":
+    """Return the run that started last before a run directory, if there is one to read."""
+    from lightning_rlprof.loaders.load import run_before
+
+    root = console.root()
+    if isinstance(run, RemotePath) or not run.is_dir() or run == root:
+        return None
+    before = run_before(run, lambda each: root is None or is_inside(root, each))
+    with suppress(RlprofError):
+        return None if before is None else open_run(before)
+    return None
+
+
+def _change_text(change: dict[str, Any]) -> str:
+    """Return what changed since the run before, and what it brought, in a line."""
+    from lightning_rlprof.report.terminal import shortened
+
+    rows = change.get("settings", ())
+    texts = [shortened(f"{row['setting']} {row['A']} → {row['B']}", _MAX_SETTING) for row in rows]
+    found = [("applied", change["applied"]), ("changed", texts)]
+    parts = [f"{word} {listed(items)}" for word, items in found if items]
+    text = "; ".join(parts)
+    text = f"{text[:1].upper()}{text[1:]}"
+    if change["baseline"] is None:
         return f"{text}: no run before this one is beside it, so what it brought is unknown"
-    if brought.get("adjusted") is None:
-        return f"{text}: inconclusive beside {brought['baseline']}. {brought['why'] or ''}".rstrip()
-    interval = f"99% CI {brought['CI low']:.2f}–{brought['CI high']:.2f}"
-    step = f"step {brought['adjusted']:.2f}x at equal work ({interval})"
-    return f"{text}: {brought['verdict']}, {step}, beside {brought['baseline']}"
+    beside = f"beside {change['baseline']}"
+    if change["CI low"] is None:
+        return f"{text}: inconclusive {beside}. {change['why'] or ''}".rstrip()
+    interval = f"99% CI {change['CI low']:.2f}–{change['CI high']:.2f}"
+    step = f"step {change['adjusted']:.2f}x at equal work ({interval})"
+    return f"{text}: {change['verdict']}, {step}, {beside}"
 
 
 def _print_cards(found: "Diagnosis", spans: "Spans", *, events: bool) -> list[str]:

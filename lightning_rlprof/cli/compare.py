@@ -117,11 +117,12 @@ def _compare_runs(
     from lightning_rlprof.analysis.comparison.compare import compare as compare_table
     from lightning_rlprof.analysis.comparison.compare import gate, judge
     from lightning_rlprof.analysis.comparison.run_pair import comparability, score_of
+    from lightning_rlprof.analysis.comparison.settings import settings_diff
     from lightning_rlprof.report.terminal import escape_markdown
 
     judged = judge(before, after)
     table, alike = compare_table(before, after, judged), comparability(before[0], after[0])
-    score = score_of(alike)
+    score, differ = score_of(alike), settings_diff(before[0], after[0])
     check = None if slowdown is None else gate(judged, slowdown, noise=noise, score=score)
     if console.is_json():
         facts: dict[str, Any] = {
@@ -129,7 +130,7 @@ def _compare_runs(
             for side, runs in (("a", before), ("b", after))
         }
         facts["comparability_score"] = score
-        facts["tables"] = as_json([table, alike])
+        facts["tables"] = as_json([table, alike, differ])
         console.put_json(facts | ({"fail_if_slower": check._asdict()} if check else {}))
     elif console.is_csv():
         console.print_tables([table])
@@ -141,7 +142,7 @@ def _compare_runs(
             else:
                 console.say(escape_markdown(text))
                 console.say("")
-        _print_runs(before, after, table, alike)
+        _print_runs(before, after, table, alike, differ)
         if judged.machine:
             console.warn("all stages changed alike: the machine rather than the code")
     raise typer.Exit(_EXIT_CODES[check.result] if check else 0)
@@ -190,6 +191,7 @@ def _print_runs(
     after: "list[Spans]",
     table: "Table",
     alike: "Table",
+    differ: "Table",
 ) -> None:
     from lightning_rlprof.analysis.comparison.run_pair import HARDLY, score_of
 
@@ -202,6 +204,8 @@ def _print_runs(
         return
     console.print_tables([_for_people(table)])
     _print_undecided(table)
+    if len(differ.rows):
+        console.print_tables([differ], rows=_LIMIT)
     score = score_of(alike)
     if score < 1:
         console.print_tables([alike])

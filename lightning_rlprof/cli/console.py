@@ -50,7 +50,7 @@ class _Output:
     quiet: bool = False
     hints: bool = True
     limit: int | None = None
-    confined: bool = False
+    root: Path | None = None
 
 
 _output = _Output()
@@ -102,14 +102,14 @@ def use_output(
     _output.quiet, _output.hints, _output.limit = quiet, not no_hints, limit
 
 
-def confine() -> None:
-    """Let this process write nothing, no cache either, and read only the runs that are named."""
-    _output.confined = True
+def confine(root: Path) -> None:
+    """Let this process write nothing, no cache either, and read only below a directory."""
+    _output.root = root
 
 
-def is_confined() -> bool:
-    """Return whether `confine` was called."""
-    return _output.confined
+def root() -> Path | None:
+    """Return the directory that `confine` was called with; None if it was not."""
+    return _output.root
 
 
 def limit(for_people: int | None = None) -> int | None:

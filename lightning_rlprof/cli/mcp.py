@@ -5,7 +5,6 @@ and nothing is written, not even a cache.
 """
 
 import io
-import os
 import re
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -18,7 +17,7 @@ import typer
 from lightning_rlprof.cli import analysis_commands, compare, config, console, live_commands
 from lightning_rlprof.cli import run_commands as runs
 from lightning_rlprof.cli.console import argument
-from lightning_rlprof.cli.open_run import SAVE_PATH, check_exists
+from lightning_rlprof.cli.open_run import SAVE_PATH, check_exists, inside
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 from lightning_rlprof.system.version import VERSION
@@ -49,7 +48,7 @@ def mcp(
     except ImportError as error:
         hint = 'pip install "lightning-rlprof[mcp]"'
         raise RlprofError("MCP's SDK is not installed", hint=hint) from error
-    console.confine()
+    console.confine(root.resolve())
     server = MCPServer("rlprof", instructions=skill(), version=VERSION, log_level="WARNING")
     reads = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
     for tool in _tools(root.resolve()):
@@ -62,27 +61,6 @@ def skill() -> str:
     from importlib.resources import files
 
     return files("lightning_rlprof.cli").joinpath("SKILL.md").read_text(encoding="utf-8")
-
-
-def inside(root: Path, path: str) -> Path:
-    """Return a path below the root; neither it nor what is below it may be a link.
-
-    Args:
-        root: An absolute path without links.
-        path: From the root, or absolute.
-
-    Raises:
-        RlprofError: It is outside, or there is a link.
-    """
-    found = Path(os.path.normpath(root / path))
-    if not found.is_relative_to(root):
-        raise RlprofError(f"'{path}' is outside of '{root}'", hint="Only paths below it are read.")
-    steps = [found, *found.parents][: len(found.parts) - len(root.parts)]
-    below = (Path(at, name) for at, *names in os.walk(found) for name in (*names[0], *names[1]))
-    for each in (*steps, *below):
-        if each.is_symlink():
-            raise RlprofError(f"'{each}' is a link", hint="Links are not followed: move it away.")
-    return found
 
 
 def tokens_of(text: str) -> int:

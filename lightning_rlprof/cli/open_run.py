@@ -1,7 +1,9 @@
 """Arguments, options, completions and steps that verbs share: open a run, print its tables."""
 
+import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -95,7 +97,7 @@ def open_run(path: Path) -> "Spans":
     check_exists(path)
     keep_freed()
     with console.bar("Reading") as step:
-        return load(path, progress=step, cache=not console.is_confined())
+        return load(path, progress=step, cache=console.root() is None)
 
 
 Others = Annotated[
@@ -125,6 +127,34 @@ def open_runs(run: Path, others: Sequence[Path] | None, as_one: bool) -> "Spans"
     for each in (run, *others):
         check_exists(each)
     return load([run, *others])
+
+
+def inside(root: Path, path: str | Path) -> Path:
+    """Return a path below the root; neither it nor what is below it may be a link.
+
+    Args:
+        root: An absolute path without links.
+        path: From the root, or absolute.
+
+    Raises:
+        RlprofError: It is outside, or there is a link.
+    """
+    found = Path(os.path.normpath(root / path))
+    if not found.is_relative_to(root):
+        raise RlprofError(f"'{path}' is outside of '{root}'", hint="Only paths below it are read.")
+    steps = [found, *found.parents][: len(found.parts) - len(root.parts)]
+    below = (Path(at, name) for at, *names in os.walk(found) for name in (*names[0], *names[1]))
+    for each in (*steps, *below):
+        if each.is_symlink():
+            raise RlprofError(f"'{each}' is a link", hint="Links are not followed: move it away.")
+    return found
+
+
+def is_inside(root: Path, path: Path) -> bool:
+    """Return whether `inside` has nothing against a path."""
+    with suppress(RlprofError):
+        return bool(inside(root, path))
+    return False
 
 
 def is_absent(path: Path) -> bool:

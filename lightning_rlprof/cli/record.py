@@ -51,6 +51,7 @@ _NOTHING = (
     "See which frameworks are recorded: rlprof doctor. A loop of your own needs with step(): "
     "around each turn."
 )
+_FAILED = "Look at its own messages first."
 _ISOLATED = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 _MOST_PROCESSES = 10_000  # Processes that one look covers.
 # Seconds between two looks, which take some milliseconds in large trainings.
@@ -154,7 +155,8 @@ def _say_recorded(
     if not runs:
         failed = f", and the program ended with status {code}" if code else ""
         text = f"{sentence(seen)}{failed}, so {_from_here(folder)} has no new run"
-        first, *more = advice(seen) if seen and not why else [why or _NOTHING]
+        nothing = _FAILED if code else _NOTHING
+        first, *more = advice(seen) if seen and not why else [why or nothing]
         console.say(f"warning: {text}. {first}", "yellow", err=True)
         for line in more:
             console.say(line, err=True)

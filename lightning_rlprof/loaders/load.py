@@ -283,12 +283,17 @@ def newest_run(path: Path) -> Path:
     return max(runs, key=lambda run: (_started_ns(run), run.name), default=path)
 
 
-def run_before(run: Path) -> Path | None:
-    """Return the run in the same directory that started last before this one, if there is one."""
-    folder = run.absolute().parent if run.is_file() else run.absolute()
-    started = _started_ns(folder)
-    beside = [(_started_ns(each), each) for each in folder.parent.iterdir()]
-    return max((pair for pair in beside if 0 <= pair[0] < started), default=(0, None))[1]
+def run_before(run: Path, may_read: Callable[[Path], bool]) -> Path | None:
+    """Return the run in the same directory that started last before this one, if there is one.
+
+    Args:
+        run: Its directory.
+        may_read: Whether another run may be looked at.
+    """
+    started = _started_ns(run)
+    beside = filter(may_read, run.absolute().parent.iterdir() if started > 0 else ())
+    starts = ((_started_ns(each), each) for each in beside)
+    return max((pair for pair in starts if 0 <= pair[0] < started), default=(0, None))[1]
 
 
 def _started_ns(run: Path) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.comparison.run_pair import comparability
+from lightning_rlprof.analysis.comparison.settings import settings_diff
 from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 from lightning_rlprof.cli.compare import _print_undecided
 from lightning_rlprof.loaders.load import load
@@ -60,7 +61,7 @@ def test_json_has_both_tables_and_the_score(rlprof: Run, pair: tuple[Path, Path]
     data = json.loads(rlprof("compare", a, b, "--json")[1])
     runs = load(a), load(b)
     assert (data["a"]["run"], data["b"]["run"]) == (str(a), str(b))
-    tables = compare(*runs), comparability(*runs)
+    tables = compare(*runs), comparability(*runs), settings_diff(*runs)
     assert data["tables"] == [_plain(table.to_dict()) for table in tables]
     assert data["comparability_score"] == math.prod(tables[1].column("score"))  # type: ignore[arg-type]
     assert "fail_if_slower" not in data

@@ -5,7 +5,11 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from lightning_rlprof.cli import console
 from tests.cli.test_stragglers import recorded
 from tests.test_run import recorded as short
 
@@ -117,27 +121,104 @@ def test_an_id_that_no_problem_has_is_named(rlprof: Run, tmp_path: Path) -> None
     assert (status, "did you mean 'data-workers'?" in err) == (1, True)
 
 
+def _at(run: Path, start: int, slow: float, **more: Any) -> Path:
+    """Record a run that starts at a time; rank 2 may be slow."""
+    return recorded(run, steps=40, slow={2: slow}, unix_ns=10**18 + start, **more)
+
+
+def _step(rlprof: Run, a: Path, b: Path) -> dict[str, Any]:
+    """Return what compare says of the step."""
+    table = json.loads(rlprof("compare", a, b, "--json")[1])["tables"][0]
+    names = [column["name"] for column in table["columns"]]
+    row = dict(zip(names, table["rows"][-1], strict=True))
+    return {name: row[name] for name in ("adjusted", "CI low", "CI high", "verdict")}
+
+
 def test_it_says_what_an_applied_remedy_brought(rlprof: Run, tmp_path: Path) -> None:
     """By the verdict of compare, beside the run that started last before it."""
-    for at, (name, slow, applied) in enumerate(
-        (("older", {}, []), ("b", {2: 0.5}, []), ("a", {}, ["swap-ranks"]), ("alone/a", {}, ["x"]))
-    ):
-        recorded(tmp_path / name, steps=40, slow=slow)
-        for file in (tmp_path / name).iterdir():
-            head, rest = file.read_text().split("\n", 1)
-            facts = json.loads(head)
-            facts |= {"unix_ns": facts["unix_ns"] + at, "config": {"applied": applied}}
-            file.write_text(f"{json.dumps(facts)}\n{rest}")
-    found = json.loads(rlprof("findings", tmp_path / "a", "--json")[1])["applied"]
-    table = json.loads(rlprof("compare", tmp_path / "b", tmp_path / "a", "--json")[1])["tables"][0]
-    names = [column["name"] for column in table["columns"]]
-    step = dict(zip(names, table["rows"][-1], strict=True))
-    assert (found["remedies"], found["verdict"]) == (["swap-ranks"], "faster")
-    assert found["baseline"] == str(tmp_path / "b")
-    assert {name: found[name] for name in ("adjusted", "CI low", "CI high", "verdict")} == {
-        name: step[name] for name in ("adjusted", "CI low", "CI high", "verdict")
+    _at(tmp_path / "older", 0, 0.0)
+    b = _at(tmp_path / "b", 1, 0.5)
+    a = _at(tmp_path / "a", 2, 0.0, config={"applied": ["swap-ranks"]})
+    alone = _at(tmp_path / "alone" / "a", 3, 0.0, config={"applied": ["x"]})
+    found = json.loads(rlprof("findings", a, "--json")[1])["change"]
+    assert (found["applied"], found["settings"]) == (["swap-ranks"], [])
+    assert (found["baseline"], found["verdict"]) == (str(b), "faster")
+    assert _step(rlprof, b, a).items() <= found.items()
+    assert "Applied swap-ranks: faster, step 0." in rlprof("findings", a)[1]
+    assert json.loads(rlprof("findings", alone, "--json")[1])["change"] == {
+        "applied": ["x"],
+        "baseline": None,
     }
-    assert "Applied swap-ranks: faster, step 0." in rlprof("findings", tmp_path / "a")[1]
-    assert "applied" not in json.loads(rlprof("findings", tmp_path / "b", "--json")[1])
-    alone = json.loads(rlprof("findings", tmp_path / "alone" / "a", "--json")[1])["applied"]
-    assert alone == {"remedies": ["x"], "baseline": None}
+    assert "Applied x: no run before this one" in rlprof("findings", alone)[1]
+
+
+def test_it_says_what_other_settings_brought(rlprof: Run, tmp_path: Path) -> None:
+    """No remedy was named: what differs from the run before is what both recorded."""
+    engine = {"max_num_seqs": 128, "eager": 1}
+    b = _at(tmp_path / "b", 1, 0.5, facts=engine, versions={"torch": "2.12.0", "nvtx": "1"})
+    a = _at(tmp_path / "a", 2, 0.0, facts=engine | {"max_num_seqs": 256, "group": 8})
+    found = json.loads(rlprof("findings", a, "--json")[1])["change"]
+    assert found["settings"] == [
+        {"setting": "max_num_seqs", "A": "128", "B": "256"},
+        {"setting": "torch", "A": "2.12.0", "B": "2.13.0"},
+    ]
+    listed = rlprof("compare", b, a, "--format", "markdown")[1].replace("\\", "")
+    assert "| max_num_seqs | 128 | 256 |" in listed
+    assert (found["applied"], found["baseline"], found["verdict"]) == ([], str(b), "faster")
+    assert _step(rlprof, b, a).items() <= found.items()
+    for form in ("table", "markdown"):
+        out = rlprof("findings", a, "--format", form)[1].replace("\\", "")
+        line = out.splitlines()[1].removeprefix("- ")
+        assert line.startswith(
+            "Changed max_num_seqs 128 → 256, torch 2.12.0 → 2.13.0: faster, step 0."
+        )
+        assert line.endswith(f"beside {b}")
+    assert len(rlprof("findings", a, "--format", "markdown")[1]) < 1_500
+
+
+def test_without_another_setting_or_a_run_before_it_says_nothing(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    b, a = _at(tmp_path / "b", 1, 0.5), _at(tmp_path / "a", 2, 0.0, config={"steps": [3]})
+    other = _at(tmp_path / "other", 3, 0.0, versions={"torch": "3.0.0"})
+    for run in (b, a, a / "rank-00000.jsonl"):
+        assert "change" not in json.loads(rlprof("findings", run, "--json")[1])
+    assert "change" in json.loads(rlprof("findings", other, "--json")[1])
+
+
+def test_a_run_before_that_cannot_be_read_does_not_stop_it(rlprof: Run, tmp_path: Path) -> None:
+    b, a = _at(tmp_path / "b", 1, 0.5), _at(tmp_path / "a", 2, 0.0, versions={"torch": "3.0.0"})
+    for file in b.iterdir():
+        file.write_text(file.read_text().split("\n", 1)[0] + "\n")
+    assert rlprof("findings", a)[0] == 0
+
+
+def test_a_server_compares_with_what_it_may_read_only(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = _at(tmp_path / "b", 1, 0.5)
+    a = _at(tmp_path / "root" / "a", 2, 0.0, versions={"torch": "3.0.0"})
+    for root, linked in ((a, False), (tmp_path / "root", True)):
+        if linked:
+            (tmp_path / "root" / "b").symlink_to(b)
+        monkeypatch.setattr(console._output, "root", root)
+        assert "Changed" not in rlprof("findings", a)[1]
+    (tmp_path / "root" / "b").unlink()
+    b.rename(tmp_path / "root" / "b")
+    assert "Changed torch 2.13.0 → 3.0.0: " in rlprof("findings", a)[1]
+
+
+def test_a_run_that_hardly_compares_is_no_baseline(rlprof: Run, tmp_path: Path) -> None:
+    short(tmp_path)  # Its only stage is not one of the other run, and it has 2 ranks.
+    a = _at(tmp_path / "a", 2, 0.0)
+    assert json.loads(rlprof("compare", tmp_path / "run", a, "--json")[1])["tables"][2]["rows"]
+    assert "change" not in json.loads(rlprof("findings", a, "--json")[1])
+
+
+def test_too_few_steps_are_inconclusive_with_the_reason(rlprof: Run, tmp_path: Path) -> None:
+    for start, (name, seqs) in enumerate((("b", 128), ("a", 256))):
+        changes = {"unix_ns": 10**18 + start, "facts": {"max_num_seqs": seqs}}
+        recorded(tmp_path / name, steps=2, slow={}, **changes)
+    text = f"Changed max_num_seqs 128 → 256: inconclusive beside {tmp_path / 'b'}. "
+    [line] = [each for each in rlprof("findings", tmp_path / "a")[1].splitlines() if text in each]
+    assert "steps" in line.removeprefix(text)

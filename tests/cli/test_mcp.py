@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli.mcp import inside, shortened, tokens_of
+from lightning_rlprof.cli.mcp import shortened, tokens_of
+from lightning_rlprof.cli.open_run import inside
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import CACHE_FOLDER
 from lightning_rlprof.store.open_run import LARGE
 from tests.builders.chrome import ChromeTrace
+from tests.cli.test_stragglers import recorded
 
 Run = Callable[..., tuple[int, str, str]]
 Answers = dict[str, tuple[bool, str]]
@@ -23,6 +25,7 @@ TOOLS = {"ls", "findings", "summary", "compare", "hang", "sql", "show", "config_
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "runs": ("ls", {}),
     "findings": ("findings", {"run": "slow"}),
+    "a changed setting": ("findings", {"run": "tuned/after"}),
     "undecided": ("findings", {"run": "slow", "every": True}),
     "summary": ("summary", {"run": "slow"}),
     "a trace": ("summary", {"run": "trace.json"}),
@@ -57,6 +60,9 @@ def _root(folder: Path) -> Path:
     (folder / "secret" / "rank-00000.jsonl").write_bytes(
         (root / "demo" / "rank-00000.jsonl").read_bytes()
     )
+    for at, seqs in enumerate((128, 256)):
+        run, facts = root / "tuned" / ("before", "after")[at], {"max_num_seqs": seqs}
+        recorded(run, steps=40, slow={2: 0.5 - at / 2}, facts=facts, unix_ns=10**18 + at)
     (root / "good.yaml").write_text("steps: [2, 3]\n")
     (root / "bad.yaml").write_text("stepz: [2]\n")
     trace = ChromeTrace()
@@ -130,6 +136,7 @@ def test_the_official_client_gets_short_answers(asked: tuple[list[Any], Answers]
     assert {name for name, (failed, _) in answers.items() if failed} == FAILED
     assert max(tokens_of(text) for _, text in answers.values()) < 2_000
     assert "straggler" in answers["findings"][1]
+    assert "- Changed max\\_num\\_seqs 128 → 256: faster, step " in answers["a changed setting"][1]
     assert "actor\\_generate" in answers["summary"][1]
     assert "1 step on 1 rank" in answers["a trace"][1]
     assert answers["gate"][1].startswith("INCONCLUSIVE: ")

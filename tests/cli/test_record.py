@@ -131,18 +131,27 @@ def test_a_program_that_changes_folder_is_recorded_where_the_command_was_typed(
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "failed"),
-    [("", 0, ""), ("exit(7)", 7, ", and the program ended with status 7")],
+    ("code", "status", "failed", "advice"),
+    [
+        (
+            *("", 0, ""),
+            "See which frameworks are recorded: rlprof doctor. A loop of your own needs with "
+            "step(): around each turn.",
+        ),
+        (
+            *("exit(7)", 7, ", and the program ended with status 7"),
+            "Look at its own messages first.",
+        ),
+    ],
 )
 def test_a_program_that_trains_nothing_says_so_in_a_line_and_keeps_its_status(
-    rlprof: Run, code: str, status: int, failed: str
+    rlprof: Run, code: str, status: int, failed: str, advice: str
 ) -> None:
     assert rlprof("run", *PYTHON, code) == (
         status,
         "",
         f"warning: no training reached its first step{failed}, so profiler_data has no new run. "
-        "See which frameworks are recorded: rlprof doctor. A loop of your own needs with "
-        "step(): around each turn.\n",
+        f"{advice}\n",
     )
 
 

@@ -2,8 +2,9 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,14 @@ Run = Callable[..., tuple[int, str, str]]
 MS = 1_000_000
 
 
-def recorded(run: Path, *, steps: int, slow: dict[int, float]) -> Path:
+def recorded(
+    run: Path,
+    *,
+    steps: int,
+    slow: dict[int, float],
+    facts: Mapping[str, float] | None = None,
+    **head: Any,
+) -> Path:
     """Write four ranks that generate, then wait for one another in the update."""
     chance = random.Random(3)
     rows: dict[int, list[Row]] = {rank: [] for rank in range(4)}
@@ -26,14 +34,14 @@ def recorded(run: Path, *, steps: int, slow: dict[int, float]) -> Path:
         for rank, took in own.items():
             generate = Row("actor_generate", "stage", step, now, now + took)
             update = Row("actor_update", "stage", step, now + took, end)
-            counted = {"tokens": 4096}
+            counted = {"tokens": 4096, **(facts or {})}
             rows[rank] += [
                 Row("step", "step", step, now, end),
                 *(each._replace(counters=counted) for each in (generate, update)),
             ]
         now = end
     for rank, own_rows in rows.items():
-        write_rank(run, header(rank, 4), own_rows)
+        write_rank(run, header(rank, 4, **head), own_rows)
     return run
 
 

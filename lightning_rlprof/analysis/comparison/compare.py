@@ -21,7 +21,6 @@ from lightning_rlprof.analysis.comparison.equal_work import (
 )
 from lightning_rlprof.analysis.comparison.run_pair import (
     HARDLY,
-    REPLICAS,
     STEP,
     UNTRACED,
     Amounts,
@@ -31,6 +30,7 @@ from lightning_rlprof.analysis.comparison.run_pair import (
     shared_work,
     sides,
 )
+from lightning_rlprof.analysis.comparison.settings import REPLICAS
 from lightning_rlprof.analysis.statistics.pace import orthonormal
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.tables.arrays import Float64s, Mask

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lightning_rlprof.analysis.comparison.settings import REPLICAS, devices, world_size
 from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.rank_matrix import AMOUNTS
@@ -18,9 +19,6 @@ from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 STEP, UNTRACED = "step", "untraced"
 """Names of the rows of the whole step, and of its time outside stages."""
-
-REPLICAS = "replicas"
-"""Counter that says by how many replicas a stage's work was shared."""
 
 _SLOWEST = "slowest rank's "
 
@@ -326,7 +324,7 @@ def comparability(a: Spans, b: Spans, pair: Sequence[Side] | None = None) -> Tab
     rows: list[_AlikeRow] = [
         _stages(left, right),
         _alike("ranks", 0.8, _ranks(a), _ranks(b)),
-        _alike("device", 0.7, _devices(a), _devices(b)),
+        _alike("device", 0.7, devices(a) or _NONE, devices(b) or _NONE),
         _graphs(a, b),
         _alike("counters", 0.8, *counters) if counted else ("counters", *counters, _UNCOUNTED),
         _alike_work(left, right),
@@ -360,13 +358,8 @@ def _stages(a: Side, b: Side) -> _AlikeRow:
 
 
 def _ranks(spans: Spans) -> str:
-    world = max((head.world_size for head in spans.headers.values()), default=0)
-    have = len(spans.ranks)
+    world, have = world_size(spans), len(spans.ranks)
     return f"{have}" if have >= world else f"{have} of {world}"
-
-
-def _devices(spans: Spans) -> str:
-    return listed(sorted({head.hardware for head in spans.headers.values()})) or _NONE
 
 
 def _graphs(a: Spans, b: Spans) -> _AlikeRow:

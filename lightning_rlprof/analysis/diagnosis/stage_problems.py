@@ -328,7 +328,7 @@ WAITS = (
         "untraced: A large share of the time is untraced",
         (steps.UNTRACED > 0.2,),
         "Mark the code between stages with stage(…) or wrap:. See rlprof show RUN gaps",
-        "The untraced time belongs to crashed ranks: see rlprof show RUN data_quality",
+        "The untraced time belongs to ranks that crashed",
         "rlprof show RUN gaps",
         remedy(
             "untraced-time: Name the time that no stage has",
@@ -354,7 +354,7 @@ DEVICES = (
         "communication: Communication is not overlapped",
         (devices.COMMUNICATION_SHARE > 0.1, devices.UNMATCHED < 1),
         "Overlap it: larger buckets, gradient reduction during backward, fewer gathers.",
-        "rlprof show RUN communication shows that it overlaps, and the links are at their limit",
+        "It overlaps with compute, and the links are at their limit",
         "rlprof show RUN communication",
         remedy(
             "fsdp-prefetch: Gather the next layer during the forward pass",
@@ -404,7 +404,7 @@ DEVICES = (
         (devices.COMMUNICATION_SHARE > 0.1, devices.UNMATCHED > 0),
         "Capture the same steps on all ranks (ranks: all): then transfer and waiting are divided. "
         "Overlap hides both.",
-        "rlprof show RUN communication shows that it overlaps, and the links are at their limit",
+        "It overlaps with compute, and the links are at their limit",
         "rlprof show RUN communication",
     ),
     problem(

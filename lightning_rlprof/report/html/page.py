@@ -20,6 +20,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import ANALYSES, CATALOG
+from lightning_rlprof.analysis.comparison.settings import by_key, flat
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.stages import UNTRACED_PART
@@ -546,7 +547,7 @@ def environment(spans: Spans) -> list[Fact]:
 
 def changed_settings(config: Iterable[Fact]) -> list[tuple[str, str, str]]:
     """Return the settings that differ from the defaults: key, default and value."""
-    default = dict(_flat(ProfilerConfig().dump()))
+    default = dict(flat(ProfilerConfig().dump()))
     return [
         (fact.name, default[fact.name], fact.value)
         for fact in config
@@ -576,30 +577,14 @@ def versions(spans: Spans) -> list[Fact]:
 
 
 def _agreed(values: Mapping[int, Mapping[str, Any]]) -> list[Fact]:
-    """Return facts by dotted key. Ranks that agree in all are looked at once."""
-    alike: dict[str, list[int]] = {}
-    for rank, own in values.items():
-        alike.setdefault(json.dumps(own, default=str), []).append(rank)
-    table: dict[str, dict[str, list[int]]] = {}
-    for ranks in alike.values():
-        for key, value in _flat(values[ranks[0]]):
-            table.setdefault(key, {}).setdefault(value, []).extend(ranks)
     rows = []
-    for key, found in table.items():
+    for key, found in by_key(values).items():
         agreed = len(found) == 1 and len(next(iter(found.values()))) == len(values)
         parts = [
             value if agreed else f"{value} ({named_ranks(who)})" for value, who in found.items()
         ]
         rows.append(Fact(key, "; ".join(parts)))
     return rows
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item, default=str)
 
 
 def _date(unix_ns: int) -> str:

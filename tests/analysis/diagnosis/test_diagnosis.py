@@ -509,6 +509,12 @@ def test_of_one_knob_the_direction_of_the_more_expensive_problem_is_shown() -> N
 # ---- the registry
 
 
+def test_only_texts_that_get_the_name_of_the_run_ask_for_it() -> None:
+    others = [each.ruled_out_if for each in PROBLEMS.values()]
+    others += [text for each in REMEDIES.values() for text in (each.title, each.risk)]
+    assert not [text for text in others if "RUN" in text]
+
+
 def test_ids_are_one_name_space() -> None:
     assert not PROBLEMS.keys() & REMEDIES.keys()
 
