@@ -68,8 +68,10 @@ class Run(Methods, Spans):
         """Charts of this run with matplotlib, such as ``run.plot.steps()``."""
         return Plots(self)
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str, rank: int | None = None) -> Table:
         """Read a table as `Spans.table` does, once: it stays in memory with this object."""
+        if rank is not None and self.apart(name) != (None,):
+            return super().table(name, rank)
         if name not in self._read_tables:
             self._read_tables[name] = super().table(name)
         return self._read_tables[name]

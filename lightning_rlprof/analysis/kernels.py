@@ -82,12 +82,24 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
     if len(shown) < len(order):
         shown.append(_Head(short=OTHERS, full=OTHERS))
         notes.append(f"{OTHERS} sums up the names beyond the first {top}.")
-    calls = spans.try_table("calls", [])
-    if calls is not None and len(calls.rows) > _MAX_CALLS_SEARCHED:
-        calls = None
+    calls = None
+    if _many_calls(spans):
         notes.append(_UNSEARCHED)
+    else:
+        calls = spans.try_table("calls", [])
     rows = _rows(calls, work, place[codes], shown)
     return Table("kernels", _COLUMNS, rows, " ".join(notes))
+
+
+def _many_calls(spans: Spans) -> bool:
+    """Return whether there are too many calls to be searched; ranks are not put together for it."""
+    count = 0
+    for rank in spans.apart("calls"):
+        calls = spans.try_table("calls", [], rank)
+        count += 0 if calls is None else len(calls.rows)
+        if count > _MAX_CALLS_SEARCHED:
+            return True
+    return False
 
 
 def _rows(

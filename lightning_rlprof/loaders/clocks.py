@@ -24,8 +24,8 @@ from lightning_rlprof.tables.arrays import (
     group_starts,
     match_occurrences,
 )
-from lightning_rlprof.tables.spans import RunWarning, Spans
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.tables.spans import ByRank, RunWarning, Spans
+from lightning_rlprof.tables.table import Column, PackedRows, Table, packed
 
 # Ranks of one host read one monotonic clock, so their anchors differ only by the time between the
 # two readings and by what NTP slewed between their starts. A larger difference is two machines.
@@ -286,7 +286,18 @@ def shift_times(read: Callable[[], Table], shift: Shift) -> Table:
         shift_cells(each, rank, shift) if is_moment(column, each) else each
         for column, each in zip(table.columns, cells, strict=True)
     ]
-    return replace(table, rows=ColumnRows(rows))
+    return replace(table, rows=PackedRows([*map(packed, rows)]))
+
+
+def read_moved(read: Callable[[], Table], shift: Shift) -> Callable[[], Table]:
+    """Return what reads a table and moves its times; the ranks' own stay apart."""
+    if not isinstance(read, ByRank):
+        return partial(shift_times, read, shift)
+
+    def moved_rows(rank: int | None = None) -> Table:
+        return shift_times(read if rank is None else partial(read.of, rank), shift)
+
+    return ByRank(moved_rows)
 
 
 def shift_cells(cells: Any, rank: Int64s | None, shift: Shift) -> Any:
@@ -345,7 +356,7 @@ def moved(spans: Spans, clocks: Mapping[int, Clock]) -> Spans:
         notes=tuple(sorted(notes, key=lambda note: note.time_ns)),
         unix_ns=spans.unix_ns - by,
         tables={
-            name: read if name == "clocks" else partial(shift_times, read, shift)
+            name: read if name == "clocks" else read_moved(read, shift)
             for name, read in spans.tables.items()
         },
         wall_off={

@@ -18,6 +18,7 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import Coded, end_to_end
 from lightning_rlprof.tables.spans import (
     NO_PARENT,
+    ByRank,
     Counter,
     RankNote,
     RunWarning,
@@ -259,7 +260,13 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
             ),
         ),
         unix_ns=zero,
-        tables={name: partial(_join_table, name, parts, later) for name in names},
+        # Without a cache, reading one rank after the other reads files again.
+        tables={
+            name: (ByRank if all(part.is_kept for part in parts) else partial)(
+                partial(_join_table, name, parts, later)
+            )
+            for name in names
+        },
     )
 
 
@@ -473,6 +480,13 @@ def _only_rank(part: Spans) -> int | None:
     return part.ranks[0] if len(part.ranks) == 1 else None
 
 
-def _join_table(name: str, parts: Sequence[Spans], later: Sequence[int]) -> Table:
+def _join_table(
+    name: str, parts: Sequence[Spans], later: Sequence[int], rank: int | None = None
+) -> Table:
     pairs = zip(parts, later, strict=True)
-    return join_tables(name, [Piece(part.ranks, by, part.tables.get(name)) for part, by in pairs])
+    pieces = [
+        Piece(part.ranks, by, part.tables.get(name))
+        for part, by in pairs
+        if rank is None or rank in part.ranks
+    ]
+    return join_tables(name, pieces)

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +96,25 @@ class Histogram(NamedTuple):
     rows: Int64s
     bins: Int64s
     counts: Int64s
+
+
+class ByRank:
+    """Reads a table that was put together of the ranks' own, or that of one rank alone.
+
+    Args:
+        read: Returns the rows of a rank, or without one all rows.
+    """
+
+    def __init__(self, read: Callable[..., Table]) -> None:
+        self._read = read
+
+    def __call__(self) -> Table:
+        """Return the rows of all ranks."""
+        return self._read()
+
+    def of(self, rank: int) -> Table:
+        """Return the rows of a rank; the table abstains if it has none."""
+        return self._read(rank=rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,10 +246,20 @@ class Spans:
         off = self.wall_off.get(-1 if rank is None else rank)
         return unix_ns - self.unix_ns - (0 if off is None else off(unix_ns))
 
-    def table(self, name: str) -> Table:
+    @property
+    def is_kept(self) -> bool:
+        """Whether its tables are read from a cache, so that reading one again costs little."""
+        return "_read" in vars(self)
+
+    def apart(self, name: str) -> Sequence[int | None]:
+        """Return the ranks whose rows of a table can be read alone; None stands for all at once."""
+        return self.ranks if isinstance(self.tables.get(name), ByRank) else (None,)
+
+    def table(self, name: str, rank: int | None = None) -> Table:
         """Read a table: ``spans``, ``headers``, ``notes``, ``warnings``, or one of a profiler.
 
-        ``load(path).table("kernels")``. The table of a profiler is read again at every call.
+        ``load(path).table("kernels")``. The table of a profiler is read again at every call. With a
+        rank, only its rows are read if they lie alone; else there are those of all ranks.
 
         Raises:
             TraceError: The files hold no such table.
@@ -241,10 +270,11 @@ class Spans:
         if name not in self.tables:
             there = ", ".join(sorted(self.tables)) or "none: no profiler recorded this run"
             raise TraceError(f"{self.path} has no table {name!r} (there are: {there})")
-        return self.tables[name]()
+        read = self.tables[name]
+        return read.of(rank) if isinstance(read, ByRank) and rank is not None else read()
 
-    def try_table(self, name: str, remarks: list[str]) -> Table | None:
-        """Return a table, None if the run has none.
+    def try_table(self, name: str, remarks: list[str], rank: int | None = None) -> Table | None:
+        """Return a table, or what `table` reads for a rank; None if the run has none.
 
         Why a table cannot be read becomes a remark, and so do rows that its loader left out, unless
         a warning of the run names them. A table that no profiler recorded is not a remark.
@@ -252,7 +282,7 @@ class Spans:
         if name not in self.tables:
             return None
         try:
-            table = self.table(name)
+            table = self.table(name, rank)
         except TraceError as error:
             remarks.append(f"The table {name} could not be read: {error}.")
             return None

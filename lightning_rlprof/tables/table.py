@@ -134,17 +134,7 @@ class PackedRows(ColumnRows):
 
     def __init__(self, columns: Sequence[Any]) -> None:
         super().__init__(columns)
-        self._packed = self.columns
-        self.columns: Any = _Unpacked(self._packed)
-
-    def part(self, rows: slice) -> "PackedRows":
-        """Return some rows that follow one another, without a copy."""
-        return PackedRows(
-            [
-                (each[0][rows], each[1]) if isinstance(each, tuple) else each[rows]
-                for each in self._packed
-            ]
-        )
+        self.columns: Any = _Unpacked(self.columns)
 
 
 class _Unpacked(Sequence[Any]):

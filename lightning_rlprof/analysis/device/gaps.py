@@ -19,6 +19,7 @@ from lightning_rlprof.analysis.device.timeline import (
 from lightning_rlprof.analysis.device.work import NOT_RECORDED
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 IN_REPLAY, UNKNOWN_TIME = range(len(IDLE_CATEGORIES), len(IDLE_CATEGORIES) + 2)
 """More causes: between the work of one graph replay, and while nothing is known of the device."""
@@ -95,14 +96,20 @@ def longest_gaps(
             if length[at]:
                 found.append(LongGap(number, *times, int(own.cause[at]), ends, None))
     found = sorted(found, key=lambda gap: gap.start_ns - gap.end_ns)[:count]
-    return _with_calls(spans, timeline, found)
+    apart = spans.apart("calls") != (None,)
+    ranks = [timeline.lanes[gap.lane].rank if apart else None for gap in found]
+    named: dict[int, LongGap] = {}
+    for rank in dict.fromkeys(ranks):
+        rows = [row for row, each in enumerate(ranks) if each == rank]
+        calls = spans.try_table("calls", [], rank)
+        if calls is not None:
+            of_rank = _with_calls(calls, timeline, [found[row] for row in rows])
+            named |= dict(zip(rows, of_rank, strict=True))
+    return [named.get(row, gap) for row, gap in enumerate(found)]
 
 
-def _with_calls(spans: Spans, timeline: DeviceTimeline, gaps: list[LongGap]) -> list[LongGap]:
+def _with_calls(calls: Table, timeline: DeviceTimeline, gaps: list[LongGap]) -> list[LongGap]:
     """Add what the host did, on the thread that launched what ends the gap."""
-    calls = spans.try_table("calls", []) if gaps else None
-    if calls is None:
-        return gaps
     work = timeline.work
     threads = work.launching_threads(calls)
     took = calls.numbers("duration")

@@ -120,11 +120,18 @@ def launch_match(spans: Spans) -> LaunchMatch:
 
 
 def _launch_match(spans: Spans) -> LaunchMatch:
-    calls, kernels = (spans.try_table(name, []) for name in ("calls", "kernels"))
+    kernels = spans.try_table("kernels", [])
     rank = call = kernel_rank = launch = start = end = stream = NO_TIMES[0]
     record = 0, 0
-    if calls is not None:
-        rank, call, record = _launches(calls, int(spans.end_ns.max(initial=-NEVER)))
+    found = [
+        _launches(calls)
+        for each in spans.apart("calls")
+        if (calls := spans.try_table("calls", [], each)) is not None
+    ]
+    if found:
+        rank, call = (np.concatenate(each) for each in [*zip(*found, strict=True)][:2])
+        ends = [int(spans.end_ns.max(initial=-NEVER)), *(each[3] for each in found)]
+        record = min(each[2] for each in found), max(ends)
     if kernels is not None and len(kernels.rows):
         kernel_rank, start = (kernels.numbers(name) for name in ("rank", "start"))
         names = [column.name for column in kernels.columns]
@@ -154,16 +161,12 @@ def _launch_match(spans: Spans) -> LaunchMatch:
     return LaunchMatch(count, unmatched, len(launch), unlaunched, tuple(losses))
 
 
-def _launches(calls: Table, end_ns: int) -> tuple[Int64s, Int64s, tuple[int, int]]:
-    """Return rank and start of the calls that launch a kernel, and when the recording was.
-
-    It lasts at least until ``end_ns``. Of the other calls, of which there can be millions, no
-    column stays in memory.
-    """
+def _launches(calls: Table) -> tuple[Int64s, Int64s, int, int]:
+    """Return rank and start of the calls that launch a kernel, and when all calls were."""
     launches = matches(calls.texts("name"), is_launch)
     rank, start = calls.numbers("rank")[launches], calls.numbers("start")
-    last = int((start + calls.numbers("duration")).max(initial=end_ns))
-    return rank, start[launches], (int(start.min(initial=NEVER)), last)
+    last = int((start + calls.numbers("duration")).max(initial=-NEVER))
+    return rank, start[launches], int(start.min(initial=NEVER)), last
 
 
 def _until_next(

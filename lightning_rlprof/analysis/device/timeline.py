@@ -453,7 +453,7 @@ def _edges(spans: Spans, whole: Lane) -> tuple[Int64s, Int64s]:
     queued = at_edge & is_first & (cause == UNATTRIBUTED)
     rows = spans.rows(rank=whole.rank)
     host = [(spans.start_ns[rows], spans.end_ns[rows])]
-    if (calls := spans.try_table("calls", [])) is not None:
+    if (calls := spans.try_table("calls", [], whole.rank)) is not None:
         own = calls.numbers("rank") == whole.rank
         first, took = (calls.numbers(name)[own] for name in ("start", "duration"))
         host.append((first, first + took))

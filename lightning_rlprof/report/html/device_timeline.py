@@ -26,7 +26,6 @@ from lightning_rlprof.analysis.device.work import (
     COPY,
     NO_REPLAY,
     NOT_RECORDED,
-    device_work,
 )
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group, summarize
 from lightning_rlprof.report.html.icicle import Stacks, icicle
@@ -120,9 +119,9 @@ def draw_devices(spans: Spans) -> DeviceDrawing:
         drawing = draw_devices(load("trace.json.gz"))
         print(len(json.dumps(drawing.data)))
     """
-    stacks = Stacks(spans.try_table("calls", []), device_work(spans))
     timeline = device_timeline(spans)
     work = timeline.work
+    stacks = Stacks(spans, work)
     names = kernel_names(work.named[1])
     kinds = np.array([WORK_CLASSES.index(each.kind) for each in names] + [CLASSES.index("other")])
     kinds[work.name_kinds == COPY] = len(CLASSES)

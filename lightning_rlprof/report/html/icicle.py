@@ -5,7 +5,7 @@ Numbered layers of one kind are one box. Without device work it is the host time
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,13 @@ from lightning_rlprof.analysis.operators import (
     launching_modules,
     thread_lanes,
 )
-from lightning_rlprof.tables.arrays import Int64s, distinct_tuples, group_starts
+from lightning_rlprof.tables.arrays import Int64s, distinct_tuples
 from lightning_rlprof.tables.intervals import NONE
-from lightning_rlprof.tables.table import PackedRows, Table
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 _MAX_BOXES = 1_500
+_AT_ONCE = 2**18  # Rows that are summed up at once: temporary columns of all would be large.
 _NUMBER = re.compile(r"_\d+$")  # torch numbers the modules of a class.
 _RANGE_TAIL = re.compile(r"[_#]\d.*")  # Frameworks write sizes and steps into annotations.
 _STEP = "ProfilerStep"
@@ -56,12 +58,13 @@ class Stacks:
         module_names: All of them, with their numbers.
     """
 
-    def __init__(self, calls: Table | None, work: DeviceWork) -> None:
+    def __init__(self, spans: Spans, work: DeviceWork) -> None:
         operators, modules = _Paths("o"), _Paths("m")
-        if len(work) or calls is None:
+        calls = None if len(work) else spans.try_table("calls", [])
+        if calls is None:
             self.ns = work.duration
             self.operator, self.module = np.full((2, len(work)), NONE)
-            for rows, own, launched in _by_rank(calls, work):
+            for rows, own, launched in _by_rank(spans, work):
                 self.operator[rows], self.module[rows] = _launching(
                     own, launched, operators, modules
                 )
@@ -109,45 +112,19 @@ class _Paths:
 
 
 def _by_rank(
-    calls: Table | None, work: DeviceWork
+    spans: Spans, work: DeviceWork
 ) -> Iterator[tuple[Int64s | slice, Table | None, DeviceWork]]:
-    """Yield rows of the work, its calls and itself; of one rank at a time if tables are joined.
+    """Yield rows of the work, its calls and itself; of one rank at a time if they lie apart.
 
     The stacks of all ranks at once would take many times the memory.
     """
-    tables = calls, work.kernels, work.copies
-    places = [*map(_places, tables)]
-    if None in places:
-        yield slice(None), calls, work
-        return
-    behind = 0 if work.kernels is None else len(work.kernels.rows)
-    for rank in sorted({rank for each in places for rank in each or ()}):
-        rows = [(each or {}).get(rank, slice(0, 0)) for each in places]
-        own = [_part(table, each) for table, each in zip(tables, rows, strict=True)]
-        at = [np.arange(each.start, each.stop) for each in rows[1:]]
-        yield np.append(at[0], at[1] + behind), own[0], DeviceWork(own[1], own[2])
-
-
-def _places(table: Table | None) -> dict[int, slice] | None:
-    """Return the rows of each rank in a joined table; None if they do not follow one another."""
-    if table is None:
-        return {}
-    if not isinstance(table.rows, PackedRows):
-        return None
-    rank = table.numbers("rank", NOT_RECORDED)
-    heads = group_starts(rank)
-    ends = np.append(heads[1:], len(rank))[: len(heads)].tolist()
-    found = {
-        of: slice(*each)
-        for of, *each in zip(rank[heads].tolist(), heads.tolist(), ends, strict=True)
-    }
-    return found if len(found) == len(heads) else None
-
-
-def _part(table: Table | None, rows: slice) -> Table | None:
-    if table is None or not isinstance(table.rows, PackedRows):
-        return table
-    return replace(table, rows=table.rows.part(rows))
+    for rank in spans.apart("calls"):
+        calls = spans.try_table("calls", [], rank)
+        if rank is None:
+            yield slice(None), calls, work
+        elif calls is not None:
+            kernels, copies = (spans.try_table(name, [], rank) for name in ("kernels", "memcpy"))
+            yield np.flatnonzero(work.rank == rank), calls, DeviceWork(kernels, copies)
 
 
 def _launching(
@@ -201,14 +178,17 @@ def icicle(
     if len(work):
         head, heads = _heads(work)
         kernel, tails = work.named[0] % len(names), [[("k", name)] for name in names]
-    keys, place = distinct_tuples(np.stack([head, stacks.module, stacks.operator, kernel]))
-    total = np.zeros(keys.shape[1], np.int64)
-    np.add.at(total, place, stacks.ns)
-    counts = np.bincount(place, minlength=keys.shape[1]).tolist()
-    for key, own, count in zip(keys.T.tolist(), total.tolist(), counts, strict=True):
-        steps = [(each, 0) for each in heads[key[0]]]
-        steps += stacks.modules[key[1]] + stacks.operators[key[2]]
-        _add(root, [*steps, *((each, 0) for each in tails[key[3]])], own, count)
+    columns = head, stacks.module, stacks.operator, kernel
+    for first in range(0, len(stacks.ns), _AT_ONCE):
+        rows = slice(first, first + _AT_ONCE)
+        keys, place = distinct_tuples(np.stack([column[rows] for column in columns]))
+        total = np.zeros(keys.shape[1], np.int64)
+        np.add.at(total, place, stacks.ns[rows])
+        counts = np.bincount(place, minlength=keys.shape[1]).tolist()
+        for key, own, count in zip(keys.T.tolist(), total.tolist(), counts, strict=True):
+            steps = [(each, 0) for each in heads[key[0]]]
+            steps += stacks.modules[key[1]] + stacks.operators[key[2]]
+            _add(root, [*steps, *((each, 0) for each in tails[key[3]])], own, count)
     return _rows(root, dict(zip(names, classes, strict=True)))
 
 

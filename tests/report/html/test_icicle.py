@@ -1,19 +1,24 @@
 """The icicle: sums are exact, layers of one kind are one box, and its size is bounded."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.device.work import DeviceWork, device_work
+from lightning_rlprof.analysis.device.work import device_work
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html import icicle as page_icicle
 from lightning_rlprof.report.html.icicle import Stacks, icicle
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.store import open_run as opening
+from lightning_rlprof.tables.spans import ByRank, Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, run
+from tests.builders.runs import header
 from tests.places import SHARED_DATA
 
 KINETO = SHARED_DATA / "kineto"
@@ -22,7 +27,7 @@ KINETO = SHARED_DATA / "kineto"
 def boxes_of(spans: Spans) -> list[list[object]]:
     work = device_work(spans)
     names = [*work.named[1], "unknown"]
-    stacks = Stacks(spans.try_table("calls", []), work)
+    stacks = Stacks(spans, work)
     return icicle(work, stacks, names, [0] * len(names))
 
 
@@ -43,28 +48,42 @@ def layers(count: int, rank: int = 0, copies: Sequence[Copy] = ()) -> Spans:
     return run(*marks)
 
 
-def tables_of(spans: Spans) -> list[Table]:
-    return [spans.table(name) for name in ("calls", "kernels", "memcpy")]
-
-
-def joined_layers() -> list[Table]:
-    """Return the tables of three ranks whose models differ in their number of layers."""
+def joined_layers() -> Spans:
+    """Return a run of three ranks whose models differ in their number of layers."""
     copy = Copy("HtoD", 2_000_700, 2_000_790, 2_000_200, 8)
-    every = [tables_of(layers(*each, [copy])) for each in ((12, 0), (5, 3), (8, 7))]
-    return [
-        join_tables(own[0].name, [Piece((at,), 0, lambda of=of: of) for at, of in enumerate(own)])
-        for own in zip(*every, strict=True)
-    ]
+    every = [layers(*each, [copy]) for each in ((12, 0), (5, 3), (8, 7))]
+
+    def read(name: str, rank: int | None = None) -> Table:
+        parts = zip((0, 3, 7), every, strict=True)
+        return join_tables(
+            name,
+            [Piece((at,), 0, of.tables[name]) for at, of in parts if rank in (None, at)],
+        )
+
+    return replace(
+        every[0],
+        headers={rank: header(rank, 8) for rank in (0, 3, 7)},
+        tables={name: ByRank(partial(read, name)) for name in every[0].tables},
+    )
 
 
 @pytest.mark.parametrize("of_traces", [False, True])
-def test_ranks_one_after_the_other_have_the_stacks_of_all_at_once(of_traces: bool) -> None:
+def test_ranks_one_after_the_other_have_the_stacks_of_all_at_once(
+    of_traces: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if of_traces and not KINETO.exists():
         pytest.skip("NO SHARED DATA: the real traces are not there")
-    calls, kernels, copies = tables_of(load(KINETO / "two_ranks")) if of_traces else joined_layers()
-    work = DeviceWork(kernels, copies)
-    apart = Stacks(calls, work)
-    whole = Stacks(replace(calls, rows=list(calls.rows)), work)
+    spans = joined_layers()
+    if of_traces:
+        monkeypatch.setattr(opening, "LARGE", 0)
+        for file in (KINETO / "two_ranks").glob("*.json.gz"):
+            shutil.copyfile(file, tmp_path / file.name)
+        spans = opening.open_run(tmp_path)
+    at_once = replace(spans, tables={name: read.__call__ for name, read in spans.tables.items()})
+    assert len(spans.apart("calls")) == len(spans.ranks) > 1
+    assert at_once.apart("calls") == (None,)
+    work = device_work(spans)
+    apart, whole = Stacks(spans, work), Stacks(at_once, work)
 
     def names(stacks: Stacks) -> list[tuple[object, object, int]]:
         return [
