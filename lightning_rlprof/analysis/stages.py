@@ -12,9 +12,11 @@ from lightning_rlprof.analysis.steps.execution_mode import execution_mode
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
     Partition,
+    begun,
     containing_step,
     exclusive_ns,
     partition,
+    partition_parts,
     rows_on_ranks,
     stages_in_steps,
 )
@@ -183,10 +185,8 @@ class StepTimes:
     def parts(self) -> list[Part]:
         """What steps consist of, most time first, untraced last; they add up to `wall_ns`."""
         matrix, shape = self.matrix, (len(self.numbers), len(self.spans.names) + 1)
-        work, waited, called = (
-            matrix.total(values, self._place, shape).T
-            for values in (matrix.work_ns, matrix.waits_ns, matrix.calls)
-        )
+        columns = (matrix.work_ns, matrix.waits_ns, matrix.calls)
+        work, waited, called = (sums.T for sums in matrix.totals(self._place, shape, *columns))
         found = [
             self._part(name.format(stage), stage, kind, times[code])
             for times, name, kind in ((work, "{}", "stage"), (waited, WAITING, "waiting"))
@@ -209,21 +209,26 @@ class StepTimes:
     @cached_property
     def calls(self) -> dict[str, Calls]:
         """The single spans by stage: those that begin or have time in included steps."""
-        cut = partition(self.spans, self._ranks)
-        rows, step = stages_in_steps(self.spans, cut.steps)
         counts = np.zeros(len(self.spans) + 1, bool)  # Untraced is last.
-        counts[cut.divided.stage[self._counts[cut.divided.step]]] = True
-        counts[rows[self._counts[step]]] = True
-        rows = np.flatnonzero(counts[:UNTRACED])
-        whole = summarize(self.spans.name[rows], self.spans.duration_ns[rows])
+        whole_ns, of_name = np.zeros((2, len(self.spans.names)), np.int64)
+        for part in partition_parts(self.spans, self._ranks):
+            is_counted = self._counts[np.searchsorted(self.matrix.steps, part.steps)]
+            rows, step = begun(self.spans, part)
+            counts[part.divided.stage[is_counted[part.divided.step]]] = True
+            counts[rows[is_counted[step]]] = True
+            rows = part.stages[counts[part.stages]]  # No other part has any of them.
+            names = self.spans.name[rows]
+            np.add.at(whole_ns, names, self.spans.end_ns[rows] - self.spans.start_ns[rows])
+            np.add.at(of_name, names, 1)
         at, device = self.spans.amounts(_DEVICE, np.int64)
         known = counts[at]
         on_device = summarize(self.spans.name[at[known]], device[known])
         of_device = dict(zip(on_device.group.tolist(), on_device.mean.tolist(), strict=True))
         own = {part.stage: part.total_ns for part in self.parts if part.kind == "stage"}
         found: dict[str, Calls] = {}
-        columns = (whole.group.tolist(), whole.mean.tolist(), whole.count.tolist())
-        for code, inclusive, count in zip(*columns, strict=True):
+        for code in np.flatnonzero(of_name).tolist():
+            count = int(of_name[code])
+            inclusive = mean(int(whole_ns[code]), count)
             each = mean(own[self.spans.names[code]], count)
             inner = inclusive if inclusive != each else None
             once = count == np.count_nonzero(self._counts)
@@ -396,7 +401,8 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     `step_selection.STATES`.
     """
     cells = step_matrix(spans, ranks)
-    work = cells.total(cells.work_ns, np.zeros_like(cells.steps), (1, len(spans.names) + 1))[0]
+    shape = (1, len(spans.names) + 1)
+    work = cells.totals(np.zeros_like(cells.steps), shape, cells.work_ns)[0][0]
     waiting = int(cells.waits_ns.sum())
     order = np.argsort(-work[:UNTRACED], kind="stable")
     order = order[work[order] > 0]

@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.device.breakdown import breakdown
 from lightning_rlprof.analysis.stages import Part
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.report.html.step_charts import Paint, StepCharts, stage_paints
+from lightning_rlprof.report.html.step_charts import Paint, StepCharts, marks, stage_paints
 from lightning_rlprof.report.summary import (
     Summary,
     SummaryPart,
@@ -87,7 +87,7 @@ class Plots:
             ax: Where to draw; None for a new figure.
         """
         series, ax = StepCharts(self._spans), _axes(ax)
-        data = series.data(rows_of(changes(self._spans)))
+        data = series.data() | marks(rows_of(changes(self._spans)))
         if not data["first"]:
             return _no_data(ax, "no complete step was recorded. End each step with end_step().")
         first, last = np.array(data["first"]) - 0.5, np.array(data["last"]) + 0.5

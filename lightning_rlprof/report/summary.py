@@ -153,8 +153,7 @@ def summary(spans: Spans, *, captures: bool = False, diagnosis: Diagnosis | None
     found = answer(spans, name, Summary, partial(_summary, captures=captures))
     if found.run == spans.path:
         return found
-    path = shlex.quote(str(spans.path))
-    return replace(found, run=spans.path, first=tuple(restored(each, path) for each in found.first))
+    return replace(found, run=spans.path, first=restored(found.first, spans.path))
 
 
 def _summary(spans: Spans, captures: bool, diagnosis: Diagnosis | None = None) -> Summary:

@@ -33,6 +33,7 @@ class Answers:
 
     def __init__(self, cache: "Cache") -> None:
         self._cache = cache
+        self._run: Spans | None = None
 
     def __call__(
         self, spans: Spans, name: str, kind: Any, make: Callable[[Spans], Answer]
@@ -47,15 +48,17 @@ class Answers:
         # Of a single rank's file, analyses look at the name.
         if len(spans) < _FEWEST_SPANS or spans.path.suffix == ".jsonl":
             return make(spans)
-        made = make(replace(spans, path=RUN))
-        with suppress(OSError, TypeError):
+        if self._run is None:  # What is computed for one answer serves the next one.
+            self._run = replace(spans, path=RUN)
+        made = make(self._run)
+        with suppress(OSError, TypeError, OverflowError):
             self._cache.write_json(file, msgspec.json.encode(made, enc_hook=_plain))
         return made
 
 
 def _plain(value: Any) -> Any:
     """Return what JSON holds of a value; nothing of a function, which the registry has."""
-    if isinstance(value, Path):
+    if isinstance(value, Path | str):
         return str(value)
     if hasattr(value, "tolist"):
         return value.tolist()

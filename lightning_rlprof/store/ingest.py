@@ -179,16 +179,22 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
 
 
 def _add_answers(cache: Cache, path: Path) -> None:
-    """Let the cache keep the first screen, which takes seconds of a large run."""
+    """Let the cache keep the first screen and the report, which take seconds of a large run.
+
+    Of a run with captures it keeps only the first screen: what they hold can take minutes.
+    """
     # Only large runs need the analyses.
-    from lightning_rlprof.report.summary import lead_tables, summary
+    from lightning_rlprof.report.html.page import keep_report
+    from lightning_rlprof.report.summary import lead_tables, summary, without_captures
 
     spans = cached_spans(cache, path, load)
     try:
         if spans is not None:
             summary(spans)
             lead_tables(spans)
-    except Exception as error:  # `rlprof summary` reports it, too.
+            if without_captures(spans) is spans:
+                keep_report(spans)
+    except Exception as error:  # The command that shows it reports it, too.
         log.warning("%s: its summary failed: %s", path, described(error))
 
 

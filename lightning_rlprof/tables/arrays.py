@@ -20,6 +20,9 @@ _CLOSER = 5  # If two ranks met, their ends differ by less than this part of wha
 Int64s: TypeAlias = npt.NDArray[np.int64]
 """An array of 64-bit integers."""
 
+Integers: TypeAlias = npt.NDArray[np.signedinteger[Any]]
+"""An array of integers of any size; they get 64 bits before they are multiplied."""
+
 Float64s: TypeAlias = npt.NDArray[np.float64]
 """An array of 64-bit floats."""
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
 from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span, bin_in_name
+from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.table import (
     Cell,
@@ -31,6 +32,8 @@ Result = TypeVar("Result")
 
 RUN = Path("RUN")
 """What a run is called in an answer that its cache keeps."""
+
+_MANY = 1_000_000  # Spans; to give back the memory of fewer is not worth a millisecond.
 
 NO_PARENT = -1
 """Stands in ``Spans.parent`` where a span has none; ids are never negative."""
@@ -239,6 +242,8 @@ class Spans:
         if key not in self.results:
             # Columns are kept so that no other object gets their ids.
             self.results[key] = columns, make(self)
+            if len(self) > _MANY:
+                give_back()
         return self.results[key][1]  # type: ignore[no-any-return]
 
     def later(self, rank: int | None, unix_ns: int) -> int:

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.analysis.diagnosis import diagnosis
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report import summary as first_screen
+from lightning_rlprof.report.html import page, step_charts
+from lightning_rlprof.report.html.page import render_report, report_tables
 from lightning_rlprof.report.summary import lead_tables, summary
 from lightning_rlprof.run import Run
 from lightning_rlprof.store import answers, ingest
 from lightning_rlprof.store.open_run import open_run
+from lightning_rlprof.tables.spans import answer
+from lightning_rlprof.tables.table import Column, Loss, Table
 from tests.golden.runs.make import unpack
 
 
@@ -42,6 +47,26 @@ def test_the_first_screen_out_of_a_cache_is_that_of_the_run_and_reads_no_span(
     assert summary(found) == expected
     assert [table.to_dict() for table in lead_tables(found)] == [own.to_dict() for own in tables]
     assert not vars(found).keys() & {"name", "kind", "rank", "start_ns", "end_ns", "counters"}
+
+
+def test_the_report_out_of_a_cache_is_that_of_the_run_and_reads_no_span(
+    cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = load(cached)
+    expected = render_report(own, report_tables(own))
+    for module, name in ((page, "timeline"), (step_charts, "StepCharts"), (diagnosis, "_diagnose")):
+        monkeypatch.setattr(module, name, refuse)
+    found = Run.of(open_run(cached))
+    assert render_report(found, report_tables(found)) == expected
+    assert not vars(found).keys() & {"name", "kind", "rank", "start_ns", "end_ns", "counters"}
+
+
+def test_texts_that_say_what_was_lost_are_kept_as_texts(cached: Path) -> None:
+    spans = open_run(cached)
+    lossy = Table("lossy", (Column("a", "count"),), [(1,)], losses=(Loss("3 rows", rows=3),))
+    (own,) = answer(spans, "lossy", list[Table], lambda run: [lossy])
+    (kept,) = answer(spans, "lossy", list[Table], refuse)
+    assert own.losses == kept.losses == ("3 rows",)
 
 
 def test_it_moves_with_its_run(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:

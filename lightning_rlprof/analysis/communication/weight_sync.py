@@ -62,6 +62,7 @@ PARTS = {
 _PART_OF = {name: part for part, names in PARTS.items() for name in names.split()}
 _LOCAL = (CONVERT, LOAD)  # These parts move nothing over a link.
 _WORK: tuple[Kind, ...] = ("stage", "region")
+_ROWS_AT_ONCE = 2**18
 _STAGE = KINDS.index("stage")
 _WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
 
@@ -139,13 +140,14 @@ def _analyze(spans: Spans, ranks: Collection[int] | None = None) -> Table:
 def _syncs(spans: Spans, ranks: Collection[int] | None) -> Int64s:
     """Return the weight syncs in no other one of their thread, and not in excluded steps."""
     rows = _work(spans, ranks)
-    rows = rows[categories_of(spans.names)[spans.name[rows]] == Category.WEIGHT_SYNC]
+    rows = rows[(categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name[rows]]]
     rows = _in_order(spans, rows[in_included(spans, rows)])
     return np.sort(rows[_around(spans, rows) == NONE])
 
 
 def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
-    return np.concatenate([rows_on_ranks(spans, kind, ranks) for kind in _WORK])
+    found = [rows_on_ranks(spans, kind, ranks) for kind in _WORK]
+    return np.concatenate([rows for rows in found if len(rows)] or found)
 
 
 def _in_order(spans: Spans, rows: Int64s) -> Int64s:
@@ -161,14 +163,10 @@ def _around(spans: Spans, rows: Int64s) -> Int64s:
 
 def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     """Return the names of parts, whole syncs last, and what each sync has of each."""
-    rows = _work(spans, None)
-    lane, start = spans.thread, spans.start_ns
-    within = Enclosing(lane[syncs], start[syncs], spans.end_ns[syncs]).at(lane[rows], start[rows])
-    within = np.where(np.isin(rows, syncs), np.searchsorted(syncs, rows), within)
-    inside = (within != NONE) & (spans.end_ns[rows] <= spans.end_ns[syncs[within]])
+    rows, within = _inside(spans, syncs)
     of_row = np.full(len(spans), UNKNOWN)
-    of_row[rows[inside]] = within[inside]
-    rows = _in_order(spans, rows[inside])
+    of_row[rows] = within
+    rows = _in_order(spans, rows)
     within = of_row[rows]
     parts, part, begins, moved = _parts_of(spans, rows)
     cut = divide(spans, syncs, np.sort(rows))[0]
@@ -189,9 +187,12 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
         found[keys[own] // width] = values[own]
         return found
 
-    both = np.append(by_segment, cut.step * width + width - 1)
-    ns = summed(both, np.tile(cut.end_ns - cut.start_ns, 2))
-    hidden = summed(both, np.tile(_hidden(spans, cut, rows), 2))
+    def of_segments(values: Int64s) -> Int64s:
+        whole = cut.step * width + width - 1
+        found: Int64s = summed(by_segment, values) + summed(whole, values)
+        return found
+
+    ns, hidden = of_segments(cut.end_ns - cut.start_ns), of_segments(_hidden(spans, cut, rows))
     counted_bytes = summed(by_span, moved != UNKNOWN) > 0
     size = np.where(counted_bytes, summed(by_span, np.maximum(moved, 0)), UNKNOWN)
     stated = of_syncs(size, at_rest)
@@ -202,6 +203,23 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     begun = summed(by_span, begins) + summed(whole_keys, np.ones_like(whole_keys))
     found = _Pieces(keys // width, keys % width, ns, hidden, begun, size)
     return [*parts, WHOLE], found
+
+
+def _inside(spans: Spans, syncs: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the rows of what is inside syncs, and which one each is in; a sync is in itself."""
+    every, found = _work(spans, None), []
+    columns = spans.thread, spans.start_ns, spans.end_ns
+    around = Enclosing(*(column[syncs] for column in columns))
+    for low in range(0, len(every), _ROWS_AT_ONCE):
+        rows = every[low : low + _ROWS_AT_ONCE]
+        lane, start, end = (column[rows] for column in columns)
+        own = np.searchsorted(syncs, rows)
+        is_sync = np.append(syncs, UNKNOWN)[own] == rows
+        within = np.where(is_sync, own, around.at(lane, start))
+        inside = (within != NONE) & (end <= spans.end_ns[syncs[within]])
+        found.append((rows[inside], within[inside]))
+    rows, within = map(np.concatenate, zip(*found, strict=True))
+    return rows, within
 
 
 def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, Int64s]:
@@ -241,18 +259,17 @@ def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, In
 
 def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     """Return how long the training thread was in stages during each segment of another thread."""
-    steps = partition(spans)
-    found = np.zeros(len(cut.stage), np.int64)
-    aside = ~np.isin(spans.thread[cut.stage], spans.thread[steps.steps])
+    steps, found = spans.rows(kind="step"), np.zeros(len(cut.stage), np.int64)
+    aside = ~np.isin(spans.thread[cut.stage], spans.thread[steps])
     if not aside.any():
         return found
     waits = np.isin(categories_of(spans.names), _WAITS)
-    divided = steps.divided
+    divided = partition(spans).divided
     stage = divided.stage
     works = np.append(spans.kind == _STAGE, False)[stage] & ~waits[spans.name[stage]]
     works &= ~np.isin(stage, members)
     owner, first, last = unions(
-        spans.rank[steps.steps[divided.step[works]]], divided.start_ns[works], divided.end_ns[works]
+        spans.rank[steps[divided.step[works]]], divided.start_ns[works], divided.end_ns[works]
     )
     rank = spans.rank[cut.stage]
     for each in np.unique(rank[aside]).tolist():

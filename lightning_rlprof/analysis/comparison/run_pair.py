@@ -148,7 +148,7 @@ def _side(spans: Spans, called: Mapping[str, str]) -> Side:
     choice = counted(spans, matrix.steps, first)
     frame = _frame(spans, matrix, choice, called)
     shape = (len(frame.ranks), len(spans.names) + 1)
-    work, waits = (matrix.total(ns, frame.at, shape) for ns in (matrix.work_ns, matrix.waits_ns))
+    work, waits = matrix.totals(frame.at, shape, matrix.work_ns, matrix.waits_ns)
     sums = np.zeros((len(frame.names), len(frame.ranks)), dtype=np.int64)
     np.add.at(sums, frame.row, work.T)
     sums //= np.maximum(frame.ranks, 1)

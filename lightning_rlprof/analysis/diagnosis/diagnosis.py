@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,7 +43,7 @@ from lightning_rlprof.analysis.diagnosis.stage_problems import DEVICES, ROLLOUTS
 from lightning_rlprof.analysis.sizing.speed import Speed, speeds
 from lightning_rlprof.analysis.whatif.whatif import BALANCED, whatif
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, answer
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, rows_of
 
 PROBLEM_GROUPS = {
@@ -91,6 +92,7 @@ class Diagnosis:
     """The answer of `diagnose`.
 
     Attributes:
+        run: Where the run is.
         quality: Whether the recording is complete.
         losses: What is known to be missing of the devices' work.
         problems: What ended the run, what makes other times untrue, then problems by price.
@@ -104,6 +106,7 @@ class Diagnosis:
         abstained: Why nothing could be judged; None if it could.
     """
 
+    run: Path
     quality: Quality
     losses: tuple[DeviceLoss, ...] = ()
     problems: tuple[Finding, ...] = ()
@@ -172,9 +175,18 @@ def diagnose(spans: Spans, framework: str | None = None) -> Diagnosis:
     if framework is not None and framework not in FRAMEWORKS:
         hint = f"frameworks: {', '.join(FRAMEWORKS)}"
         raise TraceError(f"unknown framework {framework!r}", hint=hint, code="unknown_framework")
+
+    def make(run: Spans) -> Diagnosis:
+        return _diagnose(run, framework) if run is spans else diagnose(run, framework)
+
     kept = _LAST.setdefault(spans, {})
     if framework not in kept:
-        kept[framework] = _diagnose(spans, framework)
+        name = "diagnosis" if framework is None else f"diagnosis-{framework}"
+        found = answer(spans, name, Diagnosis, make)
+        if found.run != spans.path:
+            problems, ideas = (restored(own, spans.path) for own in (found.problems, found.ideas))
+            found = replace(found, run=spans.path, problems=problems, ideas=ideas)
+        kept[framework] = found
     return kept[framework]
 
 
@@ -185,7 +197,7 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
     named = (framework,) if framework is not None else tuple(_named_frameworks(spans))
     if not run.has_steps and not run.devices.lanes:
         abstained = "; ".join(["no complete step was recorded", *loss_texts(losses)])
-        return Diagnosis(quality, losses, frameworks=named, abstained=abstained)
+        return Diagnosis(spans.path, quality, losses, frameworks=named, abstained=abstained)
     ignored = _ignored(spans)
     undecided: list[Undecided] = []
     found: list[Finding] = []
@@ -202,6 +214,7 @@ def _diagnose(spans: Spans, framework: str | None) -> Diagnosis:
     ]
     known = PROBLEMS.keys() | REMEDIES.keys()
     return Diagnosis(
+        spans.path,
         quality,
         losses,
         tuple(each for each in kept if each.kind != "idea"),
@@ -413,8 +426,12 @@ def _stages_of(run: Evidence, found: Finding) -> list[str]:
     return [name for name in names if name in run.stages]
 
 
-def restored(found: Finding, run: str) -> Finding:
-    """Return a finding that a cache kept, with the entries of the registry and the run's path."""
+def restored(found: Iterable[Finding], run: Path) -> tuple[Finding, ...]:
+    """Return findings that a cache kept, with the entries of the registry and the run's path."""
+    return tuple(_restored(each, shlex.quote(str(run))) for each in found)
+
+
+def _restored(found: Finding, run: str) -> Finding:
     offers = tuple(replace(each, remedy=REMEDIES[each.remedy.id]) for each in found.remedies)
     act, look = (text.replace("RUN", run) for text in (found.act, found.look))
     return replace(found, problem=PROBLEMS[found.problem.id], remedies=offers, act=act, look=look)

@@ -37,6 +37,7 @@ from lightning_rlprof.analysis.steps.time_categories import Category, categories
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import BACKGROUND_METRICS, KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.intervals import edges
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import rows_of
 
@@ -248,19 +249,22 @@ def _host_room(run: Evidence) -> Measurement:
     """Return the free host memory, on the host with the least; ranks of one host share it."""
     spans = run.spans
     resident = ("host_rss_bytes", "children_rss_bytes")
-    rss = np.sum([np.maximum(spans.per_row(name), 0) for name in resident], axis=0)
-    rows = np.flatnonzero((rss > 0) & np.isin(spans.step, run.included))
+    rows = edges(*(spans.amounts(name, np.int64).rows for name in resident))
+    rss = np.sum([np.maximum(spans.per_row(name)[rows], 0) for name in resident], axis=0)
+    known = (rss > 0) & np.isin(spans.step[rows], run.included)
+    rows, rss = rows[known], rss[known]
     names, host = np.unique([head.host for head in spans.headers.values()], return_inverse=True)
     is_on = np.zeros((max([*spans.headers, *spans.ranks], default=0) + 1, len(names)), np.int64)
     is_on[[*spans.headers], host] = 1
     limits = np.zeros(len(is_on), np.int64)  # Bytes, by rank first and then by host.
-    np.maximum.at(limits, spans.rank, spans.per_row("host_limit_bytes"))
+    told, limit = spans.amounts("host_limit_bytes", np.int64)
+    np.maximum.at(limits, spans.rank[told], limit)
     limits = (limits[:, None] * is_on).max(axis=0)
     if not len(rows) or not (limits > 0).all():
         raise NoData("Host memory and its limit were not recorded", "Record on Linux")
     steps, step = np.unique(spans.step[rows], return_inverse=True)
     most = np.zeros((len(steps), len(is_on)), np.int64)  # Each rank counts with its highest value.
-    np.maximum.at(most, (step, spans.rank[rows]), rss[rows])
+    np.maximum.at(most, (step, spans.rank[rows]), rss)
     used = most @ is_on
     free = (1 - used / limits).min(axis=1)
     return Measured(float(np.median(free)), float(free.min()), float(free.max()))

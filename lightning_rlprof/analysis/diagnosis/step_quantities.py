@@ -115,6 +115,8 @@ def lost_in_steps(run: Evidence, counter: str) -> Lost | None:
     """
     spans = run.spans
     counted, told_ns = spans.amounts(counter, np.int64)
+    if not len(counted):
+        return None
     rows = spans.rows(kind="step")
     rows = rows[np.lexsort((spans.end_ns[rows], spans.rank[rows]))]
     tells = np.flatnonzero(np.isin(rows, counted))

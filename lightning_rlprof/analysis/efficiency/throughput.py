@@ -25,7 +25,7 @@ from lightning_rlprof.analysis.steps.partition import containing_step
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.analysis.steps.time_categories import kind_of
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.intervals import unions
 from lightning_rlprof.tables.spans import Counter, Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -132,14 +132,21 @@ def _analyze(
     given = _Given(parameters, peaks, peak_tflops is None, of_model, gb_s)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
     choice = counted(spans, steps)
+    amounts = {name: spans.amounts(name) for name in _COUNTERS}
+    counting = np.zeros(len(spans.names), bool)
+    for rows, _ in amounts.values():
+        counting[spans.name[rows]] = True
+    stages = stages[counting[spans.name[stages]]]
     if len(steps):
         step = containing_step(spans, steps, stages, spans.rank)
         # A rollout role, for example, has no steps.
         no_steps = ~np.isin(spans.rank[stages], spans.rank[steps])
         stages = stages[no_steps | ((step >= 0) & choice.mask[step])]
-    counters = {name: _by_stage(spans, stages, spans.amounts(name)) for name in _COUNTERS}
+    included = np.zeros(len(spans), bool)
+    included[stages] = True
+    counters = {name: _by_stage(spans, included, own) for name, own in amounts.items()}
     of_stages = []
-    for code, own in _by_stage(spans, stages, Counter(stages, np.zeros(len(stages)))).items():
+    for code, own in _by_stage(spans, included, Counter(stages, np.zeros(len(stages)))).items():
         counts = {name: found.get(code, _NOTHING) for name, found in counters.items()}
         work = _work_of_stage(spans, own.rows, counts)
         if any(work.values()):
@@ -178,9 +185,15 @@ def _model(spans: Spans, given: Source | None) -> tuple[Model | None, str]:
         return None, f"No FLOPs from the model: {error}."
 
 
-def _by_stage(spans: Spans, stages: Int64s, counter: Counter) -> dict[int, Counter]:
-    """Return the part of a counter that each stage has, by code of its name, ascending."""
-    own = np.isin(counter.rows, stages)
+def _by_stage(spans: Spans, included: Mask, counter: Counter) -> dict[int, Counter]:
+    """Return the part of a counter that each stage has, by code of its name, ascending.
+
+    Args:
+        spans: The run.
+        included: Which of its rows count.
+        counter: What they counted.
+    """
+    own = included[counter.rows]
     rows, values = counter.rows[own], counter.values[own]
     parts = rows_by_group(spans.name[rows])
     return {int(spans.name[rows[at[0]]]): Counter(rows[at], values[at]) for at in parts}

@@ -138,14 +138,14 @@ def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Int64s, Sequence[str],
 
 def _versions(spans: Spans, rows: Int64s, owner: Int64s, samples: int) -> tuple[Int64s, Int64s]:
     """Return the first and the last version of each sample's spans."""
-    version, last = spans.per_row("version", UNKNOWN), spans.per_row("version_end", UNKNOWN)
+    version, last = (spans.per_row(name, UNKNOWN)[rows] for name in ("version", "version_end"))
     last = np.where(last == UNKNOWN, version, last)
-    known = version[rows] >= 0
-    rows, owner = rows[known], owner[known]
+    known = version >= 0
+    version, last, owner = version[known], last[known], owner[known]
     begin, end = np.full((2, samples), UNKNOWN)
     first = group_starts(owner)
-    begin[owner[first]] = version[rows[first]]
-    np.maximum.at(end, owner, last[rows])
+    begin[owner[first]] = version[first]
+    np.maximum.at(end, owner, last)
     return begin, end
 
 

@@ -6,7 +6,7 @@ fetch, a transfer or a checkpoint: one whose name has a category. If none of the
 the time is untraced. This is the only definition of untraced time.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,13 +15,14 @@ import numpy as np
 
 from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, categories_of
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import FIRST_ROLE_RANK, Kind
-from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.records.records import FIRST_ROLE_RANK, KINDS, Kind
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.intervals import last_begun, on_few
 from lightning_rlprof.tables.spans import Spans
 
 UNTRACED = -1
 """Stands for the time in a step without an open stage."""
+_STAGE = KINDS.index("stage")
 _ROWS_AT_ONCE = 2**18
 """Rows of some threads that are sorted at once: more take memory, and no less time."""
 
@@ -118,13 +119,59 @@ def _stages_in_steps(spans: Spans) -> tuple[Int64s, Int64s]:
 
 
 def _divide_all(spans: Spans) -> Partition:
+    steps = spans.rows(kind="step")
+    return Partition(steps, *divide(spans, steps, _dividing(spans)))
+
+
+def _dividing(spans: Spans, some: Mask | None = None) -> Int64s:
+    """Return the rows that steps are divided by, of some: of several open ones the last counts."""
     steps, known = spans.rows(kind="step"), categories_of(spans.names) != NO_CATEGORY
     regions = spans.rows(kind="region")
     regions = regions[known[spans.name[regions]]]
     lane = lanes(spans)
     regions = regions[np.isin(lane[regions], lane[steps])]
-    # Of several open rows the last one counts, so that a stage wins over a region.
-    return Partition(steps, *divide(spans, steps, np.append(regions, spans.rows(kind="stage"))))
+    stages = spans.rows(kind="stage")
+    if some is not None:
+        regions, stages = regions[some[regions]], stages[some[stages]]
+    return np.append(regions, stages) if len(regions) else stages  # A stage wins over a region.
+
+
+class Part(NamedTuple):
+    """What `partition` says of some threads.
+
+    Attributes:
+        steps: Rows of their steps, by thread.
+        stages: Rows of their stages, by thread; of several open ones the last counts.
+        divided: The steps cut into segments; ``step`` is an index into ``steps`` of this part.
+        outside: The stages outside of steps.
+    """
+
+    steps: Int64s
+    stages: Int64s
+    divided: Segments
+    outside: Segments
+
+
+def partition_parts(
+    spans: Spans, ranks: Collection[int] | None = None, *, since: int = 0
+) -> Iterator[Part]:
+    """Yield what `partition` has, some threads at a time, so that memory never holds all.
+
+    Args:
+        spans: The run.
+        ranks: Only these; None for all.
+        since: Number of the first step that is divided; what else there is, is left out.
+    """
+    steps, some = rows_on_ranks(spans, "step", ranks), None
+    if ranks is not None:
+        some = np.isin(spans.rank, list(ranks))
+    if since:
+        lane, steps = lanes(spans), steps[spans.step[steps] >= since]
+        first = np.full(len(spans.threads), np.iinfo(np.int64).max)
+        np.minimum.at(first, lane[steps], spans.start_ns[steps])
+        later = spans.end_ns > first[lane]
+        some = later if some is None else some & later
+    return divided_parts(spans, steps, _dividing(spans, some))
 
 
 def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> Int64s:
@@ -143,6 +190,13 @@ def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> In
     return rows[np.isin(spans.rank[rows], list(ranks))]
 
 
+def begun(spans: Spans, part: Part) -> tuple[Int64s, Int64s]:
+    """Return as `stages_in_steps` the stages that begin in the steps of a part."""
+    rows = part.stages[spans.kind[part.stages] == _STAGE]
+    step = containing_step(spans, part.steps, rows, lanes(spans))
+    return rows[step >= 0], step[step >= 0]
+
+
 def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segments]:
     """Cut all wherever a stage begins or ends, with any nesting; return steps and what is beside.
 
@@ -153,24 +207,46 @@ def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segme
         steps: Rows to divide, ascending.
         stages: Rows to divide them by; of several open ones the last counts.
     """
-    own = [lanes(spans)[rows] for rows in (steps, stages)]
-    order = [np.argsort(thread, kind="stable") for thread in own]
-    count = np.bincount(np.concatenate(own), minlength=1)
-    part = np.cumsum(count) // _ROWS_AT_ONCE
-    firsts = np.append(np.flatnonzero(np.diff(part, prepend=-1)), len(count))
-    bounds = [np.searchsorted(thread[at], firsts) for thread, at in zip(own, order, strict=True)]
     # Room for all is taken once: parts that are joined later would be in memory twice.
     room, size = np.empty((len(Segments._fields), 2 * (len(steps) + len(stages))), np.int64), 0
     beside: list[Segments] = []
-    for edges in zip(*(pairwise(each.tolist()) for each in bounds), strict=True):
-        mine, theirs = (np.sort(at[slice(*edge)]) for at, edge in zip(order, edges, strict=True))
-        divided, outside = _divide(spans, steps[mine], stages[theirs])
-        own_size = len(divided.step)
-        room[:, size : size + own_size] = divided._replace(step=mine[divided.step])
+    for part in divided_parts(spans, steps, stages):
+        own_size, own_steps = len(part.divided.step), np.searchsorted(steps, part.steps)
+        room[:, size : size + own_size] = part.divided._replace(step=own_steps[part.divided.step])
         size += own_size
-        beside.append(outside)
+        beside.append(part.outside)
     outside = Segments(*map(np.concatenate, zip(*beside, strict=True)))
     return Segments(*room[:, :size]), outside
+
+
+def divided_parts(spans: Spans, steps: Int64s, stages: Int64s) -> Iterator[Part]:
+    """Yield what `divide` returns, some threads at a time, by thread; there is one part at least.
+
+    Args:
+        spans: The run.
+        steps: As of `divide`.
+        stages: As of `divide`.
+    """
+    rows = [_by_lane(spans, steps), _by_lane(spans, stages)]
+    own = [lanes(spans)[each] for each in rows]
+    most = max(int(lane.max(initial=0)) for lane in own) + 1
+    count = np.sum([np.bincount(lane, minlength=most) for lane in own], axis=0)
+    part = np.cumsum(count) // _ROWS_AT_ONCE
+    firsts = np.append(np.flatnonzero(np.diff(part, prepend=-1)), len(count))
+    bounds = [np.searchsorted(lane, firsts).tolist() for lane in own]
+    del own
+    for edges in zip(*map(pairwise, bounds), strict=True):
+        mine, theirs = (each[slice(*edge)] for each, edge in zip(rows, edges, strict=True))
+        yield Part(mine, theirs, *_divide(spans, mine, theirs))
+
+
+def _by_lane(spans: Spans, rows: Int64s) -> Int64s:
+    """Return rows by the thread in whose steps they count; mostly they are in that order."""
+    lane = lanes(spans)[rows]
+    if (lane[1:] >= lane[:-1]).all():
+        return rows
+    ordered: Int64s = rows[np.argsort(lane, kind="stable")]
+    return ordered
 
 
 def _divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segments]:
@@ -251,7 +327,9 @@ def containing_step(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) ->
         rows: Rows to place, ascending.
         group: ``spans.thread`` or ``spans.rank``: a step contains only spans of its own group.
     """
-    long = np.flatnonzero(spans.duration_ns[steps] > 0)  # Empty steps contain nothing.
+    long = np.flatnonzero(
+        spans.end_ns[steps] > spans.start_ns[steps]
+    )  # Empty steps contain nothing.
     long = long[np.argsort(group[steps[long]], kind="stable")]
     step, start = steps[long], spans.start_ns[rows]
     at = last_begun(group[step], spans.start_ns[step], group[rows], start)

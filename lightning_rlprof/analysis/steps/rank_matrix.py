@@ -27,7 +27,7 @@ from lightning_rlprof.analysis.statistics.robust import (
     nan_median,
     slope,
 )
-from lightning_rlprof.analysis.steps.partition import UNTRACED, partition
+from lightning_rlprof.analysis.steps.partition import UNTRACED, partition, partition_parts
 from lightning_rlprof.analysis.steps.step_selection import counted
 from lightning_rlprof.records.records import KINDS, PHASES, Header
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, number_occurrences
@@ -149,22 +149,24 @@ def _kinds_with_phases(spans: Spans) -> Int64s:
 
 def _is_stage(spans: Spans, rows: Int64s) -> Mask:
     """Return which rows are stages; `UNTRACED` and regions are not."""
-    found: Mask = np.append(spans.kind == _STAGE, False)[rows]
+    found: Mask = (spans.kind[rows] == _STAGE) & (rows != UNTRACED)
     return found
 
 
 def stage_rows(spans: Spans, since: int = 0) -> StageRows:
     """Return the stage spans of the training threads in complete steps, from a step on."""
-    cut = partition(spans)
-    choice, part = counted(spans, cut.steps, since), cut.divided
-    inside = _is_stage(spans, part.stage) & choice.mask[part.step]
+    steps = spans.rows(kind="step")
+    choice = counted(spans, steps, since)
     own = np.zeros(len(spans), dtype=np.int64)
-    np.add.at(own, part.stage[inside], (part.end_ns - part.start_ns)[inside])
-    whole, rows = cut.steps[choice.mask], np.flatnonzero(own)
+    for part in partition_parts(spans, since=since):
+        cut, counts = part.divided, choice.mask[np.searchsorted(steps, part.steps)]
+        inside = _is_stage(spans, cut.stage) & counts[cut.step]
+        np.add.at(own, cut.stage[inside], (cut.end_ns - cut.start_ns)[inside])
+    whole, rows = steps[choice.mask], np.flatnonzero(own)
     # A stage may cross the edge of a step. If its own step is lost, only a slice of it is there.
     width = int(spans.step.max(initial=0)) + 1
-    rank_and_step = spans.rank * width + spans.step
-    rows = rows[np.isin(rank_and_step[rows], rank_and_step[whole])]
+    own_step, there = (spans.rank[some] * width + spans.step[some] for some in (rows, whole))
+    rows = rows[np.isin(own_step, there)]
     return StageRows(rows, own[rows], np.unique(spans.step[whole]), choice.note)
 
 

@@ -17,16 +17,20 @@ import numpy as np
 
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
-    partition,
+    Part,
+    begun,
+    containing_step,
+    lanes,
+    partition_parts,
     rows_on_ranks,
-    stages_in_steps,
 )
 from lightning_rlprof.analysis.steps.sync_points import find_sync_points
-from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Integers, Mask
 from lightning_rlprof.tables.intervals import edges, last_begun
 from lightning_rlprof.tables.spans import Spans
 
-_AT_ONCE = 2**20  # Segments whose cells are found together; more take memory, and no less time.
+_STAGE = KINDS.index("stage")
 _MAX_CELLS_PER_KEY = 8  # With more possible cells, sorting the keys is cheaper than a table of all.
 
 WAITING = "waiting in {}"
@@ -79,25 +83,29 @@ class StepMatrix:
     """
 
     steps: Int64s
-    step: Int64s
-    name: Int64s
+    step: Integers
+    name: Integers
     work_ns: Int64s
     waits_ns: Int64s
-    calls: Int64s
+    calls: Integers
 
-    def total(self, values: Int64s, rows: Int64s, shape: tuple[int, int]) -> Int64s:
-        """Sum one value per cell by a row for each step and by name, untraced last.
+    def totals(self, rows: Int64s, shape: tuple[int, int], *columns: Integers) -> list[Int64s]:
+        """Sum values of each cell by a row for each step and by name, untraced last.
 
         Args:
-            values: ``work_ns``, ``waits_ns`` or ``calls``.
             rows: The row of each step of ``steps``; -1 leaves it out.
             shape: Number of rows, and of names with untraced.
+            columns: ``work_ns``, ``waits_ns`` or ``calls``.
         """
-        at = rows[self.step]
-        some = at >= 0
-        found = np.zeros(shape[0] * shape[1], np.int64)
-        np.add.at(found, at[some] * shape[1] + self.name[some] % shape[1], values[some])
-        return found.reshape(shape)
+        key = rows[self.step] * shape[1]
+        key += self.name % shape[1]
+        some = key >= 0
+        if not some.all():
+            key, columns = key[some], tuple(values[some] for values in columns)
+        found = np.zeros((len(columns), shape[0] * shape[1]), np.int64)
+        for sums, values in zip(found, columns, strict=True):
+            np.add.at(sums, key, values)
+        return [sums.reshape(shape) for sums in found]
 
     def by_rank(self, spans: Spans, mask: Mask) -> StageWork:
         """Sum work and waiting of each stage by rank; ``mask`` chooses among ``steps``."""
@@ -105,17 +113,15 @@ class StepMatrix:
         ranks, steps = np.unique(rank[mask], return_counts=True)
         rows = np.where(mask, np.searchsorted(ranks, rank), -1)
         shape = (len(ranks), len(spans.names) + 1)
-        sums = (self.total(values, rows, shape) for values in (self.work_ns, self.waits_ns))
+        sums = self.totals(rows, shape, self.work_ns, self.waits_ns)
         return StageWork(ranks, steps, *sums)
 
     def amounts(self, spans: Spans, counter: str) -> "Amounts":
         """Return what stages counted in each cell that has the counter."""
         rows, values = spans.amounts(counter)
-        place, step = stages_in_steps(spans, self.steps)
-        own = np.minimum(np.searchsorted(place, rows), max(len(place) - 1, 0))
-        known = np.append(place, -1)[own] == rows
-        width = len(spans.names)
-        keys = np.append(step, -1)[own[known]] * width + spans.name[rows[known]]
+        step = containing_step(spans, self.steps, rows, lanes(spans))
+        known, width = (spans.kind[rows] == _STAGE) & (step >= 0), len(spans.names)
+        keys = step[known] * width + spans.name[rows[known]]
         cells, at = _cells(len(self.steps) * width, keys)
         amount = np.zeros(len(cells))
         np.add.at(amount, at(keys), values[known])
@@ -141,29 +147,40 @@ def step_matrix(spans: Spans, ranks: Collection[int] | None = None) -> StepMatri
 
 
 def _compute(spans: Spans) -> StepMatrix:
-    cut, waits = partition(spans), waiting_times(spans)
-    width = len(spans.names) + 1
-    names, divided = np.append(spans.name, UNTRACED), cut.divided  # An index of -1 reads the last.
-    parts = [slice(low, low + _AT_ONCE) for low in range(0, len(divided.step), _AT_ONCE)]
-    began, step = stages_in_steps(spans, cut.steps)
+    steps = spans.rows(kind="step")
+    parts = [_cells_of(spans, steps, part) for part in partition_parts(spans)]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    if (columns[0][1:] < columns[0][:-1]).any():  # The threads of a rank take turns.
+        order = np.argsort(columns[0], kind="stable")
+        columns = [column[order] for column in columns]
+    return StepMatrix(steps, *columns)
+
+
+def _cells_of(spans: Spans, steps: Int64s, part: Part) -> tuple[Integers, ...]:
+    """Return the columns of the cells of some threads, by step and name."""
+    width, cut, waits = len(spans.names) + 1, part.divided, _waiting_times(spans, part)
+    began, step = begun(spans, part)
+    divided = cut.step * width + _names(spans, cut.stage) + 1
     keys = (
         waits.step * width + waits.stage + 1,
         waits.step * width + waits.name + 1,
         step * width + spans.name[began] + 1,
     )
-
-    def keys_of(part: slice) -> Int64s:
-        found: Int64s = divided.step[part] * width + names[divided.stage[part]] + 1
-        return found
-
-    cells, at = _cells(len(cut.steps) * width, *map(edges, map(keys_of, parts)), *keys)
-    work, waited, calls = np.zeros((3, len(cells)), np.int64)
-    for part in parts:
-        np.add.at(work, at(keys_of(part)), divided.end_ns[part] - divided.start_ns[part])
+    cells, at = _cells(len(part.steps) * width, divided, *keys)
+    work, waited = np.zeros((2, len(cells)), np.int64)
+    calls = np.zeros(len(cells), np.int32)
+    np.add.at(work, at(divided), cut.end_ns - cut.start_ns)
     np.subtract.at(work, at(keys[0]), waits.ns)
     np.add.at(waited, at(keys[1]), waits.ns)
     np.add.at(calls, at(keys[2]), 1)
-    return StepMatrix(cut.steps, cells // width, cells % width - 1, work, waited, calls)
+    whole = np.searchsorted(steps, part.steps).astype(np.int32)
+    name = (cells % width - 1).astype(np.int32)
+    return whole[cells // width], name, work, waited, calls
+
+
+def _names(spans: Spans, rows: Int64s) -> Int64s:
+    """Return the names of stages; `UNTRACED` stays what it is."""
+    return np.where(rows == UNTRACED, UNTRACED, spans.name[rows])
 
 
 def _cells(size: int, *keys: Int64s) -> tuple[Int64s, Callable[[Int64s], Int64s]]:
@@ -218,43 +235,38 @@ def _find_waits(spans: Spans) -> Waits:
     return Waits(points.row[some], start[some], end[some], whole[some], last)
 
 
-class WaitingTimes(NamedTuple):
-    """Waiting of ranks in the steps of a `Partition`; what is in one stage may be in several rows.
+class _WaitingTimes(NamedTuple):
+    """Waiting of ranks in the steps of a `Part`; what is in one stage may be in several rows.
 
     Attributes:
-        step: Index into ``Partition.steps``.
-        stage_row: Row of the innermost stage, or `UNTRACED`.
-        stage: Name of it as an index into ``Spans.names``, or `UNTRACED`.
+        step: Index into ``Part.steps``.
+        stage: Name of the innermost stage as an index into ``Spans.names``, or `UNTRACED`.
         name: That name; outside any stage that of the collective.
         ns: Time waited, never zero.
     """
 
     step: Int64s
-    stage_row: Int64s
     stage: Int64s
     name: Int64s
     ns: Int64s
 
 
-def waiting_times(spans: Spans) -> WaitingTimes:
-    """Return how long ranks waited in which stages of which steps of `partition`; once per run."""
-    return spans.once("waiting times", _waiting_times, ("clocks",))
-
-
-def _waiting_times(spans: Spans) -> WaitingTimes:
-    waits, cut = find_waits(spans), partition(spans)
-    part = cut.divided
-    thread, own = spans.thread[cut.steps][part.step], spans.thread[waits.row]
-    first = np.maximum(last_begun(thread, part.start_ns, own, waits.start_ns), 0)
-    last = last_begun(thread, part.start_ns, own, waits.end_ns - 1)
+def _waiting_times(spans: Spans, of: Part) -> _WaitingTimes:
+    """Return how long ranks waited in which stages of which steps."""
+    waits, cut = find_waits(spans), of.divided
+    steps_thread = spans.thread[of.steps]
+    mine = np.flatnonzero(np.isin(spans.thread[waits.row], steps_thread))
+    row, start, end = (each[mine] for each in (waits.row, waits.start_ns, waits.end_ns))
+    thread, own = steps_thread[cut.step], spans.thread[row]
+    first = np.maximum(last_begun(thread, cut.start_ns, own, start), 0)
+    last = last_begun(thread, cut.start_ns, own, end - 1)
     count = np.maximum(last - first + 1, 0)
     at = np.repeat(np.arange(len(own)), count)
     segment = np.arange(len(at)) + np.repeat(first - np.cumsum(count) + count, count)
-    begin = np.maximum(waits.start_ns[at], part.start_ns[segment])
-    ns = np.minimum(waits.end_ns[at], part.end_ns[segment]) - begin
+    begin = np.maximum(start[at], cut.start_ns[segment])
+    ns = np.minimum(end[at], cut.end_ns[segment]) - begin
     some = (ns > 0) & (thread[segment] == own[at])
     at, segment = at[some], segment[some]
-    stage_row = part.stage[segment]
-    stage = np.append(spans.name, UNTRACED)[stage_row]
-    name = np.where(stage == UNTRACED, spans.name[waits.row[at]], stage)
-    return WaitingTimes(part.step[segment], stage_row, stage, name, ns[some])
+    stage = _names(spans, cut.stage[segment])
+    name = np.where(stage == UNTRACED, spans.name[row[at]], stage)
+    return _WaitingTimes(cut.step[segment], stage, name, ns[some])

@@ -69,7 +69,7 @@ def _find(spans: Spans) -> WeightUpdates:
     sending_ns = np.zeros_like(sent)
     received = _outermost(spans, sync[here[sync]])
     notes = []
-    unclear = np.isin(spans.ranks, spans.rank[np.intersect1d(sync, numbered)]) & other
+    unclear = np.isin(spans.ranks, spans.rank[sync[np.isin(sync, numbered)]]) & other
     if unclear.sum() > 1:
         notes.append(
             "The direction of weight syncs is unknown on ranks "

@@ -98,7 +98,7 @@ def _work(spans: Spans, matrix: StepMatrix, ranks: Int64s, steps: Int64s) -> Flo
     known = np.isin(rank, ranks) & (steps[at] == step)
     rows = np.where(known, np.searchsorted(ranks, rank) * len(steps) + at, -1)
     shape = (len(ranks) * len(steps), len(spans.names) + 1)
-    found = matrix.total(matrix.work_ns, rows, shape).astype(np.float64)
+    found: Float64s = matrix.totals(rows, shape, matrix.work_ns)[0].astype(np.float64)
     found[:, :-1][:, np.isin(categories_of(spans.names)[:-1], _NO_WORK)] = 0
     return found.reshape(len(ranks), len(steps), -1)
 

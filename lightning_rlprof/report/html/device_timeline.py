@@ -21,7 +21,7 @@ from lightning_rlprof.analysis.device.gaps import (
 )
 from lightning_rlprof.analysis.device.kernel_names import CLASSES, kernel_names
 from lightning_rlprof.analysis.device.launches import first_of_launches, queue_depths
-from lightning_rlprof.analysis.device.timeline import DeviceTimeline, Lane, device_timeline
+from lightning_rlprof.analysis.device.timeline import TABLES, DeviceTimeline, Lane, device_timeline
 from lightning_rlprof.analysis.device.work import (
     COPY,
     NO_REPLAY,
@@ -119,6 +119,8 @@ def draw_devices(spans: Spans) -> DeviceDrawing:
         drawing = draw_devices(load("trace.json.gz"))
         print(len(json.dumps(drawing.data)))
     """
+    if spans.tables.keys().isdisjoint(TABLES):
+        return DeviceDrawing({"lanes": [], "icicle": [], "classes": WORK_CLASSES})
     timeline = device_timeline(spans)
     work = timeline.work
     stacks = Stacks(spans, work)

@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from lightning_rlprof.analysis.catalog import ANALYSES, CATALOG
 from lightning_rlprof.analysis.comparison.settings import by_key, flat
+from lightning_rlprof.analysis.device.timeline import TABLES
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose, no_problem
 from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.stages import UNTRACED_PART
@@ -29,15 +30,7 @@ from lightning_rlprof.loaders.rank_names import Remark, by_cause, named_ranks
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.html.device_charts import DeviceCharts, trust
 from lightning_rlprof.report.html.device_timeline import draw_devices
-from lightning_rlprof.report.html.step_charts import (
-    LATE,
-    Paint,
-    StepCharts,
-    rank_rows,
-    stage_paints,
-    stage_rows,
-    times_largest,
-)
+from lightning_rlprof.report.html.step_charts import Paint, marks, run_charts, with_verdicts
 from lightning_rlprof.report.html.timeline import timeline
 from lightning_rlprof.report.summary import (
     STAGE_TABLES,
@@ -59,7 +52,7 @@ from lightning_rlprof.report.terminal import cell_text, duration, percent, size
 from lightning_rlprof.system.files import draft_of
 from lightning_rlprof.system.location import plain
 from lightning_rlprof.system.process import give_back
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, answer
 from lightning_rlprof.tables.table import Cell, Column, Table, figure, rows_of
 
 _SCRIPTS = (
@@ -109,6 +102,7 @@ _NO_STEPS: dict[str, Any] = {
     **{"steps": [], "total": 0, "ranks": 0, "aligned": ""},
     **{"names": [], "kinds": [], "counters": [], "work": []},
 }
+_DRAWN = {"steps"}  # As a table of every rank, it is too large for the page.
 _OWN = {
     "kernels",
     "data_quality",
@@ -161,15 +155,29 @@ def report_tables(
         spans: The run.
         progress: Called after each analysis with (analyses done, analyses in all).
     """
-    tables = {table.name: table for table in lead_tables(spans)}
-    left_out = STAGE_TABLES | tables.keys() if is_trace(spans) else tables.keys()
+    lead = lead_tables(spans)
+    left_out = {table.name for table in lead} | _DRAWN
+    left_out |= STAGE_TABLES if is_trace(spans) else set()
     analyses = [each.run for each in CATALOG if each.report and each.name not in left_out]
-    for done, analysis in enumerate(analyses, start=1):
-        table = analysis(spans)
-        tables[table.name] = table
-        give_back()
-        progress(done, len(analyses))
-    return tables
+
+    def make(run: Spans) -> list[Table]:
+        found = []
+        for done, analysis in enumerate(analyses, start=1):
+            found.append(analysis(run))
+            give_back()
+            progress(done, len(analyses))
+        return found
+
+    return {table.name: table for table in (*lead, *answer(spans, "report", list[Table], make))}
+
+
+def keep_report(spans: Spans) -> None:
+    """Let the cache of a run keep what takes most of the time of its report."""
+    report_tables(spans)
+    run_charts(spans)
+    _timeline(spans)
+    _extent(spans)
+    diagnose(spans)
 
 
 def render_report(spans: Spans, tables: Mapping[str, Table]) -> str:
@@ -203,10 +211,11 @@ def write_report(spans: Spans, tables: Mapping[str, Table], path: Path) -> None:
 
 def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     of_trace = is_trace(spans)
-    series, lanes = StepCharts(spans), _NO_STEPS if of_trace else timeline(spans)
-    devices = DeviceCharts(spans)
+    charts, lanes = run_charts(spans), _NO_STEPS if of_trace else _timeline(spans)
+    has_devices = of_trace or not spans.tables.keys().isdisjoint(TABLES)
+    devices = DeviceCharts(spans) if has_devices else None
     device_drawing = draw_devices(spans)
-    colors = stage_paints(spans, series)
+    colors = charts.paints
     word, path = spans.device_word, shlex.quote(str(spans.path))
     diagnosis = diagnose(spans)
     drawn = {step["number"] for step in lanes["steps"]}
@@ -216,11 +225,11 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
     data = {
         "paints": colors,
         "untraced": UNTRACED_PART,
-        "steps": series.data(_rows(tables, "changes")),
+        "steps": charts.steps | marks(_rows(tables, "changes")),
         "timeline": lanes,
-        "heat": series.heat(),
-        "memory": series.memory(),
-        "lengths": series.lengths(),
+        "heat": charts.heat,
+        "memory": charts.memory,
+        "lengths": charts.lengths,
         "whatif": _whatif(tables.get("whatif")),
         "device_lanes": device_drawing.data,
     }
@@ -237,9 +246,9 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "versions": versions(spans),
         **first_screen(found := summary(spans, captures=True), of_trace=of_trace),
         "is_trace": of_trace,
-        "device": devices if of_trace or devices.time.places else None,
+        "device": devices if devices is not None and (of_trace or devices.time.places) else None,
         "trust": trust(diagnosis.quality.checks, found.steps),
-        "collectives": devices.collectives(_rows(tables, "communication")),
+        "collectives": devices.collectives(_rows(tables, "communication")) if devices else [],
         "communication_note": _note(tables.get("communication")),
         "findings": diagnosis.found,
         "cost": lambda found: finding_cost(found, word),
@@ -249,14 +258,14 @@ def _page(spans: Spans, tables: Mapping[str, Table]) -> dict[str, Any]:
         "nothing": diagnosis.nothing,
         "whatif_note": _note(tables.get("whatif")),
         "absent": _absent(tables),
-        "not_recorded": devices.not_recorded if of_trace else [],
-        "stages": [] if of_trace else stage_rows(series),
+        "not_recorded": devices.not_recorded if devices and of_trace else [],
+        "stages": [] if of_trace else charts.stages,
         "ranks": []
         if of_trace
-        else rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
-        "ranks_lead": _ranks_lead(series),
+        else with_verdicts(charts.ranks, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
+        "ranks_lead": charts.ranks_lead,
         "stragglers_note": _note(tables.get("stragglers")),
-        "series": series,
+        "charts": charts,
         "length_rows": _rows(tables, "lengths"),
         "length_note": _note(tables.get("lengths")),
         "memory_tables": _taken(grids, ("memory",)),
@@ -379,19 +388,9 @@ def _whatif(table: Table | None) -> list[dict[str, Any]]:
     ]
 
 
-def _ranks_lead(series: StepCharts) -> str:
-    """Say which rank arrives last most often, if any does so in most steps."""
-    late, some = series.by_rank.get(LATE), series.included
-    if late is None or not some.any():
-        return "" if len(series.ranks) < 2 else "Work of each rank in each step."
-    times, steps = times_largest(late[:, some]), int(some.sum())
-    rank = int(np.argmax(times))
-    if 2 * times[rank] <= steps:
-        return f"No rank arrives last in most of the {steps} steps."
-    return (
-        f"Rank {series.ranks[rank]} arrives last in {times[rank]} of {steps} steps. "
-        "The others wait for it there."
-    )
+def _timeline(spans: Spans) -> dict[str, Any]:
+    """Return the steps of the timeline, out of the cache where that keeps them."""
+    return answer(spans, "timeline", dict[str, Any], timeline)
 
 
 def _timeline_lead(lanes: Mapping[str, Any]) -> str:
@@ -506,14 +505,34 @@ def _chip(name: str, column: Column, paints: Mapping[str, Paint]) -> str | None:
 # ---- what a reader must know beside the figures: size, end, set-up, what is missing
 
 
+class Extent(NamedTuple):
+    """How much a run recorded: spans, its distinct steps, the first and last of them, and time."""
+
+    spans: int
+    steps: int
+    first: int
+    last: int
+    length_ns: int
+
+
+def _extent(spans: Spans) -> Extent:
+    return answer(spans, "extent", Extent, _measured_extent)
+
+
+def _measured_extent(spans: Spans) -> Extent:
+    steps = np.unique(spans.step[spans.rows(kind="step")])
+    first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (0, 0)
+    length = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0
+    if not any(header.config for header in spans.headers.values()):
+        length = accounts_of(spans).wall_ns  # A profiler's trace lasts as long as its devices work.
+    return Extent(len(spans), len(steps), first, last, length)
+
+
 def facts(spans: Spans) -> list[str]:
     """Return the run in a handful of words: ranks, device, steps, time, date."""
     headers = spans.headers.values()
     world = max((header.world_size for header in headers), default=0)
-    steps = len(np.unique(spans.step[spans.rows(kind="step")]))
-    length = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0
-    if not any(header.config for header in headers):
-        length = accounts_of(spans).wall_ns  # A profiler's trace lasts as long as its devices work.
+    extent = _extent(spans)
     ranks = len(spans.ranks)
     of = f" of {world:,}" if world > ranks else ""
     devices = sorted({header.hardware for header in headers})
@@ -522,8 +541,8 @@ def facts(spans: Spans) -> list[str]:
         ", ".join(
             "CPU" if device == "cpu" else device for device in devices if device != "unknown"
         ),
-        f"{steps:,} {'step' if steps == 1 else 'steps'}" if steps else "",
-        duration(length) if length else "",
+        f"{extent.steps:,} {'step' if extent.steps == 1 else 'steps'}" if extent.steps else "",
+        duration(extent.length_ns) if extent.length_ns else "",
         _date(spans.unix_ns) if spans.unix_ns else "",
     ]
     return [fact for fact in found if fact]
@@ -534,12 +553,12 @@ def environment(spans: Spans) -> list[Fact]:
     headers = spans.headers.values()
     ended = [status == "finished" for status in spans.statuses.values()]
     hosts = sorted({header.host for header in headers})
-    numbers = np.unique(spans.step[spans.rows(kind="step")])
+    extent = _extent(spans)
     found = [
         Fact("Host" if len(hosts) == 1 else f"{len(hosts)} hosts", _few(hosts)),
-        Fact("Steps", f"{numbers[0]}–{numbers[-1]}" if len(numbers) else ""),
+        Fact("Steps", f"{extent.first}–{extent.last}" if extent.steps else ""),
         Fact("Ended", "finished" if all(ended) else f"{sum(ended)} of {len(ended)} finished"),
-        Fact("Recorded", f"{len(spans):,} spans"),
+        Fact("Recorded", f"{extent.spans:,} spans"),
         Fact("Directory", str(spans.path)),
     ]
     return [fact for fact in found if fact.value]

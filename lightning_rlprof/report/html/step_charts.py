@@ -1,12 +1,13 @@
 """What the charts of the HTML report draw: the parts, work and memory of every step and rank.
 
 A run of any size fits: many steps are drawn as columns of several, many ranks as the most telling.
+The cache of a large run keeps all of it, see `run_charts`.
 """
 
 import base64
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from lightning_rlprof.analysis.steps.step_selection import STATES
 from lightning_rlprof.records.records import bin_start
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.tables.arrays import Float64s, Int64s
-from lightning_rlprof.tables.spans import Histogram, Spans
+from lightning_rlprof.tables.spans import Histogram, Spans, answer
 
 _MAX_PARTS = 14  # Stages and waits; the rest are drawn as one.
 _MAX_COLUMNS = 1_000  # Columns of a chart over the steps; a screen has no more pixels.
@@ -101,12 +102,8 @@ class StepCharts(StepTimes):
             found.append(Part(OTHERS, OTHERS, "stage", ns, sum(part.total_ns for part in rest)))
         return [*found, untraced]
 
-    def data(self, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what the charts over the steps draw, as plain data for JSON.
-
-        Args:
-            changes: Rows of the analysis `changes`.
-        """
+    def data(self) -> dict[str, Any]:
+        """Return what the charts over the steps draw, as plain data for JSON."""
         heads = self._heads
         edges = np.append(heads, len(self.numbers))
         last, sizes = edges[1:] - 1, np.diff(edges)
@@ -115,7 +112,6 @@ class StepCharts(StepTimes):
             sums = np.add.reduceat(values, heads) / sizes
             return [round(ns / 1e3) for ns in sums.tolist()]
 
-        outliers = [row["step"] for row in changes if row["change"] == "outlier"]
         return {
             "first": self.numbers[heads].tolist(),
             "last": self.numbers[last].tolist(),
@@ -132,8 +128,6 @@ class StepCharts(StepTimes):
             "tokens": None if self.tokens is None
             else np.add.reduceat(self.tokens[1], heads).astype(int).tolist(),
             "sizes": sizes.tolist(),
-            "levels": [[row["step"], row["ratio"]] for row in changes if row["change"] == "level"],
-            "outliers": outliers,
         }  # fmt: skip
 
     def memory(self) -> list[dict[str, Any]]:
@@ -238,6 +232,13 @@ class StepCharts(StepTimes):
         return found
 
 
+def marks(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is marked in the charts over the steps, given the rows of `changes`."""
+    levels = [[row["step"], row["ratio"]] for row in changes if row["change"] == "level"]
+    outliers = [row["step"] for row in changes if row["change"] == "outlier"]
+    return {"levels": levels, "outliers": outliers}
+
+
 def _drawn_ranks(ranks: Int64s, ns: Float64s) -> Int64s:
     """Return the ranks to draw, ascending: of very many, spread over the order by their median."""
     if len(ranks) <= _MAX_HEAT_RANKS:
@@ -263,7 +264,9 @@ class StageRow(NamedTuple):
     """One part of a step.
 
     Attributes:
-        part: The part.
+        name: What the reader sees.
+        stage: The stage it belongs to, which gives its color.
+        kind: ``stage``, ``waiting`` or ``untraced``.
         times: Means over the ranks, by step: their mean, quantiles and maximum.
         slowest: Slowest rank and its ratio to the others, ``alike``, or empty.
         stands_out: Whether that rank is clearly slower in a stage that matters.
@@ -272,7 +275,9 @@ class StageRow(NamedTuple):
         device: Mean of the device's time in ns, per call; None if it was not measured.
     """
 
-    part: Part
+    name: str
+    stage: str
+    kind: str
     times: PartStatistics
     slowest: str
     stands_out: bool
@@ -293,7 +298,7 @@ def stage_rows(series: StepCharts) -> list[StageRow]:
         slow = _slowest(series.slowest.get(part.name) if is_stage else None, own.share or 0.0)
         calls = series.calls.get(part.name) if is_stage else None
         inclusive, device = (calls.whole_ns, calls.device_ns) if calls else (None, None)
-        rows.append(StageRow(part, own, *slow, inclusive, device))
+        rows.append(StageRow(part.name, part.stage, part.kind, own, *slow, inclusive, device))
     return rows
 
 
@@ -326,28 +331,16 @@ class RankRow:
     last: str
     stage: str
     waits: str
-    verdict: str
-    slow: bool
-    status: str
+    verdict: str = ""
+    slow: bool = False
+    status: str = ""
 
 
-def rank_rows(
-    series: StepCharts,
-    stragglers: Sequence[Mapping[str, Any]],
-    status: Sequence[Mapping[str, Any]],
-) -> list[RankRow]:
-    """Return a row per rank of a job of several, the latest of very many.
-
-    Args:
-        series: The run.
-        stragglers: Rows of the analysis `stragglers`.
-        status: Rows of the analysis `rank_status`.
-    """
+def rank_rows(series: StepCharts) -> list[RankRow]:
+    """Return a row per rank of a job of several, the latest of very many; without verdicts."""
     values, some = series.by_rank, series.included
     if not values or not some.any():
         return []
-    verdicts = {row["rank"]: str(row["verdict"]) for row in stragglers if row["rank"] is not None}
-    ended = {row["rank"]: str(row["status"]) for row in status}
     late, waits = values.get(LATE), values.get(WAITS)
     last = None if late is None else times_largest(late[:, some])
     stage = next((ns for name, ns in values.items() if name not in (LATE, WAITS)), None)
@@ -358,17 +351,54 @@ def rank_rows(
     wall = _walls(series)
     return [
         RankRow(
-            rank := int(series.ranks[at]),
+            int(series.ranks[at]),
             "" if late is None else duration(int(np.median(late[at, some]))),
             "" if last is None else f"{last[at]} of {int(some.sum())}",
             "" if stage is None else duration(int(np.median(stage[at, some]))),
             "" if waits is None else f"{100 * waits[at, some].sum() / wall[at]:.1f}",
-            verdicts.get(rank, ""),
-            rank in verdicts,
-            "" if ended.get(rank, "finished") == "finished" else ended[rank],
         )
         for at in order[:_MAX_RANK_ROWS].tolist()
     ]
+
+
+def with_verdicts(
+    rows: Iterable[RankRow],
+    stragglers: Iterable[Mapping[str, Any]],
+    status: Iterable[Mapping[str, Any]],
+) -> list[RankRow]:
+    """Return the rows of ranks with what analyses say of them.
+
+    Args:
+        rows: Of `rank_rows`.
+        stragglers: Rows of the analysis `stragglers`.
+        status: Rows of the analysis `rank_status`.
+    """
+    verdicts = {row["rank"]: str(row["verdict"]) for row in stragglers if row["rank"] is not None}
+    ended = {row["rank"]: str(row["status"]) for row in status if row["status"] != "finished"}
+    return [
+        replace(
+            row,
+            verdict=verdicts.get(row.rank, ""),
+            slow=row.rank in verdicts,
+            status=ended.get(row.rank, ""),
+        )
+        for row in rows
+    ]
+
+
+def _ranks_lead(series: StepCharts) -> str:
+    """Say which rank arrives last most often, if any does so in most steps."""
+    late, some = series.by_rank.get(LATE), series.included
+    if late is None or not some.any():
+        return "" if len(series.ranks) < 2 else "Work of each rank in each step."
+    times, steps = times_largest(late[:, some]), int(some.sum())
+    rank = int(np.argmax(times))
+    if 2 * times[rank] <= steps:
+        return f"No rank arrives last in most of the {steps} steps."
+    return (
+        f"Rank {series.ranks[rank]} arrives last in {times[rank]} of {steps} steps. "
+        "The others wait for it there."
+    )
 
 
 def _walls(series: StepCharts) -> Any:
@@ -428,3 +458,59 @@ def _ink(fill: str) -> str:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if luminance > 0.179 else "#ffffff"
+
+
+# ---- all of it
+
+
+@dataclass(frozen=True)
+class RunCharts:
+    """What the page draws of the steps and ranks of a run, as plain data.
+
+    Attributes:
+        step_count: How many steps there are.
+        rank_count: How many ranks have steps.
+        note: Which steps do not count.
+        paints: Of every stage.
+        steps: `StepCharts.data`.
+        heat: `StepCharts.heat`.
+        memory: `StepCharts.memory`.
+        lengths: `StepCharts.lengths`.
+        stages: `stage_rows`.
+        ranks: `rank_rows`.
+        ranks_lead: Which rank arrives last, if one does so in most steps.
+    """
+
+    step_count: int
+    rank_count: int
+    note: str
+    paints: dict[str, Paint]
+    steps: dict[str, Any]
+    heat: dict[str, Any]
+    memory: list[dict[str, Any]]
+    lengths: dict[str, Any] | None
+    stages: list[StageRow]
+    ranks: list[RankRow]
+    ranks_lead: str
+
+
+def run_charts(spans: Spans) -> RunCharts:
+    """Return the charts of a run, out of its cache where that keeps them."""
+    return answer(spans, "charts", RunCharts, _run_charts)
+
+
+def _run_charts(spans: Spans) -> RunCharts:
+    series = StepCharts(spans)
+    return RunCharts(
+        len(series.numbers),
+        len(series.ranks),
+        series.note,
+        stage_paints(spans, series),
+        series.data(),
+        series.heat(),
+        series.memory(),
+        series.lengths(),
+        stage_rows(series),
+        rank_rows(series),
+        _ranks_lead(series),
+    )

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_rlprof.analysis.steps import partition as partition_module
 from lightning_rlprof.analysis.steps.partition import (
+    Segments,
     containing_step,
     divide,
+    exclusive_ns,
     paint,
     partition,
+    partition_parts,
     rows_on_ranks,
 )
 from lightning_rlprof.analysis.steps.step_matrix import step_matrix
@@ -91,6 +95,26 @@ def test_the_partition_of_some_ranks_is_that_of_a_run_of_these(
         for column, same in zip(found, expected, strict=True):
             assert column.tolist() == same.tolist()
     assert own.steps.tolist() == steps.tolist()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(runs(), st.integers(0, 3), st.integers(1, 9))
+def test_parts_of_a_few_threads_say_what_the_whole_does(
+    rows: list[list[Row]], since: int, at_once: int
+) -> None:
+    spans = loaded(*rows)
+    cut = partition(spans)
+    later = spans.step[cut.steps[cut.divided.step]] >= since
+    expected = exclusive_ns(spans, Segments(*(column[later] for column in cut.divided)))
+    found = np.zeros_like(expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition_module, "_ROWS_AT_ONCE", at_once)
+        matrix = step_matrix(dataclasses.replace(spans, results={}))
+        for part in partition_parts(spans, since=since):
+            found += exclusive_ns(spans, part.divided)
+    assert found.tolist() == expected.tolist()
+    for name, column in vars(step_matrix(spans)).items():
+        assert getattr(matrix, name).tolist() == column.tolist()
 
 
 def test_of_two_stages_opened_at_once_the_greater_id_is_inside() -> None:

@@ -118,14 +118,11 @@ def test_all_analyses_of_a_run_read_one_matrix(monkeypatch: pytest.MonkeyPatch) 
     counting(partition_module, "_divide_all")
     counting(matrix_module, "_compute")
     counting(matrix_module, "_find_waits")
-    counting(matrix_module, "_waiting_times")
     counting(ledger_module, "compute_accounts")
     summary_lines(summary(spans))
     for analysis in CATALOG:
         analysis.run(spans)
-    assert made == dict.fromkeys(
-        ("_divide_all", "_compute", "_find_waits", "_waiting_times", "compute_accounts"), 1
-    )
+    assert made == dict.fromkeys(("_divide_all", "_compute", "_find_waits", "compute_accounts"), 1)
 
 
 REGIONS = ("data_fetch", "batch_to_device", "save_checkpoint", "my_region", "garbage_collection")

@@ -165,7 +165,7 @@ def typical_shares(run: Run, *ranks: int) -> dict[str, float]:
     matrix = step_matrix(run, ranks or None)
     number, every = np.unique(run.step[matrix.steps], return_inverse=True)
     shape = (len(number), len(run.names) + 1)
-    ns = matrix.total(matrix.work_ns + matrix.waits_ns, every, shape)
+    (ns,) = matrix.totals(every, shape, matrix.work_ns + matrix.waits_ns)
     medians = np.median(ns / ns.sum(axis=1, keepdims=True), axis=0)
     names = np.array([*run.names, "untraced"])
     there = ns.any(axis=0)

@@ -14,9 +14,11 @@ from lightning_rlprof.report.html.step_charts import (
     LATE,
     OTHERS,
     StepCharts,
+    marks,
     rank_rows,
     stage_rows,
     times_largest,
+    with_verdicts,
 )
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
 from tests.builders.scripted import Script, play
@@ -55,7 +57,7 @@ def test_many_stages_are_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_steps_share_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_charts, "_MAX_COLUMNS", 3)
     series = StepCharts(grpo_run(tmp_path / "run", steps=7))
-    data = series.data(
+    data = series.data() | marks(
         [{"change": "outlier", "step": 5}, {"change": "level", "step": 4, "ratio": 2.0}]
     )
     assert list(zip(data["first"], data["last"], data["sizes"], strict=True)) == [
@@ -88,7 +90,7 @@ def test_of_very_many_ranks_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> N
 def test_one_rank_has_nobody_to_be_late_for(tmp_path: Path) -> None:
     series = StepCharts(grpo_run(tmp_path / "run", steps=5))
     assert series.heat() == {"ranks": [], "values": []}
-    assert rank_rows(series, [], []) == []
+    assert rank_rows(series) == []
 
 
 def test_tokens_are_those_of_the_stage_that_generates(tmp_path: Path) -> None:
@@ -106,12 +108,12 @@ def test_tokens_are_those_of_the_stage_that_generates(tmp_path: Path) -> None:
 def test_rows_of_stages_and_ranks_name_who_is_slow() -> None:
     spans = play(Script(ranks=4, steps=40, slow={2: 0.4}), 3).spans
     series = StepCharts(spans)
-    rows = {row.part.name: row for row in stage_rows(series)}
+    rows = {row.name: row for row in stage_rows(series)}
     assert rows["actor_generate"].slowest.startswith("rank 2, 1.4")
     assert rows["actor_generate"].stands_out
     own = next(part.ns for part in series.parts if part.name == "actor_generate")
     assert rows["actor_generate"].times.p50 == round_ns(np.median(own[series.included]))
-    ranks = rank_rows(series, rows_of(stragglers(spans)), [])
+    ranks = with_verdicts(rank_rows(series), rows_of(stragglers(spans)), [])
     assert [row.rank for row in ranks if row.slow] == [2]
     assert float(ranks[2].waits) < min(float(row.waits) for row in ranks if row.rank != 2)
 
@@ -135,6 +137,6 @@ def test_excluded_steps_are_drawn_but_not_counted(tmp_path: Path) -> None:
         for row in grpo_rows(6)
     ]
     series = StepCharts(loaded(rows))
-    data = series.data([])
+    data = series.data()
     assert data["included"] == [1, 1, 0, 1, 1, 1]
     assert data["states"][data["state"][2]] == "capture"
