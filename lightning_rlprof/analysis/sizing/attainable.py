@@ -255,7 +255,7 @@ class Rollout(Work):
         one = cache_bytes(self.model, [length]) / length
         own = self.model.expert_parameters
         weights = 2 * ((self.model.parameters - own) / tp + own / (self.ep or tp))
-        free = self.device.memory_gb * 1e9 * self.share[end] - weights - _ENGINE_BYTES
+        free = self.device.usable * self.share[end] - weights - _ENGINE_BYTES
         return max(free * tp / one if one else inf, least)
 
 

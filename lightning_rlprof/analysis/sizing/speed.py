@@ -336,6 +336,6 @@ class _Job:
 
 def _least_tp(model: Model, device: Peak) -> int:
     """Return the least tensor parallelism that leaves a quarter of the device for the KV cache."""
-    free = 0.6 * device.memory_gb * 1e9
+    free = 0.6 * device.usable
     sizes = (1 << power for power in range(7))
     return next((tp for tp in sizes if 2 * model.parameters / tp <= free), 64)

@@ -118,9 +118,9 @@ def test_summary_and_table_say_what_is_normal() -> None:
     assert line == "Speed: 2 stages normal"
     slow = speedy({"actor_generate": 200, "actor_update": 40}, STAGES)
     [line] = speed_lines(summary(slow).speed)
-    assert line == "Speed: actor_generate slow by 1.8 to 5.6 x, 1 stage normal"
+    assert line == "Speed: actor_generate slow by 1.9 to 5.6 x, 1 stage normal"
     text = by_stage(run)["actor_generate"].text
-    assert text == "actor_generate normal (58 s; 35.8 to 112 s are attainable)"
+    assert text == "actor_generate normal (58 s; 35.8 to 108 s are attainable)"
     table = speed_table(speeds(run))
     assert table.column("verdict") == ["normal", "normal"]
     assert speed_table(()).abstained
