@@ -61,7 +61,7 @@ SOURCES = {
 }
 """Documents of the rows, read in November 2026."""
 
-_SINGLE = ("samples", "prompt", "group", "ep", "ways", "updates", "square", "bytes")
+_SINGLE = ("samples", "prompt", "group", "pp", "cp", "ep", "updates", "square", "bytes")
 _BOTH = ("tp",)  # A pair of a rollout, and a number of a pass.
 
 

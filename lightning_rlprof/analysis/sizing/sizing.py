@@ -241,7 +241,7 @@ def step_work(job: Job) -> dict[str, Work]:
             job.model.critic() if stage.startswith("critic") else job.model,
             *(job.device, job.training_devices, samples),
             *((job.prompt + least, job.prompt + most), backward),
-            *(job.tp, job.tp * job.pp * job.cp),
+            *(job.tp, job.pp, job.cp),
             lora=job.lora > 0,
             micro_tokens=(micro, micro) if micro else Pass.micro_tokens,
             recompute=(job.checkpointing, job.checkpointing),

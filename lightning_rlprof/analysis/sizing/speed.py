@@ -263,15 +263,13 @@ class _Job:
             )
         padded, squares = (self._per_step(code, name) for name in ("padded_tokens", "tokens_sq"))
         known: dict[str, Any] = {"square": squares * samples / tokens**2} if squares else {}
-        tp = int(self._fact(code, "tp") or 1)
+        tp, pp, cp, ep = (int(self._fact(code, name) or 1) for name in ("tp", "pp", "cp", "ep"))
         return Pass(
             self.model.critic() if stage.startswith("critic") else self.model,
             *(self.device, self.devices - apart, samples),
             mean=(mean, mean) if counted else (mean + prompt[0], mean + prompt[1]),
             backward=_PASSES[stage],
-            tp=tp,
-            ways=int(self._fact(code, "model_parallel") or tp),
-            ep=int(self._fact(code, "ep") or 1),
+            **{"tp": tp, "pp": pp, "cp": cp, "ep": ep},
             updates=int(self._fact(code, "updates") or max(self._calls(code), 1)),
             lora=bool(self._fact(code, "lora")),
             micro_tokens=pair("micro_tokens", Pass.micro_tokens),

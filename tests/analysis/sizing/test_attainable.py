@@ -91,6 +91,30 @@ def test_parts_of_a_pass_follow_what_it_does() -> None:
     assert 2 < update().range()[BEST] / forward[BEST] < 4
 
 
+def test_stages_of_a_pipeline_wait_and_context_parallelism_gathers_all_weights() -> None:
+    """One micro-batch per update: two stages take twice as long, unless a schedule hides it."""
+    alone = {"samples": 4, "mean": (16384, 16384), "updates": 1, "sharded": (False, False)}
+    one, two = update(**alone, cp=2), update(**alone, pp=2)
+    assert two.range()[BEST] == pytest.approx(one.range()[BEST])
+    busy = {"compute", "launches"}
+    least, most = (max(each.parts(WORST)[name] for name in busy) for each in (one, two))
+    assert most == pytest.approx(least)
+    assert two.range()[WORST] - one.range()[WORST] >= least
+    sharded = {**alone, "sharded": (True, True)}
+    links = [update(**sharded, **how).parts(BEST)["link"] for how in ({"cp": 2}, {"pp": 2})]
+    assert links[0] == pytest.approx(2 * links[1])
+
+
+def test_matmuls_reach_more_of_a_peak_that_is_small_beside_the_bandwidth() -> None:
+    """An H20 reads operands 20% faster than an H100, and multiplies them at 15% of its speed."""
+    slow = replace(rollout(), device=device_labeled("H20-96G"))
+    best, worst = (
+        slow.parts(end)["prefill"] / rollout().parts(end)["prefill"] for end in (BEST, WORST)
+    )
+    assert worst == pytest.approx(989.4 / 148)
+    assert best == pytest.approx(989.4 / 148 * 0.6 / 0.923, rel=1e-2)
+
+
 def test_cards_have_slower_links_than_modules() -> None:
     card = replace(update(), device=device_labeled("A6000-48G"))
     same = replace(card, device=Peak("x", "other", 154.8, 768, 48))
