@@ -3,7 +3,8 @@
 Rows are in ``attainable_rows.tsv``: what a document says of a job, and how long a stage took. They
 are split by document. The efficiencies were chosen on ``calibration`` alone. ``held out`` and
 ``new`` were scored afterwards; two corrections followed, and ``after`` came in after these.
-``fresh`` was collected whole before any of it was scored. A fact that a document does not state
+``fresh`` was collected whole before any of it was scored; more corrections followed, and ``last``
+was collected whole after these. A fact that a document does not state
 stays a range; engines in C++ launch like graphs. ``--misses`` prints each row outside its range.
 """
 
@@ -58,6 +59,11 @@ SOURCES = {
     "skyrl-161": _GITHUB + "NovaSky-AI/SkyRL/pull/161",
     "slime-67": _GITHUB + "THUDM/slime/pull/67",
     "ml-sys-169": _GITHUB + "zhaochenyang20/Awesome-ML-SYS-Tutorial/issues/169",
+    "verl-a800": _GITHUB + "verl-project/verl, examples/tuning/README.md",
+    "npu-lora": _GITHUB + "verl-project/verl-ascend-recipe/issues/78: report of its recipe",
+    "npu-deepseek": "Training DeepSeek-R1 by verl on 128 Atlas A3: report of its authors",
+    "verl-gsm8k-7b": "veRL Benchmark Report: GRPO and Qwen2.5-7B on GSM8K",
+    "verl-gsm8k-1b": "veRL Benchmark Report: GRPO and LLaMA3.2-1B on GSM8K",
 }
 """Documents of the rows, read in November 2026."""
 
@@ -69,7 +75,7 @@ class Row(NamedTuple):
     """A published time of a stage.
 
     Attributes:
-        split: ``calibration``, ``held out``, ``new``, ``after`` or ``fresh``.
+        split: ``calibration``, ``held out``, ``new``, ``after``, ``fresh`` or ``last``.
         source: Its document, a key of `SOURCES`.
         stage: ``generation``, ``log-prob``, ``training`` or ``refit``.
         seconds: How long it took.

@@ -24,6 +24,7 @@ _GPT_OSS = {"head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama-3-8B": _config("llama", (4096, 32, 32, 8, 14336, 128256)),
     "Llama-3-70B": _config("llama", (8192, 80, 64, 8, 28672, 128256)),
+    "Llama-3.2-1B": _config("llama", (2048, 16, 32, 8, 8192, 128256), tie_word_embeddings=True),
     "Llama-2-7B": _config("llama", (4096, 32, 32, 32, 11008, 32000)),
     "Llama-2-13B": _config("llama", (5120, 40, 40, 40, 13824, 32000)),
     "Llama-2-70B": _config("llama", (8192, 80, 64, 8, 28672, 32000)),
