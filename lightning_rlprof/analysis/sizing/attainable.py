@@ -57,7 +57,7 @@ _SPREAD = (0.35, 1.0)  # Standard deviation of the logarithm of response lengths
 _START = (0.0, 6.0)  # Seconds until the engines are awake and have the first batch.
 _RESERVED = (0.5, 1.0)  # Part of what a sequence may still write that is kept free for it.
 _FEW_SEQUENCES = (64, 8)
-_ENGINE_BYTES = 3e9  # Activations and graphs of an engine.
+_ENGINE_BYTES = (1.5e9, 3e9)  # Activations and graphs of an engine; vLLM logs 1.5 GB at best.
 _MAX_EVENTS = 512  # A rollout is computed in at most about this many intervals.
 
 # ---- passes over sequences
@@ -267,7 +267,7 @@ class Rollout(Work):
         one = cache_bytes(self.model, [length]) / length
         own = self.model.expert_parameters
         weights = 2 * ((self.model.parameters - own) / tp + own / (self.ep or tp))
-        free = self.device.usable * self.share[end] - weights - _ENGINE_BYTES
+        free = self.device.usable * self.share[end] - weights - _ENGINE_BYTES[end]
         return max(free * tp / one if one else inf, least)
 
 
