@@ -2,8 +2,10 @@
 
 Rows are in ``attainable_rows.tsv``: what a document says of a job, and how long a stage took. They
 are split by document. The efficiencies were chosen on ``calibration`` alone. ``held out`` and
-``new`` were scored afterwards; two corrections followed, and ``after`` came in after these. A fact
-that a document does not state stays a range. ``--misses`` prints each row outside its range.
+``new`` were scored afterwards; two corrections followed, and ``after`` came in after these.
+``fresh`` was collected whole before any of it was scored; corrections followed, and ``last`` was
+collected whole after these. A fact that a document does not state stays a range; engines in C++
+launch like graphs. ``--misses`` prints each row outside its range.
 """
 
 import argparse
@@ -44,10 +46,28 @@ SOURCES = {
     "tt-340": _GITHUB + "tenstorrent/tt-inference-server/issues/340",
     "vime-175": _GITHUB + "vllm-project/vime/issues/175",
     "vime-255": _GITHUB + "vllm-project/vime/issues/255",
+    "slime-a100": _GITHUB + "THisisPX/slime, reports/*.md of Qwen3-4B",
+    "qwen3-h20": _GITHUB + "terrense/qwen3-8b-grpo-dapo-lab, experiments/*/metrics",
+    "rllm-32b": _GITHUB + "novitalabs/rllm, DeepSWE 32B: timing and resources",
+    "rllm-30b": _GITHUB + "novitalabs/rllm, Megatron backend for MoE training",
+    "infx-swe": "Qwen3-235B SWE-env, jobs 29922, 30045, 36915: pages of a fork of slime",
+    "medagent-v20": "MedAgent v20: report of a training by AgentLightning",
+    "coder-5090": _GITHUB + "Rogerffff/verl, coding_model_project: A1 probe",
+    "lmdeploy": _GITHUB + "InternLM/lmdeploy, docs/en/benchmark/a100_fp16.md",
+    "trtllm-061": _GITHUB + "NVIDIA/TensorRT-LLM, docs/source/performance.md of v0.6.1",
+    "checkpoint-engine": _GITHUB + "MoonshotAI/checkpoint-engine, README.md",
+    "skyrl-161": _GITHUB + "NovaSky-AI/SkyRL/pull/161",
+    "slime-67": _GITHUB + "THUDM/slime/pull/67",
+    "ml-sys-169": _GITHUB + "zhaochenyang20/Awesome-ML-SYS-Tutorial/issues/169",
+    "verl-a800": _GITHUB + "verl-project/verl, examples/tuning/README.md",
+    "npu-lora": _GITHUB + "verl-project/verl-ascend-recipe/issues/78: report of its recipe",
+    "npu-deepseek": "Training DeepSeek-R1 by verl on 128 Atlas A3: report of its authors",
+    "verl-gsm8k-7b": "veRL Benchmark Report: GRPO and Qwen2.5-7B on GSM8K",
+    "verl-gsm8k-1b": "veRL Benchmark Report: GRPO and LLaMA3.2-1B on GSM8K",
 }
 """Documents of the rows, read in November 2026."""
 
-_SINGLE = ("samples", "prompt", "group", "ep", "ways", "updates", "square")
+_SINGLE = ("samples", "prompt", "group", "pp", "cp", "ep", "updates", "square", "bytes")
 _BOTH = ("tp",)  # A pair of a rollout, and a number of a pass.
 
 
@@ -55,7 +75,7 @@ class Row(NamedTuple):
     """A published time of a stage.
 
     Attributes:
-        split: ``calibration``, ``held out``, ``new`` or ``after``.
+        split: ``calibration``, ``held out``, ``new``, ``after``, ``fresh`` or ``last``.
         source: Its document, a key of `SOURCES`.
         stage: ``generation``, ``log-prob``, ``training`` or ``refit``.
         seconds: How long it took.
@@ -95,7 +115,7 @@ def _value(stage: str, key: str, text: str) -> Any:
         return (text, text)
     low, _, high = text.partition(":")
     if key in _SINGLE or (key in _BOTH and stage != "generation"):
-        return float(low) if key in ("prompt", "square") else int(low)
+        return float(low) if key in ("prompt", "square", "bytes") else int(low)
     return float(low), float(high or low)
 
 

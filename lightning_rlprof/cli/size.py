@@ -74,7 +74,8 @@ _NEEDED = ("model", "devices", "prompt_length", "response_length")
 _FACTS = {
     **{"prompt_length": "prompt_tokens", "mean_length": "mean", "response_length": "longest"},
     **{"tokens": "micro_tokens", "checkpointing": "recompute"},
-    **{name: name for name in ("group", "tp", "ep", "lora", "offload", "max_num_seqs", "eager")},
+    **{name: name for name in ("group", "tp", "pp", "cp", "ep", "lora", "offload")},
+    **{name: name for name in ("max_num_seqs", "eager")},
     **{name: name for name in ("rollout_tp", "rollout_ep", "rollout_devices")},
 }
 """Options that say how a run works, and the fact of `analysis.sizing.speed` that each is."""
@@ -133,8 +134,6 @@ def _compare(run: str, given: dict[str, Any]) -> None:
     known = {fact: given[name] for name, fact in _FACTS.items() if given[name] != usual[name]}
     if given["shard"] is not None:
         known["sharded"] = given["shard"] in ("fsdp", "zero3")
-    if (ways := given["tp"] * given["pp"] * given["cp"]) > 1:
-        known["model_parallel"] = ways
     if given["model"] is not None:
         known["model"] = read_model(given["model"])
     if given["devices"] is not None:

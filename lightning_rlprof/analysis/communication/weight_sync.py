@@ -44,7 +44,7 @@ PARTS = {
         quantize_weights rename_weights to_bf16 to_fp8 to_hf""",
     TRANSFER: """
         all_to_all broadcast broadcast_bucket broadcast_params broadcast_to_vllm broadcast_weights
-        download fetch_weights ipc nccl_broadcast p2p publish_weights pull_weights push_weights
+        disk download fetch_weights ipc nccl_broadcast p2p publish_weights pull_weights push_weights
         rdma_write receive receive_weights recv recv_weights scatter send send_bucket send_recv
         send_weights transfer transfer_params transfer_weights upload""",
     LOAD: """
@@ -60,6 +60,13 @@ PARTS = {
 """Usual names of the parts, in the order in which a sync has them."""
 
 _PART_OF = {name: part for part, names in PARTS.items() for name in names.split()}
+PATHS = {
+    "p2p": "all_to_all p2p rdma_write send_recv",
+    "nccl": "broadcast broadcast_bucket broadcast_params nccl_broadcast",
+    "ipc": "ipc",
+    "disk": "disk download upload",
+}
+"""Names of transfers that tell the way of the weights, the fastest one first."""
 _LOCAL = (CONVERT, LOAD)  # These parts move nothing over a link.
 _WORK: tuple[Kind, ...] = ("stage", "region")
 _ROWS_AT_ONCE = 2**18
@@ -117,6 +124,16 @@ def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if ranks is None:
         return spans.once("weight sync", _analyze, ("clocks",))
     return _analyze(spans, ranks)
+
+
+def paths(spans: Spans, code: int) -> list[str]:
+    """Return the ways of the weights that the spans inside a stage tell, the fastest first."""
+    syncs, rows = np.flatnonzero(spans.name == code), _work(spans, None)
+    lane, start = spans.thread, spans.start_ns
+    within = Enclosing(lane[syncs], start[syncs], spans.end_ns[syncs]).at(lane[rows], start[rows])
+    inside = np.unique(spans.name[rows[within != NONE]]).tolist()
+    told = {name for each in inside for name in plain_names(spans.names[each])}
+    return [path for path, names in PATHS.items() if told & {*names.split()}]
 
 
 def _analyze(spans: Spans, ranks: Collection[int] | None = None) -> Table:

@@ -40,6 +40,11 @@ class Peak:
     others: Mapping[Type, float] = field(default_factory=dict)
     unconfirmed: tuple[str, ...] = ()
 
+    @property
+    def usable(self) -> float:
+        """Bytes that torch can see: 99% of the GiB on the data sheet."""
+        return self.memory_gb * 2**30 * 0.99
+
     def of(self, kind: Type) -> float | None:
         """Return the peak of a type, None if unknown."""
         return self.tflops if kind == "bf16" else self.others.get(kind)

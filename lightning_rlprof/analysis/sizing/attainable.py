@@ -43,10 +43,11 @@ NODE = 8
 
 _MARGIN = 0.05  # By this much a hypothesis may miss the measured seconds.
 _SUMS = ("total", "tail")
+_BALANCE = 295.0  # FLOPs per byte of an H100, on which parts of the peak were chosen.
 
 # ---- decode
 _DECODE = (0.85, 0.40)  # Part of the memory's bandwidth.
-_PREFILL = (0.60, 0.25)  # Part of the peak, also of decoding that is bound by compute.
+_PREFILL = (0.60, 0.25)  # Part of an H100's peak, also of decoding that is bound by compute.
 _HOST_STEP = (1.5e-3, 6e-3)  # Seconds of a decode step on the host, with graphs.
 _EAGER_LAYER = (0.35e-3, 0.9e-3)  # Seconds of a layer and decode step without graphs.
 _REDUCE = (10e-6, 30e-6)  # Seconds of an all-reduce inside a node; a layer has two.
@@ -56,11 +57,11 @@ _SPREAD = (0.35, 1.0)  # Standard deviation of the logarithm of response lengths
 _START = (0.0, 6.0)  # Seconds until the engines are awake and have the first batch.
 _RESERVED = (0.5, 1.0)  # Part of what a sequence may still write that is kept free for it.
 _FEW_SEQUENCES = (64, 8)
-_ENGINE_BYTES = 3e9  # Activations and graphs of an engine.
+_ENGINE_BYTES = (1.5e9, 3e9)  # Activations and graphs of an engine; vLLM logs 1.5 GB at best.
 _MAX_EVENTS = 512  # A rollout is computed in at most about this many intervals.
 
 # ---- passes over sequences
-_COMPUTE = (0.55, 0.22)  # Executed FLOPs by the peak, without what follows.
+_COMPUTE = (0.55, 0.22)  # Executed FLOPs by the peak of an H100, without what follows.
 _ELEMENTWISE = (0.7, 0.35)  # Part of the bandwidth, of norms, activations and logits.
 _LAUNCH_LAYER = (0.25e-3, 0.9e-3)  # Seconds of a layer, pass and micro-batch if bound by launches.
 _STAGE = (0.1, 4.0)  # Seconds of a stage besides: dispatch, loading, gathering.
@@ -138,6 +139,17 @@ class Work:
         factor, name = max(found, default=(1.0, ""))
         return (name, factor) if factor > 1 else None
 
+    def _reach(self, parts: Pair, end: int) -> float:
+        """Return which part of the peak matmuls reach.
+
+        What an H100 lacks at best is the time in which operands are read. A device with more
+        bandwidth by its peak reads them sooner: an H20 reaches nine tenths.
+        """
+        if end == WORST or not self.device.gb_s:
+            return parts[end]
+        balance = self.device.tflops * 1e3 / self.device.gb_s
+        return 1 / (1 + (1 / parts[BEST] - 1) * balance / _BALANCE)
+
     @property
     def link(self) -> float:
         """Bytes/s of a device to others, one way."""
@@ -198,7 +210,7 @@ class Rollout(Work):
         each = max(-(-self.samples * tp // self.devices), 1)
         todo = lengths(self.mean[end], self.longest[end], _SPREAD[end], each)
         todo = np.random.default_rng(0).permutation(todo)
-        peak = self.device.tflops * 1e12 * _PREFILL[end] * tp
+        peak = self.device.tflops * 1e12 * self._reach(_PREFILL, end) * tp
         bandwidth = (self.device.gb_s or inf) * 1e9 * _DECODE[end]
         reduce = (_FAR_REDUCE if tp > NODE else _REDUCE)[end] * 2 * len(model.layers) * (tp > 1)
         launches = _EAGER_LAYER[end] * len(model.layers) * self.eager[end]
@@ -255,7 +267,7 @@ class Rollout(Work):
         one = cache_bytes(self.model, [length]) / length
         own = self.model.expert_parameters
         weights = 2 * ((self.model.parameters - own) / tp + own / (self.ep or tp))
-        free = self.device.memory_gb * 1e9 * self.share[end] - weights - _ENGINE_BYTES
+        free = self.device.usable * self.share[end] - weights - _ENGINE_BYTES[end]
         return max(free * tp / one if one else inf, least)
 
 
@@ -268,7 +280,8 @@ class Pass(Work):
         mean: Tokens of a mean sequence, prompt included.
         backward: It trains.
         tp: Tensor parallelism.
-        ways: Devices that share a micro-batch: tensor, pipeline and context parallelism.
+        pp: Pipeline stages.
+        cp: Context parallelism, or Ulysses: devices that share sequences, each with all weights.
         ep: Expert parallelism: a device gathers its own experts alone.
         updates: Steps of the optimizer.
         lora: Adapters are trained alone.
@@ -286,7 +299,8 @@ class Pass(Work):
     mean: Pair
     backward: bool
     tp: int = 1
-    ways: int = 1
+    pp: int = 1
+    cp: int = 1
     ep: int = 1
     updates: int = 1
     lora: bool = False
@@ -317,7 +331,7 @@ class Pass(Work):
     def parts(self, end: int) -> dict[str, float]:
         """Return the seconds of ``compute``, ``launches``, ``link``, ``optimizer``, and in total.
 
-        At best, launches, kernels and links overlap.
+        At best, launches, kernels and links overlap, and no pipeline stage waits for another.
         """
         model, mean = self.model, self.mean[end]
         again = self.recompute[end] and self.backward
@@ -328,10 +342,10 @@ class Pass(Work):
         row = len(model.layers) * 60 * model.hidden * (3 + again if self.backward else 1)
         row += model.vocabulary * (30 if self.backward else 10)
         peak = self.device.tflops * 1e12 * self.devices
-        compute = work * flops * self.padding[end] / peak / _COMPUTE[end]
+        compute = work * flops * self.padding[end] / peak / self._reach(_COMPUTE, end)
         elementwise = row * tokens / self._bandwidth / self.devices / _ELEMENTWISE[end]
         compute += elementwise * (0.5 if end == BEST else 1)
-        groups = self.devices / self.ways
+        groups = self.devices / (self.tp * self.pp * self.cp)
         micro = max(self.micro_tokens[end], mean * self.padding[end])
         count = max(tokens / micro / groups, self.updates)
         launches = count * len(model.layers) * _LAUNCH_LAYER[end] * work
@@ -340,6 +354,8 @@ class Pass(Work):
             calls = sum(block.count for block in blocks if isinstance(block, Experts))
             launches += count * calls * _LOOPED_EXPERT[end] * work
         busy = max(compute, launches) + _OVERLAP_LOST[end] * min(compute, launches)
+        # Stages fill and drain in each update; schedules without that bubble are the best.
+        busy *= 1 if end == BEST else 1 + (self.pp - 1) * self.updates / count
         link = self._link_seconds(end, count, tokens / self.padding[end] / groups, 2 + again)
         optimizer = 0.0
         if self.backward and not self.lora:
@@ -364,8 +380,9 @@ class Pass(Work):
             best = count + self.updates * self.backward
             times = best if end == BEST else count * (4 if self.backward else 1)
             experts = self.model.expert_parameters
-            gathered = (self.model.parameters - experts) / self.ways
-            found += times * 2 * (gathered + experts / max(self.ways, self.ep)) / self.link
+            split = self.tp * self.pp
+            gathered = (self.model.parameters - experts) / split
+            found += times * 2 * (gathered + experts / max(split, self.ep)) / self.link
         if self.tp > 1:
             moved = 8 * (self.tp - 1) / self.tp * self.model.hidden * tokens
             passes = passes if self.backward else 1

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal, get_args
 
 from lightning_rlprof.analysis.efficiency.peak_flops import Peak, device_labeled
@@ -194,11 +193,6 @@ class Job:
     def forward_micro_tokens(self) -> float:
         """Tokens of a micro-batch of forward-only passes on one device."""
         return self.forward_tokens / self.cp if self.forward_tokens else self.micro_tokens
-
-    @cached_property
-    def usable(self) -> float:
-        """Bytes of a device that torch can see: 99% of the GiB on its data sheet."""
-        return self.device.memory_gb * 2**30 * 0.99
 
     def changed(self, **changes: object) -> "Job":
         """Return another job."""

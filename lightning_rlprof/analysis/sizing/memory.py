@@ -274,7 +274,7 @@ def rollout_tp(job: Job) -> int:
     """Return the tensor parallelism of the rollout: the least that leaves a quarter free."""
     if job.rollout_tp:
         return job.rollout_tp
-    usable = job.usable * (job.rollout_memory or 1)
+    usable = job.device.usable * (job.rollout_memory or 1)
     free = max(usable - _resident(job) - 6 * GB, 0.25 * usable)
     whole = job.rollout_ep or job.rollout_ranks
     sizes = [tp for tp in _TENSOR_PARALLEL if job.rollout_ranks % tp == whole % tp == 0]

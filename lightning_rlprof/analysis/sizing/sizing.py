@@ -80,7 +80,7 @@ class Sizing:
         """Return one line for people."""
         low, high = (each / GB for each in self.spare)
         mark = "~" if "memory_gb" in self.job.device.unconfirmed else ""
-        have = f"{mark}{self.job.usable / GB:.1f} GB of {self.job.device.label}"
+        have = f"{mark}{self.job.device.usable / GB:.1f} GB of {self.job.device.label}"
         if self.verdict == "does not fit":
             return f"Does not fit: {-high:.1f} to {-low:.1f} GB more than the {have}."
         if self.verdict == "close":
@@ -144,7 +144,7 @@ class Sizing:
                 if job.devices > self.job.devices and any(row[1] == "fits" for row in rows):
                     continue  # A cheaper change already fits.
                 better = _ORDER.index(other.verdict) < _ORDER.index(self.verdict)
-                if better or other.spare[0] > self.spare[0] + 0.02 * self.job.usable:
+                if better or other.spare[0] > self.spare[0] + 0.02 * self.job.device.usable:
                     rows.append((text, other.verdict, other.spare[0] / GB))
         none = "Nothing to change: it fits." if self.verdict == "fits" else "Nothing helps."
         if not rows:
@@ -155,7 +155,7 @@ class Sizing:
 def available(job: Job, phase: Phase) -> float:
     """Return bytes of a device that a phase may use: an engine has a limit of its own."""
     limit = job.rollout_memory if phase.name == "rollout" else None
-    return job.usable * (limit or 1)
+    return job.device.usable * (limit or 1)
 
 
 def judge(phase: Phase, usable: float) -> Verdict:
@@ -211,7 +211,7 @@ def concurrent(job: Job) -> int:
     """Return how many sequences of full length fit the KV cache of one replica of the rollout."""
     tp = rollout_tp(job)
     one = kv_bytes(job, tp)
-    free = (job.rollout_memory or KV_SHARE) * job.usable - rollout_phase(job).low + one
+    free = (job.rollout_memory or KV_SHARE) * job.device.usable - rollout_phase(job).low + one
     return max(int(free / one), 0) if one else 1 << 20
 
 
@@ -241,7 +241,7 @@ def step_work(job: Job) -> dict[str, Work]:
             job.model.critic() if stage.startswith("critic") else job.model,
             *(job.device, job.training_devices, samples),
             *((job.prompt + least, job.prompt + most), backward),
-            *(job.tp, job.tp * job.pp * job.cp),
+            *(job.tp, job.pp, job.cp),
             lora=job.lora > 0,
             micro_tokens=(micro, micro) if micro else Pass.micro_tokens,
             recompute=(job.checkpointing, job.checkpointing),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lightning_rlprof.analysis.communication.weight_sync import paths
 from lightning_rlprof.analysis.efficiency.peak_flops import Peak, recorded_device
 from lightning_rlprof.analysis.efficiency.throughput import model_from, recorded_model
 from lightning_rlprof.analysis.models.architecture import Model
@@ -66,7 +67,7 @@ _NEEDS = {
     "longest": "count(lengths=...): the longest response",
     "share": "count(kv_tokens=...): the room of the engines' KV cache",
     "tp": "count(rollout_tp=...): tensor parallelism of the engines",
-    "path": "how weights reach the engines",
+    "path": "spans named p2p, broadcast, ipc or disk in the sync: how weights reach the engines",
 }
 
 
@@ -235,9 +236,11 @@ class _Job:
             return None
         apart, pair = int(self._fact(code, "rollout_devices") or 0), partial(self._pair, code)
         if stage == "weight_sync":
+            usual = ["p2p", "nccl"] if apart else ["ipc"]
+            known: Any = paths(self.spans, code) or usual
             return Refit(
                 *(self.model, self.device, apart or self.devices),
-                path=("p2p", "nccl") if apart else ("ipc", "ipc"),
+                path=(known[0], known[-1]),
                 bytes=self._fact(code, "refit_bytes") or 0.0,
                 tensors=int(self._fact(code, "refit_tensors") or 0),
             )
@@ -262,16 +265,17 @@ class _Job:
                 kv_tokens=pair("kv_tokens", Rollout.kv_tokens),
             )
         padded, squares = (self._per_step(code, name) for name in ("padded_tokens", "tokens_sq"))
-        known: dict[str, Any] = {"square": squares * samples / tokens**2} if squares else {}
-        tp = int(self._fact(code, "tp") or 1)
+        lengths: dict[str, Any] = {"square": squares * samples / tokens**2} if squares else {}
+        tp, pp, cp, ep = (int(self._fact(code, name) or 1) for name in ("tp", "pp", "cp", "ep"))
         return Pass(
             self.model.critic() if stage.startswith("critic") else self.model,
             *(self.device, self.devices - apart, samples),
             mean=(mean, mean) if counted else (mean + prompt[0], mean + prompt[1]),
             backward=_PASSES[stage],
             tp=tp,
-            ways=int(self._fact(code, "model_parallel") or tp),
-            ep=int(self._fact(code, "ep") or 1),
+            pp=pp,
+            cp=cp,
+            ep=ep,
             updates=int(self._fact(code, "updates") or max(self._calls(code), 1)),
             lora=bool(self._fact(code, "lora")),
             micro_tokens=pair("micro_tokens", Pass.micro_tokens),
@@ -280,7 +284,7 @@ class _Job:
             sharded=pair("sharded", Pass.sharded),
             offload=pair("offload", Pass.offload),
             longest=longest + prompt[1],
-            **known,
+            **lengths,
         )
 
     def _stage(self, code: int) -> str:
@@ -336,6 +340,6 @@ class _Job:
 
 def _least_tp(model: Model, device: Peak) -> int:
     """Return the least tensor parallelism that leaves a quarter of the device for the KV cache."""
-    free = 0.6 * device.memory_gb * 1e9
+    free = 0.6 * device.usable
     sizes = (1 << power for power in range(7))
     return next((tp for tp in sizes if 2 * model.parameters / tp <= free), 64)

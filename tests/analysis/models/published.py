@@ -24,6 +24,9 @@ _GPT_OSS = {"head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama-3-8B": _config("llama", (4096, 32, 32, 8, 14336, 128256)),
     "Llama-3-70B": _config("llama", (8192, 80, 64, 8, 28672, 128256)),
+    "Llama-3.2-1B": _config("llama", (2048, 16, 32, 8, 8192, 128256), tie_word_embeddings=True),
+    "Llama-2-7B": _config("llama", (4096, 32, 32, 32, 11008, 32000)),
+    "Llama-2-13B": _config("llama", (5120, 40, 40, 40, 13824, 32000)),
     "Llama-2-70B": _config("llama", (8192, 80, 64, 8, 28672, 32000)),
     "Qwen2.5-0.5B": _config("qwen2", (896, 24, 14, 2, 4864, 151936), tie_word_embeddings=True),
     "Qwen2.5-1.5B": _config("qwen2", (1536, 28, 12, 2, 8960, 151936), tie_word_embeddings=True),
@@ -49,6 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3-14B": _config("qwen3", (5120, 40, 40, 8, 17408, 151936), head_dim=128),
     "SmolLM3-3B": _config("smollm3", (2048, 36, 16, 4, 11008, 128256), tie_word_embeddings=True),
     "Qwen3-8B": _config("qwen3", (4096, 36, 32, 8, 12288, 151936), head_dim=128),
+    "Qwen3-32B": _config("qwen3", (5120, 64, 64, 8, 25600, 151936), head_dim=128),
     "Qwen3-30B-A3B": _config(
         "qwen3_moe", (2048, 48, 32, 4, 6144, 151936), **_QWEN3_MOE, moe_intermediate_size=768
     ),
@@ -72,6 +76,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         n_routed_experts=384,
         num_experts_per_tok=8,
         moe_intermediate_size=2048,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+    ),
+    "GLM-4.5-Air": _config(
+        "glm4_moe",
+        (4096, 46, 96, 8, 10944, 151552),
+        **{"head_dim": 128, "attention_bias": True, "use_qk_norm": False},
+        n_routed_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=1408,
         n_shared_experts=1,
         first_k_dense_replace=1,
     ),

@@ -62,6 +62,16 @@ def test_the_longest_response_decides_and_few_sequences_at_a_time_take_longer() 
     assert small[BEST] > 4 * base[BEST]
 
 
+def test_engines_have_the_gibibytes_of_the_data_sheet_less_what_they_keep() -> None:
+    """80 GB are 85 x 10^9 bytes; activations and graphs keep 1.5 GB of the engine's at best."""
+    most, least = (
+        (0.85 * H100.usable - 2 * 8_030_261_248 - kept) / 131_072 for kept in (1.5e9, 3e9)
+    )
+    known = {"kv_tokens": (most, least), "longest": (8192, 8192)}
+    assert H100.usable == pytest.approx(85.04e9, rel=1e-3)
+    assert rollout(**known).range() == pytest.approx(rollout(longest=(8192, 8192)).range())
+
+
 def test_lengths_have_the_mean_and_the_longest() -> None:
     found = lengths(800, 4096, 0.8, 500)
     assert found.mean() == pytest.approx(800, rel=0.02)
@@ -81,6 +91,30 @@ def test_parts_of_a_pass_follow_what_it_does() -> None:
     assert update(lora=True).range()[BEST] < update().range()[BEST]
     forward = update(backward=False).range()
     assert 2 < update().range()[BEST] / forward[BEST] < 4
+
+
+def test_stages_of_a_pipeline_wait_and_context_parallelism_gathers_all_weights() -> None:
+    """One micro-batch per update: two stages take twice as long, unless a schedule hides it."""
+    alone = {"samples": 4, "mean": (16384, 16384), "updates": 1, "sharded": (False, False)}
+    one, two = update(**alone, cp=2), update(**alone, pp=2)
+    assert two.range()[BEST] == pytest.approx(one.range()[BEST])
+    busy = {"compute", "launches"}
+    least, most = (max(each.parts(WORST)[name] for name in busy) for each in (one, two))
+    assert most == pytest.approx(least)
+    assert two.range()[WORST] - one.range()[WORST] >= least
+    sharded = {**alone, "sharded": (True, True)}
+    links = [update(**sharded, **how).parts(BEST)["link"] for how in ({"cp": 2}, {"pp": 2})]
+    assert links[0] == pytest.approx(2 * links[1])
+
+
+def test_matmuls_reach_more_of_a_peak_that_is_small_beside_the_bandwidth() -> None:
+    """An H20 reads operands 20% faster than an H100, and multiplies them at 15% of its speed."""
+    slow = replace(rollout(), device=device_labeled("H20-96G"))
+    best, worst = (
+        slow.parts(end)["prefill"] / rollout().parts(end)["prefill"] for end in (BEST, WORST)
+    )
+    assert worst == pytest.approx(989.4 / 148)
+    assert best == pytest.approx(989.4 / 148 * 0.6 / 0.923, rel=1e-2)
 
 
 def test_cards_have_slower_links_than_modules() -> None:

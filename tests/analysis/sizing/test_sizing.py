@@ -415,11 +415,13 @@ def test_an_engine_has_a_share_of_the_device() -> None:
     }
     assert rooms[None] == rooms[0.9] > 1.9 * rooms[0.5]
     one = job("Qwen2.5-7B", "8xH100", **how)
-    assert (rooms[0.9] - rooms[0.5]) * 2048 * 57_344 == pytest.approx(0.4 * one.usable, rel=0.01)
+    assert (rooms[0.9] - rooms[0.5]) * 2048 * 57_344 == pytest.approx(
+        0.4 * one.device.usable, rel=0.01
+    )
     free = [job("Qwen2.5-7B", "8xH100", offload=1.0, rollout_memory=each) for each in (None, 0.2)]
     assert [rollout_tp(each) for each in free] == [1, 2]
     tight = sized("Qwen2.5-7B", "8xH100", **how, rollout_memory=0.2)
     assert [row[4] for row in tight.memory().rows if row[4]] == ["does not fit", "fits", "fits"]
-    assert tight.spare[1] == pytest.approx(0.2 * one.usable - tight.phases[0].low)
+    assert tight.spare[1] == pytest.approx(0.2 * one.device.usable - tight.phases[0].low)
     assert tight.changes().rows[0][:2] == ("rollout memory 0.9", "fits")
     assert "20% of the device: the KV cache of a replica has room for 0 seq" in tight.memory().note

@@ -7,7 +7,7 @@ import pytest
 from lightning_rlprof.analysis.diagnosis.diagnosis import diagnose
 from lightning_rlprof.analysis.efficiency.peak_flops import Peak
 from lightning_rlprof.analysis.models.huggingface import read_model
-from lightning_rlprof.analysis.sizing.attainable import Pass, Rollout
+from lightning_rlprof.analysis.sizing.attainable import Pass, Path, Refit, Rollout
 from lightning_rlprof.analysis.sizing.speed import Speed, speed_table, speeds
 from lightning_rlprof.report.summary import speed_lines, summary
 from tests.analysis.models.published import CONFIGS
@@ -99,6 +99,35 @@ def test_weights_to_devices_of_their_own_go_another_way() -> None:
     assert same.low != apart.low
 
 
+@pytest.mark.parametrize(
+    ("inside", "path"),
+    [
+        ([], ("ipc", "ipc")),
+        (["ipc"], ("ipc", "ipc")),
+        (["NCCL.broadcast"], ("nccl", "nccl")),
+        (["rdma_write"], ("p2p", "p2p")),
+        (["gather", "disk"], ("disk", "disk")),
+        (["upload", "ipc"], ("ipc", "disk")),
+    ],
+)
+def test_spans_inside_a_sync_tell_the_way_of_the_weights(
+    inside: list[str], path: tuple[Path, Path]
+) -> None:
+    rows = []
+    for step in (1, 2, 3, 4):
+        begin = step * 100 * SECOND
+        rows.append(Row("weight_sync", "stage", step, begin, begin + 9 * SECOND))
+        for at, name in enumerate(inside):
+            start = begin + at * SECOND
+            rows.append(Row(name, "region", step, start, start + SECOND // 2))
+        # What moves outside of a sync says nothing.
+        rows.append(Row("broadcast", "region", step, begin + 20 * SECOND, begin + 21 * SECOND))
+        rows.append(Row("step", "step", step, begin, begin + 30 * SECOND))
+    found = by_stage(on_h100(loaded(rows)))["weight_sync"]
+    same = Refit(read_model(CONFIGS["Llama-3-8B"]), _h100(), 8, path)
+    assert (found.low, found.high) == pytest.approx(same.range())
+
+
 def test_a_slow_stage_is_a_finding_with_its_cause_and_price() -> None:
     run = speedy({"actor_generate": 200, "actor_update": 40}, STAGES)
     finding = only(run, "slow-stage")
@@ -118,9 +147,9 @@ def test_summary_and_table_say_what_is_normal() -> None:
     assert line == "Speed: 2 stages normal"
     slow = speedy({"actor_generate": 200, "actor_update": 40}, STAGES)
     [line] = speed_lines(summary(slow).speed)
-    assert line == "Speed: actor_generate slow by 1.8 to 5.6 x, 1 stage normal"
+    assert line == "Speed: actor_generate slow by 1.9 to 5.6 x, 1 stage normal"
     text = by_stage(run)["actor_generate"].text
-    assert text == "actor_generate normal (58 s; 35.8 to 112 s are attainable)"
+    assert text == "actor_generate normal (58 s; 35.8 to 108 s are attainable)"
     table = speed_table(speeds(run))
     assert table.column("verdict") == ["normal", "normal"]
     assert speed_table(()).abstained
