@@ -19,7 +19,7 @@ from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run
 from lightning_rlprof.store.run_store import KERNEL_NAMES, KERNELS, ask, described, in_memory
 from lightning_rlprof.store.sql import Limits
-from lightning_rlprof.tables.spans import CORE, Spans
+from lightning_rlprof.tables.spans import CORE, Spans, apart
 from lightning_rlprof.tables.table import Table
 
 
@@ -70,7 +70,7 @@ class Run(Methods, Spans):
 
     def table(self, name: str, rank: int | None = None) -> Table:
         """Read a table as `Spans.table` does, once: it stays in memory with this object."""
-        if rank is not None and self.apart(name) != (None,):
+        if rank is not None and apart(self, name) != (None,):
             return super().table(name, rank)
         if name not in self._read_tables:
             self._read_tables[name] = super().table(name)

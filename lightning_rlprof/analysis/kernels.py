@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import Coded, distinct, find
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, apart
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _COLUMNS = (
@@ -94,7 +94,7 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
 def _many_calls(spans: Spans) -> bool:
     """Return whether there are too many calls to be searched; ranks are not put together for it."""
     count = 0
-    for rank in spans.apart("calls"):
+    for rank in apart(spans, "calls"):
         calls = spans.try_table("calls", [], rank)
         count += 0 if calls is None else len(calls.rows)
         if count > _MAX_CALLS_SEARCHED:

@@ -24,6 +24,7 @@ from lightning_rlprof.tables.spans import (
     RunWarning,
     Spans,
     Thread,
+    is_kept,
     note_of,
 )
 from lightning_rlprof.tables.table import Column, PackedRows, Table, packed, with_name
@@ -262,7 +263,7 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
         unix_ns=zero,
         # Without a cache, reading one rank after the other reads files again.
         tables={
-            name: (ByRank if all(part.is_kept for part in parts) else partial)(
+            name: (ByRank if all(is_kept(part) for part in parts) else partial)(
                 partial(_join_table, name, parts, later)
             )
             for name in names

@@ -251,15 +251,6 @@ class Spans:
         off = self.wall_off.get(-1 if rank is None else rank)
         return unix_ns - self.unix_ns - (0 if off is None else off(unix_ns))
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether its tables are read from a cache, so that reading one again costs little."""
-        return "_read" in vars(self)
-
-    def apart(self, name: str) -> Sequence[int | None]:
-        """Return the ranks whose rows of a table can be read alone; None stands for all at once."""
-        return self.ranks if isinstance(self.tables.get(name), ByRank) else (None,)
-
     def table(self, name: str, rank: int | None = None) -> Table:
         """Read a table: ``spans``, ``headers``, ``notes``, ``warnings``, or one of a profiler.
 
@@ -469,6 +460,16 @@ def answer(spans: Spans, name: str, kind: Any, make: Callable[[Spans], Result]) 
     answers = vars(spans).get("_answers")
     found: Result = make(spans) if answers is None else answers(spans, name, kind, make)
     return found
+
+
+def is_kept(spans: Spans) -> bool:
+    """Return whether tables are read from a cache, so that reading one again costs little."""
+    return "_read" in vars(spans)
+
+
+def apart(spans: Spans, name: str) -> Sequence[int | None]:
+    """Return the ranks whose rows of a table can be read alone; None stands for all at once."""
+    return spans.ranks if isinstance(spans.tables.get(name), ByRank) else (None,)
 
 
 def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.run import Run
 from lightning_rlprof.store import ingest as room
 from lightning_rlprof.store import open_run as opening
 from lightning_rlprof.store.ingest import ingest
@@ -290,6 +291,12 @@ def test_ranks_that_are_large_together_leave_a_cache_each(
     assert cached_files(tmp_path) == {}
     assert_same_run(open_run(tmp_path), first)
     assert sum(name.endswith("kernels.parquet") for name in cached_files(tmp_path)) == len(sizes)
+    run = Run.of(open_run(tmp_path))
+    for spans in (run, run, first):  # A run that was read from no cache is read as a whole.
+        own = spans.table("kernels", 1).column("rank")
+        assert set(own) == ({1} if spans is run else {0, 1})
+        assert own.count(1) == first.table("kernels").column("rank").count(1) > 0
+    assert {*run.table("kernels").column("rank")} == {0, 1}
 
 
 def test_a_folder_of_runs_is_its_newest_run_whatever_traces_lie_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ REPLICAS = "replicas"
 """Counter that says by how many replicas a stage's work was shared."""
 
 FACTS = (
-    *("devices", "rollout_devices", REPLICAS, "tp", "ep", "model_parallel", "sharded", "offload"),
+    *("devices", "rollout_devices", REPLICAS, "tp", "pp", "cp", "ep", "sharded", "offload"),
     *("rollout_tp", "rollout_ep", "max_num_seqs", "eager", "group", "updates"),
     *("micro_tokens", "recompute", "lora"),
 )

@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.device.timeline import (
 )
 from lightning_rlprof.analysis.device.work import NOT_RECORDED
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, apart
 from lightning_rlprof.tables.table import Table
 
 IN_REPLAY, UNKNOWN_TIME = range(len(IDLE_CATEGORIES), len(IDLE_CATEGORIES) + 2)
@@ -96,8 +96,8 @@ def longest_gaps(
             if length[at]:
                 found.append(LongGap(number, *times, int(own.cause[at]), ends, None))
     found = sorted(found, key=lambda gap: gap.start_ns - gap.end_ns)[:count]
-    apart = spans.apart("calls") != (None,)
-    ranks = [timeline.lanes[gap.lane].rank if apart else None for gap in found]
+    alone = apart(spans, "calls") != (None,)
+    ranks = [timeline.lanes[gap.lane].rank if alone else None for gap in found]
     named: dict[int, LongGap] = {}
     for rank in dict.fromkeys(ranks):
         rows = [row for row, each in enumerate(ranks) if each == rank]

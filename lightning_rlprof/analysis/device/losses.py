@@ -12,7 +12,7 @@ import numpy as np
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, is_launch, lost_launches, matches
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, apart
 from lightning_rlprof.tables.table import Table
 
 NEVER = 2**63 - 1
@@ -125,7 +125,7 @@ def _launch_match(spans: Spans) -> LaunchMatch:
     record = 0, 0
     found = [
         _launches(calls)
-        for each in spans.apart("calls")
+        for each in apart(spans, "calls")
         if (calls := spans.try_table("calls", [], each)) is not None
     ]
     if found:

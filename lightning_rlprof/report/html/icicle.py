@@ -20,7 +20,7 @@ from lightning_rlprof.analysis.operators import (
 )
 from lightning_rlprof.tables.arrays import Int64s, distinct_tuples
 from lightning_rlprof.tables.intervals import NONE
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, apart
 from lightning_rlprof.tables.table import Table
 
 _MAX_BOXES = 1_500
@@ -118,7 +118,7 @@ def _by_rank(
 
     The stacks of all ranks at once would take many times the memory.
     """
-    for rank in spans.apart("calls"):
+    for rank in apart(spans, "calls"):
         calls = spans.try_table("calls", [], rank)
         if rank is None:
             yield slice(None), calls, work

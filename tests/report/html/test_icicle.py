@@ -15,7 +15,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html import icicle as page_icicle
 from lightning_rlprof.report.html.icicle import Stacks, icicle
 from lightning_rlprof.store import open_run as opening
-from lightning_rlprof.tables.spans import ByRank, Spans
+from lightning_rlprof.tables.spans import ByRank, Spans, apart
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, run
 from tests.builders.runs import header
@@ -80,10 +80,10 @@ def test_ranks_one_after_the_other_have_the_stacks_of_all_at_once(
             shutil.copyfile(file, tmp_path / file.name)
         spans = opening.open_run(tmp_path)
     at_once = replace(spans, tables={name: read.__call__ for name, read in spans.tables.items()})
-    assert len(spans.apart("calls")) == len(spans.ranks) > 1
-    assert at_once.apart("calls") == (None,)
+    assert len(apart(spans, "calls")) == len(spans.ranks) > 1
+    assert apart(at_once, "calls") == (None,)
     work = device_work(spans)
-    apart, whole = Stacks(spans, work), Stacks(at_once, work)
+    alone, whole = Stacks(spans, work), Stacks(at_once, work)
 
     def names(stacks: Stacks) -> list[tuple[object, object, int]]:
         return [
@@ -97,10 +97,10 @@ def test_ranks_one_after_the_other_have_the_stacks_of_all_at_once(
             )
         ]
 
-    assert names(apart) == names(whole)
-    assert {*apart.module_names} == {*whole.module_names}
+    assert names(alone) == names(whole)
+    assert {*alone.module_names} == {*whole.module_names}
     texts = [*work.named[1], "unknown"]
-    rows = [icicle(work, each, texts, [0] * len(texts)) for each in (apart, whole)]
+    rows = [icicle(work, each, texts, [0] * len(texts)) for each in (alone, whole)]
     assert sorted(map(str, rows[0])) == sorted(map(str, rows[1]))
 
 
