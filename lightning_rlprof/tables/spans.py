@@ -242,7 +242,7 @@ class Spans:
         if key not in self.results:
             # Columns are kept so that no other object gets their ids.
             self.results[key] = columns, make(self)
-            if len(self) > _MANY:
+            if len(self) > _MANY or read:  # Tables of profilers can be large, too.
                 give_back()
         return self.results[key][1]  # type: ignore[no-any-return]
 

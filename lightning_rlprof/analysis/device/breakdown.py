@@ -31,7 +31,7 @@ from lightning_rlprof.analysis.device.work import (
     no_work,
 )
 from lightning_rlprof.analysis.steps.partition import paint
-from lightning_rlprof.tables.arrays import Int64s, Mask, distinct_tuples
+from lightning_rlprof.tables.arrays import Int64s, Mask, distinct_tuples, group_starts
 from lightning_rlprof.tables.intervals import cells_of
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -140,7 +140,9 @@ def _device_time(spans: Spans) -> DeviceTime:
             np.add.at(overlapped[at, :, code], stage[hidden], took[hidden])
         divided.append((cells.times, cells.part))
     start, end, columns = _columns(divided)
-    streams = distinct_tuples(np.stack([work.rank, work.numbers("device"), work.numbers("stream")]))
+    stream = work.rank, work.numbers("device"), work.numbers("stream")
+    heads = group_starts(*stream)
+    streams = distinct_tuples(np.stack([column[heads] for column in stream]))
     return DeviceTime(
         places=[(lane.rank, lane.device) for lane in lanes],
         stages=[UNTRACED, *timeline.stages],

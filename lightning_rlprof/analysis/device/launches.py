@@ -136,6 +136,8 @@ def first_of_launches(launch: Int64s, replay: Int64s, start: Int64s) -> Int64s:
     """Return one row per launch that was recorded: of a graph replay the first to start."""
     rows = np.flatnonzero(launch != NOT_RECORDED)
     replayed = replay[rows] != NO_REPLAY
+    if not replayed.any():
+        return rows
     alone, many = rows[~replayed], rows[replayed]
     many = many[np.lexsort((start[many], replay[many]))]
     return np.sort(np.append(alone, many[differs(replay[many])]))

@@ -38,7 +38,7 @@ from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, packed
 
 LATENCY_NS = 30_000
 """Up to this long after its launch, work that has not started is in launch latency.
@@ -99,6 +99,8 @@ class LaneWork(NamedTuple):
         launch_ns: When the call that launched it began, or `NEVER`.
         replay: Number of the graph replay that it ran in, or `NO_REPLAY`.
         row: Index of its row in `DeviceTimeline.work`.
+
+    Codes have as few bytes as they need, so nothing may be added to them.
     """
 
     start_ns: Int64s
@@ -344,9 +346,13 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s, losses: list[DeviceLos
     order = np.lexsort((launch, start, device, work.rank))
     order = order[work.duration[order] > 0]
     rank, device = work.rank[order], device[order]
-    rows = np.arange(len(work))
-    columns = (start, start + work.duration, work.kind, stage, launch, work.replay, rows)
-    every = LaneWork(*(column[order] for column in columns))
+    # Codes are kept in few bytes: a job has millions of rows, and these lie there for all devices.
+    kind, stage, replay, rows = map(packed, (work.kind, stage, work.replay, order))
+    every = LaneWork(
+        *(start[order], start[order] + work.duration[order], kind[order], stage[order]),
+        *(launch[order], replay[order], rows),
+    )
+    del start, launch, kind, stage, replay
     unknown = work.hidden_in_graphs or not work.kernel_count
     lanes: list[Lane] = []
     for each, of_rank in _runs(rank):

@@ -145,7 +145,7 @@ class DeviceWork:
         """
         graph = self.numbers("graph")
         if not (graph != NOT_RECORDED).any():
-            return np.full(len(graph), NO_REPLAY)
+            return np.broadcast_to(np.int64(NO_REPLAY), len(graph))
         launch = self.numbers("launch")
         is_launched = launch != NOT_RECORDED
         calls = (self.rank, is_launched, np.where(is_launched, launch, graph))
@@ -161,7 +161,7 @@ class DeviceWork:
     @cached_property
     def name_kinds(self) -> Int64s:
         """Kind of each name, then that of kernels without a name."""
-        return np.array([*map(work_kind, self.named[1]), COMPUTE])
+        return np.array([*map(work_kind, self.named[1]), COMPUTE], np.int8)
 
     @cached_property
     def short_names(self) -> list[KernelName]:

@@ -307,19 +307,23 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
 def _work(spans: Spans, device: DeviceWork, found: DeviceOccupancy) -> _Work:
     """Return kernels and copies by category, matched collectives as wait and transfer."""
     codes, stages = device.stages()
-    stage, begin = categories_of(stages)[codes], device.numbers("start")
-    category = np.where(np.isin(stage, _LAUNCHING), stage, np.array(_CATEGORIES)[device.kind])
+    of_stage, begin = categories_of(stages), device.numbers("start")
+    category = np.array(_CATEGORIES)[device.kind]
+    launched = np.flatnonzero(np.isin(of_stage, _LAUNCHING)[codes])
+    category[launched] = of_stage[codes[launched]]
     work = _Work(device.rank, begin, begin + device.duration, category)
     at = np.flatnonzero(category == Category.COMMUNICATION)
     if not len(at):
         return work
     took = _transfers(spans, device, at, found)
     at, took = at[took != UNKNOWN], took[took != UNKNOWN]
-    arrived, start = work.start_ns[at], work.start_ns.copy()
-    start[at] = np.maximum(work.end_ns[at] - took, arrived)
+    arrived = work.start_ns[at]
+    work.start_ns[at] = np.maximum(work.end_ns[at] - took, arrived)
     wait = np.full(len(at), int(Category.COLLECTIVE_WAIT))
-    waits = _Work(work.rank[at], arrived, start[at], wait)
-    return _Work(*map(np.append, work._replace(start_ns=start), waits))
+    waits = _Work(work.rank[at], arrived, work.start_ns[at], wait)
+    columns = [*work]
+    del work, begin, category  # One column after the other, so that not all are there twice.
+    return _Work(*(np.append(columns.pop(0), each) for each in waits))
 
 
 def _transfers(spans: Spans, device: DeviceWork, at: Int64s, found: DeviceOccupancy) -> Int64s:

@@ -29,6 +29,7 @@ from lightning_rlprof.analysis.device.work import (
 )
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group, summarize
 from lightning_rlprof.report.html.icicle import Stacks, icicle
+from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import NONE
 from lightning_rlprof.tables.spans import Spans
@@ -124,6 +125,7 @@ def draw_devices(spans: Spans) -> DeviceDrawing:
     timeline = device_timeline(spans)
     work = timeline.work
     stacks = Stacks(spans, work)
+    give_back()
     names = kernel_names(work.named[1])
     kinds = np.array([WORK_CLASSES.index(each.kind) for each in names] + [CLASSES.index("other")])
     kinds[work.name_kinds == COPY] = len(CLASSES)
