@@ -134,7 +134,12 @@ class PackedRows(ColumnRows):
 
     def __init__(self, columns: Sequence[Any]) -> None:
         super().__init__(columns)
-        self.columns: Any = _Unpacked(self.columns)
+        self._packed = ColumnRows(columns)
+        self.columns: Any = _Unpacked(self._packed.columns)
+
+    def column(self, at: int, rows: slice = slice(None)) -> list[Cell]:
+        """Return the cells of one column, without a wide copy of it."""
+        return self._packed.column(at, rows)
 
 
 class _Unpacked(Sequence[Any]):

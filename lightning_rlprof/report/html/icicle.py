@@ -103,11 +103,9 @@ class _Paths:
         if number == len(self.steps):
             own = name.removeprefix(PREFIX)
             short = _NUMBER.sub("", own) if self._kind == "m" else own
-            around, title = (
-                (self.steps[outer], f"{self.titles[outer]}.") if outer >= 0 else ([], "")
-            )
+            around = self.steps[outer] if outer >= 0 else []
             self.steps.append([*around, ((self._kind, short), number)])
-            self.titles.append(title + own)
+            self.titles.append(f"{self.titles[outer]}.{own}" if outer >= 0 else own)
         return number
 
 
