@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Step = Callable[[int, int], None]
 
 # Rows. More are not read on a terminal, and each takes a millisecond. Other formats have all.
+# With one of these, rich takes any stream for a terminal.
+_TERMINALS = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 _MOST_ROWS = 200
 
 
@@ -134,9 +136,15 @@ def is_table() -> bool:
 
 def say(text: str, style: str = "", *, err: bool = False) -> None:
     """Print one line, never cut; control characters are escaped."""
-    from rich.text import Text
-
     from lightning_rlprof.system.location import plain
+
+    stream = sys.stderr if err else sys.stdout
+    if not stream.isatty() and _TERMINALS.isdisjoint(os.environ):
+        print(
+            plain(text), file=stream, flush=True
+        )  # Rich takes long to be loaded, and adds nothing.
+        return
+    from rich.text import Text
 
     _console(err=err).print(Text(plain(text), style=style), soft_wrap=True)
 
