@@ -82,24 +82,20 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
     if len(shown) < len(order):
         shown.append(_Head(short=OTHERS, full=OTHERS))
         notes.append(f"{OTHERS} sums up the names beyond the first {top}.")
-    calls = None
-    if _many_calls(spans):
-        notes.append(_UNSEARCHED)
-    else:
-        calls = spans.try_table("calls", [])
-    rows = _rows(calls, work, place[codes], shown)
+    rows = _rows(_searched_calls(spans, notes), work, place[codes], shown)
     return Table("kernels", _COLUMNS, rows, " ".join(notes))
 
 
-def _many_calls(spans: Spans) -> bool:
-    """Return whether there are too many calls to be searched; ranks are not put together for it."""
-    count = 0
-    for rank in apart(spans, "calls"):
+def _searched_calls(spans: Spans, notes: list[str]) -> Table | None:
+    """Return the calls, unless there are none or too many; ranks are not put together to know."""
+    calls, count, ranks = None, 0, apart(spans, "calls")
+    for rank in ranks:
         calls = spans.try_table("calls", [], rank)
         count += 0 if calls is None else len(calls.rows)
         if count > _MAX_CALLS_SEARCHED:
-            return True
-    return False
+            notes.append(_UNSEARCHED)
+            return None
+    return calls if len(ranks) == 1 else spans.try_table("calls", [])
 
 
 def _rows(

@@ -151,7 +151,7 @@ def inside(root: Path, path: str | Path) -> Path:
 
 
 def is_inside(root: Path, path: Path) -> bool:
-    """Return whether `inside` has nothing against a path."""
+    """Return whether `inside` accepts a path."""
     with suppress(RlprofError):
         return bool(inside(root, path))
     return False

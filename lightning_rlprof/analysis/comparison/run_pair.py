@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightning_rlprof.analysis.comparison.settings import REPLICAS, devices, world_size
+from lightning_rlprof.analysis.comparison.settings import REPLICAS, devices, stated_world_size
 from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.rank_matrix import AMOUNTS
@@ -358,7 +358,7 @@ def _stages(a: Side, b: Side) -> _AlikeRow:
 
 
 def _ranks(spans: Spans) -> str:
-    world, have = world_size(spans), len(spans.ranks)
+    world, have = stated_world_size(spans), len(spans.ranks)
     return f"{have}" if have >= world else f"{have} of {world}"
 
 

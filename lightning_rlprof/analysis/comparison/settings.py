@@ -45,7 +45,7 @@ def settings(spans: Spans) -> dict[str, str]:
     config = by_key({rank: head.config for rank, head in heads.items()})
     versions = by_key({rank: head.versions for rank, head in heads.items()})
     found = {
-        "ranks": str(world_size(spans)),
+        "ranks": str(stated_world_size(spans)),
         "device": devices(spans),
         **{name: _counted(spans, name) for name in FACTS},
         **{key: listed(own) for key, own in config.items() if key.split(".")[0] in _OF_TRAINING},
@@ -59,8 +59,8 @@ def _counted(spans: Spans, name: str) -> str:
     return listed([f"{each:g}" for each in values]) if len(values) <= _MOST_VALUES else ""
 
 
-def world_size(spans: Spans) -> int:
-    """Return how many ranks the training had, whether or not the run has their files."""
+def stated_world_size(spans: Spans) -> int:
+    """Return how many ranks the headers say that the training had; it reads no table."""
     return max((head.world_size for head in spans.headers.values()), default=0)
 
 

@@ -35,7 +35,7 @@ from lightning_rlprof.analysis.steps.partition import paint
 from lightning_rlprof.analysis.steps.step_selection import captures
 from lightning_rlprof.analysis.steps.time_categories import Category
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
+from lightning_rlprof.tables.arrays import Int64s, Integers, Mask, group_starts
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of, packed
@@ -105,11 +105,11 @@ class LaneWork(NamedTuple):
 
     start_ns: Int64s
     end_ns: Int64s
-    kind: Int64s
-    stage: Int64s
+    kind: Integers
+    stage: Integers
     launch_ns: Int64s
-    replay: Int64s
-    row: Int64s
+    replay: Integers
+    row: Integers
 
     def starting_at(self, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first row that starts at each time, and its launch, else `NEVER`."""

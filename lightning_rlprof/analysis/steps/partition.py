@@ -327,9 +327,8 @@ def containing_step(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) ->
         rows: Rows to place, ascending.
         group: ``spans.thread`` or ``spans.rank``: a step contains only spans of its own group.
     """
-    long = np.flatnonzero(
-        spans.end_ns[steps] > spans.start_ns[steps]
-    )  # Empty steps contain nothing.
+    # Empty steps contain nothing.
+    long = np.flatnonzero(spans.end_ns[steps] > spans.start_ns[steps])
     long = long[np.argsort(group[steps[long]], kind="stable")]
     step, start = steps[long], spans.start_ns[rows]
     at = last_begun(group[step], spans.start_ns[step], group[rows], start)

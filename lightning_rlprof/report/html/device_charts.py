@@ -87,8 +87,7 @@ class Segment(NamedTuple):
     @property
     def pick(self) -> str:
         """The class of work or cause of idle time that a press on it picks out in all charts."""
-        name = self.name.removeprefix("exposed ").removeprefix("overlapped ")
-        return _PICKS.get(name, name)
+        return _pick(self.name)
 
 
 class Bar(NamedTuple):
@@ -273,7 +272,7 @@ class DeviceCharts:
                 for x in np.flatnonzero(low - tops[:, at] >= 0.05).tolist()
             )
             if path:
-                found.append((_STYLES[name], Segment(name, "", 0, 0).pick, path))
+                found.append((_STYLES[name], _pick(name), path))
         return found
 
     @cached_property
@@ -506,6 +505,11 @@ def _call_segments(took: int, transfer: int, wait: int) -> list[Segment]:
         ("unknown", "pale", rest),
     )
     return [Segment(name, style, ns / max(1, took), ns) for name, style, ns in parts if ns]
+
+
+def _pick(part: str) -> str:
+    name = part.removeprefix("exposed ").removeprefix("overlapped ")
+    return _PICKS.get(name, name)
 
 
 def _count(number: int, one: str, many: str) -> str:
