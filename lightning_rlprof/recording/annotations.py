@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
-from lightning_rlprof.recording.open_spans import Span, innermost, new_span, numbers, opened
+from lightning_rlprof.recording.open_spans import Span, counters_of, innermost, new_span, numbers, opened
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPERTS, Kind, Number
 from lightning_rlprof.system.post_import import process_group
@@ -164,6 +164,7 @@ class LoopMarker(OwnMarker):
 
 
 _stages: dict[str, Marker] = {}
+_new = Marker.__new__
 _sink: "Session | None" = None
 _hook: Callable[[Marker], object] | None = None
 _said: set[str] = set()
@@ -199,13 +200,17 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
         ...     return 3.0
     """
     if into is not None:
-        return Timed(Marker(name, "stage", open_spans.counters_of(counters) or None), name, into)
-    if counters:
-        return Marker(name, "stage", open_spans.counters_of(counters))
+        return Timed(Marker(name, "stage", counters_of(counters) or None), name, into)
     try:
-        return _stages[name]
+        known = _stages[name]
     except KeyError:
-        return _stages.setdefault(name, Marker(name, "stage"))
+        known = _stages.setdefault(name, Marker(name, "stage"))
+    if not counters:
+        return known
+    own = _new(Marker)  # The name was checked once: `__init__` would cost 0.1 µs.
+    own.name, own.kind, own.last = known.name, "stage", None
+    own.counters = counters_of(counters)
+    return own
 
 
 @overload
@@ -260,7 +265,7 @@ def mark(name: str, /, **counters: Number) -> None:
     marker, sink = Marker(name, "mark"), listener()
     if sink is not None:
         now = sink.clock()
-        sink.append(new_span(marker, sink.step, now, now, open_spans.counters_of(counters) or None))
+        sink.append(new_span(marker, sink.step, now, now, counters_of(counters) or None))
         sink.mark(name)
 
 
@@ -292,7 +297,7 @@ def record(
     if sink.silent_thread and number == sink.step:
         return
     span = new_span(
-        marker, number, start, max(start, end), open_spans.counters_of(counters) or None
+        marker, number, start, max(start, end), counters_of(counters) or None
     )
     span.parent = None  # The span that is open now need not be around it.
     sink.append(span)
@@ -323,7 +328,7 @@ def count(**numbers: Any) -> None:
         if EXPERTS in numbers and _sink is not None:
             _keep_experts(_sink, span, numbers[EXPERTS])
         total = dict(span.counters or {})  # All spans of a marker share the marker's counters.
-        for name, number in open_spans.counters_of(numbers).items():
+        for name, number in counters_of(numbers).items():
             try:
                 if name == _VERSION and name in total:
                     if number != total[name]:
@@ -467,14 +472,23 @@ def _recording(sink: "Session") -> tuple[Any, Any]:
         span.end_ns = None
         put(span)
 
-    def leave(self: Marker, kind, error, trace, get=opened.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
+    def leave(  # type: ignore[no-untyped-def]
+        self,
+        kind,
+        error,
+        trace,
+        get=opened.get,
+        put=sink.append,
+        clock=sink.clock,
+        long_ns=_MIN_LONG_NS,
+    ):
         now, span = clock(), get()
         while span is not None:
             if span.end_ns is None:
                 if span.marker is not self:
                     break
                 span.end_ns = now
-                if now - span.start_ns > _MIN_LONG_NS and self.kind == "stage":
+                if now - span.start_ns > long_ns and self.kind == "stage":
                     sink.stage_ended(span)
                 put(span)
                 if span.around is None and now > sink.flush_at_ns:
