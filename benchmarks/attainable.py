@@ -64,6 +64,22 @@ SOURCES = {
     "npu-deepseek": "Training DeepSeek-R1 by verl on 128 Atlas A3: report of its authors",
     "verl-gsm8k-7b": "veRL Benchmark Report: GRPO and Qwen2.5-7B on GSM8K",
     "verl-gsm8k-1b": "veRL Benchmark Report: GRPO and LLaMA3.2-1B on GSM8K",
+    "torchtitan-a100": _GITHUB + "pytorch/torchtitan, docs/performance.md of commit 0413364",
+    "fms-fsdp": _GITHUB + "foundation-model-stack/fms-fsdp, README.md",
+    "xtuner": _GITHUB + "InternLM/xtuner, docs/zh_cn/acceleration/benchmark.rst",
+    "dgxc-llama31": _GITHUB + "NVIDIA/dgxc-benchmarking, llama3.1/README_*.md of 24.09",
+    "dgxc-ft": _GITHUB + "NVIDIA/dgxc-benchmarking, ft_llama3/README_70b.md",
+    "gpt-fast": _GITHUB + "pytorch-labs/gpt-fast, README.md",
+    "silybench": _GITHUB + "tgarg01/silybench-data, derived/csv, run 20260924T125045Z",
+    "qwen3-speed": _GITHUB + "QwenLM/Qwen3, docs/source/getting_started/speed_benchmark.md",
+    "gpustack-a100": _GITHUB + "gpustack/gpustack, docs/performance-lab/qwen3-{14b,32b}/a100.md",
+    "skyrl-qwen36": _GITHUB + "CharlieFRuan/SkyRL, qwen3.6-35b-optimization.md",
+    "skyrl-microbatch": _GITHUB + "CharlieFRuan/SkyRL, max_tokens_per_microbatch_tuning.md",
+    "npu-qwen36": _GITHUB + "InnovationTea/llm-posttrain, docs/qwen36_gsm8k_grpo_validation.md",
+    "finqa-4b": "FinQA GRPO: Experiment Audit Log of rLLM and verl on 2 RTX 6000 Ada",
+    "fastrl-l40s": _GITHUB + "mbwangfpdc/fastrl, notes on SkyRL-SQL",
+    "fastrl-tuning": _GITHUB + "mbwangfpdc/fastrl, examples/sql/TRAIN_CONFIG_TUNING.md",
+    "ttrl-b200": "Qwen3-30B-A3B TTRL on two B200: smoke record of 2026-08-05",
 }
 """Documents of the rows, read in November 2026."""
 

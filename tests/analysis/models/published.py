@@ -19,6 +19,14 @@ _DEEPSEEK = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
+_QWEN3_LINEAR = {
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+}
 _GPT_OSS = {"head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -117,6 +125,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "Gemma-3-27B": _config(
         "gemma3_text", (5376, 62, 32, 16, 21504, 262208), head_dim=128, sliding_window=1024
+    ),
+    "CodeLlama-34B": _config("llama", (8192, 48, 64, 8, 22016, 32000)),
+    "Yi-34B": _config("llama", (7168, 60, 56, 8, 20480, 64000)),
+    "Llama-3.1-405B": _config("llama", (16384, 126, 128, 8, 53248, 128256)),
+    "Qwen3-1.7B": _config(
+        "qwen3", (2048, 28, 16, 8, 6144, 151936), head_dim=128, tie_word_embeddings=True
+    ),
+    "Qwen3.6-27B": _config(
+        "qwen3_5_text",
+        (5120, 64, 24, 4, 17408, 248320),
+        linear_num_value_heads=48,
+        **_QWEN3_LINEAR,
+    ),
+    "Qwen3.6-35B-A3B": _config(
+        "qwen3_5_moe_text",
+        (2048, 40, 16, 2, 512, 248320),
+        linear_num_value_heads=32,
+        **_QWEN3_LINEAR,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
     ),
 }
 
