@@ -48,6 +48,7 @@ PHASES: tuple[str, ...] = (
     "backward",
     "optimizer_step",
     "save_checkpoint",
+    "logging",
 )
 """Regions that the callback records of Lightning's loop."""
 

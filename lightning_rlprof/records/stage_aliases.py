@@ -46,9 +46,9 @@ STAGE_ALIASES = {
 EVALUATIONS = """
     save_checkpoint validation sanity_check checkpoint checkpointing eval eval_rollout
     evaluate evaluation load_checkpoint checkpoint_for_recover dump_data_batch
-    dump_rollout_generations save_checkpoints save_ckpt save_hf_model val val_step
-    validate_time modelcheckpoint_on_train_batch_end modelcheckpoint_on_train_epoch_end save
-    save_model test testing validate"""
+    save_checkpoints save_ckpt save_hf_model val val_step validate_time
+    modelcheckpoint_on_train_batch_end modelcheckpoint_on_train_epoch_end save save_model test
+    testing validate"""
 """Names of checkpoints and evaluations, which are rare and may take long."""
 
 DATA_WAITS = """
@@ -58,6 +58,11 @@ DATA_WAITS = """
     waiting_for_buffer wait_for_batch wait_for_data wait_for_rollout wait_for_rollouts
     wait_for_sample wait_for_samples"""
 """Names of waits for a batch or samples."""
+
+LOGS = """
+    logging log log_metrics log_dict log_step log_samples tracking tracker wandb_log log_rollout
+    dump_rollout_generations write_logs logger"""
+"""Writing metrics and samples to files and servers."""
 
 BACKPRESSURES = """
     back_pressure backpressure buffer_full buffer_full_backoff generation_limit_pause

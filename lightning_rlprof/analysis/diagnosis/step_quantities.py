@@ -44,7 +44,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
 from lightning_rlprof.records.hang_reports import STACK
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE, KINDS
-from lightning_rlprof.records.stage_aliases import plain_names, standard_stage
+from lightning_rlprof.records.stage_aliases import LOGS, plain_names, standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.intervals import NONE, innermost, parents
 from lightning_rlprof.tables.spans import Spans
@@ -590,11 +590,7 @@ EVALUATION = _named_share(
     "evaluation",
     "validation eval eval_rollout evaluate evaluation val val_step validate_time test testing",
 )
-LOGGING = _named_share(
-    "logging",
-    """logging log log_metrics log_dict log_step log_samples tracking tracker wandb_log log_rollout
-    dump_rollout_generations write_logs logger""",
-)
+LOGGING = _named_share("logging", LOGS)
 SAMPLES_FROM_OTHERS = Quantity(
     "other ranks generate what is waited for", "yes/no", _samples_from_others
 )

@@ -13,6 +13,7 @@ from lightning_rlprof.records.stage_aliases import (
     BACKPRESSURES,
     DATA_WAITS,
     EVALUATIONS,
+    LOGS,
     STAGE_ALIASES,
     plain_names,
     standard_stage,
@@ -119,6 +120,7 @@ NAMES: dict[Category, str] = {
     Category.PYTHON_GC: "garbage_collection gc gc_collect",
     Category.PROFILER: """
         rlprof_open_capture rlprof_close_capture start_profile stop_profile""",
+    Category.CUSTOM: LOGS,
 }
 """Names of each category: rlprof's first, then those of verl, slime, NeMo-RL and others."""
 

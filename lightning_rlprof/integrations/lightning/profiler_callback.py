@@ -252,6 +252,10 @@ class ProfilerCallback(Callback):
         batches = Batches(session, trainer, self._watched, self.give_up, self._after_step)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
+        for logger in trainer.loggers:
+            with suppress(Exception):  # Some objects take no attributes.
+                logs = Marker("logging", "region")(logger.log_metrics)
+                self._undo.append(Cover(logger, "log_metrics", logs))
         # These are last, so that an update ends after the optimizer step that ends it.
         self._undo.append(UpdateStages(session, trainer, pl_module, self.give_up))
         self._cover_loop(trainer, pl_module)

@@ -1,4 +1,4 @@
-"""Real W&B (offline) and MLflow: `StageMetrics` and the report as an artifact."""
+"""Loggers of a Trainer: what they take; metrics and the report for real W&B (offline), MLflow."""
 
 import json
 import logging
@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytorch_lightning.loggers import CSVLogger
 
+from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.integrations import end_of_run
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
-from tests.builders.models import Tiny, loader, make_trainer, only_run
+from lightning_rlprof.loaders.load import load
+from tests.builders.models import Tiny, loader, make_trainer, of, only_run, trace_of
 
 PROGRAM = """
 import sys
@@ -94,6 +97,47 @@ def wandb_records(path: Path) -> Iterator[Any]:
         if kind in (1, 4):  # whole, or the last part
             yield wandb_internal_pb2.Record.FromString(parts)
             parts = b""
+
+
+class Logged(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
+
+class Server(CSVLogger):
+    """A logger whose server refuses the metrics of one step."""
+
+    refuses: int | None = None
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if step == self.refuses:
+            raise ConnectionError("no server")
+        super().log_metrics(metrics, step)
+
+
+@pytest.mark.parametrize("loggers", [1, 2])
+def test_what_a_logger_takes_is_a_phase_of_the_loop(tmp_path: Path, loggers: int) -> None:
+    own = [CSVLogger(tmp_path / str(number)) for number in range(loggers)]
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"))
+    make_trainer(callback, logger=own).fit(Logged(), loader())
+    trace = trace_of(callback)
+    assert [span.kind for span in of(trace, "logging")] == ["region"] * 4 * loggers
+    assert "logging" in stages(load(callback.run)).column("stage")
+    for each in own:
+        assert "log_metrics" not in vars(each)  # It is its own again.
+        rows = (Path(each.log_dir) / "metrics.csv").read_text().splitlines()
+        assert len(rows) == 1 + 4
+
+
+def test_what_a_logger_raises_is_the_trainings_own(tmp_path: Path) -> None:
+    callback, server = ProfilerCallback(profile_save_path=str(tmp_path / "runs")), Server(tmp_path)
+    server.refuses = 2
+    with pytest.raises(ConnectionError, match="no server"):
+        make_trainer(callback, logger=server).fit(Logged(), loader())
+    assert "log_metrics" not in vars(server)
+    assert len(of(trace_of(callback), "logging")) == 3
 
 
 class MLFlowLogger:
