@@ -33,6 +33,7 @@ def install(module: Any) -> None:
     KIT.marks(trainer, "get_batch_samples", "data_fetch")
     KIT.marks(trainer, "_save_checkpoint", "save_checkpoint")
     KIT.replace(trainer, "evaluate", Marker(VALIDATIONS[0], "region"))
+    KIT.replace(trainer, "log", Marker("logging", "region"))
     # Every attempt of a training calls this method; a version without it tries once.
     attempt = "_inner_training_loop" if hasattr(trainer, "_inner_training_loop") else "train"
     KIT.replace(trainer, attempt, _ending)

@@ -37,6 +37,8 @@ def _on_policy(kind: str) -> Any:
         after = functools.partial(KIT.around, after=_record)
         KIT.replace(trainer, "_calculate_rewards", lambda function: _REWARD(after(function)))
         KIT.replace(trainer, "_get_per_token_logps_and_entropies", _log_probs)
+        if "log" in vars(trainer):  # It logs completions, too.
+            KIT.replace(trainer, "log", Marker("logging", "region"))
         if hasattr(trainer, "_tokenize_prompts"):
             KIT.marks(trainer, "_tokenize_prompts", "tokenize")
         if hasattr(trainer, "_tool_call_loop"):

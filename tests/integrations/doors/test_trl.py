@@ -62,6 +62,7 @@ def test_a_trainer_is_recorded_without_a_change(kind: str, tmp_path: Path) -> No
     assert typical["untraced"] < UNTRACED
     regions = [run.names[code] for code in run.name[run.rows(kind="region")]]
     assert regions.count("reward") == 4  # the name of the program's function
+    assert regions.count("logging") == 2  # at the end of the training: TRL's own, which calls HF's
     rows, tokens = run.amounts("tokens")
     generated = tokens[np.isin(rows, run.rows(kind="stage"))]
     assert len(generated) == 4
