@@ -223,12 +223,13 @@ def ingest_one(path: str) -> Outcome:
         return lost(path, why, time.perf_counter() - start)
     seconds = time.perf_counter() - start
     state: _State = "failed" if kept.unread else "cached" if kept.new else "up to date"
-    warnings = [
-        text if rank is None else f"rank {rank}: {text}"
+    have = {rank for rank, _ in facts.get("headers", [])}
+    warnings = [  # Files of one rank each often have the same one.
+        text if rank is None or have == {rank} else f"rank {rank}: {text}"
         for rank, text, *_ in facts.get("warnings", [])
     ]
     doubts = first_of([*kept.unread, *warnings]) or None
-    ranks = as_ranges(rank for rank, _ in facts.get("headers", []))
+    ranks = as_ranges(have)
     return Outcome(path, ranks, state, doubts, rows, read, seconds)
 
 

@@ -39,6 +39,16 @@ def test_a_failed_rank_is_a_warning_and_exit_code_1(rlprof: Run, folder: Path) -
     assert "\x1b" not in out
 
 
+def test_files_of_one_rank_each_share_a_warning(rlprof: Run, folder: Path) -> None:
+    first, second = sorted(folder.iterdir())
+    text = first.read_text()[:-300]
+    first.write_text(text)
+    second.write_text(text.replace('"rank": 0', '"rank": 1'))
+    _, out, _ = rlprof("ingest", folder, "-j", "1")
+    [warning] = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert warning.startswith(f"warning: {first} (and 1 more): it is truncated")
+
+
 def test_ingest_as_json_is_all_rows_and_nothing_else(rlprof: Run, folder: Path) -> None:
     (folder / "rank1.pt.trace.json").write_text("no trace")
     status, out, _ = rlprof("ingest", folder, "--json")

@@ -129,7 +129,7 @@ def test_a_trace_that_is_cut_off_is_made_and_says_so(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-300])
     why = ingest([folder], jobs=1).column("why")
     assert why[0] is why[2] is None
-    assert "rank 1: it is truncated" in str(why[1])
+    assert str(why[1]).startswith("it is truncated")
     assert ingest([folder], jobs=1).column("why") == why
 
 
