@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from lightning_rlprof.recording import compiled_code, open_spans
 from lightning_rlprof.recording.call_wrapping import name_of, within
-from lightning_rlprof.recording.open_spans import Span, counters_of, innermost, new_span, numbers, opened
+from lightning_rlprof.recording.open_spans import (
+    Span,
+    counters_of,
+    innermost,
+    new_span,
+    numbers,
+    opened,
+)
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import EXPERTS, Kind, Number
 from lightning_rlprof.system.post_import import process_group
@@ -296,9 +303,7 @@ def record(
     number = sink.step_at(start) if step is None else int(step)
     if sink.silent_thread and number == sink.step:
         return
-    span = new_span(
-        marker, number, start, max(start, end), counters_of(counters) or None
-    )
+    span = new_span(marker, number, start, max(start, end), counters_of(counters) or None)
     span.parent = None  # The span that is open now need not be around it.
     sink.append(span)
     if end > sink.flush_at_ns:
