@@ -67,7 +67,9 @@ SOURCES = {
 }
 """Documents of the rows, read in November 2026."""
 
-_SINGLE = ("samples", "prompt", "group", "pp", "cp", "ep", "updates", "square", "bytes")
+_SINGLE = (
+    *("samples", "prompt", "group", "pp", "cp", "ep", "updates", "square", "bytes", "senders"),
+)
 _BOTH = ("tp",)  # A pair of a rollout, and a number of a pass.
 
 
