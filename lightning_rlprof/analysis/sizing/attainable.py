@@ -9,7 +9,7 @@ of other sources are inside, and what was corrected since.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from math import exp, inf
+from math import ceil, exp, inf
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -143,6 +143,16 @@ class Work:
         factor, name = max(found, default=(1.0, ""))
         return (name, factor) if factor > 1 else None
 
+    def _routed(self, end: int, ep: int, each: float) -> float:
+        """Return the seconds in which a token goes to its experts on other devices and back.
+
+        Each of its numbers has ``each`` bytes. At best it goes to another node once, as in DeepEP.
+        """
+        places = ep if end == WORST or is_near(self.device, ep) else ceil(ep / NODE)
+        copies = sum(n * min(block.per_token, places) for block, n in _experts(self.model))
+        moved = each * copies * (places - 1) / places * self.model.hidden
+        return moved / exchanging(self.device, ep) / _LINK[end]
+
     @property
     def _bandwidth(self) -> float:
         return (self.device.gb_s or inf) * 1e9
@@ -220,16 +230,24 @@ class Rollout(Work):
         reads /= min(self.group, each) if end == BEST else 1  # Prefix caching.
         seqs, part = int(self.max_num_seqs[end]), _RESERVED[end]
         interval = max(float(todo.max()) / _MAX_EVENTS, 1.0)
-        left, context = np.zeros(0), np.zeros(0)
+        left, context, had = np.zeros(0), np.zeros(0), np.full(each, float(prompt))
         names = ("memory", "compute", "link", "host", "prefill", "tail")
         found = {"total": _START[end], **dict.fromkeys(names, 0.0)}
         while len(todo) or len(left):
             free = room - float(context.sum()) - part * float(left.sum())
-            fits = int(np.searchsorted(np.cumsum(prompt + part * todo[:seqs]), free, "right"))
+            needs = np.cumsum(had[:seqs] + part * todo[:seqs])
+            fits = int(np.searchsorted(needs, free, "right"))
             new = min(max(fits, not len(left)), seqs - len(left), len(todo))
-            left, context = np.append(left, todo[:new]), np.append(context, np.full(new, prompt))
-            todo = todo[new:]
-            steps = max(float(left.min()), min(interval, float(left.max())))
+            filled = reads * float(had[:new].sum()) / prompt
+            left, context = np.append(left, todo[:new]), np.append(context, had[:new])
+            todo, had = todo[new:], had[new:]
+            least = min(interval, float(left.max()))
+            # A full cache loses the youngest sequence, which is read once more when it returns.
+            while len(left) > 1 and float(context.sum()) + least * len(left) > room:
+                todo, had = np.append(left[-1], todo), np.append(context[-1], had)
+                left, context = left[:-1], context[:-1]
+            grows = (room - float(context.sum())) / len(left)
+            steps = max(least, min(float(left.min()), grows))
             running = float(np.minimum(left, steps).sum()) / steps
             mean_context = max(round(float(context.mean()) + steps / 2), 1)
             memory = self._reads(end, tp, running, mean_context)
@@ -242,9 +260,9 @@ class Rollout(Work):
             found["memory" if memory == busy else "compute"] += steps * busy
             found["link"] += steps * link
             found["host"] += steps * host
-            found["prefill"] += new * reads
+            found["prefill"] += filled
             found["tail"] += took * (running <= max(1.0, 0.1 * min(each, seqs)))
-            found["total"] += took + new * reads
+            found["total"] += took + filled
             left, context = left - steps, context + steps
             left, context = left[left > 0], context[left > 0]
         return found
@@ -254,9 +272,7 @@ class Rollout(Work):
         ep = self.ep or tp
         dense = decode_weight_bytes(self.model, 0)
         experts = decode_weight_bytes(self.model, running * ep / tp) - dense
-        attention = self.model.layers[-1].attention
-        heads = attention.kv_heads if isinstance(attention, Attention) else 1
-        cache = running * cache_bytes(self.model, [context]) / min(tp, heads)
+        cache = running * cache_bytes(self.model, [context]) / self._cache_split(tp)
         pieces = experts / ep + cache
         return (dense / tp / _WEIGHTS[end] + pieces / _PIECES[end]) / self._bandwidth
 
@@ -275,12 +291,8 @@ class Rollout(Work):
             return 0.0
         delay = (_REDUCE if is_near(self.device, self.ep) else _FAR_REDUCE)[end]
         delay += _PEER[end] * self.ep
-        found, speed = 0.0, exchanging(self.device, self.ep) * _LINK[end]
-        for block, n in _experts(self.model):
-            copies = min(block.per_token, self.ep) * (self.ep - 1) / self.ep
-            moved = (_DISPATCHED[end] + 2) * running / tp * copies * self.model.hidden
-            found += n * (2 * delay + moved / speed)
-        return found
+        calls = 2 * sum(n for _, n in _experts(self.model))
+        return calls * delay + running / tp * self._routed(end, self.ep, _DISPATCHED[end] + 2)
 
     def _room(self, end: int, tp: int) -> float:
         """Return the tokens that the KV cache of an engine has room for, one sequence at least."""
@@ -292,7 +304,12 @@ class Rollout(Work):
         own = self.model.expert_parameters
         weights = 2 * ((self.model.parameters - own) / tp + own / (self.ep or tp))
         free = self.device.usable * self.share[end] - weights - _ENGINE_BYTES[end]
-        return max(free * tp / one if one else inf, least)
+        return max(free * self._cache_split(tp) / one if one else inf, least)
+
+    def _cache_split(self, tp: int) -> int:
+        """Return among how many devices an engine divides its cache: no more than its heads."""
+        attention = self.model.layers[-1].attention
+        return min(tp, attention.kv_heads if isinstance(attention, Attention) else 1)
 
 
 @dataclass(frozen=True)
@@ -433,12 +450,8 @@ class Pass(Work):
                 ring = cached * (self.cp - 1)
                 numbers = (min, max)[end](heads, ring)
                 found += n * 2 * numbers * here / exchanging(self.device, group)
-        if self.ep > 1:
-            for block, n in _experts(model):
-                copies = min(block.per_token, self.ep) * (self.ep - 1) / self.ep
-                moved = 2 * 2 * copies * model.hidden * here
-                found += n * moved / exchanging(self.device, self.ep)
-        return passes * found / _LINK[end]
+        routed = here * self._routed(end, self.ep, 2 * 2)
+        return passes * (found / _LINK[end] + routed)
 
     def _own(self, end: int) -> float:
         """Return the parameters that a device keeps."""
