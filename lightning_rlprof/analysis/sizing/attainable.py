@@ -66,6 +66,7 @@ _MAX_EVENTS = 512  # A rollout is computed in at most about this many intervals.
 _COMPUTE = (0.55, 0.22)  # Executed FLOPs by the peak of an H100, without what follows.
 _ELEMENTWISE = (0.7, 0.35)  # Part of the bandwidth, of norms, activations and logits.
 _LAUNCH_LAYER = (0.25e-3, 0.9e-3)  # Seconds of a layer, pass and micro-batch if bound by launches.
+_SHARDED_LAYER = (0.0, 0.3e-3)  # The same of FSDP besides: to gather, wait for, copy and free.
 _STAGE = (0.1, 4.0)  # Seconds of a stage besides: dispatch, loading, gathering.
 _OVERLAP_LOST = (0.0, 0.25)  # Part of the shorter one of launches and device that is not hidden.
 _ATTENTION_TFLOPS = 989.4  # Kernels for an H100 don't get faster on newer devices.
@@ -401,7 +402,8 @@ class Pass(Work):
         groups = self.devices / (self.tp * self.pp * self.cp)
         micro = max(self.micro_tokens[end], mean * self.padding[end])
         count = max(tokens / micro / groups, self.updates)
-        launches = count * len(model.layers) * _LAUNCH_LAYER[end] * work
+        launch = _LAUNCH_LAYER[end] + _SHARDED_LAYER[end] * self.sharded[end]
+        launches = count * len(model.layers) * launch * work
         if self.expert_loop:
             calls = sum(n * block.count for block, n in _experts(model))
             launches += count * calls * _LOOPED_EXPERT[end] * work

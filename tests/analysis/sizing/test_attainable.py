@@ -48,9 +48,9 @@ def verdict(seconds: float, work: Work) -> Speed:
 
 
 def test_the_ranges_are_those_that_were_chosen_on_the_calibration_rows() -> None:
-    assert rollout().range() == pytest.approx((35.8, 108.0), rel=0.01)
+    assert rollout().range() == pytest.approx((34.2, 95.6), rel=0.01)
     refit = Refit(model("Llama-3-8B"), H100, 8, ("ipc", "ipc"))
-    assert refit.range()[WORST] == pytest.approx(7.8, rel=0.01)
+    assert refit.range()[WORST] == pytest.approx(8.0, rel=0.01)
 
 
 def test_the_longest_response_decides_and_few_sequences_at_a_time_take_longer() -> None:
@@ -79,8 +79,17 @@ def test_devices_that_share_no_head_keep_the_whole_cache() -> None:
     one = replace(rollout(**known, tp=(32, 32)), model=v3, devices=32)
     free = (0.85 * H100.usable - 2 * v3.parameters / 32 - kept for kept in (1.5e9, 3e9))
     room = tuple(each / (61 * 576 * 2) for each in free)
-    assert room[BEST] < 400_000
     assert replace(one, kv_tokens=room).range() == pytest.approx(one.range())
+
+
+def test_a_full_cache_loses_the_youngest_sequence_which_is_read_again() -> None:
+    """Two of 2,000 tokens in a cache for 3,000: at 1,500 each, one goes, and returns at the end."""
+    pair = {"samples": 16, "prompt": 1, "mean": (2000, 2000), "longest": (2000, 2000), "group": 1}
+    full, roomy = (rollout(**pair, kv_tokens=(room, room)).parts(WORST) for room in (3000, 10_000))
+    steps = 1500 + 500 + 500
+    assert full["host"] == pytest.approx(steps * 6e-3 + 4000 * 40e-6, rel=0.01)
+    assert roomy["host"] == pytest.approx(2000 * 6e-3 + 4000 * 40e-6)
+    assert full["prefill"] == pytest.approx(roomy["prefill"] / 2 * (2 + 1500), rel=0.01)
 
 
 def one_response(**facts: Any) -> Rollout:
@@ -108,7 +117,7 @@ def test_engines_that_share_experts_exchange_tokens() -> None:
 
 
 def test_launches_without_graphs_run_while_the_device_works() -> None:
-    """A step reads 15 GB of weights: 8.2 ms at 0.55 of 3.35 TB/s, of which half is lost at worst."""
+    """A step reads 15 GB of weights: 8.2 ms at 0.55 of 3.35 TB/s; half is lost at worst."""
     busy = one_response().parts(WORST)["memory"] / 1000
     assert busy == pytest.approx(8.2e-3, rel=0.02)
     graphs, eager = (one_response(eager=(each, each)).parts(WORST)["host"] for each in (0, 1))
@@ -131,7 +140,9 @@ def test_parts_of_a_pass_follow_what_it_does() -> None:
         2 * update().parts(BEST)["compute"]
     )
     assert update(recompute=(False, False)).range()[WORST] < whole["total"]
-    assert update(sharded=(False, False)).parts(WORST)["link"] == 0
+    alone = update(sharded=(False, False)).parts(WORST)
+    assert alone["link"] == 0
+    assert whole["launches"] == pytest.approx(alone["launches"] * (0.9 + 0.3) / 0.9)
     assert update(offload=(4, 4)).parts(WORST)["optimizer"] > whole["optimizer"]
     assert update(lora=True).range()[BEST] < update().range()[BEST]
     forward = update(backward=False).range()
@@ -272,10 +283,10 @@ def test_the_missing_fact_is_the_one_that_narrows_most() -> None:
 
 def test_verdicts_by_the_range() -> None:
     assert verdict(60, rollout()).verdict == "normal"
-    slow = verdict(216, rollout())
+    slow = verdict(191.3, rollout())
     assert (slow.verdict, slow.factors) == (
         "slow",
-        (pytest.approx(2, rel=0.01), pytest.approx(6.03, rel=0.01)),
+        (pytest.approx(2, rel=0.01), pytest.approx(5.59, rel=0.01)),
     )
     assert verdict(10, rollout()).verdict == "fast"
     assert verdict(1.9, rollout()).verdict == "too short"
@@ -312,7 +323,7 @@ def test_tensors_that_were_exported_one_by_one() -> None:
     )
     found = verdict(1032.7, cut)
     assert found.causes == ("export",)
-    assert (found.low, found.high) == (pytest.approx(4.8, abs=0.1), pytest.approx(29.4, abs=0.1))
+    assert (found.low, found.high) == (pytest.approx(5.6, abs=0.1), pytest.approx(32.7, abs=0.1))
 
 
 def test_a_critic_that_was_padded() -> None:
