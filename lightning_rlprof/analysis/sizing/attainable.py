@@ -69,6 +69,7 @@ _LAUNCH_LAYER = (0.25e-3, 0.9e-3)  # Seconds of a layer, pass and micro-batch if
 _SHARDED_LAYER = (0.0, 0.3e-3)  # The same of FSDP besides: to gather, wait for, copy and free.
 _STAGE = (0.1, 4.0)  # Seconds of a stage besides: dispatch, loading, gathering.
 _OVERLAP_LOST = (0.0, 0.25)  # Part of the shorter one of launches and device that is not hidden.
+_ROUTED_LOST = (0.0, 1.0)  # The same of experts: the host waits for the tokens of each of them.
 _ATTENTION_TFLOPS = 989.4  # Kernels for an H100 don't get faster on newer devices.
 _LINK = (0.8, 0.35)  # Part of a link's bandwidth.
 _LOOPED_EXPERT = (0.1e-3, 8e-3)  # Seconds of an expert, pass and micro-batch in a Python loop.
@@ -407,7 +408,8 @@ class Pass(Work):
         if self.expert_loop:
             calls = sum(n * block.count for block, n in _experts(model))
             launches += count * calls * _LOOPED_EXPERT[end] * work
-        busy = _overlapped(_OVERLAP_LOST[end], compute, launches)
+        lost = _ROUTED_LOST if model.expert_parameters else _OVERLAP_LOST
+        busy = _overlapped(lost[end], compute, launches)
         # Stages fill and drain in each update; schedules without that bubble are the best.
         busy *= 1 if end == BEST else 1 + (self.pp - 1) * self.updates / count
         link = self._gathered(end, count)
