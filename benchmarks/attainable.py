@@ -4,8 +4,8 @@ Rows are in ``attainable_rows.tsv``: what a document says of a job, and how long
 are split by document. The efficiencies were chosen on ``calibration`` alone. ``held out`` and
 ``new`` were scored afterwards; two corrections followed, and ``after`` came in after these.
 ``fresh`` was collected whole before any of it was scored; corrections followed, and ``last`` was
-collected whole after these. Corrections followed that, too. A fact that a document does not state stays a range; engines in C++
-launch like graphs. ``--misses`` prints each row outside its range.
+collected whole after these. Corrections followed that, too. A fact that a document does not state
+stays a range; engines in C++ launch like graphs. ``--misses`` prints each row outside its range.
 """
 
 import argparse
