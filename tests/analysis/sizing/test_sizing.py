@@ -302,6 +302,14 @@ def test_a_device_of_unknown_bandwidth_has_no_time_of_generation() -> None:
     assert "the bandwidth is unknown" in table.note
 
 
+def test_what_is_offloaded_may_stay_on_the_host() -> None:
+    here, there = (
+        step_work(job("Qwen2.5-7B", "8xH100", batch=256, offload=each)) for each in (0.0, 1.0)
+    )
+    slower = {name for name in here if there[name].range()[WORST] > here[name].range()[WORST]}
+    assert slower == {"reference_compute_log_prob", "actor_update"}
+
+
 def test_sequences_beyond_the_cache_wait_for_their_turn() -> None:
     one = job("Qwen2.5-7B", "1xH100", response=8192, group=1, **LORA)
     room = concurrent(one)

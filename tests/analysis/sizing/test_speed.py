@@ -123,6 +123,13 @@ def test_weights_to_devices_of_their_own_go_another_way() -> None:
     assert same.low != apart.low
 
 
+def test_several_devices_may_send_weights() -> None:
+    run = speedy({"weight_sync": 30}, {"weight_sync": {"refit_senders": 8}})
+    own = by_stage(run)["weight_sync"]
+    same = Refit(read_model(CONFIGS["Llama-3-8B"]), _h100(), 8, ("ipc", "ipc"), senders=8)
+    assert (own.low, own.high) == pytest.approx(same.range())
+
+
 @pytest.mark.parametrize(
     ("inside", "path"),
     [
