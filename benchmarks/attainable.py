@@ -1,7 +1,7 @@
 """How often published times are in the attainable range: ``python benchmarks/attainable.py``.
 
 Rows are in ``attainable_rows.tsv``: what a document says of a job, and how long a stage took. They
-are split by document. The efficiencies were chosen on ``calibration`` alone. ``held out`` and
+are split by document. The efficiencies were at first chosen on ``calibration``. ``held out`` and
 ``new`` were scored afterwards; two corrections followed, and ``after`` came in after these.
 ``fresh`` was collected whole before any of it was scored; corrections followed, and ``last`` was
 collected whole after these. Corrections followed that, too. A fact that a document does not state
