@@ -1,11 +1,11 @@
 """How often published times are in the attainable range: ``python benchmarks/attainable.py``.
 
 Rows are in ``attainable_rows.tsv``: what a document says of a job, and how long a stage took. They
-are split by document. The efficiencies were chosen on ``calibration`` alone. ``held out`` and
+are split by document. The efficiencies were at first chosen on ``calibration``. ``held out`` and
 ``new`` were scored afterwards; two corrections followed, and ``after`` came in after these.
 ``fresh`` was collected whole before any of it was scored; corrections followed, and ``last`` was
-collected whole after these. A fact that a document does not state stays a range; engines in C++
-launch like graphs. ``--misses`` prints each row outside its range.
+collected whole after these. Corrections followed that, too. A fact that a document does not state
+stays a range; engines in C++ launch like graphs. ``--misses`` prints each row outside its range.
 """
 
 import argparse
@@ -83,7 +83,9 @@ SOURCES = {
 }
 """Documents of the rows, read in November 2026."""
 
-_SINGLE = ("samples", "prompt", "group", "pp", "cp", "ep", "updates", "square", "bytes")
+_SINGLE = (
+    *("samples", "prompt", "group", "pp", "cp", "ep", "updates", "square", "bytes", "senders"),
+)
 _BOTH = ("tp",)  # A pair of a rollout, and a number of a pass.
 
 

@@ -11,8 +11,8 @@ from tests.places import ROOT
 PAGE = (ROOT / "docs" / "accuracy.md").read_text()
 CORRECTED = {
     "new": ("generation", "training"),
-    "fresh": ("generation", "training", "log-prob"),
-    "last": ("generation",),
+    "fresh": ("generation", "training", "log-prob", "refit"),
+    "last": ("generation", "training", "log-prob", "refit"),
 }
 """Stages of a split that the page has twice: as first scored, and by the corrected model."""
 

@@ -16,7 +16,7 @@ REPLICAS = "replicas"
 FACTS = (
     *("devices", "rollout_devices", REPLICAS, "tp", "pp", "cp", "ep", "sharded", "offload"),
     *("rollout_tp", "rollout_ep", "max_num_seqs", "eager", "group", "updates"),
-    *("micro_tokens", "recompute", "lora"),
+    *("micro_tokens", "recompute", "lora", "host_adam", "streamed"),
 )
 """Counters that are settings: doors to frameworks count them, or a training does."""
 

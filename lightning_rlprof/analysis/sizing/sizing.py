@@ -43,7 +43,7 @@ _ASSUMED = (
     "token and vocabulary entry, 2 to 7 without backward. Not included: other processes, datasets."
 )
 _TIMES_ASSUMED = (
-    "Low: everything as good as healthy jobs show it; high: everything as bad. Decode at 85 to 40% "
+    "Low: everything as good as healthy jobs show it; high: everything as bad. Decode at 90 to 40% "
     "of bandwidth, training at 55 to 22% of peak, and what launches, links and hosts add. Waits "
     "for rewards, tools and data are not included."
 )
@@ -237,16 +237,19 @@ def step_work(job: Job) -> dict[str, Work]:
     sharded, moves = job.shard in ("fsdp", "zero3"), int(job.offload > 0)
     for stage, backward in _passes(job).items():
         micro = job.tokens if backward else job.forward_tokens or job.tokens
+        from_host = stage == "reference_compute_log_prob" and sharded and job.offload > 0
         found[stage] = Pass(
             job.model.critic() if stage.startswith("critic") else job.model,
             *(job.device, job.training_devices, samples),
             *((job.prompt + least, job.prompt + most), backward),
-            *(job.tp, job.pp, job.cp),
+            *(job.tp, job.pp, job.cp, job.ep),
             lora=job.lora > 0,
             micro_tokens=(micro, micro) if micro else Pass.micro_tokens,
             recompute=(job.checkpointing, job.checkpointing),
             sharded=(sharded, sharded),
             offload=(moves, moves),
+            host_adam=(False, job.offload > 0),
+            streamed=(False, from_host),
         )
     if job.generates:
         refit = Refit(job.model, job.device, job.rollout_ranks)

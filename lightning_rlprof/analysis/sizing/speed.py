@@ -37,7 +37,7 @@ _NOTE = (
     "measured s: per step, of the slowest rank. low s, high s: attainable if everything is "
     "as good, or as bad, as healthy jobs show it. fast: a fact that the run tells is wrong."
 )
-_OF_STAGES = {"micro_tokens", "padded_tokens", "offload", "updates"}
+_OF_STAGES = {"micro_tokens", "padded_tokens", "offload", "streamed", "updates"}
 _SHORTEST = 2.0  # Seconds: what is fixed makes the range of a shorter stage useless.
 _PASSES = {
     "actor_compute_log_prob": False,
@@ -54,6 +54,8 @@ _CAUSES = {
     "recompute": "activations are computed again",
     "micro_batches": "micro-batches are small, so that launches take the time",
     "offload": "the optimizer's state moves between host and device in each update",
+    "host_adam": "the optimizer runs on the host",
+    "streamed": "weights come from the host in each micro-batch",
     "expert_loop": "experts run one after the other, not as one grouped matmul",
     "disk": "weights go over a disk",
     "export": "tensors are exported one by one",
@@ -67,6 +69,7 @@ _NEEDS = {
     "longest": "count(lengths=...): the longest response",
     "share": "count(kv_tokens=...): the room of the engines' KV cache",
     "tp": "count(rollout_tp=...): tensor parallelism of the engines",
+    "streamed": "count(streamed=...): whether weights come from the host in each micro-batch",
     "path": "spans named p2p, broadcast, ipc or disk in the sync: how weights reach the engines",
 }
 
@@ -243,6 +246,7 @@ class _Job:
                 path=(known[0], known[-1]),
                 bytes=self._fact(code, "refit_bytes") or 0.0,
                 tensors=int(self._fact(code, "refit_tensors") or 0),
+                senders=int(self._fact(code, "refit_senders") or 0),
             )
         samples, tokens = (self._per_step(code, name) for name in ("samples", "tokens"))
         counted = bool(samples and tokens)
@@ -266,6 +270,9 @@ class _Job:
             )
         padded, squares = (self._per_step(code, name) for name in ("padded_tokens", "tokens_sq"))
         lengths: dict[str, Any] = {"square": squares * samples / tokens**2} if squares else {}
+        sharded = pair("sharded", Pass.sharded)
+        # FSDP may keep the weights of a reference on the host: verl always does.
+        from_host = (False, stage == "reference_compute_log_prob" and sharded[1])
         tp, pp, cp, ep = (int(self._fact(code, name) or 1) for name in ("tp", "pp", "cp", "ep"))
         return Pass(
             self.model.critic() if stage.startswith("critic") else self.model,
@@ -281,8 +288,10 @@ class _Job:
             micro_tokens=pair("micro_tokens", Pass.micro_tokens),
             padding=(max(padded / tokens, 1.0),) * 2 if padded else Pass.padding,
             recompute=pair("recompute", Pass.recompute),
-            sharded=pair("sharded", Pass.sharded),
+            sharded=sharded,
             offload=pair("offload", Pass.offload),
+            host_adam=pair("host_adam", Pass.host_adam),
+            streamed=pair("streamed", from_host),
             longest=longest + prompt[1],
             **lengths,
         )

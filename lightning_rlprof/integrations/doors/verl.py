@@ -34,6 +34,7 @@ _FACTS = {
     "lora": "actor_rollout_ref.model.lora_rank",
     "micro_tokens": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     "offload": "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "streamed": "actor_rollout_ref.actor.fsdp_config.offload_policy",
 }
 """Settings that say how fast a step may be, by the name that the run counts them under."""
 

@@ -175,7 +175,7 @@ def test_decoding_one_token_is_the_roofline_of_weights_and_cache() -> None:
     assert concurrent(one) > 256
     generate = step_work(one)["actor_generate"].parts(WORST)
     # 13.2 ms per step at full bandwidth: weights 4.2 ms, cache of 256 x 2k tokens 9 ms
-    assert generate["memory"] == pytest.approx(2 * 13.2e-3 / 0.40, rel=0.02)
+    assert generate["memory"] == pytest.approx(2 * (4.2e-3 / 0.55 + 9e-3 / 0.40), rel=0.02)
     assert generate["prefill"] == pytest.approx(256 * 2048 * 14.3e9 / 989.4e12 / 0.25, rel=0.1)
 
 
@@ -302,16 +302,24 @@ def test_a_device_of_unknown_bandwidth_has_no_time_of_generation() -> None:
     assert "the bandwidth is unknown" in table.note
 
 
-def test_sequences_beyond_the_cache_wait_for_the_next_round() -> None:
+def test_what_is_offloaded_may_stay_on_the_host() -> None:
+    here, there = (
+        step_work(job("Qwen2.5-7B", "8xH100", batch=256, offload=each)) for each in (0.0, 1.0)
+    )
+    slower = {name for name in here if there[name].range()[WORST] > here[name].range()[WORST]}
+    assert slower == {"reference_compute_log_prob", "actor_update"}
+
+
+def test_sequences_beyond_the_cache_wait_for_their_turn() -> None:
     one = job("Qwen2.5-7B", "1xH100", response=8192, group=1, **LORA)
     room = concurrent(one)
     times = [
         float(size(one.changed(batch=batch)).times().rows[0][2] or 0)
         for batch in (room, room + 1, 2 * room)
     ]
-    again = 8192 * (14.1e9 / 3350e9 / 0.40 + 6e-3)  # Weights are read once more.
-    assert times[1] - times[0] == pytest.approx(again, rel=0.05)
-    assert times[2] == pytest.approx(2 * times[0], rel=0.05)
+    again = 8192 * (14.1e9 / 3350e9 / 0.55 + 6e-3)  # Weights are read once more at most.
+    assert 0 < times[1] - times[0] < again
+    assert times[2] == pytest.approx(2 * times[0], rel=0.1)
 
 
 def test_forward_only_passes_free_each_layer_and_have_tokens_of_their_own() -> None:

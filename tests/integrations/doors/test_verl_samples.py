@@ -15,12 +15,13 @@ from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.run import load
 from lightning_rlprof.tables.table import rows_of
 
+_OFFLOAD = {"optimizer_offload": True, "offload_policy": False}
 CONFIG = {
     "actor_rollout_ref": {
         "rollout": {"enforce_eager": False, "max_num_seqs": 256, "tensor_model_parallel_size": 2},
         "actor": {
             **{"strategy": "fsdp2", "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 16384},
-            **{"ppo_mini_batch_size": 256, "fsdp_config": {"optimizer_offload": True}},
+            **{"ppo_mini_batch_size": 256, "fsdp_config": _OFFLOAD},
         },
         "model": {"enable_gradient_checkpointing": True},
     },
@@ -85,7 +86,14 @@ def test_each_response_of_a_batch_is_a_sample_of_its_group(
     assert {*run.amounts("response_limit").values.tolist()} == {4}
     facts = {
         **{"eager": 0, "max_num_seqs": 256, "rollout_tp": 2, "micro_tokens": 16384, "sharded": 1},
-        **{"offload": 1, "recompute": 1, "devices": 16, "updates": 4, "prompt_tokens": 3},
+        **{
+            "offload": 1,
+            "recompute": 1,
+            "devices": 16,
+            "updates": 4,
+            "prompt_tokens": 3,
+            "streamed": 0,
+        },
     }
     for name, value in facts.items():
         assert run.amounts(name).values.tolist() == [value], name
