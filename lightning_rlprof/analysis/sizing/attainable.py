@@ -63,7 +63,7 @@ _ENGINE_BYTES = (1.5e9, 3e9)  # Activations and graphs of an engine; vLLM logs 1
 _MAX_EVENTS = 512  # A rollout is computed in at most about this many intervals.
 
 # ---- passes over sequences
-_COMPUTE = (0.55, 0.22)  # Executed FLOPs by the peak of an H100, without what follows.
+_COMPUTE = (0.62, 0.22)  # Executed FLOPs by the peak of an H100, without what follows.
 _ELEMENTWISE = (0.7, 0.35)  # Part of the bandwidth, of norms, activations and logits.
 _LAUNCH_LAYER = (0.25e-3, 0.9e-3)  # Seconds of a layer, pass and micro-batch if bound by launches.
 _SHARDED_LAYER = (0.0, 0.3e-3)  # The same of FSDP besides: to gather, wait for, copy and free.
@@ -404,10 +404,10 @@ class Pass(Work):
         micro = max(self.micro_tokens[end], mean * self.padding[end])
         count = max(tokens / micro / groups, self.updates)
         launch = _LAUNCH_LAYER[end] + _SHARDED_LAYER[end] * self.sharded[end]
-        launches = count * len(model.layers) * launch * work
+        launches = count * len(model.layers) / self.pp * launch * work
         if self.expert_loop:
             calls = sum(n * block.count for block, n in _experts(model))
-            launches += count * calls * _LOOPED_EXPERT[end] * work
+            launches += count * calls / self.pp * _LOOPED_EXPERT[end] * work
         lost = _ROUTED_LOST if model.expert_parameters else _OVERLAP_LOST
         busy = _overlapped(lost[end], compute, launches)
         # Stages fill and drain in each update; schedules without that bubble are the best.
@@ -441,7 +441,7 @@ class Pass(Work):
         """
         model, found = self.model, 0.0
         if self.tp > 1:
-            here = tokens * self.tp * self.pp / self.devices
+            here = tokens * self.tp / self.devices
             moved = 8 * (self.tp - 1) / self.tp * model.hidden * here
             found += len(model.layers) * moved / gathering(self.device, self.tp)
         here = tokens / self.devices

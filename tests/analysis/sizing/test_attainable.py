@@ -158,10 +158,18 @@ def test_stages_of_a_pipeline_wait_and_context_parallelism_gathers_all_weights()
     least, most = (max(each.parts(WORST)[name] for name in busy) for each in (one, two))
     assert most == pytest.approx(least)
     heads = one.parts(WORST)["link"]
-    assert two.range()[WORST] - one.range()[WORST] >= least - heads
+    assert two.range()[WORST] - one.range()[WORST] == pytest.approx(least - heads)
     sharded = {**alone, "sharded": (True, True)}
     links = [update(**sharded, **how).parts(BEST)["link"] for how in ({"cp": 2}, {"pp": 2})]
     assert links[0] - one.parts(BEST)["link"] == pytest.approx(2 * links[1])
+
+
+@pytest.mark.parametrize("part", ["launches", "link"])
+def test_a_pipeline_stage_runs_its_own_layers_alone(part: str) -> None:
+    """Two stages get twice the micro-batches of half of the layers each."""
+    alone = {"samples": 8, "mean": (16384, 16384), "sharded": (False, False), "tp": 2}
+    one, two = (update(**alone, pp=stages).parts(WORST)[part] for stages in (1, 2))
+    assert 0 < one == pytest.approx(two)
 
 
 def test_heads_are_exchanged_or_keys_and_values_go_around() -> None:
