@@ -80,6 +80,21 @@ SOURCES = {
     "fastrl-l40s": _GITHUB + "mbwangfpdc/fastrl, notes on SkyRL-SQL",
     "fastrl-tuning": _GITHUB + "mbwangfpdc/fastrl, examples/sql/TRAIN_CONFIG_TUNING.md",
     "ttrl-b200": "Qwen3-30B-A3B TTRL on two B200: smoke record of 2026-08-05",
+    "llm-foundry": _GITHUB + "mosaicml/llm-foundry, scripts/train/benchmarking/README.md",
+    "internlm": _GITHUB + "InternLM/InternLM, doc/en/train_performance.md",
+    "maxtext-b200": _GITHUB + "AMD-AGI/maxtext-slurm, docs/b200-benchmark-report.md",
+    "maxtext-kimi-b200": _GITHUB + "AMD-AGI/maxtext-slurm, Kimi-K2 on B200",
+    "kempnerforge": _GITHUB + "KempnerInstitute/KempnerForge, validation report of 2026-04-06",
+    "easycontext": _GITHUB + "jzhang38/EasyContext, README.md",
+    "torchtune": _GITHUB + "pytorch/torchtune, README.md of October 2024",
+    "tinyllama": _GITHUB + "jzhang38/TinyLlama, README.md",
+    "nemo-rl-blog": "NVIDIA: reinforcement learning with NeMo-RL and Megatron Core, table 1",
+    "slime-27b-h20": "Efficiency of an RL step of Qwen3.6-27B on four nodes of H20 (slime)",
+    "ttrl-math-7b": "TTRL of Qwen2.5-Math-7B on MATH-500: progress of its tuning, 2026-07-12",
+    "rl-from-sft": _GITHUB + "Harpreet221295/citesearch-rl, docs/RL_FROM_SFT_LOG.md",
+    "citesearch-tuning": _GITHUB
+    + "Harpreet221295/citesearch-rl, docs/ONE_STEP_TUNING_VERL_RLLM.md",
+    "swesmith-35b": "SWE-smith GRPO of Qwen3.6-35B-A3B on 8 A100: analysis of 2026-08-05",
 }
 """Documents of the rows, read in November 2026."""
 

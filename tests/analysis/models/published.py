@@ -148,6 +148,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         moe_intermediate_size=512,
         shared_expert_intermediate_size=512,
     ),
+    "InternLM-7B": _config("llama", (4096, 32, 32, 32, 11008, 103168), attention_bias=True),
+    "TinyLlama-1.1B": _config("llama", (2048, 22, 32, 4, 5632, 32000)),
+    "KempnerForge-13B": _config("llama", (5120, 40, 40, 8, 17920, 128256)),
+    "KempnerForge-29B": _config("llama", (6144, 56, 48, 8, 21504, 128256)),
+    # MPT's blocks have two matrices of 4 x hidden: as many FLOPs and weights as these three.
+    "MPT-13B": _config("llama", (5120, 40, 40, 40, 13653, 50368), tie_word_embeddings=True),
+    "MPT-30B": _config("llama", (7168, 48, 56, 56, 19115, 50368), tie_word_embeddings=True),
+    "MPT-70B": _config("llama", (8192, 80, 64, 64, 21845, 50368), tie_word_embeddings=True),
 }
 
 
