@@ -4,8 +4,9 @@ Rows are in ``attainable_rows.tsv``: what a document says of a job, and how long
 are split by document. The efficiencies were at first chosen on ``calibration``. ``held out`` and
 ``new`` were scored afterwards; two corrections followed, and ``after`` came in after these.
 ``fresh`` was collected whole before any of it was scored; corrections followed, and ``last`` was
-collected whole after these. Corrections followed that, too. A fact that a document does not state
-stays a range; engines in C++ launch like graphs. ``--misses`` prints each row outside its range.
+collected whole after these; so were, after further corrections, ``unseen`` and ``second``. A fact
+that a document does not state stays a range; engines in C++ launch like graphs. ``--misses`` prints
+each row outside its range.
 """
 
 import argparse
@@ -108,7 +109,8 @@ class Row(NamedTuple):
     """A published time of a stage.
 
     Attributes:
-        split: ``calibration``, ``held out``, ``new``, ``after``, ``fresh`` or ``last``.
+        split: ``calibration``, ``held out``, ``new``, ``after``, ``fresh``, ``last``, ``unseen`` or
+            ``second``.
         source: Its document, a key of `SOURCES`.
         stage: ``generation``, ``log-prob``, ``training`` or ``refit``.
         seconds: How long it took.

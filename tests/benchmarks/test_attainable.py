@@ -13,6 +13,7 @@ CORRECTED = {
     "new": ("generation", "training"),
     "fresh": ("generation", "training", "log-prob", "refit"),
     "last": ("generation", "training", "log-prob", "refit"),
+    "unseen": ("training", "log-prob"),
 }
 """Stages of a split that the page has twice: as first scored, and by the corrected model."""
 
