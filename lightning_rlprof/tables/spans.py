@@ -33,8 +33,6 @@ Result = TypeVar("Result")
 RUN = Path("RUN")
 """What a run is called in an answer that its cache keeps."""
 
-_MANY = 1_000_000  # Spans; to give back the memory of fewer is not worth a millisecond.
-
 NO_PARENT = -1
 """Stands in ``Spans.parent`` where a span has none; ids are never negative."""
 
@@ -220,6 +218,10 @@ class Spans:
         """Length of every span."""
         return self.end_ns - self.start_ns
 
+    def took_ns(self, rows: Int64s) -> Int64s:
+        """Return the length of some spans."""
+        return self.end_ns[rows] - self.start_ns[rows]
+
     def once(
         self, name: str, make: Callable[["Spans"], Result], tables: Collection[str] = ()
     ) -> Result:
@@ -242,7 +244,7 @@ class Spans:
         if key not in self.results:
             # Columns are kept so that no other object gets their ids.
             self.results[key] = columns, make(self)
-            if len(self) > _MANY or read:  # Tables of profilers can be large, too.
+            if read:  # Tables of profilers can be large.
                 give_back()
         return self.results[key][1]  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.steps.step_selection import counted, in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS, Kind
 from lightning_rlprof.records.stage_aliases import plain_names
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, differs
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs
 from lightning_rlprof.tables.intervals import (
     NONE,
     Enclosing,
@@ -142,11 +142,12 @@ def _analyze(spans: Spans, ranks: Collection[int] | None = None) -> Table:
         return Table("weight_sync", _COLUMNS, abstained=_NO_SYNC)
     remarks = [counted(spans, spans.rows(kind="step")).note]
     parts, pieces = _pieces(spans, syncs)
-    role = [spans.headers[rank].role for rank in spans.rank[syncs].tolist()]
+    ranks_of, place = np.unique(spans.rank[syncs], return_inverse=True)
+    role = [spans.headers[rank].role for rank in ranks_of.tolist()]
     rate = _probed(spans)
     rows: list[tuple[Cell, ...]] = []
     for each in sorted(set(role)):
-        own = np.array([other == each for other in role])[pieces.sync]
+        own = np.array([other == each for other in role])[place[pieces.sync]]
         rows += _rows(each, rate, parts, _Pieces(*(column[own] for column in pieces)))
     if (pieces.moved == UNKNOWN).all():
         remarks.append(_NO_BYTES)
@@ -192,10 +193,13 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     whole_keys = np.arange(len(syncs)) * width + width - 1
     by_segment, by_span = cut.step * width + of_row[cut.stage], within * width + part
     keys = edges(by_segment, by_span, whole_keys)
+    of_segment, of_span, of_whole = (
+        np.searchsorted(keys, each) for each in (by_segment, by_span, whole_keys)
+    )
 
-    def summed(own: Int64s, values: Int64s) -> Int64s:
+    def summed(at: Int64s, values: Int64s | Mask) -> Int64s:
         found = np.zeros(len(keys), np.int64)
-        np.add.at(found, np.searchsorted(keys, own), values)
+        np.add.at(found, at, values)
         return found
 
     def of_syncs(values: Int64s, code: int) -> Int64s:
@@ -205,19 +209,17 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
         return found
 
     def of_segments(values: Int64s) -> Int64s:
-        whole = cut.step * width + width - 1
-        found: Int64s = summed(by_segment, values) + summed(whole, values)
-        return found
+        return summed(of_segment, values) + summed(of_whole[cut.step], values)
 
     ns, hidden = of_segments(cut.end_ns - cut.start_ns), of_segments(_hidden(spans, cut, rows))
-    counted_bytes = summed(by_span, moved != UNKNOWN) > 0
-    size = np.where(counted_bytes, summed(by_span, np.maximum(moved, 0)), UNKNOWN)
+    counted_bytes = summed(of_span, moved != UNKNOWN) > 0
+    size = np.where(counted_bytes, summed(of_span, np.maximum(moved, 0)), UNKNOWN)
     stated = of_syncs(size, at_rest)
     transfer, rest = (of_syncs(size, code) for code in ([*PARTS].index(TRANSFER), at_rest))
     whole = np.where(stated != UNKNOWN, stated, np.where(transfer != UNKNOWN, transfer, rest))
     size[keys % width == at_rest] = UNKNOWN
-    size[np.searchsorted(keys, whole_keys)] = whole
-    begun = summed(by_span, begins) + summed(whole_keys, np.ones_like(whole_keys))
+    size[of_whole] = whole
+    begun = summed(of_span, begins) + summed(of_whole, np.ones_like(of_whole))
     found = _Pieces(keys // width, keys % width, ns, hidden, begun, size)
     return [*parts, WHOLE], found
 
@@ -300,7 +302,7 @@ def _probed(spans: Spans) -> float | None:
     """Return the median bandwidth of the probes in GB/s; None without any."""
     rows, moved = spans.amounts("bytes")
     code = spans.names.index(PROBE) if PROBE in spans.names else UNKNOWN
-    took = spans.duration_ns[rows]
+    took = spans.took_ns(rows)
     some = (spans.name[rows] == code) & (took > 0) & (moved > 0)
     # Bytes per ns are GB/s.
     return float(np.median(moved[some] / took[some])) if some.any() else None

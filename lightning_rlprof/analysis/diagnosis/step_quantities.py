@@ -125,7 +125,7 @@ def lost_in_steps(run: Evidence, counter: str) -> Lost | None:
     rows, teller = rows[teller < len(tells)], teller[teller < len(tells)]
     same = spans.rank[rows] == spans.rank[telling[teller]]
     rows, teller = rows[same], teller[same]
-    wall_ns = spans.duration_ns[rows]
+    wall_ns = spans.took_ns(rows)
     whole_ns = np.bincount(teller, wall_ns, len(tells))
     lost_ns = np.minimum(told_ns[np.searchsorted(counted, telling)], whole_ns)
     share = lost_ns / np.maximum(whole_ns, 1)
@@ -200,7 +200,7 @@ def _with_spans(
     """Return a share with its longest spans, or the step with most of it."""
     spans = run.spans
     rows = np.flatnonzero((categories_of(spans.names) == category)[spans.name])
-    rows = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
+    rows = _longest(spans, rows)
     if not len(rows):
         rows = spans.rows(kind="step")
         number = np.unique(spans.step[rows])[steps[np.argmax(own)]]
@@ -208,6 +208,15 @@ def _with_spans(
     facts = (Fact("of the step time", found.value, "share"),)
     query = spans_query(spans, rows.tolist())
     return replace(found, facts=facts, query=query, place=place_of(spans, rows))
+
+
+def _longest(spans: Spans, rows: Int64s) -> Int64s:
+    """Return the longest of some spans; of equal ones those that come first."""
+    took = spans.took_ns(rows)
+    if len(rows) > _MAX_SPANS_SHOWN:
+        some = took >= np.partition(took, -_MAX_SPANS_SHOWN)[-_MAX_SPANS_SHOWN]
+        rows, took = rows[some], took[some]
+    return rows[np.argsort(-took, kind="stable")][:_MAX_SPANS_SHOWN]
 
 
 def _explained_by_cpu(run: Evidence) -> None:
@@ -257,7 +266,7 @@ def _named_share(text: str, names: str) -> Quantity:
         if not len(rows):
             raise NoData(f"No {text} was recorded", f"Mark it with annotate('{first}')")
         found = exact_share(run.by_step(rows, None), run.wall_ns)
-        longest = rows[np.argsort(-run.spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
+        longest = _longest(run.spans, rows)
         query = spans_query(run.spans, longest.tolist())
         facts = (Fact("of the step time", found.value, "share"),)
         return replace(found, facts=facts, query=query, place=place_of(run.spans, longest))
@@ -301,7 +310,7 @@ def _samples_from_others(run: Evidence) -> Measurement:
     spans, waits = run.spans, _waits(run.spans)
     if not len(waits):
         return exact(0.0)
-    longest = np.argmax(np.bincount(spans.name[waits], spans.duration_ns[waits]))
+    longest = np.argmax(np.bincount(spans.name[waits], spans.took_ns(waits)))
     return exact(float(spans.names[longest] not in _LOADS))
 
 
@@ -317,11 +326,11 @@ def _rollout_in_loader(run: Evidence) -> Measurement:
     spans = run.spans
     waits = _waits(spans)
     rollouts = np.flatnonzero(_is_rollout(spans) & np.isin(spans.kind, _WORK))
-    whole = float(spans.duration_ns[waits].sum())
+    whole = float(spans.took_ns(waits).sum())
     if not whole:
         return exact(0.0)
     own = rollouts[_inside(spans, waits, rollouts) >= 0]
-    part = float(spans.duration_ns[own].sum()) / whole
+    part = float(spans.took_ns(own).sum()) / whole
     stacks, steps_in_stack = _stacks_inside(spans, waits)
     share = max(part, steps_in_stack / max(stacks, 1))
     inside = Counter(spans.names[code] for code in spans.name[own].tolist())
@@ -434,7 +443,7 @@ def _most_lost(run: Evidence, row: dict[str, Any], rows: Int64s) -> float:
         return float(lost)
     if slowdown is None or row["rank"] is None:
         return float("inf")
-    excess: float = float(run.spans.duration_ns[rows].sum()) * slowdown / (1 + slowdown)
+    excess: float = float(run.spans.took_ns(rows).sum()) * slowdown / (1 + slowdown)
     heads = run.spans.headers
     role = heads[row["rank"]].role
     return excess * (sum(head.role == role for head in heads.values()) - 1)

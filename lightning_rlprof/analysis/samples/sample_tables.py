@@ -125,7 +125,7 @@ def _generation_ns(spans: Spans, book: SampleBook) -> Int64s:
     """Return how long the rollout phases of each sample took."""
     rows = rollout_rows(spans, book)
     found = np.zeros(len(book), np.int64)
-    np.add.at(found, book.of_row[rows], spans.duration_ns[rows])
+    np.add.at(found, book.of_row[rows], spans.took_ns(rows))
     return found
 
 

@@ -60,16 +60,16 @@ def leave_one_out_median(values: Float64s, least: int = 1) -> Float64s:
         >>> leave_one_out_median(np.array([1.0, 2.0, 4.0])).tolist()
         [3.0, 2.5, 1.5]
     """
-    order = np.argsort(values, axis=0)
-    ordered = np.take_along_axis(values, order, 0)
-    place = np.empty_like(order)
-    ranks = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
-    np.put_along_axis(place, order, np.broadcast_to(ranks, order.shape), 0)
-    others = np.sum(~np.isnan(values), axis=0) - 1
+    ordered = np.sort(values, axis=0)
+    others = np.sum(~np.isnan(values), axis=0, keepdims=True) - 1
     found = np.zeros(values.shape)
     for at in (np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2):
-        behind = np.minimum(at + (at >= place), len(values) - 1)  # This skips the rank itself.
-        found += np.take_along_axis(ordered, behind, 0) / 2
+        # Without the rank itself, each higher value is one place further down.
+        here, behind = (
+            np.take_along_axis(ordered, np.minimum(each, len(values) - 1), 0)
+            for each in (at, at + 1)
+        )
+        found += np.where(values > here, here, behind) / 2
     return np.where(np.isnan(values) | (others < max(least, 1)), np.nan, found)
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
     Part,
-    begun,
     containing_step,
     lanes,
     partition_parts,
@@ -159,7 +158,7 @@ def _compute(spans: Spans) -> StepMatrix:
 def _cells_of(spans: Spans, steps: Int64s, part: Part) -> tuple[Integers, ...]:
     """Return the columns of the cells of some threads, by step and name."""
     width, cut, waits = len(spans.names) + 1, part.divided, _waiting_times(spans, part)
-    began, step = begun(spans, part)
+    began, step = part.begun
     divided = cut.step * width + _names(spans, cut.stage) + 1
     keys = (
         waits.step * width + waits.stage + 1,
@@ -168,11 +167,10 @@ def _cells_of(spans: Spans, steps: Int64s, part: Part) -> tuple[Integers, ...]:
     )
     cells, at = _cells(len(part.steps) * width, divided, *keys)
     work, waited = np.zeros((2, len(cells)), np.int64)
-    calls = np.zeros(len(cells), np.int32)
     np.add.at(work, at(divided), cut.end_ns - cut.start_ns)
     np.subtract.at(work, at(keys[0]), waits.ns)
     np.add.at(waited, at(keys[1]), waits.ns)
-    np.add.at(calls, at(keys[2]), 1)
+    calls = np.bincount(at(keys[2]), minlength=len(cells)).astype(np.int32)
     whole = np.searchsorted(steps, part.steps).astype(np.int32)
     name = (cells % width - 1).astype(np.int32)
     return whole[cells // width], name, work, waited, calls

@@ -99,7 +99,7 @@ def warm_up(spans: Spans) -> Int64s:
     most = min(-(-len(numbers) // _STEPS_PER_WARM_UP), len(numbers) - MIN_STEPS)
     if most < 1 or not spans.from_start:
         return numbers[:0]
-    walls = np.bincount(place, spans.duration_ns[rows]) / ranks
+    walls = np.bincount(place, spans.took_ns(rows)) / ranks
     slow = walls[:most] > _WARM_UP * np.quantile(walls[most:], _USUAL_QUANTILE)
     return numbers[: int(np.argmin(np.append(slow, False)))]
 
@@ -198,5 +198,5 @@ def capture_slowdown(spans: Spans) -> float | None:
         own = rows[state == STATES.index(name)]
         if len(edges(spans.step[own])) < MIN_STEPS:
             return None
-        took.append(float(np.median(spans.duration_ns[own])))
+        took.append(float(np.median(spans.took_ns(own))))
     return took[0] / took[1] - 1 if took[1] else None
