@@ -268,7 +268,7 @@ class StepTimes:
         cells = self.matrix
         codes = [code for code, name in enumerate(self.spans.names) if name in VALIDATIONS]
         own = np.isin(cells.name, codes)
-        ns = cells.work_ns[own] + cells.waits_ns[own]
+        ns = cells.work_ns[own].astype(np.int64) + cells.waits_ns[own]
         spent = np.bincount(self._place[cells.step[own]], ns, len(self.numbers))
         found: Float64s = self.wall_ns - spent / self._count
         return found

@@ -63,6 +63,8 @@ _INTEGERS = [*map(attrgetter, ("step", "start_ns", "end_ns", "id"))]
 COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
 """What a rank's file says of each span; `Spans` has these columns of all ranks."""
 
+_SHORT = ("thread", "id", "parent")  # Large runs have these in 32 bits, as nothing multiplies them.
+
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis
 # every time, and every difference of two, fits into 64 bits.
 _MAX_INT = 2**60
@@ -501,6 +503,9 @@ class RankColumns:
         columns: dict[str, Int64s] = {name: own[order] for name, own in cells}
         for column, code in codes.items():
             columns[column] = np.array(code, np.int64)[columns[column]]
+        for column in _SHORT:
+            columns[column] = _short(columns[column])
+        columns["kind"] = columns["kind"].astype(np.int8)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         counters = self.counters
@@ -512,6 +517,11 @@ class RankColumns:
             by_row = np.argsort(moved, kind="stable")
             found[name] = Counter(moved[by_row], values[by_row])
         return columns, found
+
+
+def _short(column: Int64s) -> Any:
+    """Return a column in 32 bits if sums of two of its numbers fit there, too."""
+    return column.astype(np.int32) if column.max(initial=0) < 2**30 else column
 
 
 def _codes(known: dict[Any, int], values: Sequence[Any]) -> Int64s:

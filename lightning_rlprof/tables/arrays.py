@@ -114,7 +114,8 @@ def order_of(major: Int64s, minor: Int64s) -> Int64s:
         low, least = int(minor.min()), int(major.min())
         width = int(minor.max()) - low + 1
         if (int(major.max()) - least + 1) * width < _LARGEST_CODE:
-            return np.argsort((major - least) * width + (minor - low), kind="stable")
+            code = (major.astype(np.int64) - least) * width + (minor - low)
+            return np.argsort(code, kind="stable")
     return np.lexsort((minor, major))
 
 

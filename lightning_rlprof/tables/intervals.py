@@ -258,7 +258,8 @@ def last_begun(lane: Int64s, start: Int64s, point_lane: Int64s, point: Int64s) -
     found = np.full(len(order), NONE)
     for first, last in pairwise([*heads.tolist(), len(order)]):
         rows = order[first:last]
-        low, high = np.searchsorted(lane, point_lane[rows[0]] + np.arange(2))
+        own = np.array([point_lane[rows[0]]], lane.dtype)  # Another type would copy all lanes.
+        low, high = (int(np.searchsorted(lane, own, side)[0]) for side in ("left", "right"))
         place = np.searchsorted(start[low:high], point[rows], "right")
         found[rows] = np.where(place > 0, low + place - 1, NONE)
     return found

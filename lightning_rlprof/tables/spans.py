@@ -510,8 +510,8 @@ def _spans(spans: Spans) -> Table:
             spans.end_ns[part] - spans.start_ns[part],
             identities[spans.thread[part]],
             (spans.thread[part], names),
-            spans.id[part],
-            np.ma.masked_less(spans.parent[part], 0),
+            spans.id[part].astype(np.int64),
+            np.ma.masked_less(spans.parent[part].astype(np.int64), 0),
         ]
         return ColumnRows([*columns, *(each[part] for _, each in counters)])
 
