@@ -368,12 +368,22 @@ class Spans:
             rows, values = rows[sound], values[sound]
         return Counter(rows, values.astype(kind, copy=False))
 
-    def per_row(self, name: str, unknown: int = -1) -> Int64s:
-        """Return a counter as an integer for each row, ``unknown`` where a span lacks it."""
-        found = np.full(len(self), unknown)
-        rows, values = self.amounts(name, np.int64)
-        found[rows] = values
-        return found
+    def per_row(self, name: str, unknown: int = -1, rows: Int64s | None = None) -> Int64s:
+        """Return a counter as an integer for some rows, ``unknown`` where a span lacks it.
+
+        Args:
+            name: Of the counter.
+            unknown: Stands where there is none.
+            rows: Which rows; those below 0 have none. None for all.
+        """
+        at, values = self.amounts(name, np.int64)
+        if rows is None:
+            found = np.full(len(self), unknown)
+            found[at] = values
+            return found
+        place = np.searchsorted(at, rows)
+        there = np.append(at, -2)[place] == rows
+        return np.where(there, np.append(values, 0)[place], unknown)
 
     def histogram(self, name: str) -> Histogram:
         """Return the bins that spans counted of a histogram; empty where no span has it.

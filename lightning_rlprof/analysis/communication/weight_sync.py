@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.steps.step_selection import counted, in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS, Kind
 from lightning_rlprof.records.stage_aliases import plain_names
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs, order_of
 from lightning_rlprof.tables.intervals import (
     NONE,
     Enclosing,
@@ -69,6 +69,7 @@ PATHS = {
 """Names of transfers that tell the way of the weights, the fastest one first."""
 _LOCAL = (CONVERT, LOAD)  # These parts move nothing over a link.
 _WORK: tuple[Kind, ...] = ("stage", "region")
+_KINDS = [KINDS.index(kind) for kind in _WORK]
 _ROWS_AT_ONCE = 2**18
 _STAGE = KINDS.index("stage")
 _WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
@@ -159,7 +160,8 @@ def _syncs(spans: Spans, ranks: Collection[int] | None) -> Int64s:
     """Return the weight syncs in no other one of their thread, and not in excluded steps."""
     rows = _work(spans, ranks)
     rows = rows[(categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name[rows]]]
-    rows = _in_order(spans, rows[in_included(spans, rows)])
+    rows = np.sort(rows[in_included(spans, rows)])
+    rows = rows[_in_order(spans, rows)]
     return np.sort(rows[_around(spans, rows) == NONE])
 
 
@@ -169,10 +171,12 @@ def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
 
 
 def _in_order(spans: Spans, rows: Int64s) -> Int64s:
-    """Return stages and regions in the order that `parents` needs."""
-    order = np.lexsort((rows, -spans.end_ns[rows], spans.start_ns[rows], spans.thread[rows]))
-    found: Int64s = rows[order]
-    return found
+    """Return the order of stages and regions that `parents` needs; the rows ascend."""
+    lane, start = spans.thread[rows], spans.start_ns[rows]
+    order = order_of(lane, start)
+    if differs(lane[order], start[order]).all():
+        return order
+    return np.lexsort((-spans.end_ns[rows], start, lane))  # The longer one of two comes first.
 
 
 def _around(spans: Spans, rows: Int64s) -> Int64s:
@@ -182,16 +186,15 @@ def _around(spans: Spans, rows: Int64s) -> Int64s:
 def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     """Return the names of parts, whole syncs last, and what each sync has of each."""
     rows, within = _inside(spans, syncs)
-    of_row = np.full(len(spans), UNKNOWN)
-    of_row[rows] = within
-    rows = _in_order(spans, rows)
-    within = of_row[rows]
-    parts, part, begins, moved = _parts_of(spans, rows)
-    cut = divide(spans, syncs, np.sort(rows))[0]
-    of_row[rows] = part
+    order = _in_order(spans, rows)
+    parts, part, begins, moved = _parts_of(spans, rows[order])
+    cut = divide(spans, syncs, rows)[0]
+    of_row = np.empty_like(part)
+    of_row[order] = part
     width, at_rest = len(parts) + 1, len(parts) - 1
     whole_keys = np.arange(len(syncs)) * width + width - 1
-    by_segment, by_span = cut.step * width + of_row[cut.stage], within * width + part
+    by_segment = cut.step * width + of_row[np.searchsorted(rows, cut.stage)]
+    by_span = within[order] * width + part
     keys = edges(by_segment, by_span, whole_keys)
     of_segment, of_span, of_whole = (
         np.searchsorted(keys, each) for each in (by_segment, by_span, whole_keys)
@@ -225,16 +228,19 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
 
 
 def _inside(spans: Spans, syncs: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the rows of what is inside syncs, and which one each is in; a sync is in itself."""
-    every, found = _work(spans, None), []
-    columns = spans.thread, spans.start_ns, spans.end_ns
+    """Return the rows of what is inside syncs, ascending, and which sync that is.
+
+    A sync is in itself.
+    """
+    columns, found = (spans.thread, spans.start_ns, spans.end_ns), []
     around = Enclosing(*(column[syncs] for column in columns))
-    for low in range(0, len(every), _ROWS_AT_ONCE):
-        rows = every[low : low + _ROWS_AT_ONCE]
+    for low in range(0, len(spans), _ROWS_AT_ONCE):
+        works = np.isin(spans.kind[low : low + _ROWS_AT_ONCE], _KINDS)
+        rows = np.flatnonzero(works) + low
         lane, start, end = (column[rows] for column in columns)
-        own = np.searchsorted(syncs, rows)
-        is_sync = np.append(syncs, UNKNOWN)[own] == rows
-        within = np.where(is_sync, own, around.at(lane, start))
+        within = around.at(lane, start)
+        first, last = np.searchsorted(syncs, [low, low + _ROWS_AT_ONCE])
+        within[np.searchsorted(rows, syncs[first:last])] = np.arange(first, last)
         inside = (within != NONE) & (end <= spans.end_ns[syncs[within]])
         found.append((rows[inside], within[inside]))
     rows, within = map(np.concatenate, zip(*found, strict=True))
@@ -258,7 +264,7 @@ def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, In
             known[code] = UNKNOWN
     by_code = np.array([known.get(code, UNKNOWN) for code in range(len(spans.names))], np.int64)
     part_of = by_code[spans.name[rows]]
-    moved = np.maximum(spans.per_row("bytes", UNKNOWN)[rows], UNKNOWN)
+    moved = np.maximum(spans.per_row("bytes", UNKNOWN, rows), UNKNOWN)
     has_bytes, first = moved != UNKNOWN, np.ones(len(rows), np.int64)
     around = _around(spans, rows)
     # The others are whole syncs: nothing is around them, and their names say all.

@@ -364,7 +364,8 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> Float64s:
     """Return a ratio per pair of steps."""
     order = np.lexsort([spans.start_ns[rows], spans.rank[rows]])
     rows, state = rows[order], state[order]
-    after = spans.per_row(STEP_END)[rows]  # It is the time that the end of the previous step took.
+    # It is the time that the end of the previous step took.
+    after = spans.per_row(STEP_END, rows=rows)
     follows = np.append((np.diff(spans.rank[rows]) == 0) & (after[1:] >= 0), False)
     end = np.append(after[1:], 0)
     is_shadow = state == STATES.index(SHADOW)

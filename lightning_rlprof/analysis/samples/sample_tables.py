@@ -307,7 +307,7 @@ def staleness(spans: Spans) -> Table:
 
 def trainer_versions(spans: Spans, fates: Int64s) -> Int64s:
     """Return the version of the weights that each fate's update starts from, or `UNKNOWN`."""
-    version = spans.per_row("trainer_version", UNKNOWN)[fates]
+    version = spans.per_row("trainer_version", UNKNOWN, fates)
     at, values = spans.amounts("version", np.int64)
     syncs = (categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name[at]]
     at, values = at[syncs], values[syncs]
