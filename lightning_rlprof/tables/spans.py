@@ -348,11 +348,12 @@ class Spans:
         if kind is not None:
             if kind not in KINDS:
                 raise ValueError(f"unknown kind {kind!r} (kinds: {', '.join(KINDS)})")
-            keep &= self.kind[first:last] == KINDS.index(kind)
+            keep = self.kind[first:last] == KINDS.index(kind)
         if name is not None:
             code = self.names.index(name) if name in self.names else -1
             keep &= self.name[first:last] == code
-        return np.flatnonzero(keep) + first
+        found = np.flatnonzero(keep)
+        return found + first if first else found
 
     def amounts(self, name: str, kind: type[np.number[Any]] = np.float64) -> Counter:
         """Return a counter as numbers of one type to add up; empty where no span has it.

@@ -131,9 +131,10 @@ def _dividing(spans: Spans, some: Mask | None = None) -> Int64s:
     regions = regions[known[spans.name[regions]]]
     lane = lanes(spans)
     regions = regions[np.isin(lane[regions], lane[steps])]
-    stages = spans.rows(kind="stage")
-    if some is not None:
-        regions, stages = regions[some[regions]], stages[some[stages]]
+    if some is None:
+        stages = spans.rows(kind="stage")
+    else:
+        regions, stages = regions[some[regions]], np.flatnonzero((spans.kind == _STAGE) & some)
     return np.append(regions, stages) if len(regions) else stages  # A stage wins over a region.
 
 
@@ -199,7 +200,10 @@ def partition_parts(
         lane, steps = lanes(spans), steps[spans.step[steps] >= since]
         first = np.full(len(spans.threads), np.iinfo(np.int64).max)
         np.minimum.at(first, lane[steps], spans.start_ns[steps])
-        later = spans.end_ns > first[lane]
+        later = np.empty(len(spans), bool)
+        for low in range(0, len(spans), _ROWS_AT_ONCE):
+            rows = slice(low, low + _ROWS_AT_ONCE)
+            later[rows] = spans.end_ns[rows] > first[lane[rows]]
         some = later if some is None else some & later
     return divided_parts(spans, steps, _dividing(spans, some))
 
