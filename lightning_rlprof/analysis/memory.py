@@ -287,6 +287,8 @@ def _phases(rows: list[_Row]) -> list[str]:
 def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
     """Return the rows of each rank: all phases together, then each phase by its end in a step."""
     rows, values = spans.amounts(_COMPONENTS[component], np.int64)
+    if not len(rows):
+        return []
     is_step = spans.kind[rows] == _STEP
     steps = spans.rows(kind="step")
     keep = is_step | (spans.kind[rows] == _STAGE)

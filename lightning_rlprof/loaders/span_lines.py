@@ -27,6 +27,7 @@ _KINDS = {f'"{kind}",'.encode(): code for code, kind in enumerate(KINDS)}
 _WIDTH = 8  # Bytes of a word.
 _LONGEST_TEXT = 128  # Bytes of a name and a kind with their quotes.
 _LONGEST_LINE = 1 << 16
+_SLOT_BITS = 12  # Names are few, so that each mostly has a slot of its own.
 _MOST_DIGITS = 18  # More may not fit into 64 bits.
 _NULL = int.from_bytes(b"null", "little")
 _NULL_END = int.from_bytes(b"null]", "little")
@@ -145,11 +146,25 @@ def _distinct(words: _Words, first: Int64s, last: Int64s) -> tuple[Int64s, Int64
     for part in parts:
         key = (key ^ part) * np.uint64(0x9E3779B97F4A7C15)
         key ^= key >> np.uint64(29)
-    _, where, code = np.unique(key, return_index=True, return_inverse=True)
+    where, code = _groups(key)
     # Two texts may have one key.
     if any((part[where][code] != part).any() for part in parts):
         return None
     return where, code
+
+
+def _groups(key: _Words) -> tuple[Int64s, Int64s]:
+    """Return where each distinct key is first, and which of them each is."""
+    slot = (key >> np.uint64(64 - _SLOT_BITS)).view(np.int64)
+    first = np.full(1 << _SLOT_BITS, -1)
+    first[slot[::-1]] = np.arange(len(key))[::-1]
+    if (key[first[slot]] != key).any():  # Two share a slot, so that keys are sorted.
+        _, where, code = np.unique(key, return_index=True, return_inverse=True)
+        return where, code
+    used = np.flatnonzero(first >= 0)
+    place = np.empty_like(first)
+    place[used] = np.arange(len(used))
+    return first[used], place[slot]
 
 
 def _numbers(read: _Bytes, words: _Words, commas: Int64s, first: Int64s) -> Int64s | None:

@@ -202,7 +202,7 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
 
     def summed(at: Int64s, values: Int64s | Mask) -> Int64s:
         found = np.zeros(len(keys), np.int64)
-        np.add.at(found, at, values)
+        np.add.at(found, at, values.astype(np.int64, copy=False))  # Of one type it is quick.
         return found
 
     def of_syncs(values: Int64s, code: int) -> Int64s:

@@ -231,8 +231,8 @@ def _find_waits(spans: Spans) -> Waits:
     ns = end - start - points.transfer_ns[points.group]
     start, end = np.where(whole, end - ns, start), np.where(whole, end, start + ns)
     some, last = ns > 0, np.zeros(len(points.size), np.int64)
-    shortest = np.lexsort((points.start_ns - points.end_ns, points.group))  # The last is shortest.
-    last[points.group[shortest]] = points.row[shortest]
+    came_last = points.end_ns - points.start_ns == points.transfer_ns[points.group]
+    last[points.group[came_last]] = points.row[came_last]
     last = last[points.group[some]]
     return Waits(points.row[some], start[some], end[some], whole[some], last)
 
