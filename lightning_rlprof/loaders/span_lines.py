@@ -5,12 +5,14 @@ to decode them. `parse` reads the form in which `TraceWriter` writes spans. It r
 whole or not at all, so that a line of any other form is decoded, or refused, as ever.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import NOT_JSON
+from lightning_rlprof.loaders.join_ranks import merge
 from lightning_rlprof.records.records import KINDS, Number
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import NO_PARENT, Counter
@@ -27,6 +29,7 @@ _KINDS = {f'"{kind}",'.encode(): code for code, kind in enumerate(KINDS)}
 _WIDTH = 8  # Bytes of a word.
 _LONGEST_TEXT = 128  # Bytes of a name and a kind with their quotes.
 _LONGEST_LINE = 1 << 16
+_AT_ONCE = 1 << 21  # Bytes; more do not stay in the cache of a core, and take longer.
 _SLOT_BITS = 12  # Names are few, so that each mostly has a slot of its own.
 _MOST_DIGITS = 18  # More may not fit into 64 bits.
 _NULL = int.from_bytes(b"null", "little")
@@ -68,7 +71,35 @@ def parse(block: bytes) -> SpanBlock | None:
         >>> found.names, found.numbers[:3, 0].tolist(), found.others
         (['step'], [1, 20, 30], [b'["thread",7,"Main"]'])
     """
-    text = block + b"\n" + bytes(_LONGEST_TEXT)  # A word that begins in the last line ends here.
+    found, low = [], 0
+    while low <= len(block):
+        high = block.find(b"\n", low + _AT_ONCE)
+        high = len(block) if high < 0 else high
+        own = _parse(block[low:high])
+        if own is None:
+            return None
+        found.append(own)
+        low = high + 1
+    return found[0] if len(found) == 1 else _joined(found)
+
+
+def _joined(found: Sequence[SpanBlock]) -> SpanBlock:
+    """Return blocks that follow one another as one."""
+    names: dict[str, int] = {}
+    codes = [[names.setdefault(name, len(names)) for name in own.names] for own in found]
+    name = [np.array(each, np.int64)[own.name] for each, own in zip(codes, found, strict=True)]
+    return SpanBlock(
+        [*names],
+        np.concatenate(name),
+        np.concatenate([own.kind for own in found]),
+        np.concatenate([own.numbers for own in found], axis=1),
+        merge([own.counters for own in found], [len(own.name) for own in found]),
+        [line for own in found for line in own.others],
+    )
+
+
+def _parse(block: bytes) -> SpanBlock | None:
+    text = b"".join((block, b"\n", bytes(_LONGEST_TEXT)))  # The last word of a line ends there.
     read = np.frombuffer(text, np.uint8)
     words = np.ndarray((len(text) - _WIDTH + 1,), "<u8", text, strides=(1,))  # One at each byte.
     ends = np.flatnonzero(read == ord("\n"))
