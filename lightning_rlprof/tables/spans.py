@@ -17,7 +17,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
 from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span, bin_in_name
 from lightning_rlprof.system.process import give_back
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.table import (
     Cell,
     Column,
@@ -586,6 +586,20 @@ def _headers(spans: Spans) -> list[tuple[Any, ...]]:
         }
         rows.append(tuple(cells[column.name] for column in _HEADERS))
     return rows
+
+
+def rows_named(spans: Spans, wanted: Mask, kinds: Collection[int]) -> Int64s:
+    """Return the spans of some kinds whose names are wanted, ascending; quick where these are few.
+
+    Args:
+        spans: The run.
+        wanted: Which of ``Spans.names``; one more item at the end is for the code -1.
+        kinds: Indices into `lightning_rlprof.records.records.KINDS`.
+    """
+    if not wanted.any():
+        return np.empty(0, np.int64)
+    rows = np.flatnonzero(wanted[spans.name])
+    return rows[np.isin(spans.kind[rows], [*kinds])]
 
 
 _WORK = (KINDS.index("step"), KINDS.index("stage"))

@@ -47,7 +47,7 @@ from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE, KINDS
 from lightning_rlprof.records.stage_aliases import plain_names, standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.intervals import NONE, innermost, parents
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, rows_named
 from lightning_rlprof.tables.table import rows_of
 
 CPU_WAIT = "cpu_wait_ns"
@@ -233,14 +233,19 @@ def stage_rows(run: Evidence, *stages: str) -> Int64s:
 
 def _named(spans: Spans, match: Callable[[str], bool]) -> Mask:
     """Mark the spans whose names match."""
-    return np.array([*map(match, spans.names), False], dtype=bool)[spans.name]
+    return _matching(spans, match)[spans.name]
+
+
+def _matching(spans: Spans, match: Callable[[str], bool]) -> Mask:
+    """Mark the names that match, and at the end none for the code -1."""
+    return np.array([*map(match, spans.names), False], dtype=bool)
 
 
 def _outermost(spans: Spans, match: Callable[[str], bool]) -> Int64s:
     """Return the stages and regions of threads with steps that match, unless in another one."""
     trains = np.unique(spans.thread[spans.rows(kind="step")])
-    keep = _named(spans, match) & np.isin(spans.kind, _WORK) & np.isin(spans.thread, trains)
-    rows = np.flatnonzero(keep)
+    rows = rows_named(spans, _matching(spans, match), _WORK)
+    rows = rows[np.isin(spans.thread[rows], trains)]
     thread, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
     order = np.lexsort((rows, -end, start, thread))
     around = parents(thread[order], start[order], end[order])
@@ -293,14 +298,13 @@ def _garbage(run: Evidence) -> Measurement:
 
 def _waits(spans: Spans) -> Int64s:
     """Return the stages and regions that wait for data."""
-    waits = _named(spans, lambda name: not _DATA_NAMES.isdisjoint(plain_names(name)))
-    return np.flatnonzero(waits & np.isin(spans.kind, _WORK))
+    waits = _matching(spans, lambda name: not _DATA_NAMES.isdisjoint(plain_names(name)))
+    return rows_named(spans, waits, _WORK)
 
 
 def _is_rollout(spans: Spans) -> Mask:
-    """Mark the spans of rollouts, rewards and environments."""
-    match: Mask = np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
-    return match[spans.name]
+    """Mark the names of rollouts, rewards and environments."""
+    return np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
 
 
 def _samples_from_others(run: Evidence) -> Measurement:
@@ -325,7 +329,7 @@ def _rollout_in_loader(run: Evidence) -> Measurement:
     """
     spans = run.spans
     waits = _waits(spans)
-    rollouts = np.flatnonzero(_is_rollout(spans) & np.isin(spans.kind, _WORK))
+    rollouts = rows_named(spans, _is_rollout(spans), _WORK)
     whole = float(spans.took_ns(waits).sum())
     if not whole:
         return exact(0.0)
@@ -346,7 +350,7 @@ def _only_loads(run: Evidence) -> Measurement:
     spans, share = run.spans, run.value(ROLLOUT_IN_LOADER)
     if share is not None and share.value > 0:
         return exact(0.0)
-    if _is_rollout(spans).any() or _stacks_inside(spans, _waits(spans))[0]:
+    if _is_rollout(spans)[spans.name].any() or _stacks_inside(spans, _waits(spans))[0]:
         return exact(1.0)
     why = "No rollout is marked, so that it may run in the data loader"
     raise NoData(why, "Mark the rollout, or sample stacks: rlprof watch --stacks")

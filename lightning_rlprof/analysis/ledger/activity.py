@@ -132,7 +132,7 @@ def host_categories(own: Activity, times: Int64s) -> Int64s:
     outer, begin, end = unions(own.outer, begin, end)
     hidden, cells = own.category[outer], len(times) - 1
     found = np.full(cells, int(Category.UNTRACED))
-    for each in np.unique(own.category)[::-1].tolist():
+    for each in np.flatnonzero(np.bincount(own.category))[::-1].tolist():
         mine, less = np.flatnonzero(own.category == each), np.flatnonzero(hidden == each)
         count = open_count(first[mine], last[mine], cells)
         if len(less):
