@@ -6,6 +6,7 @@ import numpy as np
 
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
+_LONG, _FEW = 4_096, 16  # So many values are not sorted to find some of them.
 _MAX_PAIRED_VALUES = 1_000  # All their pairs are compared, so that more are thinned evenly.
 
 _MIN_VALUES = 10  # A slope needs this many independent values.
@@ -30,9 +31,13 @@ def nan_median(values: Float64s, axis: int = 0) -> Float64s:
         >>> nan_median(np.array([1.0, np.nan, 3.0, 10.0])).item()
         3.0
     """
-    ordered = np.sort(values, axis=axis)
     count = np.sum(~np.isnan(values), axis=axis, keepdims=True)
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, values.shape[axis] - 1)
+    middle = np.flatnonzero(np.bincount(np.append(low, high)))
+    if values.shape[axis] >= _LONG and len(middle) <= _FEW:
+        ordered = np.partition(values, middle, axis=axis)
+    else:
+        ordered = np.sort(values, axis=axis)
     pair = [np.take_along_axis(ordered, at, axis) for at in (low, high)]
     return np.asarray((pair[0] + pair[1]) / 2).squeeze(axis)
 

@@ -92,6 +92,10 @@ def warm_up(spans: Spans) -> Int64s:
     by the mean of its ranks. At most one step in ten does, and three others are left. None does in
     the last steps of a long run.
     """
+    return spans.once("warm-up", _warm_up)
+
+
+def _warm_up(spans: Spans) -> Int64s:
     rows = spans.rows(kind="step")
     flagged = [_flagged(spans, name) for name in STATES[2:]]
     rows = rows[~np.isin(spans.step[rows], np.concatenate(flagged))]
