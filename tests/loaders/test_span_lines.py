@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from lightning_rlprof.loaders import span_lines
 from lightning_rlprof.loaders.native import RankColumns, _read
 from lightning_rlprof.loaders.span_lines import parse
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
@@ -142,5 +143,20 @@ def test_counters_of_any_form_are_read_as_if_each_line_was_decoded(tmp_path, cou
         f'["span","step","step",1,0,9,7,{number},null,{own}]'.encode()
         for number, own in enumerate(("null", '{"a":4,"d":5}', counters, "{}", '{"b":0.5}'))
     ]
+    file = _written(tmp_path / "run", lines)
+    assert _facts(_read(file)) == _facts(_by_line(file))
+
+
+def test_blocks_that_are_parsed_in_parts_are_read_as_if_each_line_was_decoded(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(span_lines, "_AT_ONCE", 1_000)
+    monkeypatch.setattr(span_lines, "_SLOT_BITS", 2)  # Names share slots.
+    lines = [
+        f'["span","name {number % 31}","region",1,{number},{number + 5},{number // 9},{number},'
+        f'null,{{"c{number % 3}":{number}}}]'.encode()
+        for number in range(500)
+    ]
+    assert parse(b"\n".join(lines)) is not None
     file = _written(tmp_path / "run", lines)
     assert _facts(_read(file)) == _facts(_by_line(file))
