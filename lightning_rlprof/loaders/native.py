@@ -63,7 +63,7 @@ _INTEGERS = [*map(attrgetter, ("step", "start_ns", "end_ns", "id"))]
 COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
 """What a rank's file says of each span; `Spans` has these columns of all ranks."""
 
-_SHORT = ("thread", "id", "parent")  # Large runs have these in 32 bits, as nothing multiplies them.
+_SHORT = ("thread", "id", "parent")  # These columns have 32 bits: no analysis multiplies them.
 
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis
 # every time, and every difference of two, fits into 64 bits.

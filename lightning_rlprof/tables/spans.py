@@ -123,7 +123,8 @@ class Spans:
     """A run in memory: one row per span, sorted by rank, start and id.
 
     Times are integer nanoseconds since the first event of the run. Iterating yields `Span`; the
-    columns are for everything that must be fast.
+    columns are for everything that must be fast. They are integers of 64 bits; of a large run,
+    ``kind``, ``thread``, ``id`` and ``parent`` may have fewer: convert them before you multiply.
 
     Attributes:
         path: What was loaded.

@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
-_LONG, _FEW = 4_096, 16  # So many values are not sorted to find some of them.
+_LONG, _FEW = 4_096, 16  # Of more values than the first, this many are found without sorting.
 _MAX_PAIRED_VALUES = 1_000  # All their pairs are compared, so that more are thinned evenly.
 
 _MIN_VALUES = 10  # A slope needs this many independent values.
