@@ -182,7 +182,7 @@ def _from_spans(spans: Spans) -> dict[Group, _Samples]:
         recorded = [spans.amounts(name, np.int64).rows for name in names]
         rows = np.unique(np.concatenate(recorded))
         rows = rows[np.isin(spans.kind[rows], [_STAGE, _STEP])]
-        values = np.array([spans.per_row(name, _UNKNOWN)[rows] for name in names])
+        values = np.array([spans.per_row(name, _UNKNOWN, rows) for name in names])
         for group in rows_by_group(spans.rank[rows]):
             at = group[np.argsort(spans.end_ns[rows[group]], kind="stable")]
             own, (allocated, peak, reserved) = rows[at], values[:, at]
@@ -287,6 +287,8 @@ def _phases(rows: list[_Row]) -> list[str]:
 def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
     """Return the rows of each rank: all phases together, then each phase by its end in a step."""
     rows, values = spans.amounts(_COMPONENTS[component], np.int64)
+    if not len(rows):
+        return []
     is_step = spans.kind[rows] == _STEP
     steps = spans.rows(kind="step")
     keep = is_step | (spans.kind[rows] == _STAGE)

@@ -12,7 +12,6 @@ from lightning_rlprof.analysis.steps.execution_mode import execution_mode
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
     Partition,
-    begun,
     containing_step,
     exclusive_ns,
     partition,
@@ -177,7 +176,7 @@ class StepTimes:
     @cached_property
     def wall_ns(self) -> Float64s:
         """Duration of each step, mean over its ranks."""
-        ns = self.spans.duration_ns[self.matrix.steps]
+        ns = self.spans.took_ns(self.matrix.steps)
         found: Float64s = np.bincount(self._place, ns, len(self.numbers)) / self._count
         return found
 
@@ -213,9 +212,10 @@ class StepTimes:
         whole_ns, of_name = np.zeros((2, len(self.spans.names)), np.int64)
         for part in partition_parts(self.spans, self._ranks):
             is_counted = self._counts[np.searchsorted(self.matrix.steps, part.steps)]
-            rows, step = begun(self.spans, part)
-            counts[part.divided.stage[is_counted[part.divided.step]]] = True
+            rows, step = part.begun
             counts[rows[is_counted[step]]] = True
+            if not part.is_plain:
+                counts[part.divided.stage[is_counted[part.divided.step]]] = True
             rows = part.stages[counts[part.stages]]  # No other part has any of them.
             names = self.spans.name[rows]
             np.add.at(whole_ns, names, self.spans.end_ns[rows] - self.spans.start_ns[rows])
@@ -268,7 +268,7 @@ class StepTimes:
         cells = self.matrix
         codes = [code for code, name in enumerate(self.spans.names) if name in VALIDATIONS]
         own = np.isin(cells.name, codes)
-        ns = cells.work_ns[own] + cells.waits_ns[own]
+        ns = cells.work_ns[own].astype(np.int64) + cells.waits_ns[own]
         spent = np.bincount(self._place[cells.step[own]], ns, len(self.numbers))
         found: Float64s = self.wall_ns - spent / self._count
         return found
@@ -304,6 +304,13 @@ class StepTimes:
         return float(self.tokens[1][self.included].sum()) / ns * 1e9
 
 
+def step_times(spans: Spans, ranks: Collection[int] | None = None) -> StepTimes:
+    """Return a run by its steps; of all ranks, that is computed once."""
+    if ranks is None:
+        return spans.once("step times", StepTimes, ("clocks",))
+    return StepTimes(spans, ranks)
+
+
 def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:
     """Divide the mean step among stages; ``total`` adds up to the step time exactly.
 
@@ -325,7 +332,7 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     """
     name = "stages by rank" if per_rank else "stages"
     columns = (Column("rank", "count"), *_COLUMNS) if per_rank else _COLUMNS
-    times = StepTimes(spans, ranks)
+    times = step_times(spans, ranks)
     if not len(times.numbers):
         return Table(name, columns, abstained="no complete step was recorded")
     if not per_rank:
@@ -503,7 +510,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """
     cut = partition(spans, ranks)
     choice = counted(spans, cut.steps)
-    step_ns = int(spans.duration_ns[cut.steps[choice.mask]].sum())
+    step_ns = int(spans.took_ns(cut.steps[choice.mask]).sum())
     in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
     shown = np.zeros(len(spans), bool)
     shown[rows_on_ranks(spans, "stage", ranks)] = True
@@ -513,7 +520,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     rows = np.flatnonzero(shown)
     step = containing_step(spans, cut.steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
-    rows, step, whole = rows[keep], step[keep], spans.duration_ns[rows[keep]]
+    rows, step, whole = rows[keep], step[keep], spans.took_ns(rows[keep])
     is_stage = (spans.kind[rows] == KINDS.index("stage")).astype(np.int64)
     place = np.where(step < 0, _PLACES.index("outside steps"), is_stage)
     group, own = (spans.name[rows] * 2 + is_stage) * len(_PLACES) + place, whole.copy()

@@ -398,7 +398,7 @@ def _columns(slices: Sequence[_Slice]) -> dict[str, Any]:
             [*(names.setdefault(each, len(names)) for each in part.names), -1], np.int64
         )
         own = [threads.setdefault(each, len(threads)) for each in part.threads]
-        columns = {each: getattr(part, each)[rows] for each in _PLAIN}
+        columns = {each: getattr(part, each)[rows].astype(np.int64) for each in _PLAIN}
         by = free.get(rank, 0)
         free[rank] = by + int(columns["id"].max(initial=0))
         has_parent = columns["parent"] != NO_PARENT

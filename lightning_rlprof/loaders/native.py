@@ -23,7 +23,7 @@ from lightning_rlprof.loaders.iterations import (
 )
 from lightning_rlprof.loaders.join_ranks import joined_counter, merge
 from lightning_rlprof.loaders.rank_names import missing, rank_in_name
-from lightning_rlprof.loaders.span_lines import parse
+from lightning_rlprof.loaders.span_lines import exact, parse
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import (
     FIRST_ROLE_RANK,
@@ -62,6 +62,8 @@ _KIND = {kind: code for code, kind in enumerate(KINDS)}
 _INTEGERS = [*map(attrgetter, ("step", "start_ns", "end_ns", "id"))]
 COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
 """What a rank's file says of each span; `Spans` has these columns of all ranks."""
+
+_SHORT = ("thread", "id", "parent")  # These columns have 32 bits: no analysis multiplies them.
 
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis
 # every time, and every difference of two, fits into 64 bits.
@@ -140,14 +142,6 @@ def _no_search_for_cycles() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
-    """Return an array that holds every value as it is: no integer becomes a float."""
-    kinds = set(map(type, values))
-    if kinds == {int} and max(map(abs, values)) < 2**63:
-        return np.array(values, dtype=np.int64)
-    return np.array(values, dtype=np.float64 if kinds == {float} else object)
 
 
 def read_window(
@@ -423,7 +417,7 @@ class RankColumns:
             self.far += int(np.count_nonzero(~near))
             self.backward += int(np.count_nonzero(near & ~sound))
             return self.take([line for line, fits in zip(lines, sound, strict=True) if fits])
-        self._take_counters(enumerate(map(attrgetter("counters"), lines)))
+        self._take_counters(_counters(map(attrgetter("counters"), lines)))
         name = _codes(self.names, [*map(attrgetter("name"), lines)])
         kinds = map(_KIND.__getitem__, map(attrgetter("kind"), lines))
         kind = np.fromiter(kinds, np.int64, len(lines))
@@ -443,7 +437,7 @@ class RankColumns:
         _, sound = _sound(step, start, end, own, parent)
         if not sound.all():
             return None
-        self._take_counters(zip(found.counted.tolist(), found.counters, strict=True))
+        self._take_counters(found.counters)
         name = _codes(self.names, found.names)[found.name]
         idents, first, code = np.unique(ident, return_index=True, return_inverse=True)
         order = np.argsort(first)  # Threads are numbered as they come.
@@ -456,24 +450,10 @@ class RankColumns:
     def _add(self, cells: Int64s) -> None:
         self.cells = np.concatenate([self.cells, cells], axis=1) if len(self) else cells
 
-    def _take_counters(
-        self, counters: Iterable[tuple[int, Mapping[str, Number | None] | None]]
-    ) -> None:
+    def _take_counters(self, found: Mapping[str, Counter]) -> None:
         """Add counters of rows, which are counted from those that come next."""
-        found: dict[str, tuple[list[int], list[Number]]] = {}
-        before = len(self)
-        for at, own in counters:
-            if own:
-                row = before + at
-                for name, value in own.items():
-                    if value is None:  # It stands for a number that is not finite.
-                        continue
-                    rows, values = found.setdefault(name, ([], []))
-                    rows.append(row)
-                    values.append(value)
         for name, (rows, values) in found.items():
-            new = Counter(np.array(rows, np.int64), _exact(values))
-            old = self.counters.get(name)
+            new, old = Counter(rows + len(self), values), self.counters.get(name)
             self.counters[name] = new if old is None else joined_counter([old, new])
 
     def since(self, row: int) -> "RankColumns":
@@ -523,6 +503,9 @@ class RankColumns:
         columns: dict[str, Int64s] = {name: own[order] for name, own in cells}
         for column, code in codes.items():
             columns[column] = np.array(code, np.int64)[columns[column]]
+        for column in _SHORT:
+            columns[column] = _short(columns[column])
+        columns["kind"] = columns["kind"].astype(np.int8)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         counters = self.counters
@@ -536,11 +519,31 @@ class RankColumns:
         return columns, found
 
 
+def _short(column: Int64s) -> Any:
+    """Return a column in 32 bits if sums of two of its numbers fit there, too."""
+    return column.astype(np.int32) if column.max(initial=0) < 2**30 else column
+
+
 def _codes(known: dict[Any, int], values: Sequence[Any]) -> Int64s:
     """Return the place of each value among those that are known; new ones are added."""
     for value in dict.fromkeys(values):
         known.setdefault(value, len(known))
     return np.fromiter(map(known.__getitem__, values), np.int64, len(values))
+
+
+def _counters(lines: Iterable[Mapping[str, Number | None] | None]) -> dict[str, Counter]:
+    """Return the counters of lines by name; None stands for a number that is not finite."""
+    found: dict[str, tuple[list[int], list[Number]]] = {}
+    for row, own in enumerate(lines):
+        for name, value in own.items() if own else ():
+            if value is not None:
+                rows, values = found.setdefault(name, ([], []))
+                rows.append(row)
+                values.append(value)
+    return {
+        name: Counter(np.array(rows, np.int64), exact(values))
+        for name, (rows, values) in found.items()
+    }
 
 
 def _numbers(lines: Sequence[SpanLine]) -> Int64s:
@@ -584,7 +587,7 @@ def _with_late(
         found.pop(name, None)
         if known_values:
             rows = np.array([*known_values], np.int64)
-            found[name] = Counter(rows, _exact([*known_values.values()]))
+            found[name] = Counter(rows, exact([*known_values.values()]))
     return found
 
 

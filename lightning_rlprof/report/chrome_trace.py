@@ -261,7 +261,7 @@ class _CounterTracks:
         stage = None if series.tokens is None else series.tokens[0]
         own = np.array([name == stage for name in self._spans.names], bool)[found.name]
         tokens = np.bincount(found.step[own], found.amount[own], len(self._steps))
-        self._rates = tokens / np.maximum(self._spans.duration_ns[self._steps], 1) * 1e9
+        self._rates = tokens / np.maximum(self._spans.took_ns(self._steps), 1) * 1e9
         self._background = [*counter_samples(self._spans, [], (BACKGROUND_METRICS,))]
 
     def events(self, rank: int, pid: int) -> Iterator[str]:

@@ -261,7 +261,7 @@ def recent_times(spans: Spans) -> RecentTimes:
     choice = counted(spans, matrix.steps)
     rows = matrix.steps[choice.mask]
     ranks, first = np.unique(spans.rank[rows], return_index=True)
-    ns = np.split(spans.duration_ns[rows], first[1:])
+    ns = np.split(spans.took_ns(rows), first[1:])
     stage_ns: dict[str, dict[int, float]] = {}
     for of_ranks, name in ((work.work_ns[:, :-1], "{}"), (work.waits_ns[:, :-1], WAITING)):
         means = of_ranks / np.maximum(work.steps, 1)[:, None]

@@ -31,7 +31,7 @@ from lightning_rlprof.analysis.diagnosis.problem import Finding
 from lightning_rlprof.analysis.efficiency.throughput import efficiency
 from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.analysis.sizing.speed import Speed
-from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages
+from lightning_rlprof.analysis.stages import StepTimes, roles, round_ns, stages, step_times
 from lightning_rlprof.analysis.steps.step_selection import MIN_STEPS
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import OPTIMIZER_STEP, ROLLOUT_AND_UPDATES
@@ -158,7 +158,7 @@ def summary(spans: Spans, *, captures: bool = False, diagnosis: Diagnosis | None
 
 def _summary(spans: Spans, captures: bool, diagnosis: Diagnosis | None = None) -> Summary:
     own = spans if captures else without_captures(spans)
-    times, diagnosis = StepTimes(spans), diagnose(own) if diagnosis is None else diagnosis
+    times, diagnosis = step_times(spans), diagnose(own) if diagnosis is None else diagnosis
     walls = times.wall_ns[times.included]
     enough = len(walls) >= MIN_STEPS
     low, median, high = np.quantile(walls, (0.25, 0.5, 0.75)) if enough else (0.0, 0.0, 0.0)

@@ -11,9 +11,10 @@ from lightning_rlprof.system.files import IS_POSIX
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-# Both are parameters in glibc's malloc.h. The second accepts `_LARGEST` at most.
+# Both are parameters in glibc's malloc.h. Arrays of `_LARGEST` bytes go back at once where no freed
+# memory has room for them: kept, those of a large run left holes of 60 MB.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST, _NEVER = 1 << 25, (1 << 31) - 1
+_LARGEST, _NEVER = 1 << 23, (1 << 31) - 1
 
 
 def check_records(what: str) -> None:

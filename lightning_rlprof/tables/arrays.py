@@ -100,6 +100,25 @@ def group_sizes(starts: Int64s, rows: int) -> Int64s:
     return np.diff(starts, append=rows)
 
 
+def order_of(major: Int64s, minor: Int64s) -> Int64s:
+    """Return the order by one column, then by another, as `numpy.lexsort` does.
+
+    It is quick where both fit into one number, as rows mostly come in few runs that ascend.
+
+    Example::
+
+        >>> order_of(np.array([1, 0, 1]), np.array([5, 7, 4])).tolist()
+        [1, 2, 0]
+    """
+    if len(minor):
+        low, least = int(minor.min()), int(major.min())
+        width = int(minor.max()) - low + 1
+        if (int(major.max()) - least + 1) * width < _LARGEST_CODE:
+            code = (major.astype(np.int64) - least) * width + (minor - low)
+            return np.argsort(code, kind="stable")
+    return np.lexsort((minor, major))
+
+
 def number_occurrences(*key: Int64s) -> tuple[Int64s, Int64s]:
     """Number the rows of each key from 0, in their order, and return the key's number of rows, too.
 

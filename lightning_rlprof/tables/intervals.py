@@ -161,14 +161,19 @@ def enclosing(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
         >>> enclosing(np.zeros(4, int), start, end).tolist()
         [-1, 0, 1, 0]
     """
+    around = _before(lane, end, start + 1)
+    return _leap(around, lambda row, outer: _is_out(row, outer, start, end, SLACK_NS))
+
+
+def _before(lane: Int64s, reach: Int64s, until: Int64s) -> Int64s:
+    """Return for each the one before it, `NONE` if no earlier one of its lane reaches so far."""
     around = np.arange(-1, len(lane) - 1)
     heads = np.flatnonzero(differs(lane))
     around[heads] = NONE
     for first, last in pairwise([*heads.tolist(), len(lane)]):
-        reach = np.maximum.accumulate(end[first:last])
-        bare = reach[:-1] <= start[first + 1 : last]  # All earlier intervals have ended.
-        around[first + 1 : last][bare] = NONE
-    return _leap(around, lambda row, outer: _is_out(row, outer, start, end, SLACK_NS))
+        highest = np.maximum.accumulate(reach[first:last])
+        around[first + 1 : last][highest[:-1] < until[first + 1 : last]] = NONE
+    return around
 
 
 def holding(around: Int64s, start: Int64s, end: Int64s) -> Int64s:
@@ -253,7 +258,8 @@ def last_begun(lane: Int64s, start: Int64s, point_lane: Int64s, point: Int64s) -
     found = np.full(len(order), NONE)
     for first, last in pairwise([*heads.tolist(), len(order)]):
         rows = order[first:last]
-        low, high = np.searchsorted(lane, point_lane[rows[0]] + np.arange(2))
+        own = np.array([point_lane[rows[0]]], lane.dtype)  # Another type would copy all lanes.
+        low, high = (int(np.searchsorted(lane, own, side)[0]) for side in ("left", "right"))
         place = np.searchsorted(start[low:high], point[rows], "right")
         found[rows] = np.where(place > 0, low + place - 1, NONE)
     return found
@@ -343,8 +349,7 @@ def parents(lane: Int64s, start: Int64s, end: Int64s, *, closed: bool = True) ->
     until = end if closed else np.maximum(end, start + 1)
     order = np.argsort(lane, kind="stable")
     reach, until = reach[order], until[order]
-    around = np.arange(-1, len(order) - 1)
-    around[np.flatnonzero(differs(lane[order]))] = NONE
+    around = _before(lane[order], reach, until)
     _leap(around, lambda row, outer: reach[outer] < until[row])
     found = np.empty(len(order), dtype=np.int64)
     found[order] = np.append(order, NONE)[around]

@@ -17,7 +17,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.notes import NO_FACTS, Code, Fact
 from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span, bin_in_name
 from lightning_rlprof.system.process import give_back
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.table import (
     Cell,
     Column,
@@ -32,8 +32,6 @@ Result = TypeVar("Result")
 
 RUN = Path("RUN")
 """What a run is called in an answer that its cache keeps."""
-
-_MANY = 1_000_000  # Spans; to give back the memory of fewer is not worth a millisecond.
 
 NO_PARENT = -1
 """Stands in ``Spans.parent`` where a span has none; ids are never negative."""
@@ -125,7 +123,8 @@ class Spans:
     """A run in memory: one row per span, sorted by rank, start and id.
 
     Times are integer nanoseconds since the first event of the run. Iterating yields `Span`; the
-    columns are for everything that must be fast.
+    columns are for everything that must be fast. They are integers of 64 bits; of a large run,
+    ``kind``, ``thread``, ``id`` and ``parent`` may have fewer: convert them before you multiply.
 
     Attributes:
         path: What was loaded.
@@ -220,6 +219,10 @@ class Spans:
         """Length of every span."""
         return self.end_ns - self.start_ns
 
+    def took_ns(self, rows: Int64s) -> Int64s:
+        """Return the length of some spans."""
+        return self.end_ns[rows] - self.start_ns[rows]
+
     def once(
         self, name: str, make: Callable[["Spans"], Result], tables: Collection[str] = ()
     ) -> Result:
@@ -242,7 +245,7 @@ class Spans:
         if key not in self.results:
             # Columns are kept so that no other object gets their ids.
             self.results[key] = columns, make(self)
-            if len(self) > _MANY or read:  # Tables of profilers can be large, too.
+            if read:  # Tables of profilers can be large.
                 give_back()
         return self.results[key][1]  # type: ignore[no-any-return]
 
@@ -346,11 +349,12 @@ class Spans:
         if kind is not None:
             if kind not in KINDS:
                 raise ValueError(f"unknown kind {kind!r} (kinds: {', '.join(KINDS)})")
-            keep &= self.kind[first:last] == KINDS.index(kind)
+            keep = self.kind[first:last] == KINDS.index(kind)
         if name is not None:
             code = self.names.index(name) if name in self.names else -1
             keep &= self.name[first:last] == code
-        return np.flatnonzero(keep) + first
+        found = np.flatnonzero(keep)
+        return found + first if first else found
 
     def amounts(self, name: str, kind: type[np.number[Any]] = np.float64) -> Counter:
         """Return a counter as numbers of one type to add up; empty where no span has it.
@@ -366,12 +370,22 @@ class Spans:
             rows, values = rows[sound], values[sound]
         return Counter(rows, values.astype(kind, copy=False))
 
-    def per_row(self, name: str, unknown: int = -1) -> Int64s:
-        """Return a counter as an integer for each row, ``unknown`` where a span lacks it."""
-        found = np.full(len(self), unknown)
-        rows, values = self.amounts(name, np.int64)
-        found[rows] = values
-        return found
+    def per_row(self, name: str, unknown: int = -1, rows: Int64s | None = None) -> Int64s:
+        """Return a counter as an integer for some rows, ``unknown`` where a span lacks it.
+
+        Args:
+            name: Of the counter.
+            unknown: Stands where there is none.
+            rows: Which rows; those below 0 have none. None for all.
+        """
+        at, values = self.amounts(name, np.int64)
+        if rows is None:
+            found = np.full(len(self), unknown)
+            found[at] = values
+            return found
+        place = np.searchsorted(at, rows)
+        there = np.append(at, -2)[place] == rows
+        return np.where(there, np.append(values, 0)[place], unknown)
 
     def histogram(self, name: str) -> Histogram:
         """Return the bins that spans counted of a histogram; empty where no span has it.
@@ -508,8 +522,8 @@ def _spans(spans: Spans) -> Table:
             spans.end_ns[part] - spans.start_ns[part],
             identities[spans.thread[part]],
             (spans.thread[part], names),
-            spans.id[part],
-            np.ma.masked_less(spans.parent[part], 0),
+            spans.id[part].astype(np.int64),
+            np.ma.masked_less(spans.parent[part].astype(np.int64), 0),
         ]
         return ColumnRows([*columns, *(each[part] for _, each in counters)])
 
@@ -573,6 +587,20 @@ def _headers(spans: Spans) -> list[tuple[Any, ...]]:
         }
         rows.append(tuple(cells[column.name] for column in _HEADERS))
     return rows
+
+
+def rows_named(spans: Spans, wanted: Mask, kinds: Collection[int]) -> Int64s:
+    """Return the spans of some kinds whose names are wanted, ascending; quick where these are few.
+
+    Args:
+        spans: The run.
+        wanted: Which of ``Spans.names``; one more item at the end is for the code -1.
+        kinds: Indices into `lightning_rlprof.records.records.KINDS`.
+    """
+    if not wanted.any():
+        return np.empty(0, np.int64)
+    rows = np.flatnonzero(wanted[spans.name])
+    return rows[np.isin(spans.kind[rows], [*kinds])]
 
 
 _WORK = (KINDS.index("step"), KINDS.index("stage"))

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from lightning_rlprof.loaders import span_lines
 from lightning_rlprof.loaders.native import RankColumns, _read
 from lightning_rlprof.loaders.span_lines import parse
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
@@ -73,8 +74,8 @@ def test_lines_as_they_are_written_are_read_at_once():
     assert found.name.tolist() == [0, 1, 2]
     assert [KINDS[code] for code in found.kind] == ["stage", "step", "mark"]
     assert found.numbers[:, 1].tolist() == [1, 0, 123456789012345678, 7, 1, -1]
-    assert found.counted.tolist() == [0, 2]
-    assert found.counters == [{"tokens": 5, "loss": 0.5, "lost": None}, {}]
+    counters = {name: [*zip(*each, strict=True)] for name, each in found.counters.items()}
+    assert counters == {"tokens": [(0, 5)], "loss": [(0, 0.5)]}
     assert len(found.others) == 3
 
 
@@ -110,6 +111,52 @@ def test_spans_of_many_names_and_sizes_are_read_as_if_each_was_decoded(tmp_path)
             f'["span","{name}{number % 50}","region",{number % 9},{start},{start + size},'
             f"{number % 4},{number},{number // 2 if number % 7 else 'null'},{counters}]".encode()
         )
+    assert parse(b"\n".join(lines)) is not None
+    file = _written(tmp_path / "run", lines)
+    assert _facts(_read(file)) == _facts(_by_line(file))
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        '{"a":1,"b":22,"a, b":333}',
+        '{"a":-1,"b":9223372036854775807,"c":9223372036854775808}',
+        '{"a":0.5,"b":1e300,"c":-0}',
+        '{"a": 1,"b":2 }',
+        '{"a":01}',
+        '{"a":1,"a":2}',
+        '{"a":1,"b":2,"a":3}',
+        '{"a":1,2}',
+        '{"a":1 "b":2}',
+        '{"a":[1],"b":{}}',
+        '{"a":true}',
+        '{"a"}',
+        "{5}",
+        '{"":7,"é":8}',
+        '{"a\tb":7}',
+        "{}",
+        "[]",
+    ],
+)
+def test_counters_of_any_form_are_read_as_if_each_line_was_decoded(tmp_path, counters):
+    lines = [
+        f'["span","step","step",1,0,9,7,{number},null,{own}]'.encode()
+        for number, own in enumerate(("null", '{"a":4,"d":5}', counters, "{}", '{"b":0.5}'))
+    ]
+    file = _written(tmp_path / "run", lines)
+    assert _facts(_read(file)) == _facts(_by_line(file))
+
+
+def test_blocks_that_are_parsed_in_parts_are_read_as_if_each_line_was_decoded(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(span_lines, "_AT_ONCE", 1_000)
+    monkeypatch.setattr(span_lines, "_SLOT_BITS", 2)  # Names share slots.
+    lines = [
+        f'["span","name {number % 31}","region",1,{number},{number + 5},{number // 9},{number},'
+        f'null,{{"c{number % 3}":{number}}}]'.encode()
+        for number in range(500)
+    ]
     assert parse(b"\n".join(lines)) is not None
     file = _written(tmp_path / "run", lines)
     assert _facts(_read(file)) == _facts(_by_line(file))

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_rlprof.records.records import Span
-from lightning_rlprof.tables.spans import NO_PARENT
+from lightning_rlprof.records.records import KINDS, Span
+from lightning_rlprof.tables.spans import NO_PARENT, rows_named
 from tests.builders.runs import MAIN, Row, grpo_run, loaded
 
 ROWS = [
@@ -116,3 +116,24 @@ def test_iterating_looks_into_thousands_of_counters_once() -> None:
 def test_a_run_without_spans_is_no_condition() -> None:
     with pytest.raises(TypeError, match="ask len"):
         bool(loaded([]))
+
+
+def test_a_counter_of_some_rows_is_that_of_all_rows() -> None:
+    rows = [
+        Row("a", "stage", 1, at, at + 1, counters={"n": at} if at % 2 else None) for at in range(6)
+    ]
+    spans = loaded(rows)
+    some = np.array([4, 1, 3, -1])
+    assert spans.per_row("n", -7)[some[:3]].tolist() == [-7, 1, 3]
+    assert spans.per_row("n", -7, some).tolist() == [-7, 1, 3, -7]
+    assert spans.per_row("other", 0, some).tolist() == [0, 0, 0, 0]
+    assert spans.took_ns(some[:3]).tolist() == [1, 1, 1]
+
+
+def test_rows_of_wanted_names_are_of_the_wanted_kinds() -> None:
+    spans = loaded(
+        [Row("a", "stage", 1, 0, 1), Row("b", "stage", 1, 1, 2), Row("a", "mark", 1, 2, 2)]
+    )
+    is_a = np.array([*(name == "a" for name in spans.names), False])
+    assert rows_named(spans, is_a, [KINDS.index("stage")]).tolist() == [0]
+    assert rows_named(spans, ~is_a & False, [KINDS.index("stage")]).tolist() == []

@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.steps.step_selection import counted, in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS, Kind
 from lightning_rlprof.records.stage_aliases import plain_names
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, differs
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs, order_of
 from lightning_rlprof.tables.intervals import (
     NONE,
     Enclosing,
@@ -69,6 +69,7 @@ PATHS = {
 """Names of transfers that tell the way of the weights, the fastest one first."""
 _LOCAL = (CONVERT, LOAD)  # These parts move nothing over a link.
 _WORK: tuple[Kind, ...] = ("stage", "region")
+_KINDS = [KINDS.index(kind) for kind in _WORK]
 _ROWS_AT_ONCE = 2**18
 _STAGE = KINDS.index("stage")
 _WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
@@ -142,11 +143,12 @@ def _analyze(spans: Spans, ranks: Collection[int] | None = None) -> Table:
         return Table("weight_sync", _COLUMNS, abstained=_NO_SYNC)
     remarks = [counted(spans, spans.rows(kind="step")).note]
     parts, pieces = _pieces(spans, syncs)
-    role = [spans.headers[rank].role for rank in spans.rank[syncs].tolist()]
+    ranks_of, place = np.unique(spans.rank[syncs], return_inverse=True)
+    role = [spans.headers[rank].role for rank in ranks_of.tolist()]
     rate = _probed(spans)
     rows: list[tuple[Cell, ...]] = []
     for each in sorted(set(role)):
-        own = np.array([other == each for other in role])[pieces.sync]
+        own = np.array([other == each for other in role])[place[pieces.sync]]
         rows += _rows(each, rate, parts, _Pieces(*(column[own] for column in pieces)))
     if (pieces.moved == UNKNOWN).all():
         remarks.append(_NO_BYTES)
@@ -158,7 +160,8 @@ def _syncs(spans: Spans, ranks: Collection[int] | None) -> Int64s:
     """Return the weight syncs in no other one of their thread, and not in excluded steps."""
     rows = _work(spans, ranks)
     rows = rows[(categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name[rows]]]
-    rows = _in_order(spans, rows[in_included(spans, rows)])
+    rows = np.sort(rows[in_included(spans, rows)])
+    rows = rows[_in_order(spans, rows)]
     return np.sort(rows[_around(spans, rows) == NONE])
 
 
@@ -168,10 +171,12 @@ def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
 
 
 def _in_order(spans: Spans, rows: Int64s) -> Int64s:
-    """Return stages and regions in the order that `parents` needs."""
-    order = np.lexsort((rows, -spans.end_ns[rows], spans.start_ns[rows], spans.thread[rows]))
-    found: Int64s = rows[order]
-    return found
+    """Return the order of stages and regions that `parents` needs; the rows ascend."""
+    lane, start = spans.thread[rows], spans.start_ns[rows]
+    order = order_of(lane, start)
+    if differs(lane[order], start[order]).all():
+        return order
+    return np.lexsort((-spans.end_ns[rows], start, lane))  # The longer one of two comes first.
 
 
 def _around(spans: Spans, rows: Int64s) -> Int64s:
@@ -181,21 +186,23 @@ def _around(spans: Spans, rows: Int64s) -> Int64s:
 def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     """Return the names of parts, whole syncs last, and what each sync has of each."""
     rows, within = _inside(spans, syncs)
-    of_row = np.full(len(spans), UNKNOWN)
-    of_row[rows] = within
-    rows = _in_order(spans, rows)
-    within = of_row[rows]
-    parts, part, begins, moved = _parts_of(spans, rows)
-    cut = divide(spans, syncs, np.sort(rows))[0]
-    of_row[rows] = part
+    order = _in_order(spans, rows)
+    parts, part, begins, moved = _parts_of(spans, rows[order])
+    cut = divide(spans, syncs, rows)[0]
+    of_row = np.empty_like(part)
+    of_row[order] = part
     width, at_rest = len(parts) + 1, len(parts) - 1
     whole_keys = np.arange(len(syncs)) * width + width - 1
-    by_segment, by_span = cut.step * width + of_row[cut.stage], within * width + part
+    by_segment = cut.step * width + of_row[np.searchsorted(rows, cut.stage)]
+    by_span = within[order] * width + part
     keys = edges(by_segment, by_span, whole_keys)
+    of_segment, of_span, of_whole = (
+        np.searchsorted(keys, each) for each in (by_segment, by_span, whole_keys)
+    )
 
-    def summed(own: Int64s, values: Int64s) -> Int64s:
+    def summed(at: Int64s, values: Int64s | Mask) -> Int64s:
         found = np.zeros(len(keys), np.int64)
-        np.add.at(found, np.searchsorted(keys, own), values)
+        np.add.at(found, at, values.astype(np.int64, copy=False))  # Of one type it is quick.
         return found
 
     def of_syncs(values: Int64s, code: int) -> Int64s:
@@ -205,34 +212,35 @@ def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
         return found
 
     def of_segments(values: Int64s) -> Int64s:
-        whole = cut.step * width + width - 1
-        found: Int64s = summed(by_segment, values) + summed(whole, values)
-        return found
+        return summed(of_segment, values) + summed(of_whole[cut.step], values)
 
     ns, hidden = of_segments(cut.end_ns - cut.start_ns), of_segments(_hidden(spans, cut, rows))
-    counted_bytes = summed(by_span, moved != UNKNOWN) > 0
-    size = np.where(counted_bytes, summed(by_span, np.maximum(moved, 0)), UNKNOWN)
+    counted_bytes = summed(of_span, moved != UNKNOWN) > 0
+    size = np.where(counted_bytes, summed(of_span, np.maximum(moved, 0)), UNKNOWN)
     stated = of_syncs(size, at_rest)
     transfer, rest = (of_syncs(size, code) for code in ([*PARTS].index(TRANSFER), at_rest))
     whole = np.where(stated != UNKNOWN, stated, np.where(transfer != UNKNOWN, transfer, rest))
     size[keys % width == at_rest] = UNKNOWN
-    size[np.searchsorted(keys, whole_keys)] = whole
-    begun = summed(by_span, begins) + summed(whole_keys, np.ones_like(whole_keys))
+    size[of_whole] = whole
+    begun = summed(of_span, begins) + summed(of_whole, np.ones_like(of_whole))
     found = _Pieces(keys // width, keys % width, ns, hidden, begun, size)
     return [*parts, WHOLE], found
 
 
 def _inside(spans: Spans, syncs: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the rows of what is inside syncs, and which one each is in; a sync is in itself."""
-    every, found = _work(spans, None), []
-    columns = spans.thread, spans.start_ns, spans.end_ns
+    """Return the rows of what is inside syncs, ascending, and which sync that is.
+
+    A sync is in itself.
+    """
+    columns, found = (spans.thread, spans.start_ns, spans.end_ns), []
     around = Enclosing(*(column[syncs] for column in columns))
-    for low in range(0, len(every), _ROWS_AT_ONCE):
-        rows = every[low : low + _ROWS_AT_ONCE]
+    for low in range(0, len(spans), _ROWS_AT_ONCE):
+        works = np.isin(spans.kind[low : low + _ROWS_AT_ONCE], _KINDS)
+        rows = np.flatnonzero(works) + low
         lane, start, end = (column[rows] for column in columns)
-        own = np.searchsorted(syncs, rows)
-        is_sync = np.append(syncs, UNKNOWN)[own] == rows
-        within = np.where(is_sync, own, around.at(lane, start))
+        within = around.at(lane, start)
+        first, last = np.searchsorted(syncs, [low, low + _ROWS_AT_ONCE])
+        within[np.searchsorted(rows, syncs[first:last])] = np.arange(first, last)
         inside = (within != NONE) & (end <= spans.end_ns[syncs[within]])
         found.append((rows[inside], within[inside]))
     rows, within = map(np.concatenate, zip(*found, strict=True))
@@ -256,7 +264,7 @@ def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, In
             known[code] = UNKNOWN
     by_code = np.array([known.get(code, UNKNOWN) for code in range(len(spans.names))], np.int64)
     part_of = by_code[spans.name[rows]]
-    moved = np.maximum(spans.per_row("bytes", UNKNOWN)[rows], UNKNOWN)
+    moved = np.maximum(spans.per_row("bytes", UNKNOWN, rows), UNKNOWN)
     has_bytes, first = moved != UNKNOWN, np.ones(len(rows), np.int64)
     around = _around(spans, rows)
     # The others are whole syncs: nothing is around them, and their names say all.
@@ -300,7 +308,7 @@ def _probed(spans: Spans) -> float | None:
     """Return the median bandwidth of the probes in GB/s; None without any."""
     rows, moved = spans.amounts("bytes")
     code = spans.names.index(PROBE) if PROBE in spans.names else UNKNOWN
-    took = spans.duration_ns[rows]
+    took = spans.took_ns(rows)
     some = (spans.name[rows] == code) & (took > 0) & (moved > 0)
     # Bytes per ns are GB/s.
     return float(np.median(moved[some] / took[some])) if some.any() else None

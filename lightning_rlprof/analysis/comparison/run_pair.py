@@ -208,12 +208,12 @@ def _last_arrivals(spans: Spans, frame: _Frame) -> _Last:
     known = frame.number[at] == spans.step[last]
     own, last, at = own[known], last[known], at[known]
     # Of several spans, the longest one counts.
-    order = np.argsort(spans.duration_ns[last], kind="stable")
+    order = np.argsort(spans.took_ns(last), kind="stable")
     row = frame.row[spans.name[last]]
     found = np.full((len(frame.names), len(frame.number)), -1)
     found[row[order], at[order]] = spans.rank[last[order]]
-    earlier = spans.duration_ns[own] - spans.duration_ns[last]
-    return _Last(found, row, at, spans.rank[own], earlier, spans.duration_ns[last])
+    earlier = spans.took_ns(own) - spans.took_ns(last)
+    return _Last(found, row, at, spans.rank[own], earlier, spans.took_ns(last))
 
 
 def _work(

@@ -198,7 +198,8 @@ def _weight_pairs(
     place = np.searchsorted(known, version[~sends], "right") - 1
     order = np.lexsort((spans.start_ns[consumes], spans.thread[consumes]))
     consumes, place = consumes[order], place[order]
-    highest = np.maximum.accumulate(spans.thread[consumes] * (len(known) + 2) + place + 1)
+    lane = spans.thread[consumes].astype(np.int64)
+    highest = np.maximum.accumulate(lane * (len(known) + 2) + place + 1)
     first = differs(highest) & (place >= 0)
     consumes, wanted = consumes[first], np.append(known, 0)[place[first]]
     pairs = []

@@ -287,7 +287,7 @@ def _mfu(spans: Spans) -> Iterator[_Result]:
 
 def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
     rows = np.concatenate([spans.rows(kind="region", name=name) for name in (OPENED, CLOSED)])
-    took, recorded = int(spans.duration_ns[rows].sum()), 0
+    took, recorded = int(spans.took_ns(rows).sum()), 0
     for rank in spans.ranks:
         own = spans.rows(rank=rank)
         times = np.append(spans.start_ns[own], spans.end_ns[own])
@@ -364,11 +364,12 @@ def _ratios(spans: Spans, rows: Int64s, state: Int64s) -> Float64s:
     """Return a ratio per pair of steps."""
     order = np.lexsort([spans.start_ns[rows], spans.rank[rows]])
     rows, state = rows[order], state[order]
-    after = spans.per_row(STEP_END)[rows]  # It is the time that the end of the previous step took.
+    # It is the time that the end of the previous step took.
+    after = spans.per_row(STEP_END, rows=rows)
     follows = np.append((np.diff(spans.rank[rows]) == 0) & (after[1:] >= 0), False)
     end = np.append(after[1:], 0)
     is_shadow = state == STATES.index(SHADOW)
-    length = spans.duration_ns[rows] - np.maximum(after, 0) + np.where(is_shadow, 0, end)
+    length = spans.took_ns(rows) - np.maximum(after, 0) + np.where(is_shadow, 0, end)
     steps, place = np.unique(spans.step[rows], return_inverse=True)
     count = np.bincount(place)
     sums = np.bincount(place, length)

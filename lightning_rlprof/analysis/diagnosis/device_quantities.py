@@ -400,7 +400,7 @@ def _training_mfu(run: Evidence) -> Measurement:
         raise NoData("FLOPs of the update, or the device's peak, are unknown", how)
     steps, place = np.unique(spans.step[rows], return_inverse=True)
     NoData.unless(len(steps), FEWEST_STEPS, "steps with counted FLOPs")
-    took = spans.duration_ns[rows].astype(np.float64)
+    took = spans.took_ns(rows).astype(np.float64)
     used, possible = flops / 1_000, took * peak  # Thousand FLOPs.
     if (used > possible).any():
         raise NoData("Training MFU is above 100%, see data_quality", how)
@@ -455,7 +455,7 @@ def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
     """Return the training spans of complete steps that counted FLOPs, and how many."""
     rows, flops = spans.amounts("flops")
     trains = np.array([kind_of(name) == "training" for name in spans.names], dtype=bool)
-    keep = trains[spans.name[rows]] & (flops > 0) & (spans.duration_ns[rows] > 0)
+    keep = trains[spans.name[rows]] & (flops > 0) & (spans.took_ns(rows) > 0)
     keep &= spans.kind[rows] == KINDS.index("stage")  # In validations they are regions.
     steps = spans.rows(kind="step")
     complete = np.unique(spans.step[steps[states(spans, steps) == 0]])

@@ -370,7 +370,7 @@ class Evidence:
             rows: Rows of spans; those of other steps are left out.
             values: One value per row.
         """
-        amount = self.spans.duration_ns[rows] if values is None else values
+        amount = self.spans.took_ns(rows) if values is None else values
         step = self.spans.step[rows]
         keep = np.isin(step, self.included)
         place = np.searchsorted(self.included, step[keep])

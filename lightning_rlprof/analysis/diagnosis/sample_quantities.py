@@ -108,7 +108,7 @@ def _clipped(run: Evidence) -> Measurement:
         at = _with_tokens(book, at)
     clipped = book.fates("truncated")[at]
     if len(limits):
-        own = run.spans.per_row(_LIMIT, 0)[book.fate_row[at]]
+        own = run.spans.per_row(_LIMIT, 0, book.fate_row[at])
         # A stage that counts twice has the sum, so that the least number is the limit.
         clipped = clipped | (book.tokens[at] >= np.where(own > 0, own, int(limits.min())))
     elif not clipped.any():
@@ -250,7 +250,7 @@ def _host_room(run: Evidence) -> Measurement:
     spans = run.spans
     resident = ("host_rss_bytes", "children_rss_bytes")
     rows = edges(*(spans.amounts(name, np.int64).rows for name in resident))
-    rss = np.sum([np.maximum(spans.per_row(name)[rows], 0) for name in resident], axis=0)
+    rss = np.sum([np.maximum(spans.per_row(name, rows=rows), 0) for name in resident], axis=0)
     known = (rss > 0) & np.isin(spans.step[rows], run.included)
     rows, rss = rows[known], rss[known]
     names, host = np.unique([head.host for head in spans.headers.values()], return_inverse=True)

@@ -47,7 +47,7 @@ from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE, KINDS
 from lightning_rlprof.records.stage_aliases import LOGS, plain_names, standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.intervals import NONE, innermost, parents
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, rows_named
 from lightning_rlprof.tables.table import rows_of
 
 CPU_WAIT = "cpu_wait_ns"
@@ -125,7 +125,7 @@ def lost_in_steps(run: Evidence, counter: str) -> Lost | None:
     rows, teller = rows[teller < len(tells)], teller[teller < len(tells)]
     same = spans.rank[rows] == spans.rank[telling[teller]]
     rows, teller = rows[same], teller[same]
-    wall_ns = spans.duration_ns[rows]
+    wall_ns = spans.took_ns(rows)
     whole_ns = np.bincount(teller, wall_ns, len(tells))
     lost_ns = np.minimum(told_ns[np.searchsorted(counted, telling)], whole_ns)
     share = lost_ns / np.maximum(whole_ns, 1)
@@ -200,7 +200,7 @@ def _with_spans(
     """Return a share with its longest spans, or the step with most of it."""
     spans = run.spans
     rows = np.flatnonzero((categories_of(spans.names) == category)[spans.name])
-    rows = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
+    rows = _longest(spans, rows)
     if not len(rows):
         rows = spans.rows(kind="step")
         number = np.unique(spans.step[rows])[steps[np.argmax(own)]]
@@ -208,6 +208,15 @@ def _with_spans(
     facts = (Fact("of the step time", found.value, "share"),)
     query = spans_query(spans, rows.tolist())
     return replace(found, facts=facts, query=query, place=place_of(spans, rows))
+
+
+def _longest(spans: Spans, rows: Int64s) -> Int64s:
+    """Return the longest of some spans; of equal ones those that come first."""
+    took = spans.took_ns(rows)
+    if len(rows) > _MAX_SPANS_SHOWN:
+        some = took >= np.partition(took, -_MAX_SPANS_SHOWN)[-_MAX_SPANS_SHOWN]
+        rows, took = rows[some], took[some]
+    return rows[np.argsort(-took, kind="stable")][:_MAX_SPANS_SHOWN]
 
 
 def _explained_by_cpu(run: Evidence) -> None:
@@ -224,14 +233,19 @@ def stage_rows(run: Evidence, *stages: str) -> Int64s:
 
 def _named(spans: Spans, match: Callable[[str], bool]) -> Mask:
     """Mark the spans whose names match."""
-    return np.array([*map(match, spans.names), False], dtype=bool)[spans.name]
+    return _matching(spans, match)[spans.name]
+
+
+def _matching(spans: Spans, match: Callable[[str], bool]) -> Mask:
+    """Mark the names that match, and at the end none for the code -1."""
+    return np.array([*map(match, spans.names), False], dtype=bool)
 
 
 def _outermost(spans: Spans, match: Callable[[str], bool]) -> Int64s:
     """Return the stages and regions of threads with steps that match, unless in another one."""
     trains = np.unique(spans.thread[spans.rows(kind="step")])
-    keep = _named(spans, match) & np.isin(spans.kind, _WORK) & np.isin(spans.thread, trains)
-    rows = np.flatnonzero(keep)
+    rows = rows_named(spans, _matching(spans, match), _WORK)
+    rows = rows[np.isin(spans.thread[rows], trains)]
     thread, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
     order = np.lexsort((rows, -end, start, thread))
     around = parents(thread[order], start[order], end[order])
@@ -257,7 +271,7 @@ def _named_share(text: str, names: str) -> Quantity:
         if not len(rows):
             raise NoData(f"No {text} was recorded", f"Mark it with annotate('{first}')")
         found = exact_share(run.by_step(rows, None), run.wall_ns)
-        longest = rows[np.argsort(-run.spans.duration_ns[rows], kind="stable")][:_MAX_SPANS_SHOWN]
+        longest = _longest(run.spans, rows)
         query = spans_query(run.spans, longest.tolist())
         facts = (Fact("of the step time", found.value, "share"),)
         return replace(found, facts=facts, query=query, place=place_of(run.spans, longest))
@@ -284,14 +298,13 @@ def _garbage(run: Evidence) -> Measurement:
 
 def _waits(spans: Spans) -> Int64s:
     """Return the stages and regions that wait for data."""
-    waits = _named(spans, lambda name: not _DATA_NAMES.isdisjoint(plain_names(name)))
-    return np.flatnonzero(waits & np.isin(spans.kind, _WORK))
+    waits = _matching(spans, lambda name: not _DATA_NAMES.isdisjoint(plain_names(name)))
+    return rows_named(spans, waits, _WORK)
 
 
 def _is_rollout(spans: Spans) -> Mask:
-    """Mark the spans of rollouts, rewards and environments."""
-    match: Mask = np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
-    return match[spans.name]
+    """Mark the names of rollouts, rewards and environments."""
+    return np.isin(categories_of(spans.names), (Category.ROLLOUT, Category.REWARD))
 
 
 def _samples_from_others(run: Evidence) -> Measurement:
@@ -301,7 +314,7 @@ def _samples_from_others(run: Evidence) -> Measurement:
     spans, waits = run.spans, _waits(run.spans)
     if not len(waits):
         return exact(0.0)
-    longest = np.argmax(np.bincount(spans.name[waits], spans.duration_ns[waits]))
+    longest = np.argmax(np.bincount(spans.name[waits], spans.took_ns(waits)))
     return exact(float(spans.names[longest] not in _LOADS))
 
 
@@ -316,12 +329,12 @@ def _rollout_in_loader(run: Evidence) -> Measurement:
     """
     spans = run.spans
     waits = _waits(spans)
-    rollouts = np.flatnonzero(_is_rollout(spans) & np.isin(spans.kind, _WORK))
-    whole = float(spans.duration_ns[waits].sum())
+    rollouts = rows_named(spans, _is_rollout(spans), _WORK)
+    whole = float(spans.took_ns(waits).sum())
     if not whole:
         return exact(0.0)
     own = rollouts[_inside(spans, waits, rollouts) >= 0]
-    part = float(spans.duration_ns[own].sum()) / whole
+    part = float(spans.took_ns(own).sum()) / whole
     stacks, steps_in_stack = _stacks_inside(spans, waits)
     share = max(part, steps_in_stack / max(stacks, 1))
     inside = Counter(spans.names[code] for code in spans.name[own].tolist())
@@ -337,7 +350,7 @@ def _only_loads(run: Evidence) -> Measurement:
     spans, share = run.spans, run.value(ROLLOUT_IN_LOADER)
     if share is not None and share.value > 0:
         return exact(0.0)
-    if _is_rollout(spans).any() or _stacks_inside(spans, _waits(spans))[0]:
+    if _is_rollout(spans)[spans.name].any() or _stacks_inside(spans, _waits(spans))[0]:
         return exact(1.0)
     why = "No rollout is marked, so that it may run in the data loader"
     raise NoData(why, "Mark the rollout, or sample stacks: rlprof watch --stacks")
@@ -434,7 +447,7 @@ def _most_lost(run: Evidence, row: dict[str, Any], rows: Int64s) -> float:
         return float(lost)
     if slowdown is None or row["rank"] is None:
         return float("inf")
-    excess: float = float(run.spans.duration_ns[rows].sum()) * slowdown / (1 + slowdown)
+    excess: float = float(run.spans.took_ns(rows).sum()) * slowdown / (1 + slowdown)
     heads = run.spans.headers
     role = heads[row["rank"]].role
     return excess * (sum(head.role == role for head in heads.values()) - 1)

@@ -50,6 +50,7 @@ _LAUNCHING = (
 # A kernel and its collective agree in these columns.
 _IDENTITY = ("rank", "device", "stream", "start")
 _WAIT_UNKNOWN = "A wait that is unknown counts as exposed communication, not as collective wait."
+_MOST_IDS_PER_SPAN = 8
 _ROUNDING_NS = (0, -1, 1)  # The two tables of an Ascend output can differ by a nanosecond.
 
 
@@ -131,7 +132,7 @@ def host_categories(own: Activity, times: Int64s) -> Int64s:
     outer, begin, end = unions(own.outer, begin, end)
     hidden, cells = own.category[outer], len(times) - 1
     found = np.full(cells, int(Category.UNTRACED))
-    for each in np.unique(own.category)[::-1].tolist():
+    for each in np.flatnonzero(np.bincount(own.category))[::-1].tolist():
         mine, less = np.flatnonzero(own.category == each), np.flatnonzero(hidden == each)
         count = open_count(first[mine], last[mine], cells)
         if len(less):
@@ -174,8 +175,14 @@ def _parents(ids: Int64s, parent: Int64s, start: Int64s, end: Int64s) -> Int64s:
     A parent that began later is ignored, as is one that began at the same time and ended sooner:
     so a damaged file cannot contain a cycle.
     """
-    order = np.argsort(ids, kind="stable")
-    row = order[np.minimum(np.searchsorted(ids[order], parent), len(ids) - 1)]
+    highest = int(ids.max(initial=0))
+    if highest < _MOST_IDS_PER_SPAN * len(ids):  # A rank numbers its spans, so that they are dense.
+        first = np.zeros(highest + 1, np.int64)  # Of several with one id the first one counts.
+        first[ids[::-1]] = np.arange(len(ids))[::-1]
+        row = first[np.minimum(parent, highest)]
+    else:
+        order = np.argsort(ids, kind="stable")
+        row = order[np.minimum(np.searchsorted(ids[order], parent), len(ids) - 1)]
     equal = start[row] == start
     longer = (end[row] > end) | ((end[row] == end) & (row < np.arange(len(ids))))
     before = (start[row] < start) | (equal & longer)

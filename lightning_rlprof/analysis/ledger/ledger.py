@@ -352,7 +352,8 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     # An index of -1, for no step, reads the last item.
     step = np.append(steps.number, OUTSIDE)[painted]
     warms = job.warm_up[step]  # `OUTSIDE` reads the last item, too.
-    categories = {Category(each) for each in np.unique(activity.category).tolist()}
+    there = np.flatnonzero(np.bincount(activity.category))
+    categories = {Category(each) for each in there.tolist()}
     category, kernels_ns = host_categories(activity, times), np.zeros(width, np.int64)
     by_kernels, waits = np.zeros((2, len(length)), dtype=bool)
     if device is not None:

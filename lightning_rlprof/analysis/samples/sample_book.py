@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,8 @@ class SampleBook:
         reward: Reward, or NaN.
         rows: Rows of its spans and marks, by sample and start, fates left out.
         first: Index of each sample's first row; the last entry is the number of rows.
-        of_row: Sample of each row of the run, or `UNKNOWN`; fates have none.
+        owner: The sample of each of them.
+        spans: How many spans the run has.
     """
 
     id: Int64s
@@ -61,7 +63,8 @@ class SampleBook:
     reward: npt.NDArray[np.float64]
     rows: Int64s
     first: Int64s
-    of_row: Int64s
+    owner: Int64s
+    spans: int
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -71,10 +74,12 @@ class SampleBook:
         """Return the rows of one sample."""
         return self.rows[self.first[at] : self.first[at + 1]]
 
-    @property
-    def owner(self) -> Int64s:
-        """The sample of each of `rows`."""
-        return self.of_row[self.rows]
+    @cached_property
+    def of_row(self) -> Int64s:
+        """Sample of each row of the run, or `UNKNOWN`; fates have none."""
+        found = np.full(self.spans, UNKNOWN)
+        found[self.rows] = self.owner
+        return found
 
     def fates(self, *names: str) -> Mask:
         """Return which samples have one of some fates."""
@@ -106,15 +111,14 @@ def _read(spans: Spans) -> SampleBook:
     order = np.lexsort((spans.end_ns[rows], spans.start_ns[rows], owner))
     rows, owner = rows[order], owner[order]
     starts = np.searchsorted(owner, np.arange(len(ids) + 1))
-    of_row = np.full(len(spans), UNKNOWN)
-    of_row[rows] = owner
     versions = _versions(spans, rows, owner, len(ids))
-    every = np.append(np.full(len(spans), np.nan), np.nan)  # The last item is for `UNKNOWN`.
     at, values = spans.amounts("reward")
-    every[at] = values
-    tokens, reward = _tokens(spans, rows, owner, fate_row), every[fate_row]
+    place = np.searchsorted(at, fate_row)
+    has_reward = np.append(at, -2)[place] == fate_row
+    reward = np.where(has_reward, np.append(values, np.nan)[place], np.nan)
+    tokens = _tokens(spans, rows, owner, fate_row)
     told_of = ids, prompt, prompts, attempt, fate, fate_row, tokens, *versions, reward
-    return SampleBook(*told_of, rows, starts, of_row)
+    return SampleBook(*told_of, rows, starts, owner, len(spans))
 
 
 def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Int64s, Sequence[str], Int64s]:
@@ -138,7 +142,7 @@ def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Int64s, Sequence[str],
 
 def _versions(spans: Spans, rows: Int64s, owner: Int64s, samples: int) -> tuple[Int64s, Int64s]:
     """Return the first and the last version of each sample's spans."""
-    version, last = (spans.per_row(name, UNKNOWN)[rows] for name in ("version", "version_end"))
+    version, last = (spans.per_row(name, UNKNOWN, rows) for name in ("version", "version_end"))
     last = np.where(last == UNKNOWN, version, last)
     known = version >= 0
     version, last, owner = version[known], last[known], owner[known]
@@ -151,12 +155,12 @@ def _versions(spans: Spans, rows: Int64s, owner: Int64s, samples: int) -> tuple[
 
 def _tokens(spans: Spans, rows: Int64s, owner: Int64s, fate_row: Int64s) -> Int64s:
     """Return the tokens of each sample's rollout phases, else those told with its fate."""
-    counted = spans.per_row("tokens", UNKNOWN)
-    found = np.append(counted, UNKNOWN)[fate_row]
+    counted = spans.per_row("tokens", UNKNOWN, rows)
+    found = spans.per_row("tokens", UNKNOWN, fate_row)
     generates = (categories_of(spans.names) == Category.ROLLOUT)[spans.name[rows]]
-    keep = generates & (counted[rows] >= 0)
+    keep = generates & (counted >= 0)
     sums = np.zeros(len(found), np.int64)
-    np.add.at(sums, owner[keep], counted[rows[keep]])
+    np.add.at(sums, owner[keep], counted[keep])
     some = np.unique(owner[keep])
     found[some] = sums[some]
     return found

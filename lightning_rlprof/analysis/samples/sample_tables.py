@@ -125,7 +125,7 @@ def _generation_ns(spans: Spans, book: SampleBook) -> Int64s:
     """Return how long the rollout phases of each sample took."""
     rows = rollout_rows(spans, book)
     found = np.zeros(len(book), np.int64)
-    np.add.at(found, book.of_row[rows], spans.duration_ns[rows])
+    np.add.at(found, book.of_row[rows], spans.took_ns(rows))
     return found
 
 
@@ -307,7 +307,7 @@ def staleness(spans: Spans) -> Table:
 
 def trainer_versions(spans: Spans, fates: Int64s) -> Int64s:
     """Return the version of the weights that each fate's update starts from, or `UNKNOWN`."""
-    version = spans.per_row("trainer_version", UNKNOWN)[fates]
+    version = spans.per_row("trainer_version", UNKNOWN, fates)
     at, values = spans.amounts("version", np.int64)
     syncs = (categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name[at]]
     at, values = at[syncs], values[syncs]

@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.efficiency.throughput import model_from, recorded
 from lightning_rlprof.analysis.models.architecture import Model
 from lightning_rlprof.analysis.samples.sample_book import sample_book
 from lightning_rlprof.analysis.sizing.attainable import Pass, Refit, Rollout, Work
-from lightning_rlprof.analysis.stages import StepTimes
+from lightning_rlprof.analysis.stages import StepTimes, step_times
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.spans import Spans
@@ -170,7 +170,7 @@ def speeds(spans: Spans, given: Mapping[str, Any] | None = None) -> tuple[Speed,
     """
     if given is None and {head.device for head in spans.headers.values()} <= {"cpu"}:
         return ()
-    times = StepTimes(spans)
+    times = step_times(spans)
     if not times.included.any():
         return ()
     job, found = _Job(times, given or {}), []

@@ -6,6 +6,7 @@ import numpy as np
 
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
+_LONG, _FEW = 4_096, 16  # Of more values than the first, this many are found without sorting.
 _MAX_PAIRED_VALUES = 1_000  # All their pairs are compared, so that more are thinned evenly.
 
 _MIN_VALUES = 10  # A slope needs this many independent values.
@@ -30,9 +31,13 @@ def nan_median(values: Float64s, axis: int = 0) -> Float64s:
         >>> nan_median(np.array([1.0, np.nan, 3.0, 10.0])).item()
         3.0
     """
-    ordered = np.sort(values, axis=axis)
     count = np.sum(~np.isnan(values), axis=axis, keepdims=True)
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, values.shape[axis] - 1)
+    middle = np.flatnonzero(np.bincount(np.append(low, high)))
+    if values.shape[axis] >= _LONG and len(middle) <= _FEW:
+        ordered = np.partition(values, middle, axis=axis)
+    else:
+        ordered = np.sort(values, axis=axis)
     pair = [np.take_along_axis(ordered, at, axis) for at in (low, high)]
     return np.asarray((pair[0] + pair[1]) / 2).squeeze(axis)
 
@@ -60,16 +65,16 @@ def leave_one_out_median(values: Float64s, least: int = 1) -> Float64s:
         >>> leave_one_out_median(np.array([1.0, 2.0, 4.0])).tolist()
         [3.0, 2.5, 1.5]
     """
-    order = np.argsort(values, axis=0)
-    ordered = np.take_along_axis(values, order, 0)
-    place = np.empty_like(order)
-    ranks = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
-    np.put_along_axis(place, order, np.broadcast_to(ranks, order.shape), 0)
-    others = np.sum(~np.isnan(values), axis=0) - 1
+    ordered = np.sort(values, axis=0)
+    others = np.sum(~np.isnan(values), axis=0, keepdims=True) - 1
     found = np.zeros(values.shape)
     for at in (np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2):
-        behind = np.minimum(at + (at >= place), len(values) - 1)  # This skips the rank itself.
-        found += np.take_along_axis(ordered, behind, 0) / 2
+        # Without the rank itself, each higher value is one place further down.
+        here, behind = (
+            np.take_along_axis(ordered, np.minimum(each, len(values) - 1), 0)
+            for each in (at, at + 1)
+        )
+        found += np.where(values > here, here, behind) / 2
     return np.where(np.isnan(values) | (others < max(least, 1)), np.nan, found)
 
 

@@ -8,6 +8,7 @@ the time is untraced. This is the only definition of untraced time.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, categories_of
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import FIRST_ROLE_RANK, KINDS, Kind
-from lightning_rlprof.tables.arrays import Int64s, Mask, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs, order_of
 from lightning_rlprof.tables.intervals import last_begun, on_few
 from lightning_rlprof.tables.spans import Spans
 
@@ -130,26 +131,56 @@ def _dividing(spans: Spans, some: Mask | None = None) -> Int64s:
     regions = regions[known[spans.name[regions]]]
     lane = lanes(spans)
     regions = regions[np.isin(lane[regions], lane[steps])]
-    stages = spans.rows(kind="stage")
-    if some is not None:
-        regions, stages = regions[some[regions]], stages[some[stages]]
+    if some is None:
+        stages = spans.rows(kind="stage")
+    else:
+        regions, stages = regions[some[regions]], np.flatnonzero((spans.kind == _STAGE) & some)
     return np.append(regions, stages) if len(regions) else stages  # A stage wins over a region.
 
 
-class Part(NamedTuple):
-    """What `partition` says of some threads.
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some threads, and what `partition` says of them when it is asked for.
 
     Attributes:
+        spans: The run.
         steps: Rows of their steps, by thread.
         stages: Rows of their stages, by thread; of several open ones the last counts.
-        divided: The steps cut into segments; ``step`` is an index into ``steps`` of this part.
-        outside: The stages outside of steps.
     """
 
+    spans: Spans
     steps: Int64s
     stages: Int64s
-    divided: Segments
-    outside: Segments
+
+    @property
+    def divided(self) -> Segments:
+        """The steps cut into segments; ``step`` is an index into ``steps`` of this part."""
+        return self._both[0]
+
+    @property
+    def outside(self) -> Segments:
+        """The stages outside of steps."""
+        return self._both[1]
+
+    @cached_property
+    def _both(self) -> tuple[Segments, Segments]:
+        return _divide(self.spans, self.steps, self.stages)
+
+    @cached_property
+    def begun(self) -> tuple[Int64s, Int64s]:
+        """As `stages_in_steps` the stages that begin in the steps."""
+        rows = self.stages[self.spans.kind[self.stages] == _STAGE]
+        step = containing_step(self.spans, self.steps, rows, lanes(self.spans))
+        return rows[step >= 0], step[step >= 0]
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether only the step in which a stage begins can have time of it."""
+        (rows, step), end, lane = self.begun, self.spans.end_ns, lanes(self.spans)[self.steps]
+        apart = lane[1:] != lane[:-1]
+        apart |= end[self.steps[:-1]] <= self.spans.start_ns[self.steps[1:]]
+        within = end[rows] <= end[self.steps[step]]
+        return len(rows) == len(self.stages) and bool(apart.all() and within.all())
 
 
 def partition_parts(
@@ -169,7 +200,10 @@ def partition_parts(
         lane, steps = lanes(spans), steps[spans.step[steps] >= since]
         first = np.full(len(spans.threads), np.iinfo(np.int64).max)
         np.minimum.at(first, lane[steps], spans.start_ns[steps])
-        later = spans.end_ns > first[lane]
+        later = np.empty(len(spans), bool)
+        for low in range(0, len(spans), _ROWS_AT_ONCE):
+            rows = slice(low, low + _ROWS_AT_ONCE)
+            later[rows] = spans.end_ns[rows] > first[lane[rows]]
         some = later if some is None else some & later
     return divided_parts(spans, steps, _dividing(spans, some))
 
@@ -188,13 +222,6 @@ def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> In
         have = ", ".join(map(str, spans.ranks))
         raise TraceError(f"rank {absent[0]} is not in this run, which has {have}")
     return rows[np.isin(spans.rank[rows], list(ranks))]
-
-
-def begun(spans: Spans, part: Part) -> tuple[Int64s, Int64s]:
-    """Return as `stages_in_steps` the stages that begin in the steps of a part."""
-    rows = part.stages[spans.kind[part.stages] == _STAGE]
-    step = containing_step(spans, part.steps, rows, lanes(spans))
-    return rows[step >= 0], step[step >= 0]
 
 
 def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segments]:
@@ -237,7 +264,7 @@ def divided_parts(spans: Spans, steps: Int64s, stages: Int64s) -> Iterator[Part]
     del own
     for edges in zip(*map(pairwise, bounds), strict=True):
         mine, theirs = (each[slice(*edge)] for each, edge in zip(rows, edges, strict=True))
-        yield Part(mine, theirs, *_divide(spans, mine, theirs))
+        yield Part(spans, mine, theirs)
 
 
 def _by_lane(spans: Spans, rows: Int64s) -> Int64s:
@@ -253,7 +280,7 @@ def _divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segm
     rows = np.append(steps, stages)
     times = np.append(spans.start_ns[rows], spans.end_ns[rows])
     threads = np.tile(lanes(spans)[rows], 2)
-    order = np.lexsort((times, threads))
+    order = order_of(threads, times)
     times, threads = times[order], threads[order]
     new = differs(times, threads)
     place = np.empty_like(order)

@@ -18,7 +18,6 @@ import numpy as np
 from lightning_rlprof.analysis.steps.partition import (
     UNTRACED,
     Part,
-    begun,
     containing_step,
     lanes,
     partition_parts,
@@ -26,9 +25,11 @@ from lightning_rlprof.analysis.steps.partition import (
 )
 from lightning_rlprof.analysis.steps.sync_points import find_sync_points
 from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Integers, Mask
 from lightning_rlprof.tables.intervals import edges, last_begun
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import packed
 
 _STAGE = KINDS.index("stage")
 _MAX_CELLS_PER_KEY = 8  # With more possible cells, sorting the keys is cheaper than a table of all.
@@ -85,8 +86,8 @@ class StepMatrix:
     steps: Int64s
     step: Integers
     name: Integers
-    work_ns: Int64s
-    waits_ns: Int64s
+    work_ns: Integers
+    waits_ns: Integers
     calls: Integers
 
     def totals(self, rows: Int64s, shape: tuple[int, int], *columns: Integers) -> list[Int64s]:
@@ -98,13 +99,13 @@ class StepMatrix:
             columns: ``work_ns``, ``waits_ns`` or ``calls``.
         """
         key = rows[self.step] * shape[1]
-        key += self.name % shape[1]
+        key += self.name % np.int64(shape[1])
         some = key >= 0
         if not some.all():
             key, columns = key[some], tuple(values[some] for values in columns)
         found = np.zeros((len(columns), shape[0] * shape[1]), np.int64)
         for sums, values in zip(found, columns, strict=True):
-            np.add.at(sums, key, values)
+            np.add.at(sums, key, values.astype(np.int64, copy=False))  # Of one type it is quick.
         return [sums.reshape(shape) for sums in found]
 
     def by_rank(self, spans: Spans, mask: Mask) -> StageWork:
@@ -149,17 +150,19 @@ def step_matrix(spans: Spans, ranks: Collection[int] | None = None) -> StepMatri
 def _compute(spans: Spans) -> StepMatrix:
     steps = spans.rows(kind="step")
     parts = [_cells_of(spans, steps, part) for part in partition_parts(spans)]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    columns = [packed(np.concatenate(column)) for column in zip(*parts, strict=True)]
+    del parts
     if (columns[0][1:] < columns[0][:-1]).any():  # The threads of a rank take turns.
         order = np.argsort(columns[0], kind="stable")
         columns = [column[order] for column in columns]
+    give_back()  # To find waits and cells takes as much memory as the run.
     return StepMatrix(steps, *columns)
 
 
 def _cells_of(spans: Spans, steps: Int64s, part: Part) -> tuple[Integers, ...]:
     """Return the columns of the cells of some threads, by step and name."""
     width, cut, waits = len(spans.names) + 1, part.divided, _waiting_times(spans, part)
-    began, step = begun(spans, part)
+    began, step = part.begun
     divided = cut.step * width + _names(spans, cut.stage) + 1
     keys = (
         waits.step * width + waits.stage + 1,
@@ -168,14 +171,13 @@ def _cells_of(spans: Spans, steps: Int64s, part: Part) -> tuple[Integers, ...]:
     )
     cells, at = _cells(len(part.steps) * width, divided, *keys)
     work, waited = np.zeros((2, len(cells)), np.int64)
-    calls = np.zeros(len(cells), np.int32)
     np.add.at(work, at(divided), cut.end_ns - cut.start_ns)
     np.subtract.at(work, at(keys[0]), waits.ns)
     np.add.at(waited, at(keys[1]), waits.ns)
-    np.add.at(calls, at(keys[2]), 1)
+    calls = np.bincount(at(keys[2]), minlength=len(cells))
     whole = np.searchsorted(steps, part.steps).astype(np.int32)
-    name = (cells % width - 1).astype(np.int32)
-    return whole[cells // width], name, work, waited, calls
+    columns = (whole[cells // width], cells % width - 1, work, waited, calls)
+    return tuple(map(packed, columns))
 
 
 def _names(spans: Spans, rows: Int64s) -> Int64s:
@@ -229,8 +231,8 @@ def _find_waits(spans: Spans) -> Waits:
     ns = end - start - points.transfer_ns[points.group]
     start, end = np.where(whole, end - ns, start), np.where(whole, end, start + ns)
     some, last = ns > 0, np.zeros(len(points.size), np.int64)
-    shortest = np.lexsort((points.start_ns - points.end_ns, points.group))  # The last is shortest.
-    last[points.group[shortest]] = points.row[shortest]
+    came_last = points.end_ns - points.start_ns == points.transfer_ns[points.group]
+    last[points.group[came_last]] = points.row[came_last]
     last = last[points.group[some]]
     return Waits(points.row[some], start[some], end[some], whole[some], last)
 

@@ -92,6 +92,10 @@ def warm_up(spans: Spans) -> Int64s:
     by the mean of its ranks. At most one step in ten does, and three others are left. None does in
     the last steps of a long run.
     """
+    return spans.once("warm-up", _warm_up)
+
+
+def _warm_up(spans: Spans) -> Int64s:
     rows = spans.rows(kind="step")
     flagged = [_flagged(spans, name) for name in STATES[2:]]
     rows = rows[~np.isin(spans.step[rows], np.concatenate(flagged))]
@@ -99,7 +103,7 @@ def warm_up(spans: Spans) -> Int64s:
     most = min(-(-len(numbers) // _STEPS_PER_WARM_UP), len(numbers) - MIN_STEPS)
     if most < 1 or not spans.from_start:
         return numbers[:0]
-    walls = np.bincount(place, spans.duration_ns[rows]) / ranks
+    walls = np.bincount(place, spans.took_ns(rows)) / ranks
     slow = walls[:most] > _WARM_UP * np.quantile(walls[most:], _USUAL_QUANTILE)
     return numbers[: int(np.argmin(np.append(slow, False)))]
 
@@ -198,5 +202,5 @@ def capture_slowdown(spans: Spans) -> float | None:
         own = rows[state == STATES.index(name)]
         if len(edges(spans.step[own])) < MIN_STEPS:
             return None
-        took.append(float(np.median(spans.duration_ns[own])))
+        took.append(float(np.median(spans.took_ns(own))))
     return took[0] / took[1] - 1 if took[1] else None

@@ -25,7 +25,7 @@ from lightning_rlprof.analysis.steps.weight_updates import weight_updates
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, match_occurrences
 from lightning_rlprof.tables.intervals import last_begun
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, rows_named
 
 _TABLES = {"collectives": "operation", "communication": "operator"}
 _SPANS = (KINDS.index("stage"), KINDS.index("region"))
@@ -112,8 +112,8 @@ def find_sync_points(spans: Spans, threads: Int64s, *, tables: bool = True) -> S
     source = "collectives table"
     if visits is None or not len(visits.chain):
         joint = (Category.COMMUNICATION, Category.COLLECTIVE_WAIT)
-        rows = np.isin(categories_of(spans.names), joint)[spans.name] & np.isin(spans.kind, _SPANS)
-        visits = _visits_of(spans, threads, np.flatnonzero(rows))
+        rows = rows_named(spans, np.isin(categories_of(spans.names), joint), _SPANS)
+        visits = _visits_of(spans, threads, rows)
         source = "spans of collectives and barriers"
     visits = visits.only(_match(visits, uncertainty_ns(spans))[0])
     first = int(visits.set.max(initial=0)) + 1
@@ -188,14 +188,17 @@ def _visits_in_table(spans: Spans, threads: Int64s, names: list[str]) -> _Visits
 def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits) -> _Visits:
     """Return the spans of stages that include waiting, unless a sync point inside explains it."""
     found = stage_rows(spans, recent(spans, _MAX_SPANS_LEARNED)[0])
-    feeds = (categories_of(spans.names) == Category.DATA_WAIT)[spans.name]
-    feeds[weight_updates(spans).received] = True
+    feeds, received = categories_of(spans.names) == Category.DATA_WAIT, np.zeros(0, np.int64)
+    if has_handoffs(spans):
+        received = weight_updates(spans).received
     parts = [_Visits(*np.zeros((7, 0), dtype=np.int64))]
     for number, ranks in enumerate(_roles(spans) if len(found.rows) else ()):
         codes = _stages_with_waiting(spans, build_rank_matrix(spans, found, ranks))
-        mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
-        mine &= ~(has_handoffs(spans) & feeds)
-        own = _visits_of(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
+        wanted = np.isin(np.arange(len(feeds)), codes)
+        wanted &= ~(has_handoffs(spans) & feeds)
+        rows = rows_named(spans, wanted, _SPANS[:1])
+        rows = rows[np.isin(spans.rank[rows], ranks) & ~np.isin(rows, received)]
+        own = _visits_of(spans, threads, rows)
         own = own._replace(set=own.set + number * len(spans.names))
         explained = np.isin(own.name, own.name[_contains(own, known)])
         parts.append(own.only(~explained))

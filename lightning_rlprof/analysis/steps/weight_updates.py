@@ -13,7 +13,7 @@ from lightning_rlprof.analysis.steps.time_categories import Category, categories
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import NONE, Enclosing, edges, last_begun
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, rows_named
 
 _WORK = (KINDS.index("stage"), KINDS.index("region"))
 _MARK = KINDS.index("mark")
@@ -50,15 +50,15 @@ def weight_updates(spans: Spans) -> WeightUpdates:
 
 
 def _find(spans: Spans) -> WeightUpdates:
-    categories = categories_of(spans.names)[spans.name]
-    works = np.isin(spans.kind, _WORK)
-    sync = np.flatnonzero(works & (categories == Category.WEIGHT_SYNC))
+    categories = categories_of(spans.names)
+    sync = rows_named(spans, categories == Category.WEIGHT_SYNC, _WORK)
     versions = spans.counters.get("version")
     numbered = np.zeros(0, np.int64) if versions is None else versions.rows
     marks = numbered[spans.kind[numbered] == _MARK]
-    is_training = np.array([kind_of(name) == "training" for name in spans.names], bool)
-    training = np.flatnonzero(works & is_training[spans.name])
-    generating = np.flatnonzero(works & (categories == Category.ROLLOUT))
+    trains_in = (kind_of(name) == "training" for name in spans.names)
+    is_training = np.array([*trains_in, False], bool)
+    training = rows_named(spans, is_training, _WORK)
+    generating = rows_named(spans, categories == Category.ROLLOUT, _WORK)
     trains, generates = _doing(spans, training, generating)
     other = ~trains & ~generates
     receives = generates & ~trains & bool((trains | other).any())

@@ -206,7 +206,7 @@ def _lines(spans: Spans, rows: StageRows, who: Replicas) -> list[ComparedRanks]:
 def _step_ns(spans: Spans, rows: StageRows) -> float:
     """Return the median duration of the included steps."""
     steps = spans.rows(kind="step")
-    return float(np.median(spans.duration_ns[steps[np.isin(spans.step[steps], rows.steps)]]))
+    return float(np.median(spans.took_ns(steps[np.isin(spans.step[steps], rows.steps)])))
 
 
 def _capitalized(text: str) -> str:

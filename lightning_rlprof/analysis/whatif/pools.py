@@ -66,7 +66,7 @@ def find_pools(spans: Spans) -> Pools | str:
     steps, place = np.unique(spans.step[matrix.steps[own]], return_inverse=True)
     if len(steps) < MIN_STEPS:
         return f"{len(steps)} steps are included; {MIN_STEPS} are needed."
-    wall = np.bincount(place, spans.duration_ns[matrix.steps[own]]) / np.bincount(place)
+    wall = np.bincount(place, spans.took_ns(matrix.steps[own])) / np.bincount(place)
     training, rollout = (_work(spans, matrix, each, steps) for each in (trains, generates))
     _without_meeting(spans, training, rollout)
     if _go_on(spans, matrix.steps[included], generates):

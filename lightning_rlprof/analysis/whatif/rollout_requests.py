@@ -68,7 +68,7 @@ def requests_within(spans: Spans, rows: Int64s) -> RolloutRequests | None:
     row, first = np.unique(stage, return_index=True)
     times = (spans.start_ns[own], spans.end_ns[own])
     return RolloutRequests(
-        row, np.append(first, len(own)), own, *times, spans.per_row("tokens")[own]
+        row, np.append(first, len(own)), own, *times, spans.per_row("tokens", rows=own)
     )
 
 

@@ -307,7 +307,7 @@ class _Lanes:
         first, last = (np.searchsorted(starts, t[steps]) for t in (spans.start_ns, spans.end_ns))
         steps = steps[last > first]  # Kernels began in them.
         if len(steps) > 1:
-            order = steps[np.argsort(spans.duration_ns[steps], kind="stable")]
+            order = steps[np.argsort(spans.took_ns(steps), kind="stable")]
             begins = spans.start_ns[order[[(len(order) - 1) // 2, -1]]].tolist()
         found: list[tuple[int, int]] = []
         for begin in sorted(set(begins)):

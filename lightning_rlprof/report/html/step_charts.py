@@ -405,7 +405,7 @@ def _walls(series: StepCharts) -> Any:
     """Return the time of the included steps of each rank; at least 1 ns."""
     steps = series.matrix.steps
     steps = steps[np.isin(series.spans.step[steps], series.numbers[series.included])]
-    found = summarize(series.spans.rank[steps], series.spans.duration_ns[steps])
+    found = summarize(series.spans.rank[steps], series.spans.took_ns(steps))
     walls = np.ones(len(series.ranks))
     walls[np.searchsorted(series.ranks, found.group)] = np.maximum(found.total, 1)
     return walls

@@ -98,7 +98,7 @@ def _steps(spans: Spans) -> list[_Step]:
     numbers, firsts = np.unique(spans.step[rows], return_index=True)
     starts = np.minimum.reduceat(spans.start_ns[rows], firsts).tolist()
     ends = np.maximum.reduceat(spans.end_ns[rows], firsts).tolist()
-    lengths = np.where(spans.kind[rows] == _STEP, spans.duration_ns[rows], 0)
+    lengths = np.where(spans.kind[rows] == _STEP, spans.took_ns(rows), 0)
     longest = np.maximum.reduceat(lengths, firsts).tolist()
     parts = np.split(rows, firsts[1:])
     return [
@@ -150,7 +150,7 @@ def _draw(spans: Spans, step: _Step, counters: dict[str, int]) -> dict[str, Any]
     kinds = spans.kind[step.rows]
     bounds = step.rows[kinds == _STEP]
     rows = step.rows[kinds != _STEP]
-    longest = np.argsort(-spans.duration_ns[rows], kind="stable")
+    longest = np.argsort(-spans.took_ns(rows), kind="stable")
     rows, cut = rows[longest[:_SPANS_PER_STEP]], rows[longest[_SPANS_PER_STEP:]]
     # Regions get their id when they end, so at one start the longer span is the outer one.
     order = (spans.id[rows], -spans.end_ns[rows], spans.start_ns[rows], spans.rank[rows])
