@@ -15,7 +15,7 @@ import numpy as np
 
 from lightning_rlprof.loaders.clock_fit import Clock, Knot, from_collectives, from_exchange, solve
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.records import Header, stated_world_size
 from lightning_rlprof.tables.arrays import (
     Int64s,
     Mask,
@@ -476,7 +476,7 @@ def met(spans: Spans) -> Met | None:
         table.numbers(each, -1) if each in heads else nothing
         for each in ("number", "step", "group size")
     )
-    sure = (group >= 0) | (size == max(header.world_size for header in spans.headers.values()))
+    sure = (group >= 0) | (size == stated_world_size(spans.headers.values()))
     keep = np.flatnonzero((waits >= 0) & ((number >= 0) | (step > 0)))
     if not len(keep):
         return None

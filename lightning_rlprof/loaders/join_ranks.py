@@ -14,6 +14,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks import is_integer, is_moment
 from lightning_rlprof.loaders.rank_names import as_ranges, missing, worker_in_name
 from lightning_rlprof.records.notes import Code
+from lightning_rlprof.records.records import stated_world_size
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import Coded, end_to_end
 from lightning_rlprof.tables.spans import (
@@ -236,7 +237,7 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
         own = part.statuses.get(rank)
         statuses[rank] = own and statuses.get(rank, own)
     names = sorted({name for part in parts for name in part.tables})
-    world = max((header.world_size for header in headers.values()), default=0)
+    world = stated_world_size(headers.values())
     return Spans(
         # This is the innermost folder that contains all parts.
         Path(os.path.commonpath([part.path.absolute().parent for part in parts])),
@@ -285,7 +286,7 @@ def as_one(parts: Sequence[Spans]) -> Spans:
         own = next((group for group in groups if all(is_cycle(part, each) for each in group)), None)
         groups.append([part]) if own is None else own.append(part)
     parts = [join(group) if len(group) > 1 else group[0] for group in groups]
-    worlds = [max(header.world_size for header in part.headers.values()) for part in parts]
+    worlds = [stated_world_size(part.headers.values()) for part in parts]
     first = [sum(worlds[:at]) for at in range(len(parts))]
     return join([_behind(part, by, sum(worlds)) for part, by in zip(parts, first, strict=True)])
 

@@ -38,7 +38,15 @@ from lightning_rlprof.records.hang_reports import (
     read_report,
     read_reports,
 )
-from lightning_rlprof.records.records import KINDS, OPTIMIZER_STEP, PHASES, SHADOW, Header, Note
+from lightning_rlprof.records.records import (
+    KINDS,
+    OPTIMIZER_STEP,
+    PHASES,
+    SHADOW,
+    Header,
+    Note,
+    stated_world_size,
+)
 from lightning_rlprof.records.run_directory import (
     RankReader,
     RankTrace,
@@ -359,9 +367,7 @@ class LiveRun:
     @property
     def world_size(self) -> int:
         """How many ranks the run has, by the headers; 0 if unknown."""
-        return max(
-            (each.header.world_size for each in self.ranks.values() if each.header), default=0
-        )
+        return stated_world_size(each.header for each in self.ranks.values() if each.header)
 
     def _read_hangs(self) -> None:
         for path in sorted(self.run.glob(f"{FOLDER}/rank-*-*.json")):

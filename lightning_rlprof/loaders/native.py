@@ -33,6 +33,7 @@ from lightning_rlprof.records.records import (
     Header,
     Note,
     Number,
+    stated_world_size,
 )
 from lightning_rlprof.records.run_directory import (
     MetricsLine,
@@ -127,7 +128,7 @@ def read_run(
         raise broken[0]
     _close_world(ranks)
     if path.is_dir():
-        world = max(rank.header.world_size for rank in ranks.values())
+        world = stated_world_size(rank.header for rank in ranks.values())
         problems += missing(world, [*ranks, *(each.rank for each in problems)])
     return _assemble(path, ranks, names, threads, problems)
 

@@ -3,7 +3,7 @@
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -211,6 +211,11 @@ class Note(msgspec.Struct, array_like=True, tag="note", frozen=True):
     text: str
     code: str = ""
     facts: dict[str, Any] = {}
+
+
+def stated_world_size(headers: Iterable[Header]) -> int:
+    """Return how many ranks the headers say that a training had; 0 without any."""
+    return max((header.world_size for header in headers), default=0)
 
 
 def as_number(value: object) -> Number | None:

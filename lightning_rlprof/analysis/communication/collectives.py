@@ -21,6 +21,7 @@ from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_tim
 from lightning_rlprof.analysis.device.work import COMPUTE, NOT_RECORDED, optional_numbers
 from lightning_rlprof.analysis.statistics.group_summary import mean, rows_by_group, summarize
 from lightning_rlprof.analysis.steps.sync_points import uncertainty_ns
+from lightning_rlprof.records.records import stated_world_size
 from lightning_rlprof.tables.arrays import (
     UNKNOWN,
     Int64s,
@@ -270,7 +271,7 @@ def match_collectives(spans: Spans, calls: Calls) -> tuple[MatchedCollectives, C
     alone = np.append(between, False)[calls.operation[0]]
     what = np.where(alone, int(what.max(initial=0)) + 1 + np.arange(len(what)), what)
     times = (calls.start_ns, calls.end_ns)
-    whole = max((header.world_size for header in spans.headers.values()), default=0)
+    whole = stated_world_size(spans.headers.values())
     named = (calls.group[0] != UNKNOWN) | (calls.members == whole)
     columns = (calls.rank, what, calls.number, calls.step, *times, named, calls.members)
     found = match_calls(*columns, uncertainty_ns(spans))

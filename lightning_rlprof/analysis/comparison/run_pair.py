@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightning_rlprof.analysis.comparison.settings import REPLICAS, devices, stated_world_size
+from lightning_rlprof.analysis.comparison.settings import REPLICAS, devices
 from lightning_rlprof.analysis.listing import listed
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.steps.rank_matrix import AMOUNTS
 from lightning_rlprof.analysis.steps.step_matrix import WAITING, StepMatrix, find_waits, step_matrix
 from lightning_rlprof.analysis.steps.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.steps.time_categories import align_stage_names
+from lightning_rlprof.records.records import stated_world_size
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -358,7 +359,7 @@ def _stages(a: Side, b: Side) -> _AlikeRow:
 
 
 def _ranks(spans: Spans) -> str:
-    world, have = stated_world_size(spans), len(spans.ranks)
+    world, have = stated_world_size(spans.headers.values()), len(spans.ranks)
     return f"{have}" if have >= world else f"{have} of {world}"
 
 

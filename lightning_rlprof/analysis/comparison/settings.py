@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.analysis.listing import listed
+from lightning_rlprof.records.records import stated_world_size
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table, columns_of
 
@@ -45,7 +46,7 @@ def settings(spans: Spans) -> dict[str, str]:
     config = by_key({rank: head.config for rank, head in heads.items()})
     versions = by_key({rank: head.versions for rank, head in heads.items()})
     found = {
-        "ranks": str(stated_world_size(spans)),
+        "ranks": str(stated_world_size(spans.headers.values())),
         "device": devices(spans),
         **{name: _counted(spans, name) for name in FACTS},
         **{key: listed(own) for key, own in config.items() if key.split(".")[0] in _OF_TRAINING},
@@ -57,11 +58,6 @@ def settings(spans: Spans) -> dict[str, str]:
 def _counted(spans: Spans, name: str) -> str:
     values = np.unique(spans.amounts(name).values)
     return listed([f"{each:g}" for each in values]) if len(values) <= _MOST_VALUES else ""
-
-
-def stated_world_size(spans: Spans) -> int:
-    """Return how many ranks the headers say that the training had; it reads no table."""
-    return max((head.world_size for head in spans.headers.values()), default=0)
 
 
 def devices(spans: Spans) -> str:

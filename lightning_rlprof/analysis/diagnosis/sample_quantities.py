@@ -35,7 +35,7 @@ from lightning_rlprof.analysis.statistics.growth import (
 )
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.notes import Code
-from lightning_rlprof.records.records import BACKGROUND_METRICS, KINDS
+from lightning_rlprof.records.records import BACKGROUND_METRICS, KINDS, stated_world_size
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.intervals import edges
 from lightning_rlprof.tables.spans import Spans
@@ -373,7 +373,7 @@ def _lost_data(run: Evidence) -> Measurement:
     """Return how many ranks are missing or have lost lines, of a run that rlprof recorded."""
     spans = run.spans
     heads = [head for head in spans.headers.values() if head.config]
-    world = max((head.world_size for head in heads), default=0)
+    world = stated_world_size(heads)
     missing = sorted(set(range(world)) - set(spans.ranks))
     losing = sorted({note.rank or 0 for note in spans.notes if note.code in _LOSSES})
     facts = [

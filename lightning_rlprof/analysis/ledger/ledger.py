@@ -25,7 +25,7 @@ from lightning_rlprof.analysis.steps.step_matrix import find_waits
 from lightning_rlprof.analysis.steps.step_selection import warm_up
 from lightning_rlprof.analysis.steps.sync_points import uncertainty_note, uncertainty_ns
 from lightning_rlprof.analysis.steps.time_categories import NO_CATEGORY, Category, categories_of
-from lightning_rlprof.records.records import KINDS, SHADOW
+from lightning_rlprof.records.records import KINDS, SHADOW, stated_world_size
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans, drivers
@@ -441,7 +441,7 @@ def _missing_ranks(spans: Spans) -> set[int]:
     """Return the ranks of the job without a file; none if a single file was loaded."""
     if spans.path.suffix == ".jsonl" or not _is_rlprof_run(spans):
         return set()
-    world = max(header.world_size for header in spans.headers.values())
+    world = stated_world_size(spans.headers.values())
     return {*range(world)} - {*spans.ranks}
 
 

@@ -20,6 +20,7 @@ from lightning_rlprof.analysis.samples.sample_book import sample_book
 from lightning_rlprof.analysis.sizing.attainable import Pass, Refit, Rollout, Work
 from lightning_rlprof.analysis.stages import StepTimes, step_times
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.records import stated_world_size
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -211,7 +212,7 @@ class _Job:
             recorded_device(heads[0]) if heads else None
         )
         counted = self.spans.amounts("devices", np.int64).values.max(initial=0)
-        world = max((head.world_size for head in heads), default=0)
+        world = stated_world_size(heads)
         self.devices = int(given.get("devices") or counted or world)
         self.model: Model | None = given.get("model")
         if self.model is None and (recorded := recorded_model(configs)) is not None:

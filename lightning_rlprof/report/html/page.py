@@ -27,6 +27,7 @@ from lightning_rlprof.analysis.ledger.ledger import accounts_of
 from lightning_rlprof.analysis.stages import UNTRACED_PART
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.rank_names import Remark, by_cause, named_ranks
+from lightning_rlprof.records.records import stated_world_size
 from lightning_rlprof.records.run_directory import mode_made_of
 from lightning_rlprof.report.html.device_charts import DeviceCharts, trust
 from lightning_rlprof.report.html.device_timeline import draw_devices
@@ -531,7 +532,7 @@ def _measured_extent(spans: Spans) -> Extent:
 def facts(spans: Spans) -> list[str]:
     """Return the run in a handful of words: ranks, device, steps, time, date."""
     headers = spans.headers.values()
-    world = max((header.world_size for header in headers), default=0)
+    world = stated_world_size(headers)
     extent = _extent(spans)
     ranks = len(spans.ranks)
     of = f" of {world:,}" if world > ranks else ""
