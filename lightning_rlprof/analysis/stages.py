@@ -1,7 +1,7 @@
 """Where the time of a step goes, by stage; the steps, ranks, roles and regions of a run."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ _DEVICE_NOTE = (
     "Far above the inclusive time: later stages wait for this work. Far below: the device waits "
     "for the host."
 )
+_CLOCKS = "clocks"
 _DEVICE = "device_ns"
 _GAP_COLUMNS = (
     *columns_of("text", "after", "before"),
@@ -307,8 +308,14 @@ class StepTimes:
 def step_times(spans: Spans, ranks: Collection[int] | None = None) -> StepTimes:
     """Return a run by its steps; of all ranks, that is computed once."""
     if ranks is None:
-        return spans.once("step times", StepTimes, ("clocks",))
+        return spans.once("step times", _step_times, (_CLOCKS,))
     return StepTimes(spans, ranks)
+
+
+def _step_times(spans: Spans) -> StepTimes:
+    """Keep no other table: those of a trace are large."""
+    own = {name: table for name, table in spans.tables.items() if name == _CLOCKS}
+    return StepTimes(replace(spans, tables=own))
 
 
 def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.stages import StepTimes, stages
+from lightning_rlprof.analysis.stages import StepTimes, stages, step_times
 from lightning_rlprof.analysis.steps.step_selection import counted
+from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.table import rows_of
+from tests.builders.ingest_traces import write_trace
 from tests.builders.oracle import UNTRACED, innermost, runs, totals
 from tests.builders.runs import STAGES, Row, grpo_rows, grpo_run, loaded, spans_of
 from tests.effort import examples
@@ -274,3 +276,10 @@ def test_it_abstains_without_steps() -> None:
     assert stages(loaded([Row("a", "stage", 1, 0, 1)])).abstained == (
         "no complete step was recorded"
     )
+
+
+def test_step_times_are_computed_once_and_keep_no_table_of_a_trace(tmp_path: Path) -> None:
+    spans = load(write_trace(tmp_path / "rank0.pt.trace.json"))
+    assert len(spans.table("kernels").rows) == 5
+    assert step_times(spans) is step_times(spans)
+    assert "kernels" not in step_times(spans).spans.tables
