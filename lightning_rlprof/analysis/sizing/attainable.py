@@ -45,7 +45,9 @@ _BALANCE = 295.0  # FLOPs per byte of an H100, on which parts of the peak were c
 
 # ---- decode
 _WEIGHTS = (0.9, 0.55)  # Part of the memory's bandwidth; a copy on an H100 reaches 0.9.
-_PIECES = (0.9, 0.40)  # The same of caches and experts, which are not read in one row.
+PIECES = (0.9, 0.40)
+"""The same of caches and experts, which are not read in one row."""
+
 _PREFILL = (0.60, 0.25)  # Part of an H100's peak, also of decoding that is bound by compute.
 _HOST_STEP = (1.5e-3, 6e-3)  # Seconds of a decode step on the host, with graphs.
 _EAGER_LAYER = (0.35e-3, 0.9e-3)  # Seconds of a layer and decode step without graphs.
@@ -63,7 +65,9 @@ _ENGINE_BYTES = (1.5e9, 3e9)  # Activations and graphs of an engine; vLLM logs 1
 _MAX_EVENTS = 512  # A rollout is computed in at most about this many intervals.
 
 # ---- passes over sequences
-_COMPUTE = (0.62, 0.22)  # Executed FLOPs by the peak of an H100, without what follows.
+COMPUTE = (0.62, 0.22)
+"""Executed FLOPs of passes by the peak of an H100, without what follows."""
+
 _ELEMENTWISE = (0.7, 0.35)  # Part of the bandwidth, of norms, activations and logits.
 _LAUNCH_LAYER = (0.25e-3, 0.9e-3)  # Seconds of a layer, pass and micro-batch if bound by launches.
 _SHARDED_LAYER = (0.0, 0.3e-3)  # The same of FSDP besides: to gather, wait for, copy and free.
@@ -276,7 +280,7 @@ class Rollout(Work):
         experts = decode_weight_bytes(self.model, running * ep / tp) - dense
         cache = running * cache_bytes(self.model, [context]) / self._cache_split(tp)
         pieces = experts / ep + cache
-        return (dense / tp / _WEIGHTS[end] + pieces / _PIECES[end]) / self._bandwidth
+        return (dense / tp / _WEIGHTS[end] + pieces / PIECES[end]) / self._bandwidth
 
     def _reduced(self, end: int, tp: int, tokens: float) -> float:
         """Return the seconds of two all-reduces per layer among the devices of an engine."""
@@ -397,7 +401,7 @@ class Pass(Work):
         row = len(model.layers) * 60 * model.hidden * (3 + again if self.backward else 1)
         row += model.vocabulary * (30 if self.backward else 10)
         peak = self.device.tflops * 1e12 * self.devices
-        compute = work * flops * self.padding[end] / peak / self._reach(_COMPUTE, end)
+        compute = work * flops * self.padding[end] / peak / self._reach(COMPUTE, end)
         elementwise = row * tokens / self._bandwidth / self.devices / _ELEMENTWISE[end]
         compute += elementwise * (0.5 if end == BEST else 1)
         groups = self.devices / (self.tp * self.pp * self.cp)

@@ -4,7 +4,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_rlprof.analysis.sizing.attainable import Pass, Refit, Rollout, Work
+from lightning_rlprof.analysis.sizing.attainable import (
+    BEST,
+    COMPUTE,
+    PIECES,
+    WORST,
+    Pass,
+    Refit,
+    Rollout,
+    Work,
+)
 from lightning_rlprof.analysis.sizing.job import Job
 from lightning_rlprof.analysis.sizing.memory import (
     GB,
@@ -43,9 +52,10 @@ _ASSUMED = (
     "token and vocabulary entry, 2 to 7 without backward. Not included: other processes, datasets."
 )
 _TIMES_ASSUMED = (
-    "Low: everything as good as healthy jobs show it; high: everything as bad. Decode at 90 to 40% "
-    "of bandwidth, training at 55 to 22% of peak, and what launches, links and hosts add. Waits "
-    "for rewards, tools and data are not included."
+    "Low: everything as good as healthy jobs show it; high: everything as bad. Decode at "
+    f"{PIECES[BEST]:.0%} to {PIECES[WORST]:.0%} of bandwidth, training at {COMPUTE[BEST]:.0%} to "
+    f"{COMPUTE[WORST]:.0%} of peak, and what launches, links and hosts add. Waits for rewards, "
+    "tools and data are not included."
 )
 _HALF = " Low: mean responses of half the length; pass --mean-length N for those of your job."
 
