@@ -5,6 +5,7 @@
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -133,4 +134,6 @@ def look(name: str, folder: Path) -> None:
         words, cwd=folder, env=told, check=False, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-3_000:]
-    assert "Done 60 runs" in done.stderr
+    told_runs = re.search(r"Done (\d+) runs", done.stderr)  # libFuzzer may repeat one.
+    assert told_runs is not None
+    assert int(told_runs[1]) >= 60
