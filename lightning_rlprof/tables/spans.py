@@ -90,6 +90,18 @@ class Counter(NamedTuple):
     rows: Int64s
     values: npt.NDArray[Any]
 
+    def at(self, rows: Int64s, unknown: float) -> npt.NDArray[Any]:
+        """Return the value of each of some rows, ``unknown`` where it has none, as below row 0.
+
+        Example::
+
+            >>> Counter(np.array([1, 4]), np.array([7, 8])).at(np.array([4, 2, -1]), -1).tolist()
+            [8, -1, -1]
+        """
+        place = np.searchsorted(self.rows, rows)
+        there = np.append(self.rows, -2)[place] == rows
+        return np.where(there, np.append(self.values, unknown)[place], unknown)
+
 
 class Histogram(NamedTuple):
     """How many values lie in which bins of spans, see `lightning_rlprof.records.records`."""
@@ -378,14 +390,12 @@ class Spans:
             unknown: Stands where there is none.
             rows: Which rows; those below 0 have none. None for all.
         """
-        at, values = self.amounts(name, np.int64)
-        if rows is None:
-            found = np.full(len(self), unknown)
-            found[at] = values
-            return found
-        place = np.searchsorted(at, rows)
-        there = np.append(at, -2)[place] == rows
-        return np.where(there, np.append(values, 0)[place], unknown)
+        counter = self.amounts(name, np.int64)
+        if rows is not None:
+            return counter.at(rows, unknown)
+        found = np.full(len(self), unknown)
+        found[counter.rows] = counter.values
+        return found
 
     def histogram(self, name: str) -> Histogram:
         """Return the bins that spans counted of a histogram; empty where no span has it.

@@ -112,10 +112,7 @@ def _read(spans: Spans) -> SampleBook:
     rows, owner = rows[order], owner[order]
     starts = np.searchsorted(owner, np.arange(len(ids) + 1))
     versions = _versions(spans, rows, owner, len(ids))
-    at, values = spans.amounts("reward")
-    place = np.searchsorted(at, fate_row)
-    has_reward = np.append(at, -2)[place] == fate_row
-    reward = np.where(has_reward, np.append(values, np.nan)[place], np.nan)
+    reward = spans.amounts("reward").at(fate_row, np.nan)
     tokens = _tokens(spans, rows, owner, fate_row)
     told_of = ids, prompt, prompts, attempt, fate, fate_row, tokens, *versions, reward
     return SampleBook(*told_of, rows, starts, owner, len(spans))
