@@ -96,13 +96,12 @@ class RankMatrix:
 
     def counter(self, spans: Spans, name: str) -> Float64s | None:
         """Return a counter of the spans, NaN for spans without it; None if no span has it."""
-        at, values = spans.amounts(name)
-        found = np.searchsorted(at, self.rows)
-        known = np.append(at, -1)[found] == self.rows
+        values = spans.amounts(name).at(self.rows, np.nan)
+        known = ~np.isnan(values)
         if not known.any():
             return None
         chosen = tuple(each[known] for each in self.places)
-        return _placed(self.start_ns.shape, chosen, values[found[known]])
+        return _placed(self.start_ns.shape, chosen, values[known])
 
 
 @dataclass(frozen=True, eq=False)
