@@ -68,6 +68,8 @@ class Timed:
     def __init__(
         self, marker: AbstractContextManager[None], name: str, into: MutableMapping[str, float]
     ) -> None:
+        if not (hasattr(into, "get") and hasattr(into, "__setitem__")):
+            raise TypeError(f"into={into!r} cannot hold seconds by name; give it a dict")
         self._marker, self._name, self._into = marker, name, into
 
     def __enter__(self) -> None:
@@ -196,7 +198,7 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
         **counters: Numbers to store with the span; `count` adds what is known only later.
 
     Raises:
-        TypeError: The name is missing, e.g. in a bare ``@stage``.
+        TypeError: The name is missing, e.g. in a bare ``@stage``, or ``into`` is no dict.
 
     Example::
 
@@ -449,19 +451,19 @@ def tell_first(path: str, where: str) -> None:
 # They are made per session. Default arguments contain what a span needs, as they are the fastest
 # to read. A thread that is inside one when its session ends finishes on that session.
 def _recording(sink: "Session") -> tuple[Any, Any]:
-    owner, own = sink.owner, sink.owner.ident
-
     def enter(  # type: ignore[no-untyped-def]
         self,
         get=opened.get,
         put=opened.set,
         ident=get_ident,
-        ids=numbers,
+        new_id=numbers.__next__,
         clock=sink.clock,
         new=Span,
+        own=sink.owner.ident,
+        sink=sink,
     ):
         thread = ident()
-        if thread != own and not owner.has_thread():
+        if thread != own and not sink.owner.has_thread():
             return
         above, parent = get(), None
         while above is not None:
@@ -471,7 +473,8 @@ def _recording(sink: "Session") -> tuple[Any, Any]:
             above = above.around
         self.last = span = new()
         span.name, span.kind, span.step = self.name, self.kind, sink.step
-        span.thread, span.id, span.parent, span.counters = thread, next(ids), parent, self.counters
+        span.thread, span.id = thread, new_id()  # Four at once would make a tuple.
+        span.parent, span.counters = parent, self.counters
         span.around, span.marker, span.token = above, self, None
         span.start_ns = clock()
         span.end_ns = None
@@ -486,6 +489,7 @@ def _recording(sink: "Session") -> tuple[Any, Any]:
         put=sink.append,
         clock=sink.clock,
         long_ns=_MIN_LONG_NS,
+        sink=sink,
     ):
         now, span = clock(), get()
         while span is not None:

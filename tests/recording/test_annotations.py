@@ -332,6 +332,12 @@ def test_seconds_add_up_per_name_while_nobody_records(ticks):
     assert timings == {"actor_update": 3.0, "actor_generate": 1.0}
 
 
+@pytest.mark.parametrize("into", [5, [], "timings", ()])
+def test_what_cannot_hold_seconds_is_refused_before_the_stage_begins(into):
+    with pytest.raises(TypeError, match=r"^into=.* cannot hold seconds by name; give it a dict$"):
+        stage("actor_update", into=into)
+
+
 def test_what_was_in_the_mapping_stays(ticks):
     timings = {"actor_update": 10.0, "other": 1.0}
     with stage("actor_update", into=timings):
