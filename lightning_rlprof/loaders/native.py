@@ -23,7 +23,7 @@ from lightning_rlprof.loaders.iterations import (
 )
 from lightning_rlprof.loaders.join_ranks import joined_counter, merge
 from lightning_rlprof.loaders.rank_names import missing, rank_in_name
-from lightning_rlprof.loaders.span_lines import exact, parse
+from lightning_rlprof.loaders.span_lines import exact, groups, parse
 from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import (
     FIRST_ROLE_RANK,
@@ -72,7 +72,7 @@ _MAX_INT = 2**60
 _MAX_ANCHOR = 2**62
 _MAX_EXCHANGED = 2**58
 _MAX_RANKS = 2**20
-_MANY = 1_000_000  # Spans; to give back the memory of fewer is not worth a millisecond.
+_MANY = 10_000_000  # Spans; the memory of fewer is soon used again, and new memory costs more.
 _MOST_IDS_PER_SPAN = 8
 # If there are more, a rank that is followed drops names that are in no span.
 _MAX_NAMES_KEPT = 1_024
@@ -440,11 +440,11 @@ class RankColumns:
             return None
         self._take_counters(found.counters)
         name = _codes(self.names, found.names)[found.name]
-        idents, first, code = np.unique(ident, return_index=True, return_inverse=True)
-        order = np.argsort(first)  # Threads are numbered as they come.
+        where, code = groups(ident)
+        order = np.argsort(where)  # Threads are numbered as they come.
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        thread = _codes(self.idents, idents[order].tolist())[place[code]]
+        thread = _codes(self.idents, ident[where[order]].tolist())[place[code]]
         self._add(np.stack([name, found.kind, step, start, end, thread, own, parent]))
         return found.others
 

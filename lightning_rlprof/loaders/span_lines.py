@@ -28,9 +28,11 @@ _OTHERS = tuple(
 _KINDS = {f'"{kind}",'.encode(): code for code, kind in enumerate(KINDS)}
 _WIDTH = 8  # Bytes of a word.
 _LONGEST_TEXT = 128  # Bytes of a name and a kind with their quotes.
+_LACKED = b'"' * 7 + b"," * 7  # As many as are looked for from one of a line on.
 _LONGEST_LINE = 1 << 16
 _AT_ONCE = 1 << 21  # Bytes; more do not stay in the cache of a core, and take longer.
 _SLOT_BITS = 12  # Names are few, so that each mostly has a slot of its own.
+_ODD = 0x9E3779B97F4A7C15  # By which no two keys become the same.
 _MOST_DIGITS = 18  # More may not fit into 64 bits.
 _NULL = int.from_bytes(b"null", "little")
 _NULL_END = int.from_bytes(b"null]", "little")
@@ -99,7 +101,8 @@ def _joined(found: Sequence[SpanBlock]) -> SpanBlock:
 
 
 def _parse(block: bytes) -> SpanBlock | None:
-    text = b"".join((block, b"\n", bytes(_LONGEST_TEXT)))  # The last word of a line ends there.
+    # The last word of the last line ends there, and what a line of another form lacks is there.
+    text = b"".join((block, b"\n", _LACKED, bytes(_LONGEST_TEXT)))
     read = np.frombuffer(text, np.uint8)
     words = np.ndarray((len(text) - _WIDTH + 1,), "<u8", text, strides=(1,))  # One at each byte.
     ends = np.flatnonzero(read == ord("\n"))
@@ -118,11 +121,11 @@ def _parse(block: bytes) -> SpanBlock | None:
     starts, ends = starts[is_span], ends[is_span]
     if not len(starts) or int((ends - starts).max()) > _LONGEST_LINE:
         return None
-    quotes = np.append(np.flatnonzero(read == ord('"')), [len(text)] * 7)
+    quotes = np.flatnonzero(read == ord('"'))
     # Behind the two quotes of "span" are those of the name, and of the kind.
     at = np.searchsorted(quotes, starts) + 2
     name, kind = quotes[at], quotes[at + 2]
-    commas = np.append(np.flatnonzero(read == ord(",")), [len(text)] * 7)
+    commas = np.flatnonzero(read == ord(","))
     first = np.searchsorted(commas, quotes[at + 3])  # The one behind the kind.
     behind = commas[first + 6]
     if (behind >= ends).any() or (quotes[at + 1] + 2 != kind).any():
@@ -175,17 +178,25 @@ def _distinct(words: _Words, first: Int64s, last: Int64s) -> tuple[Int64s, Int64
     ]
     key = np.zeros(len(first), np.uint64)
     for part in parts:
-        key = (key ^ part) * np.uint64(0x9E3779B97F4A7C15)
+        key = (key ^ part) * np.uint64(_ODD)
         key ^= key >> np.uint64(29)
-    where, code = _groups(key)
+    where, code = groups(key)
     # Two texts may have one key.
     if any((part[where][code] != part).any() for part in parts):
         return None
     return where, code
 
 
-def _groups(key: _Words) -> tuple[Int64s, Int64s]:
-    """Return where each distinct key is first, and which of them each is."""
+def groups(key: Int64s | _Words) -> tuple[Int64s, Int64s]:
+    """Return where each distinct key is first, in any order, and which of them each is.
+
+    Example::
+
+        >>> where, code = groups(np.array([7, 3, 7]))
+        >>> sorted(where.tolist()), where[code].tolist()
+        ([0, 1], [0, 1, 0])
+    """
+    key = key.view(np.uint64) * np.uint64(_ODD)
     slot = (key >> np.uint64(64 - _SLOT_BITS)).view(np.int64)
     first = np.full(1 << _SLOT_BITS, -1)
     first[slot[::-1]] = np.arange(len(key))[::-1]
@@ -227,7 +238,7 @@ def _whole(
     longest = int(size.max(initial=0))
     if longest > _MOST_DIGITS or int(size.min(initial=1)) < 1:
         return None
-    total, wrong = np.zeros((2, len(low)), np.uint64)
+    total, wrong, room = np.zeros((3, len(low)), np.uint64)
     for place in range(-(-longest // _WIDTH)):
         # The word begins with the first of its digits, and what follows the last is shifted out.
         kept = np.minimum(size - place * _WIDTH, _WIDTH)
@@ -235,7 +246,9 @@ def _whole(
         digits = words[np.maximum(high - (place + 1) * _WIDTH, low)]
         digits ^= np.uint64(0x3030303030303030)
         digits <<= np.uint64(64) - (kept << 3).view(np.uint64)
-        wrong |= (digits + np.uint64(0x0606060606060606)) | digits
+        np.add(digits, np.uint64(0x0606060606060606), out=room)
+        wrong |= room
+        wrong |= digits
         digits *= np.uint64(2561)
         digits >>= np.uint64(8)
         digits &= np.uint64(0x00FF00FF00FF00FF)
@@ -244,7 +257,9 @@ def _whole(
         digits &= np.uint64(0x0000FFFF0000FFFF)
         digits *= np.uint64(42949672960001)
         digits >>= np.uint64(32)
-        total += digits * np.uint64(10 ** (place * _WIDTH)) if place else digits
+        if place:
+            digits *= np.uint64(10 ** (place * _WIDTH))
+        total += digits
     is_wrong = wrong & np.uint64(0xF0F0F0F0F0F0F0F0) != 0
     is_wrong |= (size > 1) & (read[low] == ord("0"))
     found = total.view(np.int64)

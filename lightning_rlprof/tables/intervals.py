@@ -253,12 +253,15 @@ def open_at(
 
 def last_begun(lane: Int64s, start: Int64s, point_lane: Int64s, point: Int64s) -> Int64s:
     """Return the last one of each point's lane that begins no later than it."""
-    order = np.argsort(point_lane, kind="stable")
-    heads = np.flatnonzero(differs(point_lane[order]))
-    found = np.full(len(order), NONE)
-    for first, last in pairwise([*heads.tolist(), len(order)]):
-        rows = order[first:last]
-        own = np.array([point_lane[rows[0]]], lane.dtype)  # Another type would copy all lanes.
+    order: Int64s | None = None
+    if (point_lane[1:] < point_lane[:-1]).any():
+        order = np.argsort(point_lane, kind="stable")
+        point_lane = point_lane[order]
+    heads = np.flatnonzero(differs(point_lane))
+    found = np.full(len(point_lane), NONE)
+    for first, last in pairwise([*heads.tolist(), len(point_lane)]):
+        rows = slice(first, last) if order is None else order[first:last]
+        own = np.array([point_lane[first]], lane.dtype)  # Another type would copy all lanes.
         low, high = (int(np.searchsorted(lane, own, side)[0]) for side in ("left", "right"))
         place = np.searchsorted(start[low:high], point[rows], "right")
         found[rows] = np.where(place > 0, low + place - 1, NONE)

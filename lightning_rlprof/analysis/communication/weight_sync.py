@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.steps.step_selection import counted, in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS, Kind
 from lightning_rlprof.records.stage_aliases import plain_names
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs, order_of
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs, group_starts, order_of
 from lightning_rlprof.tables.intervals import (
     NONE,
     Enclosing,
@@ -70,7 +70,6 @@ PATHS = {
 _LOCAL = (CONVERT, LOAD)  # These parts move nothing over a link.
 _WORK: tuple[Kind, ...] = ("stage", "region")
 _KINDS = [KINDS.index(kind) for kind in _WORK]
-_ROWS_AT_ONCE = 2**18
 _STAGE = KINDS.index("stage")
 _WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
 
@@ -232,19 +231,27 @@ def _inside(spans: Spans, syncs: Int64s) -> tuple[Int64s, Int64s]:
 
     A sync is in itself.
     """
-    columns, found = (spans.thread, spans.start_ns, spans.end_ns), []
-    around = Enclosing(*(column[syncs] for column in columns))
-    for low in range(0, len(spans), _ROWS_AT_ONCE):
-        works = np.isin(spans.kind[low : low + _ROWS_AT_ONCE], _KINDS)
-        rows = np.flatnonzero(works) + low
-        lane, start, end = (column[rows] for column in columns)
-        within = around.at(lane, start)
-        first, last = np.searchsorted(syncs, [low, low + _ROWS_AT_ONCE])
-        within[np.searchsorted(rows, syncs[first:last])] = np.arange(first, last)
-        inside = (within != NONE) & (end <= spans.end_ns[syncs[within]])
-        found.append((rows[inside], within[inside]))
-    rows, within = map(np.concatenate, zip(*found, strict=True))
-    return rows, within
+    columns = spans.thread, spans.start_ns, spans.end_ns
+    by_rank = np.split(syncs, group_starts(spans.rank[syncs])[1:])
+    rows = np.concatenate([_during(spans, own) for own in by_rank])
+    rows = rows[np.isin(spans.kind[rows], _KINDS)]
+    lane, start, end = (column[rows] for column in columns)
+    within = Enclosing(*(column[syncs] for column in columns)).at(lane, start)
+    within[np.searchsorted(rows, syncs)] = np.arange(len(syncs))
+    inside = (within != NONE) & (end <= spans.end_ns[syncs[within]])
+    return rows[inside], within[inside]
+
+
+def _during(spans: Spans, syncs: Int64s) -> Int64s:
+    """Return the rows of what begins on a rank while one of its syncs runs, and of these."""
+    low, high = np.searchsorted(spans.rank, spans.rank[syncs[0]] + np.array([0, 1])).tolist()
+    begun, change = spans.start_ns[low:high], np.zeros(high - low + 1, np.int64)
+    for column, by in ((spans.start_ns, 1), (spans.end_ns, -1)):
+        np.add.at(change, np.searchsorted(begun, column[syncs]), by)
+    during = np.cumsum(change[:-1]) > 0
+    during[syncs - low] = True  # One that takes no time begins when it ends.
+    found: Int64s = np.flatnonzero(during) + low
+    return found
 
 
 def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, Int64s]:

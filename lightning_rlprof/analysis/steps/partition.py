@@ -354,6 +354,8 @@ def containing_step(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) ->
         rows: Rows to place, ascending.
         group: ``spans.thread`` or ``spans.rank``: a step contains only spans of its own group.
     """
+    if not len(rows):  # A counter that no span has would cost as much as one that many have.
+        return np.empty(0, np.int64)
     # Empty steps contain nothing.
     long = np.flatnonzero(spans.end_ns[steps] > spans.start_ns[steps])
     long = long[np.argsort(group[steps[long]], kind="stable")]
