@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightning_rlprof.tables.arrays import Int64s, Mask, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs, order_of
 
 _FEW = 8  # Cells per interval.
 _LARGEST = 2**63 - 1
@@ -329,6 +329,20 @@ def innermost(
     return Enclosing(lane, start, end).at(point_lane, point)
 
 
+def nested_order(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Return the order in which `parents` takes ranges; ranges of the same times keep theirs.
+
+    Example::
+
+        >>> nested_order(np.zeros(3, int), np.array([5, 0, 0]), np.array([6, 1, 9])).tolist()
+        [2, 1, 0]
+    """
+    order = order_of(lane, start)
+    if differs(lane[order], start[order]).all():
+        return order
+    return np.lexsort((-end, start, lane))
+
+
 def parents(lane: Int64s, start: Int64s, end: Int64s, *, closed: bool = True) -> Int64s:
     """Return for each range the row of the last one before it that holds all of it, -1 where none.
 
@@ -338,7 +352,7 @@ def parents(lane: Int64s, start: Int64s, end: Int64s, *, closed: bool = True) ->
 
     Args:
         lane: Lane of each range, e.g. a code of its thread; shape (ranges,), as all others.
-        start: Start of each range; within a lane they come by it, and the longer one first.
+        start: Start of each range; within a lane they come as in `nested_order`.
         end: End of each range, never before its start.
         closed: Whether an instant at the very end of a range still lies in it.
 

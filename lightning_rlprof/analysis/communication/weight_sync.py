@@ -11,12 +11,13 @@ from lightning_rlprof.analysis.steps.step_selection import counted, in_included
 from lightning_rlprof.analysis.steps.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS, Kind
 from lightning_rlprof.records.stage_aliases import plain_names
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs, group_starts, order_of
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, differs, group_starts
 from lightning_rlprof.tables.intervals import (
     NONE,
     Enclosing,
     covered_before,
     edges,
+    nested_order,
     parents,
     unions,
 )
@@ -160,8 +161,8 @@ def _syncs(spans: Spans, ranks: Collection[int] | None) -> Int64s:
     rows = _work(spans, ranks)
     rows = rows[(categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name[rows]]]
     rows = np.sort(rows[in_included(spans, rows)])
-    rows = rows[_in_order(spans, rows)]
-    return np.sort(rows[_around(spans, rows) == NONE])
+    rows = rows[nested_order(*_times(spans, rows))]
+    return np.sort(rows[parents(*_times(spans, rows)) == NONE])
 
 
 def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
@@ -169,23 +170,14 @@ def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
     return np.concatenate([rows for rows in found if len(rows)] or found)
 
 
-def _in_order(spans: Spans, rows: Int64s) -> Int64s:
-    """Return the order of stages and regions that `parents` needs; the rows ascend."""
-    lane, start = spans.thread[rows], spans.start_ns[rows]
-    order = order_of(lane, start)
-    if differs(lane[order], start[order]).all():
-        return order
-    return np.lexsort((-spans.end_ns[rows], start, lane))  # The longer one of two comes first.
-
-
-def _around(spans: Spans, rows: Int64s) -> Int64s:
-    return parents(spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows])
+def _times(spans: Spans, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    return spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
 
 
 def _pieces(spans: Spans, syncs: Int64s) -> tuple[list[str], _Pieces]:
     """Return the names of parts, whole syncs last, and what each sync has of each."""
     rows, within = _inside(spans, syncs)
-    order = _in_order(spans, rows)
+    order = nested_order(*_times(spans, rows))
     parts, part, begins, moved = _parts_of(spans, rows[order])
     cut = divide(spans, syncs, rows)[0]
     of_row = np.empty_like(part)
@@ -231,12 +223,11 @@ def _inside(spans: Spans, syncs: Int64s) -> tuple[Int64s, Int64s]:
 
     A sync is in itself.
     """
-    columns = spans.thread, spans.start_ns, spans.end_ns
     by_rank = np.split(syncs, group_starts(spans.rank[syncs])[1:])
     rows = np.concatenate([_during(spans, own) for own in by_rank])
     rows = rows[np.isin(spans.kind[rows], _KINDS)]
-    lane, start, end = (column[rows] for column in columns)
-    within = Enclosing(*(column[syncs] for column in columns)).at(lane, start)
+    lane, start, end = _times(spans, rows)
+    within = Enclosing(*_times(spans, syncs)).at(lane, start)
     within[np.searchsorted(rows, syncs)] = np.arange(len(syncs))
     inside = (within != NONE) & (end <= spans.end_ns[syncs[within]])
     return rows[inside], within[inside]
@@ -273,7 +264,7 @@ def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, In
     part_of = by_code[spans.name[rows]]
     moved = np.maximum(spans.per_row("bytes", UNKNOWN, rows), UNKNOWN)
     has_bytes, first = moved != UNKNOWN, np.ones(len(rows), np.int64)
-    around = _around(spans, rows)
+    around = parents(*_times(spans, rows))
     # The others are whole syncs: nothing is around them, and their names say all.
     nested = (around != NONE) | ~np.isin(spans.name[rows], [*known])
     for at in np.flatnonzero(nested).tolist():

@@ -46,7 +46,7 @@ from lightning_rlprof.records.notes import Code
 from lightning_rlprof.records.records import GC_COUNT, GC_PAUSE, KINDS
 from lightning_rlprof.records.stage_aliases import LOGS, plain_names, standard_stage
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
-from lightning_rlprof.tables.intervals import NONE, innermost, parents
+from lightning_rlprof.tables.intervals import NONE, innermost, nested_order, parents
 from lightning_rlprof.tables.spans import Spans, rows_named
 from lightning_rlprof.tables.table import rows_of
 
@@ -247,7 +247,7 @@ def _outermost(spans: Spans, match: Callable[[str], bool]) -> Int64s:
     rows = rows_named(spans, _matching(spans, match), _WORK)
     rows = rows[np.isin(spans.thread[rows], trains)]
     thread, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
-    order = np.lexsort((rows, -end, start, thread))
+    order = nested_order(thread, start, end)
     around = parents(thread[order], start[order], end[order])
     return np.sort(rows[order[around == NONE]])
 
