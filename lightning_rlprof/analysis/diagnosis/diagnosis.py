@@ -4,6 +4,7 @@
 ask it, so what comes first, second and third is the same everywhere.
 """
 
+import json
 import shlex
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from lightning_rlprof.analysis.diagnosis.problem import (
     Price,
     Problem,
     Remedy,
+    Setting,
     Undecided,
 )
 from lightning_rlprof.analysis.diagnosis.run_problems import (
@@ -370,6 +372,7 @@ def _offers(
             for each in remedy.settings
             if (each.framework not in FRAMEWORKS or each.framework in named)
             and turned.get(each.turns, each.turn) == each.turn
+            and not _is_so(run.spans, each)
         )
         if remedy.id in ignored or not settings:
             continue
@@ -383,6 +386,12 @@ def _offers(
         turned.update({each.turns: each.turn for each in settings})
         offers.append(Offer(remedy, settings, _saves(run, found, remedy)))
     return tuple(sorted(offers, key=lambda each: -(each.saves.share if each.saves else 0.0)))
+
+
+def _is_so(spans: Spans, setting: Setting) -> bool:
+    """Return whether each rank recorded that a setting of rlprof has that value already."""
+    values = [header.config.get(setting.key) for header in spans.headers.values()]
+    return setting.framework == "rlprof" and {*map(json.dumps, values)} == {setting.turn}
 
 
 def _saves(run: Evidence, found: Finding, remedy: Remedy) -> Price | None:

@@ -420,6 +420,19 @@ def test_only_the_framework_that_the_run_names_is_shown_and_an_option_shows_othe
         diagnose(spans, "jax")
 
 
+@pytest.mark.parametrize(
+    ("recorded", "keys"),
+    [(True, ["wrap"]), (False, ["wrap", "auto_stages"]), (None, ["wrap", "auto_stages"])],
+)
+def test_a_setting_that_the_run_has_already_is_not_offered(
+    recorded: bool | None, keys: list[str]
+) -> None:
+    spans = advised(OFFERED["untraced-time"])
+    config = {} if recorded is None else {"auto_stages": recorded}
+    own = replace(spans, headers={0: replace(spans.headers[0], config=config)})
+    assert offered(own)["untraced-time"] == keys
+
+
 def test_ids_of_the_configuration_are_left_out() -> None:
     spans = advised(Fact(spans={"logging": 0.2, "actor_generate": 0.6, "actor_update": 0.2}))
     config = {"ignore_findings": ["logging", "rollout-overlap", "of a later version"]}
