@@ -113,9 +113,10 @@ def _parse(block: bytes) -> SpanBlock | None:
         for first, last in zip(starts[~is_span].tolist(), ends[~is_span].tolist(), strict=True)
         if last > first
     ]
-    escapes = np.flatnonzero(read == ord("\\"))
-    if is_span[np.searchsorted(ends, escapes)].any():
-        return None
+    if b"\\" in block:
+        escapes = np.flatnonzero(read == ord("\\"))
+        if is_span[np.searchsorted(ends, escapes)].any():
+            return None
     if not all(line.startswith(_OTHERS) for line in others):
         return None
     starts, ends = starts[is_span], ends[is_span]

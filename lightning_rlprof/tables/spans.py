@@ -354,6 +354,8 @@ class Spans:
         Raises:
             ValueError: The kind is unknown.
         """
+        if kind == "step" and name is None and rank is None:  # Nearly all that is computed asks.
+            return self.once("rows of steps", _rows_of_steps)
         first, last = 0, len(self)
         if rank is not None:  # Rows are sorted by rank.
             first, last = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
@@ -597,6 +599,12 @@ def _headers(spans: Spans) -> list[tuple[Any, ...]]:
         }
         rows.append(tuple(cells[column.name] for column in _HEADERS))
     return rows
+
+
+def _rows_of_steps(spans: Spans) -> Int64s:
+    found: Int64s = np.flatnonzero(spans.kind == KINDS.index("step"))
+    found.flags.writeable = False
+    return found
 
 
 def rows_named(spans: Spans, wanted: Mask, kinds: Collection[int]) -> Int64s:

@@ -129,7 +129,7 @@ def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 
 def paths(spans: Spans, code: int) -> list[str]:
     """Return the ways of the weights that the spans inside a stage tell, the fastest first."""
-    syncs, rows = np.flatnonzero(spans.name == code), _work(spans, None)
+    syncs, rows = np.flatnonzero(spans.name == code), np.flatnonzero(np.isin(spans.kind, _KINDS))
     lane, start = spans.thread, spans.start_ns
     within = Enclosing(lane[syncs], start[syncs], spans.end_ns[syncs]).at(lane[rows], start[rows])
     inside = np.unique(spans.name[rows[within != NONE]]).tolist()
@@ -158,16 +158,12 @@ def _analyze(spans: Spans, ranks: Collection[int] | None = None) -> Table:
 
 def _syncs(spans: Spans, ranks: Collection[int] | None) -> Int64s:
     """Return the weight syncs in no other one of their thread, and not in excluded steps."""
-    rows = _work(spans, ranks)
-    rows = rows[(categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name[rows]]]
+    moves = categories_of(spans.names) == Category.WEIGHT_SYNC
+    found = [rows_on_ranks(spans, kind, ranks) for kind in _WORK]
+    rows = np.concatenate([rows[moves[spans.name[rows]]] for rows in found])
     rows = np.sort(rows[in_included(spans, rows)])
     rows = rows[nested_order(*_times(spans, rows))]
     return np.sort(rows[parents(*_times(spans, rows)) == NONE])
-
-
-def _work(spans: Spans, ranks: Collection[int] | None) -> Int64s:
-    found = [rows_on_ranks(spans, kind, ranks) for kind in _WORK]
-    return np.concatenate([rows for rows in found if len(rows)] or found)
 
 
 def _times(spans: Spans, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:

@@ -25,6 +25,7 @@ from lightning_rlprof.analysis.steps.partition import (
 )
 from lightning_rlprof.analysis.steps.sync_points import find_sync_points
 from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.system.process import give_back
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Integers, Mask
 from lightning_rlprof.tables.intervals import edges, last_begun
 from lightning_rlprof.tables.spans import Spans
@@ -154,6 +155,7 @@ def _compute(spans: Spans) -> StepMatrix:
     if (columns[0][1:] < columns[0][:-1]).any():  # The threads of a rank take turns.
         order = np.argsort(columns[0], kind="stable")
         columns = [column[order] for column in columns]
+    give_back()  # To find waits and cells takes as much memory as the run.
     return StepMatrix(steps, *columns)
 
 

@@ -60,17 +60,26 @@ def states(spans: Spans, steps: Int64s) -> Int64s:
     If one rank didn't finish a step, ran a capture in it or recorded only its length, the state
     holds for all ranks, because the others waited for it. Warm-up is found by time: see `warm_up`.
     """
-    numbers, state = spans.once("step states", _states)
-    return state[np.searchsorted(numbers, spans.step[steps])]
+    _, state, place = _of_steps(spans, steps)
+    return state[place]
 
 
-def _states(spans: Spans) -> tuple[Int64s, Int64s]:
-    """Return the numbers of all steps, ascending, and the state of each."""
-    numbers = edges(spans.step[spans.rows(kind="step")])
+def _of_steps(spans: Spans, steps: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the numbers and states of all steps, and the place of each row's step among them."""
+    numbers, state, place = spans.once("step states", _states)
+    if len(steps) != len(place):
+        place = np.searchsorted(numbers, spans.step[steps])
+    return numbers, state, place
+
+
+def _states(spans: Spans) -> tuple[Int64s, Int64s, Int64s]:
+    """Return `_of_steps` for all rows of steps."""
+    steps = spans.step[spans.rows(kind="step")]
+    numbers = edges(steps)
     found = np.isin(numbers, warm_up(spans)).astype(np.int64)
     for code, name in enumerate(STATES[2:], start=2):
         found[np.isin(numbers, _flagged(spans, name))] = code
-    return numbers, found
+    return numbers, found, np.searchsorted(numbers, steps)
 
 
 def shadow_steps(spans: Spans) -> Int64s:
@@ -116,8 +125,7 @@ def counted(spans: Spans, steps: Int64s, since: int = 0) -> Counted:
         steps: Rows of step spans.
         since: Number of the first step that may be chosen.
     """
-    numbers, state = spans.once("step states", _states)
-    place = np.searchsorted(numbers, spans.step[steps])
+    numbers, state, place = _of_steps(spans, steps)
     there = np.bincount(place, minlength=len(numbers)) > 0
     state = np.where(there & (numbers >= since), state, -1)
     chosen, parts = state == 0, []
