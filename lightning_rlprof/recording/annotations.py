@@ -198,7 +198,7 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
         **counters: Numbers to store with the span; `count` adds what is known only later.
 
     Raises:
-        TypeError: The name is missing, e.g. in a bare ``@stage``, or ``into`` is no dict.
+        TypeError: The name is missing, e.g. in a bare ``@stage``, or ``into`` isn't a dict.
 
     Example::
 
