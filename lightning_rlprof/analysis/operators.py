@@ -10,7 +10,15 @@ import numpy as np
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
 from lightning_rlprof.analysis.statistics.group_summary import rows_by_group
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import NONE, alone, depths, enclosing, holding, open_at
+from lightning_rlprof.tables.intervals import (
+    NONE,
+    alone,
+    depths,
+    enclosing,
+    holding,
+    nested_order,
+    open_at,
+)
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -356,7 +364,7 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
     end = start + table.numbers("duration")[rows]
     threads = np.unique(thread := table.numbers("thread", NOT_RECORDED)[rows])
     lane = rank * len(threads) + np.searchsorted(threads, thread)
-    order = np.lexsort((-end, start, lane))
+    order = nested_order(lane, start, end)
     rows, rank, lane = rows[order], rank[order], lane[order]
     start, end = start[order], end[order]
     name, names = _names(table, rows)

@@ -295,8 +295,7 @@ class Enclosing:
     """
 
     def __init__(self, lane: Int64s, start: Int64s, end: Int64s) -> None:
-        # Of two ranges that begin together, the shorter one is inside.
-        order = np.lexsort((-end, start, lane))
+        order = nested_order(lane, start, end)
         self._rows = np.append(order, NONE)
         self._sorted = lane[order], start[order], end[order]
         self._holder = holding(enclosing(*self._sorted), *self._sorted[1:])
@@ -330,7 +329,9 @@ def innermost(
 
 
 def nested_order(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Return the order in which `parents` takes ranges; ranges of the same times keep theirs.
+    """Return the order in which `parents` takes ranges: by lane and start, the longer one first.
+
+    Ranges of the same times keep theirs.
 
     Example::
 

@@ -351,6 +351,8 @@ class Spans:
     ) -> Int64s:
         """Return the rows that match, ascending: ``spans.start_ns[spans.rows(kind="step")]``.
 
+        Those of all steps are found once, so they cannot be written to.
+
         Raises:
             ValueError: The kind is unknown.
         """

@@ -130,8 +130,7 @@ def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 def paths(spans: Spans, code: int) -> list[str]:
     """Return the ways of the weights that the spans inside a stage tell, the fastest first."""
     syncs, rows = np.flatnonzero(spans.name == code), np.flatnonzero(np.isin(spans.kind, _KINDS))
-    lane, start = spans.thread, spans.start_ns
-    within = Enclosing(lane[syncs], start[syncs], spans.end_ns[syncs]).at(lane[rows], start[rows])
+    within = Enclosing(*_times(spans, syncs)).at(spans.thread[rows], spans.start_ns[rows])
     inside = np.unique(spans.name[rows[within != NONE]]).tolist()
     told = {name for each in inside for name in plain_names(spans.names[each])}
     return [path for path, names in PATHS.items() if told & {*names.split()}]

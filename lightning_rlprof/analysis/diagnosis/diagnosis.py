@@ -372,7 +372,7 @@ def _offers(
             for each in remedy.settings
             if (each.framework not in FRAMEWORKS or each.framework in named)
             and turned.get(each.turns, each.turn) == each.turn
-            and not _is_so(run.spans, each)
+            and not _is_set(run.spans, each)
         )
         if remedy.id in ignored or not settings:
             continue
@@ -388,10 +388,12 @@ def _offers(
     return tuple(sorted(offers, key=lambda each: -(each.saves.share if each.saves else 0.0)))
 
 
-def _is_so(spans: Spans, setting: Setting) -> bool:
-    """Return whether each rank recorded that a setting of rlprof has that value already."""
+def _is_set(spans: Spans, setting: Setting) -> bool:
+    """Return whether each rank's own configuration of rlprof has the value of a setting already."""
+    if setting.framework != "rlprof":
+        return False
     values = [header.config.get(setting.key) for header in spans.headers.values()]
-    return setting.framework == "rlprof" and {*map(json.dumps, values)} == {setting.turn}
+    return {*map(json.dumps, values)} == {setting.turn}
 
 
 def _saves(run: Evidence, found: Finding, remedy: Remedy) -> Price | None:

@@ -67,7 +67,7 @@ def states(spans: Spans, steps: Int64s) -> Int64s:
 def _of_steps(spans: Spans, steps: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Return the numbers and states of all steps, and the place of each row's step among them."""
     numbers, state, place = spans.once("step states", _states)
-    if len(steps) != len(place):
+    if steps is not spans.rows(kind="step"):
         place = np.searchsorted(numbers, spans.step[steps])
     return numbers, state, place
 

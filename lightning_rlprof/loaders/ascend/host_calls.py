@@ -40,6 +40,7 @@ from lightning_rlprof.loaders.spill import Grown
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.event_times import plausible
+from lightning_rlprof.tables.intervals import nested_order
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end, find, matches
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
@@ -257,7 +258,7 @@ def _called_products(opened: Capture) -> tuple[dict[str, Any], list[str]]:
     found |= {"dims": _as_json(found["dims"], _sizes), "types": _as_json(found["types"], str)}
     thread, start, end = (found[name] for name in ("thread", "start", "end"))
     rows = np.flatnonzero(plausible(start, end) & (found["dims"][0] >= 0))
-    rows = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
+    rows = rows[nested_order(thread[rows], start[rows], end[rows])]
     rows = rows[~_calls_another(found["operator"], thread, start, end, rows)]
     texts = {name: (found[name][0][rows], found[name][1]) for name in ("operator", "dims", "types")}
     times = {"start": start[rows], "duration": (end - start)[rows]}
